@@ -1,0 +1,97 @@
+//! The expressions of a command: `${{inputs.NAME}}` and `${{outputs.NAME}}`.
+//!
+//! Blanks inside the braces are allowed. Anything else between `${{` and `}}` is refused rather than left
+//! in the command, where a shell would make something unexpected of it.
+
+use crate::fault::{Code, Fault};
+
+/// What an expression names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reference {
+    /// `${{inputs.NAME}}`
+    Input(String),
+    /// `${{outputs.NAME}}`
+    Output(String),
+}
+
+/// A command cut into text and references.
+enum Piece<'a> {
+    Text(&'a str),
+    Reference(Reference),
+}
+
+/// Every reference of a command, in order.
+pub fn references(command: &str) -> Result<Vec<Reference>, Fault> {
+    Ok(pieces(command)?
+        .into_iter()
+        .filter_map(|piece| match piece {
+            Piece::Reference(reference) => Some(reference),
+            Piece::Text(_) => None,
+        })
+        .collect())
+}
+
+/// The command with every reference replaced by what `resolve` gives for it.
+pub fn substitute(command: &str, resolve: impl Fn(&Reference) -> String) -> Result<String, Fault> {
+    Ok(pieces(command)?
+        .into_iter()
+        .map(|piece| match piece {
+            Piece::Text(text) => text.to_owned(),
+            Piece::Reference(reference) => resolve(&reference),
+        })
+        .collect())
+}
+
+fn pieces(command: &str) -> Result<Vec<Piece<'_>>, Fault> {
+    let mut found = Vec::new();
+    let mut rest = command;
+    while let Some(start) = rest.find("${{") {
+        let inside = &rest[start + 3..];
+        let Some(end) = inside.find("}}") else {
+            return Err(Fault::new(Code::JobInvalid, "the command has `${{` without `}}`")
+                .fix("close the expression, for example `${{inputs.data}}`"));
+        };
+        found.push(Piece::Text(&rest[..start]));
+        found.push(Piece::Reference(parse(inside[..end].trim())?));
+        rest = &inside[end + 2..];
+    }
+    found.push(Piece::Text(rest));
+    Ok(found)
+}
+
+fn parse(expression: &str) -> Result<Reference, Fault> {
+    let valid = |name: &str| {
+        !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))
+    };
+    match expression.split_once('.') {
+        Some(("inputs", name)) if valid(name) => Ok(Reference::Input(name.to_owned())),
+        Some(("outputs", name)) if valid(name) => Ok(Reference::Output(name.to_owned())),
+        _ => Err(Fault::new(
+            Code::JobInvalid,
+            format!("the command uses `${{{{{expression}}}}}`, which a command job does not have"),
+        )
+        .fix("only `${{inputs.NAME}}` and `${{outputs.NAME}}` may stand in a command")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_substitute_replaces_every_reference() {
+        let text = "a ${{inputs.x}} b ${{ outputs.model-1.y }} $HOME ${{inputs.x}}";
+        let replaced = substitute(text, |r| match r {
+            Reference::Input(name) => format!("<{name}>"),
+            Reference::Output(name) => format!("[{name}]"),
+        });
+        assert_eq!(replaced.unwrap(), "a <x> b [model-1.y] $HOME <x>");
+    }
+
+    #[test]
+    fn test_unknown_and_open_expressions_are_refused() {
+        for bad in ["${{inputs.x", "${{search_space.lr}}", "${{inputs.}}", "${{}}", "${{inputs.a b}}"] {
+            assert_eq!(references(bad).unwrap_err().code, Code::JobInvalid, "{bad}");
+        }
+    }
+}

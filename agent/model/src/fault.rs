@@ -1,0 +1,221 @@
+//! Errors fit for people.
+//!
+//! Inside the program an error is an enum of the operation that failed. At three edges only (the runner, the
+//! API, the CLI) it becomes a [`Fault`]: a stable code with a page in `agent/docs/faults/`, what failed in
+//! the user's words, why, and what to do next. The queue obeys [`Fault::retry`] and nothing else.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Whose fault it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blame {
+    /// The job, its files or its settings.
+    User,
+    /// The machine the job ran on.
+    Node,
+    /// This software.
+    Platform,
+    /// Something between machines.
+    Network,
+}
+
+/// Whether another attempt may help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Retry {
+    /// The same would happen again.
+    Never,
+    /// On the same node, at once.
+    SameNode,
+    /// On another node.
+    OtherNode,
+    /// After this time.
+    After(Duration),
+}
+
+macro_rules! codes {
+    ($($variant:ident $code:literal $blame:ident $retry:expr, $title:literal;)*) => {
+        /// Every fault there is. The text form, for example `ENV-103`, never changes its meaning.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum Code {
+            $(#[doc = $title] #[serde(rename = $code)] $variant,)*
+        }
+
+        impl Code {
+            /// All codes, in the order of their families.
+            pub const ALL: &'static [Code] = &[$(Code::$variant,)*];
+
+            /// The stable text.
+            pub fn as_str(self) -> &'static str {
+                match self { $(Code::$variant => $code,)* }
+            }
+
+            /// The title of its page.
+            pub fn title(self) -> &'static str {
+                match self { $(Code::$variant => $title,)* }
+            }
+
+            fn blame(self) -> Blame {
+                match self { $(Code::$variant => Blame::$blame,)* }
+            }
+
+            fn retry(self) -> Retry {
+                match self { $(Code::$variant => $retry,)* }
+            }
+        }
+    };
+}
+
+const SOON: Retry = Retry::After(Duration::from_secs(30));
+
+codes! {
+    JobFile "JOB-101" User Retry::Never, "the job file cannot be read";
+    JobInvalid "JOB-102" User Retry::Never, "the job is not valid";
+    JobUnsupported "JOB-103" User Retry::Never, "the job uses something this version does not run";
+    JobNotFound "JOB-104" User Retry::Never, "there is no such job";
+    JobConflict "JOB-105" User Retry::Never, "a job of this name exists already";
+    SnapshotUnreadable "SNP-101" User Retry::Never, "the code directory cannot be read";
+    SnapshotUnsafe "SNP-102" User Retry::Never, "the code directory holds something that cannot be shipped";
+    SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";
+    SnapshotStore "SNP-104" Node SOON, "the blob store failed";
+    PythonMissing "ENV-101" User Retry::OtherNode, "the node has no such Python";
+    PythonIncomplete "ENV-102" Node Retry::OtherNode, "the node's Python cannot make environments";
+    EnvUnsatisfied "ENV-103" User Retry::Never, "no package satisfies the requirements";
+    EnvBuild "ENV-104" User Retry::Never, "the environment could not be built";
+    EnvUnsupported "ENV-105" User Retry::OtherNode, "the node cannot build this kind of environment";
+    EnvNetwork "ENV-106" Network SOON, "the package index cannot be reached";
+    CommandFailed "RUN-101" User Retry::Never, "the command returned an error";
+    CommandNotFound "RUN-102" User Retry::Never, "the command or its script was not found";
+    CommandSignaled "RUN-103" User Retry::Never, "the command was killed";
+    OutOfMemory "RUN-104" User Retry::Never, "the command ran out of memory";
+    TimeLimit "RUN-105" User Retry::Never, "the command ran longer than its limit";
+    LaunchFailed "RUN-106" Node Retry::OtherNode, "the command could not be started";
+    RunLost "RUN-107" Node Retry::OtherNode, "the running command was lost";
+    OutputsUnstored "OUT-101" Node SOON, "the outputs could not be stored";
+    DiskFull "NODE-101" Node Retry::OtherNode, "the node's disk is full";
+    NodeLost "NODE-102" Node Retry::OtherNode, "the node stopped answering";
+    NodeRebooted "NODE-103" Node Retry::OtherNode, "the node was restarted while the job ran";
+    ControllerStore "CTL-101" Platform SOON, "the controller's store failed";
+    Fenced "CTL-102" Platform Retry::Never, "the report belongs to an earlier attempt";
+    RequestInvalid "CTL-103" Platform Retry::Never, "the request does not follow the protocol";
+    Unreachable "NET-101" Network Retry::Never, "no daemon answers";
+    Denied "NET-102" User Retry::Never, "the daemon refuses this user";
+    ConfigInvalid "CFG-101" User Retry::Never, "the configuration is not valid";
+    StateInUse "CFG-102" User Retry::Never, "the state directory is in use";
+    StateUnusable "CFG-103" User Retry::Never, "the state directory cannot be used";
+    Bug "BUG-001" Platform Retry::Never, "agentd met something it should never meet";
+}
+
+impl Code {
+    /// From the text form, in any case.
+    pub fn parse(text: &str) -> Option<Code> {
+        Code::ALL.iter().copied().find(|code| code.as_str().eq_ignore_ascii_case(text))
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// An error fit for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// The stable code.
+    pub code: Code,
+    /// The step that failed, in the user's words.
+    pub what: String,
+    /// What caused it, nearest cause first; secrets never get here.
+    pub why: Vec<String>,
+    /// What to do next: a command, a key of the job file, or whom to ask.
+    pub fix: Option<String>,
+    /// Whose fault it is.
+    pub blame: Blame,
+    /// Whether another attempt may help.
+    pub retry: Retry,
+}
+
+impl Fault {
+    /// A fault with the usual blame and retry of its code.
+    pub fn new(code: Code, what: impl Into<String>) -> Fault {
+        Fault {
+            code,
+            what: what.into(),
+            why: Vec::new(),
+            fix: None,
+            blame: code.blame(),
+            retry: code.retry(),
+        }
+    }
+
+    /// Adds one cause.
+    #[must_use]
+    pub fn why(mut self, cause: impl Into<String>) -> Fault {
+        self.why.push(cause.into());
+        self
+    }
+
+    /// Adds an error and each of its sources as causes, each text once.
+    #[must_use]
+    pub fn because(mut self, error: &(dyn Error + 'static)) -> Fault {
+        let mut next = Some(error);
+        while let Some(error) = next {
+            let text = error.to_string();
+            if !self.why.contains(&text) {
+                self.why.push(text);
+            }
+            next = error.source();
+        }
+        self
+    }
+
+    /// Says what to do next.
+    #[must_use]
+    pub fn fix(mut self, fix: impl Into<String>) -> Fault {
+        self.fix = Some(fix.into());
+        self
+    }
+
+    /// Overrides the usual retry of the code.
+    #[must_use]
+    pub fn with_retry(mut self, retry: Retry) -> Fault {
+        self.retry = retry;
+        self
+    }
+}
+
+/// One line; [`Fault::fix`] and the page of the code are for the terminal to lay out.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.what)?;
+        self.why.iter().try_for_each(|cause| write!(f, ": {cause}"))
+    }
+}
+
+impl Error for Fault {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_codes_are_unique_and_parse() {
+        for (i, code) in Code::ALL.iter().enumerate() {
+            assert_eq!(Code::parse(&code.as_str().to_lowercase()), Some(*code));
+            assert!(Code::ALL[i + 1..].iter().all(|other| other.as_str() != code.as_str()));
+        }
+    }
+
+    #[test]
+    fn test_because_lists_each_source_once() {
+        let error = std::io::Error::other(std::io::Error::other("disk on fire"));
+        let fault = Fault::new(Code::Bug, "saving").because(&error);
+        assert_eq!(fault.why, ["disk on fire"]);
+    }
+}

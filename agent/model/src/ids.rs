@@ -1,0 +1,345 @@
+//! Identifiers: each kind of id is its own type, parsed once at the edge and valid ever after.
+//!
+//! A [`ReplicaId`] carries the epoch, the fencing number: the same rank of the same job under a later epoch
+//! is a different replica everywhere, in file names, in log keys and in reports.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a string is not an identifier.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{value}` is not a valid {kind}: {rule}")]
+pub struct IdError {
+    /// What was being parsed, for example `job name`.
+    pub kind: &'static str,
+    /// The text that was refused.
+    pub value: String,
+    /// The rule it breaks.
+    pub rule: &'static str,
+}
+
+/// The longest job name accepted, in bytes.
+pub const MAX_NAME: usize = 96;
+
+fn check_name(kind: &'static str, value: &str) -> Result<(), IdError> {
+    let fail = |rule| Err(IdError { kind, value: value.to_owned(), rule });
+    if value.is_empty() || value.len() > MAX_NAME {
+        return fail("it must have between 1 and 96 characters");
+    }
+    if !value.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+        return fail("it must start with a letter or a digit");
+    }
+    if !value.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_') {
+        return fail("it may hold only letters, digits, `-` and `_`");
+    }
+    Ok(())
+}
+
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident, $kind:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// The identifier as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(value: &str) -> Result<Self, IdError> {
+                check_name($kind, value)?;
+                Ok(Self(value.to_owned()))
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+            fn try_from(value: String) -> Result<Self, IdError> {
+                check_name($kind, &value)?;
+                Ok(Self(value))
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> String {
+                id.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+    };
+}
+
+name_type!(
+    /// A job's name: unique on a controller, chosen by the user or made by [`JobId::generate`].
+    JobId,
+    "job name"
+);
+name_type!(
+    /// A node's name: unique on a controller.
+    NodeId,
+    "node name"
+);
+
+impl JobId {
+    /// A readable name from a title and random bits: `train-resnet-4f7q2`.
+    pub fn generate(title: &str, random: u32) -> JobId {
+        const ALPHABET: &[u8; 32] = b"abcdefghjkmnpqrstuvwxyz23456789x";
+        let mut slug = String::new();
+        for c in title.chars() {
+            if c.is_ascii_alphanumeric() {
+                slug.push(c.to_ascii_lowercase());
+            } else if !slug.is_empty() && !slug.ends_with('-') {
+                slug.push('-');
+            }
+            if slug.len() >= 24 {
+                break;
+            }
+        }
+        let slug = slug.trim_end_matches('-');
+        let slug = if slug.is_empty() { "job" } else { slug };
+        let suffix: String =
+            (0..5).map(|i| char::from(ALPHABET[((random >> (5 * i)) & 31) as usize])).collect();
+        JobId(format!("{slug}-{suffix}"))
+    }
+}
+
+/// The fencing number of a job: it grows by one with every assignment, and a message that carries a lower
+/// one than the controller knows is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The epoch of the next assignment.
+    #[must_use]
+    pub fn next(self) -> Epoch {
+        Epoch(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// One rank of one assignment of a job. Written `job.epoch.rank`; that text is also its directory name.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ReplicaId {
+    /// The job.
+    pub job: JobId,
+    /// The assignment.
+    pub epoch: Epoch,
+    /// The rank among the replicas of that assignment, from 0.
+    pub rank: u32,
+}
+
+impl fmt::Display for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.job, self.epoch, self.rank)
+    }
+}
+
+impl FromStr for ReplicaId {
+    type Err = IdError;
+    fn from_str(value: &str) -> Result<Self, IdError> {
+        let fail = |rule| IdError { kind: "replica id", value: value.to_owned(), rule };
+        let mut parts = value.splitn(3, '.');
+        let (Some(job), Some(epoch), Some(rank)) = (parts.next(), parts.next(), parts.next()) else {
+            return Err(fail("it must be written `job.epoch.rank`"));
+        };
+        Ok(ReplicaId {
+            job: job.parse()?,
+            epoch: Epoch(epoch.parse().map_err(|_| fail("the epoch must be a number"))?),
+            rank: rank.parse().map_err(|_| fail("the rank must be a number"))?,
+        })
+    }
+}
+
+impl TryFrom<String> for ReplicaId {
+    type Error = IdError;
+    fn try_from(value: String) -> Result<Self, IdError> {
+        value.parse()
+    }
+}
+
+impl From<ReplicaId> for String {
+    fn from(id: ReplicaId) -> String {
+        id.to_string()
+    }
+}
+
+/// The name of a blob: the SHA-256 of its bytes, and how many there are. Both must match.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest {
+    /// SHA-256 of the content.
+    pub hash: [u8; 32],
+    /// Length of the content in bytes.
+    pub size: u64,
+}
+
+/// The name of a snapshot: the digest of its root directory message.
+pub type SnapshotId = Digest;
+
+impl Digest {
+    /// The digest of no bytes at all; every store has it.
+    pub const EMPTY: Digest = Digest {
+        hash: [
+            0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24,
+            0x27, 0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
+        ],
+        size: 0,
+    };
+
+    /// The hash in lower-case hexadecimal.
+    pub fn hex(&self) -> String {
+        hex(&self.hash)
+    }
+
+    /// From a lower-case hexadecimal hash and a size.
+    pub fn from_parts(hex: &str, size: u64) -> Result<Digest, IdError> {
+        let fail =
+            || IdError { kind: "digest", value: hex.to_owned(), rule: "64 lower-case hexadecimal digits" };
+        let bytes = hex.as_bytes();
+        if bytes.len() != 64 {
+            return Err(fail());
+        }
+        let nibble = |b: u8| match b {
+            b'0'..=b'9' => Ok(b - b'0'),
+            b'a'..=b'f' => Ok(b - b'a' + 10),
+            _ => Err(fail()),
+        };
+        let mut hash = [0; 32];
+        for (byte, pair) in hash.iter_mut().zip(bytes.chunks_exact(2)) {
+            *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+        }
+        Ok(Digest { hash, size })
+    }
+}
+
+/// Bytes in lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    use fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}"); // writing to a string cannot fail
+        text
+    })
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.hex(), self.size)
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = IdError;
+    fn from_str(value: &str) -> Result<Self, IdError> {
+        let fail =
+            || IdError { kind: "digest", value: value.to_owned(), rule: "it must be written `hash/size`" };
+        let (hash, size) = value.split_once('/').ok_or_else(fail)?;
+        Digest::from_parts(hash, size.parse().map_err(|_| fail())?)
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = IdError;
+    fn try_from(value: String) -> Result<Self, IdError> {
+        value.parse()
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> String {
+        digest.to_string()
+    }
+}
+
+/// A log of a replica. Each has its own byte offsets; what the agent says never shares one with the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stream {
+    /// What the job wrote to standard output and standard error, in the order it wrote it.
+    Job,
+    /// What building the environment printed.
+    Build,
+}
+
+impl Stream {
+    /// Every stream there is.
+    pub const ALL: [Stream; 2] = [Stream::Job, Stream::Build];
+
+    /// The file that holds it, below a job's `log` folder and in downloads.
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Stream::Job => "std_log.txt",
+            Stream::Build => "build_log.txt",
+        }
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Stream::Job => "job",
+            Stream::Build => "build",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_generated_name_is_a_valid_name() {
+        for title in ["", "Über—Modell", "a b  c", "x".repeat(300).as_str(), "--"] {
+            let id = JobId::generate(title, 0xdead_beef);
+            assert_eq!(id.as_str().parse::<JobId>().unwrap(), id);
+        }
+        assert!(JobId::generate("Train ResNet!", 7).as_str().starts_with("train-resnet-"));
+    }
+
+    #[test]
+    fn test_name_refuses_what_a_path_must_not_hold() {
+        for bad in ["", ".", "..", "a/b", "a.b", "-a", "a b", &"x".repeat(97)] {
+            assert!(bad.parse::<JobId>().is_err(), "{bad:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn test_replica_id_round_trips() {
+        let id: ReplicaId = "train-1.12.3".parse().unwrap();
+        assert_eq!((id.job.as_str(), id.epoch, id.rank), ("train-1", Epoch(12), 3));
+        assert_eq!(id.to_string(), "train-1.12.3");
+        assert!("train-1.12".parse::<ReplicaId>().is_err());
+    }
+
+    #[test]
+    fn test_digest_round_trips_and_is_strict() {
+        let text = Digest::EMPTY.to_string();
+        assert_eq!(text.parse::<Digest>().unwrap(), Digest::EMPTY);
+        assert!(text.to_uppercase().parse::<Digest>().is_err());
+        assert!("abc/3".parse::<Digest>().is_err());
+    }
+}

@@ -1,0 +1,320 @@
+//! What a valid job is.
+//!
+//! A [`JobDraft`] is what someone wrote; a [`JobSpec`] is a draft that passed [`JobDraft::validate`], with
+//! every default filled in. Only a `JobSpec` travels further than the edge where it was read, and the only
+//! way to make one, also when reading it back from a wire or a disk, is validation.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::expr::{self, Reference};
+use crate::fault::{Code, Fault};
+use crate::{Digest, EnvSpec, JobId};
+
+/// A job as someone wrote it; see [`JobDraft::validate`] for what must hold.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobDraft {
+    /// The job's name; made from the title when absent.
+    pub name: Option<JobId>,
+    /// The title people see.
+    pub display_name: String,
+    /// Free text.
+    pub description: String,
+    /// What the job belongs to.
+    pub experiment: String,
+    /// Free labels.
+    pub tags: BTreeMap<String, String>,
+    /// The command line, given to a shell after expressions are replaced.
+    pub command: String,
+    /// The code directory, as a snapshot; an empty working directory when absent.
+    pub code: Option<Digest>,
+    /// The software stack.
+    pub environment: EnvSpec,
+    /// Variables for the command.
+    pub environment_variables: BTreeMap<String, String>,
+    /// What the command reads, by name.
+    pub inputs: BTreeMap<String, Input>,
+    /// The directories the command writes besides `./outputs`, by name.
+    pub outputs: BTreeMap<String, Output>,
+    /// What the job needs of a node.
+    pub resources: Resources,
+    /// What ends the job early.
+    pub limits: Limits,
+    /// What happens after a failure.
+    pub retry: RetryPolicy,
+    /// Which jobs go first.
+    pub priority: Priority,
+}
+
+impl Default for JobDraft {
+    fn default() -> JobDraft {
+        JobDraft {
+            name: None,
+            display_name: String::new(),
+            description: String::new(),
+            experiment: String::new(),
+            tags: BTreeMap::new(),
+            command: String::new(),
+            code: None,
+            environment: EnvSpec::host(),
+            environment_variables: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            resources: Resources::default(),
+            limits: Limits::default(),
+            retry: RetryPolicy::default(),
+            priority: Priority::default(),
+        }
+    }
+}
+
+/// Something a command reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Input {
+    /// A value, put into the command as text.
+    Literal(String),
+    /// A directory, laid out on the node before the command starts.
+    Folder(Digest),
+    /// One file: a snapshot that holds just it, and its name.
+    File {
+        /// The snapshot.
+        root: Digest,
+        /// The file's name in it.
+        name: String,
+    },
+}
+
+/// A named output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Output {
+    /// The command is given the path of an empty directory.
+    Folder,
+    /// The command is given the path of a file to write.
+    File,
+}
+
+/// What a job needs of a node. One replica takes one slot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resources {
+    /// How many nodes run the command together.
+    pub nodes: u32,
+    /// GPUs on each node.
+    pub gpus: u32,
+    /// Memory on each node, in bytes; 0 is no wish.
+    pub memory: u64,
+    /// Size of shared memory in a container, in bytes; 0 is the default.
+    pub shm: u64,
+}
+
+impl Default for Resources {
+    fn default() -> Resources {
+        Resources { nodes: 1, gpus: 0, memory: 0, shm: 0 }
+    }
+}
+
+/// What ends a job early.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// The longest time the command may run.
+    pub timeout: Option<Duration>,
+    /// How long the command may take to end after it was asked to; [`Limits::DEFAULT_GRACE`] when absent.
+    pub grace: Option<Duration>,
+}
+
+impl Limits {
+    /// Time between the request to end and the kill.
+    pub const DEFAULT_GRACE: Duration = Duration::from_secs(30);
+
+    /// The grace that applies.
+    pub fn grace(&self) -> Duration {
+        self.grace.unwrap_or(Self::DEFAULT_GRACE)
+    }
+}
+
+/// What happens after a failure that the fault itself allows to retry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RetryPolicy {
+    /// Attempts in all, the first included.
+    pub max_attempts: u32,
+    /// The wait before the second attempt; it doubles each time, up to an hour.
+    pub backoff: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> RetryPolicy {
+        RetryPolicy { max_attempts: 1, backoff: Duration::from_secs(10) }
+    }
+}
+
+impl RetryPolicy {
+    /// The wait before attempt `attempt` (the second is 2).
+    pub fn wait_before(&self, attempt: u32) -> Duration {
+        let doublings = attempt.saturating_sub(2).min(16);
+        self.backoff.saturating_mul(1 << doublings).min(Duration::from_secs(3600))
+    }
+}
+
+/// Which jobs go first. Jobs of one priority go in the order they came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    /// After all others.
+    Low,
+    /// The usual one.
+    #[default]
+    Medium,
+    /// Before all others.
+    High,
+}
+
+impl Priority {
+    /// From the word users write, in any case.
+    pub fn parse(word: &str) -> Option<Priority> {
+        match word.to_ascii_lowercase().as_str() {
+            "low" => Some(Priority::Low),
+            "medium" => Some(Priority::Medium),
+            "high" => Some(Priority::High),
+            _ => None,
+        }
+    }
+
+    /// The word users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            Priority::Low => "low",
+            Priority::Medium => "medium",
+            Priority::High => "high",
+        }
+    }
+}
+
+/// A job that may run: a draft that was validated and completed. Read it like the draft it holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "JobDraft", into = "JobDraft")]
+pub struct JobSpec(JobDraft);
+
+impl std::ops::Deref for JobSpec {
+    type Target = JobDraft;
+    fn deref(&self) -> &JobDraft {
+        &self.0
+    }
+}
+
+impl TryFrom<JobDraft> for JobSpec {
+    type Error = Fault;
+    fn try_from(draft: JobDraft) -> Result<JobSpec, Fault> {
+        draft.validate()
+    }
+}
+
+impl From<JobSpec> for JobDraft {
+    fn from(spec: JobSpec) -> JobDraft {
+        spec.0
+    }
+}
+
+/// The longest command accepted, in bytes: what one argument of a process may hold.
+pub const MAX_COMMAND: usize = 128 * 1024 - 1;
+
+impl JobDraft {
+    /// Checks every rule and fills in every default. The first broken rule is the fault.
+    pub fn validate(mut self) -> Result<JobSpec, Fault> {
+        self.check_command()?;
+        self.check_names()?;
+        self.check_resources()?;
+        if self.display_name.is_empty() {
+            self.display_name = match &self.name {
+                Some(name) => name.to_string(),
+                None => first_words(&self.command),
+            };
+        }
+        if self.experiment.is_empty() {
+            self.experiment = "Default".to_owned();
+        }
+        self.retry.max_attempts = self.retry.max_attempts.max(1);
+        Ok(JobSpec(self))
+    }
+
+    fn check_command(&self) -> Result<(), Fault> {
+        if self.command.trim().is_empty() {
+            return Err(Fault::new(Code::JobInvalid, "the job has no `command`")
+                .fix("add the line that starts your training, for example `command: python train.py`"));
+        }
+        if self.command.len() > MAX_COMMAND || self.command.contains('\0') {
+            return Err(Fault::new(Code::JobInvalid, "the `command` cannot be given to a shell")
+                .why(format!("it has {} bytes; at most {MAX_COMMAND} fit, and no NUL", self.command.len()))
+                .fix("put the work into a script of the code directory and call that"));
+        }
+        for reference in expr::references(&self.command)? {
+            let (kind, name, known): (_, _, Vec<&String>) = match &reference {
+                Reference::Input(name) => ("inputs", name, self.inputs.keys().collect()),
+                Reference::Output(name) => ("outputs", name, self.outputs.keys().collect()),
+            };
+            if !known.contains(&name) {
+                let known: Vec<_> = known.iter().map(|k| k.as_str()).collect();
+                return Err(Fault::new(
+                    Code::JobInvalid,
+                    format!("the command uses `${{{{{kind}.{name}}}}}`, which the job does not define"),
+                )
+                .why(format!("defined `{kind}`: {}", or_none(&known.join(", "))))
+                .fix(format!("add `{name}` under `{kind}`, or correct the name in the command")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<(), Fault> {
+        for name in self.environment_variables.keys() {
+            if name.is_empty() || name.contains(['=', '\0']) {
+                return Err(Fault::new(
+                    Code::JobInvalid,
+                    format!("`{}` cannot be the name of an environment variable", name.escape_default()),
+                )
+                .fix("use a name without `=` under `environment_variables`"));
+            }
+        }
+        for name in self.inputs.keys().chain(self.outputs.keys()) {
+            let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+            if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(plain) {
+                return Err(Fault::new(
+                    Code::JobInvalid,
+                    format!("`{}` cannot be the name of an input or output", name.escape_default()),
+                )
+                .fix("use letters, digits, `_`, `-` and `.`, not starting with `.`"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_resources(&self) -> Result<(), Fault> {
+        if self.resources.nodes == 0 {
+            return Err(Fault::new(Code::JobInvalid, "`resources.instance_count` is 0")
+                .fix("ask for at least one node, or leave the key out"));
+        }
+        if self.limits.timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return Err(Fault::new(Code::JobInvalid, "`limits.timeout` is 0 seconds")
+                .fix("give the longest time the command may run, in seconds, or leave the key out"));
+        }
+        Ok(())
+    }
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "none" } else { text }
+}
+
+fn first_words(command: &str) -> String {
+    let words: Vec<&str> = command.split_whitespace().take(2).collect();
+    words.join(" ").chars().take(60).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,32 @@
+//! What a job, a replica, a node and a fault *are*.
+//!
+//! Owns the vocabulary of the product and every rule that can be stated without a clock, a disk or a
+//! network: identifiers, the job specification and its validation, the job files people write, the state
+//! machines, placement-independent resources, and the faults users read.
+//!
+//! Invariants: no async, no I/O (the one exception is [`clock::SystemClock`], which only reads the time);
+//! a [`JobSpec`] has always passed [`JobDraft::validate`]; a state changes only through its machine.
+//!
+//! Everybody depends on this crate; it depends on nobody in the workspace.
+
+pub mod clock;
+pub mod env;
+pub mod expr;
+pub mod fault;
+pub mod ids;
+pub mod job;
+pub mod jobfile;
+pub mod machine;
+pub mod node;
+pub mod outcome;
+pub mod paths;
+pub mod tracking;
+pub mod yaml;
+
+pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
+pub use env::EnvSpec;
+pub use fault::{Blame, Code, Fault, Retry};
+pub use ids::{Digest, Epoch, JobId, NodeId, ReplicaId, Stream};
+pub use job::{JobDraft, JobSpec};
+pub use machine::{JobEvent, JobState, ReplicaStep, Verdict};
+pub use outcome::{Artifacts, ExitStatus, Outcome, StreamEnd};

@@ -1,0 +1,72 @@
+//! What came of a replica: the one true result.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Digest, Fault, Stream, Timestamp, Verdict};
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitStatus {
+    /// It returned this code.
+    Code(i32),
+    /// A signal of this number ended it.
+    Signal(i32),
+}
+
+impl ExitStatus {
+    /// The one number a shell would show: 128 + n for a signal.
+    pub fn shell_code(self) -> i32 {
+        match self {
+            ExitStatus::Code(code) => code,
+            ExitStatus::Signal(signal) => 128 + signal,
+        }
+    }
+
+    /// It returned 0.
+    pub fn is_success(self) -> bool {
+        self == ExitStatus::Code(0)
+    }
+}
+
+/// The final length and content of one log of a replica.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StreamEnd {
+    /// Which log.
+    pub stream: Stream,
+    /// SHA-256 and length of everything in it.
+    pub digest: Digest,
+}
+
+/// What a replica left behind, stored as one snapshot: `outputs/…`, `logs/…`, `named-outputs/NAME/…`, and
+/// the artifacts logged through the tracking endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifacts {
+    /// The snapshot.
+    pub root: Digest,
+    /// Files in it.
+    pub files: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+}
+
+/// What came of a replica. Kept by the node until the controller has it; the same for every delivery.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Completed, failed or canceled.
+    pub verdict: Verdict,
+    /// How the command ended, if it was started.
+    pub exit: Option<ExitStatus>,
+    /// What went wrong, if anything did.
+    pub fault: Option<Fault>,
+    /// When the command was started.
+    pub started_at: Option<Timestamp>,
+    /// When it ended, or when the replica gave up.
+    pub ended_at: Timestamp,
+    /// The ends of the logs.
+    pub streams: Vec<StreamEnd>,
+    /// How many bytes of tracking records there are.
+    pub tracking_bytes: u64,
+    /// What was stored of the outputs; nothing when there were none.
+    pub artifacts: Option<Artifacts>,
+}

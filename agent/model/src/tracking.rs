@@ -1,0 +1,107 @@
+//! Metrics, parameters and tags a job records, as lines of its tracking file.
+//!
+//! One JSON object a line. The tracking endpoint writes them for scripts that use MLflow; other scripts may
+//! append them to the file that `AGENTD_METRICS` names. The byte offset of a line is its sequence number:
+//! (replica, offset) names a record once and for ever, so a record that is delivered twice counts once.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Timestamp;
+
+/// One line of a tracking file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum TrackingRecord {
+    /// `{"metric": "loss", "value": 0.25, "step": 3}`
+    Metric {
+        /// Its name.
+        metric: String,
+        /// Its value; `"NaN"`, `"Infinity"` and `"-Infinity"` are written as strings.
+        #[serde(with = "float")]
+        value: f64,
+        /// The step it belongs to.
+        #[serde(default)]
+        step: i64,
+        /// When it was recorded; the time of arrival when absent.
+        #[serde(default)]
+        time: Option<Timestamp>,
+    },
+    /// `{"param": "lr", "text": "0.1"}`
+    Param {
+        /// Its name.
+        param: String,
+        /// Its value.
+        text: String,
+    },
+    /// `{"tag": "team", "text": "vision"}`
+    Tag {
+        /// Its name.
+        tag: String,
+        /// Its value.
+        text: String,
+    },
+}
+
+impl TrackingRecord {
+    /// Reads one line; `None` when it is not a record.
+    pub fn parse(line: &[u8]) -> Option<TrackingRecord> {
+        serde_json::from_slice(line).ok()
+    }
+
+    /// The line, with its line feed.
+    pub fn to_line(&self) -> String {
+        let mut line = serde_json::to_string(self).unwrap_or_default(); // strings and numbers always serialise
+        line.push('\n');
+        line
+    }
+}
+
+mod float {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() {
+            to.serialize_f64(*value)
+        } else if value.is_nan() {
+            to.serialize_str("NaN")
+        } else {
+            to.serialize_str(if *value > 0.0 { "Infinity" } else { "-Infinity" })
+        }
+    }
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Number(f64),
+        Text(String),
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+        match Written::deserialize(from)? {
+            Written::Number(value) => Ok(value),
+            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_lines_round_trip() {
+        for value in [0.0, -1.5e300, f64::INFINITY, f64::NEG_INFINITY] {
+            let record = TrackingRecord::Metric { metric: "m".into(), value, step: -3, time: None };
+            assert_eq!(TrackingRecord::parse(record.to_line().as_bytes()), Some(record));
+        }
+        let nan = TrackingRecord::parse(br#"{"metric":"m","value":"NaN"}"#);
+        assert!(matches!(nan, Some(TrackingRecord::Metric { value, step: 0, .. }) if value.is_nan()));
+    }
+
+    #[test]
+    fn test_what_is_not_a_record_is_none() {
+        for bad in [&b""[..], b"{}", b"loss=3", b"{\"metric\":3}", b"\xff"] {
+            assert_eq!(TrackingRecord::parse(bad), None);
+        }
+    }
+}

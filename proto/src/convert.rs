@@ -1,0 +1,499 @@
+//! Wire ↔ model. One block per message, in the order of the `.proto` files.
+
+use std::time::Duration;
+
+use agent_model::job::{self, JobDraft};
+use agent_model::node::{Finding, Gpu, Grade, Inventory, Load};
+use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd};
+use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
+
+use crate::v1;
+
+/// Why a message is not what it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A required field is absent.
+    #[error("`{0}` is missing")]
+    Missing(&'static str),
+    /// A field holds something it must not hold.
+    #[error("`{field}` cannot be `{value}`")]
+    Value {
+        /// The field.
+        field: &'static str,
+        /// What it held.
+        value: String,
+    },
+    /// An identifier is malformed.
+    #[error(transparent)]
+    Id(#[from] agent_model::ids::IdError),
+    /// The job is not valid.
+    #[error(transparent)]
+    Job(#[from] Fault),
+}
+
+/// A malformed message as the fault its sender is told.
+impl From<WireError> for Fault {
+    fn from(error: WireError) -> Fault {
+        match error {
+            WireError::Job(fault) => fault,
+            other => Fault::new(Code::RequestInvalid, "the request is not valid").because(&other),
+        }
+    }
+}
+
+fn value(field: &'static str, value: &str) -> WireError {
+    WireError::Value { field, value: value.to_owned() }
+}
+
+fn to_wire(duration: Duration) -> prost_types::Duration {
+    let seconds = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    // Below 1e9, so it fits.
+    let nanos = i32::try_from(duration.subsec_nanos()).unwrap_or_default();
+    prost_types::Duration { seconds, nanos }
+}
+
+fn from_wire(duration: prost_types::Duration) -> Duration {
+    Duration::try_from(duration).unwrap_or_default() // a negative duration is none
+}
+
+fn optional(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+fn optional_time(ms: u64) -> Option<Timestamp> {
+    (ms != 0).then_some(Timestamp(ms))
+}
+
+impl From<JobSpec> for v1::JobSpec {
+    fn from(spec: JobSpec) -> v1::JobSpec {
+        let draft = JobDraft::from(spec);
+        v1::JobSpec {
+            name: draft.name.map(String::from).unwrap_or_default(),
+            display_name: draft.display_name,
+            description: draft.description,
+            experiment: draft.experiment,
+            tags: draft.tags.into_iter().collect(),
+            command: draft.command,
+            code: draft.code.map(String::from).unwrap_or_default(),
+            environment: Some(draft.environment.into()),
+            environment_variables: draft.environment_variables.into_iter().collect(),
+            inputs: draft.inputs.into_iter().map(|(name, input)| (name, input.into())).collect(),
+            outputs: draft
+                .outputs
+                .into_iter()
+                .map(|(name, output)| (name, v1::Output { is_file: output == job::Output::File }))
+                .collect(),
+            resources: Some(v1::Resources {
+                nodes: draft.resources.nodes,
+                gpus: draft.resources.gpus,
+                memory_bytes: draft.resources.memory,
+                shm_bytes: draft.resources.shm,
+            }),
+            limits: Some(v1::Limits {
+                timeout: draft.limits.timeout.map(to_wire),
+                grace: draft.limits.grace.map(to_wire),
+            }),
+            retry: Some(v1::Retry {
+                max_attempts: draft.retry.max_attempts,
+                backoff: Some(to_wire(draft.retry.backoff)),
+            }),
+            priority: draft.priority.name().to_owned(),
+        }
+    }
+}
+
+impl TryFrom<v1::JobSpec> for JobSpec {
+    type Error = WireError;
+    fn try_from(wire: v1::JobSpec) -> Result<JobSpec, WireError> {
+        let digest = |text: String| optional(text).map(|text| text.parse::<Digest>()).transpose();
+        let resources = wire.resources.unwrap_or_default();
+        let limits = wire.limits.unwrap_or_default();
+        let retry = wire.retry.unwrap_or_default();
+        let draft = JobDraft {
+            name: optional(wire.name).map(|name| name.parse()).transpose()?,
+            display_name: wire.display_name,
+            description: wire.description,
+            experiment: wire.experiment,
+            tags: wire.tags.into_iter().collect(),
+            command: wire.command,
+            code: digest(wire.code)?,
+            environment: wire.environment.ok_or(WireError::Missing("environment"))?.try_into()?,
+            environment_variables: wire.environment_variables.into_iter().collect(),
+            inputs: wire
+                .inputs
+                .into_iter()
+                .map(|(name, input)| Ok((name, input.try_into()?)))
+                .collect::<Result<_, WireError>>()?,
+            outputs: wire
+                .outputs
+                .into_iter()
+                .map(|(name, o)| (name, if o.is_file { job::Output::File } else { job::Output::Folder }))
+                .collect(),
+            resources: job::Resources {
+                nodes: resources.nodes.max(1),
+                gpus: resources.gpus,
+                memory: resources.memory_bytes,
+                shm: resources.shm_bytes,
+            },
+            limits: job::Limits {
+                timeout: limits.timeout.map(from_wire),
+                grace: limits.grace.map(from_wire),
+            },
+            retry: job::RetryPolicy {
+                max_attempts: retry.max_attempts,
+                backoff: retry.backoff.map_or(job::RetryPolicy::default().backoff, from_wire),
+            },
+            priority: match wire.priority.as_str() {
+                "" => job::Priority::default(),
+                word => job::Priority::parse(word).ok_or_else(|| value("priority", word))?,
+            },
+        };
+        Ok(draft.validate()?)
+    }
+}
+
+impl From<EnvSpec> for v1::Environment {
+    fn from(spec: EnvSpec) -> v1::Environment {
+        use v1::environment::Kind;
+        let kind = match spec {
+            EnvSpec::Host { python } => Kind::Host(v1::HostEnvironment { python }),
+            EnvSpec::Pip { python, requirements } => Kind::Pip(v1::PipEnvironment { python, requirements }),
+            EnvSpec::Conda { document } => Kind::Conda(v1::CondaEnvironment { document }),
+            EnvSpec::Image { image, conda } => {
+                Kind::Image(v1::ImageEnvironment { image, conda: conda.unwrap_or_default() })
+            }
+            EnvSpec::Build { context, dockerfile } => {
+                Kind::Build(v1::BuildEnvironment { context: context.into(), dockerfile })
+            }
+            EnvSpec::Named { reference } => Kind::Named(v1::NamedEnvironment { reference }),
+        };
+        v1::Environment { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<v1::Environment> for EnvSpec {
+    type Error = WireError;
+    fn try_from(wire: v1::Environment) -> Result<EnvSpec, WireError> {
+        use v1::environment::Kind;
+        Ok(match wire.kind.ok_or(WireError::Missing("environment.kind"))? {
+            Kind::Host(host) => EnvSpec::Host { python: host.python },
+            Kind::Pip(pip) => EnvSpec::Pip { python: pip.python, requirements: pip.requirements },
+            Kind::Conda(conda) => EnvSpec::Conda { document: conda.document },
+            Kind::Image(image) => EnvSpec::Image { image: image.image, conda: optional(image.conda) },
+            Kind::Build(build) => {
+                EnvSpec::Build { context: build.context.parse()?, dockerfile: build.dockerfile }
+            }
+            Kind::Named(named) => EnvSpec::Named { reference: named.reference },
+        })
+    }
+}
+
+impl From<job::Input> for v1::Input {
+    fn from(input: job::Input) -> v1::Input {
+        use v1::input::Kind;
+        let kind = match input {
+            job::Input::Literal(text) => Kind::Literal(text),
+            job::Input::Folder(root) => Kind::Folder(root.into()),
+            job::Input::File { root, name } => Kind::File(v1::FileInput { root: root.into(), name }),
+        };
+        v1::Input { kind: Some(kind) }
+    }
+}
+
+impl TryFrom<v1::Input> for job::Input {
+    type Error = WireError;
+    fn try_from(wire: v1::Input) -> Result<job::Input, WireError> {
+        use v1::input::Kind;
+        Ok(match wire.kind.ok_or(WireError::Missing("input.kind"))? {
+            Kind::Literal(text) => job::Input::Literal(text),
+            Kind::Folder(root) => job::Input::Folder(root.parse()?),
+            Kind::File(file) => job::Input::File { root: file.root.parse()?, name: file.name },
+        })
+    }
+}
+
+/// The wire word of a verdict.
+fn verdict_word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Completed => "completed",
+        Verdict::Failed => "failed",
+        Verdict::Canceled => "canceled",
+    }
+}
+
+impl From<Outcome> for v1::Outcome {
+    fn from(outcome: Outcome) -> v1::Outcome {
+        use v1::exit::Kind;
+        v1::Outcome {
+            verdict: verdict_word(outcome.verdict).to_owned(),
+            exit: outcome.exit.map(|exit| v1::Exit {
+                kind: Some(match exit {
+                    ExitStatus::Code(code) => Kind::Code(code),
+                    ExitStatus::Signal(signal) => Kind::Signal(signal),
+                }),
+            }),
+            fault: outcome.fault.map(v1::Fault::from),
+            started_ms: outcome.started_at.map_or(0, |at| at.0),
+            ended_ms: outcome.ended_at.0,
+            streams: outcome
+                .streams
+                .into_iter()
+                .map(|end| v1::StreamEnd { stream: end.stream.to_string(), digest: end.digest.into() })
+                .collect(),
+            tracking_bytes: outcome.tracking_bytes,
+            artifacts: outcome.artifacts.map(|a| v1::Artifacts {
+                root: a.root.into(),
+                files: a.files,
+                bytes: a.bytes,
+            }),
+        }
+    }
+}
+
+impl TryFrom<v1::Outcome> for Outcome {
+    type Error = WireError;
+    fn try_from(wire: v1::Outcome) -> Result<Outcome, WireError> {
+        use v1::exit::Kind;
+        Ok(Outcome {
+            verdict: match wire.verdict.as_str() {
+                "completed" => Verdict::Completed,
+                "failed" => Verdict::Failed,
+                "canceled" => Verdict::Canceled,
+                other => return Err(value("verdict", other)),
+            },
+            exit: wire.exit.and_then(|exit| exit.kind).map(|kind| match kind {
+                Kind::Code(code) => ExitStatus::Code(code),
+                Kind::Signal(signal) => ExitStatus::Signal(signal),
+            }),
+            fault: wire.fault.map(Fault::try_from).transpose()?,
+            started_at: optional_time(wire.started_ms),
+            ended_at: Timestamp(wire.ended_ms),
+            streams: wire
+                .streams
+                .into_iter()
+                .map(|end| Ok(StreamEnd { stream: stream(&end.stream)?, digest: end.digest.parse()? }))
+                .collect::<Result<_, WireError>>()?,
+            tracking_bytes: wire.tracking_bytes,
+            artifacts: wire
+                .artifacts
+                .map(|a| {
+                    Ok::<_, WireError>(Artifacts { root: a.root.parse()?, files: a.files, bytes: a.bytes })
+                })
+                .transpose()?,
+        })
+    }
+}
+
+fn stream(word: &str) -> Result<Stream, WireError> {
+    Stream::ALL.into_iter().find(|s| s.to_string() == word).ok_or_else(|| value("stream", word))
+}
+
+impl From<Fault> for v1::Fault {
+    fn from(fault: Fault) -> v1::Fault {
+        use v1::fault::Retry as Wire;
+        v1::Fault {
+            code: fault.code.as_str().to_owned(),
+            what: fault.what,
+            why: fault.why,
+            fix: fault.fix.unwrap_or_default(),
+            blame: match fault.blame {
+                Blame::User => "user",
+                Blame::Node => "node",
+                Blame::Platform => "platform",
+                Blame::Network => "network",
+            }
+            .to_owned(),
+            retry: Some(match fault.retry {
+                Retry::Never => Wire::Never(true),
+                Retry::SameNode => Wire::SameNode(true),
+                Retry::OtherNode => Wire::OtherNode(true),
+                Retry::After(wait) => Wire::After(to_wire(wait)),
+            }),
+        }
+    }
+}
+
+impl TryFrom<v1::Fault> for Fault {
+    type Error = WireError;
+    fn try_from(wire: v1::Fault) -> Result<Fault, WireError> {
+        use v1::fault::Retry as Wire;
+        let code = Code::parse(&wire.code).ok_or_else(|| value("code", &wire.code))?;
+        let mut fault = Fault::new(code, wire.what);
+        fault.why = wire.why;
+        fault.fix = optional(wire.fix);
+        fault.blame = match wire.blame.as_str() {
+            "user" => Blame::User,
+            "node" => Blame::Node,
+            "platform" => Blame::Platform,
+            "network" => Blame::Network,
+            other => return Err(value("blame", other)),
+        };
+        fault.retry = match wire.retry.ok_or(WireError::Missing("retry"))? {
+            Wire::Never(_) => Retry::Never,
+            Wire::SameNode(_) => Retry::SameNode,
+            Wire::OtherNode(_) => Retry::OtherNode,
+            Wire::After(wait) => Retry::After(from_wire(wait)),
+        };
+        Ok(fault)
+    }
+}
+
+impl From<Inventory> for v1::Inventory {
+    fn from(inventory: Inventory) -> v1::Inventory {
+        v1::Inventory {
+            hostname: inventory.hostname,
+            os: inventory.os,
+            kernel: inventory.kernel,
+            arch: inventory.arch,
+            cpus: inventory.cpus,
+            memory_bytes: inventory.memory,
+            disk_bytes: inventory.disk,
+            gpus: inventory
+                .gpus
+                .into_iter()
+                .map(|gpu| v1::Gpu { uuid: gpu.uuid, name: gpu.name, memory_bytes: gpu.memory })
+                .collect(),
+            slots: inventory.slots,
+            findings: inventory.findings.into_iter().map(v1::Finding::from).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::Inventory> for Inventory {
+    type Error = WireError;
+    fn try_from(wire: v1::Inventory) -> Result<Inventory, WireError> {
+        Ok(Inventory {
+            hostname: wire.hostname,
+            os: wire.os,
+            kernel: wire.kernel,
+            arch: wire.arch,
+            cpus: wire.cpus,
+            memory: wire.memory_bytes,
+            disk: wire.disk_bytes,
+            gpus: wire
+                .gpus
+                .into_iter()
+                .map(|gpu| Gpu { uuid: gpu.uuid, name: gpu.name, memory: gpu.memory_bytes })
+                .collect(),
+            slots: wire.slots,
+            findings: wire.findings.into_iter().map(Finding::try_from).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<Finding> for v1::Finding {
+    fn from(finding: Finding) -> v1::Finding {
+        v1::Finding {
+            topic: finding.topic,
+            grade: match finding.grade {
+                Grade::Good => "good",
+                Grade::Limited => "limited",
+                Grade::Bad => "bad",
+            }
+            .to_owned(),
+            found: finding.found,
+            means: finding.means,
+            fix: finding.fix.unwrap_or_default(),
+        }
+    }
+}
+
+impl TryFrom<v1::Finding> for Finding {
+    type Error = WireError;
+    fn try_from(wire: v1::Finding) -> Result<Finding, WireError> {
+        Ok(Finding {
+            topic: wire.topic,
+            grade: match wire.grade.as_str() {
+                "good" => Grade::Good,
+                "limited" => Grade::Limited,
+                "bad" => Grade::Bad,
+                other => return Err(value("grade", other)),
+            },
+            found: wire.found,
+            means: wire.means,
+            fix: optional(wire.fix),
+        })
+    }
+}
+
+impl From<Load> for v1::Load {
+    fn from(load: Load) -> v1::Load {
+        v1::Load { disk_free_bytes: load.disk_free, memory_free_bytes: load.memory_free }
+    }
+}
+
+impl From<v1::Load> for Load {
+    fn from(wire: v1::Load) -> Load {
+        Load { disk_free: wire.disk_free_bytes, memory_free: wire.memory_free_bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn full_job() -> JobSpec {
+        let draft = JobDraft {
+            name: Some("train-1".parse().unwrap()),
+            command: "python t.py ${{inputs.lr}} ${{inputs.d}} ${{outputs.m}}".into(),
+            code: Some(Digest::EMPTY),
+            environment: EnvSpec::Pip { python: "python3".into(), requirements: vec!["numpy".into()] },
+            environment_variables: [("A".into(), "1".into())].into(),
+            inputs: [
+                ("lr".into(), job::Input::Literal("0.1".into())),
+                ("d".into(), job::Input::Folder(Digest::EMPTY)),
+                ("f".into(), job::Input::File { root: Digest::EMPTY, name: "x".into() }),
+            ]
+            .into(),
+            outputs: [("m".into(), job::Output::File)].into(),
+            limits: job::Limits { timeout: Some(Duration::from_millis(1500)), grace: None },
+            priority: job::Priority::High,
+            ..JobDraft::default()
+        };
+        draft.validate().unwrap()
+    }
+
+    #[test]
+    fn test_job_spec_round_trips() {
+        let spec = full_job();
+        assert_eq!(JobSpec::try_from(v1::JobSpec::from(spec.clone())).unwrap(), spec);
+    }
+
+    #[test]
+    fn test_every_environment_round_trips() {
+        for spec in [
+            EnvSpec::host(),
+            EnvSpec::Conda { document: "x".into() },
+            EnvSpec::Image { image: "i".into(), conda: Some("c".into()) },
+            EnvSpec::Build { context: Digest::EMPTY, dockerfile: "Dockerfile".into() },
+            EnvSpec::Named { reference: "azureml:x:1".into() },
+        ] {
+            assert_eq!(EnvSpec::try_from(v1::Environment::from(spec.clone())).unwrap(), spec);
+        }
+    }
+
+    #[test]
+    fn test_outcome_round_trips() {
+        let outcome = Outcome {
+            verdict: Verdict::Failed,
+            exit: Some(ExitStatus::Signal(9)),
+            fault: Some(Fault::new(Code::OutOfMemory, "x").with_retry(Retry::After(Duration::from_secs(3)))),
+            started_at: Some(Timestamp(5)),
+            ended_at: Timestamp(9),
+            streams: vec![StreamEnd { stream: Stream::Job, digest: Digest::EMPTY }],
+            tracking_bytes: 12,
+            artifacts: Some(Artifacts { root: Digest::EMPTY, files: 1, bytes: 2 }),
+        };
+        assert_eq!(Outcome::try_from(v1::Outcome::from(outcome.clone())).unwrap(), outcome);
+    }
+
+    #[test]
+    fn test_wire_that_breaks_a_rule_is_refused() {
+        let mut wire = v1::JobSpec::from(full_job());
+        wire.command.clear();
+        assert_eq!(Fault::from(JobSpec::try_from(wire).unwrap_err()).code, Code::JobInvalid);
+        let mut wire = v1::JobSpec::from(full_job());
+        wire.code = "nonsense".into();
+        assert_eq!(Fault::from(JobSpec::try_from(wire).unwrap_err()).code, Code::RequestInvalid);
+    }
+}
