@@ -1,9 +1,14 @@
 //! The Azure ML CLI v2 command job.
 
+use std::num::NonZeroU32;
+
+use super::environment::{EnvironmentRef, environment, local};
+use super::section::{Refusal, Section, Stranger, Warning, nearest, within};
 use crate::EnvSpec;
+use crate::expr::{self, Reference};
 use crate::fault::Fault;
-use crate::job::JobDraft;
-use crate::yaml::Place;
+use crate::job::{Input, JobDraft, Limits, Output, Priority, Resources, RetryPolicy};
+use crate::yaml::{self, Node, Place, Value};
 
 /// A command job as read: the draft, and the files the document names, which the caller brings.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,39 +25,6 @@ pub struct CommandJob {
     pub warnings: Vec<Warning>,
 }
 
-/// The environment of a command job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EnvironmentRef {
-    /// Complete as written.
-    Spec(EnvSpec),
-    /// A requirements file.
-    Requirements {
-        /// The interpreter.
-        python: String,
-        /// The file, relative to the document.
-        path: String,
-    },
-    /// A conda environment file.
-    CondaFile {
-        /// The image it goes into, if any.
-        image: Option<String>,
-        /// The file, relative to the document.
-        path: String,
-    },
-    /// An image build context.
-    BuildContext {
-        /// The directory, relative to the document.
-        path: String,
-        /// The Dockerfile, relative to the directory.
-        dockerfile: String,
-    },
-    /// An environment document of its own, `file:./env.yml`.
-    Document {
-        /// The file, relative to the document.
-        path: String,
-    },
-}
-
 /// An input that names a local path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputRef {
@@ -62,23 +34,343 @@ pub struct InputRef {
     pub path: String,
     /// It was declared as one file.
     pub is_file: bool,
-}
-
-/// Something in a document that has no effect.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Warning {
-    /// Where it stands.
+    /// Where the path stands in the document.
     pub place: Place,
-    /// What it is and that it is read over.
-    pub message: String,
 }
 
 /// Reads a command job. The fault names the line and the column.
 pub fn command_job(text: &str) -> Result<CommandJob, Fault> {
-    let _ = text;
-    unreadable()
+    let node = yaml::parse(text).map_err(Refusal::syntax)?;
+    if node.value == Value::Null {
+        return Err(Refusal::invalid(node.place, "the job file is empty")
+            .fix("write at least a `command`, for example `command: python train.py`")
+            .into());
+    }
+    Ok(read(node)?)
 }
 
-fn unreadable() -> Result<CommandJob, Fault> {
-    Err(Fault::new(crate::Code::JobFile, "not written yet"))
+fn read(node: Node) -> Result<CommandJob, Refusal> {
+    let mut warnings = Vec::new();
+    let mut top = Section::open(node, "")?;
+    refuse_other_kinds(&mut top)?;
+    top.ignore(&["$schema", "properties", "parent_job_name", "identity"]);
+    top.warn_of(&[("services", "the agent does not open doors into a running job")], &mut warnings);
+    read_compute(&mut top, &mut warnings)?;
+    let code = read_code(&mut top)?;
+    let environment = match top.node("environment") {
+        Some(node) => environment(node, &mut warnings)?,
+        None => EnvironmentRef::Spec(EnvSpec::host()),
+    };
+    let mut draft = JobDraft {
+        name: read_name(&mut top)?,
+        display_name: top.text("display_name")?.unwrap_or_default(),
+        description: top.text("description")?.unwrap_or_default(),
+        experiment: top.text("experiment_name")?.unwrap_or_default(),
+        tags: top.texts("tags")?,
+        environment_variables: top.texts("environment_variables")?,
+        resources: read_resources(&mut top, &mut warnings)?,
+        limits: read_limits(&mut top, &mut warnings)?,
+        retry: read_retry(&mut top, &mut warnings)?,
+        priority: read_priority(&mut top, &mut warnings)?,
+        ..JobDraft::default()
+    };
+    let inputs = read_inputs(&mut top, &mut draft, &mut warnings)?;
+    read_outputs(&mut top, &mut draft, &mut warnings)?;
+    draft.command = read_command(top, &draft, &inputs, &mut warnings)?;
+    Ok(CommandJob { draft, code, environment, inputs, warnings })
 }
+
+const KINDS: [&str; 8] =
+    ["command", "sweep", "pipeline", "spark", "automl", "parallel", "finetuning", "import"];
+
+fn refuse_other_kinds(top: &mut Section) -> Result<(), Refusal> {
+    let fix = "submit each command on its own, as a job of `type: command`";
+    let place = top.node("type").map(|node| (node.place, node));
+    if let Some((place, node)) = place {
+        let text = node.text().map_err(|at| within("type", at))?.trim().to_ascii_lowercase();
+        if !KINDS.contains(&text.as_str()) {
+            let message = format!("`type: {text}` is not a kind of job");
+            return Err(Refusal::invalid(place, message).fix("write `type: command`, or leave the key out"));
+        }
+        if text != "command" {
+            return Err(Refusal::unsupported(place, format!("`type: {text}` is not run"), fix));
+        }
+    }
+    for (key, kind) in [("trial", "sweep"), ("jobs", "pipeline")] {
+        if let Some(node) = top.node(key) {
+            let message = format!("`{key}` makes this a {kind} job, which is not run");
+            return Err(Refusal::unsupported(node.place, message, fix));
+        }
+    }
+    let Some(node) = top.node("distribution") else { return Ok(()) };
+    Err(Refusal::unsupported(
+        node.place,
+        "`distribution` is not run: the command is started once on each node",
+        "leave the key out to run one process, or start several from your script",
+    ))
+}
+
+fn read_compute(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
+    let Some(node) = top.node("compute") else { return Ok(()) };
+    let target = node.text().map_err(|at| within("compute", at))?;
+    if target.trim() != "local" {
+        let message = format!("`compute` has no effect: the job runs here, not on `{target}`");
+        warnings.push(Warning { place: node.place, message });
+    }
+    Ok(())
+}
+
+fn read_code(top: &mut Section) -> Result<Option<String>, Refusal> {
+    let Some(node) = top.node("code") else { return Ok(None) };
+    let path = node.text().map_err(|at| within("code", at))?;
+    match scheme(path) {
+        None => Ok(Some(local(path).to_owned())),
+        Some(_) => Err(Refusal::unsupported(
+            node.place,
+            format!("`code: {path}` is not fetched"),
+            "bring the code here and name its folder, for example `code: ./src`",
+        )),
+    }
+}
+
+fn read_name(top: &mut Section) -> Result<Option<crate::JobId>, Refusal> {
+    let Some(node) = top.node("name") else { return Ok(None) };
+    let text = node.text().map_err(|at| within("name", at))?;
+    let refuse = |error: crate::ids::IdError| {
+        Refusal::invalid(node.place, format!("`name`: {error}"))
+            .fix("leave `name` out and set `display_name`: the job then gets a name made from it")
+    };
+    text.parse().map(Some).map_err(refuse)
+}
+
+const COUNT: &str = "a whole number of at least 1";
+
+fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Resources, Refusal> {
+    let Some(mut section) = top.section("resources")? else { return Ok(Resources::default()) };
+    let resources = Resources {
+        nodes: section.parsed::<NonZeroU32>("instance_count", COUNT)?.map_or(1, NonZeroU32::get),
+        gpus: section.parsed("gpus", "a whole number")?.unwrap_or(0),
+        memory: section.bytes("memory")?.unwrap_or(0),
+        shm: section.bytes("shm_size")?.unwrap_or(0),
+    };
+    section.ignore(&["max_instance_count", "locations", "properties"]);
+    section.warn_of(
+        &[
+            ("instance_type", "machines are not rented here; ask with `gpus` and `memory`"),
+            ("docker_args", "no container is started for this job"),
+        ],
+        warnings,
+    );
+    section.finish(warnings);
+    Ok(resources)
+}
+
+fn read_limits(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Limits, Refusal> {
+    let Some(mut section) = top.section("limits")? else { return Ok(Limits::default()) };
+    let place = section.place();
+    let limits = Limits { timeout: section.duration("timeout")?, grace: section.duration("grace")? };
+    section.finish(warnings);
+    if limits.timeout.is_some_and(|timeout| timeout.is_zero()) {
+        return Err(Refusal::invalid(place, "`limits.timeout` is 0 seconds")
+            .fix("give the longest time the command may run, or leave the key out"));
+    }
+    Ok(limits)
+}
+
+fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<RetryPolicy, Refusal> {
+    let Some(mut section) = top.section("retry")? else { return Ok(RetryPolicy::default()) };
+    let usual = RetryPolicy::default();
+    let retry = RetryPolicy {
+        max_attempts: section
+            .parsed::<NonZeroU32>("max_attempts", COUNT)?
+            .map_or(usual.max_attempts, NonZeroU32::get),
+        backoff: section.duration("backoff")?.unwrap_or(usual.backoff),
+    };
+    section.finish(warnings);
+    Ok(retry)
+}
+
+fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Refusal> {
+    let Some(mut section) = top.section("queue_settings")? else { return Ok(Priority::default()) };
+    let word = section.word("priority", &["low", "medium", "high"])?;
+    section.ignore(&["job_tier"]);
+    section.finish(warnings);
+    Ok(word.and_then(Priority::parse).unwrap_or_default())
+}
+
+/// Literals go into the draft; what names a local path is returned.
+fn read_inputs(
+    top: &mut Section,
+    draft: &mut JobDraft,
+    warnings: &mut Vec<Warning>,
+) -> Result<Vec<InputRef>, Refusal> {
+    let Some(section) = top.section("inputs")? else { return Ok(Vec::new()) };
+    let mut paths = Vec::new();
+    for (key, node) in section.into_entries() {
+        match read_input(key.text, node, warnings)? {
+            ReadInput::Literal(name, text) => drop(draft.inputs.insert(name, Input::Literal(text))),
+            ReadInput::Path(input) => paths.push(input),
+            ReadInput::Absent => {}
+        }
+    }
+    Ok(paths)
+}
+
+enum ReadInput {
+    Literal(String, String),
+    Path(InputRef),
+    /// Optional, and nothing was given.
+    Absent,
+}
+
+const DATA_TYPES: [&str; 6] =
+    ["uri_folder", "uri_file", "mltable", "custom_model", "mlflow_model", "triton_model"];
+const INPUT_TYPES: [&str; 10] = [
+    "uri_folder",
+    "uri_file",
+    "mltable",
+    "custom_model",
+    "mlflow_model",
+    "triton_model",
+    "integer",
+    "number",
+    "boolean",
+    "string",
+];
+const INPUT_MODES: [&str; 5] = ["ro_mount", "download", "direct", "eval_mount", "eval_download"];
+const OUTPUT_MODES: [&str; 4] = ["rw_mount", "mount", "upload", "direct"];
+
+fn read_input(name: String, node: Node, warnings: &mut Vec<Warning>) -> Result<ReadInput, Refusal> {
+    if let Value::Scalar(text) = node.value {
+        return Ok(ReadInput::Literal(name, text));
+    }
+    let place = node.place;
+    let full = format!("inputs.{name}");
+    let mut section = Section::open(node, &full)?;
+    let kind = section.word("type", &INPUT_TYPES)?;
+    let mode = section.word("mode", &INPUT_MODES)?;
+    let path = section.node("path");
+    let literal = section.text("value")?.or(section.text("default")?);
+    let optional = section.node("optional").is_some_and(|node| node.flag().unwrap_or(false));
+    section.ignore(&["description", "path_on_compute", "min", "max", "enum"]);
+    section.warn_of(&[("datastore", "datastores are not known here; give a local `path`")], warnings);
+    section.finish(warnings);
+    match (path, literal) {
+        (Some(path), None) => {
+            let is_file = kind == Some("uri_file");
+            read_path(name, &path, is_file, mode == Some("direct"))
+        }
+        (None, Some(text)) => Ok(ReadInput::Literal(name, text)),
+        (None, None) if optional => Ok(ReadInput::Absent),
+        (None, None) => Err(Refusal::invalid(place, format!("`{full}` has no value"))
+            .fix("give it a `path`, or write the value itself after its name")),
+        (Some(_), Some(_)) => Err(Refusal::invalid(place, format!("`{full}` has both a path and a value"))
+            .fix("keep one of `path` and `value`")),
+    }
+}
+
+fn read_path(name: String, node: &Node, is_file: bool, direct: bool) -> Result<ReadInput, Refusal> {
+    let path = node.text().map_err(|at| within(&format!("inputs.{name}.path"), at))?.trim();
+    match scheme(path) {
+        Some("http" | "https") if direct => Ok(ReadInput::Literal(name, path.to_owned())),
+        Some(_) => Err(Refusal::unsupported(
+            node.place,
+            format!("`inputs.{name}` is not fetched from `{path}`"),
+            "download the data and give its local path, or let the script fetch it",
+        )),
+        None => {
+            let path = local(path).to_owned();
+            Ok(ReadInput::Path(InputRef { name, path, is_file, place: node.place }))
+        }
+    }
+}
+
+/// What stands before the colon of something that is not a local path.
+fn scheme(path: &str) -> Option<&str> {
+    let path = path.trim();
+    if path.contains("${{") {
+        return Some("expression");
+    }
+    let (scheme, rest) = path.split_once(':')?;
+    let known = matches!(scheme, "azureml" | "runs") || scheme.starts_with("git+");
+    (known || (rest.starts_with("//") && scheme != "file")).then_some(scheme)
+}
+
+fn read_outputs(top: &mut Section, draft: &mut JobDraft, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
+    let Some(section) = top.section("outputs")? else { return Ok(()) };
+    for (key, node) in section.into_entries() {
+        let output = match node.value {
+            Value::Null => Output::Folder,
+            _ => read_output(&key.text, node, warnings)?,
+        };
+        draft.outputs.insert(key.text, output);
+    }
+    Ok(())
+}
+
+fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Output, Refusal> {
+    let mut section = Section::open(node, &format!("outputs.{name}"))?;
+    let kind = section.word("type", &DATA_TYPES)?;
+    section.word("mode", &OUTPUT_MODES)?;
+    section.ignore(&["description"]);
+    section.warn_of(
+        &[
+            ("path", "outputs are kept by the agent; get them with `agentctl download`"),
+            ("name", "outputs are not registered"),
+            ("version", "outputs are not registered"),
+        ],
+        warnings,
+    );
+    section.finish(warnings);
+    Ok(if kind == Some("uri_file") { Output::File } else { Output::Folder })
+}
+
+/// The last key to be read: what is left then is not known, and may be a slip of `command`.
+fn read_command(
+    mut top: Section,
+    draft: &JobDraft,
+    inputs: &[InputRef],
+    warnings: &mut Vec<Warning>,
+) -> Result<String, Refusal> {
+    let start = top.place();
+    let command = top.node("command");
+    let strangers = top.strangers();
+    let slip = strangers.iter().find(|stranger| stranger.resembles == Some("command"));
+    let Some(node) = command else {
+        return Err(match slip {
+            Some(slip) => Refusal::invalid(slip.place, format!("`{}` is not known", slip.name))
+                .fix("write `command` instead"),
+            None => Refusal::invalid(start, "the job has no `command`")
+                .fix("add the line that starts your training, for example `command: python train.py`"),
+        });
+    };
+    warnings.extend(strangers.into_iter().map(Stranger::into_warning));
+    let command = node.text().map_err(|at| within("command", at))?;
+    let input_names = draft.inputs.keys().chain(inputs.iter().map(|input| &input.name));
+    check_references(&node, command, &input_names.map(String::as_str).collect::<Vec<_>>(), draft)?;
+    Ok(command.to_owned())
+}
+
+fn check_references(node: &Node, command: &str, inputs: &[&str], draft: &JobDraft) -> Result<(), Refusal> {
+    let references = expr::references(command)
+        .map_err(|fault| Refusal::invalid(node.place, fault.what).fix(fault.fix.unwrap_or_default()))?;
+    let outputs: Vec<&str> = draft.outputs.keys().map(String::as_str).collect();
+    for reference in &references {
+        let (kind, name, known) = match reference {
+            Reference::Input(name) => ("inputs", name, inputs),
+            Reference::Output(name) => ("outputs", name, outputs.as_slice()),
+        };
+        if known.contains(&name.as_str()) {
+            continue;
+        }
+        let message = format!("the command uses `${{{{{kind}.{name}}}}}`, which the job does not define");
+        return Err(Refusal::invalid(node.place, message).fix(match nearest(name, known) {
+            Some(meant) => format!("did you mean `${{{{{kind}.{meant}}}}}`?"),
+            None => format!("add `{name}` under `{kind}`, or correct the name in the command"),
+        }));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+use std::time::Duration;
+
+use super::*;
+use crate::Code;
+
+const FULL: &str = r#"
+$schema: https://example.com/commandJob.schema.json
+type: Command
+name: train-1
+display_name: Train
+description: |
+  # two
+  lines
+experiment_name: diabetes
+tags: {team: vision, year: 2024}
+properties: {a: b}
+command: >-
+  python train.py --lr ${{inputs.lr}} --data ${{inputs.data}}
+  --flag ${{ inputs.flag }} --out ${{outputs.model}}
+code: ./src
+environment:
+  python: python3.11
+  requirements: requirements.txt
+environment_variables:
+  OMP_NUM_THREADS: 4
+  EMPTY:
+inputs:
+  lr: 0.10
+  flag: true
+  type: uri_file
+  data: {type: URI_FILE, path: file:data/x.csv, mode: Ro_Mount}
+  folder: {path: ../data}
+  steps: {type: integer, default: 30}
+  url: {path: https://example.com/x.csv, mode: direct}
+  maybe: {type: uri_folder, optional: true}
+outputs:
+  model:
+  report: {type: uri_file, mode: upload}
+compute: local
+resources: {instance_count: 2, gpus: 1, memory: 8g, shm_size: 512m}
+limits: {timeout: 3600, grace: 2m}
+retry: {max_attempts: 3, backoff: 5}
+identity: {type: aml_token}
+queue_settings: {job_tier: Spot, priority: High}
+"#;
+
+fn refused(text: &str) -> Fault {
+    command_job(text).expect_err(text)
+}
+
+#[test]
+fn test_every_key_reaches_the_draft() {
+    let job = command_job(FULL).unwrap();
+    assert_eq!(job.warnings, []);
+    let draft = &job.draft;
+    assert_eq!(draft.name.as_ref().unwrap().as_str(), "train-1");
+    assert_eq!(draft.display_name, "Train");
+    assert_eq!(draft.description, "# two\nlines\n");
+    assert_eq!(draft.experiment, "diabetes");
+    assert_eq!(draft.tags["year"], "2024");
+    assert!(draft.command.contains("${{inputs.data}} --flag"), "{}", draft.command);
+    assert_eq!(job.code.as_deref(), Some("./src"));
+    let requirements = "requirements.txt".to_owned();
+    assert_eq!(
+        job.environment,
+        EnvironmentRef::Requirements { python: "python3.11".into(), path: requirements }
+    );
+    assert_eq!(draft.environment_variables["OMP_NUM_THREADS"], "4");
+    assert_eq!(draft.environment_variables["EMPTY"], "");
+    let resources = Resources { nodes: 2, gpus: 1, memory: 8 << 30, shm: 512 << 20 };
+    assert_eq!(draft.resources, resources);
+    assert_eq!(draft.limits.timeout, Some(Duration::from_secs(3600)));
+    assert_eq!(draft.limits.grace, Some(Duration::from_secs(120)));
+    assert_eq!(draft.retry, RetryPolicy { max_attempts: 3, backoff: Duration::from_secs(5) });
+    assert_eq!(draft.priority, Priority::High);
+}
+
+#[test]
+fn test_inputs_and_outputs_are_told_apart() {
+    let job = command_job(FULL).unwrap();
+    let literal = |text: &str| Input::Literal(text.to_owned());
+    let expected = [
+        ("flag", "true"),
+        ("lr", "0.10"),
+        ("steps", "30"),
+        ("type", "uri_file"),
+        ("url", "https://example.com/x.csv"),
+    ];
+    let expected: Vec<_> = expected.iter().map(|(name, text)| ((*name).to_owned(), literal(text))).collect();
+    assert_eq!(job.draft.inputs.into_iter().collect::<Vec<_>>(), expected);
+    let paths: Vec<_> = job.inputs.iter().map(|i| (i.name.as_str(), i.path.as_str(), i.is_file)).collect();
+    assert_eq!(paths, [("data", "data/x.csv", true), ("folder", "../data", false)]);
+    assert_eq!(job.draft.outputs["model"], Output::Folder);
+    assert_eq!(job.draft.outputs["report"], Output::File);
+}
+
+#[test]
+fn test_smallest_job_and_json() {
+    for text in ["command: true", r#"{"command": "true"}"#] {
+        let job = command_job(text).unwrap();
+        assert_eq!((job.draft.command.as_str(), job.code), ("true", None));
+        assert_eq!(job.environment, EnvironmentRef::Spec(EnvSpec::host()));
+    }
+}
+
+#[test]
+fn test_what_has_no_effect_is_a_warning_with_its_place() {
+    let text = "command: x\ncompute: azureml:cpu\nenviroment: y\nresources: {gpu: 1}\nfoo: 1\n";
+    let warnings = command_job(text).unwrap().warnings;
+    let warnings: Vec<_> = warnings.iter().map(|w| format!("{}: {}", w.place, w.message)).collect();
+    assert_eq!(
+        warnings,
+        [
+            "line 2, column 10: `compute` has no effect: the job runs here, not on `azureml:cpu`",
+            "line 4, column 13: `resources.gpu` is not known and has no effect; did you mean `gpus`?",
+            "line 3, column 1: `enviroment` is not known and has no effect; did you mean `environment`?",
+            "line 5, column 1: `foo` is not known and has no effect",
+        ]
+    );
+}
+
+#[test]
+fn test_what_is_not_run_is_refused_with_its_place_and_a_way_out() {
+    for (text, place, message) in [
+        ("type: sweep\ntrial: {}\n", "line 1, column 7", "`type: sweep` is not run"),
+        ("jobs: {a: {}}\n", "line 1, column 7", "`jobs` makes this a pipeline job"),
+        ("command: x\ncode: azureml:code:1\n", "line 2, column 7", "is not fetched"),
+        ("command: x\ncode: git+https://h/x\n", "line 2, column 7", "is not fetched"),
+        ("command: x\ndistribution: {type: pytorch}\n", "line 2, column 15", "`distribution` is not run"),
+        ("command: x\ninputs: {d: {path: azureml:d:1}}\n", "line 2, column 20", "is not fetched"),
+        ("command: x\ninputs: {d: {path: 'wasbs://c@a/x'}}\n", "line 2, column 20", "is not fetched"),
+        ("command: x\ninputs: {d: {path: 'https://h/x'}}\n", "line 2, column 20", "is not fetched"),
+    ] {
+        let fault = refused(text);
+        assert_eq!(fault.code, Code::JobUnsupported, "{text}");
+        assert!(fault.what.starts_with(place) && fault.what.contains(message), "{}", fault.what);
+        assert!(fault.fix.is_some());
+    }
+}
+
+#[test]
+fn test_what_breaks_a_rule_is_refused_with_its_place() {
+    for (text, what) in [
+        ("", "line 1, column 1: the job file is empty"),
+        ("code: .\n", "line 1, column 1: the job has no `command`"),
+        ("code: .\ncomand: x\n", "line 2, column 1: `comand` is not known"),
+        ("[a]", "line 1, column 1: expected a mapping, found a list"),
+        ("command: [a]", "line 1, column 10: `command`: expected a plain value, found a list"),
+        ("command: x\ntype: sweeep\n", "line 2, column 7: `type: sweeep` is not a kind of job"),
+        (
+            "command: x\nresources:\n  instance_count: two\n",
+            "line 3, column 19: `resources.instance_count`: expected a whole number of at least 1, found `two`",
+        ),
+        (
+            "command: x\nlimits: {timeout: soon}\n",
+            "line 2, column 19: `limits.timeout`: expected a number of seconds, for example 3600 or `2h`, \
+             found `soon`",
+        ),
+        ("command: x\nlimits: {timeout: 0}\n", "line 2, column 9: `limits.timeout` is 0 seconds"),
+        (
+            "command: x\nqueue_settings: {priority: hihg}\n",
+            "line 2, column 28: `queue_settings.priority`: `hihg` is not one of low, medium, high; \
+             did you mean `high`?",
+        ),
+        ("command: x\ntags: {a: [1]}\n", "line 2, column 11: `tags.a`: expected a plain value, found a list"),
+        ("command: x\ninputs: {a: {type: string}}\n", "line 2, column 13: `inputs.a` has no value"),
+        (
+            "command: x ${{inputs.dta}}\ninputs: {data: 1}\n",
+            "line 1, column 10: the command uses `${{inputs.dta}}`, which the job does not define",
+        ),
+        ("command: x ${{outputs.m\n", "line 1, column 10: the command has `${{` without `}}`"),
+    ] {
+        let fault = refused(text);
+        assert_eq!((fault.code, fault.what.as_str()), (Code::JobInvalid, what), "{text}");
+        assert!(fault.fix.is_some_and(|fix| !fix.is_empty()), "{text}");
+    }
+}
+
+#[test]
+fn test_slips_are_answered_with_what_was_meant() {
+    assert_eq!(refused("comand: x\n").fix.unwrap(), "write `command` instead");
+    let fault = refused("command: x ${{inputs.dta}}\ninputs: {data: 1}\n");
+    assert_eq!(fault.fix.unwrap(), "did you mean `${{inputs.data}}`?");
+    let fault = refused("command: x\nname: my job\n");
+    assert!(fault.what.contains("it may hold only letters"), "{}", fault.what);
+    assert!(fault.fix.unwrap().contains("display_name"));
+}
+
+#[test]
+fn test_broken_text_is_a_file_fault() {
+    let fault = refused("command: x\n  bad: [\n");
+    assert_eq!(fault.code, Code::JobFile);
+    assert!(fault.what.starts_with("line "), "{}", fault.what);
+}
+
+proptest::proptest! {
+    #[test]
+    fn test_no_text_makes_the_reader_fail_otherwise(text in "[a-z: \n\\-\\[\\]{}\"'$#|>0-9]{0,120}") {
+        if let Err(fault) = command_job(&text) {
+            assert!(fault.what.starts_with("line "), "{}", fault.what);
+            assert!(fault.fix.is_some());
+        }
+    }
+}

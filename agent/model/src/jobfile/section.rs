@@ -1,0 +1,332 @@
+//! One mapping of a document, taken apart key by key.
+//!
+//! Owns the two promises every mapping of a job file keeps: a wrong value is refused with its key and its
+//! place, and a key that nobody asked for is a warning that guesses what was meant.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::fault::{Code, Fault};
+use crate::yaml::{At, Entries, Key, Node, Place, Value};
+
+/// Something in a document that has no effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// Where it stands.
+    pub place: Place,
+    /// What it is and that it is read over.
+    pub message: String,
+}
+
+/// Why a document is refused.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    code: Code,
+    at: At,
+    fix: Option<String>,
+}
+
+impl Refusal {
+    /// The document breaks a rule at `place`.
+    pub(super) fn invalid(place: Place, message: impl Into<String>) -> Refusal {
+        Refusal { code: Code::JobInvalid, at: At { place, message: message.into() }, fix: None }
+    }
+
+    /// The document asks at `place` for something that is not run; `fix` says what is.
+    pub(super) fn unsupported(place: Place, message: impl Into<String>, fix: &str) -> Refusal {
+        let at = At { place, message: message.into() };
+        Refusal { code: Code::JobUnsupported, at, fix: Some(fix.to_owned()) }
+    }
+
+    /// The text is not a document at all.
+    pub(super) fn syntax(at: At) -> Refusal {
+        let fix = "check the indentation, quotes and brackets around that place".to_owned();
+        Refusal { code: Code::JobFile, at, fix: Some(fix) }
+    }
+
+    /// Says what to write instead.
+    pub(super) fn fix(mut self, fix: impl Into<String>) -> Refusal {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+impl From<Refusal> for Fault {
+    fn from(refusal: Refusal) -> Fault {
+        let fault = Fault::new(refusal.code, refusal.at.to_string());
+        match refusal.fix {
+            Some(fix) => fault.fix(fix),
+            None => fault.fix("correct the file at that place"),
+        }
+    }
+}
+
+/// A mapping being read, and the path of keys that leads to it.
+pub(super) struct Section {
+    path: String,
+    entries: Entries,
+    known: Vec<&'static str>,
+}
+
+impl Section {
+    /// Opens the mapping `node`, reached by `path`; the document itself has an empty path.
+    pub(super) fn open(node: Node, path: &str) -> Result<Section, Refusal> {
+        let entries = node.map().map_err(|at| within(path, at))?;
+        Ok(Section { path: path.to_owned(), entries, known: Vec::new() })
+    }
+
+    /// Where the mapping starts.
+    pub(super) fn place(&self) -> Place {
+        self.entries.place
+    }
+
+    /// The full name of one of its keys.
+    pub(super) fn name(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+
+    /// The value of `key`; a value of nothing counts as absent.
+    pub(super) fn node(&mut self, key: &'static str) -> Option<Node> {
+        self.known.push(key);
+        self.entries.take(key)
+    }
+
+    /// The mapping under `key`.
+    pub(super) fn section(&mut self, key: &'static str) -> Result<Option<Section>, Refusal> {
+        let path = self.name(key);
+        self.node(key).map(|node| Section::open(node, &path)).transpose()
+    }
+
+    /// The text of `key`.
+    pub(super) fn text(&mut self, key: &'static str) -> Result<Option<String>, Refusal> {
+        self.read(key, |node| node.text().map(str::to_owned))
+    }
+
+    /// The value of `key`, parsed from its text; `expected` names the type for messages.
+    pub(super) fn parsed<T: FromStr>(
+        &mut self,
+        key: &'static str,
+        expected: &str,
+    ) -> Result<Option<T>, Refusal> {
+        self.read(key, |node| node.parsed(expected))
+    }
+
+    /// A length of time: whole seconds, or a number with `s`, `m`, `h` or `d`.
+    pub(super) fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, Refusal> {
+        self.read(key, |node| {
+            let text = node.text()?;
+            seconds(text).map(Duration::from_secs).ok_or_else(|| {
+                node.fault(format!("expected a number of seconds, for example 3600 or `2h`, found `{text}`"))
+            })
+        })
+    }
+
+    /// A number of bytes: a number with `b`, `k`, `m`, `g` or `t`.
+    pub(super) fn bytes(&mut self, key: &'static str) -> Result<Option<u64>, Refusal> {
+        self.read(key, |node| {
+            let text = node.text()?;
+            size(text).ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
+        })
+    }
+
+    /// One of a few words, in any case; the result is the word as it stands in `words`.
+    pub(super) fn word(
+        &mut self,
+        key: &'static str,
+        words: &[&'static str],
+    ) -> Result<Option<&'static str>, Refusal> {
+        self.read(key, |node| {
+            let text = node.text()?.trim();
+            words.iter().copied().find(|word| word.eq_ignore_ascii_case(text)).ok_or_else(|| {
+                node.fault(format!("`{text}` is not one of {}{}", words.join(", "), guess(text, words)))
+            })
+        })
+    }
+
+    /// A mapping of names to texts; a value of nothing is an empty text.
+    pub(super) fn texts(&mut self, key: &'static str) -> Result<BTreeMap<String, String>, Refusal> {
+        let path = self.name(key);
+        let Some(section) = self.section(key)? else { return Ok(BTreeMap::new()) };
+        let text_of = |node: &Node| match node.value {
+            Value::Null => Ok(String::new()),
+            _ => node.text().map(str::to_owned),
+        };
+        let entries = section.entries.rest().into_iter().map(|(name, node)| {
+            let text = text_of(&node).map_err(|at| within(&format!("{path}.{}", name.text), at))?;
+            Ok((name.text, text))
+        });
+        entries.collect()
+    }
+
+    /// Keys that are understood and change nothing here.
+    pub(super) fn ignore(&mut self, keys: &[&'static str]) {
+        keys.iter().for_each(|key| drop(self.node(key)));
+    }
+
+    /// Keys that a reader might count on although they change nothing here.
+    pub(super) fn warn_of(&mut self, keys: &[(&'static str, &str)], warnings: &mut Vec<Warning>) {
+        for (key, consequence) in keys {
+            if let Some(node) = self.node(key) {
+                let message = format!("`{}` has no effect: {consequence}", self.name(key));
+                warnings.push(Warning { place: node.place, message });
+            }
+        }
+    }
+
+    /// Ends the reading: the entries nobody asked for.
+    pub(super) fn strangers(self) -> Vec<Stranger> {
+        let Section { path, entries, known } = self;
+        let stranger = |key: Key| Stranger {
+            place: key.place,
+            name: if path.is_empty() { key.text.clone() } else { format!("{path}.{}", key.text) },
+            resembles: nearest(&key.text, &known),
+        };
+        entries.rest().into_iter().map(|(key, _)| stranger(key)).collect()
+    }
+
+    /// The free-named entries of the mapping, in the order written.
+    pub(super) fn into_entries(self) -> Vec<(Key, Node)> {
+        self.entries.rest()
+    }
+
+    /// Ends the reading: what is left is warned of.
+    pub(super) fn finish(self, warnings: &mut Vec<Warning>) {
+        warnings.extend(self.strangers().into_iter().map(Stranger::into_warning));
+    }
+
+    fn read<T>(
+        &mut self,
+        key: &'static str,
+        read: impl FnOnce(&Node) -> Result<T, At>,
+    ) -> Result<Option<T>, Refusal> {
+        let Some(node) = self.node(key) else { return Ok(None) };
+        read(&node).map(Some).map_err(|at| within(&self.name(key), at))
+    }
+}
+
+/// A key that is not known.
+pub(super) struct Stranger {
+    /// Where it stands.
+    pub(super) place: Place,
+    /// Its full name.
+    pub(super) name: String,
+    /// The known key it is most likely a slip of.
+    pub(super) resembles: Option<&'static str>,
+}
+
+impl Stranger {
+    /// It is read over.
+    pub(super) fn into_warning(self) -> Warning {
+        let hint = self.resembles.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
+        Warning {
+            place: self.place,
+            message: format!("`{}` is not known and has no effect{hint}", self.name),
+        }
+    }
+}
+
+/// A complaint about the value under `path`.
+pub(super) fn within(path: &str, at: At) -> Refusal {
+    if path.is_empty() {
+        return Refusal::invalid(at.place, at.message);
+    }
+    Refusal::invalid(at.place, format!("`{path}`: {}", at.message))
+}
+
+/// `; did you mean …` when a word resembles what was written.
+fn guess(written: &str, words: &[&'static str]) -> String {
+    nearest(written, words).map(|word| format!("; did you mean `{word}`?")).unwrap_or_default()
+}
+
+/// The known word that `written` is most likely a slip of.
+pub(super) fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
+    let fold = |word: &str| word.to_lowercase().replace('-', "_");
+    let written = fold(written);
+    let distances = known.iter().map(|word| (distance(&written, &fold(word)), *word));
+    let (distance, word) = distances.min_by_key(|(distance, _)| *distance)?;
+    (distance <= 2 && distance * 3 <= word.len()).then_some(word)
+}
+
+/// How many letters must be changed, added, dropped or swapped with a neighbour.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let differs = usize::from(a[i - 1] != b[j - 1]);
+            let mut best = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + differs);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+fn seconds(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit = match text[split..].trim() {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    text[..split].parse::<u64>().ok()?.checked_mul(unit)
+}
+
+fn size(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_lowercase();
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let unit = text[split..].trim();
+    let power = match unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')).unwrap_or(unit) {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        _ => return None,
+    };
+    text[..split].parse::<u64>().ok()?.checked_mul(1 << power)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_nearest_forgives_small_slips_and_invents_nothing() {
+        let known = ["command", "environment", "environment_variables", "inputs", "outputs"];
+        for (written, meant) in [
+            ("comand", Some("command")),
+            ("Command", Some("command")),
+            ("enviroment", Some("environment")),
+            ("environment-variables", Some("environment_variables")),
+            ("ipnuts", Some("inputs")),
+            ("x", None),
+            ("framework", None),
+        ] {
+            assert_eq!(nearest(written, &known), meant, "{written}");
+        }
+    }
+
+    #[test]
+    fn test_sizes_and_times() {
+        for (text, bytes) in [("8g", Some(8 << 30)), ("512M", Some(512 << 20)), ("1GiB", Some(1 << 30))] {
+            assert_eq!(size(text), bytes, "{text}");
+        }
+        for bad in ["", "g", "8 apples", "-1g", "1.5g", "99999999999t"] {
+            assert_eq!(size(bad), None, "{bad}");
+        }
+        assert_eq!(seconds("90"), Some(90));
+        assert_eq!(seconds("2h"), Some(7200));
+        for bad in ["", "h", "soon", "-3", "1w"] {
+            assert_eq!(seconds(bad), None, "{bad}");
+        }
+    }
+}
