@@ -1,1 +1,324 @@
+//! The whole product under test.
+//!
+//! A [`Host`] is one box: its own home, state and processes, with the real `agentd`, `agent-shim` and
+//! `agentctl` of this workspace, built once when the first test needs them. Nothing of it outlives the test,
+//! whatever the test did to it. Tests wait with [`eventually`] on a condition and a deadline.
 
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// How long anything may take that normally takes a moment; generous, because CI is slow and shared.
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// The directory of the binaries, built on first use with the profile of the test itself.
+#[allow(clippy::disallowed_methods, reason = "builds what it tests")]
+pub fn binaries() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let test = std::env::current_exe().expect("a test has a path");
+        let profile_dir =
+            test.ancestors().find(|dir| dir.join("deps").is_dir()).expect("cargo's layout").to_owned();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--locked", "--bins", "--quiet", "--target-dir"]).arg(profile_dir.join(".."));
+        build.args(["-p", "agentd", "-p", "agentctl", "-p", "agent-shim"]);
+        if profile_dir.ends_with("release") {
+            build.arg("--release");
+        }
+        let built = build.current_dir(root()).status().expect("cargo runs");
+        assert!(built.success(), "the binaries under test do not build");
+        profile_dir
+    })
+}
+
+/// The top of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository exists")
+}
+
+/// Waits until `ready` gives something; panics with `what` after `deadline`.
+pub fn eventually<T>(what: &str, deadline: Duration, mut ready: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + deadline;
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(Instant::now() < end, "after {deadline:?} still waiting: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What a finished command said.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its exit code; 128 + n for a signal.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Ran {
+    /// Itself, if the code is `code`; panics with everything it said otherwise.
+    #[track_caller]
+    pub fn code(self, code: i32) -> Ran {
+        assert_eq!(self.code, code, "stdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// Itself, if it ended well.
+    #[track_caller]
+    pub fn ok(self) -> Ran {
+        self.code(0)
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in:\n{}", self.stdout))
+    }
+
+    /// Fails unless standard error holds `text`.
+    #[track_caller]
+    pub fn says(self, text: &str) -> Ran {
+        assert!(self.stderr.contains(text), "no `{text}` in stderr:\n{}", self.stderr);
+        self
+    }
+}
+
+/// One box under test.
+#[derive(Debug)]
+pub struct Host {
+    home: tempfile::TempDir,
+    agentd: Option<Child>,
+    variables: Vec<(String, String)>,
+}
+
+impl Default for Host {
+    fn default() -> Host {
+        Host::new()
+    }
+}
+
+impl Host {
+    /// A box with nothing on it; no daemon runs.
+    pub fn new() -> Host {
+        binaries();
+        let home = tempfile::Builder::new().prefix("agentd-test-").tempdir().expect("a temporary directory");
+        Host { home, agentd: None, variables: Vec::new() }
+    }
+
+    /// A box whose daemon runs.
+    pub fn started() -> Host {
+        let mut host = Host::new();
+        host.start();
+        host
+    }
+
+    /// Sets a variable for the daemon and every client from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.variables.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// The directory that is this box's home.
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    /// Where the daemon keeps its state.
+    pub fn state(&self) -> PathBuf {
+        self.home().join("agentd")
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(binaries().join(program));
+        command.env("XDG_DATA_HOME", self.home()).env_remove("AGENTD_SOCKET").env("NO_COLOR", "1");
+        command.envs(self.variables.iter().map(|(n, v)| (n, v)));
+        command.current_dir(self.home()).stdin(Stdio::null());
+        command
+    }
+
+    /// A client command to be started by the test itself.
+    pub fn client<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = self.command("agentctl");
+        command.args(arguments);
+        command
+    }
+
+    /// Runs `agentctl` to its end.
+    #[track_caller]
+    pub fn ctl<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Ran {
+        finish(&mut self.client(arguments))
+    }
+
+    /// Starts the daemon and waits until it answers. Its log goes to `agentd.log` of the home.
+    #[track_caller]
+    pub fn start(&mut self) {
+        assert!(self.agentd.is_none(), "the daemon runs already");
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.home().join("agentd.log"))
+            .expect("a log");
+        let mut command = self.command("agentd");
+        command.args(["run", "--user"]).stdout(Stdio::null()).stderr(log);
+        self.agentd = Some(command.spawn().expect("agentd starts"));
+        eventually("the daemon answers", SOON, || (self.ctl(&["nodes"]).code == 0).then_some(()));
+    }
+
+    /// Ends the daemon at once, as a crash would; jobs are not asked.
+    #[track_caller]
+    pub fn kill(&mut self) {
+        let mut agentd = self.agentd.take().expect("the daemon runs");
+        agentd.kill().expect("SIGKILL is sent");
+        agentd.wait().expect("the daemon is reaped");
+    }
+
+    /// Ends the daemon as an operator would, and gives its exit code.
+    #[track_caller]
+    pub fn stop(&mut self) -> i32 {
+        let mut agentd = self.agentd.take().expect("the daemon runs");
+        signal(agentd.id(), Signal::TERM);
+        let status = eventually("the daemon stops", SOON, || agentd.try_wait().expect("its own child"));
+        status.code().unwrap_or(-1)
+    }
+
+    /// Starts another daemon on the same state and waits for it to give up.
+    pub fn second_daemon(&self) -> Ran {
+        finish(self.command("agentd").args(["run", "--user"]))
+    }
+
+    /// The process id of the running daemon.
+    pub fn pid(&self) -> u32 {
+        self.agentd.as_ref().expect("the daemon runs").id()
+    }
+
+    /// Writes a code directory and gives its path.
+    pub fn project(&self, name: &str, files: &[(&str, &str)]) -> PathBuf {
+        let dir = self.home().join(name);
+        for (path, text) in files {
+            let path = dir.join(path);
+            fs::create_dir_all(path.parent().expect("a file has a parent")).expect("a directory");
+            fs::write(path, text).expect("a file");
+        }
+        dir
+    }
+
+    /// Submits a shell command in an empty code directory and gives the job's name.
+    #[track_caller]
+    pub fn submit(&self, command: &str) -> String {
+        let dir = self.project("empty", &[("job.txt", "")]);
+        let ran = self.ctl(&["submit", dir.to_str().expect("UTF-8"), "--", "sh", "-c", command]).ok();
+        ran.stdout.trim().to_owned()
+    }
+
+    /// A job as `agentctl show --json` gives it.
+    #[track_caller]
+    pub fn show(&self, job: &str) -> Value {
+        self.ctl(&["show", job, "--json"]).ok().json()
+    }
+
+    /// The state of a job.
+    #[track_caller]
+    pub fn job_state(&self, job: &str) -> String {
+        self.show(job)["state"].as_str().expect("a state").to_owned()
+    }
+
+    /// Waits until a job is in one of these states and gives which.
+    #[track_caller]
+    pub fn wait_for(&self, job: &str, states: &[&str]) -> String {
+        eventually(&format!("{job} to be {states:?}"), SOON, || {
+            let ran = self.ctl(&["show", job, "--json"]);
+            let state =
+                (ran.code == 0).then(|| ran.json()["state"].as_str().unwrap_or_default().to_owned())?;
+            states.contains(&state.as_str()).then_some(state)
+        })
+    }
+
+    /// The processes that belong to this box: those that run, or were started, below its home.
+    pub fn processes(&self) -> Vec<u32> {
+        let home = self.home().to_string_lossy().into_owned();
+        let belongs = |pid: u32| {
+            let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            let cwd = fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+            cwd.starts_with(&home)
+                || [read("cmdline"), read("environ")]
+                    .iter()
+                    .any(|bytes| bytes.windows(home.len()).any(|window| window == home.as_bytes()))
+        };
+        let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+        pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(|pid| belongs(*pid))
+            .collect()
+    }
+
+    /// The daemon's log, for messages of failing tests.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home().join("agentd.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Host {
+    #[allow(clippy::print_stderr, reason = "what the daemon said belongs to a failing test")]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- agentd.log\n{}", self.log());
+        }
+        if let Some(mut agentd) = self.agentd.take() {
+            let _ = agentd.kill();
+            let _ = agentd.wait();
+        }
+        // Jobs are made to outlive their daemon, so they are looked for, until none is left.
+        for _ in 0..100 {
+            let left: Vec<u32> =
+                self.processes().into_iter().filter(|pid| *pid != std::process::id()).collect();
+            if left.is_empty() {
+                break;
+            }
+            left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Runs a command to its end.
+fn finish(command: &mut Command) -> Ran {
+    let output = command.output().expect("the program starts");
+    let code = output.status.code().or_else(|| output.status.signal().map(|s| 128 + s)).unwrap_or(-1);
+    Ran {
+        code,
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Sends a signal; a process that is gone already is fine.
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// Resident memory of a process in bytes.
+pub fn resident(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
+}
+
+/// Processor time a process used so far, in seconds.
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks(11) + ticks(12)) / 100.0 // USER_HZ is 100 on every Linux there is
+}

@@ -1,0 +1,57 @@
+//! Files stay readable: they open with what they are, and none is too long.
+
+use crate::{files_below, none, read};
+
+/// Lines of production code a file may have; the aim is 600.
+const LONGEST: usize = 900;
+
+fn sources() -> Vec<std::path::PathBuf> {
+    ["agent", "proto", "tests"]
+        .iter()
+        .flat_map(|dir| files_below(dir, &[".rs"]))
+        .filter(|path| !path.to_string_lossy().contains("/generated/"))
+        .collect()
+}
+
+#[test]
+fn test_no_file_is_too_long() {
+    let complaints = sources()
+        .iter()
+        .filter_map(|path| {
+            let text = read(path);
+            let lines = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default().lines().count();
+            (lines > LONGEST)
+                .then(|| format!("{} has {lines} production lines, at most {LONGEST}", path.display()))
+        })
+        .collect();
+    none("file length", complaints);
+}
+
+#[test]
+fn test_every_file_opens_with_what_it_is() {
+    let complaints = sources()
+        .iter()
+        .filter(|path| !path.ends_with("tests.rs"))
+        .filter(|path| !read(path).starts_with("//!"))
+        .map(|path| format!("{} does not begin with `//!`", path.display()))
+        .collect();
+    none("module documentation", complaints);
+}
+
+#[test]
+fn test_nothing_is_left_to_be_done_later() {
+    let marks = ["TODO", "FIXME", "XXX", "HACK"];
+    let complaints = sources()
+        .iter()
+        .filter(|path| !path.ends_with("repo/files.rs"))
+        .flat_map(|path| {
+            let text = read(path);
+            marks
+                .iter()
+                .filter(|mark| text.contains(**mark))
+                .map(|mark| format!("{} holds `{mark}`", path.display()))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    none("marks of unfinished work", complaints);
+}

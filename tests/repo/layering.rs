@@ -1,0 +1,144 @@
+//! Who may know whom: the table of the architecture, read against manifests and `use` lines.
+
+use crate::{files_below, none, read};
+
+/// Crate, its directory, and the workspace crates it may depend on.
+const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
+    ("agent-model", "agent/model", &[]),
+    ("agent-proto", "proto", &["agent-model"]),
+    ("agent-shim", "agent/shim", &["agent-model"]),
+    ("agent-node", "agent/node", &["agent-model"]),
+    ("agent-cas", "agent/cas", &["agent-model"]),
+    ("agent-runtime", "agent/runtime", &["agent-model", "agent-shim"]),
+    ("agent-control", "agent/control", &["agent-model", "agent-proto", "agent-cas"]),
+    (
+        "agentd",
+        "agent/agentd",
+        &[
+            "agent-model",
+            "agent-proto",
+            "agent-cas",
+            "agent-shim",
+            "agent-runtime",
+            "agent-node",
+            "agent-control",
+        ],
+    ),
+    ("agentctl", "agent/agentctl", &["agent-model", "agent-proto", "agent-cas"]),
+];
+
+/// A third-party crate and the only places that may name it.
+const CONFINED: &[(&str, &[&str])] = &[
+    ("sqlx", &["agent/control/src/store", "agent/agentd/src/worker/journal"]),
+    ("sysinfo", &["agent/node/"]),
+    ("nix", &["agent/shim/", "agent/runtime/src/exec"]),
+    ("axum", &["agent/agentd/src/worker/tracking"]),
+    ("saphyr", &["agent/model/src/yaml.rs"]),
+    ("clap", &["agent/agentctl/", "agent/agentd/src/cli.rs", "agent/agentd/src/main.rs"]),
+    ("bazel_remote_apis", &["agent/cas/", "agent/control/src/api/cas"]),
+];
+
+/// The only modules that may name a wire message.
+const WIRE: &[&str] = &[
+    "proto/",
+    "agent/control/src/api",
+    "agent/control/tests/",
+    "agent/agentd/src/worker/reconcile",
+    "agent/agentd/src/worker/rendezvous",
+    "agent/agentd/src/worker/telemetry",
+    "agent/agentd/src/worker/report",
+    "agent/agentd/tests/",
+    "agent/agentctl/src/commands",
+    "agent/agentctl/src/client",
+];
+
+/// Below this line a file holds only tests, to which the confinement does not apply.
+fn production(text: &str) -> &str {
+    text.split("#[cfg(test)]").next().unwrap_or(text)
+}
+
+fn is_test_file(path: &str) -> bool {
+    path.contains("/tests/") || path.ends_with("/tests.rs") || path.ends_with("_tests.rs")
+}
+
+#[test]
+fn test_manifests_follow_the_layers() {
+    let mut complaints = Vec::new();
+    for (name, directory, allowed) in MAY_IMPORT {
+        let manifest = read(format!("{directory}/Cargo.toml"));
+        let dependencies = manifest.split("[dependencies]").nth(1).unwrap_or_default();
+        let dependencies = dependencies.split("\n[").next().unwrap_or_default();
+        for line in dependencies.lines() {
+            let dependency = line.split(['.', ' ', '=']).next().unwrap_or_default();
+            let ours = MAY_IMPORT.iter().any(|(other, ..)| *other == dependency);
+            if ours && !allowed.contains(&dependency) {
+                complaints.push(format!("{name} must not depend on {dependency}"));
+            }
+        }
+    }
+    none("layers", complaints);
+}
+
+#[test]
+fn test_the_table_names_every_crate() {
+    let manifest = read("Cargo.toml");
+    let members = manifest.split("members = [").nth(1).unwrap().split(']').next().unwrap();
+    let members: Vec<_> = members.split(',').map(|m| m.trim().trim_matches('"')).collect();
+    let complaints = members
+        .iter()
+        .filter(|m| !m.is_empty() && **m != "tests")
+        .filter(|m| !MAY_IMPORT.iter().any(|(_, directory, _)| directory == *m))
+        .map(|m| format!("{m} has no row in the table of layers"))
+        .collect();
+    none("crates", complaints);
+}
+
+#[test]
+fn test_third_party_crates_stay_in_their_place() {
+    let mut complaints = Vec::new();
+    for path in files_below("agent", &[".rs"]).into_iter().chain(files_below("proto", &[".rs"])) {
+        let path = path.to_string_lossy().into_owned();
+        if is_test_file(&path) {
+            continue;
+        }
+        let text = read(&path);
+        for (index, line) in production(&text).lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            for (name, places) in CONFINED {
+                let named = code.contains(&format!("{name}::")) || code.contains(&format!("use {name};"));
+                let other = code.contains(&format!("_{name}::"));
+                if named && !other && !places.iter().any(|place| path.starts_with(place)) {
+                    complaints.push(format!("{path}:{}: `{name}` is confined to {places:?}", index + 1));
+                }
+            }
+            if code.contains("agent_proto::v1") && !WIRE.iter().any(|place| path.starts_with(place)) {
+                complaints.push(format!("{path}:{}: wire types stop at the edges", index + 1));
+            }
+        }
+    }
+    none("confinement", complaints);
+}
+
+#[test]
+fn test_the_scheduler_sees_the_model_alone() {
+    let text = read("agent/control/src/scheduler.rs");
+    let complaints = production(&text)
+        .lines()
+        .filter(|line| {
+            line.starts_with("use ") && !line.starts_with("use agent_model") && !line.starts_with("use std::")
+        })
+        .map(str::to_owned)
+        .collect();
+    none("agent/control/src/scheduler.rs imports", complaints);
+}
+
+#[test]
+fn test_unsafe_code_lives_in_one_module() {
+    let complaints = files_below("agent", &[".rs"])
+        .into_iter()
+        .filter(|path| !path.starts_with("agent/shim/src/sys.rs") && !path.starts_with("agent/shim/src/sys"))
+        .filter(|path| read(path).contains("allow(unsafe_code"))
+        .map(|path| path.display().to_string())
+        .collect();
+    none("unsafe code outside agent_shim::sys", complaints);
+}

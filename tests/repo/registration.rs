@@ -1,0 +1,22 @@
+//! No forgotten tests: every file of a suite is part of its binary, and every suite has its binary.
+
+use crate::{files_below, none, read};
+
+#[test]
+fn test_every_test_file_is_part_of_a_binary() {
+    let manifest = read("tests/Cargo.toml");
+    let mut complaints = Vec::new();
+    for suite in ["repo", "system", "bench"] {
+        if !manifest.contains(&format!("path = \"{suite}/main.rs\"")) {
+            complaints.push(format!("tests/Cargo.toml does not build tests/{suite}/main.rs"));
+        }
+        let main = read(format!("tests/{suite}/main.rs"));
+        for file in files_below(&format!("tests/{suite}"), &[".rs"]) {
+            let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+            if name != "main" && !main.contains(&format!("mod {name};")) {
+                complaints.push(format!("{} is not a module of its suite", file.display()));
+            }
+        }
+    }
+    none("test registration", complaints);
+}

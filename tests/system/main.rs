@@ -1,0 +1,10 @@
+//! Real `agentd`, `agent-shim` and `agentctl` on one box, used as people use them.
+
+mod cancel;
+mod faults;
+mod metrics;
+mod one_job;
+mod outputs;
+mod queue;
+mod resubmit;
+mod survive;

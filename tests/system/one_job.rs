@@ -1,0 +1,55 @@
+//! One job, left to right: the story of the code tour, told by the program itself.
+
+use agent_tests::Host;
+
+#[test]
+fn test_a_job_runs_from_nothing_to_its_outputs() {
+    // Nothing runs; the first command brings the daemon up.
+    let host = Host::new();
+    let code = host
+        .project("train", &[("job.yml", JOB), ("train.py", SCRIPT), ("lib/data.py", "ROWS = [1, 2, 3]\n")]);
+    let ran = host.ctl(&["run", code.to_str().unwrap()]).ok();
+
+    // What the job wrote is on standard output, byte for byte and in order; what we say is not.
+    assert_eq!(ran.stdout, "learning from 3 rows at rate 0.5\nto stderr\ndone\n");
+    let ran = ran.says("3 files").says("Completed").says("outputs/model.txt").says("loss");
+
+    // The job can be looked at afterwards.
+    let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    assert!(ran.stderr.contains(&job), "{}", ran.stderr);
+    assert_eq!(host.job_state(&job), "Completed");
+    assert_eq!(host.ctl(&["logs", &job]).ok().stdout, ran.stdout);
+    let why = host.ctl(&["why", &job]).ok().stdout;
+    for step in
+        ["queued", "fetching the code", "preparing the environment", "running", "storing logs and outputs"]
+    {
+        assert!(why.contains(step), "no `{step}` in:\n{why}");
+    }
+    host.ctl(&["stop"]).ok();
+    assert_eq!(host.ctl(&["jobs"]).code, 4, "no daemon answers any more");
+}
+
+const JOB: &str = "\
+type: command
+display_name: story
+code: .
+command: python train.py --rate ${{inputs.rate}}
+inputs:
+  rate: 0.5
+environment:
+  python: python3
+";
+
+const SCRIPT: &str = r#"
+import json, os, sys
+from lib.data import ROWS
+
+print(f"learning from {len(ROWS)} rows at rate {sys.argv[2]}")
+print("to stderr", file=sys.stderr)
+with open(os.environ["AGENTD_METRICS"], "a") as metrics:
+    for step in range(3):
+        metrics.write(json.dumps({"metric": "loss", "value": 1 / (step + 1), "step": step}) + "\n")
+with open("outputs/model.txt", "w") as model:
+    model.write("weights")
+print("done")
+"#;

@@ -1,0 +1,78 @@
+//! What a job leaves in `./outputs` is kept, whatever became of the job.
+
+use std::fs;
+
+use agent_tests::Host;
+
+const WRITES: &str = "mkdir -p outputs/deep && printf weights > outputs/deep/model.bin && printf log > logs/x.log && touch dropped";
+
+#[test]
+fn test_outputs_come_back_as_they_were() {
+    let host = Host::started();
+    let job = "command: |\n  WRITES && printf a > ${{outputs.table}}/a.csv && cat ${{inputs.data}}/in.txt\n\
+               code: code\nenvironment: host\ninputs: {data: {type: uri_folder, path: ./data}}\noutputs: {table: {type: uri_folder}}\n";
+    let files = [
+        ("job.yml", job.replace("WRITES", WRITES)),
+        ("data/in.txt", "input".into()),
+        ("code/x", String::new()),
+    ];
+    let files: Vec<(&str, &str)> = files.iter().map(|(path, text)| (*path, text.as_str())).collect();
+    let dir = host.project("p", &files);
+    let ran = host.ctl(&["run", dir.to_str().unwrap()]).ok();
+    assert_eq!(ran.stdout, "input");
+    let ran = ran.says("outputs/deep/model.bin").says("named-outputs/table/a.csv");
+    assert!(!ran.stderr.contains("dropped"), "only outputs are kept:\n{}", ran.stderr);
+
+    let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    let to = host.home().join("got");
+    host.ctl(&["download", &job, "-o", to.to_str().unwrap()]).ok();
+    assert_eq!(fs::read_to_string(to.join("outputs/deep/model.bin")).unwrap(), "weights");
+    assert_eq!(fs::read_to_string(to.join("logs/x.log")).unwrap(), "log");
+    assert_eq!(fs::read_to_string(to.join("named-outputs/table/a.csv")).unwrap(), "a");
+
+    // What is there is not written over unless asked.
+    fs::write(to.join("outputs/mine"), "mine").unwrap();
+    assert_eq!(host.ctl(&["download", &job, "-o", to.to_str().unwrap()]).code, 1);
+    assert_eq!(fs::read_to_string(to.join("outputs/mine")).unwrap(), "mine");
+}
+
+#[test]
+fn test_outputs_are_kept_after_failure_cancel_and_time_limit() {
+    let host = Host::started();
+    let submit = |name: &str, tail: &str, limits: &str| {
+        let command = serde_json::Value::from(format!("{WRITES}; echo up; {tail}"));
+        let job = format!("command: {command}\nenvironment: host\nlimits: {{{limits}}}\n");
+        let dir = host.project(name, &[("job.yml", &job)]);
+        host.ctl(&["submit", dir.to_str().unwrap()]).ok().stdout.trim().to_owned()
+    };
+    let failed = submit("f", "exit 5", "grace: 1");
+    let timed = submit("t", "sleep 1000", "timeout: 1, grace: 1");
+    host.wait_for(&failed, &["Failed"]);
+    host.wait_for(&timed, &["Canceled", "Failed"]);
+    let canceled = submit("c", "sleep 1000", "grace: 1");
+    host.wait_for(&canceled, &["Running"]);
+    agent_tests::eventually("the outputs are written", agent_tests::SOON, || {
+        host.ctl(&["logs", &canceled]).ok().stdout.contains("up").then_some(())
+    });
+    host.ctl(&["cancel", &canceled]).ok();
+    host.wait_for(&canceled, &["Canceled"]);
+    for job in [&failed, &timed, &canceled] {
+        let shown = host.show(job);
+        assert_eq!(shown["artifacts"]["files"], 2, "{shown}");
+    }
+    assert_eq!(host.show(&failed)["exit_code"], 5);
+    assert_eq!(host.show(&timed)["fault"]["code"], "RUN-105");
+}
+
+#[test]
+fn test_a_link_out_of_the_outputs_brings_nothing_home() {
+    let host = Host::started();
+    let secret = host.home().join("secret");
+    fs::write(&secret, "secret").unwrap();
+    let job = host.submit(&format!("ln -s {} outputs/link; printf x > outputs/kept", secret.display()));
+    host.wait_for(&job, &["Completed"]);
+    let to = host.home().join("got");
+    host.ctl(&["download", &job, "-o", to.to_str().unwrap()]).ok();
+    assert!(to.join("outputs/kept").exists());
+    assert!(fs::read_to_string(to.join("outputs/link")).is_err(), "the link was followed");
+}
