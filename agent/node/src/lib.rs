@@ -1,13 +1,27 @@
-//! Knows this machine. (Signatures first; the bodies follow.)
+//! Knows this machine.
+//!
+//! Owns the look at the machine a daemon runs on: what it has ([`probe`]), how full it is ([`load`]), and which
+//! boot this is ([`boot_id`]). Hides procfs, sysfs, the file system calls and the ways of distributions.
+//!
+//! Invariants: nothing here starts a process, needs a right, or waits longer than a second; what cannot be
+//! found out is absent or said to be unknown, never invented. A finding always says what it means for jobs *in
+//! this version*. There are no tasks: every function is a plain, blocking call, made by the worker when it
+//! starts and when it reports.
 
+mod docker;
+mod findings;
+mod python;
+
+use std::io;
 use std::path::{Path, PathBuf};
 
 use agent_model::node::{Inventory, Load};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// What the probe needs to know.
 #[derive(Debug, Clone)]
 pub struct ProbeConfig {
-    /// The state directory of the daemon, whose disk is looked at.
+    /// The state directory of the daemon, whose disk is looked at; it need not exist yet.
     pub state_dir: PathBuf,
     /// How many replicas run at a time.
     pub slots: u32,
@@ -15,26 +29,165 @@ pub struct ProbeConfig {
     pub path: String,
 }
 
-/// Looks at this machine. Blocking, but never for longer than a second; starts no process.
+/// Looks at this machine. Blocking, for less than a second even when what it looks at hangs.
+///
+/// No GPU is listed, although one may be there (a finding says so): a listed GPU is one the node hands out.
 pub fn probe(config: &ProbeConfig) -> Inventory {
-    Inventory { slots: config.slots, ..Inventory::default() }
+    let machine = Machine::here();
+    let uname = rustix::system::uname();
+    let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
+    Inventory {
+        hostname: text(uname.nodename()),
+        os: machine.os_name(),
+        kernel: text(uname.release()),
+        arch: text(uname.machine()),
+        cpus: std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX)),
+        memory: memory().total,
+        disk: disk(&config.state_dir).map_or(0, |disk| disk.size),
+        gpus: Vec::new(),
+        slots: config.slots,
+        findings: findings::all(&machine, config),
+    }
 }
 
-/// The load now.
+/// How full the machine is now. What cannot be measured is 0, which no caller takes for room.
 pub fn load(state_dir: &Path) -> Load {
-    let _ = state_dir;
-    Load::default()
+    Load { disk_free: disk(state_dir).map_or(0, |disk| disk.free), memory_free: memory().available }
 }
 
-/// What names this boot: it changes when every process of the machine, or of the container, was ended.
+/// Names this boot: it changes when every process of the machine, or of the container, has ended.
 pub fn boot_id() -> Result<String, BootIdError> {
-    Err(BootIdError { source: std::io::ErrorKind::Unsupported.into() })
+    Machine::here().boot_id()
 }
 
 /// The kernel does not tell which boot this is.
 #[derive(Debug, thiserror::Error)]
-#[error("the kernel does not tell which boot this is")]
+#[error("cannot read `{}`, which names this boot", path.display())]
 pub struct BootIdError {
+    path: PathBuf,
     #[source]
-    source: std::io::Error,
+    source: io::Error,
+}
+
+/// The machine as files below a root, so that a test can lay one out.
+struct Machine {
+    root: PathBuf,
+}
+
+impl Machine {
+    fn here() -> Machine {
+        Machine { root: PathBuf::from("/") }
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    fn read(&self, path: &str) -> Option<String> {
+        std::fs::read_to_string(self.at(path)).ok()
+    }
+
+    fn os_name(&self) -> String {
+        let release = self.read("etc/os-release").unwrap_or_default();
+        let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+        name.unwrap_or_default().trim_matches('"').to_owned()
+    }
+
+    /// A container that is started again keeps the boot id of its machine, though all its processes are gone;
+    /// the start of the first process it sees tells the difference.
+    fn boot_id(&self) -> Result<String, BootIdError> {
+        let path = self.at("proc/sys/kernel/random/boot_id");
+        let boot = std::fs::read_to_string(&path).map_err(|source| BootIdError { path, source })?;
+        let first = self.read("proc/1/stat").as_deref().and_then(start_ticks).unwrap_or_default();
+        Ok(format!("{}.{first}", boot.trim()))
+    }
+}
+
+/// The start of a process in clock ticks since boot: field 22, counted after the name, which may hold anything.
+fn start_ticks(stat: &str) -> Option<u64> {
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+struct Memory {
+    total: u64,
+    available: u64,
+}
+
+/// Memory of the machine, or of the container's limit when that is lower.
+fn memory() -> Memory {
+    let kind = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
+    let Ok(system) = System::new_with_specifics(kind) else { return Memory { total: 0, available: 0 } };
+    let (total, available) = (system.total_memory(), system.available_memory());
+    match system.cgroup_limits() {
+        Some(limit) if limit.total_memory > 0 && limit.total_memory < total => {
+            Memory { total: limit.total_memory, available: available.min(limit.free_memory) }
+        }
+        _ => Memory { total, available },
+    }
+}
+
+struct Disk {
+    size: u64,
+    free: u64,
+}
+
+/// The file system of a directory, or of the nearest parent that exists.
+fn disk(dir: &Path) -> Option<Disk> {
+    let found = dir.ancestors().find_map(|dir| rustix::fs::statvfs(dir).ok())?;
+    Some(Disk {
+        size: found.f_blocks.saturating_mul(found.f_frsize),
+        free: found.f_bavail.saturating_mul(found.f_frsize),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::node::Grade;
+
+    use super::*;
+
+    fn config(dir: &Path) -> ProbeConfig {
+        ProbeConfig { state_dir: dir.to_owned(), slots: 3, path: "/usr/local/bin:/usr/bin:/bin".to_owned() }
+    }
+
+    #[test]
+    fn test_probe_says_what_every_linux_machine_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let inventory = probe(&config(&dir.path().join("not/yet/there")));
+        assert!(inventory.cpus > 0 && inventory.memory > 0 && inventory.disk > 0, "{inventory:?}");
+        assert!(!inventory.hostname.is_empty() && !inventory.kernel.is_empty() && !inventory.arch.is_empty());
+        assert_eq!((inventory.slots, inventory.gpus.len()), (3, 0));
+        for finding in &inventory.findings {
+            assert!(!finding.found.is_empty() && !finding.means.is_empty(), "{finding:?}");
+            assert!(finding.grade != Grade::Bad || finding.fix.is_some(), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn test_load_is_below_the_inventory() {
+        let dir = tempfile::tempdir().unwrap();
+        let (inventory, load) = (probe(&config(dir.path())), load(dir.path()));
+        assert!(load.disk_free > 0 && load.disk_free <= inventory.disk);
+        assert!(load.memory_free > 0 && load.memory_free <= inventory.memory);
+    }
+
+    #[test]
+    fn test_boot_id_is_stable_and_changes_with_the_first_process() {
+        assert_eq!(boot_id().unwrap(), boot_id().unwrap());
+
+        let root = tempfile::tempdir().unwrap();
+        let machine = Machine { root: root.path().to_owned() };
+        assert!(machine.boot_id().unwrap_err().to_string().contains("boot_id"));
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("proc/sys/kernel/random/boot_id", "abc\n");
+        let stat = |start: u32| format!("1 (a b) c) S 0 1 1 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 {start} 9 9");
+        write("proc/1/stat", &stat(17));
+        assert_eq!(machine.boot_id().unwrap(), "abc.17");
+        write("proc/1/stat", &stat(90_210));
+        assert_eq!(machine.boot_id().unwrap(), "abc.90210");
+    }
 }

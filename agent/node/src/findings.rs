@@ -1,0 +1,334 @@
+//! What was found out about a machine, and what it means for the jobs of this version.
+//!
+//! One function a topic; each reads a few files and judges. The topics are stable: tools look for them.
+
+use std::path::Path;
+
+use agent_model::node::{Finding, Grade};
+
+use crate::docker::{self, Engine};
+use crate::{Machine, ProbeConfig, disk, python};
+
+/// `openat2`, with which snapshots are laid out, came with this kernel.
+const OLDEST_KERNEL: (u32, u32) = (5, 6);
+/// Below this, no environment can be built.
+const DISK_BAD: u64 = 256 << 20;
+/// Below this, larger environments do not fit.
+const DISK_LOW: u64 = 5 << 30;
+
+/// Every finding, in the order people read them.
+pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
+    vec![
+        kernel(&rustix::system::uname().release().to_string_lossy()),
+        init(machine),
+        privileges(rustix::process::geteuid().is_root()),
+        python_of(python::find(&config.path)),
+        disk_of(&config.state_dir),
+        clean_kill(machine),
+        cgroups(machine),
+        isolation(),
+        gpu(machine),
+        docker_of(docker::ask(&machine.at("var/run/docker.sock"))),
+    ]
+}
+
+fn finding(topic: &str, grade: Grade, found: impl Into<String>, means: &str) -> Finding {
+    Finding { topic: topic.to_owned(), grade, found: found.into(), means: means.to_owned(), fix: None }
+}
+
+trait Fix {
+    fn fix(self, fix: &str) -> Finding;
+}
+
+impl Fix for Finding {
+    fn fix(mut self, fix: &str) -> Finding {
+        self.fix = Some(fix.to_owned());
+        self
+    }
+}
+
+fn kernel(release: &str) -> Finding {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < OLDEST_KERNEL {
+        return finding("kernel", Grade::Bad, release, "code cannot be laid out safely, so no job runs")
+            .fix("use a kernel of version 5.6 or later");
+    }
+    finding("kernel", Grade::Good, release, "code is laid out so that no path can leave its directory")
+}
+
+fn init(machine: &Machine) -> Finding {
+    if machine.at("run/systemd/system").is_dir() {
+        return finding("init", Grade::Good, "systemd", "agentd can be a service; jobs outlive its restarts");
+    }
+    let first = machine.read("proc/1/comm");
+    let found = first.as_deref().map_or("unknown", str::trim);
+    finding(
+        "init",
+        Grade::Limited,
+        format!("{found}, not systemd"),
+        "nothing starts agentd again after a reboot; jobs outlive its restarts all the same",
+    )
+    .fix("let your own supervisor keep `agentd` running, or start it with `agentctl run`")
+}
+
+fn privileges(root: bool) -> Finding {
+    if root {
+        return finding(
+            "privileges",
+            Grade::Limited,
+            "agentd runs as root",
+            "a job has the rights of root unless the daemon is told to use another user",
+        )
+        .fix("run agentd as an ordinary user unless its jobs need root");
+    }
+    finding(
+        "privileges",
+        Grade::Good,
+        "agentd runs as an ordinary user",
+        "a job has the rights of that user, and can gain no others",
+    )
+}
+
+fn python_of(found: Option<python::Python>) -> Finding {
+    let Some(python) = found else {
+        return finding(
+            "python",
+            Grade::Limited,
+            "no python3 in the search path",
+            "only jobs that bring or name their own interpreter run",
+        )
+        .fix("install it: `apt install python3 python3-venv`");
+    };
+    let version = python.version.as_deref().unwrap_or("of unknown version");
+    let found = format!("{} ({version})", python.path.display());
+    match python.venv {
+        Some(true) => finding(
+            "python",
+            Grade::Good,
+            found,
+            "jobs with pip requirements get their own environment (judged by its files; it was not run)",
+        ),
+        Some(false) => finding(
+            "python",
+            Grade::Limited,
+            found,
+            "jobs run with the packages it has; environments for pip requirements cannot be made",
+        )
+        .fix(&format!("install what is missing: `apt install python{version}-venv`")),
+        None => finding(
+            "python",
+            Grade::Good,
+            found,
+            "whether it can make environments shows at the first job with pip requirements",
+        ),
+    }
+}
+
+fn disk_of(state_dir: &Path) -> Finding {
+    let Some(disk) = disk(state_dir) else {
+        return finding("disk", Grade::Limited, "unknown", "a full disk shows only when a job fails");
+    };
+    let found = format!(
+        "{:.1} of {:.1} GiB free for {}",
+        gibibytes(disk.free),
+        gibibytes(disk.size),
+        state_dir.display()
+    );
+    match disk.free {
+        free if free < DISK_BAD => finding("disk", Grade::Bad, found, "neither code nor logs can be kept")
+            .fix("make room, or set `state_dir` to a larger disk"),
+        free if free < DISK_LOW => finding(
+            "disk",
+            Grade::Limited,
+            found,
+            "small jobs run; large environments and outputs do not fit",
+        )
+        .fix("make room, or set `state_dir` to a larger disk"),
+        _ => finding("disk", Grade::Good, found, "there is room for code, environments and outputs"),
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "shown with one digit after the point")]
+fn gibibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+fn clean_kill(machine: &Machine) -> Finding {
+    if machine.at("proc/self/stat").exists() {
+        return finding(
+            "clean kill",
+            Grade::Good,
+            "every descendant of a job is found through its supervisor",
+            "when a job ends, nothing it started stays behind, not even what detached itself",
+        );
+    }
+    finding("clean kill", Grade::Bad, "/proc is not mounted", "the processes of a job cannot be found")
+        .fix("mount procfs at /proc")
+}
+
+/// Which control groups are mounted, and whether the agent could make its own.
+fn cgroups(machine: &Machine) -> Finding {
+    let mounts = machine.read("proc/self/mounts").unwrap_or_default();
+    let mut kinds = mounts.lines().filter_map(|line| line.split(' ').nth(2));
+    let (v1, v2) = kinds
+        .by_ref()
+        .fold((false, false), |(v1, v2), kind| (v1 || kind == "cgroup", v2 || kind == "cgroup2"));
+    let version = match (v1, v2) {
+        (false, true) => "v2",
+        (true, false) => "v1",
+        (true, true) => "v1 and v2 mixed",
+        (false, false) => "none",
+    };
+    let writable = version == "v2" && own_group(machine).is_some_and(|group| is_writable(&group));
+    let found = match (version, writable) {
+        ("none", _) => "none mounted".to_owned(),
+        ("v2", true) => "v2, writable".to_owned(),
+        ("v2", false) => "v2, not writable".to_owned(),
+        _ => version.to_owned(),
+    };
+    finding(
+        "cgroups",
+        Grade::Limited,
+        found,
+        "not used in this version: a job may take all memory and processors of the machine; it still ends cleanly",
+    )
+}
+
+fn own_group(machine: &Machine) -> Option<std::path::PathBuf> {
+    let groups = machine.read("proc/self/cgroup")?;
+    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(machine.at("sys/fs/cgroup").join(group))
+}
+
+fn is_writable(path: &Path) -> bool {
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
+}
+
+fn isolation() -> Finding {
+    finding(
+        "isolation",
+        Grade::Limited,
+        "processes of one user, one file system, one network",
+        "jobs on this machine see each other's files and processes: share it only among people who trust each other",
+    )
+}
+
+fn gpu(machine: &Machine) -> Finding {
+    let models: Vec<String> = machine
+        .at("proc/driver/nvidia/gpus")
+        .read_dir()
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|gpu| std::fs::read_to_string(gpu.path().join("information")).ok())
+        .map(|text| {
+            text.lines().find_map(|line| line.strip_prefix("Model:")).unwrap_or("GPU").trim().to_owned()
+        })
+        .collect();
+    if let Some(model) = models.first() {
+        return finding(
+            "gpu",
+            Grade::Limited,
+            format!("{} x {model}", models.len()),
+            "jobs see every GPU and may use the same one: they are not handed out in this version",
+        )
+        .fix("choose one in the job: set `CUDA_VISIBLE_DEVICES` under `environment_variables`");
+    }
+    let found = if machine.at("dev/nvidiactl").exists() { "a driver, but no GPU behind it" } else { "none" };
+    finding("gpu", Grade::Good, found, "jobs run on processors")
+}
+
+fn docker_of(engine: Engine) -> Finding {
+    let found = match engine {
+        Engine::Answers => "answers",
+        Engine::Absent => "not there",
+        Engine::Denied => "there, but not for this user",
+        Engine::Silent => "there, but does not answer",
+    };
+    finding(
+        "docker",
+        Grade::Limited,
+        found,
+        "not used in this version: jobs that name an image do not run here",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        let machine = Machine { root: root.path().to_owned() };
+        (root, machine)
+    }
+
+    #[test]
+    fn test_kernel_is_judged_by_its_numbers() {
+        for (release, grade) in [
+            ("5.15.0-91-generic", Grade::Good),
+            ("6.1.0", Grade::Good),
+            ("5.6.0", Grade::Good),
+            ("5.4.0-1103-azure", Grade::Bad),
+            ("4.19", Grade::Bad),
+            ("", Grade::Bad),
+        ] {
+            assert_eq!(kernel(release).grade, grade, "{release}");
+        }
+    }
+
+    #[test]
+    fn test_cgroups_are_told_apart() {
+        let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\n";
+        let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
+        let both = format!("{v1}{v2}");
+        for (mounts, found) in
+            [("", "none mounted"), (v1, "v1"), (v2, "v2, writable"), (&both, "v1 and v2 mixed")]
+        {
+            let (_root, machine) = machine(&[
+                ("proc/self/mounts", mounts),
+                ("proc/self/cgroup", "0::/a/b\n"),
+                ("sys/fs/cgroup/a/b/cgroup.procs", ""),
+            ]);
+            assert_eq!(cgroups(&machine).found, found);
+        }
+        let (_root, machine) = machine(&[("proc/self/mounts", v2), ("proc/self/cgroup", "0::/gone\n")]);
+        assert_eq!(cgroups(&machine).found, "v2, not writable");
+    }
+
+    #[test]
+    fn test_gpus_are_counted_from_the_driver() {
+        let (_root, none) = machine(&[]);
+        assert_eq!(gpu(&none).grade, Grade::Good);
+        let information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 1\n";
+        let (_root, two) = machine(&[
+            ("proc/driver/nvidia/gpus/0000:01:00.0/information", information),
+            ("proc/driver/nvidia/gpus/0000:02:00.0/information", information),
+        ]);
+        assert_eq!(gpu(&two).found, "2 x NVIDIA H200");
+    }
+
+    #[test]
+    fn test_machine_without_procfs_is_bad() {
+        let (_root, empty) = machine(&[]);
+        assert_eq!(clean_kill(&empty).grade, Grade::Bad);
+        assert_eq!(init(&empty).found, "unknown, not systemd");
+    }
+
+    #[test]
+    fn test_topics_are_unique() {
+        let (root, machine) = machine(&[]);
+        let config = ProbeConfig { state_dir: root.path().to_owned(), slots: 1, path: String::new() };
+        let mut topics: Vec<_> = all(&machine, &config).into_iter().map(|finding| finding.topic).collect();
+        let count = topics.len();
+        topics.sort();
+        topics.dedup();
+        assert_eq!(topics.len(), count);
+    }
+}
