@@ -1,1 +1,36 @@
+//! What the daemon and the shim of a job say to each other: on disk and over a socket.
+//!
+//! A job's directory ([`JobDir`]) is the whole truth about it: the daemon may die at any instruction and a
+//! new one must know from the directory alone whether the job may be started, runs, has ended or was lost.
+//!
+//! | File | Written by | Means |
+//! |---|---|---|
+//! | `launch.json` | the daemon, before it starts a shim | what to run ([`Launch`]) |
+//! | `shim.log`, locked | the shim, for as long as it lives | a shim stands here; the lock dies with it |
+//! | `hello.json` | the shim, before it listens | which shim this is ([`Hello`]) |
+//! | `started`, created exclusively | the shim, durable before the command is executed | never start it again |
+//! | `exit.json` | the shim, durable, last | how it ended ([`ExitRecord`]) |
+//!
+//! Invariants: a command is executed at most once for a directory; a process is never identified by its
+//! number alone (a shim by its lock and the instance in its greeting, a process of the job by the mark in
+//! its environment and its start time); records carry a version and unknown fields in them are ignored.
+//!
+//! The library does no async and starts no process; `agent-shim`, the binary, is the supervisor itself.
+//! Callers: that binary and `agent_runtime::exec`.
 
+mod dir;
+pub mod process;
+mod record;
+#[allow(unsafe_code, reason = "the few system calls that have no safe wrapper")]
+pub mod sys;
+pub mod wire;
+
+pub use dir::{CreateError, JobDir, RecordError, WriteError};
+pub use record::{End, ExitRecord, Hello, Launch, NotStarted, User, VERSION};
+
+/// The variable by which a process of a job is recognised when its supervisor is gone: its value is the
+/// instance of the shim, which no other run shares. It is the one variable a shim adds.
+pub const MARK: &str = "AGENTD_MARK";
+
+/// The exit code of a shim that found another one standing at its job directory.
+pub const PLACE_TAKEN: i32 = 75;

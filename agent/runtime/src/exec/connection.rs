@@ -1,0 +1,130 @@
+//! One conversation with a shim, and the one place that tells from a job directory who is there.
+
+use std::io;
+use std::time::Duration;
+
+use agent_shim::wire::{Event, MAX_LINE, Request};
+use agent_shim::{End, ExitRecord, JobDir, NotStarted};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::Instant;
+
+use super::{Lost, ReattachError};
+
+/// How long a shim may take to answer. Generous: it fsyncs, and machines that train are busy.
+pub(super) const ANSWER: Duration = Duration::from_secs(30);
+
+/// Between two looks at a directory whose shim is about to listen or about to end.
+pub(super) const AGAIN: Duration = Duration::from_millis(10);
+
+/// How long killing the remains of a lost job may take.
+const KILL_WITHIN: Duration = Duration::from_secs(10);
+
+/// Somebody else answers at the socket.
+#[derive(Debug, thiserror::Error)]
+#[error("whoever listens there is not the supervisor of this job")]
+struct Stranger;
+
+/// A connection to the shim of a job, past the handshake.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: BufReader<UnixStream>,
+    /// `go` had been said before this connection was made.
+    pub(super) gone: bool,
+}
+
+impl Connection {
+    /// Connects, and makes sure that it is the shim of this job that answers.
+    pub(super) async fn open(dir: &JobDir) -> io::Result<Connection> {
+        let stranger = || io::Error::new(io::ErrorKind::InvalidData, Stranger);
+        let (_keep, path) = dir.short_socket_path()?;
+        let stream = BufReader::new(UnixStream::connect(path).await?);
+        let mut connection = Connection { stream, gone: false };
+        let Some(Event::Hello { instance, gone, .. }) = connection.next().await? else {
+            return Err(stranger());
+        };
+        let hello = dir.read_hello().map_err(io::Error::other)?;
+        if hello.is_none_or(|hello| hello.instance != instance) {
+            return Err(stranger());
+        }
+        connection.gone = gone;
+        Ok(connection)
+    }
+
+    pub(super) async fn send(&mut self, request: &Request) -> io::Result<()> {
+        self.stream.get_mut().write_all(request.to_line().as_bytes()).await
+    }
+
+    /// What it says next; `None` when it has closed the connection.
+    pub(super) async fn next(&mut self) -> io::Result<Option<Event>> {
+        let mut line = Vec::new();
+        (&mut self.stream).take(MAX_LINE as u64).read_until(b'\n', &mut line).await?;
+        match line.last() {
+            Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads until one of the events that `wanted` accepts; an end of the conversation is an error.
+    pub(super) async fn until(&mut self, wanted: impl Fn(&Event) -> bool) -> io::Result<Event> {
+        loop {
+            match self.next().await? {
+                Some(event) if wanted(&event) => return Ok(event),
+                Some(_) => {}
+                None => return Err(io::ErrorKind::UnexpectedEof.into()),
+            }
+        }
+    }
+}
+
+/// What there is at a job directory.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// A shim, connected.
+    Live(Connection),
+    /// An exit record that counts.
+    Ended(ExitRecord),
+    /// Nothing that was ever started.
+    Fresh,
+    /// The mark of a start, and nothing else.
+    Lost,
+}
+
+/// Looks what there is at a job directory. A shim that comes or goes meanwhile is waited for.
+pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
+    let deadline = Instant::now() + ANSWER;
+    let path = || dir.path().to_owned();
+    let mut last = None;
+    loop {
+        // In this order: a shim writes its record, or is killed, before its lock goes.
+        let shim = dir.has_shim().map_err(|source| ReattachError::Look { dir: path(), source })?;
+        if let Some(record) = dir.read_exit()? {
+            let may_start = record.end == End::NeverStarted(NotStarted::NoGo) && !dir.is_started();
+            return Ok(if may_start { Place::Fresh } else { Place::Ended(record) });
+        }
+        if !shim {
+            return Ok(if dir.is_started() { Place::Lost } else { Place::Fresh });
+        }
+        match tokio::time::timeout_at(deadline, Connection::open(dir)).await {
+            Ok(Ok(connection)) => return Ok(Place::Live(connection)),
+            Ok(Err(error)) if Instant::now() < deadline => last = Some(error),
+            Ok(Err(error)) => {
+                return Err(ReattachError::Silent { dir: path(), after: ANSWER, source: Some(error) });
+            }
+            Err(_) => return Err(ReattachError::Silent { dir: path(), after: ANSWER, source: last }),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// Kills what is left of a job whose shim is gone. Safe to repeat.
+pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
+    let nothing = Lost { rebooted: false, killed: 0, left: 0 };
+    let Some(hello) = dir.read_hello()? else { return Ok(nothing) };
+    if hello.boot_id != agent_shim::process::boot_id() {
+        return Ok(Lost { rebooted: true, ..nothing });
+    }
+    let kill = move || agent_shim::process::kill_marked(agent_shim::MARK, &hello.instance, KILL_WITHIN);
+    let (found, left) = tokio::task::spawn_blocking(kill).await.unwrap_or_default();
+    Ok(Lost { killed: found - left, left, ..nothing })
+}

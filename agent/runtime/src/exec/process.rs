@@ -1,0 +1,132 @@
+//! Jobs as processes of this machine, each under a shim.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::{fs, io};
+
+use agent_shim::wire::{Event, Request};
+use agent_shim::{JobDir, Launch};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Child;
+use tokio::time::Instant;
+
+use super::connection::{AGAIN, ANSWER, Connection, Place, clear_lost, look};
+use super::{Executor, Found, LaunchError, ReattachError, Running};
+
+/// Runs jobs as processes of this machine.
+#[derive(Debug, Clone)]
+pub struct Process {
+    /// The shim's program; see [`find_shim`](super::find_shim).
+    pub shim: PathBuf,
+}
+
+impl Executor for Process {
+    async fn launch(&self, dir: &JobDir, launch: &Launch) -> Result<Running, LaunchError> {
+        let path = || dir.path().to_owned();
+        let deadline = Instant::now() + ANSWER;
+        while Instant::now() < deadline {
+            let place = look(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
+            let (connection, child) = match place {
+                Place::Live(connection) => (connection, None),
+                Place::Ended(_) => return Ok(Running::ended(dir.clone())),
+                Place::Lost => {
+                    let lost =
+                        clear_lost(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
+                    return Err(LaunchError::Lost { dir: path(), lost });
+                }
+                Place::Fresh => match self.start_shim(dir, launch).await? {
+                    Some((connection, child)) => (connection, Some(child)),
+                    // Another shim has the place, or has not quite left it: look again.
+                    None => {
+                        tokio::time::sleep(AGAIN).await;
+                        continue;
+                    }
+                },
+            };
+            return say_go(dir, connection, child).await;
+        }
+        Err(LaunchError::Silent { dir: path(), after: ANSWER })
+    }
+
+    async fn reattach(&self, dir: &JobDir) -> Result<Found, ReattachError> {
+        Ok(match look(dir).await? {
+            Place::Live(connection) if connection.gone => {
+                Found::Running(Running::follow(dir.clone(), connection, None))
+            }
+            Place::Live(_) | Place::Fresh => Found::NotStarted,
+            Place::Ended(record) => Found::Ended(record),
+            Place::Lost => Found::Lost(clear_lost(dir).await?),
+        })
+    }
+}
+
+impl Process {
+    /// Starts a shim and connects to it; `None` when another one has the place.
+    async fn start_shim(
+        &self,
+        dir: &JobDir,
+        launch: &Launch,
+    ) -> Result<Option<(Connection, Child)>, LaunchError> {
+        let path = || dir.path().to_owned();
+        remove_if_there(dir.exit())?;
+        dir.write_launch(launch)?;
+        let mut child =
+            self.spawn(dir).map_err(|source| LaunchError::Spawn { shim: self.shim.clone(), source })?;
+        let ready = async {
+            // It greets on its standard output as soon as it listens, or ends.
+            let mut greeting = String::new();
+            if let Some(output) = child.stdout.take() {
+                BufReader::new(output).read_line(&mut greeting).await?;
+            }
+            if greeting.is_empty() {
+                child.wait().await.map(Err)
+            } else {
+                Connection::open(dir).await.map(Ok)
+            }
+        };
+        match tokio::time::timeout(ANSWER, ready).await {
+            Ok(Ok(Ok(connection))) => Ok(Some((connection, child))),
+            Ok(Ok(Err(status))) if status.code() == Some(agent_shim::PLACE_TAKEN) => Ok(None),
+            Ok(Ok(Err(status))) => Err(LaunchError::Refused { dir: path(), status, said: last_words(dir) }),
+            Ok(Err(source)) => Err(LaunchError::Talk { dir: path(), source }),
+            Err(_) => Err(LaunchError::Silent { dir: path(), after: ANSWER }),
+        }
+    }
+
+    fn spawn(&self, dir: &JobDir) -> io::Result<Child> {
+        #[allow(clippy::disallowed_methods, reason = "this module starts the shims")]
+        let mut command = tokio::process::Command::new(&self.shim);
+        command.arg(dir.path()).env_clear();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn()
+    }
+}
+
+/// Says `go` and waits until the command is started, or could not be.
+async fn say_go(
+    dir: &JobDir,
+    mut connection: Connection,
+    child: Option<Child>,
+) -> Result<Running, LaunchError> {
+    let conversation = async {
+        connection.send(&Request::Go).await?;
+        connection.until(|event| matches!(event, Event::Going | Event::Ended)).await
+    };
+    match tokio::time::timeout(ANSWER, conversation).await {
+        Ok(Ok(_)) => Ok(Running::follow(dir.clone(), connection, child)),
+        Ok(Err(source)) => Err(LaunchError::Talk { dir: dir.path().to_owned(), source }),
+        Err(_) => Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER }),
+    }
+}
+
+fn remove_if_there(path: PathBuf) -> Result<(), LaunchError> {
+    match fs::remove_file(&path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(LaunchError::Clean { path, source }),
+        _ => Ok(()),
+    }
+}
+
+fn last_words(dir: &JobDir) -> String {
+    let log = fs::read_to_string(dir.shim_log()).unwrap_or_default();
+    log.lines().last().unwrap_or("it left no word").to_owned()
+}

@@ -1,0 +1,174 @@
+//! A job that runs: how far it is, how to stop it, how it ended.
+
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{fs, io};
+
+use agent_model::Stream;
+use agent_shim::wire::{Event, Progress, Request};
+use agent_shim::{ExitRecord, JobDir};
+use tokio::process::Child;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::connection::{AGAIN, ANSWER, Connection, Place, clear_lost, look};
+use super::{Lost, ReattachError};
+
+/// How long a shim that said it has ended may take to be gone.
+const REAP: Duration = Duration::from_secs(10);
+
+/// A job that runs, or did when this was made. Dropping it leaves the job alone.
+#[derive(Debug)]
+pub struct Running {
+    dir: JobDir,
+    progress: watch::Receiver<Progress>,
+    ended: watch::Receiver<bool>,
+    _follower: JoinSet<()>,
+}
+
+/// Why a job could not be told to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum StopError {
+    /// Who is there could not be told.
+    #[error(transparent)]
+    Look(#[from] ReattachError),
+    /// The shim did not take it.
+    #[error("could not tell the supervisor of {} to stop the job", dir.display())]
+    Talk {
+        /// The job directory.
+        dir: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why it is not known how a job ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WaitError {
+    /// Its supervisor is gone and left no record. What was left of the job has been killed.
+    #[error("the supervisor of {} is gone and left no record", dir.display())]
+    Lost {
+        /// The job directory.
+        dir: PathBuf,
+        /// What is known.
+        lost: Lost,
+    },
+    /// The job directory cannot be read.
+    #[error(transparent)]
+    Look(#[from] ReattachError),
+}
+
+impl Running {
+    /// Follows a job over a connection on which nothing has been asked yet but perhaps `go`. `child` is the
+    /// shim, when it is this process that must reap it.
+    pub(super) fn follow(dir: JobDir, connection: Connection, child: Option<Child>) -> Running {
+        let (progress_to, progress) = watch::channel(Progress::default());
+        let (ended_to, ended) = watch::channel(false);
+        let mut follower = JoinSet::new();
+        let of = dir.clone();
+        follower.spawn(async move {
+            follow(&of, connection, &progress_to).await;
+            progress_to.send_replace(written(&of));
+            ended_to.send_replace(true);
+            drop(progress_to);
+            if let Some(mut child) = child
+                && tokio::time::timeout(REAP, child.wait()).await.is_err()
+            {
+                tracing::warn!(dir = %of.path().display(), "the supervisor has ended the job but stays");
+            }
+        });
+        Running { dir, progress, ended, _follower: follower }
+    }
+
+    /// A job that has ended already.
+    pub(super) fn ended(dir: JobDir) -> Running {
+        let progress = watch::channel(written(&dir)).1;
+        Running { dir, progress, ended: watch::channel(true).1, _follower: JoinSet::new() }
+    }
+
+    /// How much it has written. Closed after the last change: then the numbers are final.
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.clone()
+    }
+
+    /// Ends the job: the polite signal to each of its processes now, the final one after `grace`. Returns
+    /// when that has been taken on, not when the job has ended. May be said again: a shorter grace counts,
+    /// the first reason stays. Of a job that has ended it is done already.
+    pub async fn stop(&self, grace: Duration, reason: &str) -> Result<(), StopError> {
+        let Place::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
+        let request = Request::stop(grace, reason);
+        let conversation = async {
+            connection.send(&request).await?;
+            connection.until(|event| matches!(event, Event::Stopping | Event::Ended)).await
+        };
+        let told = match tokio::time::timeout(ANSWER, conversation).await {
+            Ok(told) => told.map(drop),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        match told {
+            Ok(()) => Ok(()),
+            // It may have ended under our hands.
+            Err(source) => match look(&self.dir).await? {
+                Place::Live(_) => Err(StopError::Talk { dir: self.dir.path().to_owned(), source }),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Waits until the job has ended. May be dropped and called again.
+    pub async fn wait(&self) -> Result<ExitRecord, WaitError> {
+        // An error means that the follower is gone, which then is as good as an end: the record decides.
+        let _ = self.ended.clone().wait_for(|ended| *ended).await;
+        match self.dir.read_exit().map_err(ReattachError::from)? {
+            Some(record) => Ok(record),
+            None => {
+                let lost = clear_lost(&self.dir).await?;
+                Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost })
+            }
+        }
+    }
+}
+
+/// Publishes progress until the job has ended. A connection that breaks while the shim lives is made again.
+async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Sender<Progress>) {
+    loop {
+        if let Err(error) = listen(&mut connection, progress).await {
+            tracing::debug!(dir = %dir.path().display(), %error, "the conversation with the supervisor broke");
+        } else {
+            return;
+        }
+        connection = loop {
+            match look(dir).await {
+                Ok(Place::Live(connection)) => break connection,
+                Ok(_) => return,
+                Err(ReattachError::Silent { .. }) => {
+                    tracing::warn!(dir = %dir.path().display(), "the supervisor of a job does not answer");
+                }
+                Err(_) => return, // whoever waits meets the same error and reports it
+            }
+            tokio::time::sleep(AGAIN).await;
+        };
+    }
+}
+
+/// `Ok` when the shim said that the job has ended.
+async fn listen(connection: &mut Connection, progress: &watch::Sender<Progress>) -> io::Result<()> {
+    connection.send(&Request::Watch).await?;
+    loop {
+        match connection.next().await? {
+            Some(Event::Progress(now)) => {
+                progress.send_if_modified(|last| std::mem::replace(last, now) != now);
+            }
+            Some(Event::Ended) => return Ok(()),
+            Some(_) => {}
+            None => return Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// How much there is on disk.
+fn written(dir: &JobDir) -> Progress {
+    let length = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
+    Progress { log_bytes: length(dir.log(Stream::Job)), tracking_bytes: length(dir.tracking()) }
+}

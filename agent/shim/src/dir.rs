@@ -1,0 +1,329 @@
+//! The directory of one replica: where each file is, how records are read and written, and whether a shim
+//! stands there.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use agent_model::Stream;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::record::{ExitRecord, Hello, Launch, VERSION};
+
+/// The directory of one replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobDir {
+    path: PathBuf,
+}
+
+/// Why a job directory could not be made.
+#[derive(Debug, thiserror::Error)]
+#[error("could not create the directory {}", path.display())]
+pub struct CreateError {
+    /// The directory.
+    pub path: PathBuf,
+    /// What the system says.
+    #[source]
+    source: io::Error,
+}
+
+/// Why a record could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// The file is there and cannot be read.
+    #[error("could not read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The file does not hold such a record.
+    #[error("{} does not hold a valid record", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The record was written by a release this one does not understand.
+    #[error("{} has version {found}; this release understands up to {VERSION}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version found.
+        found: u32,
+    },
+}
+
+/// Why a record could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("could not write {}", path.display())]
+pub struct WriteError {
+    /// The file.
+    pub path: PathBuf,
+    /// What the system says.
+    #[source]
+    source: io::Error,
+}
+
+impl JobDir {
+    /// The job directory at `path`, which need not exist yet.
+    pub fn new(path: impl Into<PathBuf>) -> JobDir {
+        JobDir { path: path.into() }
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What to run.
+    pub fn launch(&self) -> PathBuf {
+        self.path.join("launch.json")
+    }
+
+    /// Which shim stands here.
+    pub fn hello(&self) -> PathBuf {
+        self.path.join("hello.json")
+    }
+
+    /// Exists from just before the command is executed, for ever.
+    pub fn started(&self) -> PathBuf {
+        self.path.join("started")
+    }
+
+    /// How it ended.
+    pub fn exit(&self) -> PathBuf {
+        self.path.join("exit.json")
+    }
+
+    /// Where the shim listens.
+    pub fn socket(&self) -> PathBuf {
+        self.path.join("shim.sock")
+    }
+
+    /// What the shim has to say, for people; locked for as long as a shim lives.
+    pub fn shim_log(&self) -> PathBuf {
+        self.path.join("shim.log")
+    }
+
+    /// Metrics, parameters and tags, one record a line.
+    pub fn tracking(&self) -> PathBuf {
+        self.path.join("tracking.jsonl")
+    }
+
+    /// The code of the job.
+    pub fn work(&self) -> PathBuf {
+        self.path.join("work")
+    }
+
+    /// Its inputs.
+    pub fn inputs(&self) -> PathBuf {
+        self.path.join("inputs")
+    }
+
+    /// Its outputs.
+    pub fn out(&self) -> PathBuf {
+        self.path.join("out")
+    }
+
+    /// Artifacts logged through the tracking endpoint.
+    pub fn artifacts(&self) -> PathBuf {
+        self.path.join("artifacts")
+    }
+
+    /// The folder of the logs.
+    pub fn log_dir(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    /// One log.
+    pub fn log(&self, stream: Stream) -> PathBuf {
+        self.log_dir().join(stream.file_name())
+    }
+
+    /// Makes the directory and every folder in it; those that exist are left as they are.
+    pub fn create(&self) -> Result<(), CreateError> {
+        let folders = [self.work(), self.inputs(), self.out(), self.artifacts(), self.log_dir()];
+        let make = |path: &Path, mode| {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(mode)
+                .create(path)
+                .map_err(|source| CreateError { path: path.to_owned(), source })
+        };
+        make(&self.path, 0o700)?;
+        folders.iter().try_for_each(|folder| make(folder, 0o755))
+    }
+
+    /// What to run; `None` when nothing was asked for yet.
+    pub fn read_launch(&self) -> Result<Option<Launch>, RecordError> {
+        read(self.launch())
+    }
+
+    /// Which shim stood here last; `None` when none ever did.
+    pub fn read_hello(&self) -> Result<Option<Hello>, RecordError> {
+        read(self.hello())
+    }
+
+    /// How it ended; `None` while that is not known.
+    pub fn read_exit(&self) -> Result<Option<ExitRecord>, RecordError> {
+        read(self.exit())
+    }
+
+    /// Says what to run. Whole or not at all, but not durable: after a power cut there is no shim that
+    /// could have read it, and whoever starts one writes it again.
+    pub fn write_launch(&self, launch: &Launch) -> Result<(), WriteError> {
+        write_whole(&self.launch(), launch)
+    }
+
+    /// Says which shim stands here. Whole or not at all; of no use in another boot, so not durable.
+    pub fn write_hello(&self, hello: &Hello) -> Result<(), WriteError> {
+        write_whole(&self.hello(), hello)
+    }
+
+    /// The command was executed, or was about to be. From here on it may never be started again.
+    pub fn is_started(&self) -> bool {
+        // An unreadable directory must not look like permission to start.
+        self.started().try_exists().unwrap_or(true)
+    }
+
+    /// Makes the mark of [`is_started`](Self::is_started), durable when this returns. Fails when it exists.
+    pub fn mark_started(&self, instance: &str) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.started())?;
+        file.write_all(instance.as_bytes())?;
+        file.sync_all()?;
+        self.sync()
+    }
+
+    /// Makes creations and renames in the directory durable.
+    pub fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// Takes the place of the shim; `None` when another one has it. Held until the file is closed, which
+    /// the kernel does however the process ends.
+    pub fn take_place(&self) -> io::Result<Option<File>> {
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(self.shim_log())?;
+        match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file())) {
+            Ok(_) => Ok(Some(file)),
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a shim stands here now. Only looks: it never keeps a shim from taking its place.
+    pub fn has_shim(&self) -> io::Result<bool> {
+        let file = match File::open(self.shim_log()) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        let mut lock = whole_file();
+        fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+        Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+    }
+
+    /// A path to the socket short enough for a socket address, however long the directory's path is. It is
+    /// valid while the returned descriptor is open.
+    pub fn short_socket_path(&self) -> io::Result<(File, PathBuf)> {
+        let dir = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC)
+            .open(&self.path)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}/shim.sock", dir.as_raw_fd()));
+        Ok((dir, path))
+    }
+}
+
+fn whole_file() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
+}
+
+fn read<T: DeserializeOwned>(path: PathBuf) -> Result<Option<T>, RecordError> {
+    #[derive(serde::Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    let text = match fs::read(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(RecordError::Read { path, source }),
+    };
+    match serde_json::from_slice::<Versioned>(&text) {
+        Ok(Versioned { version }) if version > VERSION => {
+            return Err(RecordError::Version { path, found: version });
+        }
+        Ok(_) => {}
+        Err(source) => return Err(RecordError::Parse { path, source }),
+    }
+    serde_json::from_slice(&text).map(Some).map_err(|source| RecordError::Parse { path, source })
+}
+
+fn write_whole(path: &Path, record: &impl Serialize) -> Result<(), WriteError> {
+    let attempt = || {
+        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        fs::rename(&temporary, path)
+    };
+    attempt().map_err(|source| WriteError { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job_dir() -> (tempfile::TempDir, JobDir) {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = JobDir::new(temporary.path().join("train.1.0"));
+        dir.create().unwrap();
+        (temporary, dir)
+    }
+
+    #[test]
+    fn test_place_is_held_once_and_freed_on_close() {
+        let (_temporary, dir) = job_dir();
+        assert!(!dir.has_shim().unwrap());
+        let place = dir.take_place().unwrap().unwrap();
+        assert!(dir.has_shim().unwrap());
+        assert!(dir.take_place().unwrap().is_none());
+        drop(place);
+        assert!(!dir.has_shim().unwrap());
+    }
+
+    #[test]
+    fn test_started_is_marked_once() {
+        let (_temporary, dir) = job_dir();
+        assert!(!dir.is_started());
+        dir.mark_started("a").unwrap();
+        assert!(dir.is_started());
+        assert_eq!(dir.mark_started("b").unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn test_record_that_is_missing_broken_or_newer() {
+        let (_temporary, dir) = job_dir();
+        assert!(dir.read_hello().unwrap().is_none());
+        fs::write(dir.hello(), "{").unwrap();
+        assert!(matches!(dir.read_hello(), Err(RecordError::Parse { .. })));
+        fs::write(dir.hello(), r#"{"version": 2}"#).unwrap();
+        assert!(matches!(dir.read_hello(), Err(RecordError::Version { found: 2, .. })));
+    }
+}

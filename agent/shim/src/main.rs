@@ -1,0 +1,2 @@
+//! The supervisor of one job.
+fn main() {}

@@ -1,0 +1,158 @@
+//! Processes as `/proc` shows them, and signals that never hit a stranger.
+//!
+//! A process number may be given to somebody else the moment its owner is reaped. So a process is always
+//! its number *and* its start time, and a signal goes through a descriptor that was opened before the start
+//! time was compared.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use crate::sys;
+
+/// One process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: i32,
+    /// The number of its parent.
+    pub parent: i32,
+    /// When it started, in clock ticks since boot.
+    pub started: u64,
+}
+
+impl Process {
+    /// The process that has this number now, unless it is dead and only waits to be reaped.
+    pub fn find(pid: i32) -> Option<Process> {
+        parse_stat(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// Sends it a signal. `false` when it is gone already.
+    pub fn signal(&self, signal: Signal) -> io::Result<bool> {
+        let descriptor = match sys::pidfd_open(self.pid) {
+            Ok(descriptor) => descriptor,
+            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if Process::find(self.pid).is_none_or(|now| now.started != self.started) {
+            return Ok(false);
+        }
+        match sys::pidfd_send_signal(descriptor.as_fd(), signal) {
+            Ok(()) => Ok(true),
+            Err(error) if error.raw_os_error() == Some(nix::libc::ESRCH) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn has_mark(&self, name: &str, value: &str) -> bool {
+        // Unreadable: another user's, or gone. Neither is ours.
+        let environment = fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
+        environment
+            .split(|byte| *byte == 0)
+            .filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='))
+            .any(|pair| pair == (name, value))
+    }
+}
+
+/// Name and arguments may hold anything, so the fields are counted from the last parenthesis.
+fn parse_stat(pid: i32, text: &str) -> Option<Process> {
+    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let started = fields.nth(17)?.parse().ok()?;
+    (!matches!(state, "Z" | "X")).then_some(Process { pid, parent, started })
+}
+
+/// Every process of the machine that is not dead, as far as it can be seen.
+pub fn all() -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| Process::find(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// The children of `root`, their children, and so on.
+pub fn descendants(root: i32) -> Vec<Process> {
+    below(&all(), HashSet::from([root]))
+}
+
+/// The processes whose environment says `name=value`, and their descendants.
+pub fn marked(name: &str, value: &str) -> Vec<Process> {
+    let all = all();
+    let mut found: Vec<Process> =
+        all.iter().filter(|process| process.has_mark(name, value)).copied().collect();
+    let roots: HashSet<i32> = found.iter().map(|process| process.pid).collect();
+    found.extend(below(&all, roots));
+    found
+}
+
+/// Kills the processes that [`marked`] finds until none is left or the time is over. Returns how many there
+/// were, and how many are still there.
+pub fn kill_marked(name: &str, value: &str, within: Duration) -> (usize, usize) {
+    let deadline = Instant::now() + within;
+    let mut seen = HashSet::new();
+    loop {
+        let found = marked(name, value);
+        seen.extend(found.iter().map(|process| (process.pid, process.started)));
+        if found.is_empty() || Instant::now() >= deadline {
+            return (seen.len(), found.len());
+        }
+        for process in &found {
+            let _ = process.signal(Signal::SIGKILL); // what cannot be signalled is found again
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn below(all: &[Process], mut roots: HashSet<i32>) -> Vec<Process> {
+    let mut found = Vec::new();
+    loop {
+        let before = found.len();
+        for process in all {
+            if roots.contains(&process.parent) && roots.insert(process.pid) {
+                found.push(*process);
+            }
+        }
+        if found.len() == before {
+            return found;
+        }
+    }
+}
+
+/// The identity of this boot of the machine; empty when the kernel does not say.
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_stat_with_a_hostile_name() {
+        let tail = "S 7 1 1 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4242 0 0";
+        let process = parse_stat(9, &format!("9 (a) Z 1 (b) {tail}")).unwrap();
+        assert_eq!(process, Process { pid: 9, parent: 7, started: 4242 });
+        assert!(parse_stat(9, &format!("9 (x) {}", tail.replacen('S', "Z", 1))).is_none());
+        assert!(parse_stat(9, "9 (x").is_none());
+    }
+
+    #[test]
+    fn test_descendants_follow_parents_in_any_order() {
+        let process = |pid, parent| Process { pid, parent, started: 0 };
+        let all = [process(5, 4), process(4, 3), process(3, 1), process(6, 1)];
+        let mut found: Vec<i32> = below(&all, HashSet::from([3])).iter().map(|p| p.pid).collect();
+        found.sort_unstable();
+        assert_eq!(found, [4, 5]);
+    }
+
+    #[test]
+    fn test_signal_spares_a_process_that_took_the_number() {
+        let me = Process::find(std::process::id() as i32).unwrap();
+        let former = Process { started: me.started + 1, ..me };
+        assert!(!former.signal(Signal::SIGKILL).unwrap());
+        assert!(all().contains(&me));
+    }
+}

@@ -1,0 +1,75 @@
+//! The few system calls that no safe library wraps. The only unsafe code of the workspace.
+//!
+//! Each function is safe to call: it takes owned or borrowed descriptors, passes no pointer that outlives
+//! the call, and what runs between fork and exec is async-signal-safe.
+
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use nix::libc;
+use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
+use nix::unistd::{Gid, Uid};
+
+use crate::record::User;
+
+/// A descriptor of the process that has this number now; it goes on meaning that process for ever.
+pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointer is passed; a non-negative result is a new descriptor that nobody else owns.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
+    }
+}
+
+/// Sends a signal to the process of a descriptor.
+pub fn pidfd_send_signal(process: BorrowedFd<'_>, signal: Signal) -> io::Result<()> {
+    let no_info = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the kernel accepts a null signal information and fills it in itself.
+    let result =
+        unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal as i32, no_info, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Gives every signal its default effect, whatever was inherited.
+pub fn reset_signals() {
+    for number in Signal::iterator() {
+        // SAFETY: no handler function is installed. Those that cannot be changed answer with an error.
+        let _ = unsafe { signal(number, SigHandler::SigDfl) };
+    }
+}
+
+/// Makes `command` start as a job must: in a session of its own, as `user`, with default signals, the usual
+/// file mode mask, no way to gain privileges, and none of the protection from the memory killer that its
+/// supervisor may have.
+pub fn start_as_job(command: &mut Command, user: Option<User>) {
+    let prepare = move || {
+        nix::unistd::setsid()?;
+        forget_oom_protection();
+        if let Some(user) = user {
+            nix::unistd::setgroups(&[])?;
+            nix::unistd::setgid(Gid::from_raw(user.gid))?;
+            nix::unistd::setuid(Uid::from_raw(user.uid))?;
+        }
+        nix::sys::prctl::set_no_new_privs()?;
+        nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+        reset_signals();
+        sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls only: no allocation, no lock, no environment.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Best effort: raising one's own score is always allowed where the file can be opened at all.
+fn forget_oom_protection() {
+    // SAFETY: both pointers are to constants of the stated length; the descriptor is closed before return.
+    unsafe {
+        let fd = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if fd >= 0 {
+            libc::write(fd, c"0".as_ptr().cast(), 1);
+            libc::close(fd);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! The socket protocol of a shim: one JSON object a line, each way.
+//!
+//! The shim greets every connection with [`Event::Hello`]. A client may then send requests; each is answered
+//! once, in order. `watch` is answered by [`Event::Progress`] at once and whenever the numbers have changed
+//! (many changes may become one event), and by [`Event::Ended`] after the exit record is durable. A closed
+//! connection means nothing by itself: whether the shim lives is told by the job directory.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The longest line either side sends or accepts, in bytes.
+pub const MAX_LINE: usize = 16 * 1024;
+
+/// What a client asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "snake_case")]
+pub enum Request {
+    /// Execute the command. Said again, it changes nothing.
+    Go,
+    /// End the job: the polite signal to every process of it, the final one after the grace. Said again, a
+    /// shorter grace counts and the first reason stays.
+    Stop {
+        /// Milliseconds between the two.
+        grace_ms: u64,
+        /// Why, for the exit record.
+        reason: String,
+    },
+    /// Send progress until the end.
+    Watch,
+}
+
+/// What a shim says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The greeting.
+    Hello {
+        /// The version the shim speaks.
+        version: u32,
+        /// The same as in the hello record, or this is not the shim of that job.
+        instance: String,
+        /// `go` was said before.
+        gone: bool,
+    },
+    /// `go` was heard and the command is started, unless [`Ended`](Event::Ended) says otherwise.
+    Going,
+    /// `stop` was heard.
+    Stopping,
+    /// How far the job has come.
+    Progress(Progress),
+    /// The request was not understood.
+    Refused {
+        /// Why not.
+        why: String,
+    },
+    /// The job ended and its exit record is durable.
+    Ended,
+    /// Something of a later release.
+    #[serde(other)]
+    Unknown,
+}
+
+/// How much a job has written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// Length of its log in bytes.
+    pub log_bytes: u64,
+    /// Length of its tracking file in bytes.
+    pub tracking_bytes: u64,
+}
+
+impl Request {
+    /// A stop.
+    pub fn stop(grace: Duration, reason: &str) -> Request {
+        // A reason that does not fit a line would make the whole stop be refused.
+        let mut end = reason.len().min(MAX_LINE / 8);
+        while !reason.is_char_boundary(end) {
+            end -= 1;
+        }
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        Request::Stop { grace_ms, reason: reason[..end].to_owned() }
+    }
+
+    /// The request as a line, with its line feed.
+    pub fn to_line(&self) -> String {
+        to_line(self)
+    }
+}
+
+impl Event {
+    /// The event as a line, with its line feed.
+    pub fn to_line(&self) -> String {
+        to_line(self)
+    }
+}
+
+fn to_line(message: &impl Serialize) -> String {
+    let mut line = serde_json::to_string(message).unwrap_or_default(); // strings and numbers always serialise
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_lines_are_as_documented() {
+        let progress = Event::Progress(Progress { log_bytes: 1, tracking_bytes: 2 });
+        assert_eq!(progress.to_line(), "{\"event\":\"progress\",\"log_bytes\":1,\"tracking_bytes\":2}\n");
+        assert_eq!(Request::Go.to_line(), "{\"verb\":\"go\"}\n");
+        let stop = Request::stop(Duration::from_secs(1), "canceled by\nuid 7");
+        assert_eq!(serde_json::from_str::<Request>(&stop.to_line()).unwrap(), stop);
+        assert_eq!(serde_json::from_str::<Event>(r#"{"event":"new","x":1}"#).unwrap(), Event::Unknown);
+    }
+
+    #[test]
+    fn test_longest_reason_still_fits_a_line() {
+        let line = Request::stop(Duration::MAX, &"\u{1}é".repeat(MAX_LINE)).to_line();
+        assert!(line.len() <= MAX_LINE);
+    }
+}
