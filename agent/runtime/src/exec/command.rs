@@ -210,8 +210,9 @@ impl Group {
     fn of(child: Child) -> io::Result<Group> {
         let gone = || io::Error::from(io::ErrorKind::NotFound);
         let id = child.id().and_then(|id| i32::try_from(id).ok()).ok_or_else(gone)?;
-        let exit =
-            AsyncFd::register_with_interest(agent_shim::sys::pidfd_open(id)?, tokio::io::Interest::READABLE)?;
+        let pidfd = agent_shim::sys::pidfd_open(id)?;
+        #[allow(deprecated, reason = "unsound for a type that may change its descriptor; an OwnedFd cannot")]
+        let exit = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)?;
         Ok(Group { child, id: Some(Pid::from_raw(id)), exit })
     }
 
