@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
+use agent_model::ExitStatus;
 use nix::libc;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
 use nix::unistd::{Gid, Uid};
@@ -70,6 +71,38 @@ fn forget_oom_protection() {
         if fd >= 0 {
             libc::write(fd, c"0".as_ptr().cast(), 1);
             libc::close(fd);
+        }
+    }
+}
+
+/// What the children of this process are doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Children {
+    /// The one with this number ended so, and was reaped.
+    Ended(i32, ExitStatus),
+    /// There are some, and none has ended.
+    Running,
+    /// There are none.
+    None,
+}
+
+/// Reaps one child. Real-time signals, which the safe wrappers refuse, are told like any other.
+pub fn reap() -> Children {
+    loop {
+        let mut status = 0;
+        // SAFETY: the pointer is to a local of the right type.
+        match unsafe { libc::waitpid(-1, &raw mut status, libc::WNOHANG) } {
+            0 => return Children::Running,
+            pid if pid > 0 && libc::WIFEXITED(status) => {
+                return Children::Ended(pid, ExitStatus::Code(libc::WEXITSTATUS(status)));
+            }
+            pid if pid > 0 && libc::WIFSIGNALED(status) => {
+                return Children::Ended(pid, ExitStatus::Signal(libc::WTERMSIG(status)));
+            }
+            pid if pid < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted => {
+                return Children::None;
+            }
+            _ => {}
         }
     }
 }

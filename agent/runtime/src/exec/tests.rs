@@ -1,1 +1,482 @@
+//! Real jobs under real shims.
 
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use agent_model::{ExitStatus, Stream};
+use agent_shim::process::{Process as Found_, marked};
+use agent_shim::{End, ExitRecord, JobDir, Launch, MARK, NotStarted, VERSION};
+use nix::sys::signal::Signal;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The shim of this build, built if the run of these tests alone has not.
+fn shim() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT
+        .get_or_init(|| {
+            let target = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().to_owned();
+            #[allow(clippy::disallowed_methods, reason = "a test of one crate needs the program of another")]
+            let mut cargo = std::process::Command::new(env!("CARGO"));
+            cargo.args(["build", "--quiet", "--package", "agent-shim", "--manifest-path"]);
+            cargo.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"));
+            cargo.args(target.ends_with("release").then_some("--release"));
+            assert!(cargo.status().unwrap().success());
+            target.join(SHIM)
+        })
+        .clone()
+}
+
+/// A job directory and an executor; whatever is left of the job when the test ends is killed.
+struct Bench {
+    dir: JobDir,
+    executor: Process,
+    _keep: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let keep = tempfile::tempdir().unwrap();
+        // Longer than a socket address may be.
+        let dir = JobDir::new(keep.path().join("d".repeat(120)).join("train.1.0"));
+        dir.create().unwrap();
+        Bench { dir, executor: Process { shim: shim() }, _keep: keep }
+    }
+
+    fn launch_of(&self, argv: &[&str]) -> Launch {
+        Launch {
+            version: VERSION,
+            replica: "train.1.0".parse().unwrap(),
+            argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
+            env: BTreeMap::from([("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into())]),
+            cwd: "work".into(),
+            grace: Duration::from_secs(1),
+            timeout: None,
+            user: None,
+        }
+    }
+
+    async fn start(&self, script: &str) -> Running {
+        self.executor.launch(&self.dir, &self.launch_of(&["bash", "-c", script])).await.unwrap()
+    }
+
+    async fn run(&self, script: &str) -> ExitRecord {
+        ended(&self.start(script).await).await
+    }
+
+    fn log(&self) -> Vec<u8> {
+        fs::read(self.dir.log(Stream::Job)).unwrap()
+    }
+
+    fn members(&self) -> Vec<Found_> {
+        let hello = self.dir.read_hello().unwrap().unwrap();
+        marked(MARK, &hello.instance)
+    }
+
+    async fn until_log_has(&self, text: &str) {
+        until(|| String::from_utf8_lossy(&self.log()).contains(text)).await;
+    }
+
+    fn kill_shim(&self) {
+        let hello = self.dir.read_hello().unwrap().unwrap();
+        assert!(Found_::find(hello.pid).unwrap().signal(Signal::SIGKILL).unwrap());
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if let Ok(Some(hello)) = self.dir.read_hello() {
+            if let Some(shim) = Found_::find(hello.pid).filter(|_| self.dir.has_shim().unwrap_or(false)) {
+                let _ = shim.signal(Signal::SIGKILL);
+            }
+            agent_shim::process::kill_marked(MARK, &hello.instance, LONG);
+        }
+    }
+}
+
+async fn ended(running: &Running) -> ExitRecord {
+    tokio::time::timeout(LONG, running.wait()).await.expect("the job ends").unwrap()
+}
+
+async fn until(mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !condition() {
+        assert!(Instant::now() < deadline, "the condition never came true");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn test_exit_codes_and_signals_are_told_as_they_were() {
+    for (script, status) in [
+        ("exit 0", ExitStatus::Code(0)),
+        ("exit 42", ExitStatus::Code(42)),
+        ("no-such-program", ExitStatus::Code(127)),
+        ("/", ExitStatus::Code(126)),
+        ("kill -KILL $$", ExitStatus::Signal(9)),
+        ("kill -34 $$", ExitStatus::Signal(34)),
+    ] {
+        let bench = Bench::new();
+        let record = bench.run(script).await;
+        assert_eq!(record.end, End::Exited(status), "{script}");
+        assert!(!record.oom && !record.timed_out && record.stopped.is_none());
+        assert!(record.started_at.unwrap() <= record.ended_at);
+    }
+}
+
+#[tokio::test]
+async fn test_program_that_cannot_be_executed_is_a_record_and_not_a_mystery() {
+    let bench = Bench::new();
+    let launch = bench.launch_of(&["no-such-program", "x"]);
+    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    let why = NotStarted::Exec { program: "no-such-program".into(), os_error: 2 };
+    assert_eq!(ended(&running).await.end, End::NeverStarted(why));
+
+    let bench = Bench::new();
+    let launch = Launch { cwd: "nowhere".into(), ..bench.launch_of(&["true"]) };
+    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    let why = NotStarted::Setup { step: "enter nowhere".into(), os_error: 2 };
+    assert_eq!(ended(&running).await.end, End::NeverStarted(why));
+    assert!(!bench.dir.is_started());
+}
+
+#[tokio::test]
+async fn test_job_gets_its_environment_and_nothing_else() {
+    let bench = Bench::new();
+    let mut launch = bench.launch_of(&[
+        "bash",
+        "-c",
+        "env -0 | tr '\\0' '\\n'; echo; ls /proc/self/fd | tr '\\n' ' '; readlink /proc/self/fd/0; umask; \
+         grep -E 'SigBlk|SigIgn|NoNewPrivs' /proc/self/status; cat /proc/self/oom_score_adj; pwd",
+    ]);
+    launch.env.insert("GREETING".into(), "two\nlines".into());
+    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    assert_eq!(record.end, End::Exited(ExitStatus::Code(0)));
+    let log = String::from_utf8(bench.log()).unwrap();
+    assert!(log.contains("GREETING=two\nlines\n"), "{log}");
+    assert!(log.contains(&format!("{MARK}={}\n", record.instance)), "{log}");
+    assert!(!log.contains("CARGO"), "{log}");
+    // The fourth is the directory that ls reads.
+    assert!(log.contains("\n0 1 2 3 /dev/null\n0022\n"), "{log}");
+    assert!(
+        log.contains("NoNewPrivs:\t1\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n0\n"),
+        "{log}"
+    );
+    assert!(log.ends_with("/train.1.0/work\n"), "{log}");
+}
+
+#[tokio::test]
+async fn test_output_is_kept_byte_for_byte() {
+    let bench = Bench::new();
+    // Both streams in one order, a NUL, invalid UTF-8, a line of 10 MB, no line feed at the end.
+    let record = bench
+        .run(
+            "for i in 1 2 3; do echo out $i; echo err $i >&2; done; printf 'a\\0b\\xff\\r'; \
+              head -c 10000000 /dev/zero | tr '\\0' x; printf end",
+        )
+        .await;
+    let mut expected = b"out 1\nerr 1\nout 2\nerr 2\nout 3\nerr 3\na\0b\xff\r".to_vec();
+    expected.resize(expected.len() + 10_000_000, b'x');
+    expected.extend_from_slice(b"end");
+    assert!(bench.log() == expected);
+    assert_eq!((record.log_bytes, record.log_dropped), (expected.len() as u64, 0));
+}
+
+#[tokio::test]
+async fn test_fast_output_of_short_lines_is_complete() {
+    let bench = Bench::new();
+    let line = "x".repeat(99);
+    let running = bench.start(&format!("yes {line} | head -c 200000000")).await;
+    let begun = Instant::now();
+    let mut progress = running.progress();
+    let record = ended(&running).await;
+    let rate = 200.0 / begun.elapsed().as_secs_f64();
+    println!("200 MB in lines of 100 bytes: {rate:.0} MB/s");
+    assert_eq!((record.end, record.log_bytes), (End::Exited(ExitStatus::Code(0)), 200_000_000));
+    while progress.changed().await.is_ok() {}
+    assert_eq!(progress.borrow().log_bytes, 200_000_000);
+    assert!(bench.log().chunks(100).all(|chunk| chunk == format!("{line}\n").as_bytes()));
+}
+
+#[tokio::test]
+async fn test_progress_tells_of_log_and_tracking_file_while_the_job_runs() {
+    let bench = Bench::new();
+    let running = bench.start("echo hello; exec 1>&- 2>&-; read line < <(sleep 1000)").await;
+    let mut progress = running.progress();
+    tokio::time::timeout(LONG, progress.wait_for(|now| now.log_bytes == 6)).await.unwrap().unwrap();
+    fs::write(bench.dir.tracking(), "{}\n").unwrap();
+    tokio::time::timeout(LONG, progress.wait_for(|now| now.tracking_bytes == 3)).await.unwrap().unwrap();
+    running.stop(Duration::ZERO, "enough").await.unwrap();
+    assert_eq!(ended(&running).await.tracking_bytes, 3);
+}
+
+#[tokio::test]
+async fn test_stop_ends_the_whole_tree_however_it_hides() {
+    let bench = Bench::new();
+    let hide = "trap '' TERM HUP INT; (setsid bash -c 'trap \"\" TERM; (setsid sleep 1000 & ) ; sleep 1000' &) ; \
+                (trap '' TERM; setsid sleep 1000 &) ; env -i sleep 1000 & echo hidden; sleep 1000; sleep 1000";
+    let running = bench.start(hide).await;
+    bench.until_log_has("hidden").await;
+    let shim = bench.dir.read_hello().unwrap().unwrap().pid;
+    until(|| agent_shim::process::descendants(shim).len() >= 5).await;
+    let members = agent_shim::process::descendants(shim);
+    let begun = Instant::now();
+    running.stop(Duration::from_millis(500), "canceled by uid 7").await.unwrap();
+    running.stop(LONG, "too late").await.unwrap();
+    let record = ended(&running).await;
+    assert!(begun.elapsed() >= Duration::from_millis(500) && begun.elapsed() < Duration::from_secs(5));
+    assert_eq!(record.end, End::Exited(ExitStatus::Signal(9)));
+    assert_eq!(record.stopped.as_deref(), Some("canceled by uid 7"));
+    assert!(!record.timed_out && !record.oom && record.unkilled == 0);
+    let alive = |member: &Found_| Found_::find(member.pid).is_some_and(|now| now.started == member.started);
+    assert!(!members.iter().any(alive));
+    running.stop(LONG, "after the end").await.unwrap();
+}
+
+#[tokio::test]
+async fn test_job_may_use_its_grace_after_its_shell_is_gone() {
+    let bench = Bench::new();
+    let script = "(trap 'sleep 3; echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done) & \
+                  trap - TERM; wait";
+    let running = bench.start(script).await;
+    bench.until_log_has("ready").await;
+    running.stop(LONG, "make room").await.unwrap();
+    let record = ended(&running).await;
+    assert_eq!(record.end, End::Exited(ExitStatus::Signal(15)));
+    assert!(String::from_utf8(bench.log()).unwrap().ends_with("saved\n"));
+}
+
+#[tokio::test]
+async fn test_second_stop_with_less_grace_counts() {
+    let bench = Bench::new();
+    let running = bench.start("trap '' TERM; echo ready; while :; do sleep 1; done").await;
+    bench.until_log_has("ready").await;
+    running.stop(LONG * 10, "please").await.unwrap();
+    running.stop(Duration::ZERO, "now").await.unwrap();
+    assert_eq!(ended(&running).await.stopped.as_deref(), Some("please"));
+}
+
+#[tokio::test]
+async fn test_leftovers_are_ended_after_the_command() {
+    let bench = Bench::new();
+    // One keeps the pipe open and ignores the polite signal.
+    let begun = Instant::now();
+    let record =
+        bench.run("(trap '' TERM; exec sleep 1000) & (exec 1>&- 2>&-; setsid sleep 1000) & exit 3").await;
+    assert_eq!(record.end, End::Exited(ExitStatus::Code(3)));
+    assert_eq!((record.leftovers, record.unkilled, record.stopped), (2, 0, None));
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert!(bench.members().is_empty());
+}
+
+#[tokio::test]
+async fn test_time_limit_stops_the_job() {
+    let bench = Bench::new();
+    let launch = Launch {
+        timeout: Some(Duration::from_millis(300)),
+        ..bench.launch_of(&["bash", "-c", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.05; done"])
+    };
+    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    assert!(record.timed_out && record.stopped.is_none());
+    assert_eq!((record.end, bench.log()), (End::Exited(ExitStatus::Code(0)), b"bye\n".to_vec()));
+}
+
+#[tokio::test]
+async fn test_job_outlives_its_daemon_and_is_found_again() {
+    let bench = Bench::new();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (dir, executor) = (bench.dir.clone(), bench.executor.clone());
+    let launch = bench.launch_of(&[
+        "bash",
+        "-c",
+        "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; exit 7",
+    ]);
+    let handle = runtime.handle().clone();
+    tokio::task::spawn_blocking(move || {
+        let running = handle.block_on(executor.launch(&dir, &launch)).unwrap();
+        std::mem::forget(running); // as a daemon that is killed: nothing is told to anybody
+        runtime.shutdown_background();
+    })
+    .await
+    .unwrap();
+    let before = bench.dir.read_hello().unwrap().unwrap();
+    let Found::Running(running) = bench.executor.reattach(&bench.dir).await.unwrap() else {
+        panic!("the job runs");
+    };
+    assert_eq!(bench.dir.read_hello().unwrap().unwrap(), before);
+    bench.until_log_has("one").await;
+    fs::write(bench.dir.work().join("go"), "").unwrap();
+    assert_eq!(ended(&running).await.end, End::Exited(ExitStatus::Code(7)));
+    assert_eq!(bench.log(), b"one\ntwo\n");
+    let again = bench.executor.reattach(&bench.dir).await.unwrap();
+    assert!(matches!(again, Found::Ended(ExitRecord { end: End::Exited(ExitStatus::Code(7)), .. })));
+    let launched_again = bench.start("echo never").await;
+    assert_eq!(ended(&launched_again).await.end, End::Exited(ExitStatus::Code(7)));
+    assert_eq!(bench.log(), b"one\ntwo\n");
+}
+
+#[tokio::test]
+async fn test_shim_left_before_go_is_adopted() {
+    let bench = Bench::new();
+    assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::NotStarted));
+    let launch = bench.launch_of(&["bash", "-c", "echo once"]);
+    let started = bench.executor.start_shim(&bench.dir, &launch).await.unwrap().unwrap();
+    drop(started);
+    let waiting = bench.dir.read_hello().unwrap().unwrap();
+    assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::NotStarted));
+    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    assert_eq!((record.instance, bench.log()), (waiting.instance, b"once\n".to_vec()));
+}
+
+#[tokio::test]
+async fn test_many_launches_at_once_execute_once() {
+    let bench = Bench::new();
+    let launch = bench.launch_of(&["bash", "-c", "echo once; sleep 0.2"]);
+    let mut launches = tokio::task::JoinSet::new();
+    for _ in 0..6 {
+        let (executor, dir, launch) = (bench.executor.clone(), bench.dir.clone(), launch.clone());
+        launches.spawn(async move { ended(&executor.launch(&dir, &launch).await.unwrap()).await.instance });
+    }
+    let mut instances = launches.join_all().await;
+    instances.dedup();
+    assert_eq!((instances.len(), bench.log()), (1, b"once\n".to_vec()));
+}
+
+#[tokio::test]
+async fn test_killed_shim_loses_the_job_and_what_is_left_is_killed() {
+    let bench = Bench::new();
+    let running = bench.start("setsid sleep 1000 & echo ready; sleep 1000; true").await;
+    bench.until_log_has("ready").await;
+    until(|| bench.members().len() == 3).await;
+    bench.kill_shim();
+    let lost = tokio::time::timeout(LONG, running.wait()).await.unwrap().unwrap_err();
+    let WaitError::Lost { lost, .. } = lost else { panic!("{lost}") };
+    assert_eq!(lost, Lost { rebooted: false, killed: 3, left: 0 });
+    assert!(bench.members().is_empty());
+    assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::Lost(_)));
+    let launch = bench.launch_of(&["true"]);
+    assert!(matches!(bench.executor.launch(&bench.dir, &launch).await, Err(LaunchError::Lost { .. })));
+}
+
+#[tokio::test]
+async fn test_shim_killed_before_go_may_be_replaced() {
+    let bench = Bench::new();
+    let launch = bench.launch_of(&["true"]);
+    let started = bench.executor.start_shim(&bench.dir, &launch).await.unwrap().unwrap();
+    bench.kill_shim();
+    drop(started);
+    until(|| !bench.dir.has_shim().unwrap()).await;
+    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    assert_eq!(record.end, End::Exited(ExitStatus::Code(0)));
+}
+
+#[tokio::test]
+async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
+    let bench = Bench::new();
+    fs::remove_file(bench.dir.log(Stream::Job)).ok();
+    // A file size limit fails writes as a full disk does, for the shim that inherits it.
+    let limited = bench.dir.path().join("limited-shim");
+    let script =
+        format!("#!/bin/sh\ntrap '' XFSZ\nulimit -f 8\nexec {} \"$@\"\n", bench.executor.shim.display());
+    fs::write(&limited, script).unwrap();
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(&limited, fs::Permissions::from_mode(0o755)).unwrap();
+    let executor = Process { shim: limited };
+    let launch = bench.launch_of(&["bash", "-c", "head -c 1000000 /dev/zero; exit 5"]);
+    let record = ended(&executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    assert_eq!(record.end, End::Exited(ExitStatus::Code(5)));
+    assert_eq!(record.log_bytes + record.log_dropped, 1_000_000);
+    assert!(record.log_dropped > 0 && record.log_error.is_some());
+    assert_eq!(bench.log().len() as u64, record.log_bytes);
+}
+
+#[tokio::test]
+async fn test_shim_is_small_and_silent() {
+    let bench = Bench::new();
+    let running = bench.start("echo ready; sleep 1000").await;
+    bench.until_log_has("ready").await;
+    let pid = bench.dir.read_hello().unwrap().unwrap().pid;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let field = |name: &str| status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    println!("{} {} {}", field("VmRSS"), field("RssAnon"), field("Threads"));
+    if !cfg!(debug_assertions) {
+        let kib: u64 = field("VmRSS").split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert!(kib < 3 * 1024, "{kib} KiB");
+    }
+    running.stop(Duration::ZERO, "enough").await.unwrap();
+    ended(&running).await;
+}
+
+#[tokio::test]
+async fn test_child_is_captured_in_order_with_its_environment() {
+    let output = Command::new("sh")
+        .args(["-c", "echo out; echo err >&2; echo $X; pwd; exit 3"])
+        .envs([("X", "y"), ("PATH", "/usr/bin:/bin")])
+        .cwd("/usr")
+        .capture()
+        .await
+        .unwrap();
+    assert_eq!((output.status.code(), output.text), (Some(3), b"out\nerr\ny\n/usr\n".to_vec()));
+    let missing = Command::new("no-such-program").capture().await;
+    assert!(matches!(missing, Err(CommandError::Spawn { .. })));
+}
+
+#[tokio::test]
+async fn test_child_group_dies_when_nobody_waits_or_when_it_is_silent() {
+    let mark = |name: &str| format!("{name}-{}", std::process::id());
+    let sleeper = |mark: &str| {
+        Command::new("sh")
+            .args(["-c", "sleep 1000 & echo up; sleep 1000"])
+            .envs([("PATH", "/usr/bin:/bin")])
+            .mark(mark)
+    };
+    let silent = mark("silent");
+    let stalled = sleeper(&silent).stall(Duration::from_millis(200)).capture().await;
+    assert!(matches!(stalled, Err(CommandError::Stalled { .. })));
+    until(|| marked(MARK, &silent).is_empty()).await;
+
+    let dropped = mark("dropped");
+    let command = sleeper(&dropped);
+    let waiting = tokio::time::timeout(Duration::from_millis(300), command.capture()).await;
+    assert!(waiting.is_err());
+    until(|| marked(MARK, &dropped).is_empty()).await;
+
+    // A background process that keeps the output open does not keep the caller.
+    let left = mark("left");
+    let command = Command::new("sh").args(["-c", "sleep 1000 & echo up"]).envs([("PATH", "/usr/bin:/bin")]);
+    assert_eq!(command.mark(&left).capture().await.unwrap().text, b"up\n");
+    until(|| marked(MARK, &left).is_empty()).await;
+}
+
+#[tokio::test]
+async fn test_marked_children_of_a_former_life_are_killed() {
+    let mark = format!("former-{}", std::process::id());
+    let dir = tempfile::tempdir().unwrap();
+    let command = Command::new("sh")
+        .args(["-c", "setsid sleep 1000 & touch up; wait"])
+        .envs([("PATH", "/usr/bin:/bin")])
+        .cwd(dir.path())
+        .mark(&mark);
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(async move { command.capture().await.map(drop) });
+    until(|| dir.path().join("up").exists()).await;
+    assert_eq!(kill_marked(&mark).await, 0);
+    assert!(marked(MARK, &mark).is_empty());
+}
+
+#[test]
+fn test_shim_is_looked_for_in_the_search_path() {
+    let dir = tempfile::tempdir().unwrap();
+    let list = format!("relative:{}", dir.path().display());
+    assert!(find_shim(&list).is_err());
+    fs::write(dir.path().join(SHIM), "").unwrap();
+    assert!(find_shim(&list).is_err());
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(dir.path().join(SHIM), fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(find_shim(&list).unwrap(), dir.path().join(SHIM));
+}

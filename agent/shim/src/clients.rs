@@ -1,0 +1,195 @@
+//! The socket: whoever is connected, what they ask, and what they have not read yet.
+//!
+//! Nothing here blocks and nothing grows: a watcher that does not read gets no further progress until it
+//! has, and then only the latest. Only the user of the shim, and root, are heard.
+
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use agent_shim::VERSION;
+use agent_shim::wire::{Event, MAX_LINE, Progress, Request};
+use nix::poll::{PollFd, PollFlags};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+
+/// Connections at a time; a further one is closed at once.
+const MOST: usize = 16;
+
+/// The shortest time between two progress events to one watcher.
+const PACE: Duration = Duration::from_millis(10);
+
+/// How long the last words may take to be read.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// The socket and its connections.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    listener: UnixListener,
+    instance: String,
+    clients: Vec<Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    stream: UnixStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    watch: Option<Watch>,
+    closed: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Watch {
+    sent: Option<(Progress, Instant)>,
+}
+
+impl Clients {
+    /// Listens at `path`, in place of a shim that is gone.
+    pub(crate) fn listen(path: &Path, instance: String) -> io::Result<Clients> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Clients { listener, instance, clients: Vec::new() })
+    }
+
+    /// What to wait for: the listener, then each client in order.
+    pub(crate) fn interests(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let of_client = |client: &Client| {
+            if client.output.is_empty() { PollFlags::POLLIN } else { PollFlags::POLLIN | PollFlags::POLLOUT }
+        };
+        let clients =
+            self.clients.iter().map(move |client| PollFd::new(client.stream.as_fd(), of_client(client)));
+        std::iter::once(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)).chain(clients)
+    }
+
+    /// Reads and writes what can be; `ready` is in the order of [`interests`](Self::interests). Returns what
+    /// was asked, with the client's place in line, which is valid until [`publish`](Self::publish).
+    pub(crate) fn serve(&mut self, ready: &[bool], gone: bool) -> Vec<(usize, Request)> {
+        let mut requests = Vec::new();
+        for (place, client) in self.clients.iter_mut().enumerate() {
+            if ready.get(place + 1).copied().unwrap_or(false) {
+                client.flush();
+                client.read(|request| requests.push((place, request)));
+            }
+        }
+        if ready.first().copied().unwrap_or(false) {
+            self.accept(gone);
+        }
+        requests
+    }
+
+    /// Answers a request.
+    pub(crate) fn answer(&mut self, place: usize, event: &Event) {
+        if let Some(client) = self.clients.get_mut(place) {
+            client.say(event);
+        }
+    }
+
+    /// Starts to send progress.
+    pub(crate) fn watch(&mut self, place: usize) {
+        if let Some(client) = self.clients.get_mut(place) {
+            client.watch = Some(Watch::default());
+        }
+    }
+
+    /// Forgets who has left, and sends progress to each watcher that does not have it, or says when that may
+    /// be done.
+    pub(crate) fn publish(&mut self, progress: Progress, now: Instant, last: bool) -> Option<Instant> {
+        self.clients.retain(|client| !client.closed);
+        let mut later: Option<Instant> = None;
+        for client in &mut self.clients {
+            let Some(watch) = client.watch else { continue };
+            match watch.sent {
+                Some((sent, _)) if sent == progress => {}
+                _ if !client.output.is_empty() && !last => {} // woken when it can take more
+                Some((_, at)) if now < at + PACE && !last => {
+                    later = Some(later.map_or(at + PACE, |other| other.min(at + PACE)));
+                }
+                _ => {
+                    client.watch = Some(Watch { sent: Some((progress, now)) });
+                    client.say(&Event::Progress(progress));
+                }
+            }
+        }
+        later
+    }
+
+    /// Tells every watcher that it is over.
+    pub(crate) fn farewell(&mut self) {
+        for client in self.clients.iter_mut() {
+            // The conversation ends here, so it may block for a moment.
+            let _ = client.stream.set_nonblocking(false);
+            let _ = client.stream.set_write_timeout(Some(FAREWELL));
+            client.say(&Event::Ended);
+        }
+    }
+
+    fn accept(&mut self, gone: bool) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            if self.clients.len() >= MOST || !is_welcome(&stream) || stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let mut client =
+                Client { stream, input: Vec::new(), output: Vec::new(), watch: None, closed: false };
+            client.say(&Event::Hello { version: VERSION, instance: self.instance.clone(), gone });
+            self.clients.push(client);
+        }
+    }
+}
+
+fn is_welcome(stream: &UnixStream) -> bool {
+    let own = nix::unistd::geteuid().as_raw();
+    getsockopt(stream, PeerCredentials).is_ok_and(|peer| peer.uid() == own || peer.uid() == 0)
+}
+
+impl Client {
+    fn say(&mut self, event: &Event) {
+        self.output.extend_from_slice(event.to_line().as_bytes());
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        while !self.output.is_empty() {
+            match self.stream.write(&self.output) {
+                Ok(count @ 1..) => drop(self.output.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Ok(0) | Err(_) => {
+                    self.closed = true;
+                    self.output.clear();
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, mut asked: impl FnMut(Request)) {
+        let mut buffer = [0; 1024];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(count @ 1..) => self.input.extend_from_slice(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Ok(0) | Err(_) => {
+                    self.closed = true;
+                    break;
+                }
+            }
+            while let Some(end) = self.input.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.input.drain(..=end).collect();
+                match serde_json::from_slice(&line) {
+                    Ok(request) => asked(request),
+                    Err(error) => self.say(&Event::Refused { why: error.to_string() }),
+                }
+            }
+            if self.input.len() > MAX_LINE {
+                self.closed = true;
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The exit record on its way to disk. Its space is taken before the job starts, so that a job that fills
+//! the disk cannot keep its own end from being recorded.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+
+use agent_shim::{ExitRecord, JobDir};
+
+/// More than a record takes, in bytes.
+const RESERVE: usize = 4096;
+
+/// The reserved file.
+#[derive(Debug)]
+pub(crate) struct ExitFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl ExitFile {
+    /// Takes the space.
+    pub(crate) fn reserve(dir: &JobDir) -> io::Result<ExitFile> {
+        let path = dir.exit().with_extension("tmp");
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
+        file.write_all_at(&[b' '; RESERVE], 0)?;
+        Ok(ExitFile { file, path })
+    }
+
+    /// Makes the record the exit record of the directory: whole and durable when this returns `Ok`. May be
+    /// tried again.
+    pub(crate) fn commit(&self, dir: &JobDir, record: &ExitRecord) -> io::Result<()> {
+        let text = serde_json::to_vec(record)?;
+        self.file.write_all_at(&text, 0)?;
+        self.file.set_len(text.len() as u64)?;
+        self.file.sync_all()?;
+        match fs::rename(&self.path, dir.exit()) {
+            // An earlier attempt got this far.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && dir.exit().exists() => {}
+            result => result?,
+        }
+        dir.sync()
+    }
+}

@@ -1,0 +1,64 @@
+//! The start of the command.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+
+use agent_shim::{JobDir, Launch, MARK, NotStarted, sys};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+/// How much output the job may be ahead of the log, in bytes, where the system allows it.
+const PIPE: i32 = 1 << 20;
+
+/// A command that runs.
+#[derive(Debug)]
+pub(crate) struct Started {
+    /// Its process number; it is a child of this process.
+    pub(crate) pid: i32,
+    /// The end of the pipe its output comes from; reading never blocks.
+    pub(crate) output: OwnedFd,
+    /// How much the pipe holds, in bytes.
+    pub(crate) capacity: usize,
+}
+
+/// Marks the job as started, durably, and executes the command. After an error it must not be tried again.
+pub(crate) fn start(dir: &JobDir, launch: &Launch, instance: &str) -> Result<Started, NotStarted> {
+    let failed = |step: &str| {
+        let step = step.to_owned();
+        move |error: io::Error| NotStarted::Setup { step, os_error: error.raw_os_error().unwrap_or(0) }
+    };
+    let enter = fs::metadata(&launch.cwd).and_then(|found| {
+        if found.is_dir() { Ok(()) } else { Err(io::Error::from_raw_os_error(nix::libc::ENOTDIR)) }
+    });
+    enter.map_err(failed(&format!("enter {}", launch.cwd.display())))?;
+    let (output, input, capacity) = pipe().map_err(failed("make a pipe for the output"))?;
+    dir.mark_started(instance).map_err(failed("mark the job as started"))?;
+
+    let [program, args @ ..] = launch.argv.as_slice() else {
+        return Err(NotStarted::Exec { program: String::new(), os_error: nix::libc::ENOENT });
+    };
+    #[allow(clippy::disallowed_methods, reason = "this is the one process a shim starts")]
+    let mut command = Command::new(program);
+    command.args(args).env_clear().envs(&launch.env).env(MARK, instance).current_dir(&launch.cwd);
+    let error_input = input.try_clone().map_err(failed("make a pipe for the output"))?;
+    command.stdin(Stdio::null()).stdout(input).stderr(error_input);
+    sys::start_as_job(&mut command, launch.user);
+    match command.spawn() {
+        Ok(child) => Ok(Started { pid: child.id() as i32, output, capacity }),
+        Err(error) => Err(NotStarted::Exec {
+            program: program.clone(),
+            // An argument or a variable that holds a NUL byte never reaches the system.
+            os_error: error.raw_os_error().unwrap_or(nix::libc::EINVAL),
+        }),
+    }
+}
+
+/// One pipe for both streams, so that the log keeps the order in which the job wrote.
+fn pipe() -> io::Result<(OwnedFd, OwnedFd, usize)> {
+    let (output, input) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    fcntl(&output, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    let capacity =
+        fcntl(&output, FcntlArg::F_SETPIPE_SZ(PIPE)).or_else(|_| fcntl(&output, FcntlArg::F_GETPIPE_SZ))?;
+    Ok((output, input, usize::try_from(capacity).unwrap_or(0)))
+}
