@@ -1,0 +1,217 @@
+//! Small blobs together, in messages the server takes.
+
+use std::collections::HashMap;
+
+use agent_model::Digest;
+use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
+use bazel_remote_apis::google::rpc;
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use tonic::{Code, Status};
+
+use super::{
+    IN_FLIGHT, Remote, SILENCE, digest_from_wire, digest_to_wire, read_failure, within, write_failure,
+};
+use crate::digest_of;
+use crate::store::{BATCH_BLOBS, BlobStore, ReadError, WriteError, batches};
+
+/// What a blob in a batch costs beyond its bytes: digest, status and framing, rounded up.
+const OVERHEAD: u64 = 256;
+
+/// One direction.
+pub(super) trait Transfer: Sync {
+    /// What is known of a blob before.
+    type Item: Clone + Send;
+    /// What is known of it after.
+    type Answer: Send;
+
+    fn remote(&self) -> &Remote;
+    fn digest(item: &Self::Item) -> Digest;
+    /// One message for all items. An error concerns the message, not an item.
+    fn together(
+        &self,
+        items: &[Self::Item],
+    ) -> impl Future<Output = Result<Vec<Self::Answer>, Status>> + Send;
+    /// A stream for one item.
+    fn alone(&self, item: Self::Item) -> impl Future<Output = Self::Answer> + Send;
+    /// The answer for an item whose message failed.
+    fn failed(item: &Self::Item, status: Status) -> Self::Answer;
+}
+
+/// The answers for all `items`, in order.
+pub(super) async fn run<T: Transfer>(transfer: &T, items: Vec<T::Item>) -> Vec<T::Answer> {
+    let budget = match transfer.remote().budget().await {
+        Ok(budget) => budget,
+        Err(status) => return items.iter().map(|item| T::failed(item, status.clone())).collect(),
+    };
+    let numbered: Vec<(usize, T::Item)> = items.into_iter().enumerate().collect();
+    let cost = |(_, item): &(usize, T::Item)| T::digest(item).size + OVERHEAD;
+    let work = batches(numbered, budget, BATCH_BLOBS, cost);
+    let work = work.into_iter().map(|batch| divide(transfer, batch, budget));
+    let mut answers: Vec<(usize, T::Answer)> = stream::iter(work)
+        .buffer_unordered(IN_FLIGHT)
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .flatten()
+        .collect();
+    answers.sort_unstable_by_key(|(number, _)| *number);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+/// The answers for a batch, which is halved as long as the server finds it too large, or finds something in
+/// it so wrong that it looks at nothing else.
+async fn divide<T: Transfer>(
+    transfer: &T,
+    batch: Vec<(usize, T::Item)>,
+    budget: u64,
+) -> Vec<(usize, T::Answer)> {
+    let mut done = Vec::with_capacity(batch.len());
+    let mut queue = vec![batch];
+    while let Some(mut batch) = queue.pop() {
+        if let [(number, item)] = &batch[..]
+            && T::digest(item).size + OVERHEAD > budget
+        {
+            done.push((*number, transfer.alone(item.clone()).await));
+            continue;
+        }
+        let items: Vec<T::Item> = batch.iter().map(|(_, item)| item.clone()).collect();
+        match transfer.together(&items).await {
+            Ok(answers) => done.extend(batch.into_iter().map(|(number, _)| number).zip(answers)),
+            Err(status) if is_refusal(&status) && batch.len() > 1 => {
+                queue.push(batch.split_off(batch.len() / 2));
+                queue.push(batch);
+            }
+            Err(status) if is_refusal(&status) => {
+                for (number, item) in batch {
+                    done.push((number, transfer.alone(item).await));
+                }
+            }
+            Err(status) => {
+                done.extend(batch.iter().map(|(number, item)| (*number, T::failed(item, status.clone()))));
+            }
+        }
+    }
+    done
+}
+
+/// The server refuses the message as it is; a smaller one may do.
+fn is_refusal(status: &Status) -> bool {
+    matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::InvalidArgument)
+}
+
+/// The answers by digest: whatever order, number and names the server chose for them.
+fn by_digest<V>(
+    answers: impl Iterator<Item = (Option<reapi::Digest>, Option<rpc::Status>, V)>,
+) -> HashMap<Digest, Result<V, Status>> {
+    let understood = |(digest, status, value): (Option<reapi::Digest>, Option<rpc::Status>, V)| {
+        let status = status.unwrap_or_default();
+        let result =
+            if status.code == 0 { Ok(value) } else { Err(Status::new(status.code.into(), status.message)) };
+        Some((digest_from_wire(&digest?).ok()?, result))
+    };
+    answers.filter_map(understood).collect()
+}
+
+fn left_out() -> Status {
+    Status::internal("the answer leaves the blob out")
+}
+
+/// From the server.
+pub(super) struct Get<'a>(pub &'a Remote);
+
+impl Transfer for Get<'_> {
+    type Item = Digest;
+    type Answer = Result<Bytes, ReadError>;
+
+    fn remote(&self) -> &Remote {
+        self.0
+    }
+
+    fn digest(item: &Digest) -> Digest {
+        *item
+    }
+
+    async fn together(&self, digests: &[Digest]) -> Result<Vec<Self::Answer>, Status> {
+        let question = reapi::BatchReadBlobsRequest {
+            digests: digests.iter().map(digest_to_wire).collect(),
+            digest_function: reapi::digest_function::Value::Sha256 as i32,
+            ..Default::default()
+        };
+        let mut client = self.0.cas.clone();
+        let answer = within(SILENCE, client.batch_read_blobs(question)).await?.into_inner();
+        let answers = by_digest(
+            answer.responses.into_iter().map(|item| (item.digest, item.status, Bytes::from(item.data))),
+        );
+        let check = |digest: &Digest| match answers.get(digest) {
+            _ if *digest == Digest::EMPTY => Ok(Bytes::new()),
+            Some(Ok(bytes)) => match digest_of(bytes) {
+                actual if actual == *digest => Ok(bytes.clone()),
+                actual => Err(ReadError::Corrupt { digest: *digest, actual }),
+            },
+            Some(Err(status)) => Err(read_failure(*digest, status.clone())),
+            None => Err(read_failure(*digest, left_out())),
+        };
+        Ok(digests.iter().map(check).collect())
+    }
+
+    async fn alone(&self, digest: Digest) -> Self::Answer {
+        let pieces: Vec<Bytes> = self.0.read(digest, 0).await?.try_collect().await?;
+        Ok(pieces.concat().into())
+    }
+
+    fn failed(digest: &Digest, status: Status) -> Self::Answer {
+        Err(read_failure(*digest, status))
+    }
+}
+
+/// To the server.
+pub(super) struct Put<'a>(pub &'a Remote);
+
+impl Transfer for Put<'_> {
+    type Item = (Digest, Bytes);
+    type Answer = Result<(), WriteError>;
+
+    fn remote(&self) -> &Remote {
+        self.0
+    }
+
+    fn digest(item: &(Digest, Bytes)) -> Digest {
+        item.0
+    }
+
+    async fn together(&self, blobs: &[(Digest, Bytes)]) -> Result<Vec<Self::Answer>, Status> {
+        let request = |(digest, bytes): &(Digest, Bytes)| reapi::batch_update_blobs_request::Request {
+            digest: Some(digest_to_wire(digest)),
+            data: bytes.to_vec(),
+            compressor: reapi::compressor::Value::Identity as i32,
+        };
+        let question = reapi::BatchUpdateBlobsRequest {
+            requests: blobs.iter().map(request).collect(),
+            digest_function: reapi::digest_function::Value::Sha256 as i32,
+            ..Default::default()
+        };
+        let mut client = self.0.cas.clone();
+        let answer = within(SILENCE, client.batch_update_blobs(question)).await?.into_inner();
+        let answers = by_digest(answer.responses.into_iter().map(|item| (item.digest, item.status, ())));
+        let check = |(digest, bytes): &(Digest, Bytes)| match answers.get(digest) {
+            _ if *digest == Digest::EMPTY && bytes.is_empty() => Ok(()),
+            Some(Ok(())) => Ok(()),
+            Some(Err(status)) if status.code() == Code::InvalidArgument => match digest_of(bytes) {
+                actual if actual == *digest => Err(write_failure(*digest, status.clone())),
+                actual => Err(WriteError::Mismatch { digest: *digest, actual }),
+            },
+            Some(Err(status)) => Err(write_failure(*digest, status.clone())),
+            None => Err(write_failure(*digest, left_out())),
+        };
+        Ok(blobs.iter().map(check).collect())
+    }
+
+    async fn alone(&self, (digest, bytes): (Digest, Bytes)) -> Self::Answer {
+        self.0.write(digest, stream::iter([Ok(bytes)]).boxed()).await
+    }
+
+    fn failed((digest, _): &(Digest, Bytes), status: Status) -> Self::Answer {
+        Err(write_failure(*digest, status))
+    }
+}

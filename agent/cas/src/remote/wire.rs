@@ -1,0 +1,128 @@
+//! Digests and resource names as they are written on the wire.
+
+use std::fmt;
+
+use agent_model::Digest;
+use agent_model::ids::IdError;
+use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
+
+/// The digest as a message.
+pub fn digest_to_wire(digest: &Digest) -> reapi::Digest {
+    reapi::Digest { hash: digest.hex(), size_bytes: i64::try_from(digest.size).unwrap_or(i64::MAX) }
+}
+
+/// The digest of a message; its hash must be a lower-case SHA-256 and its size not negative.
+pub fn digest_from_wire(wire: &reapi::Digest) -> Result<Digest, IdError> {
+    let size = u64::try_from(wire.size_bytes).map_err(|_| IdError {
+        kind: "digest",
+        value: wire.size_bytes.to_string(),
+        rule: "the size must not be negative",
+    })?;
+    Digest::from_parts(&wire.hash, size)
+}
+
+/// What a byte stream is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resource {
+    /// A blob to read: `{instance/}blobs/{hash}/{size}`.
+    Blob(Digest),
+    /// A blob to write: `{instance/}uploads/{id}/blobs/{hash}/{size}{/anything}`.
+    Upload {
+        /// The client's own name for this upload.
+        id: String,
+        /// The blob.
+        digest: Digest,
+    },
+}
+
+/// Why a resource name cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResourceError {
+    /// It asks for a form of compression.
+    #[error("the resource `{name}` is compressed, which this store is not")]
+    Compressed {
+        /// The name.
+        name: String,
+    },
+    /// It names no blob.
+    #[error("`{name}` is no resource of this store")]
+    Malformed {
+        /// The name.
+        name: String,
+    },
+}
+
+impl Resource {
+    /// Understands a resource name; an instance name before it may have any number of segments.
+    pub fn parse(name: &str) -> Result<Resource, ResourceError> {
+        let malformed = || ResourceError::Malformed { name: name.to_owned() };
+        let segments: Vec<&str> = name.split('/').collect();
+        let start = segments
+            .iter()
+            .position(|segment| matches!(*segment, "blobs" | "uploads" | "compressed-blobs"))
+            .ok_or_else(malformed)?;
+        let digest = |hash: &str, size: &str| {
+            Digest::from_parts(hash, size.parse().map_err(|_| malformed())?).map_err(|_| malformed())
+        };
+        match &segments[start..] {
+            ["compressed-blobs", ..] | ["uploads", _, "compressed-blobs", ..] => {
+                Err(ResourceError::Compressed { name: name.to_owned() })
+            }
+            ["blobs", hash, size] => Ok(Resource::Blob(digest(hash, size)?)),
+            ["uploads", id, "blobs", hash, size, ..] => {
+                Ok(Resource::Upload { id: (*id).to_owned(), digest: digest(hash, size)? })
+            }
+            _ => Err(malformed()),
+        }
+    }
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resource::Blob(digest) => write!(f, "blobs/{digest}"),
+            Resource::Upload { id, digest } => write!(f, "uploads/{id}/blobs/{digest}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_resource_names_round_trip_with_and_without_an_instance() {
+        let upload = Resource::Upload { id: "u-1".into(), digest: Digest::EMPTY };
+        for resource in [Resource::Blob(Digest::EMPTY), upload] {
+            for prefix in ["", "main/", "a/b/c/"] {
+                assert_eq!(Resource::parse(&format!("{prefix}{resource}")), Ok(resource.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn test_resource_names_refuse_what_is_not_ours() {
+        let hash = Digest::EMPTY.hex();
+        let compressed = format!("compressed-blobs/zstd/{hash}/0");
+        assert!(matches!(Resource::parse(&compressed), Err(ResourceError::Compressed { .. })));
+        for bad in [
+            String::new(),
+            "blobs".into(),
+            format!("blobs/{hash}"),
+            format!("blobs/{hash}/-1"),
+            format!("blobs/{hash}/0/more"),
+            format!("blobs/blake3/{hash}/0"),
+            format!("blobs/{}/0", hash.to_uppercase()),
+            format!("uploads/blobs/{hash}/0"),
+        ] {
+            assert!(matches!(Resource::parse(&bad), Err(ResourceError::Malformed { .. })), "{bad}");
+        }
+    }
+
+    #[test]
+    fn test_digest_from_wire_refuses_negative_sizes() {
+        let wire = reapi::Digest { size_bytes: -1, ..digest_to_wire(&Digest::EMPTY) };
+        assert!(digest_from_wire(&wire).is_err());
+        assert_eq!(digest_from_wire(&digest_to_wire(&Digest::EMPTY)), Ok(Digest::EMPTY));
+    }
+}

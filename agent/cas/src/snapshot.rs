@@ -1,0 +1,31 @@
+//! A directory as a digest, and back.
+//!
+//! Owns what a snapshot is: a tree of canonical REAPI `Directory` messages whose leaves are files by digest,
+//! an executable bit, and relative symbolic links that stay inside. Hides ignore rules, hashing, the order of
+//! uploads, the strict decoder and the writing of trees.
+//!
+//! The functions meet in the middle of the store: [`scan`], [`scan_file`] and [`scan_all`] read a directory
+//! into a [`Snapshot`]; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`]
+//! begin with a root digest and trust nothing they are told by the store.
+//!
+//! Callers: the CLI (scan, push, list, download) and the node (materialize, scan_all, push).
+
+mod materialize;
+mod push;
+mod scan;
+mod tree;
+mod walk;
+
+pub use materialize::{Laid, MaterializeError, download, materialize};
+pub use push::{Progress, PushError, Pushed, push};
+pub use scan::{ScanError, Snapshot, scan, scan_all, scan_file};
+pub use tree::{Entry, TreeError, list};
+
+/// Directories on the longest path of a tree, the root included.
+pub const MAX_DEPTH: usize = 200;
+
+/// Directories in a tree, counted once for each place they appear at.
+pub const MAX_DIRECTORIES: u64 = 1_000_000;
+
+/// Files and links in a tree, counted once for each place they appear at.
+pub const MAX_FILES: u64 = 4_000_000;

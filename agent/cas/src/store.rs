@@ -1,0 +1,341 @@
+//! Keep bytes by digest.
+//!
+//! Owns the trait all stores obey, its errors, and the choice between stores at run time. What a store
+//! returns was written under its own digest; what it is given is checked before anybody can see it.
+//!
+//! Small blobs travel in batches, because a round trip and a disk flush each are what they cost; large ones
+//! as a stream. A caller keeps a batch to [`BATCH_BYTES`] and [`BATCH_BLOBS`]; a store splits it further when
+//! its medium demands that.
+
+#[cfg(any(test, feature = "fakes"))]
+pub mod conformance;
+mod disk;
+#[cfg(any(test, feature = "fakes"))]
+pub(crate) mod memory;
+mod tiered;
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+
+use agent_model::Digest;
+use bytes::Bytes;
+use futures_util::stream::{BoxStream, StreamExt};
+
+pub(crate) use disk::file_chunks;
+pub use disk::{Disk, Ingest, OpenError};
+pub use tiered::Tiered;
+
+use crate::{Hasher, Remote};
+
+/// The content of a blob, piece by piece. It ends early with an error, never silently.
+pub type Chunks = BoxStream<'static, Result<Bytes, ReadError>>;
+
+/// Bytes a caller puts into one batch, unless a single blob is larger.
+pub const BATCH_BYTES: u64 = 3 * 1024 * 1024;
+
+/// Blobs a caller puts into one batch.
+pub const BATCH_BLOBS: usize = 1000;
+
+/// Blobs above this size, in bytes, are better streamed than put into a batch.
+pub const SMALL_BLOB: u64 = 1024 * 1024;
+
+/// The size of the pieces a blob is cut into when it is streamed, in bytes.
+pub(crate) const CHUNK: usize = 256 * 1024;
+
+/// Something that keeps bytes by digest. The empty blob is always there.
+pub trait BlobStore: Send + Sync + 'static {
+    /// Those of `digests` that are not here, each once, in the order asked.
+    fn missing(&self, digests: &[Digest]) -> impl Future<Output = Result<Vec<Digest>, MissingError>> + Send;
+
+    /// The content of a blob from `offset` on. From offset 0 it is checked against the digest, at the latest
+    /// when the stream ends; from a later one nobody but the caller can.
+    fn read(&self, digest: Digest, offset: u64) -> impl Future<Output = Result<Chunks, ReadError>> + Send;
+
+    /// Whole blobs, one answer for each digest, in the order asked.
+    fn read_batch(&self, digests: Vec<Digest>) -> impl Future<Output = Vec<Result<Bytes, ReadError>>> + Send;
+
+    /// Keeps what `source` yields, if it is the blob named `digest`. Returns when it would survive a power
+    /// failure. A blob that is here already is not read to its end.
+    fn write(&self, digest: Digest, source: Chunks) -> impl Future<Output = Result<(), WriteError>> + Send;
+
+    /// Keeps whole blobs under the rules of [`write`](Self::write), one answer for each, in order.
+    fn write_batch(
+        &self,
+        blobs: Vec<(Digest, Bytes)>,
+    ) -> impl Future<Output = Vec<Result<(), WriteError>>> + Send;
+
+    /// An open file that holds exactly the blob, if this store has one at hand: what a copy-on-write clone
+    /// can be made of. Its content is not checked. `None` says nothing about whether the blob is here.
+    fn file(&self, digest: Digest) -> impl Future<Output = Option<std::fs::File>> + Send;
+}
+
+/// Why a store could not say what it lacks.
+#[derive(Debug, thiserror::Error)]
+pub enum MissingError {
+    /// The directory of the store could not be searched.
+    #[error("cannot look into the store at {path}")]
+    Disk {
+        /// The file looked for.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The store at the other end of a connection did not answer as it should.
+    #[error("the remote store does not say what it lacks")]
+    Remote {
+        #[source]
+        /// What it said.
+        source: Box<tonic::Status>,
+    },
+    /// It named a blob it was not asked about.
+    #[error("the remote store says it lacks blobs it was not asked about")]
+    Answer,
+}
+
+/// Why a blob could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// It is not in the store.
+    #[error("blob {digest} is not in the store")]
+    Absent {
+        /// The blob.
+        digest: Digest,
+    },
+    /// It ends before the place to start from.
+    #[error("blob {digest} has no byte {offset}")]
+    Offset {
+        /// The blob.
+        digest: Digest,
+        /// The place asked for, in bytes.
+        offset: u64,
+    },
+    /// A file could not be read.
+    #[error("cannot read {path}")]
+    Disk {
+        /// The file.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The store at the other end of a connection did not send it.
+    #[error("the remote store does not send blob {digest}")]
+    Remote {
+        /// The blob.
+        digest: Digest,
+        #[source]
+        /// What it said.
+        source: Box<tonic::Status>,
+    },
+    /// What came was something else.
+    #[error("what came as blob {digest} is {actual}")]
+    Corrupt {
+        /// The blob asked for.
+        digest: Digest,
+        /// What came, up to where it was too long.
+        actual: Digest,
+    },
+    /// It was there, but the nearer store could not take a copy.
+    #[error("cannot keep a copy of blob {digest}")]
+    Keep {
+        /// The blob.
+        digest: Digest,
+        #[source]
+        /// What the nearer store said.
+        source: Box<WriteError>,
+    },
+}
+
+/// Why a blob could not be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The bytes are not those the digest names.
+    #[error("the bytes given as blob {digest} are {actual}")]
+    Mismatch {
+        /// The name given.
+        digest: Digest,
+        /// What the bytes are, or what they were when there were too many of them.
+        actual: Digest,
+    },
+    /// The bytes could not be had.
+    #[error("cannot get the bytes of blob {digest}")]
+    Source {
+        /// The blob.
+        digest: Digest,
+        #[source]
+        /// What their source said.
+        source: Box<ReadError>,
+    },
+    /// A file or directory of the store could not be written.
+    #[error("cannot write {path}")]
+    Disk {
+        /// The file or directory.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The store at the other end of a connection did not take it.
+    #[error("the remote store does not take blob {digest}")]
+    Remote {
+        /// The blob.
+        digest: Digest,
+        #[source]
+        /// What it said.
+        source: Box<tonic::Status>,
+    },
+    /// Part of it could not be kept before.
+    #[error("an earlier part of blob {digest} could not be kept")]
+    Abandoned {
+        /// The blob.
+        digest: Digest,
+    },
+    /// It took it, but does not have it.
+    #[error("the remote store took blob {digest} and does not have it")]
+    Vanished {
+        /// The blob.
+        digest: Digest,
+    },
+}
+
+impl WriteError {
+    /// The store has no room left.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            WriteError::Disk { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            WriteError::Remote { source, .. } => source.code() == tonic::Code::ResourceExhausted,
+            _ => false,
+        }
+    }
+}
+
+/// A store chosen at run time.
+#[derive(Debug, Clone)]
+pub enum Store {
+    /// In a directory of this machine.
+    Disk(Disk),
+    /// At the other end of a connection.
+    Remote(Remote),
+    /// There, with a copy here of all that was read.
+    Tiered(Tiered<Disk, Remote>),
+}
+
+macro_rules! chosen {
+    ($self:ident, $store:ident => $call:expr) => {
+        match $self {
+            Store::Disk($store) => $call.await,
+            Store::Remote($store) => $call.await,
+            Store::Tiered($store) => $call.await,
+        }
+    };
+}
+
+impl BlobStore for Store {
+    async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        chosen!(self, store => store.missing(digests))
+    }
+
+    async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
+        chosen!(self, store => store.read(digest, offset))
+    }
+
+    async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
+        chosen!(self, store => store.read_batch(digests))
+    }
+
+    async fn write(&self, digest: Digest, source: Chunks) -> Result<(), WriteError> {
+        chosen!(self, store => store.write(digest, source))
+    }
+
+    async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        chosen!(self, store => store.write_batch(blobs))
+    }
+
+    async fn file(&self, digest: Digest) -> Option<std::fs::File> {
+        chosen!(self, store => store.file(digest))
+    }
+}
+
+/// `chunks`, which must be all of the blob, with an error in place of the end when they are not.
+pub(crate) fn verified(digest: Digest, chunks: Chunks) -> Chunks {
+    let state = Some((chunks, Hasher::new()));
+    futures_util::stream::try_unfold(state, move |state| async move {
+        let Some((mut chunks, mut hasher)) = state else { return Ok(None) };
+        let chunk = chunks.next().await.transpose()?;
+        if let Some(chunk) = &chunk {
+            hasher.update(chunk);
+        }
+        match chunk {
+            Some(chunk) if hasher.size() <= digest.size => Ok(Some((chunk, Some((chunks, hasher))))),
+            _ => match hasher.finish() {
+                actual if actual == digest => Ok(None),
+                actual => Err(ReadError::Corrupt { digest, actual }),
+            },
+        }
+    })
+    .boxed()
+}
+
+/// Cuts `items` into runs of at most `bytes` and `count`; an item larger than that gets a run of its own.
+pub(crate) fn batches<T>(
+    items: impl IntoIterator<Item = T>,
+    bytes: u64,
+    count: usize,
+    size: impl Fn(&T) -> u64,
+) -> Vec<Vec<T>> {
+    let mut all: Vec<Vec<T>> = Vec::new();
+    let mut room = 0;
+    for item in items {
+        let size = size(&item);
+        match all.last_mut() {
+            Some(last) if size <= room && last.len() < count => {
+                room -= size;
+                last.push(item);
+            }
+            _ => {
+                room = bytes.saturating_sub(size);
+                all.push(vec![item]);
+            }
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest_of;
+
+    fn chunks(parts: &[&'static [u8]]) -> Chunks {
+        let parts: Vec<_> = parts.iter().map(|part| Ok(Bytes::from_static(part))).collect();
+        futures_util::stream::iter(parts).boxed()
+    }
+
+    async fn outcome(digest: Digest, parts: &[&'static [u8]]) -> Result<usize, ReadError> {
+        let mut stream = verified(digest, chunks(parts));
+        let mut length = 0;
+        while let Some(chunk) = stream.next().await {
+            length += chunk?.len();
+        }
+        Ok(length)
+    }
+
+    #[tokio::test]
+    async fn test_verified_passes_the_blob_and_refuses_all_else() {
+        let digest = digest_of(b"abcd");
+        assert_eq!(outcome(digest, &[b"ab", b"", b"cd"]).await.unwrap(), 4);
+        for wrong in [&[b"abc" as &[u8]] as &[_], &[b"abce"], &[b"abcd", b"e"], &[]] {
+            assert!(matches!(outcome(digest, wrong).await, Err(ReadError::Corrupt { .. })), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn test_batches_keep_both_limits_and_every_item() {
+        let runs = batches([3u64, 3, 3, 9, 1, 1, 1, 1], 6, 3, |n| *n);
+        assert_eq!(runs, [vec![3, 3], vec![3], vec![9], vec![1, 1, 1], vec![1]]);
+    }
+}

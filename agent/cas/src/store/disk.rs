@@ -1,0 +1,425 @@
+//! Blobs as files of one directory.
+//!
+//! Owns `blobs/xx/<hash>-<size>` and `temp/` below the directory it is given; nobody else may write there,
+//! and one process has it open at a time (the daemon holds the lock of its state directory).
+//!
+//! A blob is written to `temp/`, hashed on the way, flushed, renamed, and then the directory it was renamed
+//! into is flushed. **Durability rule: `write`, `write_batch` and [`Ingest::commit`] return after that last
+//! flush, so what they acknowledged survives a power failure, and a name below `blobs/` never stands for
+//! bytes that do not.** A batch pays for it as a group: all its files are flushed at once by several threads,
+//! which the file system joins into few commits of its journal, and each directory is flushed once. Files of
+//! `temp/` are what a crash interrupted; opening the store removes them.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use agent_model::Digest;
+use bytes::{Bytes, BytesMut};
+use futures_util::stream::StreamExt;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError, verified};
+use crate::parallel::{self, blocking};
+use crate::{Hasher, digest_of};
+
+/// Flushes in flight for one batch. They wait for the disk, not for the processor.
+const FLUSHES: usize = 8;
+
+/// Lookups that one thread does faster than a second one starts.
+const LOOKUPS_PER_THREAD: usize = 512;
+
+/// A store in a directory. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    path: PathBuf,
+    root: OwnedFd,
+    next_temp: AtomicU64,
+}
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// A directory could not be made or entered.
+    #[error("cannot open the store directory {path}")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+    /// What a crash left behind could not be removed.
+    #[error("cannot remove unfinished files in {path}")]
+    Clean {
+        /// The directory that holds them.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Disk {
+    /// Opens the store in `dir`, which is made if need be. Blocks.
+    pub fn open(dir: &Path) -> Result<Disk, OpenError> {
+        let fail = |path: PathBuf| move |source| OpenError::Directory { path, source };
+        let temp = dir.join("temp");
+        match std::fs::remove_dir_all(&temp) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(OpenError::Clean { path: temp, source });
+            }
+            _ => {}
+        }
+        for path in [dir.to_owned(), temp, dir.join("blobs")] {
+            private_directory(&path).map_err(fail(path))?;
+        }
+        for prefix in 0..=u8::MAX {
+            let path = dir.join(prefix_name(prefix));
+            private_directory(&path).map_err(fail(path))?;
+        }
+        let blobs = dir.join("blobs");
+        flush_directory(&blobs).map_err(fail(blobs))?;
+        let root = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|source| OpenError::Directory { path: dir.to_owned(), source: source.into() })?;
+        let shared = Shared { path: dir.to_owned(), root, next_temp: AtomicU64::new(0) };
+        Ok(Disk { shared: Arc::new(shared) })
+    }
+
+    /// Begins a blob whose bytes come bit by bit.
+    pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
+        let shared = Arc::clone(&self.shared);
+        let temp = blocking(move || Temp::create(&shared)).await?;
+        let growing = Growing { temp, hasher: Hasher::new() };
+        Ok(Ingest { digest, growing: Arc::new(Mutex::new(Some(growing))) })
+    }
+}
+
+fn private_directory(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+fn flush_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+fn prefix_name(prefix: u8) -> String {
+    format!("blobs/{prefix:02x}")
+}
+
+fn blob_name(digest: &Digest) -> String {
+    format!("{}/{}-{}", prefix_name(digest.hash[0]), digest.hex(), digest.size)
+}
+
+impl Shared {
+    /// The blob is here, with the length its name says.
+    fn holds(&self, digest: &Digest) -> Result<bool, Errno> {
+        match rustix::fs::statat(&self.root, blob_name(digest), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(FileType::from_raw_mode(stat.st_mode).is_file()
+                && u64::try_from(stat.st_size) == Ok(digest.size)),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        let mut seen = HashSet::with_capacity(digests.len());
+        seen.insert(Digest::EMPTY);
+        let asked: Vec<Digest> = digests.iter().copied().filter(|digest| seen.insert(*digest)).collect();
+        let threads = parallel::cores().min(asked.len() / LOOKUPS_PER_THREAD);
+        let found = parallel::map(&asked, threads, |digest| self.holds(digest));
+        let mut missing = Vec::new();
+        for (digest, found) in asked.into_iter().zip(found) {
+            let path = || self.path.join(blob_name(&digest));
+            if !found.map_err(|source| MissingError::Disk { path: path(), source: source.into() })? {
+                missing.push(digest);
+            }
+        }
+        Ok(missing)
+    }
+
+    fn open_blob(&self, digest: Digest) -> Result<File, ReadError> {
+        let name = blob_name(&digest);
+        let fail = |source| ReadError::Disk { path: self.path.join(&name), source };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match rustix::fs::openat(&self.root, &name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::NOENT) => return Err(ReadError::Absent { digest }),
+            Err(source) => return Err(fail(source.into())),
+        };
+        // A wrong length is a blob that never was: the next write of it replaces the file.
+        match file.metadata().map_err(fail)?.len() {
+            length if length == digest.size => Ok(file),
+            _ => Err(ReadError::Absent { digest }),
+        }
+    }
+
+    fn read_whole(&self, digest: Digest) -> Result<Bytes, ReadError> {
+        if digest == Digest::EMPTY {
+            return Ok(Bytes::new());
+        }
+        let mut file = self.open_blob(digest)?;
+        let mut content = Vec::with_capacity(usize::try_from(digest.size).unwrap_or(0));
+        file.read_to_end(&mut content)
+            .map_err(|source| ReadError::Disk { path: self.path.join(blob_name(&digest)), source })?;
+        match digest_of(&content) {
+            actual if actual == digest => Ok(content.into()),
+            actual => Err(ReadError::Corrupt { digest, actual }),
+        }
+    }
+
+    /// Writes and flushes a file of these bytes, unless the blob is here.
+    fn stage(self: &Arc<Self>, digest: Digest, bytes: &[u8]) -> Result<Option<TempName>, WriteError> {
+        let actual = digest_of(bytes);
+        if actual != digest {
+            return Err(WriteError::Mismatch { digest, actual });
+        }
+        if digest == Digest::EMPTY || self.holds(&digest).unwrap_or(false) {
+            return Ok(None);
+        }
+        let mut temp = Temp::create(self)?;
+        temp.append(bytes)?;
+        temp.flush().map(Some)
+    }
+
+    fn write_batch(self: &Arc<Self>, blobs: &[(Digest, Bytes)]) -> Vec<Result<(), WriteError>> {
+        let staged = parallel::map(blobs, FLUSHES, |(digest, bytes)| self.stage(*digest, bytes));
+        let published: Vec<Result<(), WriteError>> = blobs
+            .iter()
+            .zip(staged)
+            .map(|((digest, _), staged)| staged?.map_or(Ok(()), |name| name.publish(digest)))
+            .collect();
+        // Also those of blobs that were here: whoever wrote one may not have flushed its directory yet.
+        let directories: BTreeSet<u8> = blobs.iter().map(|(digest, _)| digest.hash[0]).collect();
+        let directories: Vec<u8> = directories.into_iter().collect();
+        let flushed = parallel::map(&directories, FLUSHES, |prefix| self.flush_prefix(*prefix));
+        let flushed: BTreeMap<u8, Result<(), Errno>> = directories.into_iter().zip(flushed).collect();
+        blobs
+            .iter()
+            .zip(published)
+            .map(|((digest, _), published)| {
+                published.and_then(|()| match flushed.get(&digest.hash[0]) {
+                    Some(Err(errno)) => Err(self.write_error(&prefix_name(digest.hash[0]), *errno)),
+                    _ => Ok(()),
+                })
+            })
+            .collect()
+    }
+
+    fn flush_prefix(&self, prefix: u8) -> Result<(), Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::openat(&self.root, prefix_name(prefix), flags, Mode::empty())?;
+        rustix::fs::fsync(directory)
+    }
+
+    fn write_error(&self, name: &str, source: impl Into<io::Error>) -> WriteError {
+        WriteError::Disk { path: self.path.join(name), source: source.into() }
+    }
+}
+
+/// A file below `temp/`, removed when dropped before it was published.
+#[derive(Debug)]
+struct TempName {
+    shared: Arc<Shared>,
+    name: String,
+    published: bool,
+}
+
+impl TempName {
+    /// Makes the file the blob. It is found from now on, and durable when its directory is flushed.
+    fn publish(mut self, digest: &Digest) -> Result<(), WriteError> {
+        let root = &self.shared.root;
+        rustix::fs::renameat(root, &self.name, root, blob_name(digest))
+            .map_err(|source| self.shared.write_error(&blob_name(digest), source))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for TempName {
+    fn drop(&mut self) {
+        if !self.published {
+            // What cannot be removed now is removed when the store is opened the next time.
+            let _ = rustix::fs::unlinkat(&self.shared.root, &self.name, AtFlags::empty());
+        }
+    }
+}
+
+/// An open [`TempName`].
+#[derive(Debug)]
+struct Temp {
+    file: File,
+    name: TempName,
+}
+
+impl Temp {
+    fn create(shared: &Arc<Shared>) -> Result<Temp, WriteError> {
+        let name = format!("temp/{}", shared.next_temp.fetch_add(1, Ordering::Relaxed));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&shared.root, &name, flags, Mode::RUSR)
+            .map_err(|source| shared.write_error(&name, source))?;
+        let name = TempName { shared: Arc::clone(shared), name, published: false };
+        Ok(Temp { file: file.into(), name })
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        self.file.write_all(bytes).map_err(|source| self.name.shared.write_error(&self.name.name, source))
+    }
+
+    fn flush(self) -> Result<TempName, WriteError> {
+        self.file.sync_data().map_err(|source| self.name.shared.write_error(&self.name.name, source))?;
+        Ok(self.name)
+    }
+}
+
+/// A blob of a [`Disk`] whose bytes come bit by bit. Dropped before [`commit`](Self::commit), it was never
+/// there. A call that is given up halfway has still appended everything it was given.
+#[derive(Debug)]
+pub struct Ingest {
+    digest: Digest,
+    /// Nothing after an error. Shared with the thread that appends, so that a dropped call loses no bytes.
+    growing: Arc<Mutex<Option<Growing>>>,
+}
+
+#[derive(Debug)]
+struct Growing {
+    temp: Temp,
+    hasher: Hasher,
+}
+
+impl Ingest {
+    /// The blob it will be.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Bytes taken so far.
+    pub fn written(&self) -> u64 {
+        lock(&self.growing).as_ref().map_or(0, |growing| growing.hasher.size())
+    }
+
+    /// Takes the bytes that follow. After an error nothing more can be added.
+    pub async fn append(&mut self, bytes: Bytes) -> Result<(), WriteError> {
+        let (digest, growing) = (self.digest, Arc::clone(&self.growing));
+        blocking(move || {
+            let mut slot = lock(&growing);
+            let Some(mut growing) = slot.take() else { return Err(WriteError::Abandoned { digest }) };
+            growing.hasher.update(&bytes);
+            if growing.hasher.size() > digest.size {
+                return Err(WriteError::Mismatch { digest, actual: growing.hasher.finish() });
+            }
+            growing.temp.append(&bytes)?;
+            *slot = Some(growing);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Checks the bytes and keeps them.
+    pub async fn commit(self) -> Result<(), WriteError> {
+        let (digest, growing) = (self.digest, self.growing);
+        blocking(move || {
+            let Some(Growing { temp, hasher }) = lock(&growing).take() else {
+                return Err(WriteError::Abandoned { digest });
+            };
+            let actual = hasher.finish();
+            if actual != digest {
+                return Err(WriteError::Mismatch { digest, actual });
+            }
+            let name = temp.flush()?;
+            let shared = Arc::clone(&name.shared);
+            name.publish(&digest)?;
+            let prefix = digest.hash[0];
+            shared.flush_prefix(prefix).map_err(|source| shared.write_error(&prefix_name(prefix), source))
+        })
+        .await
+    }
+}
+
+fn lock(growing: &Mutex<Option<Growing>>) -> MutexGuard<'_, Option<Growing>> {
+    growing.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl BlobStore for Disk {
+    async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        let (shared, digests) = (Arc::clone(&self.shared), digests.to_vec());
+        blocking(move || shared.missing(&digests)).await
+    }
+
+    async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
+        if offset > digest.size {
+            return Err(ReadError::Offset { digest, offset });
+        }
+        if digest == Digest::EMPTY {
+            return Ok(futures_util::stream::empty().boxed());
+        }
+        let path = self.shared.path.join(blob_name(&digest));
+        let shared = Arc::clone(&self.shared);
+        let mut file = blocking(move || shared.open_blob(digest)).await?;
+        file.seek(SeekFrom::Start(offset))
+            .map_err(|source| ReadError::Disk { path: path.clone(), source })?;
+        let chunks = file_chunks(file, path);
+        Ok(if offset == 0 { verified(digest, chunks) } else { chunks })
+    }
+
+    async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
+        let shared = Arc::clone(&self.shared);
+        blocking(move || digests.iter().map(|digest| shared.read_whole(*digest)).collect()).await
+    }
+
+    async fn write(&self, digest: Digest, mut source: Chunks) -> Result<(), WriteError> {
+        if self.shared.holds(&digest).unwrap_or(false) {
+            let shared = Arc::clone(&self.shared);
+            return blocking(move || {
+                let prefix = digest.hash[0];
+                shared.flush_prefix(prefix).map_err(|source| shared.write_error(&prefix_name(prefix), source))
+            })
+            .await;
+        }
+        let mut ingest = self.ingest(digest).await?;
+        while let Some(chunk) = source.next().await {
+            let chunk = chunk.map_err(|source| WriteError::Source { digest, source: Box::new(source) })?;
+            ingest.append(chunk).await?;
+        }
+        ingest.commit().await
+    }
+
+    async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        let shared = Arc::clone(&self.shared);
+        blocking(move || shared.write_batch(&blobs)).await
+    }
+
+    async fn file(&self, digest: Digest) -> Option<File> {
+        let shared = Arc::clone(&self.shared);
+        blocking(move || shared.open_blob(digest).ok()).await
+    }
+}
+
+/// What follows in `file`, read where it may block.
+pub(crate) fn file_chunks(file: File, path: PathBuf) -> Chunks {
+    futures_util::stream::try_unfold((file, path), |(mut file, path)| async move {
+        blocking(move || {
+            let mut chunk = BytesMut::zeroed(CHUNK);
+            let length =
+                file.read(&mut chunk).map_err(|source| ReadError::Disk { path: path.clone(), source })?;
+            chunk.truncate(length);
+            Ok((length > 0).then(|| (chunk.freeze(), (file, path))))
+        })
+        .await
+    })
+    .boxed()
+}
+
+#[cfg(test)]
+mod tests;

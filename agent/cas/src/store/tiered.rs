@@ -1,0 +1,88 @@
+//! A near store in front of a far one.
+
+use agent_model::Digest;
+use bytes::Bytes;
+
+use super::{BlobStore, Chunks, MissingError, ReadError, WriteError};
+
+/// Reads go through the near store and leave a copy there. Writes and questions go to the far one alone: it
+/// is what others see, and what must be complete.
+#[derive(Debug, Clone)]
+pub struct Tiered<N, F> {
+    near: N,
+    far: F,
+}
+
+impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
+    /// `near` in front of `far`.
+    pub fn new(near: N, far: F) -> Tiered<N, F> {
+        Tiered { near, far }
+    }
+
+    /// Sees to it that the near store has the blob.
+    async fn fetch(&self, digest: Digest) -> Result<(), ReadError> {
+        let source = self.far.read(digest, 0).await?;
+        self.near.write(digest, source).await.map_err(|error| match error {
+            WriteError::Source { source, .. } => *source,
+            error => ReadError::Keep { digest, source: Box::new(error) },
+        })
+    }
+}
+
+impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
+    async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        self.far.missing(digests).await
+    }
+
+    async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
+        match self.near.read(digest, offset).await {
+            Err(ReadError::Absent { .. }) => {
+                self.fetch(digest).await?;
+                self.near.read(digest, offset).await
+            }
+            other => other,
+        }
+    }
+
+    async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
+        let mut results = self.near.read_batch(digests).await;
+        let absent: Vec<(usize, Digest)> = results
+            .iter()
+            .enumerate()
+            .filter_map(|(index, result)| match result {
+                Err(ReadError::Absent { digest }) => Some((index, *digest)),
+                _ => None,
+            })
+            .collect();
+        if absent.is_empty() {
+            return results;
+        }
+        let fetched = self.far.read_batch(absent.iter().map(|(_, digest)| *digest).collect()).await;
+        let mut copies = Vec::new();
+        for ((index, digest), result) in absent.into_iter().zip(fetched) {
+            if let Ok(bytes) = &result {
+                copies.push((digest, bytes.clone()));
+            }
+            results[index] = result;
+        }
+        // The bytes are at hand and checked; a copy that cannot be kept only costs another fetch.
+        self.near.write_batch(copies).await;
+        results
+    }
+
+    async fn write(&self, digest: Digest, source: Chunks) -> Result<(), WriteError> {
+        self.far.write(digest, source).await
+    }
+
+    async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        self.far.write_batch(blobs).await
+    }
+
+    async fn file(&self, digest: Digest) -> Option<std::fs::File> {
+        if let Some(file) = self.near.file(digest).await {
+            return Some(file);
+        }
+        self.fetch(digest).await.ok()?;
+        self.near.file(digest).await
+    }
+}
