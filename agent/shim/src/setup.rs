@@ -47,7 +47,7 @@ pub(crate) fn take_place(dir: &Path) -> io::Result<Option<File>> {
     close_inherited()?;
     let _ = nix::unistd::setsid(); // fails only where it leads a group already, which serves as well
     umask(Mode::from_bits_truncate(0o077));
-    sys::reset_signals();
+    sys::survive_failed_writes();
     std::env::set_current_dir(dir)?;
     here().take_place()
 }
@@ -126,5 +126,5 @@ fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
 /// Tells whoever started this that it listens. Nobody may be there any more, which is no reason to stop.
 fn greet(instance: &str) {
     let _ = writeln!(io::stdout(), "{instance}");
-    let _ = File::options().write(true).open("/dev/null").map(|null| nix::unistd::dup2_stdout(null));
+    let _ = File::options().write(true).open("/dev/null").map(nix::unistd::dup2_stdout);
 }

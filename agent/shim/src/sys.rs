@@ -33,11 +33,20 @@ pub fn pidfd_send_signal(process: BorrowedFd<'_>, signal: Signal) -> io::Result<
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Gives every signal its default effect, whatever was inherited.
-pub fn reset_signals() {
-    for number in Signal::iterator() {
+/// Gives every signal its default effect, whatever was inherited, but for the two that would end a process
+/// for a failed write: there the error is enough.
+pub fn survive_failed_writes() {
+    reset_signals();
+    for number in [Signal::SIGPIPE, Signal::SIGXFSZ] {
+        // SAFETY: no handler function is installed.
+        let _ = unsafe { signal(number, SigHandler::SigIgn) };
+    }
+}
+
+fn reset_signals() {
+    for number in 1..=libc::SIGRTMAX() {
         // SAFETY: no handler function is installed. Those that cannot be changed answer with an error.
-        let _ = unsafe { signal(number, SigHandler::SigDfl) };
+        unsafe { libc::signal(number, libc::SIG_DFL) };
     }
 }
 

@@ -62,7 +62,7 @@ impl Executor for Process {
 
 impl Process {
     /// Starts a shim and connects to it; `None` when another one has the place.
-    async fn start_shim(
+    pub(super) async fn start_shim(
         &self,
         dir: &JobDir,
         launch: &Launch,

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use agent_model::{ExitStatus, Stream};
-use agent_shim::process::{Process as Found_, marked};
+use agent_shim::process::{Process as Member, marked};
 use agent_shim::{End, ExitRecord, JobDir, Launch, MARK, NotStarted, VERSION};
 use nix::sys::signal::Signal;
 
@@ -73,7 +73,7 @@ impl Bench {
         fs::read(self.dir.log(Stream::Job)).unwrap()
     }
 
-    fn members(&self) -> Vec<Found_> {
+    fn members(&self) -> Vec<Member> {
         let hello = self.dir.read_hello().unwrap().unwrap();
         marked(MARK, &hello.instance)
     }
@@ -84,14 +84,14 @@ impl Bench {
 
     fn kill_shim(&self) {
         let hello = self.dir.read_hello().unwrap().unwrap();
-        assert!(Found_::find(hello.pid).unwrap().signal(Signal::SIGKILL).unwrap());
+        assert!(Member::find(hello.pid).unwrap().signal(Signal::SIGKILL).unwrap());
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
         if let Ok(Some(hello)) = self.dir.read_hello() {
-            if let Some(shim) = Found_::find(hello.pid).filter(|_| self.dir.has_shim().unwrap_or(false)) {
+            if let Some(shim) = Member::find(hello.pid).filter(|_| self.dir.has_shim().unwrap_or(false)) {
                 let _ = shim.signal(Signal::SIGKILL);
             }
             agent_shim::process::kill_marked(MARK, &hello.instance, LONG);
@@ -152,7 +152,7 @@ async fn test_job_gets_its_environment_and_nothing_else() {
         "bash",
         "-c",
         "env -0 | tr '\\0' '\\n'; echo; ls /proc/self/fd | tr '\\n' ' '; readlink /proc/self/fd/0; umask; \
-         grep -E 'SigBlk|SigIgn|NoNewPrivs' /proc/self/status; cat /proc/self/oom_score_adj; pwd",
+         grep -E 'SigBlk|NoNewPrivs' /proc/self/status; cat /proc/self/oom_score_adj; pwd",
     ]);
     launch.env.insert("GREETING".into(), "two\nlines".into());
     let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
@@ -163,10 +163,7 @@ async fn test_job_gets_its_environment_and_nothing_else() {
     assert!(!log.contains("CARGO"), "{log}");
     // The fourth is the directory that ls reads.
     assert!(log.contains("\n0 1 2 3 /dev/null\n0022\n"), "{log}");
-    assert!(
-        log.contains("NoNewPrivs:\t1\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n0\n"),
-        "{log}"
-    );
+    assert!(log.contains("SigBlk:\t0000000000000000\nNoNewPrivs:\t1\n0\n"), "{log}");
     assert!(log.ends_with("/train.1.0/work\n"), "{log}");
 }
 
@@ -233,7 +230,7 @@ async fn test_stop_ends_the_whole_tree_however_it_hides() {
     assert_eq!(record.end, End::Exited(ExitStatus::Signal(9)));
     assert_eq!(record.stopped.as_deref(), Some("canceled by uid 7"));
     assert!(!record.timed_out && !record.oom && record.unkilled == 0);
-    let alive = |member: &Found_| Found_::find(member.pid).is_some_and(|now| now.started == member.started);
+    let alive = |member: &Member| Member::find(member.pid).is_some_and(|now| now.started == member.started);
     assert!(!members.iter().any(alive));
     running.stop(LONG, "after the end").await.unwrap();
 }
@@ -283,7 +280,8 @@ async fn test_time_limit_stops_the_job() {
     };
     let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
     assert!(record.timed_out && record.stopped.is_none());
-    assert_eq!((record.end, bench.log()), (End::Exited(ExitStatus::Code(0)), b"bye\n".to_vec()));
+    assert_eq!(record.end, End::Exited(ExitStatus::Code(0)));
+    assert!(bench.log().ends_with(b"bye\n"));
 }
 
 #[tokio::test]
@@ -381,8 +379,7 @@ async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     fs::remove_file(bench.dir.log(Stream::Job)).ok();
     // A file size limit fails writes as a full disk does, for the shim that inherits it.
     let limited = bench.dir.path().join("limited-shim");
-    let script =
-        format!("#!/bin/sh\ntrap '' XFSZ\nulimit -f 8\nexec {} \"$@\"\n", bench.executor.shim.display());
+    let script = format!("#!/bin/sh\nulimit -f 8\nexec {} \"$@\"\n", bench.executor.shim.display());
     fs::write(&limited, script).unwrap();
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(&limited, fs::Permissions::from_mode(0o755)).unwrap();
