@@ -1,1 +1,128 @@
+//! The controller: it takes jobs in, decides where they run, hears what came of them, and keeps it.
+//!
+//! Owns the queue, the scheduler, the leases, the database and the archive of logs. Hides SQL, files and the
+//! wire: the face is [`Controller`], which serves gRPC services and works in one task. It does not know how
+//! anything runs; a node tells it with its reports, and does what its orders say.
+//!
+//! ```text
+//! api ──▶ queue (one task: book ─▶ lease, scheduler) ──▶ store        api ──▶ archive
+//! ```
+//!
+//! Invariants: what a caller was told is on disk; an outcome counts once, and only when its logs are here
+//! whole; a restart of the controller changes nothing for any job.
+//!
+//! Called by `agentd::roles`, which serves [`Controller::routes`] on its sockets.
 
+mod api;
+mod archive;
+mod lease;
+mod queue;
+mod scheduler;
+mod store;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_model::Clock;
+
+pub use store::{OpenStoreError, StoreError};
+use store::{Sqlite, Store};
+
+/// What a controller needs to know.
+#[derive(Debug, Clone)]
+pub struct ControllerConfig {
+    /// The daemon's state directory; the controller keeps everything in `controller/` below it.
+    pub state_dir: PathBuf,
+    /// How long a node counts as alive after a report.
+    pub lease: Duration,
+}
+
+impl ControllerConfig {
+    /// The lease that is right unless someone knows better.
+    pub const DEFAULT_LEASE: Duration = Duration::from_secs(15);
+
+    /// The usual settings.
+    pub fn new(state_dir: impl Into<PathBuf>) -> ControllerConfig {
+        ControllerConfig { state_dir: state_dir.into(), lease: Self::DEFAULT_LEASE }
+    }
+}
+
+/// Why a controller cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its directory cannot be made.
+    #[error("cannot make the controller's directory {}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Its database cannot be used.
+    #[error("the controller's database cannot be used")]
+    Store(#[source] OpenStoreError),
+    /// Its database holds something that cannot be understood.
+    #[error("the jobs of an earlier run cannot be read")]
+    Load(#[source] StoreError),
+}
+
+/// A controller. Serve [`Controller::routes`] while [`Controller::run`] works.
+pub struct Controller {
+    services: api::Services,
+    task: queue::Task<Sqlite>,
+    store: Arc<Sqlite>,
+}
+
+impl Controller {
+    /// Opens or makes the controller's state and takes up every job that has not ended.
+    pub async fn open(
+        config: ControllerConfig,
+        clock: Arc<dyn Clock>,
+        blobs: agent_cas::Disk,
+    ) -> Result<Controller, OpenError> {
+        let home = config.state_dir.join("controller");
+        let archive_dir = home.join("archive");
+        let make = |path: &PathBuf| {
+            std::fs::create_dir_all(path)
+                .map_err(|source| OpenError::Directory { path: path.clone(), source })
+        };
+        make(&home)?;
+        let store = Sqlite::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
+        make(&archive_dir)?; // after the database: beside an archive, a missing database is an error
+        let loaded = store.load().await.map_err(OpenError::Load)?;
+        let store = Arc::new(store);
+        let (queue, task) = queue::queue(loaded, config.lease, Arc::clone(&store), Arc::clone(&clock));
+        let services = api::Services {
+            queue,
+            store: Arc::clone(&store),
+            archive: archive::Archive::new(&archive_dir),
+            blobs,
+            lease: config.lease,
+            about: api::About::new(&config.state_dir, &*clock),
+        };
+        Ok(Controller { services, task, store })
+    }
+
+    /// Every service of the controller, for any number of servers.
+    ///
+    /// Calls wait until [`Controller::run`] works and fail as unavailable once it ended.
+    pub fn routes(&self) -> tonic::service::Routes {
+        self.services.routes()
+    }
+
+    /// Works until `shutdown`, then writes what is left and ends all streams.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) {
+        self.task.run(shutdown).await;
+        self.store.close().await;
+    }
+}
+
+impl fmt::Debug for Controller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Controller").field("about", &self.services.about).finish_non_exhaustive()
+    }
+}

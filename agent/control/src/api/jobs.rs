@@ -1,0 +1,215 @@
+//! `Jobs`: what clients ask of a controller.
+//!
+//! A submission is answered when it is on disk. A watcher sees the job as it stands, then each change that
+//! it is fast enough to see one by one, and always the last.
+
+use std::pin::Pin;
+
+use agent_cas::BlobStore;
+use agent_model::job::Input;
+use agent_model::{Code, Digest, EnvSpec, Fault, JobId, JobSpec};
+use agent_proto::v1;
+use futures_util::{Stream, StreamExt, stream};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use super::{Refusal, Services, caller, ended, invalid, to_wire, unknown_job};
+use crate::queue::{JobView, Submission};
+use crate::store::Store;
+
+/// Jobs in a page when the caller does not say.
+const PAGE: u32 = 50;
+/// Jobs in a page at most.
+const LARGEST_PAGE: u32 = 1000;
+/// Names tried before a collision is called a bug.
+const NAME_TRIES: usize = 8;
+
+impl Services {
+    async fn submit_job(&self, request: v1::SubmitRequest, who: String) -> Result<JobId, Refusal> {
+        if request.request_id.is_empty() {
+            return Err(invalid("`request_id` is empty").into());
+        }
+        let spec = JobSpec::try_from(request.spec.ok_or_else(|| invalid("`spec` is missing"))?)?;
+        if let Some(job) = self.store.submitted(&request.request_id).await? {
+            return Ok(job.id);
+        }
+        self.require_blobs(&spec).await?;
+        let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
+        let hint = hint.cloned().unwrap_or_default();
+        for _ in 0..NAME_TRIES {
+            let id = match &spec.name {
+                Some(name) => name.clone(),
+                None => JobId::generate(&hint, random()?),
+            };
+            let new = Submission {
+                request: request.request_id.clone(),
+                id: id.clone(),
+                spec: spec.clone(),
+                who: who.clone(),
+            };
+            let taken = self.store.job(&id).await?.is_some_and(|job| job.request != request.request_id);
+            let accepted = if taken { None } else { self.queue.submit(new).await? };
+            match accepted {
+                Some(id) => return Ok(id),
+                None if spec.name.is_some() => {
+                    return Err(Fault::new(Code::JobConflict, format!("there is a job `{id}` already"))
+                        .fix("give the job another `name`, or none")
+                        .into());
+                }
+                None => {}
+            }
+        }
+        Err(Fault::new(Code::Bug, "no free job name was found").into())
+    }
+
+    /// Every snapshot a job names must be here before the job counts as submitted.
+    async fn require_blobs(&self, spec: &JobSpec) -> Result<(), Refusal> {
+        let inputs = spec.inputs.values().filter_map(|input| match input {
+            Input::Folder(root) | Input::File { root, .. } => Some(*root),
+            Input::Literal(_) => None,
+        });
+        let context = match &spec.environment {
+            EnvSpec::Build { context, .. } => Some(*context),
+            _ => None,
+        };
+        let named: Vec<Digest> = spec.code.into_iter().chain(inputs).chain(context).collect();
+        let missing = self.blobs.missing(&named).await.map_err(|error| {
+            Fault::new(Code::SnapshotStore, "the blob store could not be searched").because(&error)
+        })?;
+        match missing.first() {
+            None => Ok(()),
+            Some(digest) => {
+                Err(Fault::new(Code::SnapshotMissing, "the job names a snapshot that is not here")
+                    .why(format!("`{digest}` was never uploaded, or was removed since"))
+                    .fix("submit the job again: `agentctl` uploads what is missing")
+                    .into())
+            }
+        }
+    }
+
+    async fn list_jobs(&self, request: v1::ListJobsRequest) -> Result<v1::ListJobsResponse, Refusal> {
+        let limit = match request.limit {
+            0 => PAGE,
+            limit => limit.min(LARGEST_PAGE),
+        };
+        let before = match request.after.as_str() {
+            "" => None,
+            name => Some(self.view(&name.parse()?).await?.job.seq),
+        };
+        let mut live = self.queue.jobs().await?;
+        live.retain(|view| before.is_none_or(|before| view.job.seq < before));
+        live.sort_by_key(|view| std::cmp::Reverse(view.job.seq));
+        let mut views = if request.active {
+            live
+        } else {
+            self.queue.flush().await?;
+            let stored = self.store.page(before, limit + 1).await?;
+            let shown = |id: &JobId| live.iter().find(|view| view.job.id == *id).cloned();
+            stored.into_iter().map(|job| shown(&job.id).unwrap_or_else(|| ended(job))).collect()
+        };
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let more = views.len() > limit;
+        views.truncate(limit);
+        Ok(v1::ListJobsResponse { jobs: views.iter().map(to_wire).collect(), more })
+    }
+
+    /// A job as it changes; one that ended has a single value.
+    pub(super) async fn watch_job(&self, id: &JobId) -> Result<watch::Receiver<JobView>, Refusal> {
+        if let Some(changes) = self.queue.watch(id).await? {
+            return Ok(changes);
+        }
+        Ok(watch::channel(self.view(id).await?).1)
+    }
+
+    async fn cancel_job(&self, id: &JobId, who: String) -> Result<JobView, Refusal> {
+        match self.queue.cancel(id, who).await? {
+            Some(view) => Ok(view),
+            None => self.view(id).await,
+        }
+    }
+
+    async fn job_history(&self, id: &JobId) -> Result<v1::HistoryResponse, Refusal> {
+        self.queue.flush().await?;
+        let events = self.store.history(id).await?;
+        if events.is_empty() {
+            return Err(unknown_job(id).into());
+        }
+        let events = events.into_iter().map(|event| v1::HistoryEvent {
+            at_ms: event.at.0,
+            epoch: event.epoch.0,
+            node: event.node.map(String::from).unwrap_or_default(),
+            text: event.text,
+        });
+        Ok(v1::HistoryResponse { events: events.collect() })
+    }
+}
+
+fn random() -> Result<u32, Fault> {
+    getrandom::u32()
+        .map_err(|error| Fault::new(Code::Bug, "the system gave no random numbers").because(&error))
+}
+
+/// The job now, at each change, and at its end. Ends early, with an error, only if the controller does.
+fn changes(mut receiver: watch::Receiver<JobView>) -> impl Stream<Item = Result<v1::Job, Status>> {
+    receiver.mark_changed();
+    stream::unfold(Some(receiver), |receiver| async {
+        let mut receiver = receiver?;
+        if receiver.changed().await.is_err() {
+            return Some((Err(Refusal::Stopping.into()), None));
+        }
+        let view = receiver.borrow_and_update().clone();
+        let rest = (!view.job.state.is_terminal()).then_some(receiver);
+        Some((Ok(to_wire(&view)), rest))
+    })
+}
+
+#[tonic::async_trait]
+impl v1::jobs_server::Jobs for Services {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::Job, Status>> + Send>>;
+
+    async fn submit(
+        &self,
+        request: Request<v1::SubmitRequest>,
+    ) -> Result<Response<v1::SubmitResponse>, Status> {
+        let who = caller(&request);
+        let job = self.submit_job(request.into_inner(), who).await?;
+        Ok(Response::new(v1::SubmitResponse { job: job.into() }))
+    }
+
+    async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let view = self.view(&id(&request.into_inner().job)?).await?;
+        Ok(Response::new(to_wire(&view)))
+    }
+
+    async fn list(
+        &self,
+        request: Request<v1::ListJobsRequest>,
+    ) -> Result<Response<v1::ListJobsResponse>, Status> {
+        Ok(Response::new(self.list_jobs(request.into_inner()).await?))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let receiver = self.watch_job(&id(&request.into_inner().job)?).await?;
+        Ok(Response::new(changes(receiver).boxed()))
+    }
+
+    async fn cancel(&self, request: Request<v1::CancelJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let who = caller(&request);
+        let view = self.cancel_job(&id(&request.into_inner().job)?, who).await?;
+        Ok(Response::new(to_wire(&view)))
+    }
+
+    async fn history(
+        &self,
+        request: Request<v1::GetJobRequest>,
+    ) -> Result<Response<v1::HistoryResponse>, Status> {
+        Ok(Response::new(self.job_history(&id(&request.into_inner().job)?).await?))
+    }
+}
+
+fn id(name: &str) -> Result<JobId, Refusal> {
+    Ok(name.parse()?)
+}

@@ -1,0 +1,188 @@
+//! The gRPC services: check the caller, translate, call one function.
+//!
+//! Owns the mapping between wire and model for everything the controller says, and the only place where an
+//! error inside becomes a fault for people. Hides tonic from the rest of the crate. Streams end by
+//! themselves when the queue's task ends.
+
+mod jobs;
+mod nodes;
+mod telemetry;
+mod worker;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_model::{Clock, Code, Fault, JobId, Timestamp};
+use agent_proto::{MAX_MESSAGE, v1};
+use tonic::Status;
+use tonic::service::Routes;
+use tonic::transport::server::UdsConnectInfo;
+
+use crate::archive::{Archive, ArchiveError};
+use crate::queue::{AskError, JobView, Queue};
+use crate::store::{JobRecord, Sqlite, Store, StoreError};
+
+/// Everything the services work with. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Services {
+    pub(crate) queue: Queue,
+    pub(crate) store: Arc<Sqlite>,
+    pub(crate) archive: Archive,
+    pub(crate) blobs: agent_cas::Disk,
+    pub(crate) lease: Duration,
+    pub(crate) about: About,
+}
+
+/// What the controller says about itself.
+#[derive(Debug, Clone)]
+pub(crate) struct About {
+    state_dir: PathBuf,
+    started_at: Timestamp,
+}
+
+impl About {
+    pub(crate) fn new(state_dir: &Path, clock: &dyn Clock) -> About {
+        About { state_dir: state_dir.to_owned(), started_at: clock.now() }
+    }
+}
+
+impl Services {
+    /// All of them, as one router.
+    pub(crate) fn routes(&self) -> Routes {
+        let services = || self.clone();
+        Routes::new(v1::jobs_server::JobsServer::new(services()).max_decoding_message_size(MAX_MESSAGE))
+            .add_service(v1::nodes_server::NodesServer::new(services()))
+            .add_service(
+                v1::worker_server::WorkerServer::new(services()).max_decoding_message_size(MAX_MESSAGE),
+            )
+            .add_service(
+                v1::telemetry_server::TelemetryServer::new(services()).max_decoding_message_size(MAX_MESSAGE),
+            )
+    }
+
+    /// A job as it stands, ended or not.
+    async fn view(&self, id: &JobId) -> Result<JobView, Refusal> {
+        if let Some(view) = self.queue.job(id).await? {
+            return Ok(view);
+        }
+        let job = self.store.job(id).await?.ok_or_else(|| unknown_job(id))?;
+        Ok(ended(job))
+    }
+}
+
+fn ended(job: JobRecord) -> JobView {
+    JobView { job: Arc::new(job), detail: String::new() }
+}
+
+fn unknown_job(id: &JobId) -> Fault {
+    Fault::new(Code::JobNotFound, format!("there is no job `{id}`")).fix("list them with `agentctl jobs`")
+}
+
+/// What a caller is told instead of an answer.
+#[derive(Debug)]
+enum Refusal {
+    /// Something he can read.
+    Fault(Box<Fault>),
+    /// The controller is going down; the call may be repeated elsewhere or later.
+    Stopping,
+}
+
+impl From<Fault> for Refusal {
+    fn from(fault: Fault) -> Refusal {
+        Refusal::Fault(Box::new(fault))
+    }
+}
+
+impl From<agent_proto::WireError> for Refusal {
+    fn from(error: agent_proto::WireError) -> Refusal {
+        Fault::from(error).into()
+    }
+}
+
+impl From<agent_model::ids::IdError> for Refusal {
+    fn from(error: agent_model::ids::IdError) -> Refusal {
+        agent_proto::WireError::from(error).into()
+    }
+}
+
+impl From<AskError> for Refusal {
+    fn from(error: AskError) -> Refusal {
+        match error {
+            AskError::Stopping => Refusal::Stopping,
+            AskError::NotWritten => {
+                Fault::new(Code::ControllerStore, "the controller could not store the change")
+                    .fix("look for a full or failing disk in the daemon's log; the change is tried again")
+                    .into()
+            }
+        }
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Refusal {
+        Fault::new(Code::ControllerStore, "the controller could not read its database").because(&error).into()
+    }
+}
+
+impl From<ArchiveError> for Refusal {
+    fn from(error: ArchiveError) -> Refusal {
+        match error {
+            ArchiveError::Stopping => Refusal::Stopping,
+            error => {
+                let code = if error.is_full() { Code::DiskFull } else { Code::ControllerStore };
+                Fault::new(code, "the controller could not use its archive of logs").because(&error).into()
+            }
+        }
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Status {
+        match refusal {
+            Refusal::Fault(fault) => agent_proto::status(&fault),
+            Refusal::Stopping => Status::unavailable("the controller is stopping"),
+        }
+    }
+}
+
+/// A request that does not follow the protocol.
+fn invalid(why: impl Into<String>) -> Fault {
+    Fault::new(Code::RequestInvalid, "the request is not valid").why(why)
+}
+
+/// Who calls, for people: `uid 1000`.
+fn caller<T>(request: &tonic::Request<T>) -> String {
+    let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|peer| peer.peer_cred);
+    credentials.map_or_else(|| "a remote user".to_owned(), |peer| format!("uid {}", peer.uid()))
+}
+
+/// A job for the wire.
+fn to_wire(view: &JobView) -> v1::Job {
+    let job = &view.job;
+    v1::Job {
+        job: job.id.to_string(),
+        spec: Some(job.spec.clone().into()),
+        state: job.state.name().to_owned(),
+        epoch: job.epoch.0,
+        detail: view.detail.clone(),
+        submitted_ms: job.submitted_at.0,
+        started_ms: job.started_at.map_or(0, |at| at.0),
+        ended_ms: job.ended_at.map_or(0, |at| at.0),
+        cancel_requested: job.cancel.is_some(),
+        replicas: job
+            .replicas
+            .iter()
+            .map(|replica| v1::ReplicaStatus {
+                rank: replica.rank,
+                node: replica.node.to_string(),
+                step: replica.step.map(|step| step.to_string()).unwrap_or_default(),
+                detail: replica.detail.clone(),
+            })
+            .collect(),
+        outcome: job.outcome.clone().map(v1::Outcome::from),
+    }
+}
+
+#[cfg(test)]
+mod tests;

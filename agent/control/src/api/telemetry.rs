@@ -1,0 +1,341 @@
+//! `Telemetry`: logs and tracking records, in from nodes and out to readers.
+//!
+//! Append takes what waits, writes it, wakes the followers, forces it to the disk, and only then answers:
+//! many small appends share one forced write. Memory is bounded by [`BATCH`] for each stream, whatever a
+//! node sends. A reader that follows goes through the attempts of a job, one after the other, and ends when
+//! the job has ended and every byte was sent.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use agent_model::{Code, Epoch, Fault, JobId, ReplicaId};
+use agent_proto::v1;
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Refusal, Services, invalid};
+use crate::archive::{Archive, ArchiveError, Channel, Tape};
+use crate::queue::{JobView, Standing};
+
+/// Bytes taken from an append stream before they are written.
+const BATCH: usize = 4 * 1024 * 1024;
+/// Channels an append stream keeps open.
+const OPEN_TAPES: usize = 64;
+/// Bytes in one message to a reader.
+const CHUNK: usize = 256 * 1024;
+/// The longest line of tracking records; a longer one is passed over.
+const LONGEST_LINE: usize = 1024 * 1024;
+
+/// Replica and channel, as they are written on the wire.
+type Key = (String, String);
+
+/// One append stream.
+struct Intake {
+    services: Services,
+    requests: Streaming<v1::AppendRequest>,
+    /// The tapes written lately; `false` for one that takes nothing more.
+    tapes: HashMap<Key, (Arc<Tape>, bool)>,
+}
+
+impl Intake {
+    /// Stores what waits; one answer for each request. `None` when the stream is over.
+    async fn next(&mut self) -> Result<Option<Vec<v1::AppendResponse>>, Status> {
+        let first = tokio::select! {
+            request = self.requests.message() => request?,
+            () = self.services.queue.closed() => return Err(Refusal::Stopping.into()),
+        };
+        let Some(first) = first else { return Ok(None) };
+        let mut taken = first.data.len();
+        let mut batch = vec![first];
+        // A broken stream shows again at the next call; what came before is stored first.
+        while taken < BATCH
+            && let Some(Ok(request)) = self.waiting().await
+        {
+            taken += request.data.len();
+            batch.push(request);
+        }
+        let mut work = Vec::with_capacity(batch.len());
+        for request in batch {
+            let (tape, writable) = self.tape(&request.replica, &request.channel).await?;
+            work.push((request, tape, writable));
+        }
+        let answers = Archive::blocking(move || store(work)).await.map_err(Refusal::from)?;
+        Ok(Some(answers))
+    }
+
+    /// The next request if it is here already.
+    async fn waiting(&mut self) -> Option<Result<v1::AppendRequest, Status>> {
+        std::future::poll_fn(|context| match self.requests.poll_next_unpin(context) {
+            Poll::Ready(request) => Poll::Ready(request),
+            Poll::Pending => Poll::Ready(None),
+        })
+        .await
+    }
+
+    async fn tape(&mut self, replica: &str, channel: &str) -> Result<(Arc<Tape>, bool), Refusal> {
+        let key = (replica.to_owned(), channel.to_owned());
+        if let Some(open) = self.tapes.get(&key) {
+            return Ok(open.clone());
+        }
+        let replica: ReplicaId = replica.parse()?;
+        let channel = parse_channel(channel)?;
+        let writable = match self.services.queue.wants_log(&replica).await? {
+            Standing::Open => true,
+            Standing::Settled => false,
+            Standing::Fenced => return Err(no_attempt(&replica).into()),
+            Standing::Unknown => {
+                let job = self.services.view(&replica.job).await?.job;
+                if replica.epoch > job.epoch {
+                    return Err(no_attempt(&replica).into());
+                }
+                false
+            }
+        };
+        let tape = self.services.archive.tape(&replica, channel).await?;
+        if self.tapes.len() >= OPEN_TAPES {
+            self.tapes.clear();
+        }
+        self.tapes.insert(key, (Arc::clone(&tape), writable));
+        Ok((tape, writable))
+    }
+}
+
+/// Writes a batch, forces each tape to the disk once, and says how much of each is there. Blocks.
+fn store(work: Vec<(v1::AppendRequest, Arc<Tape>, bool)>) -> Result<Vec<v1::AppendResponse>, ArchiveError> {
+    for (request, tape, _) in work.iter().filter(|(_, _, writable)| *writable) {
+        tape.append(request.offset, &request.data)?;
+    }
+    let mut lengths: HashMap<*const Tape, u64> = HashMap::new();
+    let mut answers = Vec::with_capacity(work.len());
+    for (request, tape, _) in work {
+        let stored = match lengths.get(&Arc::as_ptr(&tape)) {
+            Some(length) => *length,
+            None => tape.sync()?,
+        };
+        lengths.insert(Arc::as_ptr(&tape), stored);
+        answers.push(v1::AppendResponse { replica: request.replica, channel: request.channel, stored });
+    }
+    Ok(answers)
+}
+
+fn parse_channel(word: &str) -> Result<Channel, Fault> {
+    Channel::parse(word).ok_or_else(|| invalid(format!("`{word}` is not a channel")))
+}
+
+fn no_attempt(replica: &ReplicaId) -> Fault {
+    Fault::new(Code::Fenced, format!("there was never an attempt `{replica}`"))
+}
+
+/// What a reader asks for.
+struct Wish {
+    job: JobId,
+    epoch: u64,
+    rank: u32,
+    channel: Channel,
+    offset: u64,
+    follow: bool,
+    tail_lines: u64,
+}
+
+/// Where one reader is.
+struct Reader {
+    archive: Archive,
+    job: JobId,
+    rank: u32,
+    channel: Channel,
+    follow: bool,
+    /// The job, as it changes.
+    view: watch::Receiver<JobView>,
+    epoch: Epoch,
+    offset: u64,
+    tape: Arc<Tape>,
+    growth: watch::Receiver<u64>,
+}
+
+/// Bytes of one attempt.
+struct Piece {
+    epoch: Epoch,
+    offset: u64,
+    data: Vec<u8>,
+}
+
+impl Reader {
+    async fn open(services: &Services, wish: Wish) -> Result<Reader, Refusal> {
+        let mut view = services.watch_job(&wish.job).await?;
+        view.mark_unchanged();
+        let latest = view.borrow().job.epoch;
+        let epoch = if wish.epoch == 0 { latest } else { Epoch(wish.epoch) };
+        if epoch > latest {
+            return Err(no_attempt(&ReplicaId { job: wish.job, epoch, rank: wish.rank }).into());
+        }
+        let replica = ReplicaId { job: wish.job, epoch, rank: wish.rank };
+        let tape = services.archive.tape(&replica, wish.channel).await?;
+        let mut offset = wish.offset;
+        if wish.tail_lines > 0 {
+            let (tape, lines) = (Arc::clone(&tape), wish.tail_lines);
+            offset = Archive::blocking(move || tape.tail(lines)).await?;
+        }
+        Ok(Reader {
+            archive: services.archive.clone(),
+            job: replica.job,
+            rank: wish.rank,
+            channel: wish.channel,
+            follow: wish.follow,
+            view,
+            epoch,
+            offset,
+            growth: tape.growth(),
+            tape,
+        })
+    }
+
+    /// The next bytes; `None` when there will be none.
+    async fn next(&mut self) -> Result<Option<Piece>, Refusal> {
+        loop {
+            // In this order: once the attempt is over its tape does not grow.
+            let (over, next_epoch) = self.attempt();
+            self.growth.mark_unchanged();
+            if let Some(piece) = self.read().await? {
+                return Ok(Some(piece));
+            }
+            if !self.follow || (over && next_epoch.is_none() && self.ended()) {
+                return Ok(None);
+            }
+            match next_epoch {
+                Some(epoch) if over => self.turn_to(epoch).await?,
+                _ => self.wait().await?,
+            }
+        }
+    }
+
+    /// Whether the present attempt is over, and which one follows it.
+    fn attempt(&self) -> (bool, Option<Epoch>) {
+        let view = self.view.borrow();
+        let next = (view.job.epoch > self.epoch).then(|| self.epoch.next());
+        (next.is_some() || !view.job.state.is_placed(), next)
+    }
+
+    fn ended(&self) -> bool {
+        self.view.borrow().job.state.is_terminal()
+    }
+
+    async fn turn_to(&mut self, epoch: Epoch) -> Result<(), Refusal> {
+        let replica = ReplicaId { job: self.job.clone(), epoch, rank: self.rank };
+        self.tape = self.archive.tape(&replica, self.channel).await?;
+        self.growth = self.tape.growth();
+        (self.epoch, self.offset) = (epoch, 0);
+        Ok(())
+    }
+
+    async fn wait(&mut self) -> Result<(), Refusal> {
+        tokio::select! {
+            grown = self.growth.changed() => grown.map_err(|_| Refusal::Stopping),
+            changed = self.view.changed() => changed.map_err(|_| Refusal::Stopping),
+        }
+    }
+
+    /// Bytes that are here already; of tracking records, whole lines.
+    async fn read(&mut self) -> Result<Option<Piece>, Refusal> {
+        let mut most = CHUNK;
+        while self.tape.len() > self.offset {
+            let (tape, offset) = (Arc::clone(&self.tape), self.offset);
+            let mut data = Archive::blocking(move || tape.read(offset, most)).await?;
+            if self.channel == Channel::Tracking {
+                match data.iter().rposition(|byte| *byte == b'\n') {
+                    Some(end) => data.truncate(end + 1),
+                    None if data.len() >= LONGEST_LINE => {
+                        self.offset += data.len() as u64; // the rest of the line fails to parse, and is passed over
+                        continue;
+                    }
+                    None if data.len() == most => {
+                        most *= 2;
+                        continue;
+                    }
+                    None => return Ok(None),
+                }
+            }
+            self.offset += data.len() as u64;
+            return Ok(Some(Piece { epoch: self.epoch, offset, data }));
+        }
+        Ok(None)
+    }
+
+    /// All pieces, to the end.
+    fn pieces(self) -> impl Stream<Item = Result<Piece, Status>> + Send {
+        stream::try_unfold(
+            self,
+            |mut reader| async move { Ok(reader.next().await?.map(|piece| (piece, reader))) },
+        )
+    }
+}
+
+/// A stream of answers.
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl v1::telemetry_server::Telemetry for Services {
+    type AppendStream = Answers<v1::AppendResponse>;
+    type ReadLogStream = Answers<v1::LogChunk>;
+    type ReadTrackingStream = Answers<v1::TrackingChunk>;
+
+    async fn append(
+        &self,
+        request: Request<Streaming<v1::AppendRequest>>,
+    ) -> Result<Response<Self::AppendStream>, Status> {
+        let intake = Intake { services: self.clone(), requests: request.into_inner(), tapes: HashMap::new() };
+        let batches = stream::try_unfold(intake, |mut intake| async move {
+            Ok::<_, Status>(intake.next().await?.map(|answers| (answers, intake)))
+        });
+        let answers = batches.map_ok(|answers| stream::iter(answers.into_iter().map(Ok))).try_flatten();
+        Ok(Response::new(answers.boxed()))
+    }
+
+    async fn read_log(
+        &self,
+        request: Request<v1::ReadLogRequest>,
+    ) -> Result<Response<Self::ReadLogStream>, Status> {
+        let request = request.into_inner();
+        let channel = Channel::parse(&request.stream).filter(|channel| *channel != Channel::Tracking);
+        let wish = Wish {
+            job: request.job.parse().map_err(Refusal::from)?,
+            epoch: request.epoch,
+            rank: request.rank,
+            channel: channel
+                .ok_or_else(|| Refusal::from(invalid(format!("`{}` is not a log", request.stream))))?,
+            offset: request.offset,
+            follow: request.follow,
+            tail_lines: request.tail_lines,
+        };
+        let pieces = Reader::open(self, wish).await?.pieces().map_ok(|piece| v1::LogChunk {
+            epoch: piece.epoch.0,
+            offset: piece.offset,
+            data: piece.data,
+        });
+        Ok(Response::new(pieces.boxed()))
+    }
+
+    async fn read_tracking(
+        &self,
+        request: Request<v1::ReadTrackingRequest>,
+    ) -> Result<Response<Self::ReadTrackingStream>, Status> {
+        let request = request.into_inner();
+        let wish = Wish {
+            job: request.job.parse().map_err(Refusal::from)?,
+            epoch: request.epoch,
+            rank: request.rank,
+            channel: Channel::Tracking,
+            offset: request.offset,
+            follow: request.follow,
+            tail_lines: 0,
+        };
+        let pieces = Reader::open(self, wish).await?.pieces().map_ok(|piece| v1::TrackingChunk {
+            epoch: piece.epoch.0,
+            offset: piece.offset,
+            lines: piece.data,
+        });
+        Ok(Response::new(pieces.boxed()))
+    }
+}

@@ -1,0 +1,225 @@
+//! `Worker`: what a node and its controller tell each other.
+//!
+//! Sync is one stream per node; the stream that reported first most recently speaks for it, an older one
+//! ends. An outcome counts only when every log it names is here, whole and with the right content.
+
+use std::pin::Pin;
+
+use agent_cas::BlobStore;
+use agent_model::{Code, Fault, NodeId, Outcome, ReplicaId, ReplicaStep, Retry, Timestamp};
+use agent_proto::v1;
+use futures_util::{Stream, StreamExt, stream};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Refusal, Services, invalid};
+use crate::archive::{Archive, Channel};
+use crate::lease::{Desired, Order};
+use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};
+
+/// One Sync stream.
+struct Session {
+    reports: Streaming<v1::NodeReport>,
+    queue: Queue,
+    lease: prost_types::Duration,
+    /// Set by the first report.
+    link: Option<(u64, OrdersReceiver)>,
+}
+
+impl Session {
+    /// The next orders for the node; `None` when the stream is over.
+    async fn next(&mut self) -> Result<Option<v1::NodeOrders>, Status> {
+        loop {
+            let orders = async {
+                match &mut self.link {
+                    Some((_, orders)) => orders.changed().await.map(|()| orders.borrow_and_update().clone()),
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                report = self.reports.message() => match report? {
+                    Some(report) => self.hear(report).await?,
+                    None => return Ok(None),
+                },
+                orders = orders => match orders {
+                    Ok(orders) => return Ok(Some(to_wire(&orders, self.lease))),
+                    Err(_) => return Err(superseded()),
+                },
+                () = self.queue.closed() => return Err(Refusal::Stopping.into()),
+            }
+        }
+    }
+
+    async fn hear(&mut self, report: v1::NodeReport) -> Result<(), Status> {
+        let report = from_wire(report)?;
+        match &self.link {
+            None => self.link = Some(self.queue.link(report).await.map_err(Refusal::from)?),
+            Some((link, _)) => {
+                if !self.queue.report(*link, report).await.map_err(Refusal::from)? {
+                    return Err(superseded());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn superseded() -> Status {
+    Status::aborted("a newer stream speaks for this node")
+}
+
+fn from_wire(wire: v1::NodeReport) -> Result<Report, Refusal> {
+    Ok(Report {
+        node: wire.node.parse()?,
+        boot_id: wire.boot_id,
+        inventory: wire.inventory.map(TryInto::try_into).transpose()?,
+        load: wire.load.unwrap_or_default().into(),
+        replicas: wire.replicas.into_iter().map(held).collect::<Result<_, _>>()?,
+    })
+}
+
+fn held(wire: v1::HeldReplica) -> Result<Held, Refusal> {
+    let step = ReplicaStep::ALL.into_iter().find(|step| step.to_string() == wire.step);
+    Ok(Held {
+        replica: wire.replica.parse()?,
+        step: step.ok_or_else(|| invalid(format!("`{}` is not a step", wire.step)))?,
+        detail: wire.detail,
+        started_at: (wire.started_ms != 0).then_some(Timestamp(wire.started_ms)),
+    })
+}
+
+fn to_wire(orders: &[Order], lease: prost_types::Duration) -> v1::NodeOrders {
+    use v1::order::Desired as Wire;
+    let order = |order: &Order| v1::Order {
+        replica: order.replica.to_string(),
+        desired: Some(match &order.desired {
+            Desired::Run(spec) => Wire::Run(v1::RunOrder { spec: Some((**spec).clone().into()) }),
+            Desired::Stop { grace, reason } => {
+                Wire::Stop(v1::StopOrder { grace: Some(duration(*grace)), reason: reason.clone() })
+            }
+            Desired::Forget => Wire::Forget(v1::ForgetOrder {}),
+        }),
+    };
+    v1::NodeOrders { lease: Some(lease), orders: orders.iter().map(order).collect() }
+}
+
+fn duration(duration: std::time::Duration) -> prost_types::Duration {
+    prost_types::Duration::try_from(duration).unwrap_or(prost_types::Duration { seconds: i64::MAX, nanos: 0 })
+}
+
+impl Services {
+    async fn take_outcome(&self, request: v1::ReportOutcomeRequest) -> Result<(), Status> {
+        let replica: ReplicaId = request.replica.parse().map_err(Refusal::from)?;
+        let node: NodeId = request.node.parse().map_err(Refusal::from)?;
+        let wire = request.outcome.ok_or_else(|| Refusal::from(invalid("`outcome` is missing")))?;
+        let outcome = Outcome::try_from(wire).map_err(Refusal::from)?;
+        let standing = self.queue.standing(&replica, &node).await.map_err(Refusal::from)?;
+        let standing = if standing == Standing::Open {
+            self.require_complete(&replica, &outcome).await?;
+            self.queue.settle(&replica, &node, outcome).await.map_err(Refusal::from)?
+        } else {
+            standing
+        };
+        match standing {
+            Standing::Open | Standing::Settled => Ok(()),
+            Standing::Fenced => Err(Refusal::from(fenced(&replica)).into()),
+            Standing::Unknown => Ok(self.confirm_ended(&replica).await?),
+        }
+    }
+
+    /// A repeated delivery of the outcome that ended a job is welcome; any other is of an earlier attempt.
+    async fn confirm_ended(&self, replica: &ReplicaId) -> Result<(), Refusal> {
+        let job = self.view(&replica.job).await?.job;
+        if job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank) {
+            return Ok(());
+        }
+        Err(fenced(replica).into())
+    }
+
+    /// Checks that everything the outcome speaks of is here. What is proven wrong is dropped.
+    async fn require_complete(&self, replica: &ReplicaId, outcome: &Outcome) -> Result<(), Status> {
+        for end in &outcome.streams {
+            let tape = self.archive.tape(replica, Channel::Log(end.stream)).await.map_err(Refusal::from)?;
+            let expected = end.digest;
+            if tape.len() < expected.size {
+                return Err(incomplete(&format!("{} log", end.stream), tape.len(), expected.size));
+            }
+            let checked = Archive::blocking(move || {
+                tape.sync()?;
+                let found = tape.digest()?;
+                if found != expected {
+                    tape.restart()?;
+                }
+                Ok(found)
+            });
+            let found = checked.await.map_err(Refusal::from)?;
+            if found != expected {
+                tracing::warn!(%replica, stream = %end.stream, %found, %expected, "the stored log was wrong");
+                return Err(incomplete(&format!("{} log", end.stream), 0, expected.size));
+            }
+        }
+        let tape = self.archive.tape(replica, Channel::Tracking).await.map_err(Refusal::from)?;
+        if tape.len() != outcome.tracking_bytes {
+            return Err(incomplete("tracking records", tape.len(), outcome.tracking_bytes));
+        }
+        Archive::blocking(move || tape.sync()).await.map_err(Refusal::from)?;
+        let roots: Vec<_> = outcome.artifacts.iter().map(|artifacts| artifacts.root).collect();
+        let missing = self.blobs.missing(&roots).await.map_err(|error| {
+            Refusal::from(
+                Fault::new(Code::SnapshotStore, "the blob store could not be searched").because(&error),
+            )
+        })?;
+        match missing.first() {
+            None => Ok(()),
+            Some(root) => Err(not_yet(
+                Fault::new(Code::SnapshotMissing, "the outputs are not here yet")
+                    .why(format!("`{root}` is not in the store")),
+            )),
+        }
+    }
+}
+
+fn fenced(replica: &ReplicaId) -> Fault {
+    Fault::new(Code::Fenced, format!("`{replica}` is not the present attempt of its job"))
+}
+
+fn incomplete(what: &str, stored: u64, expected: u64) -> Status {
+    not_yet(
+        Fault::new(Code::RequestInvalid, format!("the {what} of the replica are not complete yet"))
+            .why(format!("{stored} of {expected} bytes are stored")),
+    )
+}
+
+/// An outcome that came too early: to be delivered again when the rest is here.
+fn not_yet(fault: Fault) -> Status {
+    let status = agent_proto::status(&fault.with_retry(Retry::SameNode));
+    Status::with_details(tonic::Code::FailedPrecondition, status.message(), status.details().to_vec().into())
+}
+
+#[tonic::async_trait]
+impl v1::worker_server::Worker for Services {
+    type SyncStream = Pin<Box<dyn Stream<Item = Result<v1::NodeOrders, Status>> + Send>>;
+
+    async fn sync(
+        &self,
+        request: Request<Streaming<v1::NodeReport>>,
+    ) -> Result<Response<Self::SyncStream>, Status> {
+        let session = Session {
+            reports: request.into_inner(),
+            queue: self.queue.clone(),
+            lease: duration(self.lease),
+            link: None,
+        };
+        let orders = stream::try_unfold(session, |mut session| async move {
+            Ok(session.next().await?.map(|orders| (orders, session)))
+        });
+        Ok(Response::new(orders.boxed()))
+    }
+
+    async fn report_outcome(
+        &self,
+        request: Request<v1::ReportOutcomeRequest>,
+    ) -> Result<Response<v1::ReportOutcomeResponse>, Status> {
+        self.take_outcome(request.into_inner()).await?;
+        Ok(Response::new(v1::ReportOutcomeResponse {}))
+    }
+}

@@ -1,0 +1,204 @@
+//! What the controller must never forget, and the one way to write it down.
+//!
+//! Owns the stored records and the [`Store`] trait. Hides SQL. A [`Changes`] is everything that follows from
+//! the messages handled together, and is written whole or not at all; so the facts of one business step,
+//! for example the new epoch and the placement, can never be told apart by a crash. Documents carry unknown
+//! fields without complaint, so that a store can be read after an upgrade and after a downgrade.
+//!
+//! Called by `queue` (load, commit) and by `api` (reads of what has ended).
+
+mod sqlite;
+
+use std::future::Future;
+use std::sync::Arc;
+
+use agent_model::job::JobSpec;
+use agent_model::machine::{Eligibility, Liveness};
+use agent_model::node::Inventory;
+use agent_model::{Epoch, JobId, JobState, NodeId, Outcome, ReplicaId, ReplicaStep, Timestamp};
+use serde::{Deserialize, Serialize};
+
+pub use sqlite::OpenStoreError;
+pub(crate) use sqlite::Sqlite;
+
+/// A job, from its submission to its end.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct JobRecord {
+    pub(crate) id: JobId,
+    /// Its place in the order of submission; unique.
+    pub(crate) seq: u64,
+    /// The client's identifier of the submission; unique.
+    pub(crate) request: String,
+    pub(crate) spec: JobSpec,
+    pub(crate) state: JobState,
+    /// The latest assignment; 0 before the first.
+    pub(crate) epoch: Epoch,
+    /// The next attempt may not start before.
+    #[serde(default)]
+    pub(crate) not_before: Option<Timestamp>,
+    /// The node of the attempt before, if another one should be tried.
+    #[serde(default)]
+    pub(crate) avoid: Option<NodeId>,
+    pub(crate) submitted_at: Timestamp,
+    #[serde(default)]
+    pub(crate) started_at: Option<Timestamp>,
+    #[serde(default)]
+    pub(crate) ended_at: Option<Timestamp>,
+    /// Why the job is to end early, in the words of whoever asked: `canceled by uid 1000`.
+    #[serde(default)]
+    pub(crate) cancel: Option<String>,
+    /// The replicas of the latest attempt; none while the job waits.
+    #[serde(default)]
+    pub(crate) replicas: Vec<ReplicaRecord>,
+    #[serde(default)]
+    pub(crate) outcome: Option<Outcome>,
+}
+
+impl JobRecord {
+    /// The replica of the latest attempt that has this rank.
+    pub(crate) fn replica(&self, rank: u32) -> ReplicaId {
+        ReplicaId { job: self.id.clone(), epoch: self.epoch, rank }
+    }
+}
+
+/// One rank of the latest attempt of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReplicaRecord {
+    pub(crate) rank: u32,
+    pub(crate) node: NodeId,
+    /// The boot of the node when it last reported this replica.
+    #[serde(default)]
+    pub(crate) boot_id: String,
+    /// What the node last reported; nothing before its first word about this replica.
+    #[serde(default)]
+    pub(crate) step: Option<ReplicaStep>,
+    #[serde(default)]
+    pub(crate) detail: String,
+}
+
+/// A node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodeRecord {
+    pub(crate) id: NodeId,
+    #[serde(default)]
+    pub(crate) boot_id: String,
+    pub(crate) liveness: Liveness,
+    pub(crate) eligibility: Eligibility,
+    #[serde(default)]
+    pub(crate) last_seen: Timestamp,
+    #[serde(default)]
+    pub(crate) inventory: Inventory,
+}
+
+/// One thing that happened to a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) job: JobId,
+    pub(crate) at: Timestamp,
+    /// The attempt it belongs to; 0 before the first.
+    pub(crate) epoch: Epoch,
+    pub(crate) node: Option<NodeId>,
+    pub(crate) text: String,
+}
+
+/// Everything one transaction writes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Changes {
+    /// Jobs as they stand now.
+    pub(crate) jobs: Vec<Arc<JobRecord>>,
+    /// Nodes as they stand now.
+    pub(crate) nodes: Vec<NodeRecord>,
+    /// What happened, in order.
+    pub(crate) events: Vec<Event>,
+    /// Replicas whose outcome was accepted and that their node still holds.
+    pub(crate) settled: Vec<(ReplicaId, NodeId)>,
+    /// Settled replicas that their node holds no more.
+    pub(crate) forgotten: Vec<ReplicaId>,
+}
+
+impl Changes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+            && self.nodes.is_empty()
+            && self.events.is_empty()
+            && self.settled.is_empty()
+            && self.forgotten.is_empty()
+    }
+}
+
+/// What a controller starts from.
+#[derive(Debug, Default)]
+pub(crate) struct Loaded {
+    /// Every job that has not ended.
+    pub(crate) jobs: Vec<JobRecord>,
+    pub(crate) nodes: Vec<NodeRecord>,
+    pub(crate) settled: Vec<(ReplicaId, NodeId)>,
+    /// The highest place in the order of submission ever given.
+    pub(crate) last_seq: u64,
+}
+
+/// Which step of talking to the controller's database failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A transaction was not committed.
+    #[error("cannot write {jobs} jobs and {events} events to the controller's database")]
+    Commit {
+        /// Jobs in it.
+        jobs: usize,
+        /// Events in it.
+        events: usize,
+        /// What SQLite said.
+        source: sqlx::Error,
+    },
+    /// Something cannot be read.
+    #[error("cannot read {what} from the controller's database")]
+    Read {
+        /// What was asked for.
+        what: &'static str,
+        /// What SQLite said.
+        source: sqlx::Error,
+    },
+    /// A document is not what this program writes.
+    #[error("the {what} `{id}` in the controller's database cannot be understood")]
+    Document {
+        /// What it describes.
+        what: &'static str,
+        /// Its name.
+        id: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// A name breaks the rules for names.
+    #[error("the {what} `{id}` in the controller's database has a name that is not valid")]
+    Name {
+        /// What it names.
+        what: &'static str,
+        /// The name.
+        id: String,
+        /// The rule.
+        source: agent_model::ids::IdError,
+    },
+}
+
+/// Durable memory: when [`Store::commit`] returns, a power cut takes nothing back.
+pub(crate) trait Store: Send + Sync + 'static {
+    /// What is not over yet.
+    fn load(&self) -> impl Future<Output = Result<Loaded, StoreError>> + Send;
+    /// Writes everything, or nothing.
+    fn commit(&self, changes: &Changes) -> impl Future<Output = Result<(), StoreError>> + Send;
+    /// One job.
+    fn job(&self, id: &JobId) -> impl Future<Output = Result<Option<JobRecord>, StoreError>> + Send;
+    /// The job that a submission made.
+    fn submitted(&self, request: &str) -> impl Future<Output = Result<Option<JobRecord>, StoreError>> + Send;
+    /// Up to `limit` jobs, newest first, older than `before`.
+    fn page(
+        &self,
+        before: Option<u64>,
+        limit: u32,
+    ) -> impl Future<Output = Result<Vec<JobRecord>, StoreError>> + Send;
+    /// Everything that happened to a job, in order.
+    fn history(&self, id: &JobId) -> impl Future<Output = Result<Vec<Event>, StoreError>> + Send;
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
