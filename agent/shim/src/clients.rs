@@ -40,9 +40,10 @@ struct Client {
     closed: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Watch {
-    sent: Option<(Progress, Instant)>,
+    sent: Option<Progress>,
+    next_at: Instant,
 }
 
 impl Clients {
@@ -91,32 +92,38 @@ impl Clients {
     }
 
     /// Starts to send progress.
-    pub(crate) fn watch(&mut self, place: usize) {
+    pub(crate) fn watch(&mut self, place: usize, now: Instant) {
         if let Some(client) = self.clients.get_mut(place) {
-            client.watch = Some(Watch::default());
+            client.watch = Some(Watch { sent: None, next_at: now });
         }
     }
 
     /// Forgets who has left, and sends progress to each watcher that does not have it, or says when that may
-    /// be done.
-    pub(crate) fn publish(&mut self, progress: Progress, now: Instant, last: bool) -> Option<Instant> {
+    /// be done. The first change after the first event is sent at once: it may be the line somebody waits for.
+    pub(crate) fn publish(&mut self, progress: Progress, now: Instant) -> Option<Instant> {
         self.clients.retain(|client| !client.closed);
         let mut later: Option<Instant> = None;
         for client in &mut self.clients {
-            let Some(watch) = client.watch else { continue };
-            match watch.sent {
-                Some((sent, _)) if sent == progress => {}
-                _ if !client.output.is_empty() && !last => {} // woken when it can take more
-                Some((_, at)) if now < at + PACE && !last => {
-                    later = Some(later.map_or(at + PACE, |other| other.min(at + PACE)));
-                }
-                _ => {
-                    client.watch = Some(Watch { sent: Some((progress, now)) });
-                    client.say(&Event::Progress(progress));
-                }
+            let Some(watch) = &mut client.watch else { continue };
+            if watch.sent == Some(progress) || !client.output.is_empty() {
+                continue; // one that has not read yet wakes us when it has
             }
+            if now < watch.next_at {
+                later = Some(later.map_or(watch.next_at, |other| other.min(watch.next_at)));
+                continue;
+            }
+            let first = watch.sent.replace(progress).is_none();
+            watch.next_at = if first { now } else { now + PACE };
+            client.say(&Event::Progress(progress));
         }
         later
+    }
+
+    /// Sends the final progress to each watcher, whatever it was sent last and when.
+    pub(crate) fn publish_final(&mut self, progress: Progress) {
+        for client in self.clients.iter_mut().filter(|client| client.watch.is_some()) {
+            client.say(&Event::Progress(progress));
+        }
     }
 
     /// Tells every watcher that it is over.

@@ -10,6 +10,7 @@
 //! the final signal for half a minute, and then it says so.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsFd as _;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -153,7 +154,7 @@ impl Supervisor<'_> {
             if let Phase::Over { end } = &self.life.phase {
                 break end.clone();
             }
-            publish_at = self.clients.publish(self.progress(), Instant::now(), false);
+            publish_at = self.clients.publish(self.progress(), Instant::now());
         };
         self.finish(end);
         Ok(())
@@ -208,7 +209,7 @@ impl Supervisor<'_> {
 
     fn obey(&mut self, place: usize, request: Request) {
         match request {
-            Request::Watch => self.clients.watch(place),
+            Request::Watch => self.clients.watch(place, Instant::now()),
             Request::Stop { grace_ms, reason } => {
                 self.stop(Duration::from_millis(grace_ms), reason);
                 self.clients.answer(place, &Event::Stopping);
@@ -331,7 +332,7 @@ impl Supervisor<'_> {
     fn finish(mut self, end: End) {
         self.log.drain();
         // Whoever ships the log can do so while it is made durable here.
-        self.clients.publish(self.progress(), Instant::now(), true);
+        self.clients.publish_final(self.progress());
         self.log.sync();
         if self.log.dropped() > 0 {
             self.notes.say(format_args!("{} bytes of output were dropped", self.log.dropped()));
@@ -341,6 +342,8 @@ impl Supervisor<'_> {
         for _ in 0..RECORD_TRIES {
             match self.exit_file.commit(&self.dir, &record) {
                 Ok(()) => break,
+                // The directory was removed: nobody wants to know.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => break,
                 Err(error) => self.notes.say(format_args!("could not write the exit record: {error}")),
             }
             thread::sleep(Duration::from_secs(1));

@@ -374,6 +374,68 @@ async fn test_shim_killed_before_go_may_be_replaced() {
 }
 
 #[tokio::test]
+async fn test_shim_that_was_never_told_to_go_leaves_the_job_startable() {
+    let bench = Bench::new();
+    let stopped = bench.executor.start_shim(&bench.dir, &bench.launch_of(&["true"])).await.unwrap().unwrap();
+    let (mut connection, _child) = stopped;
+    connection.send(&agent_shim::wire::Request::stop(LONG, "changed my mind")).await.unwrap();
+    connection.until(|event| *event == agent_shim::wire::Event::Ended).await.unwrap();
+    let record = bench.dir.read_exit().unwrap().unwrap();
+    assert_eq!(record.end, End::NeverStarted(NotStarted::Stopped));
+    assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::Ended(_)));
+
+    let no_go = ExitRecord { end: End::NeverStarted(NotStarted::NoGo), ..record };
+    fs::write(bench.dir.exit(), serde_json::to_vec(&no_go).unwrap()).unwrap();
+    assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::NotStarted));
+    assert_eq!(bench.run("exit 4").await.end, End::Exited(ExitStatus::Code(4)));
+}
+
+#[tokio::test]
+async fn test_rude_clients_disturb_neither_the_job_nor_each_other() {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    let bench = Bench::new();
+    let running =
+        bench.start("echo ready; while [ ! -e go ]; do sleep 0.05; done; yes | head -c 50000000").await;
+    let (_dir, path) = bench.dir.short_socket_path().unwrap();
+    let connect = || UnixStream::connect(&path).unwrap();
+    let mut deaf = connect();
+    deaf.write_all(b"{\"verb\":\"watch\"}\n").unwrap();
+    let mut confused = connect();
+    confused.write_all(b"{\"verb\":\"dance\"}\n\0\n{\"verb\":\"go\"}\n").unwrap();
+    let mut endless = connect();
+    let _ = endless.write_all(&vec![b'x'; 1 << 20]);
+    let crowd: Vec<UnixStream> = (0..40).map(|_| connect()).collect();
+    drop(crowd);
+    fs::write(bench.dir.work().join("go"), "").unwrap();
+    let record = ended(&running).await;
+    assert_eq!((record.end, record.log_bytes), (End::Exited(ExitStatus::Code(0)), 50_000_006));
+    let mut said = String::new();
+    confused.read_to_string(&mut said).unwrap();
+    assert_eq!(said.matches("refused").count(), 2, "{said}");
+    assert_eq!(said.matches("going").count(), 1, "{said}");
+}
+
+#[tokio::test]
+async fn test_job_runs_as_another_user_when_told_to() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root may start a job as another user");
+        return;
+    }
+    let bench = Bench::new();
+    let script = "id -u; id -g; id -G; exec sleep 1000";
+    let launch = Launch {
+        cwd: "/".into(),
+        user: Some(agent_shim::User { uid: 65534, gid: 65533 }),
+        ..bench.launch_of(&["bash", "-c", script])
+    };
+    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    bench.until_log_has("65534\n65533\n65533\n").await;
+    running.stop(LONG, "enough").await.unwrap();
+    assert_eq!(ended(&running).await.end, End::Exited(ExitStatus::Signal(15)));
+}
+
+#[tokio::test]
 async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     let bench = Bench::new();
     fs::remove_file(bench.dir.log(Stream::Job)).ok();
@@ -407,6 +469,21 @@ async fn test_shim_is_small_and_silent() {
     }
     running.stop(Duration::ZERO, "enough").await.unwrap();
     ended(&running).await;
+}
+
+#[tokio::test]
+async fn test_shim_is_reaped_whether_or_not_somebody_waits() {
+    for wait in [true, false] {
+        let bench = Bench::new();
+        let running = bench.start("true").await;
+        let pid = bench.dir.read_hello().unwrap().unwrap().pid;
+        if wait {
+            ended(&running).await;
+        } else {
+            drop(running);
+        }
+        until(|| !Path::new(&format!("/proc/{pid}")).exists()).await;
+    }
 }
 
 #[tokio::test]
