@@ -68,7 +68,7 @@ fn parse_stat(pid: i32, text: &str) -> Option<Process> {
 }
 
 /// Every process of the machine that is not dead, as far as it can be seen.
-pub fn all() -> Vec<Process> {
+fn all() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| Process::find(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
@@ -88,16 +88,28 @@ pub fn marked(name: &str, value: &str) -> Vec<Process> {
     found
 }
 
+/// How long no marked process must be seen before there is none: one that is being started has its mark
+/// only once its program is executed.
+const QUIET: Duration = Duration::from_millis(50);
+
 /// Kills the processes that [`marked`] finds until none is left or the time is over. Returns how many there
 /// were, and how many are still there.
 pub fn kill_marked(name: &str, value: &str, within: Duration) -> (usize, usize) {
     let deadline = Instant::now() + within;
     let mut seen = HashSet::new();
+    let mut quiet_since = None;
     loop {
         let found = marked(name, value);
+        let now = Instant::now();
         seen.extend(found.iter().map(|process| (process.pid, process.started)));
-        if found.is_empty() || Instant::now() >= deadline {
+        if found.is_empty() {
+            if now - *quiet_since.get_or_insert(now) >= QUIET {
+                return (seen.len(), 0);
+            }
+        } else if now >= deadline {
             return (seen.len(), found.len());
+        } else {
+            quiet_since = None;
         }
         for process in &found {
             let _ = process.signal(Signal::SIGKILL); // what cannot be signalled is found again

@@ -153,14 +153,14 @@ impl Command {
         while open {
             tokio::select! {
                 biased;
-                read = read_some(&output, &mut buffer) => match read.map_err(follow)? {
-                    0 => open = false,
-                    length => sink(&buffer[..length]),
-                },
                 ended = group.exited() => {
                     ended.map_err(follow)?;
                     break;
                 }
+                read = read_some(&output, &mut buffer) => match read.map_err(follow)? {
+                    0 => open = false,
+                    length => sink(&buffer[..length]),
+                },
                 () = tokio::time::sleep(self.stall) => {
                     return Err(CommandError::Stalled { program: self.program.clone(), after: self.stall });
                 }

@@ -11,11 +11,14 @@ use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::connection::{AGAIN, ANSWER, Connection, Place, clear_lost, look};
+use super::connection::{ANSWER, Connection, Place, clear_lost, look};
 use super::{Lost, ReattachError};
 
 /// How long a shim that said it has ended may take to be gone.
 const REAP: Duration = Duration::from_secs(10);
+
+/// Between two looks for a job that was lost sight of.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A job that runs, or did when this was made. Dropping it leaves the job alone.
 #[derive(Debug)]
@@ -118,13 +121,16 @@ impl Running {
 
     /// Waits until the job has ended. May be dropped and called again.
     pub async fn wait(&self) -> Result<ExitRecord, WaitError> {
-        // An error means that the follower is gone, which then is as good as an end: the record decides.
+        // An error means that the follower is gone, which then is as good as an end: what is there decides.
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
-        match self.dir.read_exit().map_err(ReattachError::from)? {
-            Some(record) => Ok(record),
-            None => {
-                let lost = clear_lost(&self.dir).await?;
-                Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost })
+        loop {
+            match look(&self.dir).await? {
+                Place::Ended(record) => return Ok(record),
+                Place::Lost | Place::Fresh => {
+                    let lost = clear_lost(&self.dir).await?;
+                    return Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost });
+                }
+                Place::Live(connection) => follow(&self.dir, connection, &watch::Sender::default()).await,
             }
         }
     }
@@ -142,12 +148,12 @@ async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Send
             match look(dir).await {
                 Ok(Place::Live(connection)) => break connection,
                 Ok(_) => return,
-                Err(ReattachError::Silent { .. }) => {
-                    tracing::warn!(dir = %dir.path().display(), "the supervisor of a job does not answer");
+                Err(ReattachError::Record(_)) => return, // whoever waits meets the same error and reports it
+                Err(error) => {
+                    tracing::warn!(dir = %dir.path().display(), %error, "lost sight of a job; looking again");
                 }
-                Err(_) => return, // whoever waits meets the same error and reports it
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(LOOK_AGAIN).await;
         };
     }
 }

@@ -435,6 +435,50 @@ async fn test_job_runs_as_another_user_when_told_to() {
     assert_eq!(ended(&running).await.end, End::Exited(ExitStatus::Signal(15)));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn test_command_is_executed_at_most_once_whoever_dies_when() {
+    let mut told = BTreeMap::<&str, u32>::new();
+    for step in 0..40 {
+        let bench = Bench::new();
+        let script = "echo $$ >> ../executions";
+        let launch = bench.launch_of(&["bash", "-c", script]);
+        let (executor, dir, of_task) = (bench.executor.clone(), bench.dir.clone(), launch.clone());
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(async move {
+            if let Ok(running) = executor.launch(&dir, &of_task).await {
+                let _ = running.wait().await;
+            }
+        });
+        let _ = tokio::time::timeout(Duration::from_micros(400 * step), std::future::pending::<()>()).await;
+        if step % 2 == 0
+            && let Some(hello) = bench.dir.read_hello().unwrap()
+            && let Some(shim) = Member::find(hello.pid).filter(|_| bench.dir.has_shim().unwrap())
+        {
+            let _ = shim.signal(Signal::SIGKILL);
+        }
+        tasks.shutdown().await; // and with it everything the first launch knew
+        let outcome = match bench.executor.launch(&bench.dir, &launch).await {
+            Ok(running) => tokio::time::timeout(LONG, running.wait()).await.expect("the job ends"),
+            Err(LaunchError::Lost { dir, lost }) => Err(WaitError::Lost { dir, lost }),
+            Err(error) => panic!("step {step}: {error:?}"),
+        };
+        let executions = fs::read_to_string(bench.dir.path().join("executions")).unwrap_or_default();
+        let executions = executions.lines().count();
+        match outcome {
+            Ok(record) => {
+                assert_eq!((record.end, executions), (End::Exited(ExitStatus::Code(0)), 1), "step {step}");
+                *told.entry("ended").or_default() += 1;
+            }
+            Err(WaitError::Lost { .. }) => {
+                assert!(executions <= 1 && bench.dir.is_started(), "step {step}");
+                *told.entry("lost").or_default() += 1;
+            }
+            Err(error) => panic!("step {step}: {error:?}"),
+        }
+    }
+    println!("of 40 launches that were cut short: {told:?}");
+}
+
 #[tokio::test]
 async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     let bench = Bench::new();
