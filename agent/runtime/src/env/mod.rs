@@ -1,4 +1,29 @@
-//! Ready environments. (Signatures first; the bodies follow.)
+//! Ready environments: give me this software stack, usable.
+//!
+//! Owns one directory of built environments, and hides how each kind is built, who builds it when several
+//! want it, and what a killed builder leaves behind.
+//!
+//! Invariants:
+//! - an environment exists only with its marker, which is written last; anything else is wiped;
+//! - it is named by its content (kind and digest), never by the name a job gives it;
+//! - it is built once however many want it: tasks of one process share one build ([`flight`]), processes share a
+//!   lock file ([`shelf`]), and each of them gets the same build log;
+//! - a build lives as long as somebody waits for it, and it is not touched while an [`EnvLease`] is held.
+//!
+//! There are no tasks: a build is a shared future, polled by those who wait for it. Called by the runner of the
+//! daemon. A new kind of environment is a new [`EnvBuilder`].
+
+mod bench;
+mod error;
+#[cfg(any(test, feature = "fakes"))]
+mod fake;
+mod flight;
+mod host;
+mod interpreter;
+mod pip;
+mod shelf;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,11 +31,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::EnvSpec;
+use futures_util::future::BoxFuture;
 
-/// What builders are given, and where environments live.
+pub use bench::{Bench, Built};
+pub use error::{AcquireError, OpenEnvError};
+#[cfg(any(test, feature = "fakes"))]
+pub use fake::{Script, Scripted};
+pub use shelf::EnvLease;
+
+use flight::Flights;
+use host::Host;
+use interpreter::Interpreters;
+use pip::Pip;
+use shelf::Shelf;
+
+/// Where environments live, and what their builders are given.
 #[derive(Debug, Clone)]
 pub struct EnvConfig {
-    /// The directory that holds them; made when absent.
+    /// The directory that holds them, absolute; made when absent.
     pub root: PathBuf,
     /// Where interpreters are looked for, as in `PATH`; also the `PATH` of builders.
     pub path: String,
@@ -20,153 +58,64 @@ pub struct EnvConfig {
     pub stall: Duration,
 }
 
-/// Why environments cannot be kept.
-#[derive(Debug, thiserror::Error)]
-pub enum OpenEnvError {
-    /// The directory cannot be used.
-    #[error("environments cannot be kept in `{}`", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: std::io::Error,
-    },
+/// Makes environments of one kind.
+pub trait EnvBuilder: Send + Sync + 'static {
+    /// Whether it makes what this specification asks for.
+    fn handles(&self, spec: &EnvSpec) -> bool;
+
+    /// Everything that makes the environment what it is, as one text: the specification, the interpreter, the
+    /// platform, the version of the builder. Cheap when asked again, because every job asks.
+    fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>>;
+
+    /// Makes the environment in the empty directory of the bench, in its final place. May be dropped at any
+    /// await; what it left is wiped.
+    fn build<'a>(&'a self, spec: &'a EnvSpec, bench: &'a Bench)
+    -> BoxFuture<'a, Result<Built, AcquireError>>;
 }
 
-/// Why an environment is not there.
-#[derive(Debug, Clone, thiserror::Error)]
-pub enum AcquireError {
-    /// This version does not build it.
-    #[error("this node cannot make environments of the kind `{kind}`")]
-    Unsupported {
-        /// See [`EnvSpec::kind`].
-        kind: &'static str,
-    },
-    /// The node has no such interpreter.
-    #[error("the node has no Python called `{name}`")]
-    PythonMissing {
-        /// The name or path in the specification.
-        name: String,
-    },
-    /// The interpreter is there, but does not work.
-    #[error("the Python at `{}` does not work: {detail}", path.display())]
-    PythonUnusable {
-        /// Where it was found.
-        path: PathBuf,
-        /// What it said.
-        detail: String,
-    },
-    /// The interpreter cannot make virtual environments.
-    #[error("the Python at `{}` cannot make virtual environments", python.display())]
-    VenvMissing {
-        /// The interpreter.
-        python: PathBuf,
-        /// The Debian or Ubuntu package that brings what is missing.
-        package: String,
-    },
-    /// No package satisfies a requirement.
-    #[error("no package satisfies `{requirement}`: {detail}")]
-    Unsatisfied {
-        /// The requirement, or requirements, that cannot be met.
-        requirement: String,
-        /// What the installer said.
-        detail: String,
-    },
-    /// The package index cannot be reached.
-    #[error("the package index cannot be reached: {detail}")]
-    Network {
-        /// What the installer said.
-        detail: String,
-    },
-    /// The disk is full.
-    #[error("the disk of `{}` is full", path.display())]
-    DiskFull {
-        /// Where the environment was to be.
-        path: PathBuf,
-    },
-    /// The builder printed nothing for too long and was ended.
-    #[error("`{step}` printed nothing for {} s", after.as_secs())]
-    Stalled {
-        /// The command.
-        step: String,
-        /// How long it was silent.
-        after: Duration,
-    },
-    /// A command of the builder failed for another reason.
-    #[error("`{step}` failed: {tail}")]
-    Failed {
-        /// The command.
-        step: String,
-        /// The last lines it printed.
-        tail: String,
-    },
-    /// The file system refused something.
-    #[error("{what} `{}`", path.display())]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: Arc<std::io::Error>,
-    },
-}
-
-/// The environments of a node.
-#[derive(Debug, Clone)]
+/// The environments of a node; clones are the same ones.
+#[derive(Clone)]
 pub struct Environments {
-    config: EnvConfig,
+    builders: Arc<[Arc<dyn EnvBuilder>]>,
+    shelf: Shelf,
+    flights: Arc<Flights>,
 }
 
 impl Environments {
-    /// Takes charge of the directory and removes what earlier builders left half-built.
+    /// Takes charge of the directory and wipes what killed builders left half-built. Blocking while it does.
     pub fn open(config: EnvConfig) -> Result<Environments, OpenEnvError> {
-        Ok(Environments { config })
+        let config = Arc::new(config);
+        let interpreters = Arc::new(Interpreters::new(config.clone()));
+        let builders: [Arc<dyn EnvBuilder>; 2] =
+            [Arc::new(Pip::new(config.clone(), interpreters.clone())), Arc::new(Host::new(interpreters))];
+        Environments::with_builders(&config, Arc::new(builders))
     }
 
-    /// A ready environment; built when it is not there. What the builder prints is appended to `log`.
+    /// With other builders than those of a node; the first that handles a specification makes it.
+    pub fn with_builders(
+        config: &EnvConfig,
+        builders: Arc<[Arc<dyn EnvBuilder>]>,
+    ) -> Result<Environments, OpenEnvError> {
+        let shelf = Shelf::open(&config.root)?;
+        Ok(Environments { builders, shelf, flights: Arc::new(Flights::new(config.stall)) })
+    }
+
+    /// The environment of a specification, ready; built when it is not there.
+    ///
+    /// What its builder prints is appended to the file `log` meanwhile, also when another caller or another
+    /// process started the build. Dropping the future ends the wait, and ends the build when nobody else waits.
+    /// A build that failed for a lasting reason is not tried again for ten seconds.
     pub async fn acquire(&self, spec: &EnvSpec, log: &Path) -> Result<EnvLease, AcquireError> {
-        let _ = (log, &self.config);
-        Err(AcquireError::Unsupported { kind: spec.kind() })
-    }
-}
-
-/// A ready environment; it is not touched while this lives.
-#[derive(Debug)]
-pub struct EnvLease {
-    key: String,
-    prefix: PathBuf,
-    vars: BTreeMap<String, String>,
-    path_entries: Vec<PathBuf>,
-    python_version: String,
-    reused: bool,
-}
-
-impl EnvLease {
-    /// What it is called: kind and key.
-    pub fn key(&self) -> &str {
-        &self.key
-    }
-    /// Its directory.
-    pub fn prefix(&self) -> &Path {
-        &self.prefix
-    }
-    /// The variables a command needs to use it, besides `PATH`.
-    pub fn vars(&self) -> &BTreeMap<String, String> {
-        &self.vars
-    }
-    /// What goes first on `PATH`.
-    pub fn path_entries(&self) -> &[PathBuf] {
-        &self.path_entries
-    }
-    /// It was there already.
-    pub fn reused(&self) -> bool {
-        self.reused
-    }
-    /// The version of its interpreter, for example `3.10.12`.
-    pub fn python_version(&self) -> &str {
-        &self.python_version
+        let builder = self.builders.iter().find(|builder| builder.handles(spec));
+        let builder = builder.ok_or(AcquireError::Unsupported { kind: spec.kind() })?;
+        let place = self.shelf.place(spec.kind(), &builder.identity(spec).await?);
+        let mut reused = true;
+        loop {
+            if let Some(lease) = place.lease(reused)? {
+                return Ok(lease);
+            }
+            reused = false;
+            Flights::join(&self.flights, &place, builder, spec)?.follow(log).await?;
+        }
     }
 }

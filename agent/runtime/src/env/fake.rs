@@ -1,0 +1,63 @@
+//! A builder that follows a script, for tests of what surrounds builders.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use agent_model::EnvSpec;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use super::{AcquireError, Bench, Built, EnvBuilder};
+
+/// How one build goes.
+#[derive(Debug, Clone, Default)]
+pub struct Script {
+    /// How long it takes.
+    pub takes: Duration,
+    /// How it fails, if it does.
+    pub fails: Option<AcquireError>,
+}
+
+/// Takes one script for each build, in order, then builds at once. Makes every kind of environment; the folder
+/// it makes holds an empty file `bin/python`.
+#[derive(Debug, Default)]
+pub struct Scripted {
+    scripts: Mutex<VecDeque<Script>>,
+}
+
+impl Scripted {
+    /// A builder with these builds ahead of it.
+    pub fn new(scripts: impl IntoIterator<Item = Script>) -> Scripted {
+        Scripted { scripts: Mutex::new(scripts.into_iter().collect()) }
+    }
+}
+
+impl EnvBuilder for Scripted {
+    fn handles(&self, _: &EnvSpec) -> bool {
+        true
+    }
+
+    fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>> {
+        async move { Ok(spec.normalized()) }.boxed()
+    }
+
+    fn build<'a>(&'a self, _: &'a EnvSpec, bench: &'a Bench) -> BoxFuture<'a, Result<Built, AcquireError>> {
+        let next = self.scripts.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let script = next.unwrap_or_default();
+        async move {
+            bench.say("the script begins");
+            let bin = bench.prefix().join("bin");
+            std::fs::create_dir(&bin).map_err(AcquireError::io("create", &bin))?;
+            tokio::time::sleep(script.takes).await;
+            if let Some(error) = script.fails {
+                return Err(error);
+            }
+            let python = bin.join("python");
+            std::fs::write(&python, "").map_err(AcquireError::io("write", &python))?;
+            bench.say("the script ends");
+            Ok(Built { vars: BTreeMap::new(), path_entries: vec![bin], python_version: "3.0.0".to_owned() })
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,228 @@
+//! One build for everybody who waits for it.
+//!
+//! A build is a shared future: whoever waits polls it, the last one who leaves drops it, and with it the
+//! builder's processes. It prints into a [`Transcript`], which each waiter copies into a log of its own.
+
+use std::collections::HashMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use agent_model::EnvSpec;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::shelf::Place;
+use super::{AcquireError, Bench, EnvBuilder};
+
+/// How long a lasting failure is answered from memory.
+const REMEMBERED: Duration = Duration::from_secs(10);
+
+type Outcome = Result<(), AcquireError>;
+type Build = Shared<BoxFuture<'static, Outcome>>;
+
+/// The builds of this process.
+pub(super) struct Flights {
+    by_name: Mutex<HashMap<String, Flight>>,
+    stall: Duration,
+}
+
+enum Flight {
+    Building { build: WeakShared<BoxFuture<'static, Outcome>>, transcript: Arc<Transcript> },
+    Failed { error: AcquireError, transcript: Arc<Transcript>, at: Instant },
+}
+
+impl Flights {
+    pub(super) fn new(stall: Duration) -> Flights {
+        Flights { by_name: Mutex::default(), stall }
+    }
+
+    /// Joins the build of a place, or the memory of its failure, or starts one.
+    pub(super) fn join(
+        flights: &Arc<Flights>,
+        place: &Place,
+        builder: &Arc<dyn EnvBuilder>,
+        spec: &EnvSpec,
+    ) -> Result<Seat, AcquireError> {
+        let mut by_name = flights.lock();
+        by_name.retain(|_, flight| flight.is_current());
+        if let Some(seat) = by_name.get(place.name()).and_then(Flight::seat) {
+            return Ok(seat);
+        }
+        let transcript = Arc::new(Transcript::create(place)?);
+        let build =
+            Flights::fly(flights.clone(), place.clone(), builder.clone(), spec.clone(), transcript.clone());
+        let build = build.boxed().shared();
+        if let Some(weak) = build.downgrade() {
+            by_name.insert(
+                place.name().to_owned(),
+                Flight::Building { build: weak, transcript: transcript.clone() },
+            );
+        }
+        Ok(Seat { build, transcript })
+    }
+
+    async fn fly(
+        flights: Arc<Flights>,
+        place: Place,
+        builder: Arc<dyn EnvBuilder>,
+        spec: EnvSpec,
+        transcript: Arc<Transcript>,
+    ) -> Outcome {
+        let outcome = build(&place, builder.as_ref(), &spec, &transcript, flights.stall).await;
+        let mut by_name = flights.lock();
+        by_name.remove(place.name());
+        if let Err(error) = outcome.as_ref()
+            && error.is_lasting()
+        {
+            let failed = Flight::Failed { error: error.clone(), transcript, at: Instant::now() };
+            by_name.insert(place.name().to_owned(), failed);
+        }
+        outcome
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Flight>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flight {
+    fn is_current(&self) -> bool {
+        match self {
+            Flight::Building { build, .. } => build.upgrade().is_some(),
+            Flight::Failed { at, .. } => at.elapsed() < REMEMBERED,
+        }
+    }
+
+    fn seat(&self) -> Option<Seat> {
+        let (build, transcript) = match self {
+            Flight::Building { build, transcript } => (build.upgrade()?, transcript),
+            Flight::Failed { error, transcript, .. } => {
+                (std::future::ready(Err(error.clone())).boxed().shared(), transcript)
+            }
+        };
+        Some(Seat { build, transcript: transcript.clone() })
+    }
+}
+
+async fn build(
+    place: &Place,
+    builder: &dyn EnvBuilder,
+    spec: &EnvSpec,
+    transcript: &Arc<Transcript>,
+    stall: Duration,
+) -> Outcome {
+    let waiting = || transcript.write(b"waiting for another agent that works on this environment\n");
+    let Some(lock) = place.exclusive(waiting).await? else {
+        return transcript.repeat(place);
+    };
+    transcript.keep(place)?;
+    let scaffold = lock.scaffold().await?;
+    let started = Instant::now();
+    let bench = Bench::new(place.prefix().to_owned(), transcript.clone(), stall);
+    match builder.build(spec, &bench).await {
+        Ok(built) => {
+            scaffold.finish(built).await?;
+            bench.say(&format!("{} is ready after {:.1} s", place.name(), started.elapsed().as_secs_f64()));
+            Ok(())
+        }
+        Err(error) => {
+            bench.say(&format!("{} could not be built: {error}", place.name()));
+            Err(error)
+        }
+    }
+}
+
+/// One who waits for a build.
+pub(super) struct Seat {
+    build: Build,
+    transcript: Arc<Transcript>,
+}
+
+impl Seat {
+    /// Waits for the end of the build and appends what it prints to a log meanwhile.
+    pub(super) async fn follow(mut self, log: &Path) -> Outcome {
+        let fail = |error| AcquireError::io("write", log)(error);
+        let mut file = OpenOptions::new().create(true).append(true).open(log).map_err(fail)?;
+        let mut grown = self.transcript.length.subscribe();
+        let mut copied = 0;
+        loop {
+            let outcome = tokio::select! {
+                biased;
+                outcome = &mut self.build => Some(outcome),
+                _ = grown.changed() => None, // the sender lives in this seat
+            };
+            copied = self.transcript.copy(copied, &mut file).map_err(fail)?;
+            if let Some(outcome) = outcome {
+                return outcome;
+            }
+        }
+    }
+}
+
+/// What one build prints. Written by the build alone, read by everybody who waits for it.
+pub(super) struct Transcript {
+    path: PathBuf,
+    file: File,
+    length: watch::Sender<u64>,
+}
+
+impl Transcript {
+    fn create(place: &Place) -> Result<Transcript, AcquireError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = place.log().with_extension(format!("log.{}-{number}", std::process::id()));
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(true).read(true).write(true).mode(0o600);
+        let file = options.open(&path).map_err(AcquireError::io("create", &path))?;
+        Ok(Transcript { path, file, length: watch::Sender::new(0) })
+    }
+
+    /// Appends; when that fails the text is lost, because the build matters more than its log.
+    pub(super) fn write(&self, bytes: &[u8]) {
+        let at = *self.length.borrow();
+        match self.file.write_all_at(bytes, at) {
+            Ok(()) => drop(self.length.send_replace(at + bytes.len() as u64)),
+            Err(error) => tracing::warn!(path = %self.path.display(), %error, "part of a build log is lost"),
+        }
+    }
+
+    /// Becomes the log of the place: this is the process that builds.
+    fn keep(&self, place: &Place) -> Outcome {
+        fs::rename(&self.path, place.log()).map_err(AcquireError::io("keep", &self.path))
+    }
+
+    /// Repeats the log of the place, which another process built meanwhile.
+    fn repeat(&self, place: &Place) -> Outcome {
+        if let Ok(text) = fs::read(place.log()) {
+            self.write(&text);
+        }
+        Ok(())
+    }
+
+    fn copy(&self, mut from: u64, log: &mut File) -> io::Result<u64> {
+        let until = *self.length.borrow();
+        let mut buffer = [0; 8 << 10];
+        while from < until {
+            let count = self.file.read_at(&mut buffer, from)?;
+            if count == 0 {
+                break;
+            }
+            log.write_all(&buffer[..count])?;
+            from += count as u64;
+        }
+        Ok(from)
+    }
+}
+
+impl Drop for Transcript {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path); // gone already when it became the log of the place
+    }
+}

@@ -1,0 +1,98 @@
+//! An interpreter of the host, with whatever packages it has.
+//!
+//! The environment is a folder that holds `python` and `python3`, whatever the host calls them, so that
+//! `python train.py` works everywhere. Nothing of the host is changed.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::sync::Arc;
+
+use agent_model::EnvSpec;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use super::interpreter::{Interpreter, Interpreters};
+use super::{AcquireError, Bench, Built, EnvBuilder};
+use crate::exec::Command;
+
+/// Grows when the same identity would be built in another way.
+const VERSION: u32 = 1;
+
+/// Finds interpreters of the host.
+pub(super) struct Host {
+    interpreters: Arc<Interpreters>,
+}
+
+impl Host {
+    pub(super) fn new(interpreters: Arc<Interpreters>) -> Host {
+        Host { interpreters }
+    }
+
+    async fn interpreter(&self, spec: &EnvSpec) -> Result<Arc<Interpreter>, AcquireError> {
+        let EnvSpec::Host { python } = spec else {
+            return Err(AcquireError::Unsupported { kind: spec.kind() });
+        };
+        self.interpreters.find(python).await
+    }
+}
+
+impl EnvBuilder for Host {
+    fn handles(&self, spec: &EnvSpec) -> bool {
+        matches!(spec, EnvSpec::Host { .. })
+    }
+
+    fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>> {
+        async move { Ok(format!("host {VERSION}\n{}", self.interpreter(spec).await?.identity())) }.boxed()
+    }
+
+    fn build<'a>(
+        &'a self,
+        spec: &'a EnvSpec,
+        bench: &'a Bench,
+    ) -> BoxFuture<'a, Result<Built, AcquireError>> {
+        async move {
+            let python = self.interpreter(spec).await?;
+            bench.say(&format!("using {} ({})", python.executable.display(), python.version));
+            let built = Built {
+                vars: BTreeMap::new(),
+                path_entries: vec![bench.prefix().join("bin")],
+                python_version: python.version.clone(),
+            };
+            if python.prefix != python.base_prefix {
+                return Ok(in_place(&python, built));
+            }
+            link(&python, &built.path_entries[0])?;
+            check(&python, bench).await?;
+            Ok(built)
+        }
+        .boxed()
+    }
+}
+
+/// A virtual environment works only through the files in its own folder.
+fn in_place(python: &Interpreter, built: Built) -> Built {
+    let vars = [("VIRTUAL_ENV".to_owned(), python.prefix.display().to_string())];
+    Built { vars: vars.into(), path_entries: vec![python.prefix.join("bin")], ..built }
+}
+
+fn link(python: &Interpreter, bin: &Path) -> Result<(), AcquireError> {
+    std::fs::create_dir(bin).map_err(AcquireError::io("create", bin))?;
+    for name in ["python", "python3"] {
+        let link = bin.join(name);
+        symlink(&python.executable, &link).map_err(AcquireError::io("create", &link))?;
+    }
+    Ok(())
+}
+
+/// An interpreter finds its packages from where it was started; make sure the link does not lead it astray.
+async fn check(python: &Interpreter, bench: &Bench) -> Result<(), AcquireError> {
+    const STEP: &str = "starting the interpreter through a link";
+    let question = "import sys; print(sys.prefix)";
+    let command = Command::new(bench.prefix().join("bin/python")).args(["-I", "-c", question]);
+    let ran = bench.run(STEP, command).await?;
+    if ran.success && Path::new(ran.text.trim_end()) == python.prefix {
+        return Ok(());
+    }
+    Err(AcquireError::Failed { step: STEP, detail: ran.tail() })
+}
