@@ -1,1 +1,150 @@
-fn main() {}
+//! `agentd`: turns this machine into a place where jobs run.
+//!
+//! Reads the command line, decides what to do, and turns the result into an exit code. The story of a job
+//! begins in `worker::reconcile` and is told in `worker::runner`.
+//!
+//! | Exit code | Means |
+//! |---|---|
+//! | 0 | stopped, or did what was asked |
+//! | 64 | the command line is wrong |
+//! | 70 | a bug |
+//! | 75 | the state directory is in use |
+//! | 78 | the configuration, or what it points to, cannot be used |
+
+mod cli;
+mod config;
+mod roles;
+mod supervisor;
+mod worker;
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+use agent_model::{Code, Fault};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::info;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+
+use cli::{Cli, Verb};
+use config::{Config, Variables};
+use supervisor::Supervisor;
+
+const USAGE: u8 = 64;
+const BUG: u8 = 70;
+const IN_USE: u8 = 75;
+const CONFIG: u8 = 78;
+
+/// Threads for tasks, at most; what blocks has threads of its own.
+const THREADS: usize = 4;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    let config = match Config::resolve(&cli.flags, &Variables::of_process()) {
+        Ok(config) => config,
+        Err(error) => {
+            let fault = Fault::new(Code::ConfigInvalid, "the configuration is not valid").because(&error);
+            return fail(&fault, CONFIG);
+        }
+    };
+    match cli.verb.unwrap_or(Verb::Run) {
+        Verb::Run => run(config),
+        Verb::CheckConfig => print("the configuration is valid\n"),
+        Verb::ShowConfig => print(&config::show(&config)),
+        Verb::Probe { json } => probe(&config, json),
+    }
+}
+
+fn run(config: Config) -> ExitCode {
+    start_log(&config);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(serve(config)),
+        Err(error) => fail(&Fault::new(Code::Bug, "agentd cannot start its threads").because(&error), BUG),
+    }
+}
+
+/// Runs until someone asks for the end.
+async fn serve(config: Config) -> ExitCode {
+    let supervisor = Supervisor::new();
+    // Heard from the first moment on, so that a stop during the start is a stop.
+    let (mut term, mut int) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+        (Ok(term), Ok(int)) => (term, int),
+        (Err(error), _) | (_, Err(error)) => {
+            return fail(&Fault::new(Code::Bug, "agentd cannot hear signals").because(&error), BUG);
+        }
+    };
+    let running = match roles::start(config, &supervisor).await {
+        Ok(running) => running,
+        Err(error) => {
+            let fault = error.fault();
+            return fail(&fault, if fault.code == Code::StateInUse { IN_USE } else { CONFIG });
+        }
+    };
+    let stopped = supervisor
+        .run(async {
+            tokio::select! {
+                _ = term.recv() => info!("asked to stop; jobs go on"),
+                _ = int.recv() => info!("interrupted; jobs go on"),
+            }
+        })
+        .await;
+    drop(running);
+    match stopped {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => fail(&Fault::new(Code::Bug, "agentd had to stop").because(&failure), BUG),
+    }
+}
+
+/// Logs to standard error. Under journald the time is not repeated.
+fn start_log(config: &Config) {
+    // It was checked with the configuration.
+    let filter: Targets = config.log.parse().unwrap_or_default();
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    let registry = tracing_subscriber::registry().with(filter);
+    let started = match config.journald {
+        true => tracing::subscriber::set_global_default(registry.with(lines.without_time())),
+        false => tracing::subscriber::set_global_default(registry.with(lines)),
+    };
+    debug_assert!(started.is_ok(), "the log is started once");
+}
+
+fn probe(config: &Config, json: bool) -> ExitCode {
+    let inventory = agent_node::probe(&roles::probe_config(config));
+    if json {
+        return print(&format!("{}\n", serde_json::to_string_pretty(&inventory).unwrap_or_default()));
+    }
+    let line = |finding: &agent_model::node::Finding| {
+        format!(
+            "{:<16} {:<9} {}: {}\n",
+            finding.topic,
+            format!("{:?}", finding.grade),
+            finding.found,
+            finding.means
+        )
+    };
+    print(&inventory.findings.iter().map(line).collect::<String>())
+}
+
+fn print(text: &str) -> ExitCode {
+    // Nobody is left to be told when standard output is closed.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
+}
+
+fn fail(fault: &Fault, code: u8) -> ExitCode {
+    let fix = fault.fix.as_deref().map(|fix| format!("\n  fix: {fix}")).unwrap_or_default();
+    let _ =
+        writeln!(std::io::stderr(), "error[{}]: {}: {}{fix}", fault.code, fault.what, fault.why.join(": "));
+    ExitCode::from(code)
+}

@@ -1,0 +1,68 @@
+//! The command line of `agentd`. Values stay text here; [`crate::config`] gives them their meaning, so that
+//! a flag, a variable and a line of the file are judged by the same rule.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// What was asked of the program.
+#[derive(Debug, Parser)]
+#[command(name = "agentd", version, about = "Turns this machine into a place where jobs run")]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) flags: Flags,
+    /// What to do; `run` when left out.
+    #[command(subcommand)]
+    pub(crate) verb: Option<Verb>,
+}
+
+/// The configuration that may stand on the command line.
+#[derive(Debug, Default, Clone, Args)]
+pub(crate) struct Flags {
+    /// Keep everything in the user's data directory; no privileges are needed
+    #[arg(long, global = true)]
+    pub(crate) user: bool,
+    /// Read this configuration file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Keep everything the daemon remembers in this directory
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) state_dir: Option<String>,
+    /// Serve clients at this unix socket
+    #[arg(long, global = true, value_name = "PATH")]
+    pub(crate) socket: Option<String>,
+    /// Run at most this many jobs at a time
+    #[arg(long, global = true, value_name = "N")]
+    pub(crate) slots: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+pub(crate) enum Verb {
+    /// Run the daemon
+    Run,
+    /// Read the configuration and say what is wrong with it
+    CheckConfig,
+    /// Print every setting and where its value comes from
+    ShowConfig,
+    /// Say what this machine can do, without a running daemon
+    Probe {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_flags_stand_before_or_after_the_verb() {
+        for line in ["agentd --user --slots 3 run", "agentd run --slots 3 --user", "agentd --slots=3 --user"]
+        {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            assert!(cli.flags.user && matches!(cli.verb, None | Some(Verb::Run)));
+            assert_eq!(cli.flags.slots.as_deref(), Some("3"));
+        }
+    }
+}

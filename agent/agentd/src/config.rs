@@ -1,0 +1,324 @@
+//! What the daemon was told: one value for each key, and where it comes from.
+//!
+//! Owns: the keys, their defaults, the order of precedence (flag, then `AGENTD_*` variable, then file, then
+//! default), and the only look at the process environment. Hides: YAML, units, `/etc/passwd`.
+//!
+//! Invariants: every key has exactly one value and one origin; an unknown key of the file is an error with
+//! its line and column; a [`Config`] that exists is usable, so nothing is checked later.
+//!
+//! Called by `main`; [`crate::roles`] reads the result.
+
+mod read;
+mod values;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use agent_model::NodeId;
+use agent_model::paths::{MAX_SOCKET_PATH, Places};
+
+use crate::cli::Flags;
+use read::Layers;
+pub(crate) use values::JobUser;
+
+/// The file of a daemon installed on the machine.
+pub(crate) const SYSTEM_FILE: &str = "/etc/agentd/agentd.yaml";
+
+/// A key of the configuration.
+struct Key {
+    name: &'static str,
+    /// The value when nothing says otherwise; computed ones are filled in by [`Config::resolve`].
+    default: &'static str,
+}
+
+const KEYS: &[Key] = &[
+    Key { name: "state_dir", default: "" },
+    Key { name: "socket", default: "" },
+    Key { name: "roles", default: "controller, node" },
+    Key { name: "controller", default: "" },
+    Key { name: "node_name", default: "" },
+    Key { name: "slots", default: "2" },
+    Key { name: "log", default: "info" },
+    Key { name: "tracking_port", default: "0" },
+    Key { name: "keep_jobs", default: "0s" },
+    Key { name: "disk_reserve", default: "1GiB" },
+    Key { name: "job_user", default: "" },
+];
+
+/// Where a value was said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// Nowhere.
+    Default,
+    /// In a file.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The place in it.
+        place: agent_model::yaml::Place,
+    },
+    /// In an environment variable of this name.
+    Variable(String),
+    /// On the command line, by this flag.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File { path, place } => write!(f, "{}, {place}", path.display()),
+            Origin::Variable(name) => write!(f, "environment variable {name}"),
+            Origin::Flag(flag) => write!(f, "flag {flag}"),
+        }
+    }
+}
+
+/// One key as `show-config` prints it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Setting {
+    /// The key.
+    pub(crate) key: &'static str,
+    /// Its value, as written.
+    pub(crate) value: String,
+    /// Where it was said.
+    pub(crate) origin: Origin,
+}
+
+/// Why there is no usable configuration.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// The file that was asked for cannot be read.
+    #[error("cannot read the configuration file {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{}: {at}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The complaint and its place.
+        at: agent_model::yaml::At,
+    },
+    /// A value means nothing.
+    #[error("{key}: {problem} ({origin})")]
+    Value {
+        /// The key.
+        key: &'static str,
+        /// What is wrong.
+        problem: String,
+        /// Where it was said.
+        origin: Origin,
+    },
+    /// A user's daemon has no place to live.
+    #[error(
+        "neither HOME nor XDG_DATA_HOME is set, so there is no place for a user's daemon; give --state-dir"
+    )]
+    NoHome,
+}
+
+/// Which parts this daemon plays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Roles {
+    /// It queues and assigns jobs.
+    pub(crate) controller: bool,
+    /// It runs jobs.
+    pub(crate) node: bool,
+}
+
+/// The environment of this process, looked at once.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Variables(BTreeMap<String, String>);
+
+impl Variables {
+    /// Of this process. A variable that is not UTF-8 counts as absent.
+    pub(crate) fn of_process() -> Variables {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Variables(std::env::vars_os().filter_map(text).collect())
+    }
+
+    fn get(&self, name: &str) -> Option<String> {
+        self.0.get(name).filter(|value| !value.is_empty()).cloned()
+    }
+
+    fn select(&self, wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
+        self.0.iter().filter(|(name, _)| wanted(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
+    }
+}
+
+/// What of the daemon's own environment others may see.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostVariables {
+    /// Where programs are looked for.
+    pub(crate) path: String,
+    /// Passed on to jobs: home, language, time zone, proxies and certificates.
+    pub(crate) job: BTreeMap<String, String>,
+    /// Passed on to builders of environments: the same, and how packages are found.
+    pub(crate) builder: BTreeMap<String, String>,
+}
+
+const FALLBACK_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const JOB_VARIABLES: &[&str] = &["HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR"];
+const NETWORK_VARIABLES: &[&str] = &[
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+];
+
+impl HostVariables {
+    fn select(variables: &Variables) -> HostVariables {
+        let for_job = |name: &str| {
+            JOB_VARIABLES.contains(&name) || NETWORK_VARIABLES.contains(&name.to_ascii_uppercase().as_str())
+        };
+        let for_builder = |name: &str| for_job(name) || name.starts_with("PIP_");
+        HostVariables {
+            path: variables.get("PATH").unwrap_or_else(|| FALLBACK_PATH.to_owned()),
+            job: variables.select(for_job),
+            builder: variables.select(for_builder),
+        }
+    }
+}
+
+/// Everything the daemon was told, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// Everything the daemon keeps.
+    pub(crate) state_dir: PathBuf,
+    /// The unix socket clients find it at.
+    pub(crate) socket: PathBuf,
+    /// The log goes to journald, which knows the time.
+    pub(crate) journald: bool,
+    /// A user's own daemon: the socket is for that user alone.
+    pub(crate) user_mode: bool,
+    /// The parts it plays.
+    pub(crate) roles: Roles,
+    /// The socket of the controller this node belongs to.
+    pub(crate) controller: PathBuf,
+    /// The node's name.
+    pub(crate) node_name: NodeId,
+    /// How many jobs run at a time.
+    pub(crate) slots: u32,
+    /// What is logged, for example `info,agentd=debug`.
+    pub(crate) log: String,
+    /// The loopback port of the tracking endpoint; 0 is any.
+    pub(crate) tracking_port: u16,
+    /// How long the directory of a finished job stays.
+    pub(crate) keep_jobs: Duration,
+    /// Disk space that no job may be started into, in bytes.
+    pub(crate) disk_reserve: u64,
+    /// Whom jobs run as; `None` is the daemon's own user.
+    pub(crate) job_user: Option<JobUser>,
+    /// What of the daemon's environment others see.
+    pub(crate) host: HostVariables,
+    /// Every key as it was said, in the order of the documentation.
+    pub(crate) settings: Vec<Setting>,
+}
+
+impl Config {
+    /// Puts together what flags, variables and the file say.
+    pub(crate) fn resolve(flags: &Flags, variables: &Variables) -> Result<Config, ConfigError> {
+        let layers = Layers::read(flags, variables)?;
+        let places = places(flags, variables, &layers)?;
+        let state_dir = layers.or("state_dir", || places.state_dir.display().to_string());
+        let socket = layers.or("socket", || places.socket.display().to_string());
+        let node_name = layers.or("node_name", values::host_name);
+        let roles_said = layers.get("roles");
+        let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
+        let controller = controller_socket(&layers, roles, &socket)?;
+        let [slots, log] = [layers.get("slots"), layers.get("log")];
+        let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
+        let [disk_reserve, job_user] = [layers.get("disk_reserve"), layers.get("job_user")];
+        let config = Config {
+            state_dir: state_dir.parse("an absolute path", values::absolute)?,
+            socket: socket.parse("an absolute path of at most 107 bytes", values::socket)?,
+            journald: variables.get("JOURNAL_STREAM").is_some(),
+            user_mode: flags.user,
+            roles,
+            controller: controller.parse("`unix:` and an absolute path", values::unix_address)?,
+            node_name: node_name.parse("letters, digits, `-` and `_`", |text| text.parse().ok())?,
+            slots: slots.parse("a whole number from 1 to 1000", values::slots)?,
+            log: log.parse("a level such as `info`, or `info,agentd=debug`", values::log)?,
+            tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
+            keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
+            disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
+            job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
+            host: HostVariables::select(variables),
+            settings: vec![
+                state_dir,
+                socket,
+                roles_said,
+                controller,
+                node_name,
+                slots,
+                log,
+                tracking_port,
+                keep_jobs,
+                disk_reserve,
+                job_user,
+            ],
+        };
+        Ok(config)
+    }
+}
+
+/// Where the daemon lives when neither the state directory nor the socket is said.
+fn places(flags: &Flags, variables: &Variables, layers: &Layers) -> Result<Places, ConfigError> {
+    if let Some(state_dir) = layers.said("state_dir") {
+        return Ok(Places::below(Path::new(&state_dir.value)));
+    }
+    if flags.user {
+        return Places::user(|name| variables.get(name)).ok_or(ConfigError::NoHome);
+    }
+    Ok(Places::system())
+}
+
+/// The controller's address: its own socket where this daemon is the controller.
+fn controller_socket(layers: &Layers, roles: Roles, socket: &Setting) -> Result<Setting, ConfigError> {
+    let said = layers.said("controller");
+    match (roles.controller, said) {
+        (true, None) => Ok(layers.or("controller", || format!("unix:{}", socket.value))),
+        (true, Some(said)) => Err(said.wrong("this daemon is the controller itself; leave the key out")),
+        (false, Some(said)) => Ok(said),
+        (false, None) => {
+            let none = layers.get("controller");
+            Err(none.wrong("a node without the role `controller` needs the controller's address"))
+        }
+    }
+}
+
+impl Setting {
+    /// The value as its type; `expected` says what it should have been.
+    fn parse<T>(&self, expected: &str, read: impl Fn(&str) -> Option<T>) -> Result<T, ConfigError> {
+        read(self.value.trim())
+            .ok_or_else(|| self.wrong(format!("expected {expected}, found `{}`", self.value)))
+    }
+
+    fn wrong(&self, problem: impl Into<String>) -> ConfigError {
+        ConfigError::Value { key: self.key, problem: problem.into(), origin: self.origin.clone() }
+    }
+}
+
+/// The lines of `show-config`.
+pub(crate) fn show(config: &Config) -> String {
+    let line = |setting: &Setting| {
+        let said = format!("{}: {}", setting.key, setting.value);
+        format!("{said:<48}  # {}\n", setting.origin)
+    };
+    config.settings.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+use super::*;
+
+fn variables(pairs: &[(&str, &str)]) -> Variables {
+    Variables(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+}
+
+/// A directory with a configuration file, and flags that name it.
+fn file(text: &str) -> (tempfile::TempDir, Flags) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("agentd.yaml");
+    std::fs::write(&path, text).unwrap();
+    (dir, Flags { config: Some(path), ..Flags::default() })
+}
+
+fn refusal(text: &str) -> String {
+    let (_dir, flags) = file(text);
+    Config::resolve(&flags, &Variables::default()).unwrap_err().to_string()
+}
+
+fn origin(config: &Config, key: &str) -> String {
+    config.settings.iter().find(|setting| setting.key == key).unwrap().origin.to_string()
+}
+
+#[test]
+fn test_flag_beats_variable_beats_file_beats_default() {
+    let (_dir, mut flags) = file("slots: 3\nlog: warn\nkeep_jobs: 5m\n");
+    let env = variables(&[("AGENTD_SLOTS", "4"), ("AGENTD_LOG", "debug")]);
+    flags.slots = Some("5".into());
+    let config = Config::resolve(&flags, &env).unwrap();
+    assert_eq!((config.slots, config.log.as_str()), (5, "debug"));
+    assert_eq!((config.keep_jobs, config.tracking_port), (Duration::from_secs(300), 0));
+    assert_eq!(origin(&config, "slots"), "flag --slots");
+    assert_eq!(origin(&config, "log"), "environment variable AGENTD_LOG");
+    assert!(origin(&config, "keep_jobs").ends_with("agentd.yaml, line 3, column 12"));
+    assert_eq!(origin(&config, "tracking_port"), "default");
+}
+
+#[test]
+fn test_unknown_key_is_refused_with_its_place() {
+    let refused = refusal("slots: 3\nslot: 4\n");
+    assert!(refused.contains("agentd.yaml: line 2, column 1: unknown key `slot`"), "{refused}");
+}
+
+#[test]
+fn test_bad_value_is_refused_with_its_place() {
+    for (text, problem) in [
+        ("slots: many", "slots: expected a whole number from 1 to 1000, found `many`"),
+        ("slots: 0", "slots: expected a whole number"),
+        ("keep_jobs: 3 weeks", "keep_jobs: expected a duration"),
+        ("disk_reserve: lots", "disk_reserve: expected a size"),
+        ("roles: [node, chef]", "roles: expected `controller`, `node` or both"),
+        ("roles: node", "controller: a node without the role `controller` needs"),
+        ("controller: unix:/x", "controller: this daemon is the controller itself"),
+        ("state_dir: here", "state_dir: expected an absolute path"),
+        ("log: loud", "log: expected a level"),
+        ("job_user: no such person", "job_user: expected a user of /etc/passwd"),
+        ("slots: [1, [2]]", "expected a plain value, found a list"),
+        ("- slots", "expected a mapping"),
+    ] {
+        let refused = refusal(text);
+        assert!(refused.contains(problem), "{text}: {refused}");
+    }
+    assert!(refusal("slots: many").ends_with("agentd.yaml, line 1, column 8)"));
+}
+
+#[test]
+fn test_named_file_must_exist() {
+    let flags = Flags { config: Some("/nowhere/agentd.yaml".into()), ..Flags::default() };
+    let refused = Config::resolve(&flags, &Variables::default()).unwrap_err();
+    assert!(matches!(refused, ConfigError::Read { .. }));
+}
+
+#[test]
+fn test_places_follow_mode_and_state_dir() {
+    let (_dir, mut flags) = file("");
+    let system = Config::resolve(&flags, &Variables::default()).unwrap();
+    assert_eq!((system.state_dir, system.socket), (Places::system().state_dir, Places::system().socket));
+    flags.user = true;
+    let home = variables(&[("HOME", "/home/ada")]);
+    let user = Config::resolve(&flags, &home).unwrap();
+    assert_eq!(user.socket, Path::new("/home/ada/.local/share/agentd/agentd.sock"));
+    assert_eq!(user.controller, user.socket);
+    assert!(matches!(Config::resolve(&flags, &Variables::default()), Err(ConfigError::NoHome)));
+    flags.state_dir = Some("/srv/x".into());
+    let moved = Config::resolve(&flags, &Variables::default()).unwrap();
+    assert_eq!(moved.socket, Path::new("/srv/x/agentd.sock"));
+}
+
+#[test]
+fn test_node_alone_needs_a_controller() {
+    let (_dir, flags) = file("roles: node\ncontroller: unix:/run/c.sock\n");
+    let config = Config::resolve(&flags, &Variables::default()).unwrap();
+    assert_eq!(config.roles, Roles { controller: false, node: true });
+    assert_eq!(config.controller, Path::new("/run/c.sock"));
+}
+
+#[test]
+fn test_jobs_see_a_chosen_part_of_the_environment() {
+    let env = variables(&[
+        ("PATH", "/bin"),
+        ("HOME", "/h"),
+        ("https_proxy", "http://p"),
+        ("SECRET", "s"),
+        ("PIP_INDEX_URL", "u"),
+        ("SSL_CERT_FILE", "/c"),
+    ]);
+    let host = HostVariables::select(&env);
+    assert_eq!(host.path, "/bin");
+    assert_eq!(host.job.keys().collect::<Vec<_>>(), ["HOME", "SSL_CERT_FILE", "https_proxy"]);
+    assert!(host.builder.contains_key("PIP_INDEX_URL") && !host.builder.contains_key("SECRET"));
+    assert_eq!(HostVariables::select(&Variables::default()).path, FALLBACK_PATH);
+}
+
+#[test]
+fn test_show_names_every_key_and_its_origin() {
+    let (_dir, flags) = file("slots: 7\n");
+    let shown = show(&Config::resolve(&flags, &Variables::default()).unwrap());
+    assert_eq!(shown.lines().count(), KEYS.len());
+    assert!(shown.contains("slots: 7 "), "{shown}");
+    assert!(KEYS.iter().all(|key| shown.contains(&format!("{}: ", key.name))), "{shown}");
+}

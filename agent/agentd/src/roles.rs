@@ -1,0 +1,330 @@
+//! Builds the parts this daemon plays and connects them; the only wiring there is.
+//!
+//! ```text
+//! state directory, lock ─▶ blobs ─▶ controller ─▶ socket ─▶ node: journal, environments, runners
+//! ```
+//!
+//! Invariants: nothing below the state directory is touched without the lock; the socket is bound before the
+//! node dials it; a node talks to its controller over the same services whether it is in this process or not.
+//!
+//! Called by `main`.
+
+use std::fs::{File, Permissions, TryLockError};
+use std::io::{self, Read, Write};
+use std::net::Ipv4Addr;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_cas::{Disk, Remote, Store, Tiered};
+use agent_control::{Controller, ControllerConfig};
+use agent_model::{Clock, Code, Fault, SystemClock};
+use agent_node::ProbeConfig;
+use agent_runtime::env::{EnvConfig, Environments};
+use agent_runtime::exec::{Process, find_shim};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Channel, Endpoint, Server};
+use tracing::{info, warn};
+
+use crate::config::Config;
+use crate::supervisor::{Supervisor, TaskKind};
+use crate::worker::attic::Attic;
+use crate::worker::journal::Sqlite;
+use crate::worker::reconcile::Reconciler;
+use crate::worker::report::Outbox;
+use crate::worker::telemetry::Telemetry;
+use crate::worker::tracking::Tracking;
+use crate::worker::{Worker, jobs_dir, recover};
+
+/// Bytes either side may send on a connection before the other has read them: enough for logs at full speed.
+const CONNECTION_WINDOW: u32 = 8 << 20;
+/// The same for one stream of a connection.
+const STREAM_WINDOW: u32 = 4 << 20;
+/// A builder of environments that prints nothing for this long is ended.
+const BUILD_STALL: Duration = Duration::from_secs(600);
+
+/// Why the daemon could not start.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    /// Another daemon holds the state directory.
+    #[error("{} is in use by {holder}", path.display())]
+    InUse {
+        /// The state directory.
+        path: PathBuf,
+        /// Who holds it.
+        holder: String,
+    },
+    /// A directory or file of the daemon's own cannot be used.
+    #[error("cannot use {}", path.display())]
+    State {
+        /// Which.
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// Nothing can be listened to.
+    #[error("cannot listen at {at}")]
+    Listen {
+        /// Where.
+        at: String,
+        #[source]
+        source: io::Error,
+    },
+    #[error("cannot open the blob store")]
+    Blobs(#[source] agent_cas::OpenError),
+    #[error("cannot start the controller")]
+    Controller(#[source] agent_control::OpenError),
+    #[error("cannot keep environments")]
+    Environments(#[source] agent_runtime::env::OpenEnvError),
+    #[error("cannot run jobs")]
+    Shim(#[source] agent_runtime::exec::FindShimError),
+    #[error("cannot run jobs")]
+    Boot(#[source] agent_node::BootIdError),
+    #[error("cannot remember jobs")]
+    Journal(#[source] crate::worker::journal::JournalError),
+    #[error("cannot take up the jobs of an earlier run")]
+    Recover(#[source] recover::RecoverError),
+}
+
+impl StartError {
+    /// What people are told.
+    pub(crate) fn fault(&self) -> Fault {
+        let code =
+            if matches!(self, StartError::InUse { .. }) { Code::StateInUse } else { Code::StateUnusable };
+        let fault = Fault::new(code, "agentd cannot start").because(self);
+        match self {
+            StartError::InUse { .. } => fault.fix("use that daemon, stop it, or give another --state-dir"),
+            StartError::Shim(_) => fault.fix("install `agent-shim` beside `agentd`"),
+            StartError::State { .. } | StartError::Listen { .. } => {
+                fault.fix("check its owner and permissions, or configure another place; `agentd show-config` says where it comes from")
+            }
+            _ => fault.fix("the message says which file; keep a copy of it before you repair or remove it"),
+        }
+    }
+}
+
+/// What must live as long as the daemon.
+pub(crate) struct Running {
+    /// Released by the kernel when this process ends, however it does.
+    _lock: File,
+    socket: Option<PathBuf>,
+}
+
+impl Drop for Running {
+    /// A client that finds no socket need not wonder whether somebody listens.
+    fn drop(&mut self) {
+        if let Some(socket) = &self.socket {
+            let _ = std::fs::remove_file(socket);
+        }
+    }
+}
+
+/// Starts every part. When this returns, clients are served.
+pub(crate) async fn start(config: Config, supervisor: &Supervisor) -> Result<Running, StartError> {
+    let lock = take_state(&config)?;
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let blobs = Disk::open(&config.state_dir.join("cas")).map_err(StartError::Blobs)?;
+    let socket = config.roles.controller.then(|| config.socket.clone());
+    if let Some(socket) = &socket {
+        start_controller(&config, supervisor, &clock, &blobs, socket).await?;
+    }
+    if config.roles.node {
+        start_node(config, supervisor, clock, blobs).await?;
+    }
+    Ok(Running { _lock: lock, socket })
+}
+
+/// The state directory, with this process as its only user.
+fn take_state(config: &Config) -> Result<File, StartError> {
+    let state = &config.state_dir;
+    // A job user must get through to what belongs to it, and to environments.
+    let mode = if config.job_user.is_some() { 0o711 } else { 0o700 };
+    make_directory(state, mode)?;
+    let path = state.join("lock");
+    let fail = |source| StartError::State { path: path.clone(), source };
+    let open = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+    let mut lock = open.map_err(fail)?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let _ = lock.read_to_string(&mut holder); // only for the message
+            return Err(StartError::InUse {
+                path: state.clone(),
+                holder: format!("agentd, pid {}", holder.trim()),
+            });
+        }
+        Err(TryLockError::Error(source)) => return Err(fail(source)),
+    }
+    lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id())).map_err(fail)?;
+    let private = if config.job_user.is_some() { 0o711 } else { 0o700 };
+    for (name, mode) in [("controller", 0o700), ("cas", 0o700), ("envs", 0o755), ("jobs", private)] {
+        make_directory(&state.join(name), mode)?;
+    }
+    Ok(lock)
+}
+
+fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(mode)))
+        .map_err(|source| StartError::State { path: path.to_owned(), source })
+}
+
+async fn start_controller(
+    config: &Config,
+    supervisor: &Supervisor,
+    clock: &Arc<dyn Clock>,
+    blobs: &Disk,
+    socket: &Path,
+) -> Result<(), StartError> {
+    let settings = ControllerConfig::new(&config.state_dir);
+    let controller =
+        Controller::open(settings, clock.clone(), blobs.clone()).await.map_err(StartError::Controller)?;
+    let routes = controller.routes();
+    let listener = listen(socket, config.user_mode)?;
+    let stop = supervisor.stopping(TaskKind::Controller);
+    supervisor.spawn_infallible(TaskKind::Controller, "controller", controller.run(stop.cancelled_owned()));
+    let server = Server::builder()
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .add_routes(routes);
+    let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
+    let serve = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+    supervisor.spawn(TaskKind::Api, "api", serve);
+    info!(socket = %socket.display(), "serving");
+    Ok(())
+}
+
+/// Takes the place of a socket that a daemon before this one left; the lock says that it is gone.
+fn listen(socket: &Path, user_mode: bool) -> Result<UnixListener, StartError> {
+    let bind = || -> io::Result<UnixListener> {
+        if let Some(parent) = socket.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        match std::fs::remove_file(socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(socket)?;
+        let mode = if user_mode { 0o600 } else { 0o660 };
+        std::fs::set_permissions(socket, Permissions::from_mode(mode))?;
+        Ok(listener)
+    };
+    bind().map_err(|source| StartError::Listen { at: socket.display().to_string(), source })
+}
+
+async fn start_node(
+    config: Config,
+    supervisor: &Supervisor,
+    clock: Arc<dyn Clock>,
+    blobs: Disk,
+) -> Result<(), StartError> {
+    let controller = dial(config.controller.clone());
+    let store = match config.roles.controller {
+        true => Store::Disk(blobs),
+        false => Store::Tiered(Tiered::new(blobs, Remote::new(controller.clone()))),
+    };
+    let shim = find_shim(&config.host.path).map_err(StartError::Shim)?;
+    let boot_id = agent_node::boot_id().map_err(StartError::Boot)?;
+    let journal = Sqlite::open(&config.state_dir.join("journal.db")).await.map_err(StartError::Journal)?;
+    let jobs = jobs_dir(&config.state_dir);
+    let found = recover::open_replicas(&journal, &jobs).await.map_err(StartError::Recover)?;
+    let (environments, inventory) = survey(&config).await?;
+    let tracking = start_tracking(&config, supervisor, clock.clone()).await?;
+
+    let (telemetry, hub) = Telemetry::new(controller.clone());
+    let stop = supervisor.stopping(TaskKind::Telemetry);
+    supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
+    let attic = Attic::new(jobs, clock.clone());
+    supervisor.spawn_infallible(TaskKind::Tracking, "attic", attic.clone().run());
+    let outbox = Outbox::new(controller.clone(), config.node_name.clone());
+    info!(node = %config.node_name, slots = config.slots, shim = %shim.display(), "running jobs");
+    let executor = Process { shim };
+    let worker = Arc::new(Worker {
+        config,
+        clock,
+        boot_id,
+        journal,
+        store,
+        environments,
+        executor,
+        telemetry,
+        outbox,
+        tracking,
+        attic,
+    });
+    let reconciler = Reconciler::new(worker, supervisor.clone(), controller, inventory, found);
+    let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
+    supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
+    Ok(())
+}
+
+/// A connection that is made when it is first used, and again whenever it broke.
+fn dial(socket: PathBuf) -> Channel {
+    let connect = move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    };
+    // The address is not used: the connector knows where to go.
+    Endpoint::from_static("http://controller")
+        .connect_timeout(Duration::from_secs(5))
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .connect_with_connector_lazy(tower::service_fn(connect))
+}
+
+/// What is on this machine: the environments that are ready, and the inventory.
+async fn survey(config: &Config) -> Result<(Environments, agent_model::node::Inventory), StartError> {
+    let environments = EnvConfig {
+        root: config.state_dir.join("envs"),
+        path: config.host.path.clone(),
+        vars: config.host.builder.clone(),
+        stall: BUILD_STALL,
+    };
+    let probe = probe_config(config);
+    let looked = tokio::task::spawn_blocking(move || {
+        Ok((Environments::open(environments)?, agent_node::probe(&probe)))
+    });
+    match looked.await {
+        Ok(found) => found.map_err(StartError::Environments),
+        Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+    }
+}
+
+/// What the probe of this machine needs to know.
+pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
+    let state_dir = config.state_dir.clone();
+    ProbeConfig { state_dir, slots: config.slots, path: config.host.path.clone() }
+}
+
+/// The tracking endpoint. Running jobs know its address, so a daemon takes the port of the one before it.
+async fn start_tracking(
+    config: &Config,
+    supervisor: &Supervisor,
+    clock: Arc<dyn Clock>,
+) -> Result<Tracking, StartError> {
+    let remembered = config.state_dir.join("tracking.port");
+    let before = std::fs::read_to_string(&remembered).ok().and_then(|text| text.trim().parse().ok());
+    let wanted = if config.tracking_port == 0 { before.unwrap_or(0) } else { config.tracking_port };
+    let listen = |port| async move {
+        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
+        bound.map_err(|source| StartError::Listen { at: format!("127.0.0.1:{port}"), source })
+    };
+    let listener = match listen(wanted).await {
+        Err(error) if config.tracking_port == 0 && wanted != 0 => {
+            warn!(%error, "the port of the tracking endpoint is taken; jobs that run lose their connection to it");
+            listen(0).await?
+        }
+        listener => listener?,
+    };
+    let failed = |source| StartError::State { path: remembered.clone(), source };
+    let port = listener.local_addr().map_err(failed)?.port();
+    std::fs::write(&remembered, port.to_string()).map_err(failed)?;
+    let stop = supervisor.stopping(TaskKind::Tracking).cancelled_owned();
+    let (tracking, serve) = Tracking::start(listener, clock, stop).map_err(failed)?;
+    supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
+    Ok(tracking)
+}

@@ -1,0 +1,275 @@
+//! The tasks of the daemon: how each is started, what its end means, and in which order they are stopped.
+//!
+//! Owns: the only spawn of the program. Hides: tracking, panics, stop deadlines.
+//!
+//! Invariants: a task belongs to one [`TaskKind`]; when a kind that the daemon cannot do without ends by
+//! itself, the daemon stops with that as the reason (whoever started it starts it anew, and jobs never
+//! notice); a stop goes through the kinds in the order they are declared and never takes longer than the sum
+//! of their deadlines.
+//!
+//! ```text
+//! stop:  Intake ─▶ Runner ─▶ Telemetry ─▶ Sync ─▶ Tracking ─▶ Controller ─▶ Api
+//!        (refuse    (jobs      (flush)     (last   (endpoint)   (stores)
+//!         orders)    go on)                 word)
+//! ```
+//!
+//! Called by `roles`, and by `worker::reconcile` for runners.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{debug, error, warn};
+
+/// What a task is for, in the order in which the kinds are stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TaskKind {
+    /// Not a task: the permission to take new orders, withdrawn first.
+    Intake,
+    /// Drives one replica. Dropped at a stop: it resumes from the journal, the job goes on.
+    Runner,
+    /// Ships logs and tracking records.
+    Telemetry,
+    /// Talks to the controller about replicas.
+    Sync,
+    /// Serves the tracking endpoint of the jobs.
+    Tracking,
+    /// Places jobs and watches leases.
+    Controller,
+    /// Serves the socket.
+    Api,
+}
+
+/// What a stop does to the tasks of a kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnStop {
+    /// Drop them where they are.
+    Drop,
+    /// Ask them to end and drop them after this time.
+    Wait(Duration),
+}
+
+/// How many kinds there are.
+const KINDS: usize = 7;
+
+impl TaskKind {
+    /// Every kind, in stop order.
+    const ALL: [TaskKind; KINDS] = [
+        TaskKind::Intake,
+        TaskKind::Runner,
+        TaskKind::Telemetry,
+        TaskKind::Sync,
+        TaskKind::Tracking,
+        TaskKind::Controller,
+        TaskKind::Api,
+    ];
+
+    fn on_stop(self) -> OnStop {
+        match self {
+            TaskKind::Intake | TaskKind::Runner | TaskKind::Tracking => OnStop::Drop,
+            TaskKind::Telemetry => OnStop::Wait(Duration::from_secs(3)),
+            TaskKind::Sync => OnStop::Wait(Duration::from_secs(1)),
+            TaskKind::Controller => OnStop::Wait(Duration::from_secs(5)),
+            // Clients that follow a log or watch a job never end by themselves.
+            TaskKind::Api => OnStop::Wait(Duration::from_millis(500)),
+        }
+    }
+
+    /// The daemon is of no use without such a task.
+    fn is_vital(self) -> bool {
+        self != TaskKind::Runner
+    }
+}
+
+/// Why the daemon had to stop by itself.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{kind:?} ended unexpectedly: {reason}")]
+pub(crate) struct Failure {
+    /// What ended.
+    pub(crate) kind: TaskKind,
+    /// The error it ended with, each source once, or the panic.
+    pub(crate) reason: String,
+}
+
+struct Phase {
+    tasks: TaskTracker,
+    stop: CancellationToken,
+    drop: CancellationToken,
+}
+
+/// Starts, watches and stops the tasks. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Supervisor {
+    phases: Arc<[Phase; KINDS]>,
+    failure: watch::Sender<Option<Failure>>,
+}
+
+impl Supervisor {
+    /// One without tasks.
+    pub(crate) fn new() -> Supervisor {
+        let phase = |_| Phase {
+            tasks: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            drop: CancellationToken::new(),
+        };
+        Supervisor { phases: Arc::new(std::array::from_fn(phase)), failure: watch::channel(None).0 }
+    }
+
+    /// Canceled when tasks of `kind` are asked to end.
+    pub(crate) fn stopping(&self, kind: TaskKind) -> CancellationToken {
+        self.phases[kind as usize].stop.clone()
+    }
+
+    /// Starts a task. `name` is for the log. A task that waits at a stop ends when [`Self::stopping`] says so.
+    pub(crate) fn spawn<F, E>(&self, kind: TaskKind, name: &str, task: F)
+    where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: Error + Send + 'static,
+    {
+        let phase = &self.phases[kind as usize];
+        let (stop, drop, failure) = (phase.stop.clone(), phase.drop.clone(), self.failure.clone());
+        let name = name.to_owned();
+        phase.tasks.spawn(async move {
+            let ended = tokio::select! {
+                biased;
+                () = drop.cancelled() => return,
+                ended = AssertUnwindSafe(task).catch_unwind() => ended,
+            };
+            let reason = match ended {
+                Ok(Ok(())) => "it returned".to_owned(),
+                Ok(Err(error)) => chain(&error),
+                Err(panic) => panic_text(&*panic),
+            };
+            debug!(?kind, name, reason, "task ended");
+            if kind.is_vital() && !stop.is_cancelled() {
+                error!(?kind, name, reason, "a task the daemon needs ended");
+                failure.send_if_modified(|first| {
+                    let is_first = first.is_none();
+                    first.get_or_insert(Failure { kind, reason });
+                    is_first
+                });
+            }
+        });
+    }
+
+    /// Starts a task that cannot fail.
+    pub(crate) fn spawn_infallible<F>(&self, kind: TaskKind, name: &str, task: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.spawn(kind, name, task.map(Ok::<(), Infallible>));
+    }
+
+    /// Waits for `shutdown` or the end of a vital task, then stops every task in order.
+    pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Failure> {
+        let mut failed = self.failure.subscribe();
+        let outcome = tokio::select! {
+            () = shutdown => Ok(()),
+            // The sender lives in `self`, so the wait ends only with a failure.
+            Ok(failure) = failed.wait_for(Option::is_some) => failure.clone().map_or(Ok(()), Err),
+        };
+        for kind in TaskKind::ALL {
+            self.stop(kind).await;
+        }
+        outcome
+    }
+
+    async fn stop(&self, kind: TaskKind) {
+        let phase = &self.phases[kind as usize];
+        phase.stop.cancel();
+        phase.tasks.close();
+        if let OnStop::Wait(deadline) = kind.on_stop()
+            && tokio::time::timeout(deadline, phase.tasks.wait()).await.is_err()
+        {
+            warn!(?kind, left = phase.tasks.len(), "did not end in time and was dropped");
+        }
+        phase.drop.cancel();
+        phase.tasks.wait().await;
+    }
+}
+
+/// An error and its sources, each text once.
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut texts: Vec<String> = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let text = error.to_string();
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+        next = error.source();
+    }
+    texts.join(": ")
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    format!("panic: {}", text.as_deref().unwrap_or("without a message"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Starts a task of `kind` that notes its end, `linger` after it was asked.
+    fn note(supervisor: &Supervisor, kind: TaskKind, linger: Duration, ends: &Arc<Mutex<Vec<TaskKind>>>) {
+        let (stop, ends) = (supervisor.stopping(kind), ends.clone());
+        supervisor.spawn_infallible(kind, "test", async move {
+            stop.cancelled().await;
+            tokio::time::sleep(linger).await;
+            ends.lock().unwrap().push(kind);
+        });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn test_stop_goes_through_the_kinds_in_order() {
+        let supervisor = Supervisor::new();
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        for kind in [TaskKind::Controller, TaskKind::Telemetry, TaskKind::Sync, TaskKind::Api] {
+            note(&supervisor, kind, Duration::from_millis(20), &ends);
+        }
+        supervisor.run(std::future::ready(())).await.unwrap();
+        let order = [TaskKind::Telemetry, TaskKind::Sync, TaskKind::Controller, TaskKind::Api];
+        assert_eq!(*ends.lock().unwrap(), order);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn test_stop_drops_runners_and_whoever_is_late() {
+        let supervisor = Supervisor::new();
+        let ends = Arc::new(Mutex::new(Vec::new()));
+        note(&supervisor, TaskKind::Runner, Duration::from_millis(1), &ends);
+        note(&supervisor, TaskKind::Telemetry, Duration::from_secs(3600), &ends);
+        let start = tokio::time::Instant::now();
+        supervisor.run(std::future::ready(())).await.unwrap();
+        assert!(ends.lock().unwrap().is_empty());
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn test_end_of_a_vital_task_stops_the_daemon() {
+        let supervisor = Supervisor::new();
+        supervisor.spawn_infallible(TaskKind::Sync, "test", async { panic!("out of cheese") });
+        let failure = supervisor.run(std::future::pending()).await.unwrap_err();
+        assert_eq!(failure, Failure { kind: TaskKind::Sync, reason: "panic: out of cheese".into() });
+    }
+
+    #[tokio::test]
+    async fn test_end_of_a_runner_stops_nothing() {
+        let supervisor = Supervisor::new();
+        supervisor.spawn_infallible(TaskKind::Runner, "test", async { panic!("one replica") });
+        let (done, ended) = tokio::sync::oneshot::channel::<()>();
+        supervisor.spawn_infallible(TaskKind::Runner, "test", async { drop(done) });
+        let shutdown = ended.map(|_| ());
+        supervisor.run(shutdown).await.unwrap();
+    }
+}

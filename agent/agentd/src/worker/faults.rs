@@ -1,0 +1,371 @@
+//! What came of a command, and what went wrong before it could start: errors become faults here.
+//!
+//! Pure. An [`ExitRecord`] becomes an [`Ending`] by one rule ([`judge`]); each error of a step becomes a
+//! [`Fault`] in the words of the person who submitted the job. Called by `worker::runner` alone.
+
+use agent_model::{Code, ExitStatus, Fault, JobSpec, Timestamp, Verdict};
+use agent_runtime::env::AcquireError;
+use agent_runtime::exec::{LaunchError, Lost};
+use agent_shim::{End, ExitRecord, NotStarted};
+use serde::{Deserialize, Serialize};
+
+use super::budget::{Shortfall, bytes};
+
+/// What came of a command; certain from here on, while its logs and outputs are still to be stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Ending {
+    pub(crate) verdict: Verdict,
+    pub(crate) exit: Option<ExitStatus>,
+    pub(crate) fault: Option<Fault>,
+    pub(crate) started_at: Option<Timestamp>,
+    pub(crate) ended_at: Timestamp,
+}
+
+impl Ending {
+    /// Of a command that never ran because something failed.
+    pub(crate) fn failed(fault: Fault, at: Timestamp) -> Ending {
+        Ending { verdict: Verdict::Failed, exit: None, fault: Some(fault), started_at: None, ended_at: at }
+    }
+
+    /// Of a command that never ran because someone asked for the end.
+    pub(crate) fn canceled(at: Timestamp) -> Ending {
+        Ending { verdict: Verdict::Canceled, exit: None, fault: None, started_at: None, ended_at: at }
+    }
+}
+
+/// What an exit record means. `tail` are the last lines of the log, oldest first.
+pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>) -> Ending {
+    let (verdict, fault) = match &record.end {
+        _ if record.stopped.is_some() => (Verdict::Canceled, None),
+        End::NeverStarted(NotStarted::Stopped) => (Verdict::Canceled, None),
+        End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason))),
+        End::Exited(_) if record.timed_out => (Verdict::Failed, Some(time_limit(spec, tail))),
+        End::Exited(status) if status.is_success() => (Verdict::Completed, cut_log(record)),
+        End::Exited(_) if record.oom => (Verdict::Failed, Some(out_of_memory(record))),
+        End::Exited(ExitStatus::Signal(signal)) => (Verdict::Failed, Some(signaled(*signal, tail))),
+        End::Exited(ExitStatus::Code(code)) => (Verdict::Failed, Some(returned(*code, tail))),
+    };
+    let (started_at, ended_at) = (record.started_at, record.ended_at);
+    Ending { verdict, exit: record.status(), fault, started_at, ended_at }
+}
+
+/// The job did what it should, but not all it said could be kept.
+fn cut_log(record: &ExitRecord) -> Option<Fault> {
+    let error = record.log_error.as_deref()?;
+    Some(
+        Fault::new(Code::DiskFull, "part of the log could not be written")
+            .why(format!("{} are missing: {error}", bytes(record.log_dropped)))
+            .fix("free space on the node's disk; `agentctl doctor` shows how much there is"),
+    )
+}
+
+fn never_started(reason: &NotStarted) -> Fault {
+    let system = |error: i32| std::io::Error::from_raw_os_error(error).to_string();
+    let fault = Fault::new(Code::LaunchFailed, "the command could not be started");
+    let fault = match reason {
+        NotStarted::Exec { program, os_error } => fault.why(format!("{program}: {}", system(*os_error))),
+        NotStarted::Setup { step, os_error: 0 } => fault.why(step.clone()),
+        NotStarted::Setup { step, os_error } => fault.why(format!("{step}: {}", system(*os_error))),
+        NotStarted::NoGo => fault.why("the daemon did not say go in time"),
+        NotStarted::Stopped => fault.why("it was stopped before"),
+    };
+    fault.fix("run `agentctl doctor` on the node; what it marks as bad keeps jobs from starting")
+}
+
+fn time_limit(spec: &JobSpec, tail: Vec<String>) -> Fault {
+    let limit = spec.limits.timeout.unwrap_or_default().as_secs_f64();
+    let fault = Fault::new(Code::TimeLimit, format!("the command ran longer than its limit of {limit} s"));
+    with_tail(fault, tail).fix("raise `limits.timeout`, or let the script do less or go on from a checkpoint")
+}
+
+fn out_of_memory(record: &ExitRecord) -> Fault {
+    Fault::new(Code::OutOfMemory, "the command ran out of memory")
+        .why(format!("the kernel ended it; its largest process had {} in memory", bytes(record.max_rss)))
+        .fix("lower the batch size, or use a node with more memory")
+}
+
+fn signaled(signal: i32, tail: Vec<String>) -> Fault {
+    let fault =
+        Fault::new(Code::CommandSignaled, format!("the command was killed by {}", signal_text(signal)));
+    let fix = match signal {
+        4 | 7 | 8 | 11 => "native code of the script or of one of its packages crashed; look at the log",
+        6 => "the script or one of its packages aborted; look at the log",
+        _ => "nobody asked agentd for this: look for who did, for example the kernel with `dmesg`",
+    };
+    with_tail(fault, tail).fix(fix)
+}
+
+fn returned(code: i32, tail: Vec<String>) -> Fault {
+    let says = |words: &[&str]| tail.iter().any(|line| words.iter().any(|word| line.contains(word)));
+    let not_found = match code {
+        126 | 127 => {
+            says(&["not found", "No such file", "Permission denied", "cannot execute", "Is a directory"])
+        }
+        2 => says(&["can't open file"]),
+        _ => false,
+    };
+    if not_found {
+        let fault = Fault::new(Code::CommandNotFound, "the command or its script was not found");
+        return with_tail(fault, tail).fix(
+            "correct the path in `command`: it is relative to the code directory, and ignored files are not there",
+        );
+    }
+    let fault = with_tail(Fault::new(Code::CommandFailed, format!("the command returned {code}")), tail);
+    let fault = match code - 128 {
+        signal @ 1..=31 => fault.why(format!("{code} is what a shell says after {}", signal_text(signal))),
+        _ => fault,
+    };
+    fault.fix("the end of the log says why; read all of it with `agentctl logs`")
+}
+
+fn with_tail(fault: Fault, tail: Vec<String>) -> Fault {
+    tail.into_iter().fold(fault, Fault::why)
+}
+
+fn signal_text(signal: i32) -> String {
+    const NAMES: [(i32, &str); 14] = [
+        (1, "HUP"),
+        (2, "INT"),
+        (3, "QUIT"),
+        (4, "ILL"),
+        (6, "ABRT"),
+        (7, "BUS"),
+        (8, "FPE"),
+        (9, "KILL"),
+        (11, "SEGV"),
+        (13, "PIPE"),
+        (14, "ALRM"),
+        (15, "TERM"),
+        (24, "XCPU"),
+        (25, "XFSZ"),
+    ];
+    match NAMES.iter().find(|(number, _)| *number == signal) {
+        Some((_, name)) => format!("signal {signal} ({name})"),
+        None => format!("signal {signal}"),
+    }
+}
+
+/// Most lines of a log that a fault shows.
+const TAIL_LINES: usize = 5;
+/// Most characters of a line that a fault shows.
+const TAIL_WIDTH: usize = 300;
+
+/// The last lines of a log that say something, from its last bytes. What a progress bar wrote over is left
+/// out.
+pub(crate) fn tail_lines(end_of_log: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(end_of_log);
+    let shown = |line: &str| -> String {
+        let last = line.trim_end().rsplit('\r').next().unwrap_or_default();
+        last.chars().filter(|c| !c.is_control() || *c == '\t').take(TAIL_WIDTH).collect()
+    };
+    let mut lines: Vec<String> =
+        text.lines().rev().map(shown).filter(|line| !line.trim().is_empty()).take(TAIL_LINES).collect();
+    lines.reverse();
+    lines
+}
+
+/// There is too little room to go on.
+pub(crate) fn disk_full(shortfall: &Shortfall, path: &std::path::Path) -> Fault {
+    Fault::new(Code::DiskFull, format!("the disk of {} is full", path.display()))
+        .because(shortfall)
+        .fix("free space there, or lower `disk_reserve` in the node's configuration")
+}
+
+/// The code or an input could not be laid out.
+pub(crate) fn fetch(error: &super::fetch::FetchError) -> Fault {
+    let code = match error {
+        _ if error.is_no_space() => Code::DiskFull,
+        _ if error.is_absent() => Code::SnapshotMissing,
+        _ => Code::SnapshotStore,
+    };
+    let fault = Fault::new(code, error.to_string());
+    let fault = std::error::Error::source(error).into_iter().fold(fault, Fault::because);
+    match code {
+        Code::DiskFull => {
+            fault.fix("free space on the node's disk; `agentctl doctor` shows how much there is")
+        }
+        Code::SnapshotMissing => fault.fix("submit the job again: what is missing is then sent again"),
+        _ => fault.fix("look at the log of agentd on the node"),
+    }
+}
+
+/// The environment could not be had. `name` is what users call it.
+pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
+    use AcquireError as E;
+    let what = format!("could not prepare the {kind} environment");
+    let fault = |code| Fault::new(code, what.clone()).because(error);
+    match error {
+        E::Unsupported { .. } => fault(Code::EnvUnsupported)
+            .fix("use `environment: host`, or `{python, requirements}` for pip packages"),
+        E::PythonMissing { name } => fault(Code::PythonMissing)
+            .fix(format!("install `{name}` on the node, or name a Python it has under `environment.python`")),
+        E::PythonUnusable { .. } => fault(Code::PythonIncomplete)
+            .fix("repair that interpreter, or name another under `environment.python`"),
+        E::VenvMissing { package, .. } => fault(Code::PythonIncomplete)
+            .fix(format!("install it on the node: sudo apt-get install {package}")),
+        E::Unsatisfied { requirement, .. } => fault(Code::EnvUnsatisfied)
+            .fix(format!("correct `{requirement}` in the requirements; the build log says what there is")),
+        E::Network { .. } => {
+            fault(Code::EnvNetwork).fix("check the node's network, proxy variables and PIP_INDEX_URL")
+        }
+        E::DiskFull { .. } => fault(Code::DiskFull).fix("free space on the node's disk"),
+        E::Stalled { .. } | E::Failed { .. } => {
+            fault(Code::EnvBuild).fix("the build log says more: `agentctl logs --build`")
+        }
+        E::Command { .. } | E::Io { .. } => {
+            fault(Code::EnvBuild).fix("look at the log of agentd on the node")
+        }
+    }
+}
+
+/// The shim or the command could not be started.
+pub(crate) fn launch(error: &LaunchError) -> Fault {
+    match error {
+        LaunchError::Lost { lost: found, .. } => lost(*found),
+        other => Fault::new(Code::LaunchFailed, "the command could not be started")
+            .because(other)
+            .fix("run `agentctl doctor` on the node; what it marks as bad keeps jobs from starting"),
+    }
+}
+
+/// The command was started, and nobody can say how it ended.
+pub(crate) fn lost(lost: Lost) -> Fault {
+    if lost.rebooted {
+        return rebooted();
+    }
+    let fault = Fault::new(Code::RunLost, "the running command was lost")
+        .why("the process that watched over it is gone and left no record");
+    let fault = match (lost.killed, lost.left) {
+        (0, 0) => fault.why("no process of the job was left"),
+        (killed, 0) => fault.why(format!("{killed} processes of the job were left and were ended")),
+        (_, left) => fault.why(format!("{left} processes of the job are left and cannot be ended")),
+    };
+    fault.fix("look for what killed `agent-shim` on the node, for example the kernel with `dmesg`")
+}
+
+/// The machine was restarted under the job.
+pub(crate) fn rebooted() -> Fault {
+    Fault::new(Code::NodeRebooted, "the node was restarted while it held the job")
+        .fix("nothing is wrong with the job: submit it again, or allow retries")
+}
+
+/// What the node keeps about a replica cannot be read or written.
+pub(crate) fn unusable(error: &(dyn std::error::Error + 'static)) -> Fault {
+    Fault::new(Code::LaunchFailed, "the node cannot keep track of the job")
+        .because(error)
+        .fix("check space and permissions of agentd's state directory on the node")
+}
+
+/// The outputs stay on the node.
+pub(crate) fn outputs(error: &super::outputs::CollectError, kept: &std::path::Path) -> Fault {
+    Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
+        .because(error)
+        .fix(format!("they are kept on the node in {}", kept.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use agent_model::JobDraft;
+    use agent_model::job::Limits;
+
+    use super::*;
+
+    fn spec() -> JobSpec {
+        let limits = Limits { timeout: Some(Duration::from_secs(60)), grace: None };
+        JobDraft { command: "python t.py".into(), limits, ..JobDraft::default() }.validate().unwrap()
+    }
+
+    fn record(end: End) -> ExitRecord {
+        ExitRecord {
+            version: agent_shim::VERSION,
+            instance: "i".into(),
+            replica: "t.1.0".parse().unwrap(),
+            end,
+            started_at: Some(Timestamp(1)),
+            ended_at: Timestamp(2),
+            stopped: None,
+            timed_out: false,
+            oom: false,
+            log_bytes: 0,
+            log_dropped: 0,
+            log_error: None,
+            tracking_bytes: 0,
+            max_rss: 3 << 30,
+            cpu_ms: 0,
+            leftovers: 0,
+            unkilled: 0,
+        }
+    }
+
+    fn code(code: i32) -> ExitRecord {
+        record(End::Exited(ExitStatus::Code(code)))
+    }
+
+    fn judged(record: &ExitRecord, tail: &str) -> (Verdict, Option<Code>) {
+        let ending = judge(record, &spec(), tail_lines(tail.as_bytes()));
+        (ending.verdict, ending.fault.map(|fault| fault.code))
+    }
+
+    #[test]
+    fn test_every_way_to_end_has_its_verdict_and_code() {
+        use Verdict::{Canceled, Completed, Failed};
+        let killed = record(End::Exited(ExitStatus::Signal(9)));
+        let never = |reason| record(End::NeverStarted(reason));
+        let exec = NotStarted::Exec { program: "bash".into(), os_error: 2 };
+        for (record, tail, expected) in [
+            (code(0), "", (Completed, None)),
+            (code(3), "Traceback", (Failed, Some(Code::CommandFailed))),
+            (code(127), "bash: line 1: trian: command not found", (Failed, Some(Code::CommandNotFound))),
+            (code(127), "my own meaning of 127", (Failed, Some(Code::CommandFailed))),
+            (code(2), "python: can't open file '/w/t.py': [Errno 2]", (Failed, Some(Code::CommandNotFound))),
+            (code(2), "usage: t.py", (Failed, Some(Code::CommandFailed))),
+            (killed.clone(), "", (Failed, Some(Code::CommandSignaled))),
+            (ExitRecord { oom: true, ..killed.clone() }, "", (Failed, Some(Code::OutOfMemory))),
+            (ExitRecord { timed_out: true, ..killed.clone() }, "", (Failed, Some(Code::TimeLimit))),
+            (ExitRecord { timed_out: true, ..code(0) }, "", (Failed, Some(Code::TimeLimit))),
+            (ExitRecord { stopped: Some("ada".into()), ..killed }, "", (Canceled, None)),
+            (ExitRecord { stopped: Some("ada".into()), ..code(0) }, "", (Canceled, None)),
+            (never(NotStarted::Stopped), "", (Canceled, None)),
+            (never(exec), "", (Failed, Some(Code::LaunchFailed))),
+            (
+                ExitRecord { log_error: Some("ENOSPC".into()), ..code(0) },
+                "",
+                (Completed, Some(Code::DiskFull)),
+            ),
+        ] {
+            assert_eq!(judged(&record, tail), expected, "{record:?}");
+        }
+    }
+
+    #[test]
+    fn test_user_blamed_faults_say_what_to_do() {
+        for (record, tail) in
+            [(code(3), ""), (code(127), "not found"), (record(End::Exited(ExitStatus::Signal(11))), "")]
+        {
+            let fault = judge(&record, &spec(), tail_lines(tail.as_bytes())).fault.unwrap();
+            assert!(fault.fix.is_some_and(|fix| !fix.is_empty()), "{}", fault.code);
+        }
+        let fault = judge(&code(137), &spec(), Vec::new()).fault.unwrap();
+        assert_eq!(
+            fault.to_string(),
+            "RUN-101: the command returned 137: 137 is what a shell says after signal 9 (KILL)"
+        );
+    }
+
+    #[test]
+    fn test_tail_is_short_and_plain() {
+        let log = b"one\ntwo\n\nthree\n10%\r50%\r100%\nfour\n\x1b[31mred\x1b[0m\xff\n";
+        assert_eq!(tail_lines(log), ["two", "three", "100%", "four", "[31mred[0m\u{fffd}"]);
+        assert_eq!(tail_lines(&[b'x'; 9000])[0].len(), TAIL_WIDTH);
+        assert!(tail_lines(b"\n\n").is_empty());
+    }
+
+    #[test]
+    fn test_ending_survives_the_journal() {
+        let ending = judge(&code(3), &spec(), vec!["last words".into()]);
+        let text = serde_json::to_string(&ending).unwrap();
+        assert_eq!(serde_json::from_str::<Ending>(&text).unwrap(), ending);
+    }
+}

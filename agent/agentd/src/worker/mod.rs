@@ -1,0 +1,69 @@
+//! The node role: what it takes to run replicas.
+//!
+//! ```text
+//! controller ◀── Sync ──▶ reconcile ── Desired ──▶ runner (one per replica) ──▶ fetch, launch, outputs
+//!            ◀── Append ── telemetry ◀── lengths ────┤ │
+//!            ◀── ReportOutcome ── report ◀── outcome ┘ └── records ──▶ journal
+//! ```
+//!
+//! Owns: what all runners share ([`Worker`]). The step modules do not know each other; only `runner` calls
+//! them. Tasks: one of `reconcile`, one of `telemetry`, one of `attic`, one for each replica.
+//!
+//! Built by `crate::roles`.
+
+pub(crate) mod attic;
+mod backoff;
+mod budget;
+mod faults;
+mod fetch;
+pub(crate) mod journal;
+mod launch;
+mod outputs;
+pub(crate) mod reconcile;
+pub(crate) mod recover;
+pub(crate) mod report;
+mod runner;
+pub(crate) mod telemetry;
+pub(crate) mod tracking;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use agent_cas::Store;
+use agent_model::{Clock, ReplicaId};
+use agent_runtime::env::Environments;
+use agent_runtime::exec::Process;
+use agent_shim::JobDir;
+
+use crate::config::Config;
+use attic::Attic;
+use report::Outbox;
+use telemetry::Telemetry;
+use tracking::Tracking;
+
+/// What all runners of a node share.
+pub(crate) struct Worker<J> {
+    pub(crate) config: Config,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// This boot of the machine.
+    pub(crate) boot_id: String,
+    pub(crate) journal: J,
+    pub(crate) store: Store,
+    pub(crate) environments: Environments,
+    pub(crate) executor: Process,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) outbox: Outbox,
+    pub(crate) tracking: Tracking,
+    pub(crate) attic: Attic,
+}
+
+impl<J> Worker<J> {
+    fn job_dir(&self, replica: &ReplicaId) -> JobDir {
+        JobDir::new(jobs_dir(&self.config.state_dir).join(replica.to_string()))
+    }
+}
+
+/// Where the job directories are.
+pub(crate) fn jobs_dir(state_dir: &Path) -> PathBuf {
+    state_dir.join("jobs")
+}

@@ -1,0 +1,113 @@
+//! Which replicas this node answers for when the daemon starts.
+//!
+//! The journal says it; the job directories say it again, each in `order.json`, so that a damaged journal
+//! loses nothing. Called by `worker::reconcile` once at the start, and by `worker::runner` for each new
+//! replica.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+
+use agent_model::ReplicaId;
+use agent_shim::JobDir;
+use tracing::{info, warn};
+
+use super::attic;
+use super::journal::{Journal, JournalError, Record};
+
+const ORDER: &str = "order.json";
+
+/// Why it cannot be told what this node holds.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RecoverError {
+    /// The journal.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The job directories.
+    #[error("cannot look through the job directories")]
+    Directories(#[source] io::Error),
+}
+
+/// Makes the directory of a replica, with the order in it.
+pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
+    let (dir, text) = (dir.clone(), serde_json::to_vec_pretty(record));
+    let make = move || {
+        dir.create().map_err(io::Error::other)?;
+        let half = dir.path().join("order.json.new");
+        std::fs::write(&half, text.map_err(io::Error::other)?)?;
+        std::fs::rename(half, dir.path().join(ORDER))
+    };
+    tokio::task::spawn_blocking(make).await.map_err(io::Error::other).flatten()
+}
+
+/// Every replica of the journal, and every one that has a directory and is not over.
+pub(crate) async fn open_replicas(journal: &impl Journal, jobs: &Path) -> Result<Vec<Record>, RecoverError> {
+    let mut records = journal.open_replicas().await?;
+    let known: BTreeSet<ReplicaId> = records.iter().map(|record| record.replica.clone()).collect();
+    for entry in std::fs::read_dir(jobs).map_err(RecoverError::Directories)? {
+        let path = entry.map_err(RecoverError::Directories)?.path();
+        let id = path.file_name().and_then(|name| name.to_str()?.parse::<ReplicaId>().ok());
+        let Some(id) = id.filter(|id| !known.contains(id)) else { continue };
+        let dir = JobDir::new(path);
+        if !attic::is_over(&dir) {
+            info!(replica = %id, "found a replica by its directory");
+            records.extend(accepted(&dir, &id));
+        }
+    }
+    Ok(records)
+}
+
+/// The record with which a replica was accepted, read from its directory. A directory without one was never
+/// used: the daemon died while it made it, and the order comes again.
+pub(crate) fn accepted(dir: &JobDir, replica: &ReplicaId) -> Option<Record> {
+    let text = std::fs::read(dir.path().join(ORDER));
+    match text.map(|text| serde_json::from_slice::<Record>(&text)) {
+        Ok(Ok(record)) if record.replica == *replica => return Some(record),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if let Err(error) = super::fetch::remove(dir.path()) {
+                warn!(dir = %dir.path().display(), %error, "cannot remove a directory that was never used");
+            }
+        }
+        _ => {
+            warn!(dir = %dir.path().display(), "the order of a job directory cannot be read; it is left alone")
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use agent_model::SystemClock;
+
+    use super::super::journal::Sqlite;
+    use super::super::journal::tests::record;
+    use super::*;
+
+    #[tokio::test]
+    async fn test_lost_journal_loses_no_replica() {
+        let temp = tempfile::tempdir().unwrap();
+        let (path, jobs) = (temp.path().join("journal.db"), temp.path().join("jobs"));
+        let dir = |id: &str| JobDir::new(jobs.join(id));
+        std::fs::create_dir(&jobs).unwrap();
+        let journal = Sqlite::open(&path).await.unwrap();
+        for id in ["a.1.0", "b.1.0", "over.1.0"] {
+            prepare(&dir(id), &record(id)).await.unwrap();
+            journal.enter(&record(id)).await.unwrap();
+        }
+        dir("half.1.0").create().unwrap();
+        let attic = attic::Attic::new(jobs.clone(), std::sync::Arc::new(SystemClock));
+        attic.put(&dir("over.1.0"), Duration::from_secs(60)).await.unwrap();
+        journal.done(&"over.1.0".parse().unwrap()).await.unwrap();
+        drop(journal);
+        std::fs::write(&path, [0xff; 5000]).unwrap();
+        let _ = std::fs::remove_file(path.with_extension("db-wal"));
+
+        let journal = Sqlite::open(&path).await.unwrap();
+        let mut found = open_replicas(&journal, &jobs).await.unwrap();
+        found.sort_by(|a, b| a.replica.cmp(&b.replica));
+        assert_eq!(found, [record("a.1.0"), record("b.1.0")]);
+        assert!(!dir("half.1.0").path().exists() && dir("over.1.0").path().exists());
+    }
+}

@@ -1,0 +1,95 @@
+//! Delivers outcomes, exactly once in effect: again and again until the controller has answered.
+//!
+//! Hides: retries and the meaning of refusals. The idempotency key is the replica's id, which holds the
+//! epoch. Called by `worker::runner`.
+
+use std::sync::Arc;
+
+use agent_model::{Code, NodeId, Outcome, ReplicaId};
+use agent_proto::v1;
+use agent_proto::v1::worker_client::WorkerClient;
+use tonic::transport::Channel;
+use tracing::{debug, info};
+
+use super::backoff::Backoff;
+
+/// What the controller made of an outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Delivered {
+    /// It has it.
+    Stored,
+    /// It does not want it: a later attempt has taken over, or the job is unknown.
+    Fenced,
+    /// It lacks bytes of a log that it had acknowledged; they must be sent again first.
+    Incomplete,
+}
+
+/// Delivers outcomes over one connection. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Outbox {
+    controller: Channel,
+    node: Arc<NodeId>,
+}
+
+impl Outbox {
+    pub(crate) fn new(controller: Channel, node: NodeId) -> Outbox {
+        Outbox { controller, node: Arc::new(node) }
+    }
+
+    /// Delivers an outcome. Returns when the controller has answered, however long that takes.
+    pub(crate) async fn deliver(&self, replica: &ReplicaId, outcome: &Outcome) -> Delivered {
+        let request = v1::ReportOutcomeRequest {
+            node: self.node.to_string(),
+            replica: replica.to_string(),
+            outcome: Some(outcome.clone().into()),
+        };
+        let mut client = WorkerClient::new(self.controller.clone());
+        let mut backoff = Backoff::default();
+        loop {
+            let status = match client.report_outcome(request.clone()).await {
+                Ok(_) => return Delivered::Stored,
+                Err(status) => status,
+            };
+            match answer(&status) {
+                Some(delivered) => {
+                    info!(%replica, ?delivered, %status, "the outcome was not taken");
+                    return delivered;
+                }
+                None => {
+                    let wait = backoff.next();
+                    debug!(%replica, %status, ?wait, "the outcome is not delivered yet");
+                    tokio::time::sleep(wait).await;
+                }
+            }
+        }
+    }
+}
+
+/// What a refusal means; `None` when it says nothing about the outcome.
+fn answer(status: &tonic::Status) -> Option<Delivered> {
+    match (agent_proto::fault(status).code, status.code()) {
+        (Code::Fenced | Code::JobNotFound, _) => Some(Delivered::Fenced),
+        (_, tonic::Code::FailedPrecondition) => Some(Delivered::Incomplete),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::Fault;
+    use tonic::Status;
+
+    use super::*;
+
+    #[test]
+    fn test_only_an_answer_about_the_outcome_ends_the_delivery() {
+        let fenced = agent_proto::status(&Fault::new(Code::Fenced, "an earlier attempt"));
+        assert_eq!(answer(&fenced), Some(Delivered::Fenced));
+        assert_eq!(answer(&Status::failed_precondition("the log lacks bytes")), Some(Delivered::Incomplete));
+        for status in
+            [Status::unavailable("gone"), Status::internal("bug"), Status::resource_exhausted("disk")]
+        {
+            assert_eq!(answer(&status), None, "{status}");
+        }
+    }
+}
