@@ -2,7 +2,7 @@
 //!
 //! Owns `archive/JOB/EPOCH.RANK.CHANNEL`; the length of the file is the length of the channel, so there is no
 //! index that could disagree. Hides files, forced writes and the wake-up of followers. Invariants: bytes
-//! once stored at an offset never change, except that [`Tape::restart`] empties a channel whose content was
+//! once stored at an offset never change, except that [`Tape::conclude`] empties a channel whose content was
 //! proven wrong; a repeated append is trimmed, a gap stores nothing; a length is told to a node only after
 //! [`Tape::sync`], but to followers at once.
 //!
@@ -143,6 +143,8 @@ struct Writer {
     synced: u64,
     /// The file's name is on the disk too.
     named: bool,
+    /// The content was proven complete; nothing is added any more.
+    sealed: bool,
 }
 
 impl Tape {
@@ -158,7 +160,7 @@ impl Tape {
             Err(source) => return Err(open_error(&path, source)),
         }
         // What a daemon before us wrote may not have reached the disk: the first sync forces it.
-        let writer = Mutex::new(Writer { synced: 0, named: false });
+        let writer = Mutex::new(Writer { synced: 0, named: false, sealed: false });
         Ok(Tape { path, file, writer, length: watch::Sender::new(length) })
     }
 
@@ -172,14 +174,15 @@ impl Tape {
         self.length.subscribe()
     }
 
-    /// Stores `data` at `offset`. What is there already is trimmed; a gap stores nothing. Blocks.
+    /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed tape, stores
+    /// nothing. Blocks.
     pub(crate) fn append(&self, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
         let writer = locked(&self.writer);
         let length = self.len();
         let Some(known) = length.checked_sub(offset) else { return Ok(()) };
         let known = usize::try_from(known).unwrap_or(usize::MAX).min(data.len());
         let fresh = &data[known..];
-        if fresh.is_empty() {
+        if fresh.is_empty() || writer.sealed {
             return Ok(());
         }
         let file = self.create()?;
@@ -269,30 +272,37 @@ impl Tape {
         Ok(0)
     }
 
-    /// The digest of everything there is. Blocks.
-    pub(crate) fn digest(&self) -> Result<Digest, ArchiveError> {
+    /// Compares everything there is with what its writer says it wrote: if equal, the tape is sealed and safe
+    /// on the disk; if not, it is emptied, so that it can be sent again. Returns what was found. Blocks.
+    pub(crate) fn conclude(&self, expected: Digest) -> Result<Digest, ArchiveError> {
+        locked(&self.writer).sealed = true; // nothing may slip in behind the check
+        let found = self.sync().and_then(|_| self.digest());
+        let mut writer = locked(&self.writer);
+        match &found {
+            Ok(found) if *found == expected => return Ok(expected),
+            Ok(_) => {
+                if let Some(file) = self.file.get() {
+                    file.set_len(0).map_err(|source| open_error(&self.path, source))?;
+                }
+                writer.synced = 0;
+                self.length.send_replace(0);
+            }
+            Err(_) => {}
+        }
+        writer.sealed = false;
+        found
+    }
+
+    fn digest(&self) -> Result<Digest, ArchiveError> {
         const BLOCK: usize = 1024 * 1024;
         let mut hasher = agent_cas::Hasher::new();
-        let mut offset = 0;
         loop {
-            let block = self.read(offset, BLOCK)?;
+            let block = self.read(hasher.size(), BLOCK)?;
             if block.is_empty() {
                 return Ok(hasher.finish());
             }
             hasher.update(&block);
-            offset += block.len() as u64;
         }
-    }
-
-    /// Empties a channel whose content was proven wrong, so that the node sends it again. Blocks.
-    pub(crate) fn restart(&self) -> Result<(), ArchiveError> {
-        let mut writer = locked(&self.writer);
-        if let Some(file) = self.file.get() {
-            file.set_len(0).map_err(|source| open_error(&self.path, source))?;
-        }
-        writer.synced = 0;
-        self.length.send_replace(0);
-        Ok(())
     }
 }
 

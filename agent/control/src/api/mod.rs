@@ -4,6 +4,7 @@
 //! error inside becomes a fault for people. Hides tonic from the rest of the crate. Streams end by
 //! themselves when the queue's task ends.
 
+mod cas;
 mod jobs;
 mod nodes;
 mod telemetry;
@@ -51,14 +52,17 @@ impl Services {
     /// All of them, as one router.
     pub(crate) fn routes(&self) -> Routes {
         let services = || self.clone();
-        Routes::new(v1::jobs_server::JobsServer::new(services()).max_decoding_message_size(MAX_MESSAGE))
-            .add_service(v1::nodes_server::NodesServer::new(services()))
-            .add_service(
-                v1::worker_server::WorkerServer::new(services()).max_decoding_message_size(MAX_MESSAGE),
-            )
-            .add_service(
-                v1::telemetry_server::TelemetryServer::new(services()).max_decoding_message_size(MAX_MESSAGE),
-            )
+        let routes =
+            Routes::new(v1::jobs_server::JobsServer::new(services()).max_decoding_message_size(MAX_MESSAGE))
+                .add_service(v1::nodes_server::NodesServer::new(services()))
+                .add_service(
+                    v1::worker_server::WorkerServer::new(services()).max_decoding_message_size(MAX_MESSAGE),
+                )
+                .add_service(
+                    v1::telemetry_server::TelemetryServer::new(services())
+                        .max_decoding_message_size(MAX_MESSAGE),
+                );
+        cas::add(routes, self.blobs.clone())
     }
 
     /// A job as it stands, ended or not.

@@ -1,1 +1,87 @@
 use super::*;
+use agent_cas::digest_of;
+use proptest::prelude::*;
+
+const LOG: Channel = Channel::Log(Stream::Job);
+
+async fn tape(archive: &Archive) -> Arc<Tape> {
+    archive.tape(&"a.1.0".parse().unwrap(), LOG).await.unwrap()
+}
+
+#[tokio::test]
+async fn test_bytes_are_there_after_reopen() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = tape(&Archive::new(dir.path())).await;
+    first.append(0, b"one").unwrap();
+    first.append(3, b"two").unwrap();
+    assert_eq!(first.sync().unwrap(), 6);
+    let second = tape(&Archive::new(dir.path())).await;
+    assert_eq!((second.len(), second.sync().unwrap()), (6, 6));
+    assert_eq!(second.read(2, 100).unwrap(), b"etwo");
+    assert_eq!(second.read(6, 100).unwrap(), b"");
+    assert_eq!(std::fs::read(dir.path().join("a/1.0.job")).unwrap(), b"onetwo");
+}
+
+#[tokio::test]
+async fn test_a_tape_is_shared_while_held_and_dropped_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = Archive::new(dir.path());
+    let held = tape(&archive).await;
+    assert!(Arc::ptr_eq(&held, &tape(&archive).await));
+    drop(held);
+    for i in 0..100 {
+        archive.tape(&format!("j{i}.1.0").parse().unwrap(), LOG).await.unwrap();
+    }
+    assert!(locked(&archive.tapes).len() <= 2, "idle tapes are dropped");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "reading makes no file");
+}
+
+#[tokio::test]
+async fn test_concluded_tape_takes_nothing_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let tape = tape(&Archive::new(dir.path())).await;
+    tape.append(0, b"wrong").unwrap();
+    let right = digest_of(b"right");
+    assert_eq!(tape.conclude(right).unwrap(), digest_of(b"wrong"));
+    assert_eq!(tape.len(), 0);
+    tape.append(0, b"right").unwrap();
+    assert_eq!(tape.conclude(right).unwrap(), right);
+    tape.append(5, b" and more").unwrap();
+    assert_eq!(tape.read(0, 99).unwrap(), b"right");
+}
+
+#[tokio::test]
+async fn test_write_that_fails_names_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("a"), "a file where the job's directory should be").unwrap();
+    let error = Archive::new(dir.path()).tape(&"a.1.0".parse().unwrap(), LOG).await.unwrap_err();
+    assert!(error.to_string().contains("a/1.0.job"), "{error}");
+}
+
+proptest! {
+    /// Whatever a node sends, repeats and skips: the tape is always a prefix of the log.
+    #[test]
+    fn test_appends_in_any_order_give_a_prefix(
+        appends in prop::collection::vec((0u64..60, 0usize..40), 1..40),
+        lines in 1u64..5,
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let tape = Tape::open(dir.path().join("j/1.0.job")).unwrap();
+        let log: Vec<u8> = (0..100u8).map(|i| if i % 7 == 6 { b'\n' } else { i }).collect();
+        let mut length = 0;
+        for (offset, size) in appends {
+            let from = offset as usize;
+            tape.append(offset, &log[from..from + size]).unwrap();
+            if offset <= length {
+                length = length.max(offset + size as u64);
+            }
+            prop_assert_eq!(tape.len(), length);
+        }
+        prop_assert_eq!(tape.read(0, 1000).unwrap(), &log[..length as usize]);
+        let start = tape.tail(lines).unwrap() as usize;
+        let tail = &log[start..length as usize];
+        let count = tail.split_inclusive(|byte| *byte == b'\n').count() as u64;
+        prop_assert!(count == lines || (start == 0 && count < lines));
+        prop_assert!(start == 0 || log[start - 1] == b'\n');
+    }
+}

@@ -1,1 +1,105 @@
 use super::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use agent_model::{JobState, ManualClock, Timestamp};
+use tokio::task::JoinSet;
+
+use crate::store::tests::job;
+use crate::store::{Changes, Event, Sqlite, StoreError};
+
+/// A store on a disk that can be made to refuse writes.
+struct Moody {
+    inner: Sqlite,
+    refuses: AtomicBool,
+    commits: AtomicUsize,
+}
+
+impl Store for Moody {
+    async fn load(&self) -> Result<Loaded, StoreError> {
+        self.inner.load().await
+    }
+    async fn commit(&self, changes: &Changes) -> Result<(), StoreError> {
+        self.commits.fetch_add(1, Ordering::SeqCst);
+        if self.refuses.load(Ordering::SeqCst) {
+            let source = sqlx::Error::Io(std::io::ErrorKind::StorageFull.into());
+            return Err(StoreError::Commit { jobs: changes.jobs.len(), events: 0, source });
+        }
+        self.inner.commit(changes).await
+    }
+    async fn job(&self, id: &JobId) -> Result<Option<JobRecord>, StoreError> {
+        self.inner.job(id).await
+    }
+    async fn submitted(&self, request: &str) -> Result<Option<JobRecord>, StoreError> {
+        self.inner.submitted(request).await
+    }
+    async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
+        self.inner.page(before, limit).await
+    }
+    async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError> {
+        self.inner.history(id).await
+    }
+}
+
+async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
+    let inner = Sqlite::open(&dir.join("db"), &dir.join("archive")).await.unwrap();
+    let loaded = inner.load().await.unwrap();
+    let store = Arc::new(Moody { inner, refuses: AtomicBool::new(false), commits: AtomicUsize::new(0) });
+    let clock = Arc::new(ManualClock::new(Timestamp(1000)));
+    let (queue, task) = queue(loaded, Duration::from_secs(15), Arc::clone(&store), clock);
+    let tasks = JoinSet::from_iter([task.run(std::future::pending())]);
+    (queue, store, tasks)
+}
+
+fn submission(name: &str) -> Submission {
+    let job = job(name, 0);
+    Submission { request: job.request, id: job.id, spec: job.spec, who: "uid 1".into() }
+}
+
+#[tokio::test]
+async fn test_failed_commit_is_told_hidden_and_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (queue, store, _tasks) = start(dir.path()).await;
+    let first: JobId = "first".parse().unwrap();
+    queue.submit(submission("first")).await.unwrap().unwrap();
+    let mut watch = queue.watch(&first).await.unwrap().unwrap();
+    watch.mark_unchanged();
+
+    store.refuses.store(true, Ordering::SeqCst);
+    let refused = queue.cancel(&first, "uid 1".into()).await;
+    assert!(matches!(refused, Err(AskError::NotWritten)));
+    assert!(!watch.has_changed().unwrap(), "nobody hears of what is not on disk");
+    assert_eq!(store.job(&first).await.unwrap().unwrap().state, JobState::Queued);
+
+    store.refuses.store(false, Ordering::SeqCst);
+    let changed = tokio::time::timeout(Duration::from_secs(10), watch.changed()).await;
+    changed.expect("the commit is tried again by itself").unwrap();
+    assert_eq!(watch.borrow().job.state, JobState::Canceled);
+    assert_eq!(store.job(&first).await.unwrap().unwrap().state, JobState::Canceled);
+}
+
+#[tokio::test]
+async fn test_messages_that_wait_together_share_a_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let (queue, store, _tasks) = start(dir.path()).await;
+    let mut all = JoinSet::new();
+    for i in 0..200 {
+        let queue = queue.clone();
+        all.spawn(async move { queue.submit(submission(&format!("j{i}"))).await.unwrap().unwrap() });
+    }
+    assert_eq!(all.join_all().await.len(), 200);
+    assert!(store.commits.load(Ordering::SeqCst) <= 20, "{:?}", store.commits);
+    assert_eq!(store.load().await.unwrap().jobs.len(), 200);
+}
+
+#[tokio::test]
+async fn test_queue_says_when_it_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let (queue, _store, mut tasks) = start(dir.path()).await;
+    queue.submit(submission("a")).await.unwrap();
+    let mut watch = queue.watch(&"a".parse().unwrap()).await.unwrap().unwrap();
+    watch.mark_unchanged();
+    tasks.shutdown().await;
+    assert!(watch.changed().await.is_err());
+    assert_eq!(queue.flush().await, Err(AskError::Stopping));
+    queue.closed().await;
+}

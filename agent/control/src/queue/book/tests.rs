@@ -1,1 +1,267 @@
 use super::*;
+use agent_model::job::{Resources, RetryPolicy};
+use agent_model::node::{Inventory, Load};
+use agent_model::{JobDraft, ReplicaStep};
+use proptest::prelude::*;
+
+fn moment(seconds: u64, start: Instant) -> Moment {
+    Moment { wall: Timestamp(1_000_000 + seconds * 1000), steady: start + Duration::from_secs(seconds) }
+}
+
+fn submission(name: &str, priority: Priority, attempts: u32) -> Submission {
+    let draft = JobDraft {
+        command: "true".into(),
+        priority,
+        resources: Resources::default(),
+        retry: RetryPolicy { max_attempts: attempts, backoff: Duration::from_secs(10) },
+        ..JobDraft::default()
+    };
+    let spec = draft.validate().unwrap();
+    Submission { request: format!("r-{name}"), id: name.parse().unwrap(), spec, who: "uid 1".into() }
+}
+
+fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
+    Report {
+        node: "box".parse().unwrap(),
+        boot_id: boot.into(),
+        inventory: Some(Inventory { slots, ..Inventory::default() }),
+        load: Load::default(),
+        replicas,
+    }
+}
+
+fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
+    Held { replica, step, detail: String::new(), started_at: None }
+}
+
+fn ended(verdict: Verdict, fault: Option<Fault>) -> Outcome {
+    Outcome { exit: Some(ExitStatus::Code(0)), ..without_run(verdict, fault, Timestamp(7)) }
+}
+
+fn book(slots: u32, start: Instant) -> Book {
+    let mut book = Book::new(Loaded::default(), Duration::from_secs(15), start);
+    book.report(&report(slots, "b1", Vec::new()), moment(0, start));
+    book.link(|_| true);
+    book
+}
+
+#[test]
+fn test_priority_goes_first_then_the_order_of_submission() {
+    let start = Instant::now();
+    let mut book = book(1, start);
+    let now = moment(1, start);
+    let names = [("a", Priority::Low), ("b", Priority::Medium), ("c", Priority::High), ("d", Priority::High)];
+    for (name, priority) in names {
+        book.submit(submission(name, priority, 1), now).unwrap();
+    }
+    let mut ran = Vec::new();
+    for _ in names {
+        book.schedule(now);
+        let job = book.jobs().find(|job| job.state == JobState::Preparing).unwrap().clone();
+        ran.push(job.id.to_string());
+        book.settle(&job.replica(0), &"box".parse().unwrap(), ended(Verdict::Completed, None), now);
+        book.retire();
+    }
+    assert_eq!(ran, ["c", "d", "b", "a"]);
+}
+
+#[test]
+fn test_retry_waits_for_its_date_and_takes_a_new_epoch() {
+    let start = Instant::now();
+    let mut book = book(1, start);
+    let now = moment(1, start);
+    let id = book.submit(submission("a", Priority::Medium, 2), now).unwrap();
+    book.schedule(now);
+    let first = book.job(&id).unwrap().replica(0);
+    let fault = Fault::new(Code::EnvNetwork, "no index").with_retry(Retry::After(Duration::from_secs(30)));
+    let node = "box".parse().unwrap();
+    assert_eq!(book.settle(&first, &node, ended(Verdict::Failed, Some(fault)), now), Standing::Open);
+    book.schedule(now);
+    let job = book.job(&id).unwrap().clone();
+    assert_eq!(
+        (job.state, book.detail(&job).as_str()),
+        (JobState::Queued, "waits for the date of its next attempt")
+    );
+    assert_eq!(
+        book.next_alarm(now),
+        Some((now.steady + Duration::from_secs(30)).min(start + Duration::from_secs(15)))
+    );
+    book.schedule(moment(30, start));
+    assert_eq!(book.job(&id).unwrap().state, JobState::Queued);
+    book.schedule(moment(31, start));
+    let job = book.job(&id).unwrap();
+    assert_eq!((job.state, job.epoch), (JobState::Preparing, Epoch(2)));
+    assert_eq!(book.standing(&first, &node), Standing::Settled);
+    book.report(&report(1, "b1", Vec::new()), moment(32, start));
+    assert_eq!(book.standing(&first, &node), Standing::Fenced);
+}
+
+#[test]
+fn test_full_line_with_a_date_does_not_spin() {
+    let start = Instant::now();
+    let mut book = book(1, start);
+    let now = moment(1, start);
+    let a = book.submit(submission("a", Priority::Medium, 2), now).unwrap();
+    book.schedule(now);
+    let replica = book.job(&a).unwrap().replica(0);
+    let fault = Fault::new(Code::RunLost, "x");
+    book.settle(&replica, &"box".parse().unwrap(), ended(Verdict::Failed, Some(fault)), now);
+    book.submit(submission("b", Priority::Medium, 1), now).unwrap();
+    book.schedule(now);
+    let due = moment(12, start);
+    book.schedule(due);
+    assert_eq!(book.job(&a).unwrap().state, JobState::Queued, "the slot is taken");
+    assert!(book.next_alarm(due).unwrap() > due.steady);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Submit(u8),
+    Cancel(u8),
+    Advance(u8, u8),
+    Lose(u8),
+    Settle(u8, bool, bool),
+    Reboot,
+    Pass(u64),
+    Commit,
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0u8..8).prop_map(Step::Submit),
+        (0u8..8).prop_map(Step::Cancel),
+        (0u8..8, 0u8..8).prop_map(|(job, step)| Step::Advance(job, step)),
+        (0u8..8).prop_map(Step::Lose),
+        (0u8..8, any::<bool>(), any::<bool>()).prop_map(|(job, good, retry)| Step::Settle(job, good, retry)),
+        Just(Step::Reboot),
+        (0u64..20).prop_map(Step::Pass),
+        Just(Step::Commit),
+    ]
+}
+
+/// What an honest node holds, and how far what the book decided is known to the test.
+struct World {
+    book: Book,
+    start: Instant,
+    seconds: u64,
+    boots: u32,
+    held: BTreeMap<ReplicaId, ReplicaStep>,
+    ended: BTreeMap<JobId, JobState>,
+    epochs: BTreeMap<JobId, Epoch>,
+}
+
+impl World {
+    fn now(&self) -> Moment {
+        moment(self.seconds, self.start)
+    }
+
+    fn tell(&mut self) {
+        let replicas = self.held.iter().map(|(replica, step)| held(replica.clone(), *step)).collect();
+        self.book.report(&report(2, &format!("b{}", self.boots), replicas), self.now());
+    }
+
+    fn take(&mut self, step: Step) {
+        let name = |n: u8| -> JobId { format!("j{n}").parse().unwrap() };
+        let now = self.now();
+        let current = |world: &World, n| {
+            let job = world.book.job(&name(n))?;
+            (!job.replicas.is_empty()).then(|| job.replica(0))
+        };
+        match step {
+            Step::Submit(n) => drop(self.book.submit(submission(&format!("j{n}"), Priority::Medium, 3), now)),
+            Step::Cancel(n) => drop(self.book.cancel(&name(n), "uid 1", now)),
+            Step::Advance(n, step) => {
+                if let Some(replica) = current(self, n) {
+                    self.held.insert(replica, ReplicaStep::ALL[usize::from(step)]);
+                    self.tell();
+                }
+            }
+            Step::Lose(n) => {
+                self.held.retain(|replica, _| replica.job != name(n));
+                self.tell();
+            }
+            Step::Settle(n, good, retry) => {
+                if let Some(replica) = current(self, n) {
+                    let retry = if retry { Retry::SameNode } else { Retry::Never };
+                    let fault = (!good).then(|| Fault::new(Code::RunLost, "x").with_retry(retry));
+                    let verdict = if good { Verdict::Completed } else { Verdict::Failed };
+                    self.book.settle(&replica, &"box".parse().unwrap(), ended(verdict, fault), now);
+                    self.held.insert(replica, ReplicaStep::Reported);
+                }
+            }
+            Step::Reboot => {
+                self.boots += 1;
+                self.held.clear();
+                self.tell();
+            }
+            Step::Pass(seconds) => self.seconds += seconds,
+            Step::Commit => self.book.retire(),
+        }
+        let now = self.now();
+        self.book.expire(now);
+        self.book.schedule(now);
+    }
+
+    fn check(&mut self) {
+        let mut on_node = 0;
+        for job in self.book.jobs() {
+            if let Some(state) = self.ended.get(&job.id) {
+                assert_eq!(*state, job.state, "a terminal state changed");
+            }
+            if job.state.is_terminal() {
+                self.ended.insert(job.id.clone(), job.state);
+                assert!(job.outcome.is_some() && job.ended_at.is_some());
+            }
+            let before = self.epochs.insert(job.id.clone(), job.epoch).unwrap_or_default();
+            assert!(job.epoch == before || job.epoch == before.next(), "an epoch was skipped or went back");
+            on_node += usize::from(job.state.is_placed());
+            assert_eq!(job.state.is_placed(), !job.replicas.is_empty() && !job.state.is_terminal());
+            if job.state == JobState::Queued {
+                assert!(!self.book.detail(job).is_empty(), "{} waits without a reason", job.id);
+            }
+        }
+        assert!(on_node <= 2, "more jobs than slots");
+        let node = self.book.nodes().next().unwrap();
+        assert_eq!(node.jobs.len(), on_node);
+        for order in self.book.orders(&node.record.id) {
+            let forget = order.desired == lease::Desired::Forget;
+            let standing = self.book.standing(&order.replica, &node.record.id);
+            assert_eq!(standing, if forget { Standing::Settled } else { Standing::Open });
+        }
+    }
+}
+
+use crate::lease;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn test_book_keeps_its_promises_whatever_happens(steps in prop::collection::vec(any_step(), 1..80)) {
+        let start = Instant::now();
+        let book = book(2, start);
+        let (held, ended, epochs) = Default::default();
+        let mut world = World { book, start, seconds: 1, boots: 1, held, ended, epochs };
+        for step in steps {
+            world.take(step);
+            world.check();
+        }
+        // With faults over, every job ends.
+        for _ in 0..60 {
+            world.seconds += 40;
+            world.held.clear();
+            world.tell();
+            world.book.schedule(world.now());
+            let placed: Vec<_> = world.book.jobs().filter(|job| job.state.is_placed()).map(|job| job.replica(0)).collect();
+            for replica in placed {
+                world.book.settle(&replica, &"box".parse().unwrap(), ended_well(), world.now());
+            }
+            world.check();
+            world.book.retire();
+        }
+        prop_assert_eq!(world.book.jobs().count(), 0);
+    }
+}
+
+fn ended_well() -> Outcome {
+    ended(Verdict::Completed, None)
+}

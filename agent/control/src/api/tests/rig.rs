@@ -1,0 +1,324 @@
+//! A controller on a real socket, its clients, and a node that does what a test tells it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_cas::digest_of;
+use agent_model::{ReplicaStep, SystemClock};
+use agent_proto::v1;
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Status, Streaming};
+
+use crate::{Controller, ControllerConfig, OpenError};
+
+/// Everything a test waits for comes within this, or the test fails.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+pub(super) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(DEADLINE, work).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited too long for {what}"),
+    }
+}
+
+pub(super) struct Rig {
+    socket: PathBuf,
+    stop: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+    pub(super) jobs: v1::jobs_client::JobsClient<Channel>,
+    pub(super) telemetry: v1::telemetry_client::TelemetryClient<Channel>,
+    pub(super) nodes: v1::nodes_client::NodesClient<Channel>,
+}
+
+impl Rig {
+    pub(super) async fn start(dir: &Path) -> Rig {
+        Rig::with_lease(dir, ControllerConfig::DEFAULT_LEASE).await
+    }
+
+    pub(super) async fn with_lease(dir: &Path, lease: Duration) -> Rig {
+        let controller = open(dir, lease).await.unwrap();
+        let socket = dir.join("sock");
+        let _ = std::fs::remove_file(&socket); // of the controller before
+        let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+        let (stop, stopped) = watch::channel(false);
+        let until = |mut stopped: watch::Receiver<bool>| async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        let server = Server::builder()
+            .initial_stream_window_size(4 << 20)
+            .initial_connection_window_size(8 << 20)
+            .add_routes(controller.routes())
+            .serve_with_incoming_shutdown(incoming, until(stopped.clone()));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async { server.await.unwrap() });
+        tasks.spawn(controller.run(until(stopped)));
+        let channel = connect(&socket).await;
+        Rig {
+            socket,
+            stop,
+            tasks,
+            jobs: v1::jobs_client::JobsClient::new(channel.clone()),
+            telemetry: v1::telemetry_client::TelemetryClient::new(channel.clone()),
+            nodes: v1::nodes_client::NodesClient::new(channel),
+        }
+    }
+
+    /// Stops in order: every stream ends, the server drains.
+    pub(super) async fn stop(mut self) {
+        self.stop.send_replace(true);
+        within("the controller to stop", async { while self.tasks.join_next().await.is_some() {} }).await;
+    }
+
+    /// Ends everything between two instructions.
+    pub(super) async fn kill(mut self) {
+        self.tasks.shutdown().await;
+    }
+
+    pub(super) async fn submit(&mut self, name: &str) -> String {
+        self.try_submit(name, request(name)).await.unwrap()
+    }
+
+    pub(super) async fn try_submit(&mut self, request_id: &str, spec: v1::JobSpec) -> Result<String, Status> {
+        let request = v1::SubmitRequest {
+            request_id: request_id.to_owned(),
+            spec: Some(spec),
+            name_hint: "hint".into(),
+        };
+        within("a submission", self.jobs.submit(request)).await.map(|answer| answer.into_inner().job)
+    }
+
+    pub(super) async fn get(&mut self, job: &str) -> v1::Job {
+        self.jobs.get(v1::GetJobRequest { job: job.into() }).await.unwrap().into_inner()
+    }
+
+    pub(super) async fn cancel(&mut self, job: &str) -> v1::Job {
+        self.jobs.cancel(v1::CancelJobRequest { job: job.into() }).await.unwrap().into_inner()
+    }
+
+    pub(super) async fn history(&mut self, job: &str) -> Vec<String> {
+        let answer = self.jobs.history(v1::GetJobRequest { job: job.into() }).await.unwrap();
+        answer.into_inner().events.into_iter().map(|event| event.text).collect()
+    }
+
+    pub(super) async fn watch(&mut self, job: &str) -> Streaming<v1::Job> {
+        self.jobs.watch(v1::GetJobRequest { job: job.into() }).await.unwrap().into_inner()
+    }
+
+    /// Waits until the job looks as wanted.
+    pub(super) async fn until(&mut self, job: &str, wanted: impl Fn(&v1::Job) -> bool) -> v1::Job {
+        let mut watch = self.watch(job).await;
+        within(&format!("{job} to change"), async {
+            loop {
+                let job = watch.message().await.unwrap().expect("the job ended otherwise");
+                if wanted(&job) {
+                    return job;
+                }
+            }
+        })
+        .await
+    }
+
+    pub(super) async fn ended(&mut self, job: &str) -> v1::Job {
+        self.until(job, |job| job.ended_ms != 0).await
+    }
+
+    /// Reads a log to its end: the attempts it came from, and all bytes.
+    pub(super) fn read_log(
+        &self,
+        request: v1::ReadLogRequest,
+    ) -> impl Future<Output = Result<(Vec<u64>, Vec<u8>), Status>> + use<> {
+        let mut telemetry = self.telemetry.clone();
+        async move {
+            let mut stream = telemetry.read_log(request).await?.into_inner();
+            let (mut epochs, mut bytes) = (Vec::new(), Vec::new());
+            while let Some(chunk) = within("a piece of log", stream.message()).await? {
+                epochs.push(chunk.epoch);
+                bytes.extend(chunk.data);
+            }
+            epochs.dedup();
+            Ok((epochs, bytes))
+        }
+    }
+}
+
+pub(super) async fn open(dir: &Path, lease: Duration) -> Result<Controller, OpenError> {
+    let blobs = agent_cas::Disk::open(&dir.join("cas")).unwrap();
+    let config = ControllerConfig { lease, ..ControllerConfig::new(dir) };
+    Controller::open(config, Arc::new(SystemClock), blobs).await
+}
+
+async fn connect(socket: &Path) -> Channel {
+    let endpoint = Endpoint::try_from(format!("unix:{}", socket.display())).unwrap();
+    endpoint
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(8 << 20)
+        .connect()
+        .await
+        .unwrap()
+}
+
+/// A small valid job of this name.
+pub(super) fn request(name: &str) -> v1::JobSpec {
+    v1::JobSpec {
+        name: name.into(),
+        command: "true".into(),
+        environment: Some(agent_model::EnvSpec::host().into()),
+        ..v1::JobSpec::default()
+    }
+}
+
+/// A log request that follows from the start of the latest attempt.
+pub(super) fn follow(job: &str) -> v1::ReadLogRequest {
+    v1::ReadLogRequest { job: job.into(), stream: "job".into(), follow: true, ..Default::default() }
+}
+
+/// A node that a test drives.
+pub(super) struct Node {
+    name: String,
+    pub(super) boot_id: String,
+    pub(super) held: Vec<v1::HeldReplica>,
+    reports: mpsc::Sender<v1::NodeReport>,
+    pub(super) orders: Streaming<v1::NodeOrders>,
+    appends: mpsc::Sender<v1::AppendRequest>,
+    stored: Streaming<v1::AppendResponse>,
+    worker: v1::worker_client::WorkerClient<Channel>,
+}
+
+impl Node {
+    /// A node named `box` with `slots` slots that holds nothing.
+    pub(super) async fn join(rig: &Rig, slots: u32) -> Node {
+        Node::rejoin(rig, slots, "boot-1", Vec::new()).await
+    }
+
+    pub(super) async fn rejoin(rig: &Rig, slots: u32, boot_id: &str, held: Vec<v1::HeldReplica>) -> Node {
+        let channel = connect(&rig.socket).await;
+        let mut worker = v1::worker_client::WorkerClient::new(channel.clone());
+        let (reports, receiver) = mpsc::channel(64);
+        let orders = worker.sync(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+        let (appends, receiver) = mpsc::channel(16);
+        let mut telemetry = v1::telemetry_client::TelemetryClient::new(channel);
+        let stored = telemetry.append(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+        let (name, boot_id) = ("box".to_owned(), boot_id.to_owned());
+        let mut node = Node { name, boot_id, held, reports, orders, appends, stored, worker };
+        node.send(Some(v1::Inventory { slots, ..Default::default() })).await;
+        node
+    }
+
+    async fn send(&mut self, inventory: Option<v1::Inventory>) {
+        let report = v1::NodeReport {
+            node: self.name.clone(),
+            boot_id: self.boot_id.clone(),
+            session: "s".into(),
+            clock_ms: 0,
+            inventory,
+            load: None,
+            replicas: self.held.clone(),
+        };
+        self.reports.send(report).await.unwrap();
+    }
+
+    pub(super) async fn report(&mut self) {
+        self.send(None).await;
+    }
+
+    /// Sets the step of a replica, held from now on, and reports it.
+    pub(super) async fn step(&mut self, replica: &str, step: ReplicaStep) {
+        self.held.retain(|held| held.replica != replica);
+        self.held.push(v1::HeldReplica {
+            replica: replica.into(),
+            step: step.to_string(),
+            detail: String::new(),
+            started_ms: if step >= ReplicaStep::Running { 5 } else { 0 },
+        });
+        self.report().await;
+    }
+
+    pub(super) async fn drop_replica(&mut self, replica: &str) {
+        self.held.retain(|held| held.replica != replica);
+        self.report().await;
+    }
+
+    /// The next orders that are as wanted.
+    pub(super) async fn until(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(&[v1::Order]) -> bool,
+    ) -> Vec<v1::Order> {
+        within(what, async {
+            loop {
+                let orders = self.orders.message().await.unwrap().expect("orders went on");
+                if wanted(&orders.orders) {
+                    return orders.orders;
+                }
+            }
+        })
+        .await
+    }
+
+    /// Waits until the node is to run `replica`.
+    pub(super) async fn ordered(&mut self, replica: &str) {
+        self.until(&format!("an order for {replica}"), |orders| {
+            orders.iter().any(|order| order.replica == replica && is_run(order))
+        })
+        .await;
+    }
+
+    pub(super) async fn forgets(&mut self, replica: &str) {
+        self.report().await; // each report is answered with the whole orders
+        self.until(&format!("leave to forget {replica}"), |orders| {
+            let forget = |order: &v1::Order| matches!(order.desired, Some(v1::order::Desired::Forget(_)));
+            orders.iter().any(|order| order.replica == replica && forget(order))
+        })
+        .await;
+        self.drop_replica(replica).await;
+    }
+
+    /// Appends and waits for the answer.
+    pub(super) async fn append(&mut self, replica: &str, channel: &str, offset: u64, data: &[u8]) -> u64 {
+        self.send_append(replica, channel, offset, data.to_vec()).await;
+        self.stored().await.unwrap()
+    }
+
+    pub(super) async fn send_append(&mut self, replica: &str, channel: &str, offset: u64, data: Vec<u8>) {
+        let (replica, channel) = (replica.to_owned(), channel.to_owned());
+        self.appends.send(v1::AppendRequest { replica, channel, offset, data }).await.unwrap();
+    }
+
+    pub(super) async fn stored(&mut self) -> Result<u64, Status> {
+        let answer = within("an append to be stored", self.stored.message()).await?;
+        Ok(answer.expect("an answer for each append").stored)
+    }
+
+    pub(super) async fn deliver(&mut self, replica: &str, outcome: v1::Outcome) -> Result<(), Status> {
+        let request = v1::ReportOutcomeRequest {
+            node: self.name.clone(),
+            replica: replica.into(),
+            outcome: Some(outcome),
+        };
+        within("an outcome to be taken", self.worker.report_outcome(request)).await.map(|_| ())
+    }
+}
+
+fn is_run(order: &v1::Order) -> bool {
+    matches!(order.desired, Some(v1::order::Desired::Run(_)))
+}
+
+/// A command that returned `code` after it wrote `log`.
+pub(super) fn outcome(code: i32, log: &[u8]) -> v1::Outcome {
+    let fault = agent_model::Fault::new(agent_model::Code::CommandFailed, "it failed");
+    v1::Outcome {
+        verdict: if code == 0 { "completed" } else { "failed" }.into(),
+        exit: Some(v1::Exit { kind: Some(v1::exit::Kind::Code(code)) }),
+        fault: (code != 0).then(|| fault.into()),
+        started_ms: 5,
+        ended_ms: 9,
+        streams: vec![v1::StreamEnd { stream: "job".into(), digest: digest_of(log).to_string() }],
+        tracking_bytes: 0,
+        artifacts: None,
+    }
+}
