@@ -123,16 +123,16 @@ pub async fn list(store: &impl BlobStore, root: Digest) -> Result<Vec<Entry>, Tr
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Directory {
     /// Name, content, executable.
-    pub files: Vec<(String, Digest, bool)>,
+    pub(super) files: Vec<(String, Digest, bool)>,
     /// Name, message.
-    pub directories: Vec<(String, Digest)>,
+    pub(super) directories: Vec<(String, Digest)>,
     /// Name, target.
-    pub links: Vec<(String, String)>,
+    pub(super) links: Vec<(String, String)>,
 }
 
 impl Directory {
     /// Its canonical message.
-    pub fn encode(mut self) -> (Digest, Bytes) {
+    pub(super) fn encode(mut self) -> (Digest, Bytes) {
         self.files.sort_unstable();
         self.directories.sort_unstable();
         self.links.sort_unstable();
@@ -226,10 +226,10 @@ pub(super) struct Tree {
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     /// Parents before children, the root (an empty path) first.
-    pub directories: Vec<String>,
-    pub files: Vec<Entry>,
+    pub(super) directories: Vec<String>,
+    pub(super) files: Vec<Entry>,
     /// Path, target.
-    pub links: Vec<(String, String)>,
+    pub(super) links: Vec<(String, String)>,
 }
 
 /// The sum of what is below one directory, itself included.
@@ -335,7 +335,7 @@ impl Tree {
     }
 
     /// Every path of the tree.
-    pub fn expand(&self) -> Result<Paths, TreeError> {
+    pub(super) fn expand(&self) -> Result<Paths, TreeError> {
         let mut paths = Paths::default();
         self.expand_below(String::new(), 0, self.root, &mut paths)?;
         Ok(paths)

@@ -26,7 +26,7 @@ pub(super) struct Root {
 }
 
 impl Root {
-    pub fn open(path: &Path) -> Result<Root, ScanError> {
+    pub(super) fn open(path: &Path) -> Result<Root, ScanError> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|source| ScanError::Directory { path: path.to_owned(), source: source.into() })?;
@@ -34,14 +34,14 @@ impl Root {
     }
 
     /// Opens the file at `relative`, passing no link on the way. A pipe in its place does not block.
-    pub fn open_file(&self, relative: &str) -> io::Result<File> {
+    pub(super) fn open_file(&self, relative: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         Ok(rustix::fs::openat2(&self.fd, relative, flags, Mode::empty(), resolve)?.into())
     }
 
     /// The path of `relative` for people.
-    pub fn shown(&self, relative: &str) -> PathBuf {
+    pub(super) fn shown(&self, relative: &str) -> PathBuf {
         self.path.join(relative)
     }
 }
@@ -49,17 +49,17 @@ impl Root {
 /// A file to read: where it is.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
-    pub root: Arc<Root>,
-    pub relative: String,
+    pub(super) root: Arc<Root>,
+    pub(super) relative: String,
 }
 
 impl Place {
-    pub fn open(&self) -> io::Result<File> {
+    pub(super) fn open(&self) -> io::Result<File> {
         self.root.open_file(&self.relative)
     }
 
     /// The path for people.
-    pub fn shown(&self) -> PathBuf {
+    pub(super) fn shown(&self) -> PathBuf {
         self.root.shown(&self.relative)
     }
 }
@@ -78,12 +78,12 @@ pub(super) type Folder = BTreeMap<String, Node>;
 /// What was left out.
 #[derive(Debug, Default)]
 pub(super) struct LeftOut {
-    pub count: u64,
-    pub warnings: Vec<String>,
+    pub(super) count: u64,
+    pub(super) warnings: Vec<String>,
 }
 
 impl LeftOut {
-    pub fn warn(&mut self, path: &str, why: &str) {
+    pub(super) fn warn(&mut self, path: &str, why: &str) {
         self.count += 1;
         self.warnings.push(format!("{path} {why}"));
     }
@@ -186,7 +186,7 @@ impl Walker<'_> {
         self.rules == Rules::Code && (name == ".git" || self.ignore.matched(below, kind.is_dir()).is_ignore())
     }
 
-    /// Names and kinds; what vanishes meanwhile was never there.
+    /// Names and kinds, sorted; what vanishes meanwhile was never there.
     fn entries(&mut self, fd: BorrowedFd<'_>, path: &str) -> Result<Vec<(String, FileType)>, ScanError> {
         let mut entries = Vec::new();
         for entry in Dir::read_from(fd).map_err(|error| self.fail(path, error))? {
@@ -210,6 +210,7 @@ impl Walker<'_> {
             };
             entries.push((name.to_owned(), kind));
         }
+        entries.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         Ok(entries)
     }
 

@@ -1,1 +1,150 @@
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
+use super::super::{push, scan};
+use super::*;
+use crate::conformance::content;
+use crate::{Disk, Memory, Tiered};
+
+/// A tree with everything a tree may hold, in `store`; returns its root and what it holds.
+async fn example(store: &impl BlobStore) -> (Digest, Laid) {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |path: &str, bytes: &[u8]| {
+        let path = dir.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    };
+    write("train.py", b"print(1)");
+    write("empty", b"");
+    write("a/b/c/deep", b"deep");
+    write("a/large", &content(1, 2_500_000));
+    write("a/large-again", &content(1, 2_500_000));
+    for i in 0..300 {
+        write(&format!("many/{i}"), &content(i % 100, 5000));
+    }
+    fs::create_dir(dir.path().join("hollow")).unwrap();
+    fs::set_permissions(dir.path().join("train.py"), fs::Permissions::from_mode(0o755)).unwrap();
+    symlink("../a/large", dir.path().join("many/link")).unwrap();
+    let snapshot = scan(dir.path()).unwrap();
+    push(&snapshot, store, |_| {}).await.unwrap();
+    (snapshot.root, Laid { files: snapshot.files, bytes: snapshot.bytes })
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+async fn check_round_trip(store: &impl BlobStore) {
+    let (root, expected) = example(store).await;
+    let home = tempfile::tempdir().unwrap();
+    let dest = home.path().join("work");
+    assert_eq!(materialize(store, root, &dest).await.unwrap(), expected);
+    assert_eq!(scan(&dest.join("many")).unwrap().files, 300);
+    assert_eq!(fs::read(dest.join("a/large-again")).unwrap(), content(1, 2_500_000));
+    assert_eq!(fs::read_link(dest.join("many/link")).unwrap(), Path::new("../a/large"));
+    assert!(dest.join("hollow").is_dir());
+    for path in ["", "a/b", "hollow", "train.py", "empty", "many/7"] {
+        assert_eq!(mode(&dest.join(path)), 0o775, "{path}");
+    }
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 1, "nothing but the tree stays");
+}
+
+#[tokio::test]
+async fn test_materialize_from_memory() {
+    check_round_trip(&Memory::new()).await;
+}
+
+#[tokio::test]
+async fn test_materialize_from_disk_and_through_it() {
+    let dir = tempfile::tempdir().unwrap();
+    check_round_trip(&Disk::open(&dir.path().join("one")).unwrap()).await;
+    let near = Disk::open(&dir.path().join("two")).unwrap();
+    check_round_trip(&Tiered::new(near, Memory::new())).await;
+}
+
+#[tokio::test]
+async fn test_download_keeps_the_tree_as_it_was() {
+    let store = Memory::new();
+    let (root, _) = example(&store).await;
+    let home = tempfile::tempdir().unwrap();
+    let dest = home.path().join("copy");
+    download(&store, root, &dest).await.unwrap();
+    assert_eq!(scan(&dest).unwrap().root, root);
+    assert_eq!(mode(&dest.join("empty")) & 0o111, 0);
+}
+
+#[tokio::test]
+async fn test_a_job_cannot_reach_the_store_through_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Disk::open(&dir.path().join("store")).unwrap();
+    let (root, _) = example(&store).await;
+    let first = dir.path().join("first");
+    materialize(&store, root, &first).await.unwrap();
+    for path in ["train.py", "a/large", "empty"] {
+        assert_eq!(fs::metadata(first.join(path)).unwrap().nlink(), 1);
+        fs::write(first.join(path), "mine").unwrap();
+    }
+    let second = dir.path().join("second");
+    download(&store, root, &second).await.unwrap();
+    assert_eq!(scan(&second).unwrap().root, root);
+}
+
+#[tokio::test]
+async fn test_destination_may_be_an_empty_directory_and_nothing_else() {
+    let store = Memory::new();
+    let (root, _) = example(&store).await;
+    let home = tempfile::tempdir().unwrap();
+    let dest = home.path().join("work");
+    fs::create_dir(&dest).unwrap();
+    materialize(&store, root, &dest).await.unwrap();
+    fs::write(dest.join("train.py"), "mine").unwrap();
+    let refused = materialize(&store, root, &dest).await;
+    assert!(matches!(refused, Err(MaterializeError::Exists { .. })), "{refused:?}");
+    assert_eq!(fs::read(dest.join("train.py")).unwrap(), b"mine");
+    let file = home.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert!(matches!(materialize(&store, root, &file).await, Err(MaterializeError::Exists { .. })));
+    let nowhere = materialize(&store, root, Path::new("/")).await;
+    assert!(matches!(nowhere, Err(MaterializeError::Destination { .. })));
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2);
+}
+
+#[tokio::test]
+async fn test_failed_materialize_leaves_nothing_and_may_be_repeated() {
+    let store = Memory::new();
+    let (root, _) = example(&store).await;
+    let home = tempfile::tempdir().unwrap();
+    let dest = home.path().join("work");
+    let large = crate::digest_of(&content(1, 2_500_000));
+    let small = crate::digest_of(b"deep");
+    for (digest, bytes) in [(large, content(1, 2_500_000)), (small, Bytes::from_static(b"deep"))] {
+        store.remove(&digest);
+        let error = materialize(&store, root, &dest).await.unwrap_err();
+        assert!(matches!(&error, MaterializeError::Read { source: ReadError::Absent { .. }, .. }), "{error}");
+        store.corrupt(digest, "lies");
+        let error = materialize(&store, root, &dest).await.unwrap_err();
+        assert!(
+            matches!(&error, MaterializeError::Read { source: ReadError::Corrupt { .. }, .. }),
+            "{error}"
+        );
+        assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+        store.corrupt(digest, bytes);
+    }
+    fs::create_dir_all(home.path().join("work.partial/many")).unwrap(); // as a killed process leaves it
+    materialize(&store, root, &dest).await.unwrap();
+}
+
+#[tokio::test]
+async fn test_damaged_file_of_the_store_never_reaches_a_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Disk::open(&dir.path().join("store")).unwrap();
+    let (root, _) = example(&store).await;
+    let large = crate::digest_of(&content(1, 2_500_000));
+    let name = format!("store/blobs/{:02x}/{}-{}", large.hash[0], large.hex(), large.size);
+    let path = dir.path().join(name);
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    fs::write(path, content(2, 2_500_000)).unwrap();
+    let error = materialize(&store, root, &dir.path().join("work")).await.unwrap_err();
+    assert!(matches!(&error, MaterializeError::Read { source: ReadError::Corrupt { .. }, .. }), "{error}");
+    assert!(!dir.path().join("work").exists());
+}

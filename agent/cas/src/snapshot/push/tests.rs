@@ -1,1 +1,86 @@
+use std::fs;
+use std::sync::Mutex;
 
+use super::super::{list, scan};
+use super::*;
+use crate::Memory;
+use crate::conformance::content;
+
+fn tree(count: usize) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for i in 0..count {
+        let folder = dir.path().join(format!("d{}", i % 7));
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(format!("f{i}")), content(i as u64, 500)).unwrap();
+    }
+    fs::write(dir.path().join("large"), content(1000, 3_000_000)).unwrap();
+    fs::write(dir.path().join("copy"), content(1000, 3_000_000)).unwrap();
+    dir
+}
+
+#[tokio::test]
+async fn test_push_sends_each_content_once_and_then_nothing() {
+    let (dir, store) = (tree(100), Memory::new());
+    let snapshot = scan(dir.path()).unwrap();
+    let seen = Mutex::new(Vec::new());
+    let pushed = push(&snapshot, &store, |progress| seen.lock().unwrap().push(progress)).await.unwrap();
+    let messages: u64 = snapshot.directories.iter().map(|(digest, _)| digest.size).sum();
+    assert_eq!((pushed.files, pushed.files_sent), (102, 101));
+    assert_eq!(pushed.bytes_sent, 3_050_000 + messages);
+    let seen = seen.into_inner().unwrap();
+    let last = seen.last().unwrap();
+    assert_eq!((last.files, last.bytes), (101, 3_050_000));
+    assert!(seen.windows(2).all(|pair| pair[0].bytes <= pair[1].bytes && pair[1].bytes_total == 3_050_000));
+    assert_eq!(list(&store, snapshot.root).await.unwrap().len(), 102);
+
+    let again = push(&scan(dir.path()).unwrap(), &store, |_| {}).await.unwrap();
+    assert_eq!(again, Pushed { files: 102, files_sent: 0, bytes_sent: 0 });
+}
+
+#[tokio::test]
+async fn test_push_after_one_change_sends_one_file_and_the_way_to_it() {
+    let (dir, store) = (tree(100), Memory::new());
+    push(&scan(dir.path()).unwrap(), &store, |_| {}).await.unwrap();
+    fs::write(dir.path().join("d3/f3"), "changed").unwrap();
+    let snapshot = scan(dir.path()).unwrap();
+    let pushed = push(&snapshot, &store, |_| {}).await.unwrap();
+    assert_eq!(pushed.files_sent, 1);
+    assert!(pushed.bytes_sent < 4000, "{} bytes", pushed.bytes_sent);
+}
+
+#[tokio::test]
+async fn test_push_completes_what_an_eviction_took() {
+    let (dir, store) = (tree(10), Memory::new());
+    let snapshot = scan(dir.path()).unwrap();
+    push(&snapshot, &store, |_| {}).await.unwrap();
+    for (digest, _) in snapshot.directories.iter().take(2) {
+        store.remove(digest);
+    }
+    store.remove(&snapshot.contents[4].0);
+    assert_eq!(push(&snapshot, &store, |_| {}).await.unwrap().files_sent, 1);
+    list(&store, snapshot.root).await.unwrap();
+}
+
+#[tokio::test]
+async fn test_push_names_a_file_that_changed_since_the_scan() {
+    for (path, change) in
+        [("d1/f1", content(9, 500)), ("d1/f1", content(9, 501)), ("large", content(9, 3_000_000))]
+    {
+        let (dir, store) = (tree(10), Memory::new());
+        fs::remove_file(dir.path().join("copy")).unwrap();
+        let snapshot = scan(dir.path()).unwrap();
+        fs::write(dir.path().join(path), change).unwrap();
+        let error = push(&snapshot, &store, |_| {}).await.unwrap_err();
+        assert!(matches!(&error, PushError::Changed { path: named } if named.ends_with(path)), "{error:?}");
+        assert!(store.get(&snapshot.root).is_none(), "no root without its tree");
+    }
+}
+
+#[tokio::test]
+async fn test_push_follows_no_link_that_took_the_place_of_a_file_or_directory() {
+    let (dir, store) = (tree(10), Memory::new());
+    let snapshot = scan(dir.path()).unwrap();
+    fs::rename(dir.path().join("d1"), dir.path().join("moved")).unwrap();
+    std::os::unix::fs::symlink("moved", dir.path().join("d1")).unwrap();
+    assert!(matches!(push(&snapshot, &store, |_| {}).await, Err(PushError::Read { .. })));
+}

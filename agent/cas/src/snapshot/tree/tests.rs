@@ -1,1 +1,213 @@
+use std::collections::BTreeMap;
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::Memory;
+
+async fn keep(store: &Memory, directory: Directory) -> Digest {
+    let (digest, bytes) = directory.encode();
+    store.write_batch(vec![(digest, bytes)]).await.remove(0).unwrap();
+    digest
+}
+
+fn nested(children: &[(&str, Digest)]) -> Directory {
+    let directories = children.iter().map(|(name, digest)| ((*name).to_owned(), *digest)).collect();
+    Directory { directories, ..Directory::default() }
+}
+
+fn node(name: &str) -> reapi::FileNode {
+    reapi::FileNode {
+        name: name.to_owned(),
+        digest: Some(digest_to_wire(&Digest::EMPTY)),
+        ..Default::default()
+    }
+}
+
+/// Decodes a hand-made message, which its author may have made wrong.
+fn decode(message: reapi::Directory) -> Result<Directory, TreeError> {
+    let bytes = message.encode_to_vec();
+    Directory::decode(digest_of(&bytes), &bytes)
+}
+
+#[test]
+fn test_decode_refuses_names_that_are_no_segments() {
+    for name in ["", ".", "..", "a/b", "/a", "a\0b", &"x".repeat(256)] {
+        let file = reapi::Directory { files: vec![node(name)], ..Default::default() };
+        assert!(matches!(decode(file), Err(TreeError::Name { .. })), "{name:?}");
+        let digest = Some(digest_to_wire(&Digest::EMPTY));
+        let directories = vec![reapi::DirectoryNode { name: name.to_owned(), digest }];
+        let directory = reapi::Directory { directories, ..Default::default() };
+        assert!(matches!(decode(directory), Err(TreeError::Name { .. })), "{name:?}");
+        let link = reapi::SymlinkNode { name: name.to_owned(), target: "x".into(), ..Default::default() };
+        let link = reapi::Directory { symlinks: vec![link], ..Default::default() };
+        assert!(matches!(decode(link), Err(TreeError::Name { .. })), "{name:?}");
+    }
+}
+
+#[test]
+fn test_decode_refuses_what_is_not_canonical() {
+    let unsorted = reapi::Directory { files: vec![node("b"), node("a")], ..Default::default() };
+    assert!(matches!(decode(unsorted), Err(TreeError::NotCanonical { .. })));
+    let twice = reapi::Directory { files: vec![node("a"), node("a")], ..Default::default() };
+    assert!(matches!(decode(twice), Err(TreeError::NotCanonical { .. })));
+    let digest = Some(digest_to_wire(&Digest::EMPTY));
+    let directories = vec![reapi::DirectoryNode { name: "a".into(), digest }];
+    let across = reapi::Directory { files: vec![node("a")], directories, ..Default::default() };
+    assert!(matches!(decode(across), Err(TreeError::NotCanonical { .. })));
+    let properties = Some(reapi::NodeProperties::default());
+    let foreign = reapi::Directory { node_properties: properties, ..Default::default() };
+    assert!(matches!(decode(foreign), Err(TreeError::NotCanonical { .. })));
+
+    let mut unknown = reapi::Directory { files: vec![node("a")], ..Default::default() }.encode_to_vec();
+    unknown.extend([0x78, 1]); // field 15, a number
+    let refused = Directory::decode(digest_of(&unknown), &unknown);
+    assert!(matches!(refused, Err(TreeError::NotCanonical { .. })));
+    let refused = Directory::decode(digest_of(b"\xff\xff"), b"\xff\xff");
+    assert!(matches!(refused, Err(TreeError::Malformed { .. })));
+}
+
+#[test]
+fn test_decode_refuses_contents_without_a_digest() {
+    let good = digest_to_wire(&Digest::EMPTY);
+    let upper = reapi::Digest { hash: good.hash.to_uppercase(), ..good.clone() };
+    let short = reapi::Digest { hash: "abc".into(), ..good.clone() };
+    let negative = reapi::Digest { size_bytes: -1, ..good };
+    for digest in [None, Some(upper), Some(short), Some(negative)] {
+        let files = vec![reapi::FileNode { digest, ..node("a") }];
+        let refused = decode(reapi::Directory { files, ..Default::default() });
+        assert!(matches!(refused, Err(TreeError::Content { .. })));
+    }
+}
+
+#[test]
+fn test_links_may_climb_to_the_root_and_no_further() {
+    for (depth, target) in [(0, "a"), (0, "a/b"), (0, "./a"), (1, ".."), (2, "../../a/b"), (1, "./../a")] {
+        assert!(stays_inside(depth, target), "{target} at {depth}");
+    }
+    for (depth, target) in
+        [(0, ".."), (1, "../.."), (3, "/etc/passwd"), (2, "a/../b"), (0, ""), (5, "a/b/.."), (1, "a\0")]
+    {
+        assert!(!stays_inside(depth, target), "{target} at {depth}");
+    }
+}
+
+#[tokio::test]
+async fn test_link_that_leads_out_of_one_of_its_places_is_refused() {
+    let store = Memory::new();
+    let link = Directory { links: vec![("up".into(), "../x".into())], ..Directory::default() };
+    let inside = keep(&store, link.clone()).await;
+    let root = keep(&store, nested(&[("d", inside)])).await;
+    list(&store, root).await.unwrap();
+    let refused = list(&store, inside).await;
+    assert!(matches!(refused, Err(TreeError::Link { path, .. }) if path == "up"));
+}
+
+async fn chain(store: &Memory, depth: usize) -> Digest {
+    let mut root = keep(store, Directory::default()).await;
+    for _ in 1..depth {
+        root = keep(store, nested(&[("d", root)])).await;
+    }
+    root
+}
+
+#[tokio::test]
+async fn test_tree_may_be_as_deep_as_the_limit_and_no_deeper() {
+    let store = Memory::new();
+    fetch(&store, chain(&store, MAX_DEPTH).await).await.unwrap();
+    let deeper = fetch(&store, chain(&store, MAX_DEPTH + 1).await).await;
+    assert!(matches!(deeper, Err(TreeError::TooDeep { limit: MAX_DEPTH })));
+}
+
+#[tokio::test]
+async fn test_tree_that_is_shallow_level_by_level_but_deep_along_a_path_is_refused() {
+    // Every directory is named by the root too, so all of them are read with the second level.
+    let store = Memory::new();
+    let mut all = vec![keep(&store, Directory::default()).await];
+    for _ in 0..MAX_DEPTH {
+        all.push(keep(&store, nested(&[("d", all[all.len() - 1])])).await);
+    }
+    let names: Vec<String> = (0..all.len()).map(|i| format!("{i:04}")).collect();
+    let children: Vec<(&str, Digest)> = names.iter().map(String::as_str).zip(all).collect();
+    let root = keep(&store, nested(&children)).await;
+    assert!(matches!(fetch(&store, root).await, Err(TreeError::TooDeep { .. })));
+}
+
+#[tokio::test]
+async fn test_exponential_trees_are_refused_by_their_sums() {
+    let store = Memory::new();
+    let mut directories = keep(&store, Directory::default()).await;
+    let file = Directory { files: vec![("f".into(), Digest::EMPTY, false)], ..Directory::default() };
+    let many = (0..10_000).map(|i| (format!("f{i}"), Digest::EMPTY, false)).collect();
+    let mut files = keep(&store, Directory { files: many, ..file }).await;
+    for _ in 0..30 {
+        directories = keep(&store, nested(&[("a", directories), ("b", directories)])).await;
+    }
+    for _ in 0..10 {
+        files = keep(&store, nested(&[("a", files), ("b", files)])).await;
+    }
+    let refused = fetch(&store, directories).await;
+    assert!(matches!(refused, Err(TreeError::TooManyDirectories { limit: MAX_DIRECTORIES })));
+    let refused = fetch(&store, files).await;
+    assert!(matches!(refused, Err(TreeError::TooManyFiles { limit: MAX_FILES })));
+}
+
+#[tokio::test]
+async fn test_missing_forged_and_huge_directories_are_errors() {
+    let store = Memory::new();
+    let absent = digest_of(b"absent");
+    let root = keep(&store, nested(&[("d", absent)])).await;
+    let error = fetch(&store, root).await.unwrap_err();
+    assert!(matches!(error, TreeError::Read(ReadError::Absent { digest }) if digest == absent));
+    let forged = digest_of(b"forged");
+    store.corrupt(forged, Directory::default().encode().1);
+    let root = keep(&store, nested(&[("d", forged)])).await;
+    let error = fetch(&store, root).await.unwrap_err();
+    assert!(matches!(error, TreeError::Read(ReadError::Corrupt { .. })));
+    let huge = Digest { hash: [1; 32], size: MAX_MESSAGE + 1 };
+    assert!(matches!(fetch(&store, huge).await, Err(TreeError::TooLarge { .. })));
+}
+
+#[tokio::test]
+async fn test_list_names_every_file_at_every_place() {
+    let store = Memory::new();
+    let leaf = Directory { files: vec![("x".into(), Digest::EMPTY, true)], ..Directory::default() };
+    let leaf = keep(&store, leaf).await;
+    let root = keep(&store, nested(&[("a", leaf), ("b", leaf)])).await;
+    let paths: Vec<String> = list(&store, root).await.unwrap().into_iter().map(|entry| entry.path).collect();
+    assert_eq!(paths, ["a/x", "b/x"]);
+}
+
+proptest! {
+    #[test]
+    fn test_encode_is_canonical_for_any_order_and_decodes_to_the_same(
+        names in proptest::collection::btree_map("[^/\0]{1,20}", 0..3u8, 0..20),
+        seed in any::<u64>(),
+    ) {
+        prop_assume!(names.keys().all(|name| is_segment(name)));
+        let build = |names: Vec<(&String, &u8)>| {
+            let mut directory = Directory::default();
+            for (name, kind) in names {
+                match kind {
+                    0 => directory.files.push((name.clone(), digest_of(name.as_bytes()), seed % 2 == 0)),
+                    1 => directory.directories.push((name.clone(), digest_of(name.as_bytes()))),
+                    _ => directory.links.push((name.clone(), "target".into())),
+                }
+            }
+            directory
+        };
+        let sorted = build(BTreeMap::iter(&names).collect());
+        let mut shuffled: Vec<_> = names.iter().collect();
+        shuffled.sort_by_key(|(name, _)| digest_of(format!("{seed}{name}").as_bytes()));
+        let (digest, bytes) = build(shuffled).encode();
+        prop_assert_eq!(&bytes, &sorted.clone().encode().1);
+        prop_assert_eq!(Directory::decode(digest, &bytes).unwrap(), sorted);
+    }
+
+    #[test]
+    fn test_decode_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        if let Ok(directory) = Directory::decode(digest_of(&bytes), &bytes) {
+            prop_assert_eq!(directory.encode().1, bytes);
+        }
+    }
+}

@@ -1,1 +1,130 @@
+use std::os::unix::fs::PermissionsExt;
 
+use super::*;
+use crate::conformance::{self, content, read_all, source};
+use crate::{Memory, Tiered};
+
+fn open() -> (tempfile::TempDir, Disk) {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::open(&dir.path().join("store")).unwrap();
+    (dir, disk)
+}
+
+fn temp_files(disk: &Disk) -> usize {
+    std::fs::read_dir(disk.shared.path.join("temp")).unwrap().count()
+}
+
+#[tokio::test]
+async fn test_memory_conforms() {
+    conformance::check(&Memory::new()).await;
+}
+
+#[tokio::test]
+async fn test_disk_conforms_and_leaves_no_temporary_files() {
+    let (_dir, disk) = open();
+    conformance::check(&disk).await;
+    assert_eq!(temp_files(&disk), 0);
+}
+
+#[tokio::test]
+async fn test_tiered_conforms() {
+    let (_dir, disk) = open();
+    conformance::check(&Tiered::new(disk, Memory::new())).await;
+}
+
+#[tokio::test]
+async fn test_tiered_reads_each_blob_from_afar_once() {
+    let (_dir, near) = open();
+    let far = Memory::new();
+    let store = Tiered::new(near.clone(), far.clone());
+    let (small, large) = (content(1, 100), content(2, 3_000_000));
+    for bytes in [&small, &large] {
+        store.write(digest_of(bytes), source(bytes, 100_000)).await.unwrap();
+    }
+    assert_eq!(near.missing(&[digest_of(&small)]).await.unwrap(), [digest_of(&small)], "writes go far only");
+    store.read_batch(vec![digest_of(&small)]).await.remove(0).unwrap();
+    read_all(&store, digest_of(&large), 10).await.unwrap();
+    for bytes in [&small, &large] {
+        far.remove(&digest_of(bytes));
+        assert_eq!(read_all(&store, digest_of(bytes), 0).await.unwrap(), bytes);
+    }
+}
+
+#[tokio::test]
+async fn test_tiered_keeps_nothing_of_a_lying_far_store() {
+    let (_dir, near) = open();
+    let far = Memory::new();
+    let digest = digest_of(b"truth");
+    far.corrupt(digest, "wrong");
+    let store = Tiered::new(near.clone(), far);
+    assert!(matches!(read_all(&store, digest, 0).await, Err(ReadError::Corrupt { .. })));
+    assert!(matches!(store.read_batch(vec![digest]).await.remove(0), Err(ReadError::Corrupt { .. })));
+    assert_eq!(near.missing(&[digest]).await.unwrap(), [digest]);
+}
+
+#[tokio::test]
+async fn test_blobs_survive_reopening_and_unfinished_files_do_not() {
+    let (dir, disk) = open();
+    let bytes = content(1, 1000);
+    disk.write_batch(vec![(digest_of(&bytes), bytes.clone())]).await.remove(0).unwrap();
+    let mut ingest = disk.ingest(digest_of(b"never finished")).await.unwrap();
+    ingest.append(Bytes::from_static(b"never")).await.unwrap();
+    std::mem::forget(ingest); // as a killed process does
+    assert_eq!(temp_files(&disk), 1);
+    drop(disk);
+    let disk = Disk::open(&dir.path().join("store")).unwrap();
+    assert_eq!(temp_files(&disk), 0);
+    assert_eq!(read_all(&disk, digest_of(&bytes), 0).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn test_damaged_blob_is_reported_and_a_short_one_replaced() {
+    let (_dir, disk) = open();
+    let bytes = content(1, 1000);
+    let digest = digest_of(&bytes);
+    disk.write(digest, source(&bytes, 100)).await.unwrap();
+    let path = disk.shared.path.join(blob_name(&digest));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+
+    std::fs::write(&path, vec![0; 1000]).unwrap();
+    assert!(matches!(read_all(&disk, digest, 0).await, Err(ReadError::Corrupt { .. })));
+    assert!(matches!(disk.read_batch(vec![digest]).await.remove(0), Err(ReadError::Corrupt { .. })));
+
+    std::fs::write(&path, b"short").unwrap();
+    assert_eq!(disk.missing(&[digest]).await.unwrap(), [digest]);
+    disk.write(digest, source(&bytes, 100)).await.unwrap();
+    assert_eq!(read_all(&disk, digest, 0).await.unwrap(), bytes);
+}
+
+#[tokio::test]
+async fn test_ingest_refuses_everything_after_an_error() {
+    let (_dir, disk) = open();
+    let digest = digest_of(b"abc");
+    let mut ingest = disk.ingest(digest).await.unwrap();
+    ingest.append(Bytes::from_static(b"abcd")).await.unwrap_err();
+    let again = ingest.append(Bytes::from_static(b"abc")).await;
+    assert!(matches!(again, Err(WriteError::Abandoned { .. })));
+    assert!(matches!(ingest.commit().await, Err(WriteError::Abandoned { .. })));
+    assert_eq!(disk.missing(&[digest]).await.unwrap(), [digest]);
+    assert_eq!(temp_files(&disk), 0);
+}
+
+#[tokio::test]
+async fn test_two_writers_of_one_blob_both_succeed() {
+    let (_dir, disk) = open();
+    let blobs: Vec<(Digest, Bytes)> =
+        (0..200).map(|seed| content(seed, 500)).map(|bytes| (digest_of(&bytes), bytes)).collect();
+    let (one, two) = tokio::join!(disk.write_batch(blobs.clone()), disk.write_batch(blobs.clone()));
+    assert!(one.into_iter().chain(two).all(|result| result.is_ok()));
+    let digests = blobs.iter().map(|(digest, _)| *digest).collect();
+    assert!(disk.read_batch(digests).await.iter().all(Result::is_ok));
+}
+
+#[test]
+fn test_open_says_which_directory_is_unusable() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let error = Disk::open(&file).unwrap_err();
+    assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
+}
