@@ -1,1 +1,45 @@
-fn main() {}
+//! `agentctl`, the command line of agentd.
+//!
+//! ```text
+//! cli ─▶ commands/VERB ─▶ client ─▶ agentd
+//!            │  └─ prepare: a directory or job file becomes a job and its snapshots
+//!            └─ output: the only module that prints
+//! ```
+//!
+//! One thread: the program waits far more than it works. Commands give a [`Failure`](failure::Failure), which
+//! knows its exit code; nothing else ends the process.
+
+mod cli;
+mod client;
+mod commands;
+mod failure;
+mod output;
+mod prepare;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::output::Output;
+
+fn main() -> ExitCode {
+    let cli = match cli::Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors and go to standard output.
+            let code = if error.use_stderr() { 2 } else { 0 };
+            let printed = error.print();
+            return ExitCode::from(if code == 0 && printed.is_err() { 3 } else { code });
+        }
+    };
+    let mut output = Output::new(cli.quiet, cli::variable("NO_COLOR").is_none());
+    let code = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(commands::perform(cli, &mut output)),
+        Err(error) => {
+            output.refusal(&format!("cannot start: {error}"), "close some programs and try again");
+            ExitCode::from(70)
+        }
+    };
+    output.rest();
+    code
+}

@@ -1,0 +1,196 @@
+//! The command line, as types; and the variables of the environment it honours.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Submit jobs to agentd, follow them, look at them, end them.
+#[derive(Debug, Parser)]
+#[command(name = "agentctl", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// The daemon's socket; otherwise your own daemon's, then the machine's.
+    #[arg(long, global = true, env = "AGENTD_SOCKET", value_name = "PATH", hide_env = true)]
+    pub(crate) socket: Option<PathBuf>,
+    /// Say only what was asked for, and what went wrong.
+    #[arg(long, short, global = true)]
+    pub(crate) quiet: bool,
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Submit a job and follow it to its end; the exit code is the job's.
+    Run(RunArgs),
+    /// Submit a job and print its name.
+    Submit(SubmitArgs),
+    /// List jobs, newest first.
+    Jobs(JobsArgs),
+    /// Show everything about one job.
+    Show(JobJsonArgs),
+    /// Tell the story of one job: what happened when, and whose fault it was.
+    Why(JobJsonArgs),
+    /// Print the output of a job.
+    Logs(LogsArgs),
+    /// Show what a job recorded: metrics, parameters and tags.
+    Metrics(JobJsonArgs),
+    /// Ask jobs to end, with everything they started.
+    Cancel(CancelArgs),
+    /// Fetch what a job left in its outputs.
+    Download(DownloadArgs),
+    /// This box at a glance.
+    Status(JsonArgs),
+    /// List the machines.
+    Nodes(JsonArgs),
+    /// Check this machine and say what each finding means for jobs.
+    Doctor(JsonArgs),
+    /// Explain a fault code; without one, list them all.
+    Explain {
+        /// For example ENV-103.
+        code: Option<String>,
+    },
+    /// End the daemon; running jobs go on.
+    Stop,
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SubmitArgs {
+    /// A directory (with a job.yml or without), or a job file.
+    pub(crate) target: PathBuf,
+    /// The job's name; otherwise one is made.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Another value for an input, for example `inputs.lr=0.2`.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) set: Vec<(String, String)>,
+    /// A variable for the command.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) env: Vec<(String, String)>,
+    /// The command, instead of the job file's.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) submit: SubmitArgs,
+    /// Do not follow: print the job's name and return.
+    #[arg(long, short)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JobsArgs {
+    /// Every job there is.
+    #[arg(long, conflicts_with = "limit")]
+    pub(crate) all: bool,
+    /// At most this many.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+    /// Only jobs that have not ended.
+    #[arg(long)]
+    pub(crate) active: bool,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JsonArgs {
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct JobJsonArgs {
+    /// The job's name.
+    pub(crate) job: String,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// The job's name.
+    pub(crate) job: String,
+    /// Go on until the job has ended.
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// The log of building the environment instead.
+    #[arg(long)]
+    pub(crate) build: bool,
+    /// Begin this many lines before the end.
+    #[arg(long, short = 'n', value_name = "LINES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) tail: Option<u64>,
+    /// Of this attempt instead of the latest.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true)]
+    pub(crate) attempt: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CancelArgs {
+    /// The jobs' names.
+    #[arg(required = true)]
+    pub(crate) jobs: Vec<String>,
+    /// Return when they have ended.
+    #[arg(long)]
+    pub(crate) wait: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DownloadArgs {
+    /// The job's name.
+    pub(crate) job: String,
+    /// The directory to make; otherwise one of the job's name.
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
+    /// The logs too, as `user_logs`.
+    #[arg(long)]
+    pub(crate) logs: bool,
+    /// Replace the directory if it exists.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+fn pair(text: &str) -> Result<(String, String), &'static str> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write it as NAME=VALUE"),
+    }
+}
+
+/// A variable of the environment, if it is set to something.
+#[allow(clippy::disallowed_methods, reason = "this module is what reads the environment")]
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn test_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn test_command_after_dashes_keeps_its_own_options() {
+        let cli =
+            Cli::try_parse_from(["agentctl", "run", "dir", "--env", "A=b=c", "--", "python", "-u", "t.py"]);
+        let Verb::Run(run) = cli.unwrap().verb else { panic!("not run") };
+        assert_eq!(run.submit.command, ["python", "-u", "t.py"]);
+        assert_eq!(run.submit.env, [("A".to_owned(), "b=c".to_owned())]);
+        assert!(Cli::try_parse_from(["agentctl", "run", "dir", "--set", "x"]).is_err());
+    }
+}

@@ -1,0 +1,229 @@
+//! The way to the daemon.
+//!
+//! Owns finding it (a named socket, else the user's own, else the machine's), connecting over its unix
+//! socket, starting one in user mode when that is wanted, and the deadline of every call. Hides tonic: a
+//! command sees answers or a [`Failure`].
+//!
+//! The channel connects again by itself, so a [`Client`] outlives the daemon it was made with; see [`Client::until_back`]. Callers: every command.
+
+mod start;
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use agent_model::paths::{MAX_SOCKET_PATH, Places};
+use agent_model::{Code, Fault};
+use agent_proto::v1::jobs_client::JobsClient;
+use agent_proto::v1::nodes_client::NodesClient;
+use agent_proto::v1::telemetry_client::TelemetryClient;
+use agent_proto::{MAX_MESSAGE, v1};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Response, Status, Streaming};
+
+use crate::cli::variable;
+use crate::failure::Failure;
+use crate::output::Output;
+
+pub(crate) use start::probe;
+
+/// The longest a single answer may take.
+const CALL: Duration = Duration::from_secs(20);
+/// A daemon that is there but dead is found out this often while a stream is open.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// A connection to a daemon.
+#[derive(Clone)]
+pub(crate) struct Client {
+    channel: Channel,
+    socket: PathBuf,
+}
+
+/// Why a socket leads nowhere.
+enum NoWay {
+    /// Nothing listens there.
+    Absent(String),
+    /// It is there, but not for this user.
+    Denied,
+    /// It answered with something odd.
+    Broken(String),
+}
+
+impl Client {
+    /// Connects to a daemon that runs.
+    pub(crate) async fn find(named: Option<&Path>) -> Result<Client, Failure> {
+        let mut tried = Vec::new();
+        for socket in candidates(named) {
+            match connect(&socket).await {
+                Ok(client) => return Ok(client),
+                Err(NoWay::Denied) => return Err(denied(&socket).into()),
+                Err(NoWay::Absent(why) | NoWay::Broken(why)) => {
+                    tried.push(format!("{}: {why}", socket.display()));
+                }
+            }
+        }
+        let fix = match named {
+            Some(_) => "check the socket's path and start the daemon there, for example with `agentd run`",
+            None => "start one with `agentctl run` or `agentd run --user`, or name its socket with --socket",
+        };
+        let fault = Fault::new(Code::Unreachable, "no daemon answers").fix(fix);
+        Err(tried.into_iter().fold(fault, Fault::why).into())
+    }
+
+    /// Connects to a daemon, and starts one in user mode when none runs and none was named.
+    pub(crate) async fn find_or_start(named: Option<&Path>, output: &mut Output) -> Result<Client, Failure> {
+        match Client::find(named).await {
+            Err(Failure::Fault(fault)) if fault.code == Code::Unreachable && named.is_none() => {
+                let places = Places::user(variable).ok_or_else(start::no_home)?;
+                start::start(&places, output).await?;
+                Client::find(Some(&places.socket)).await
+            }
+            found => found,
+        }
+    }
+
+    /// Where the daemon listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The jobs service.
+    pub(crate) fn jobs(&self) -> JobsClient<Channel> {
+        JobsClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    /// The nodes service.
+    pub(crate) fn nodes(&self) -> NodesClient<Channel> {
+        NodesClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    /// The telemetry service.
+    pub(crate) fn telemetry(&self) -> TelemetryClient<Channel> {
+        TelemetryClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    /// The daemon's blob store.
+    pub(crate) fn blobs(&self) -> agent_cas::Remote {
+        agent_cas::Remote::new(self.channel.clone())
+    }
+
+    /// One job as it stands.
+    pub(crate) async fn job(&self, job: &str) -> Result<v1::Job, Failure> {
+        answer(self.jobs().get(v1::GetJobRequest { job: job.to_owned() })).await
+    }
+
+    /// The machines, and what the controller is.
+    pub(crate) async fn machines(&self) -> Result<v1::ListNodesResponse, Failure> {
+        answer(self.nodes().list(v1::ListNodesRequest {})).await
+    }
+
+    /// Everything a job recorded of its latest attempt, as lines of JSON.
+    pub(crate) async fn tracking(&self, job: &str) -> Result<Vec<u8>, Failure> {
+        let request = v1::ReadTrackingRequest { job: job.to_owned(), ..Default::default() };
+        let mut stream = answer(self.telemetry().read_tracking(request)).await?;
+        let mut lines = Vec::new();
+        while let Some(chunk) = next(&mut stream).await? {
+            lines.extend_from_slice(&chunk.lines);
+        }
+        Ok(lines)
+    }
+
+    /// Waits until the daemon takes connections again, at most until `end`.
+    pub(crate) async fn until_back(&self, end: Instant) -> bool {
+        let mut pause = Duration::from_millis(10);
+        while Instant::now() < end {
+            if connect(&self.socket).await.is_ok() {
+                return true;
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_millis(500));
+        }
+        false
+    }
+}
+
+/// The answer to a call, in time.
+pub(crate) async fn answer<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Failure> {
+    match timeout(CALL, call).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(fault(&status).into()),
+        Err(_) => Err(silent().into()),
+    }
+}
+
+/// The next message of a stream that only delivers what is there already.
+pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> Result<Option<T>, Failure> {
+    match timeout(CALL, stream.message()).await {
+        Ok(message) => message.map_err(|status| fault(&status).into()),
+        Err(_) => Err(silent().into()),
+    }
+}
+
+/// What a status means. One that was made here, because the connection broke, has a source; one that the
+/// daemon sent has none.
+pub(crate) fn fault(status: &Status) -> Fault {
+    if status.source().is_some() && status.details().is_empty() {
+        return Fault::new(Code::Unreachable, "the connection to the daemon broke")
+            .why(status.message())
+            .fix("check that it runs: `agentctl status`");
+    }
+    agent_proto::fault(status)
+}
+
+fn silent() -> Fault {
+    Fault::new(Code::Unreachable, format!("the daemon did not answer within {} s", CALL.as_secs()))
+        .fix("look at its log; if it hangs, stop and start it: jobs go on meanwhile")
+}
+
+fn candidates(named: Option<&Path>) -> Vec<PathBuf> {
+    match named {
+        Some(socket) => vec![socket.to_owned()],
+        None => Places::user(variable).into_iter().chain([Places::system()]).map(|p| p.socket).collect(),
+    }
+}
+
+fn denied(socket: &Path) -> Fault {
+    Fault::new(Code::Denied, format!("the daemon at {} is not open to you", socket.display())).fix(
+        "ask its operator for access, or use one of your own: \
+         start it with `agentd run --user` and name its socket with --socket",
+    )
+}
+
+async fn connect(socket: &Path) -> Result<Client, NoWay> {
+    if socket.as_os_str().len() > MAX_SOCKET_PATH {
+        return Err(NoWay::Absent(format!("a socket's path has at most {MAX_SOCKET_PATH} bytes")));
+    }
+    let path = socket.to_owned();
+    let connector = tower::service_fn(move |_: Uri| {
+        let path = path.clone();
+        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
+    });
+    let endpoint = Endpoint::from_static("http://agentd")
+        .connect_timeout(CALL)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE);
+    match endpoint.connect_with_connector(connector).await {
+        Ok(channel) => Ok(Client { channel, socket: socket.to_owned() }),
+        Err(error) => Err(no_way(&error)),
+    }
+}
+
+fn no_way(error: &tonic::transport::Error) -> NoWay {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<io::Error>() {
+            return match io.kind() {
+                io::ErrorKind::NotFound => NoWay::Absent("there is no such socket".to_owned()),
+                io::ErrorKind::ConnectionRefused => NoWay::Absent("nothing listens there".to_owned()),
+                io::ErrorKind::PermissionDenied => NoWay::Denied,
+                _ => NoWay::Broken(io.to_string()),
+            };
+        }
+        cause = error.source();
+    }
+    NoWay::Broken(error.to_string())
+}

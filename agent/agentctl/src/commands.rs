@@ -1,0 +1,69 @@
+//! The verbs, one file each.
+//!
+//! A verb asks the [`Client`](crate::client::Client), makes a text of the answer with a pure function, and
+//! hands it to the [`Output`]. `view` is the one reading of wire jobs and nodes, and the schema of every
+//! `--json`; `follow` is how `run` and `logs -f` stay with a job.
+
+mod cancel;
+mod doctor;
+mod download;
+mod explain;
+mod follow;
+mod jobs;
+mod logs;
+mod metrics;
+mod nodes;
+mod run;
+mod show;
+mod status;
+mod stop;
+mod submit;
+mod view;
+mod why;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+
+use crate::cli::{Cli, Verb};
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Does what was asked and gives the exit code; what went wrong has been said by then.
+pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
+    let performed = dispatch(cli, output).await;
+    performed.unwrap_or_else(|failure| {
+        match &failure {
+            Failure::Fault(fault) => output.fault(fault),
+            Failure::Refused { what, fix } => output.refusal(what, fix),
+            Failure::PipeClosed => {}
+        }
+        failure.exit_code()
+    })
+}
+
+async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
+    let socket = cli.socket.as_deref();
+    match cli.verb {
+        Verb::Run(args) => return run::run(args, socket, output).await,
+        Verb::Doctor(args) => return doctor::doctor(&args, socket, output).await,
+        Verb::Submit(args) => submit::submit(args, socket, output).await?,
+        Verb::Jobs(args) => jobs::jobs(&args, socket, output).await?,
+        Verb::Show(args) => show::show(&args, socket, output).await?,
+        Verb::Why(args) => why::why(&args, socket, output).await?,
+        Verb::Logs(args) => return logs::logs(args, socket, output).await,
+        Verb::Metrics(args) => metrics::metrics(&args, socket, output).await?,
+        Verb::Cancel(args) => cancel::cancel(&args, socket, output).await?,
+        Verb::Download(args) => download::download(&args, socket, output).await?,
+        Verb::Status(args) => status::status(&args, socket, output).await?,
+        Verb::Nodes(args) => nodes::nodes(&args, socket, output).await?,
+        Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
+        Verb::Stop => stop::stop(socket, output).await?,
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "agentctl", &mut script);
+            output.print(&String::from_utf8_lossy(&script))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,107 @@
+//! `doctor`: what was found out about this machine, and what it means for jobs.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use agent_model::node::{Finding, Grade};
+use agent_model::{Code, Fault};
+use serde_json::json;
+
+use super::view::NodeView;
+use crate::cli::JsonArgs;
+use crate::client::{self, Client};
+use crate::failure::Failure;
+use crate::output::text::{Tone, clean, wrap};
+use crate::output::{Output, Paper};
+
+/// A machine and what was found out about it.
+struct Checked {
+    node: String,
+    findings: Vec<Finding>,
+}
+
+/// Shows the findings of the daemon's machines, or of this one when no daemon runs; 1 if any is bad.
+pub(super) async fn doctor(
+    args: &JsonArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<ExitCode, Failure> {
+    let (source, machines) = match Client::find(socket).await {
+        Ok(client) => ("daemon", ask(&client).await?),
+        Err(Failure::Fault(fault)) if fault.code == Code::Unreachable && socket.is_none() => {
+            output.note("no daemon runs; this machine as it is:");
+            let inventory = client::probe().await?;
+            ("probe", vec![Checked { node: inventory.hostname, findings: inventory.findings }])
+        }
+        Err(failure) => return Err(failure),
+    };
+    let bad = machines.iter().flat_map(|m| &m.findings).any(|finding| finding.grade == Grade::Bad);
+    if args.json {
+        let nodes = machines.iter().map(|m| json!({ "node": m.node, "findings": m.findings }));
+        output.json(&json!({ "source": source, "nodes": nodes.collect::<Vec<_>>(), "bad": bad }))?;
+    } else {
+        let paper = output.paper();
+        let text: Vec<String> = machines.iter().map(|machine| render(machine, paper)).collect();
+        output.print(&text.join("\n"))?;
+    }
+    Ok(ExitCode::from(u8::from(bad)))
+}
+
+async fn ask(client: &Client) -> Result<Vec<Checked>, Fault> {
+    let nodes = match client.machines().await {
+        Ok(machines) => machines.nodes,
+        Err(Failure::Fault(fault)) => return Err(*fault),
+        Err(_) => Vec::new(),
+    };
+    let checked = |node| {
+        NodeView::try_from(node).map(|node| Checked { node: node.node, findings: node.inventory.findings })
+    };
+    nodes.into_iter().map(checked).collect()
+}
+
+fn render(machine: &Checked, paper: Paper) -> String {
+    let mut text = format!("{}\n", paper.ink.paint(Tone::Strong, &clean(&machine.node)));
+    let width = machine.findings.iter().map(|finding| finding.topic.chars().count()).max().unwrap_or(0);
+    for finding in &machine.findings {
+        let (word, tone) = grade(finding.grade);
+        let mark = paper.ink.paint(tone, &format!("{word:<7}")).into_owned();
+        let indent = 2 + 7 + 2 + width + 2;
+        let fitted = |words: &str| wrap(&clean(words), paper.width, indent);
+        text.push_str(&format!("  {mark}  {:<width$}  {}\n", clean(&finding.topic), fitted(&finding.found)));
+        text.push_str(&format!("{:indent$}{}\n", "", paper.ink.paint(Tone::Dim, &fitted(&finding.means))));
+        if let Some(fix) = &finding.fix {
+            text.push_str(&format!("{:indent$}{}\n", "", fitted(&format!("fix: {fix}"))));
+        }
+    }
+    text
+}
+
+/// The word and the colour of a grade.
+pub(super) fn grade(grade: Grade) -> (&'static str, Tone) {
+    match grade {
+        Grade::Good => ("good", Tone::Good),
+        Grade::Limited => ("limited", Tone::Warn),
+        Grade::Bad => ("bad", Tone::Bad),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::nodes::tests::small;
+    use super::*;
+    use crate::output::text::Ink;
+
+    #[test]
+    fn test_findings_say_what_they_mean_and_what_to_do() {
+        let machine = Checked { node: "box".into(), findings: small().inventory.findings };
+        assert_eq!(
+            render(&machine, Paper { ink: Ink::PLAIN, width: 60 }),
+            "box\n\
+             \x20 good     python  3.11\n\
+             \x20                  pip environments can be built\n\
+             \x20 limited  gpu     none\n\
+             \x20                  jobs that ask for a GPU wait\n\
+             \x20                  fix: install a driver\n"
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! `download`: what a job left behind, as files.
+//!
+//! Everything is written beside the destination first and put in its place when it is complete, so that an
+//! interrupted download leaves nothing half done.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use agent_cas::snapshot::{self, MaterializeError};
+use agent_model::{Code, Fault, Stream};
+use agent_proto::v1;
+
+use super::view::JobView;
+use crate::cli::DownloadArgs;
+use crate::client::{Client, answer, next};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::output::text::{bytes, count};
+
+/// The folder of logs in a download, as the cloud names it.
+const LOGS: &str = "user_logs";
+
+/// Fetches the outputs, and the logs if wanted.
+pub(super) async fn download(
+    args: &DownloadArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let client = Client::find(socket).await?;
+    let job = JobView::try_from(client.job(&args.job).await?)?;
+    let artifacts = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);
+    if artifacts.is_none() && !args.logs {
+        return match job.has_ended() {
+            true => {
+                output.note(&format!("{} left no outputs; --logs fetches its logs", job.job));
+                Ok(())
+            }
+            false => Err(Failure::refused(
+                format!("{} is {}: its outputs are stored when it has ended", job.job, job.state),
+                format!("wait for it: agentctl logs -f {}", job.job),
+            )),
+        };
+    }
+    let dest = args.output.clone().unwrap_or_else(|| PathBuf::from(&job.job));
+    if dest.exists() && !args.force {
+        return Err(Failure::refused(
+            format!("`{}` exists", dest.display()),
+            "name another directory with -o, or replace what it has of the same names with --force",
+        ));
+    }
+    let unwritable = |error: io::Error| unwritable(&dest, &error);
+    let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let room = tempfile::Builder::new().prefix(".download-").tempdir_in(parent).map_err(unwritable)?;
+    let tree = room.path().join("tree");
+    output.busy(&format!("fetching to {}", dest.display()));
+    if let Some(artifacts) = artifacts {
+        let laid = snapshot::download(&client.blobs(), artifacts.root, &tree).await;
+        laid.map_err(|error| unlaid(&dest, &error))?;
+    }
+    if args.logs {
+        fs::create_dir_all(tree.join(LOGS)).map_err(unwritable)?;
+        for log in Stream::ALL {
+            fetch_log(&client, &job.job, log, &tree.join(LOGS).join(log.file_name()), &dest).await?;
+        }
+    }
+    put_in_place(&tree, &dest, &room.path().join("replaced")).map_err(unwritable)?;
+    let (files, size) = artifacts.map_or((0, 0), |a| (a.files, a.bytes));
+    let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
+    output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), bytes(size)));
+    Ok(())
+}
+
+async fn fetch_log(client: &Client, job: &str, log: Stream, to: &Path, dest: &Path) -> Result<(), Failure> {
+    let request = v1::ReadLogRequest { job: job.to_owned(), stream: log.to_string(), ..Default::default() };
+    let mut chunks = answer(client.telemetry().read_log(request)).await?;
+    let mut file = fs::File::create(to).map_err(|error| unwritable(dest, &error))?;
+    while let Some(chunk) = next(&mut chunks).await? {
+        file.write_all(&chunk.data).map_err(|error| unwritable(dest, &error))?;
+    }
+    Ok(())
+}
+
+/// Moves `tree` to `dest`. What `dest` has of the same names goes to `replaced`.
+fn put_in_place(tree: &Path, dest: &Path, replaced: &Path) -> io::Result<()> {
+    if !dest.exists() {
+        return fs::rename(tree, dest);
+    }
+    fs::create_dir(replaced)?;
+    for entry in fs::read_dir(tree)? {
+        let entry = entry?;
+        let to = dest.join(entry.file_name());
+        if to.symlink_metadata().is_ok() {
+            fs::rename(&to, replaced.join(entry.file_name()))?;
+        }
+        fs::rename(entry.path(), to)?;
+    }
+    Ok(())
+}
+
+fn unwritable(dest: &Path, error: &io::Error) -> Failure {
+    Failure::refused(
+        format!("cannot write to `{}`: {error}", dest.display()),
+        "check the path, who may write there, and the room on its disk",
+    )
+}
+
+fn unlaid(dest: &Path, error: &MaterializeError) -> Failure {
+    let code = match error {
+        MaterializeError::Tree { .. } => Code::SnapshotMissing,
+        _ => Code::SnapshotStore,
+    };
+    Fault::new(code, format!("the outputs could not be brought to `{}`", dest.display()))
+        .because(error)
+        .fix("try again; what was written so far has been removed")
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_only_what_has_the_same_name_is_replaced() {
+        let room = tempfile::tempdir().unwrap();
+        let (tree, dest) = (room.path().join("tree"), room.path().join("dest"));
+        let write = |path: PathBuf, text: &str| {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write(tree.join("outputs/model"), "new");
+        write(dest.join("outputs/old"), "old");
+        write(dest.join("mine"), "mine");
+        put_in_place(&tree, &dest, &room.path().join("replaced")).unwrap();
+        assert_eq!(fs::read_to_string(dest.join("outputs/model")).unwrap(), "new");
+        assert!(!dest.join("outputs/old").exists());
+        assert_eq!(fs::read_to_string(dest.join("mine")).unwrap(), "mine");
+    }
+}

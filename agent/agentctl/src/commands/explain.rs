@@ -1,0 +1,135 @@
+//! `explain`: the page of a fault code.
+
+use agent_model::Code;
+
+use crate::failure::Failure;
+use crate::output::table::{Cell, Table};
+use crate::output::text::{Tone, wrap};
+use crate::output::{Output, Paper};
+
+/// Prints one page, or the list of all codes.
+pub(super) fn explain(code: Option<&str>, output: &mut Output) -> Result<(), Failure> {
+    let paper = output.paper();
+    let Some(text) = code else { return output.print(&list(paper)) };
+    let code = Code::parse(text.trim()).ok_or_else(|| {
+        Failure::refused(
+            format!("there is no fault code `{text}`"),
+            "codes look like ENV-103; `agentctl explain` lists them all",
+        )
+    })?;
+    output.print(&render(page(code), paper))
+}
+
+fn list(paper: Paper) -> String {
+    let mut table = Table::new(&["CODE", "MEANS"], &[]);
+    for code in Code::ALL {
+        table.row([Cell::new(Tone::Strong, code.as_str()), Cell::from(code.title())]);
+    }
+    table.render(paper)
+}
+
+/// A page with its paragraphs and items fitted to the paper and its headings set off.
+fn render(page: &str, paper: Paper) -> String {
+    let width = paper.width.min(90);
+    let mut blocks: Vec<String> = Vec::new();
+    for line in page.lines() {
+        let begins = line.is_empty() || line.starts_with(['#', '-']);
+        match blocks.last_mut().filter(|last| !begins && !last.is_empty() && !last.starts_with('#')) {
+            Some(last) => {
+                last.push(' ');
+                last.push_str(line.trim_start());
+            }
+            None => blocks.push(line.to_owned()),
+        }
+    }
+    let fit = |block: &String| match block.split_once(' ') {
+        Some(("#" | "##", heading)) => paper.ink.paint(Tone::Strong, heading).into_owned(),
+        Some(("-", _)) => wrap(block, width, 2),
+        _ => wrap(block, width, 0),
+    };
+    blocks.iter().map(|block| fit(block) + "\n").collect()
+}
+
+macro_rules! page {
+    ($code:literal) => {
+        include_str!(concat!("../../../docs/faults/", $code, ".md"))
+    };
+}
+
+/// The page of a code. A code without one does not compile.
+fn page(code: Code) -> &'static str {
+    match code {
+        Code::JobFile => page!("JOB-101"),
+        Code::JobInvalid => page!("JOB-102"),
+        Code::JobUnsupported => page!("JOB-103"),
+        Code::JobNotFound => page!("JOB-104"),
+        Code::JobConflict => page!("JOB-105"),
+        Code::SnapshotUnreadable => page!("SNP-101"),
+        Code::SnapshotUnsafe => page!("SNP-102"),
+        Code::SnapshotMissing => page!("SNP-103"),
+        Code::SnapshotStore => page!("SNP-104"),
+        Code::PythonMissing => page!("ENV-101"),
+        Code::PythonIncomplete => page!("ENV-102"),
+        Code::EnvUnsatisfied => page!("ENV-103"),
+        Code::EnvBuild => page!("ENV-104"),
+        Code::EnvUnsupported => page!("ENV-105"),
+        Code::EnvNetwork => page!("ENV-106"),
+        Code::CommandFailed => page!("RUN-101"),
+        Code::CommandNotFound => page!("RUN-102"),
+        Code::CommandSignaled => page!("RUN-103"),
+        Code::OutOfMemory => page!("RUN-104"),
+        Code::TimeLimit => page!("RUN-105"),
+        Code::LaunchFailed => page!("RUN-106"),
+        Code::RunLost => page!("RUN-107"),
+        Code::OutputsUnstored => page!("OUT-101"),
+        Code::DiskFull => page!("NODE-101"),
+        Code::NodeLost => page!("NODE-102"),
+        Code::NodeRebooted => page!("NODE-103"),
+        Code::ControllerStore => page!("CTL-101"),
+        Code::Fenced => page!("CTL-102"),
+        Code::RequestInvalid => page!("CTL-103"),
+        Code::Unreachable => page!("NET-101"),
+        Code::Denied => page!("NET-102"),
+        Code::ConfigInvalid => page!("CFG-101"),
+        Code::StateInUse => page!("CFG-102"),
+        Code::StateUnusable => page!("CFG-103"),
+        Code::Bug => page!("BUG-001"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::text::Ink;
+
+    const PAPER: Paper = Paper { ink: Ink::PLAIN, width: 60 };
+
+    #[test]
+    fn test_every_page_is_its_own_and_says_what_to_do() {
+        for code in Code::ALL {
+            let page = page(*code);
+            assert!(page.starts_with(&format!("# {code}: {}\n", code.title())), "{code}");
+            for part in ["## What it means", "## Why it happens", "## What to do"] {
+                assert!(page.contains(part), "{code} lacks `{part}`");
+            }
+        }
+    }
+
+    #[test]
+    fn test_page_fits_the_paper() {
+        let shown = render(
+            "# ENV-103: a title\n\n- a long item that must be broken into two lines to fit here\n",
+            PAPER,
+        );
+        assert_eq!(
+            shown,
+            "ENV-103: a title\n\n- a long item that must be broken into two lines to fit\n  here\n"
+        );
+    }
+
+    #[test]
+    fn test_list_names_every_code() {
+        let list = list(PAPER);
+        assert!(Code::ALL.iter().all(|code| list.contains(code.as_str())));
+    }
+}

@@ -1,0 +1,260 @@
+//! Staying with a job until it has ended, whatever becomes of the daemon meanwhile.
+//!
+//! One session is a set of open streams: the job as it changes, and its logs. When the connection breaks the
+//! next session opens them again where the last one was, so no byte is shown twice and none is left out.
+//!
+//! Invariants: a byte of a log is shown once; the end is believed when the job is in a terminal state and as
+//! much of its log was shown as its outcome says there is. Callers: `run` and `logs -f`.
+
+use std::pin::Pin;
+
+use agent_model::{Code, Fault, Stream};
+use agent_proto::v1;
+use futures_util::stream::{SelectAll, Stream as AnyStream, StreamExt};
+use tokio::time::{Duration, Instant, sleep};
+use tonic::{Status, Streaming};
+
+use super::view::JobView;
+use crate::client::{self, Client, answer};
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// How long a daemon that went away is waited for.
+const AWAY: Duration = Duration::from_secs(60);
+/// Between two sessions that came to nothing.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What someone who follows sees.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wants {
+    /// The log on standard output.
+    pub(crate) log: Stream,
+    /// The story around it: why it waits, the build log, what the environment is.
+    pub(crate) story: bool,
+    /// Begin this many lines before the end of the log; 0 is from its start.
+    pub(crate) tail: u64,
+    /// Begin with this attempt; 0 is the latest.
+    pub(crate) attempt: u64,
+}
+
+/// How following ended.
+#[derive(Debug)]
+pub(crate) enum Ended {
+    /// With the job.
+    Job(Box<JobView>),
+    /// The user has seen enough; the job goes on.
+    Detached,
+}
+
+enum Event {
+    Job(Box<v1::Job>),
+    Log(Stream, v1::LogChunk),
+}
+
+type Events = SelectAll<Pin<Box<dyn AnyStream<Item = Result<Event, Status>>>>>;
+
+/// How far one log was shown.
+#[derive(Debug, Default, Clone, Copy)]
+struct Position {
+    epoch: u64,
+    offset: u64,
+}
+
+struct Follower<'a> {
+    client: &'a Client,
+    job: &'a str,
+    wants: Wants,
+    log: Position,
+    build: Position,
+    /// The job as last seen.
+    last: Option<JobView>,
+    /// When the daemon went away, if it has not said anything since.
+    away: Option<Instant>,
+    /// What was last said about waiting, and about the environment.
+    said: String,
+    environment: String,
+}
+
+/// Follows `job` to its end.
+pub(crate) async fn follow(
+    client: &Client,
+    job: &str,
+    wants: Wants,
+    output: &mut Output,
+) -> Result<Ended, Failure> {
+    let log = Position { epoch: wants.attempt, offset: 0 };
+    let mut follower = Follower {
+        client,
+        job,
+        wants,
+        log,
+        build: Position::default(),
+        last: None,
+        away: None,
+        said: String::new(),
+        environment: String::new(),
+    };
+    tokio::select! {
+        ended = follower.until_ended(output) => ended,
+        _ = tokio::signal::ctrl_c() => Ok(Ended::Detached),
+    }
+}
+
+impl Follower<'_> {
+    async fn until_ended(&mut self, output: &mut Output) -> Result<Ended, Failure> {
+        loop {
+            let why = match self.session(output).await {
+                Ok(()) if self.is_complete() => break,
+                Ok(()) => Fault::new(Code::Unreachable, "the daemon ended the conversation"),
+                Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => *fault,
+                Err(failure) => return Err(failure),
+            };
+            self.wait(why, output).await?;
+        }
+        output.job_ended()?;
+        match self.last.take() {
+            Some(job) => {
+                if self.wants.story && self.environment.is_empty() {
+                    self.recall_environment(output).await?;
+                }
+                Ok(Ended::Job(Box::new(job)))
+            }
+            None => Err(Fault::new(Code::Bug, "the job ended without having been seen").into()),
+        }
+    }
+
+    /// Opens the streams and shows what they bring, until all of them have ended.
+    async fn session(&mut self, output: &mut Output) -> Result<(), Failure> {
+        let mut events = Events::new();
+        let request = v1::GetJobRequest { job: self.job.to_owned() };
+        let changes = answer(self.client.jobs().watch(request)).await?;
+        events.push(changes.map(|job| job.map(|job| Event::Job(Box::new(job)))).boxed_local());
+        let logs: &[Stream] = if self.wants.story { &Stream::ALL } else { &[self.wants.log] };
+        for log in logs.iter().copied() {
+            let chunks = self.open(log).await?;
+            events.push(chunks.map(move |chunk| chunk.map(|chunk| Event::Log(log, chunk))).boxed_local());
+        }
+        while let Some(event) = events.next().await {
+            let event = event.map_err(|status| client::fault(&status))?;
+            self.away = None;
+            match event {
+                Event::Job(job) => self.see(JobView::try_from(*job)?, output),
+                Event::Log(log, chunk) => self.show(log, &chunk, output)?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn open(&self, log: Stream) -> Result<Streaming<v1::LogChunk>, Failure> {
+        let at = self.position(log);
+        let request = v1::ReadLogRequest {
+            job: self.job.to_owned(),
+            epoch: at.epoch,
+            rank: 0,
+            stream: log.to_string(),
+            offset: at.offset,
+            follow: true,
+            // Only the first time: later there is a place to go on from.
+            tail_lines: if self.last.is_none() { self.wants.tail } else { 0 },
+        };
+        answer(self.client.telemetry().read_log(request)).await
+    }
+
+    fn position(&self, log: Stream) -> Position {
+        if log == self.wants.log { self.log } else { self.build }
+    }
+
+    fn show(&mut self, log: Stream, chunk: &v1::LogChunk, output: &mut Output) -> Result<(), Failure> {
+        let at = if log == self.wants.log { &mut self.log } else { &mut self.build };
+        *at = Position { epoch: chunk.epoch, offset: chunk.offset + chunk.data.len() as u64 };
+        if log == self.wants.log {
+            return output.job_bytes(&chunk.data);
+        }
+        output.build_bytes(&chunk.data);
+        Ok(())
+    }
+
+    fn see(&mut self, job: JobView, output: &mut Output) {
+        if self.wants.story {
+            self.tell(&job, output);
+        }
+        self.last = Some(job);
+    }
+
+    /// Says what changed, as far as it concerns someone who waits.
+    fn tell(&mut self, job: &JobView, output: &mut Output) {
+        let attempt = self.last.as_ref().map_or(0, |last| last.attempt);
+        if job.attempt > 1 && job.attempt != attempt {
+            output.build_ended();
+            output.note(&format!("attempt {} begins", job.attempt));
+        }
+        let detail = job.replicas.first().map_or("", |replica| replica.detail.as_str());
+        if detail.starts_with("environment ") && detail != self.environment {
+            detail.clone_into(&mut self.environment);
+            output.build_ended();
+            output.note(detail);
+        }
+        match job.state.as_str() {
+            "Queued" if !job.detail.is_empty() => {
+                self.waits(&format!("waiting: {}", job.detail), true, output)
+            }
+            "Queued" => output.busy("waiting"),
+            "Preparing" => self.waits(&job.detail, false, output),
+            "NotResponding" => self.waits(&job.detail, true, output),
+            "Finalizing" => output.busy(&job.detail),
+            _ => output.rest(),
+        }
+    }
+
+    /// Shows a reason to wait; one that `matters` also where there is no terminal.
+    fn waits(&mut self, reason: &str, matters: bool, output: &mut Output) {
+        if matters && !output.is_lively() && self.said != reason {
+            reason.clone_into(&mut self.said);
+            output.note(reason);
+        }
+        output.busy(reason);
+    }
+
+    /// The job has ended, and all it wrote was shown.
+    fn is_complete(&self) -> bool {
+        let Some(job) = self.last.as_ref().filter(|job| job.has_ended()) else { return false };
+        let ends = job.outcome.iter().flat_map(|outcome| &outcome.streams);
+        let mut expected = ends.filter(|end| end.stream == self.wants.log).map(|end| end.digest.size);
+        // A later attempt wrote what the outcome speaks of, unless the latest is what was shown.
+        expected.all(|size| self.log.epoch != job.attempt || self.log.offset >= size)
+    }
+
+    /// Waits for a daemon that went away.
+    async fn wait(&mut self, why: Fault, output: &mut Output) -> Result<(), Failure> {
+        let now = Instant::now();
+        let since = *self.away.get_or_insert_with(|| {
+            output.note("the daemon went away; the job goes on without it, and so does this when it is back");
+            now
+        });
+        output.busy("waiting for the daemon to come back");
+        sleep(PAUSE.min(now - since)).await;
+        if now < since + AWAY && self.client.until_back(since + AWAY).await {
+            return Ok(());
+        }
+        let what = format!("the daemon has been away for {} s", AWAY.as_secs());
+        let fault = Fault::new(Code::Unreachable, what).why(why.what).fix(format!(
+            "start it again (your own: `agentd run --user`), then `agentctl logs -f {}`; the job goes on",
+            self.job
+        ));
+        Err(why.why.into_iter().fold(fault, Fault::why).into())
+    }
+
+    /// A job that is over in a moment may be through before its environment was seen; its history has it.
+    async fn recall_environment(&mut self, output: &mut Output) -> Result<(), Failure> {
+        let request = v1::GetJobRequest { job: self.job.to_owned() };
+        let history = answer(self.client.jobs().history(request)).await?;
+        let told = |event: &v1::HistoryEvent| {
+            let (_, told) = event.text.split_once(": ")?;
+            told.starts_with("environment ").then(|| told.to_owned())
+        };
+        if let Some(told) = history.events.iter().rev().find_map(told) {
+            output.note(&told);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! `jobs`: what waits, runs and ended.
+
+use std::path::Path;
+
+use agent_model::{Clock, SystemClock, Timestamp};
+use agent_proto::v1;
+use serde_json::json;
+
+use super::view::JobView;
+use crate::cli::JobsArgs;
+use crate::client::{Client, answer};
+use crate::failure::Failure;
+use crate::output::table::{Cell, Table};
+use crate::output::text::{Tone, age, duration};
+use crate::output::{Output, Paper};
+
+/// Jobs asked for at a time.
+const PAGE: u32 = 500;
+
+/// Lists jobs, newest first.
+pub(super) async fn jobs(args: &JobsArgs, socket: Option<&Path>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(socket).await?;
+    let limit = if args.all { u32::MAX } else { args.limit };
+    let (jobs, more) = list(&client, limit, args.active).await?;
+    if args.json {
+        return output.json(&json!({ "jobs": jobs, "more": more }));
+    }
+    if jobs.is_empty() {
+        output.note("no jobs; submit one with `agentctl run DIR -- python train.py`");
+        return Ok(());
+    }
+    let paper = output.paper();
+    output.print(&table(&jobs, SystemClock.now(), paper))?;
+    if more {
+        output.note("older jobs are not shown: --limit N or --all shows them");
+    }
+    Ok(())
+}
+
+/// At most `limit` jobs, and whether there are more.
+pub(super) async fn list(client: &Client, limit: u32, active: bool) -> Result<(Vec<JobView>, bool), Failure> {
+    let mut jobs: Vec<JobView> = Vec::new();
+    loop {
+        let left = limit - u32::try_from(jobs.len()).unwrap_or(limit);
+        let after = jobs.last().map(|job| job.job.clone()).unwrap_or_default();
+        let request = v1::ListJobsRequest { limit: left.min(PAGE), active, after };
+        let page = answer(client.jobs().list(request)).await?;
+        let empty = page.jobs.is_empty();
+        for job in page.jobs {
+            jobs.push(JobView::try_from(job)?);
+        }
+        if !page.more || empty || jobs.len() >= limit as usize {
+            return Ok((jobs, page.more));
+        }
+    }
+}
+
+/// Jobs as a table.
+pub(super) fn table(jobs: &[JobView], now: Timestamp, paper: Paper) -> String {
+    let mut table = Table::new(&["NAME", "STATE", "AGE", "DURATION", "EXIT", "TITLE"], &[2, 3, 4]);
+    for job in jobs {
+        let title = match job.state.as_str() {
+            "Queued" if !job.detail.is_empty() => format!("{} ({})", job.title, job.detail),
+            _ => job.title.clone(),
+        };
+        table.row([
+            Cell::from(&job.job),
+            Cell::new(job.tone(), &job.state),
+            Cell::from(age(Timestamp(job.submitted_ms), now)),
+            Cell::from(job.duration(now).map(duration).unwrap_or_default()),
+            exit_cell(job),
+            Cell::from(title),
+        ]);
+    }
+    table.render(paper)
+}
+
+fn exit_cell(job: &JobView) -> Cell {
+    match job.exit_code {
+        Some(0) => Cell::from("0"),
+        Some(code) => Cell::new(Tone::Bad, code.to_string()),
+        None => Cell::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::tests::{ended, failed};
+    use super::*;
+    use crate::output::text::Ink;
+
+    #[test]
+    fn test_table_fits_80_columns() {
+        let mut waiting = failed();
+        waiting.state = "Queued".into();
+        (waiting.outcome, waiting.exit_code, waiting.started_ms) = (None, None, None);
+        waiting.detail = "1 job ahead, both slots of box busy: train-a, train-b".into();
+        let paper = Paper { ink: Ink::PLAIN, width: 80 };
+        assert_eq!(
+            table(&[waiting, failed(), ended()], Timestamp(1_200_000), paper),
+            "NAME     STATE        AGE  DURATION  EXIT  TITLE\n\
+             train-1  Queued     3 min                  python t.py (1 job ahead, both slots…\n\
+             train-1  Failed     3 min     0.4 s     3  python t.py\n\
+             train-1  Completed  3 min      12 s     0  python t.py\n"
+        );
+    }
+}

@@ -1,0 +1,188 @@
+//! `metrics`: what a job recorded.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use agent_model::tracking::TrackingRecord;
+use serde_json::{Value, json};
+
+use crate::cli::JobJsonArgs;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output::table::{Cell, Table};
+use crate::output::text::number;
+use crate::output::{Output, Paper};
+
+/// Shows metrics, parameters and tags.
+pub(super) async fn metrics(
+    args: &JobJsonArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let client = Client::find(socket).await?;
+    let recorded = Recorded::read(&client.tracking(&args.job).await?);
+    if args.json {
+        return output.json(&recorded.json(&args.job));
+    }
+    if recorded.is_empty() {
+        output.note(&format!(
+            "{} has recorded nothing so far; scripts use mlflow.log_metric, or append to $AGENTD_METRICS",
+            args.job
+        ));
+        return Ok(());
+    }
+    let paper = output.paper();
+    output.print(&recorded.render(paper))
+}
+
+/// What a job recorded, summed up.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    pub(super) metrics: BTreeMap<String, Series>,
+    params: BTreeMap<String, String>,
+    tags: BTreeMap<String, String>,
+}
+
+/// The values of one metric.
+#[derive(Debug)]
+pub(super) struct Series {
+    /// The value of the highest step; of several, the one recorded last.
+    last: f64,
+    last_step: i64,
+    /// Of the values that are numbers.
+    min: f64,
+    max: f64,
+    count: u64,
+}
+
+impl Recorded {
+    /// From tracking records, one a line; what is no record is passed over.
+    pub(super) fn read(lines: &[u8]) -> Recorded {
+        let mut recorded = Recorded::default();
+        for line in lines.split(|byte| *byte == b'\n') {
+            match TrackingRecord::parse(line) {
+                Some(TrackingRecord::Metric { metric, value, step, .. }) => {
+                    recorded.metrics.entry(metric).or_insert(Series::EMPTY).add(value, step);
+                }
+                Some(TrackingRecord::Param { param, text }) => drop(recorded.params.insert(param, text)),
+                Some(TrackingRecord::Tag { tag, text }) => drop(recorded.tags.insert(tag, text)),
+                None => {}
+            }
+        }
+        recorded
+    }
+
+    fn is_empty(&self) -> bool {
+        self.metrics.is_empty() && self.params.is_empty() && self.tags.is_empty()
+    }
+
+    /// The metrics as a table.
+    pub(super) fn table(&self, paper: Paper) -> String {
+        let mut table = Table::new(&["METRIC", "LAST", "MIN", "MAX", "COUNT"], &[1, 2, 3, 4]);
+        for (name, series) in &self.metrics {
+            let numbers = [series.last, series.min, series.max].map(|value| Cell::from(number(value)));
+            let count = Cell::from(series.count.to_string());
+            table.row([Cell::from(name)].into_iter().chain(numbers).chain([count]));
+        }
+        table.render(paper)
+    }
+
+    fn render(&self, paper: Paper) -> String {
+        let mut parts = Vec::new();
+        if !self.metrics.is_empty() {
+            parts.push(self.table(paper));
+        }
+        for (heading, pairs) in [("PARAMETER", &self.params), ("TAG", &self.tags)] {
+            if pairs.is_empty() {
+                continue;
+            }
+            let mut table = Table::new(&[heading, "VALUE"], &[]);
+            pairs.iter().for_each(|(name, text)| table.row([Cell::from(name), Cell::from(text)]));
+            parts.push(table.render(paper));
+        }
+        parts.join("\n")
+    }
+
+    fn json(&self, job: &str) -> Value {
+        let metrics: Vec<Value> = self
+            .metrics
+            .iter()
+            .map(|(name, series)| {
+                json!({
+                    "name": name,
+                    "last": value(series.last),
+                    "last_step": series.last_step,
+                    "min": value(series.min),
+                    "max": value(series.max),
+                    "count": series.count,
+                })
+            })
+            .collect();
+        json!({ "job": job, "metrics": metrics, "params": self.params, "tags": self.tags })
+    }
+}
+
+impl Series {
+    const EMPTY: Series =
+        Series { last: f64::NAN, last_step: i64::MIN, min: f64::NAN, max: f64::NAN, count: 0 };
+
+    fn add(&mut self, value: f64, step: i64) {
+        if step >= self.last_step {
+            (self.last, self.last_step) = (value, step);
+        }
+        // `min` and `max` pass over what is not a number.
+        (self.min, self.max) = (self.min.min(value), self.max.max(value));
+        self.count += 1;
+    }
+}
+
+/// A number, or the word for what JSON has no number for.
+fn value(value: f64) -> Value {
+    match value {
+        value if value.is_finite() => json!(value),
+        value if value.is_nan() => json!("NaN"),
+        value if value > 0.0 => json!("Infinity"),
+        _ => json!("-Infinity"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::text::Ink;
+
+    const LINES: &[u8] = br#"{"metric":"loss","value":0.5,"step":0}
+{"metric":"loss","value":0.125,"step":2}
+{"metric":"loss","value":0.25,"step":1}
+nonsense
+{"metric":"nothing","value":"NaN"}
+{"param":"lr","text":"0.1"}
+{"tag":"team","text":"vision"}
+{"metric":"cut"#;
+
+    #[test]
+    fn test_tables_show_last_least_and_greatest() {
+        let paper = Paper { ink: Ink::PLAIN, width: 80 };
+        assert_eq!(
+            Recorded::read(LINES).render(paper),
+            "METRIC    LAST    MIN  MAX  COUNT\n\
+             loss     0.125  0.125  0.5      3\n\
+             nothing    NaN    NaN  NaN      1\n\
+             \n\
+             PARAMETER  VALUE\n\
+             lr         0.1\n\
+             \n\
+             TAG   VALUE\n\
+             team  vision\n"
+        );
+    }
+
+    #[test]
+    fn test_json_has_words_for_what_is_no_number() {
+        let json = Recorded::read(LINES).json("j");
+        assert_eq!(json["metrics"][0]["last"], 0.125);
+        assert_eq!(json["metrics"][0]["last_step"], 2);
+        assert_eq!(json["metrics"][1]["last"], "NaN");
+        assert_eq!(json["params"]["lr"], "0.1");
+    }
+}

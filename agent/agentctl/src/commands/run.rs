@@ -1,0 +1,163 @@
+//! `run`: submit a job and stay with it; the exit code is the job's.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use agent_cas::snapshot::{self, Entry};
+use agent_model::{Clock, Stream, SystemClock};
+
+use super::follow::{Ended, Wants, follow};
+use super::metrics::Recorded;
+use super::submit;
+use super::view::JobView;
+use crate::cli::RunArgs;
+use crate::client::Client;
+use crate::failure::{DETACHED, Failure, NEVER_RAN};
+use crate::output::text::{bytes, count, duration};
+use crate::output::{Output, Paper};
+
+/// Outputs that are named one by one.
+const SHOWN: usize = 12;
+
+/// Submits, follows, sums up.
+pub(super) async fn run(
+    args: RunArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<ExitCode, Failure> {
+    let (client, job) = submit::place(args.submit, socket, output).await?;
+    if args.detach {
+        output.note(&how_to_go_on(&job));
+        output.print(&format!("{job}\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    output.note(&format!("job:  {job}"));
+    let wants = Wants { log: Stream::Job, story: true, tail: 0, attempt: 0 };
+    match follow(&client, &job, wants, output).await? {
+        Ended::Detached => {
+            output.note(&format!("detached; the job goes on. {}", how_to_go_on(&job)));
+            Ok(ExitCode::from(DETACHED))
+        }
+        Ended::Job(job) => {
+            sum_up(&client, &job, output).await?;
+            Ok(ExitCode::from(exit_code(&job)))
+        }
+    }
+}
+
+fn how_to_go_on(job: &str) -> String {
+    format!("follow it: agentctl logs -f {job}   end it: agentctl cancel {job}")
+}
+
+/// The job's own code if its command ran; never 0 for a job that did not complete.
+fn exit_code(job: &JobView) -> u8 {
+    let completed = job.state == "Completed";
+    match job.exit_code {
+        Some(0) if !completed => 1,
+        Some(code) => u8::try_from(code).unwrap_or(1),
+        None if job.started_ms.is_some() => 1,
+        None => NEVER_RAN,
+    }
+}
+
+async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(), Failure> {
+    let recorded = Recorded::read(&client.tracking(&job.job).await?);
+    let entries = match job.outcome.as_ref().and_then(|outcome| outcome.artifacts) {
+        // The job is over and told; a listing that fails must not make it look otherwise.
+        Some(artifacts) => snapshot::list(&client.blobs(), artifacts.root).await.unwrap_or_default(),
+        None => Vec::new(),
+    };
+    let paper = output.note_paper();
+    output.say(&summary(job, &recorded, &entries, paper));
+    if let Some(fault) = job.cause() {
+        output.fault(fault);
+    }
+    Ok(())
+}
+
+/// What came of the job.
+fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) -> String {
+    let mut text = String::from("\n");
+    let took = job.duration(SystemClock.now()).map(|took| format!(" after {}", duration(took)));
+    let code = match job.exit_code {
+        Some(code) => format!(", exit code {code}"),
+        None => ", the command never ran".to_owned(),
+    };
+    let state = paper.ink.paint(job.tone(), &job.state);
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{} {state}{}{code}", job.job, took.unwrap_or_default());
+    if !recorded.metrics.is_empty() {
+        let _ = write!(text, "\n{}", recorded.table(paper));
+    }
+    if let Some(artifacts) = &job.artifacts {
+        let _ = writeln!(text, "\noutputs: {}, {}", count(artifacts.files, "file"), bytes(artifacts.bytes));
+        for entry in outputs.iter().take(SHOWN) {
+            let path = crate::output::text::clean(&entry.path);
+            let _ = writeln!(text, "  {:>8}  {path}", bytes(entry.digest.size));
+        }
+        if outputs.len() > SHOWN {
+            let _ = writeln!(text, "  and {} more", outputs.len() - SHOWN);
+        }
+        let _ = writeln!(text, "get them: agentctl download {}", job.job);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::view::tests::{ended, failed};
+    use super::*;
+    use crate::output::text::Ink;
+
+    const PAPER: Paper = Paper { ink: Ink::PLAIN, width: 80 };
+
+    #[test]
+    fn test_summary_of_a_job_that_completed() {
+        let lines = b"{\"metric\":\"loss\",\"value\":0.5,\"step\":1}\n{\"metric\":\"loss\",\"value\":0.25,\"step\":2}\n";
+        let entry = |path: &str, size| Entry {
+            path: path.into(),
+            digest: agent_model::Digest { size, ..agent_model::Digest::EMPTY },
+            executable: false,
+        };
+        let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 1_200_000)];
+        assert_eq!(
+            summary(&ended(), &Recorded::read(lines), &entries, PAPER),
+            "\n\
+             train-1 Completed after 12 s, exit code 0\n\
+             \n\
+             METRIC  LAST   MIN  MAX  COUNT\n\
+             loss    0.25  0.25  0.5      2\n\
+             \n\
+             outputs: 2 files, 1.2 MB\n\
+             \x20     96 B  outputs/best.json\n\
+             \x20   1.2 MB  outputs/model.bin\n\
+             get them: agentctl download train-1\n"
+        );
+    }
+
+    #[test]
+    fn test_summary_of_a_job_that_never_ran() {
+        let mut job = failed();
+        (job.exit_code, job.started_ms) = (None, None);
+        if let Some(outcome) = &mut job.outcome {
+            (outcome.started_at, outcome.exit) = (None, None);
+        }
+        assert_eq!(
+            summary(&job, &Recorded::default(), &[], PAPER),
+            "\ntrain-1 Failed, the command never ran\n"
+        );
+        assert_eq!(exit_code(&job), NEVER_RAN);
+    }
+
+    #[test]
+    fn test_exit_code_is_the_jobs_and_never_0_for_a_failure() {
+        assert_eq!(exit_code(&ended()), 0);
+        let mut job = failed();
+        assert_eq!(exit_code(&job), 3);
+        job.exit_code = Some(0);
+        assert_eq!(exit_code(&job), 1);
+        job.exit_code = Some(137);
+        assert_eq!(exit_code(&job), 137);
+    }
+}

@@ -1,0 +1,183 @@
+//! `status`: this box at a glance.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use agent_model::node::Grade;
+use agent_model::{Clock, SystemClock, Timestamp};
+use agent_proto::v1;
+use serde_json::json;
+
+use super::view::{ControllerView, JobView, NodeView};
+use super::{doctor, jobs};
+use crate::cli::JsonArgs;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output::text::{Tone, age, bytes, clean, count, wrap};
+use crate::output::{Output, Paper};
+
+/// Jobs shown at most.
+const SHOWN: usize = 10;
+/// A disk with less than this part free is said to be nearly full.
+const LITTLE: f64 = 0.1;
+
+struct Glance {
+    controller: ControllerView,
+    nodes: Vec<NodeView>,
+    /// Jobs that have not ended.
+    jobs: Vec<JobView>,
+}
+
+/// Shows the daemon, its machines and what they do.
+pub(super) async fn status(
+    args: &JsonArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let client = Client::find(socket).await?;
+    let v1::ListNodesResponse { nodes, controller } = client.machines().await?;
+    let (jobs, _) = jobs::list(&client, 500, true).await?;
+    let glance = Glance {
+        controller: controller.unwrap_or_default().into(),
+        nodes: nodes.into_iter().map(NodeView::try_from).collect::<Result<_, _>>()?,
+        jobs,
+    };
+    if args.json {
+        return output.json(&json!({
+            "controller": glance.controller,
+            "socket": client.socket().display().to_string(),
+            "nodes": glance.nodes,
+            "jobs": glance.jobs,
+        }));
+    }
+    let paper = output.paper();
+    output.print(&render(&glance, client.socket(), SystemClock.now(), paper))
+}
+
+fn render(glance: &Glance, socket: &Path, now: Timestamp, paper: Paper) -> String {
+    let controller = &glance.controller;
+    let strong = |text: &str| paper.ink.paint(Tone::Strong, text).into_owned();
+    let up = age(Timestamp(controller.started_ms), now);
+    let mut text =
+        format!("{} {}, up {up}, process {}\n", strong("agentd"), controller.version, controller.pid);
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "  state   {}", clean(&controller.state_dir));
+    let _ = writeln!(text, "  socket  {}", socket.display());
+    let running = glance.jobs.iter().filter(|job| job.state != "Queued").count();
+    let waiting = glance.jobs.len() - running;
+    let _ = writeln!(text, "  jobs    {running} in work, {waiting} waiting");
+    for node in &glance.nodes {
+        let _ = write!(text, "\n{}", machine(node, paper));
+    }
+    if !glance.jobs.is_empty() {
+        let shown = &glance.jobs[..glance.jobs.len().min(SHOWN)];
+        let _ = write!(text, "\n{}", jobs::table(shown, now, paper));
+        if glance.jobs.len() > SHOWN {
+            let _ = writeln!(text, "and {} more: agentctl jobs --active --all", glance.jobs.len() - SHOWN);
+        }
+    }
+    for hint in hints(glance) {
+        let _ = writeln!(text, "\n{} {}", paper.ink.paint(Tone::Warn, "hint:"), wrap(&hint, paper.width, 6));
+    }
+    text
+}
+
+fn machine(node: &NodeView, paper: Paper) -> String {
+    let inventory = &node.inventory;
+    let name = clean(&node.node);
+    let mut text = format!(
+        "{} {}, {} of {} used\n",
+        paper.ink.paint(Tone::Strong, &name),
+        paper.ink.paint(node.tone(), node.condition()),
+        node.slots_used,
+        count(inventory.slots.into(), "slot")
+    );
+    let hardware = format!(
+        "{}, {}, {}, {}",
+        clean(&inventory.os),
+        count(inventory.cpus.into(), "CPU"),
+        count(inventory.gpus.len() as u64, "GPU"),
+        bytes(inventory.memory)
+    );
+    let _ = writeln!(text, "  {hardware}");
+    let _ = writeln!(text, "  disk: {} free of {}", bytes(node.disk_free_bytes), bytes(inventory.disk));
+    for grade in [Grade::Bad, Grade::Limited, Grade::Good] {
+        let (word, tone) = doctor::grade(grade);
+        let of_grade = inventory.findings.iter().filter(|finding| finding.grade == grade);
+        let topics: Vec<_> = of_grade.map(|finding| clean(&finding.topic).into_owned()).collect();
+        if !topics.is_empty() {
+            let topics = wrap(&topics.join(", "), paper.width, 11);
+            let _ = writeln!(text, "  {}  {topics}", paper.ink.paint(tone, &format!("{word:<7}")));
+        }
+    }
+    text
+}
+
+/// What someone who looks should know.
+fn hints(glance: &Glance) -> Vec<String> {
+    let mut hints = Vec::new();
+    for node in &glance.nodes {
+        let inventory = &node.inventory;
+        if (node.disk_free_bytes as f64) < LITTLE * inventory.disk as f64 {
+            hints.push(format!("the disk of {} is nearly full: make room, or jobs will wait", node.node));
+        }
+        if inventory.findings.iter().any(|finding| finding.grade == Grade::Bad) {
+            hints.push(format!("{} cannot run jobs as it is: agentctl doctor says what to do", node.node));
+        }
+    }
+    if let Some(job) = glance.jobs.iter().rev().find(|job| job.state == "Queued" && !job.detail.is_empty()) {
+        hints.push(format!("{} waits: {}", job.job, clean(&job.detail)));
+    }
+    hints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::nodes::tests::small;
+    use super::super::view::tests::failed;
+    use super::*;
+    use crate::output::text::Ink;
+
+    fn glance(nodes: Vec<NodeView>, jobs: Vec<JobView>) -> Glance {
+        let controller = ControllerView {
+            version: "0.1.0".into(),
+            started_ms: 1_000_000,
+            state_dir: "/home/ada/agentd".into(),
+            queued: 0,
+            running: 0,
+            pid: 7,
+        };
+        Glance { controller, nodes, jobs }
+    }
+
+    #[test]
+    fn test_a_quiet_box_at_a_glance() {
+        let socket = Path::new("/home/ada/agentd/agentd.sock");
+        let paper = Paper { ink: Ink::PLAIN, width: 80 };
+        assert_eq!(
+            render(&glance(vec![small()], Vec::new()), socket, Timestamp(1_200_000), paper),
+            "agentd 0.1.0, up 3 min, process 7\n\
+             \x20 state   /home/ada/agentd\n\
+             \x20 socket  /home/ada/agentd/agentd.sock\n\
+             \x20 jobs    0 in work, 0 waiting\n\
+             \n\
+             box ready, 1 of 2 slots used\n\
+             \x20 Ubuntu 22.04.4 LTS, 8 CPUs, 0 GPUs, 16 GB\n\
+             \x20 disk: 120 GB free of 500 GB\n\
+             \x20 limited  gpu\n\
+             \x20 good     python\n"
+        );
+    }
+
+    #[test]
+    fn test_hints_name_what_is_in_the_way() {
+        let (mut node, mut job) = (small(), failed());
+        node.disk_free_bytes = 1_000_000;
+        node.inventory.findings[0].grade = Grade::Bad;
+        (job.state, job.detail) = ("Queued".into(), "all slots are busy".into());
+        let hints = hints(&glance(vec![node], vec![job]));
+        assert_eq!(hints.len(), 3);
+        assert!(hints[0].contains("nearly full") && hints[1].contains("doctor"));
+        assert_eq!(hints[2], "train-1 waits: all slots are busy");
+    }
+}

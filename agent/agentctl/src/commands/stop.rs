@@ -1,0 +1,50 @@
+//! `stop`: end the daemon. Running jobs go on, and the next daemon takes them up.
+
+use std::path::Path;
+
+use agent_model::{Code, Fault};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::output::text::count;
+
+/// How long a daemon may take to end in order, in seconds.
+const ORDERLY: i64 = 60;
+
+/// Asks the daemon to end and waits until it has.
+pub(super) async fn stop(socket: Option<&Path>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(socket).await?;
+    let controller = client.machines().await?.controller.unwrap_or_default();
+    let pid = controller.pid;
+    let failed = |error: Errno| match error {
+        Errno::PERM => Fault::new(Code::Denied, format!("process {pid} is not yours to end"))
+            .fix("if it runs as a service: `sudo systemctl stop agentd`"),
+        _ => Fault::new(Code::Unreachable, format!("process {pid} could not be asked to end"))
+            .because(&std::io::Error::from(error))
+            .fix("check that it runs on this machine: `agentctl status`"),
+    };
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| failed(Errno::SRCH))?;
+    // The descriptor stands for this process and no other, also when its number is used again.
+    let process = pidfd_open(process, PidfdFlags::NONBLOCK).map_err(failed)?;
+    pidfd_send_signal(&process, Signal::TERM).map_err(failed)?;
+    output.busy("waiting for the daemon to end");
+    // Nothing else goes on here, so the thread may sleep until the kernel says that the process is gone.
+    let limit = Timespec { tv_sec: ORDERLY, tv_nsec: 0 };
+    let in_time = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).map_err(failed)? > 0;
+    if !in_time {
+        return Err(Failure::refused(
+            format!("process {pid} has not ended after {} s", ORDERLY),
+            format!("look at its log; `kill -9 {pid}` ends it at once, and jobs survive that too"),
+        ));
+    }
+    let running = match controller.running {
+        0 => String::new(),
+        jobs => format!("; {} go on and are taken up by the next one", count(jobs.into(), "job")),
+    };
+    output.note(&format!("agentd has ended{running}"));
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! `submit`: a directory or job file becomes a waiting job.
+//!
+//! draft → validate → ingest → one call.
+
+use std::path::Path;
+
+use agent_model::{Code, Fault, JobSpec};
+use agent_proto::v1;
+use tokio::time::{Duration, Instant};
+
+use crate::cli::SubmitArgs;
+use crate::client::{Client, answer};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::prepare::{Changes, Plan};
+
+/// How long a daemon that goes away during the call is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Submits and prints the job's name.
+pub(super) async fn submit(
+    args: SubmitArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let (_, job) = place(args, socket, output).await?;
+    output.print(&format!("{job}\n"))
+}
+
+/// Submits; gives the daemon it went to and the job's name.
+pub(super) async fn place(
+    args: SubmitArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(Client, String), Failure> {
+    let SubmitArgs { target, name, set, env, command } = args;
+    let plan = Plan::read(&target, Changes { name, command, set, env })?;
+    plan.warnings.iter().for_each(|warning| output.warn(warning));
+    let client = Client::find_or_start(socket, output).await?;
+    let hint = plan.hint.clone();
+    let spec = plan.ship(&client.blobs(), output).await?;
+    output.busy("submitting");
+    let job = enqueue(&client, spec, hint).await?;
+    output.rest();
+    Ok((client, job))
+}
+
+/// Puts the job into the queue. The request has a name of its own, so asking again submits once.
+async fn enqueue(client: &Client, spec: JobSpec, name_hint: String) -> Result<String, Failure> {
+    let request = v1::SubmitRequest { request_id: random_id()?, spec: Some(spec.into()), name_hint };
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match answer(client.jobs().submit(request.clone())).await {
+            Ok(response) => return Ok(response.job),
+            Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
+                if !client.until_back(end).await {
+                    return Err(Failure::Fault(fault));
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+fn random_id() -> Result<String, Fault> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Fault::new(Code::Bug, "the system gives no random numbers").because(&error))?;
+    Ok(agent_model::ids::hex(&bytes))
+}

@@ -1,0 +1,377 @@
+//! Jobs and machines as the daemon tells them, read once: the schema of every `--json` (see
+//! `agent/docs/json.md`) and what the tables are made from.
+
+use std::collections::BTreeMap;
+
+use agent_model::job::{Input, Output as JobOutput};
+use agent_model::node::{Inventory, Load};
+use agent_model::outcome::Outcome;
+use agent_model::{Blame, Code, EnvSpec, Fault, JobSpec, Retry, Timestamp};
+use agent_proto::v1;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::output::text::Tone;
+
+/// A job as it stands.
+#[derive(Debug, Serialize)]
+pub(crate) struct JobView {
+    pub(crate) job: String,
+    pub(crate) state: String,
+    pub(crate) title: String,
+    pub(crate) experiment: String,
+    pub(crate) priority: &'static str,
+    /// Why it waits, or what is done for it now.
+    pub(crate) detail: String,
+    pub(crate) attempt: u64,
+    pub(crate) cancel_requested: bool,
+    pub(crate) submitted_ms: u64,
+    pub(crate) started_ms: Option<u64>,
+    pub(crate) ended_ms: Option<u64>,
+    /// As a shell shows it: 128 + n for a signal.
+    pub(crate) exit_code: Option<i32>,
+    pub(crate) fault: Option<FaultView>,
+    pub(crate) artifacts: Option<ArtifactsView>,
+    pub(crate) replicas: Vec<ReplicaView>,
+    #[serde(skip)]
+    pub(crate) spec: JobSpec,
+    #[serde(skip)]
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// A fault.
+#[derive(Debug, Serialize)]
+pub(crate) struct FaultView {
+    code: &'static str,
+    what: String,
+    why: Vec<String>,
+    fix: Option<String>,
+    blame: &'static str,
+    retry: &'static str,
+}
+
+/// What was stored of a job's outputs.
+#[derive(Debug, Serialize)]
+pub(crate) struct ArtifactsView {
+    pub(crate) root: String,
+    pub(crate) files: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A rank of the latest attempt.
+#[derive(Debug, Serialize)]
+pub(crate) struct ReplicaView {
+    pub(crate) rank: u32,
+    pub(crate) node: String,
+    pub(crate) step: String,
+    pub(crate) detail: String,
+}
+
+impl TryFrom<v1::Job> for JobView {
+    type Error = Fault;
+    fn try_from(wire: v1::Job) -> Result<JobView, Fault> {
+        let missing =
+            || Fault::new(Code::RequestInvalid, "the daemon told of a job without its specification");
+        let spec = JobSpec::try_from(wire.spec.ok_or_else(missing)?)?;
+        let outcome = wire.outcome.map(Outcome::try_from).transpose()?;
+        let artifacts = outcome.as_ref().and_then(|outcome| outcome.artifacts);
+        let replica =
+            |r: v1::ReplicaStatus| ReplicaView { rank: r.rank, node: r.node, step: r.step, detail: r.detail };
+        Ok(JobView {
+            job: wire.job,
+            state: wire.state,
+            title: spec.display_name.clone(),
+            experiment: spec.experiment.clone(),
+            priority: spec.priority.name(),
+            detail: wire.detail,
+            attempt: wire.epoch,
+            cancel_requested: wire.cancel_requested,
+            submitted_ms: wire.submitted_ms,
+            started_ms: (wire.started_ms != 0).then_some(wire.started_ms),
+            ended_ms: (wire.ended_ms != 0).then_some(wire.ended_ms),
+            exit_code: outcome.as_ref().and_then(|o| o.exit).map(|exit| exit.shell_code()),
+            fault: outcome.as_ref().and_then(|o| o.fault.as_ref()).map(FaultView::from),
+            artifacts: artifacts.map(|a| ArtifactsView {
+                root: a.root.to_string(),
+                files: a.files,
+                bytes: a.bytes,
+            }),
+            replicas: wire.replicas.into_iter().map(replica).collect(),
+            spec,
+            outcome,
+        })
+    }
+}
+
+impl From<&Fault> for FaultView {
+    fn from(fault: &Fault) -> FaultView {
+        FaultView {
+            code: fault.code.as_str(),
+            what: fault.what.clone(),
+            why: fault.why.clone(),
+            fix: fault.fix.clone(),
+            blame: match fault.blame {
+                Blame::User => "user",
+                Blame::Node => "node",
+                Blame::Platform => "platform",
+                Blame::Network => "network",
+            },
+            retry: match fault.retry {
+                Retry::Never => "never",
+                Retry::SameNode => "same_node",
+                Retry::OtherNode => "other_node",
+                Retry::After(_) => "after",
+            },
+        }
+    }
+}
+
+impl JobView {
+    /// It ended; nothing about it changes any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.state.as_str(), "Completed" | "Failed" | "Canceled")
+    }
+
+    /// What went wrong, if it is known.
+    pub(crate) fn cause(&self) -> Option<&Fault> {
+        self.outcome.as_ref()?.fault.as_ref()
+    }
+
+    /// How long its command ran, or runs already.
+    pub(crate) fn duration(&self, now: Timestamp) -> Option<std::time::Duration> {
+        let outcome = self.outcome.as_ref();
+        let started = outcome.and_then(|o| o.started_at).or(self.started_ms.map(Timestamp))?;
+        let ended = outcome.map(|o| o.ended_at).or(self.ended_ms.map(Timestamp)).unwrap_or(now);
+        Some(ended.since(started))
+    }
+
+    /// The colour of its state.
+    pub(crate) fn tone(&self) -> Tone {
+        match self.state.as_str() {
+            "Completed" => Tone::Good,
+            "Failed" => Tone::Bad,
+            "NotResponding" => Tone::Warn,
+            "Canceled" => Tone::Dim,
+            _ => Tone::Plain,
+        }
+    }
+
+    /// What was asked for, as JSON.
+    pub(crate) fn spec_json(&self) -> Value {
+        let spec = &self.spec;
+        let inputs: BTreeMap<_, _> =
+            spec.inputs.iter().map(|(name, input)| (name, input_json(input))).collect();
+        let outputs: BTreeMap<_, _> = spec
+            .outputs
+            .iter()
+            .map(|(name, output)| (name, if *output == JobOutput::File { "uri_file" } else { "uri_folder" }))
+            .collect();
+        json!({
+            "description": spec.description,
+            "tags": spec.tags,
+            "command": spec.command,
+            "code": spec.code.map(|digest| digest.to_string()),
+            "environment": spec.environment,
+            "environment_variables": spec.environment_variables,
+            "inputs": inputs,
+            "outputs": outputs,
+            "resources": {
+                "nodes": spec.resources.nodes,
+                "gpus": spec.resources.gpus,
+                "memory_bytes": spec.resources.memory,
+                "shm_bytes": spec.resources.shm,
+            },
+            "limits": {
+                "timeout_s": spec.limits.timeout.map(|t| t.as_secs_f64()),
+                "grace_s": spec.limits.grace().as_secs_f64(),
+            },
+            "retry": {
+                "max_attempts": spec.retry.max_attempts,
+                "backoff_s": spec.retry.backoff.as_secs_f64(),
+            },
+        })
+    }
+}
+
+fn input_json(input: &Input) -> Value {
+    match input {
+        Input::Literal(text) => json!({ "value": text }),
+        Input::Folder(root) => json!({ "folder": root.to_string() }),
+        Input::File { root, name } => json!({ "file": name, "root": root.to_string() }),
+    }
+}
+
+/// An environment in a few words.
+pub(crate) fn environment_words(environment: &EnvSpec) -> String {
+    match environment {
+        EnvSpec::Host { python } => format!("{python} of the machine, as it is"),
+        EnvSpec::Pip { python, requirements } => format!("{python} with {}", requirements.join(", ")),
+        EnvSpec::Conda { .. } => "a conda file".to_owned(),
+        EnvSpec::Image { image, conda: None } => format!("image {image}"),
+        EnvSpec::Image { image, conda: Some(_) } => format!("image {image} with a conda file"),
+        EnvSpec::Build { dockerfile, .. } => format!("an image built from {dockerfile}"),
+        EnvSpec::Named { reference } => reference.clone(),
+    }
+}
+
+/// A machine.
+#[derive(Debug, Serialize)]
+pub(crate) struct NodeView {
+    pub(crate) node: String,
+    pub(crate) liveness: String,
+    pub(crate) eligibility: String,
+    pub(crate) last_seen_ms: u64,
+    pub(crate) slots_used: u32,
+    pub(crate) disk_free_bytes: u64,
+    pub(crate) memory_free_bytes: u64,
+    pub(crate) inventory: Inventory,
+}
+
+impl TryFrom<v1::Node> for NodeView {
+    type Error = Fault;
+    fn try_from(wire: v1::Node) -> Result<NodeView, Fault> {
+        let load = Load::from(wire.load.unwrap_or_default());
+        Ok(NodeView {
+            node: wire.node,
+            liveness: wire.liveness,
+            eligibility: wire.eligibility,
+            last_seen_ms: wire.last_seen_ms,
+            slots_used: wire.slots_used,
+            disk_free_bytes: load.disk_free,
+            memory_free_bytes: load.memory_free,
+            inventory: Inventory::try_from(wire.inventory.unwrap_or_default())?,
+        })
+    }
+}
+
+impl NodeView {
+    /// Whether new work may come, in one word: `ready`, or what is in the way.
+    pub(crate) fn condition(&self) -> &str {
+        match self.eligibility.as_str() {
+            "open" => &self.liveness,
+            closed => closed,
+        }
+    }
+
+    /// The colour of that word.
+    pub(crate) fn tone(&self) -> Tone {
+        match self.condition() {
+            "ready" => Tone::Good,
+            "degraded" | "draining" | "cordoned" | "enrolling" => Tone::Warn,
+            _ => Tone::Bad,
+        }
+    }
+}
+
+/// The controller.
+#[derive(Debug, Serialize)]
+pub(crate) struct ControllerView {
+    pub(crate) version: String,
+    pub(crate) started_ms: u64,
+    pub(crate) state_dir: String,
+    pub(crate) queued: u32,
+    pub(crate) running: u32,
+    pub(crate) pid: u64,
+}
+
+impl From<v1::Controller> for ControllerView {
+    fn from(wire: v1::Controller) -> ControllerView {
+        ControllerView {
+            version: wire.version,
+            started_ms: wire.started_ms,
+            state_dir: wire.state_dir,
+            queued: wire.queued,
+            running: wire.running,
+            pid: wire.pid,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use agent_model::{Digest, JobDraft};
+
+    use super::*;
+
+    /// `train-1`, which completed.
+    pub(crate) fn ended() -> JobView {
+        JobView::try_from(wire(
+            "Completed",
+            v1::Outcome {
+                verdict: "completed".into(),
+                exit: Some(v1::Exit { kind: Some(v1::exit::Kind::Code(0)) }),
+                started_ms: 1_000_000,
+                ended_ms: 1_012_000,
+                artifacts: Some(v1::Artifacts {
+                    root: Digest::EMPTY.to_string(),
+                    files: 2,
+                    bytes: 1_200_096,
+                }),
+                ..Default::default()
+            },
+        ))
+        .unwrap()
+    }
+
+    /// `train-1`, which failed with code 3.
+    pub(crate) fn failed() -> JobView {
+        let fault = Fault::new(Code::CommandFailed, "the command returned 3").fix("see the log");
+        JobView::try_from(wire(
+            "Failed",
+            v1::Outcome {
+                verdict: "failed".into(),
+                exit: Some(v1::Exit { kind: Some(v1::exit::Kind::Code(3)) }),
+                fault: Some(fault.into()),
+                started_ms: 1_000_000,
+                ended_ms: 1_000_400,
+                ..Default::default()
+            },
+        ))
+        .unwrap()
+    }
+
+    fn wire(state: &str, outcome: v1::Outcome) -> v1::Job {
+        let draft = JobDraft { command: "python t.py".into(), ..JobDraft::default() };
+        v1::Job {
+            job: "train-1".into(),
+            spec: Some(draft.validate().unwrap().into()),
+            state: state.into(),
+            epoch: 1,
+            submitted_ms: 999_000,
+            started_ms: outcome.started_ms,
+            ended_ms: outcome.ended_ms,
+            replicas: vec![v1::ReplicaStatus { node: "box".into(), ..Default::default() }],
+            outcome: Some(outcome),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn test_json_of_a_job_is_as_documented() {
+        let json = serde_json::to_value(failed()).unwrap();
+        let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
+        let mut expected = [
+            "job",
+            "state",
+            "title",
+            "experiment",
+            "priority",
+            "detail",
+            "attempt",
+            "cancel_requested",
+            "submitted_ms",
+            "started_ms",
+            "ended_ms",
+            "exit_code",
+            "fault",
+            "artifacts",
+            "replicas",
+        ];
+        expected.sort_unstable();
+        assert_eq!(keys, expected);
+        assert_eq!(json["exit_code"], 3);
+        assert_eq!(json["fault"]["code"], "RUN-101");
+        assert_eq!(json["artifacts"], Value::Null);
+        assert_eq!(ended().duration(Timestamp(0)).unwrap().as_secs(), 12);
+    }
+}

@@ -1,0 +1,225 @@
+//! Everything the program prints, and the only module that prints.
+//!
+//! Standard output carries what was asked for: a job's bytes, a table, JSON. Standard error carries our own
+//! words: progress, notes, warnings, faults. Colours appear only on a terminal and never with `NO_COLOR`.
+//!
+//! Invariants: text that a job, a file or a peer chose is shown through [`text::clean`] or, for log bytes on
+//! a terminal, through [`terminal::Filter`], so none of it can steer the terminal; bytes that go to a pipe or
+//! a file are the job's, unchanged. A reader that closed the pipe is [`Failure::PipeClosed`], not a panic.
+//!
+//! Hides the spinner: it is taken off the screen before anything else is written.
+
+pub(crate) mod fault;
+pub(crate) mod table;
+pub(crate) mod terminal;
+pub(crate) mod text;
+
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use agent_model::Fault;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use text::{Ink, Tone};
+
+/// What a text is rendered for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Paper {
+    /// Whether colours may be used.
+    pub(crate) ink: Ink,
+    /// Columns there are.
+    pub(crate) width: usize,
+}
+
+/// The width when there is no terminal to ask.
+const PLAIN_WIDTH: usize = 100;
+
+/// Where the program's words go.
+pub(crate) struct Output {
+    quiet: bool,
+    out: Paper,
+    err: Paper,
+    /// Present when standard output is a terminal.
+    filter: Option<terminal::Filter>,
+    spinner: Option<ProgressBar>,
+    /// A line of the build log whose end has not come yet.
+    build_line: Vec<u8>,
+    /// The last byte of the job's output on this terminal was not a line feed.
+    mid_line: bool,
+}
+
+impl Output {
+    /// For this process; `colour` is false when the user wants none.
+    pub(crate) fn new(quiet: bool, colour: bool) -> Output {
+        let (out, err) = (io::stdout().is_terminal(), io::stderr().is_terminal());
+        let width = || rustix::termios::tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
+        let width = if err { Some(width()).filter(|w| *w >= 20).unwrap_or(80) } else { PLAIN_WIDTH };
+        Output {
+            quiet,
+            out: Paper { ink: Ink::new(out && colour), width },
+            err: Paper { ink: Ink::new(err && colour), width },
+            filter: out.then(terminal::Filter::default),
+            spinner: None,
+            build_line: Vec::new(),
+            mid_line: false,
+        }
+    }
+
+    /// What texts for [`Output::print`] are rendered for.
+    pub(crate) fn paper(&self) -> Paper {
+        self.out
+    }
+
+    /// What texts for [`Output::say`] are rendered for.
+    pub(crate) fn note_paper(&self) -> Paper {
+        self.err
+    }
+
+    /// Writes a rendered text to standard output.
+    pub(crate) fn print(&mut self, text: &str) -> Result<(), Failure> {
+        self.rest();
+        write_out(text.as_bytes())
+    }
+
+    /// Writes one JSON document to standard output.
+    pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
+        let mut text = serde_json::to_string_pretty(value).unwrap_or_default(); // our own plain structs
+        text.push('\n');
+        self.print(&text)
+    }
+
+    /// Writes a rendered text to standard error, unless the user wants quiet.
+    pub(crate) fn say(&mut self, text: &str) {
+        if !self.quiet {
+            self.write_err(text);
+        }
+    }
+
+    /// One line about what goes on, unless the user wants quiet.
+    pub(crate) fn note(&mut self, line: &str) {
+        self.say(&format!("{}\n", text::clean(line)));
+    }
+
+    /// One line about something that has no effect or may surprise.
+    pub(crate) fn warn(&mut self, line: &str) {
+        let mark = self.err.ink.paint(Tone::Warn, "warning:");
+        self.say(&format!("{mark} {}\n", text::clean(line)));
+    }
+
+    /// An error and what to do about it; also when the user wants quiet.
+    pub(crate) fn fault(&mut self, error: &Fault) {
+        self.write_err(&fault::render(error, self.err));
+    }
+
+    /// A refusal of this program itself, which has no code.
+    pub(crate) fn refusal(&mut self, what: &str, fix: &str) {
+        self.write_err(&fault::render_refusal(what, fix, self.err));
+    }
+
+    /// Bytes a job wrote.
+    pub(crate) fn job_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.rest();
+        match &mut self.filter {
+            Some(filter) => {
+                let shown = filter.pass(bytes);
+                self.mid_line = shown.last().map_or(self.mid_line, |last| *last != b'\n');
+                write_out(&shown)
+            }
+            None => write_out(bytes),
+        }
+    }
+
+    /// Ends a job's output: what was held back is written, and colours it left on are taken off.
+    pub(crate) fn job_ended(&mut self) -> Result<(), Failure> {
+        match &mut self.filter {
+            Some(filter) => write_out(&filter.finish()),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes of a build log: whole lines, prefixed and dimmed, to standard error.
+    pub(crate) fn build_bytes(&mut self, bytes: &[u8]) {
+        self.build_line.extend_from_slice(bytes);
+        let Some(end) = self.build_line.iter().rposition(|byte| *byte == b'\n') else { return };
+        let lines: Vec<u8> = self.build_line.drain(..=end).collect();
+        self.build_lines(&lines);
+    }
+
+    /// Ends a build log.
+    pub(crate) fn build_ended(&mut self) {
+        let last = std::mem::take(&mut self.build_line);
+        self.build_lines(&last);
+    }
+
+    fn build_lines(&mut self, lines: &[u8]) {
+        let spinner = self.spinner.as_ref().map(ProgressBar::message);
+        for line in String::from_utf8_lossy(lines).lines() {
+            let line = format!("  env | {}", text::clean(line));
+            let line = self.err.ink.paint(Tone::Dim, &line).into_owned();
+            self.say(&format!("{line}\n"));
+        }
+        if let Some(message) = spinner {
+            self.busy(&message);
+        }
+    }
+
+    /// Whether waiting is shown as it happens.
+    pub(crate) fn is_lively(&self) -> bool {
+        io::stderr().is_terminal()
+    }
+
+    /// Shows on a terminal what is being waited for, until something else is written.
+    pub(crate) fn busy(&mut self, doing: &str) {
+        if self.quiet || !self.is_lively() {
+            return;
+        }
+        let doing = text::clean(doing).into_owned();
+        if let Some(spinner) = &self.spinner {
+            return spinner.set_message(doing);
+        }
+        let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}") {
+            spinner.set_style(style);
+        }
+        spinner.set_message(doing);
+        spinner.enable_steady_tick(Duration::from_millis(120));
+        self.spinner = Some(spinner);
+    }
+
+    /// Changes what the spinner says, from any thread.
+    pub(crate) fn ticker(&self) -> impl Fn(String) + Send + Sync + use<> {
+        let spinner = self.spinner.clone();
+        move |doing| {
+            if let Some(spinner) = &spinner {
+                spinner.set_message(doing);
+            }
+        }
+    }
+
+    /// Takes the spinner off the screen.
+    pub(crate) fn rest(&mut self) {
+        if let Some(spinner) = self.spinner.take() {
+            spinner.finish_and_clear();
+        }
+    }
+
+    fn write_err(&mut self, text: &str) {
+        self.rest();
+        let newline = if std::mem::take(&mut self.mid_line) { "\n" } else { "" };
+        // A standard error that nobody reads any more must not change what the program does.
+        let _ = io::stderr().lock().write_all(format!("{newline}{text}").as_bytes());
+    }
+}
+
+fn write_out(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::PipeClosed,
+        _ => Failure::refused(
+            format!("cannot write to standard output: {error}"),
+            "check where the output goes; is that disk full?",
+        ),
+    })
+}

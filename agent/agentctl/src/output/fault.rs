@@ -1,0 +1,93 @@
+//! A fault as a person reads it.
+
+use agent_model::{Blame, Code, Fault};
+
+use super::Paper;
+use super::text::{Tone, clean, wrap};
+
+/// `error[CODE]: what`, then why and what to do.
+pub(crate) fn render(fault: &Fault, paper: Paper) -> String {
+    let mut text = headed(&format!("error[{}]:", fault.code), &fault.what, paper);
+    for cause in &fault.why {
+        text.push_str(&labelled("why:", cause, Tone::Plain, paper));
+    }
+    let explain = format!("`agentctl explain {}` tells more", fault.code);
+    text.push_str(&labelled("fix:", fault.fix.as_ref().unwrap_or(&explain), Tone::Good, paper));
+    if fault.code == Code::Bug {
+        let report = "please report it with the output of `agentctl doctor`";
+        text.push_str(&labelled("", report, Tone::Plain, paper));
+    }
+    text
+}
+
+/// A refusal of this program itself.
+pub(crate) fn render_refusal(what: &str, fix: &str, paper: Paper) -> String {
+    headed("error:", what, paper) + &labelled("fix:", fix, Tone::Good, paper)
+}
+
+fn headed(head: &str, what: &str, paper: Paper) -> String {
+    let line = wrap(&format!("{head} {}", clean(what)), paper.width, 2);
+    line.replacen(head, &paper.ink.paint(Tone::Bad, head), 1) + "\n"
+}
+
+/// Who has to act.
+pub(crate) fn blamed(blame: Blame) -> &'static str {
+    match blame {
+        Blame::User => "the job, its files or its settings",
+        Blame::Node => "the machine it ran on",
+        Blame::Platform => "agentd itself",
+        Blame::Network => "the network",
+    }
+}
+
+fn labelled(label: &str, value: &str, tone: Tone, paper: Paper) -> String {
+    let label = format!("{label:<4}");
+    // A cause may be the last lines of a log: each keeps its own line.
+    let lines: Vec<String> = value.lines().map(|line| wrap(&clean(line), paper.width, 7)).collect();
+    format!("  {} {}\n", paper.ink.paint(tone, &label), lines.join("\n       "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::text::Ink;
+    use super::*;
+
+    const PAPER: Paper = Paper { ink: Ink::PLAIN, width: 50 };
+
+    #[test]
+    fn test_fault_says_what_why_and_what_to_do() {
+        let fault = Fault::new(Code::EnvUnsatisfied, "could not build the environment")
+            .why("no version of `torch` satisfies `>=9`\nERROR: No matching distribution")
+            .why("pip ended with code 1")
+            .fix("relax `torch` in requirements.txt, or ask for another Python");
+        assert_eq!(
+            render(&fault, PAPER),
+            "error[ENV-103]: could not build the environment\n\
+             \x20 why: no version of `torch` satisfies `>=9`\n\
+             \x20      ERROR: No matching distribution\n\
+             \x20 why: pip ended with code 1\n\
+             \x20 fix: relax `torch` in requirements.txt, or ask\n\
+             \x20      for another Python\n"
+        );
+    }
+
+    #[test]
+    fn test_fault_without_a_fix_names_its_page() {
+        let text = render(&Fault::new(Code::Bug, "odd\x1b[2J"), PAPER);
+        assert_eq!(
+            text,
+            "error[BUG-001]: odd\\u{1b}[2J\n\
+             \x20 fix: `agentctl explain BUG-001` tells more\n\
+             \x20      please report it with the output of\n\
+             \x20      `agentctl doctor`\n"
+        );
+    }
+
+    #[test]
+    fn test_refusal_has_a_way_out() {
+        assert_eq!(
+            render_refusal("`out` exists", "use --force", PAPER),
+            "error: `out` exists\n  fix: use --force\n"
+        );
+    }
+}

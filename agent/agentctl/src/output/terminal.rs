@@ -1,0 +1,176 @@
+//! A job's bytes on a terminal: what they say, but not what they command.
+//!
+//! Text, line feeds, tabs, carriage returns (progress bars live by them) and colours pass. Every other
+//! control character, and every byte that is no text, is shown as what it is: a job's output must not be
+//! able to retitle the window, answer for the keyboard or hide a line.
+
+/// The longest colour sequence that is believed in, in bytes.
+const LONGEST: usize = 48;
+
+/// Passes a stream of bytes on, cut anywhere.
+#[derive(Debug, Default)]
+pub(crate) struct Filter {
+    /// The beginning of a character or of a colour sequence whose rest has not come yet.
+    held: Vec<u8>,
+    /// A colour was set and not taken back.
+    coloured: bool,
+}
+
+/// What stands at the beginning of some bytes.
+enum Piece<'a> {
+    /// This many bytes pass as they are.
+    Pass(usize),
+    /// A colour sequence; `true` when it takes colours back.
+    Colour(&'a [u8], bool),
+    /// This many bytes are shown in this form.
+    Shown(usize, String),
+    /// More bytes are needed to tell.
+    Unfinished,
+}
+
+impl Filter {
+    /// What to write for the next bytes.
+    pub(crate) fn pass(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut all = std::mem::take(&mut self.held);
+        all.extend_from_slice(bytes);
+        let mut shown = Vec::with_capacity(all.len());
+        let mut rest = all.as_slice();
+        while !rest.is_empty() {
+            match piece(rest) {
+                Piece::Pass(count) => {
+                    shown.extend_from_slice(&rest[..count]);
+                    rest = &rest[count..];
+                }
+                Piece::Colour(sequence, back) => {
+                    shown.extend_from_slice(sequence);
+                    self.coloured = !back;
+                    rest = &rest[sequence.len()..];
+                }
+                Piece::Shown(count, form) => {
+                    shown.extend_from_slice(form.as_bytes());
+                    rest = &rest[count..];
+                }
+                Piece::Unfinished => {
+                    self.held = rest.to_vec();
+                    break;
+                }
+            }
+        }
+        shown
+    }
+
+    /// What to write at the end.
+    pub(crate) fn finish(&mut self) -> Vec<u8> {
+        let held = std::mem::take(&mut self.held);
+        let mut shown: Vec<u8> = held.iter().flat_map(|byte| byte_form(*byte).into_bytes()).collect();
+        if std::mem::take(&mut self.coloured) {
+            shown.extend_from_slice(b"\x1b[0m");
+        }
+        shown
+    }
+}
+
+fn piece(rest: &[u8]) -> Piece<'_> {
+    let plain = |byte: &u8| matches!(byte, b' '..=b'~' | b'\n' | b'\t' | b'\r');
+    match rest.iter().position(|byte| !plain(byte)) {
+        None => Piece::Pass(rest.len()),
+        Some(0) if rest[0] == 0x1b => escape(rest),
+        Some(0) if rest[0] < 0x80 => Piece::Shown(1, byte_form(rest[0])),
+        Some(0) => character(rest),
+        Some(count) => Piece::Pass(count),
+    }
+}
+
+/// `ESC [ numbers m` is a colour; any other sequence loses its ESC, and so its power.
+fn escape(rest: &[u8]) -> Piece<'_> {
+    let told = |byte: &u8| !matches!(byte, b'0'..=b'9' | b';' | b':');
+    match (rest.get(1), rest.iter().skip(2).position(told)) {
+        (None, _) => Piece::Unfinished,
+        (Some(b'['), Some(numbers)) if rest[numbers + 2] == b'm' && numbers < LONGEST => {
+            let back = rest[2..numbers + 2].iter().all(|byte| matches!(byte, b'0' | b';'));
+            Piece::Colour(&rest[..numbers + 3], back)
+        }
+        (Some(b'['), None) if rest.len() < LONGEST => Piece::Unfinished,
+        _ => Piece::Shown(1, byte_form(0x1b)),
+    }
+}
+
+fn character(rest: &[u8]) -> Piece<'_> {
+    let first = &rest[..rest.len().min(4)];
+    let (valid, broken) = match std::str::from_utf8(first) {
+        Ok(text) => (text, None),
+        Err(error) => (std::str::from_utf8(&first[..error.valid_up_to()]).unwrap_or(""), Some(error)),
+    };
+    match (valid.chars().next(), broken) {
+        // C1 controls come as characters of two bytes.
+        (Some(c), _) if c.is_control() => Piece::Shown(c.len_utf8(), c.escape_unicode().to_string()),
+        (Some(c), _) => Piece::Pass(c.len_utf8()),
+        (None, Some(error)) if error.error_len().is_none() && rest.len() < 4 => Piece::Unfinished,
+        (None, _) => Piece::Shown(1, byte_form(rest[0])),
+    }
+}
+
+/// A control byte as `^X`, any other as `\xNN`.
+fn byte_form(byte: u8) -> String {
+    match byte {
+        0..0x20 => format!("^{}", char::from(byte + 0x40)),
+        0x7f => "^?".to_owned(),
+        _ => format!("\\x{byte:02x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(bytes: &[u8]) -> String {
+        let mut filter = Filter::default();
+        let mut shown = filter.pass(bytes);
+        shown.extend(filter.finish());
+        String::from_utf8(shown).unwrap()
+    }
+
+    #[test]
+    fn test_text_and_colours_pass() {
+        for text in ["a\tb\r\nc", "ü — 漢 🙂", "\x1b[1;31mred\x1b[0m", "\x1b[38:5:9mx\x1b[m"] {
+            assert_eq!(shown(text.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn test_commands_to_the_terminal_are_shown_instead() {
+        for (bytes, text) in [
+            (&b"\x1b]0;title\x07"[..], "^[]0;title^G"),
+            (b"\x1b[2J", "^[[2J"),
+            (b"\x1b[6n", "^[[6n"),
+            (b"\x1bPq", "^[Pq"),
+            (b"a\x08b\x7f\0", "a^Hb^?^@"),
+            ("\u{9b}31m".as_bytes(), "\\u{9b}31m"),
+            (b"\xff\xc3(", "\\xff\\xc3("),
+            (b"\x1b", "^["),
+            (b"\xe6\xbc", "\\xe6\\xbc"),
+        ] {
+            assert_eq!(shown(bytes), text);
+        }
+        let endless = [&b"\x1b["[..], &[b'1'; 500][..]].concat();
+        assert_eq!(shown(&endless), format!("^[[{}", "1".repeat(500)));
+    }
+
+    #[test]
+    fn test_it_does_not_matter_where_the_stream_is_cut() {
+        let bytes = "ü\x1b[31m漢\x1b]0;x\x07\u{9b}🙂\x1b[0m".as_bytes();
+        let whole = shown(bytes);
+        for cut in 0..=bytes.len() {
+            let mut filter = Filter::default();
+            let mut parts = filter.pass(&bytes[..cut]);
+            parts.extend(filter.pass(&bytes[cut..]));
+            parts.extend(filter.finish());
+            assert_eq!(String::from_utf8(parts).unwrap(), whole, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn test_colours_left_on_are_taken_off() {
+        assert_eq!(shown(b"\x1b[31mred"), "\x1b[31mred\x1b[0m");
+    }
+}

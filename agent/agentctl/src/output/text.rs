@@ -1,0 +1,251 @@
+//! Words, numbers and colours, as values.
+
+use std::borrow::Cow;
+use std::fmt::Write;
+use std::time::Duration;
+
+use agent_model::Timestamp;
+
+/// What a piece of text means, for those who see colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Tone {
+    /// Nothing special.
+    #[default]
+    Plain,
+    /// Of less interest.
+    Dim,
+    /// A heading.
+    Strong,
+    /// It went well.
+    Good,
+    /// Worth a look.
+    Warn,
+    /// It went wrong.
+    Bad,
+}
+
+/// Whether colours may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ink(bool);
+
+impl Ink {
+    /// No colours.
+    #[cfg(test)]
+    pub(crate) const PLAIN: Ink = Ink(false);
+
+    /// Colours when `on`.
+    pub(crate) fn new(on: bool) -> Ink {
+        Ink(on)
+    }
+
+    /// `text` in the colour of `tone`.
+    pub(crate) fn paint<'a>(self, tone: Tone, text: &'a str) -> Cow<'a, str> {
+        let code = match tone {
+            Tone::Dim => "2",
+            Tone::Strong => "1",
+            Tone::Good => "32",
+            Tone::Warn => "33",
+            Tone::Bad => "31",
+            Tone::Plain => return text.into(),
+        };
+        if self.0 && !text.is_empty() { format!("\x1b[{code}m{text}\x1b[0m").into() } else { text.into() }
+    }
+}
+
+/// `text` on one line with nothing in it that steers a terminal.
+pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+    // Marks that turn the direction of writing can make a text read as another one.
+    let steers = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    if !text.chars().any(steers) {
+        return text.into();
+    }
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => shown.push(' '),
+            c if steers(c) => shown.extend(c.escape_default()),
+            c => shown.push(c),
+        }
+    }
+    shown.into()
+}
+
+/// A size for people: `412 B`, `1.5 MB`.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    let (mut value, mut unit) = (count as f64, 0);
+    while value >= 999.5 && unit < UNITS.len() - 1 {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 || value >= 9.95 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+/// A length of time for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
+pub(crate) fn duration(length: Duration) -> String {
+    let seconds = length.as_secs();
+    let two = |large: u64, unit: &str, small: u64, sub: &str| match small {
+        0 => format!("{large} {unit}"),
+        _ => format!("{large} {unit} {small} {sub}"),
+    };
+    match seconds {
+        0..10 => format!("{:.1} s", length.as_secs_f64()),
+        10..60 => format!("{seconds} s"),
+        60..3600 => two(seconds / 60, "min", seconds % 60, "s"),
+        3600..86_400 => two(seconds / 3600, "h", seconds % 3600 / 60, "min"),
+        _ => two(seconds / 86_400, "d", seconds % 86_400 / 3600, "h"),
+    }
+}
+
+/// How long ago something was, in one unit: `now`, `40 s`, `3 min`, `2 h`, `5 d`.
+pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
+    match now.since(since).as_secs() {
+        0 => "now".to_owned(),
+        s @ 1..60 => format!("{s} s"),
+        s @ 60..3600 => format!("{} min", s / 60),
+        s @ 3600..86_400 => format!("{} h", s / 3600),
+        s => format!("{} d", s / 86_400),
+    }
+}
+
+/// A moment as `2024-05-06 07:08:09 UTC`.
+pub(crate) fn moment(at: Timestamp) -> String {
+    let seconds = at.0 / 1000;
+    let (days, clock) = (seconds / 86_400, seconds % 86_400);
+    // Days to civil date, counted in eras of 400 years that begin on 1 March of year 0.
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (clock / 3600, clock % 3600 / 60, clock % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+}
+
+/// A number as people write it: six digits that matter, no zeros that do not.
+pub(crate) fn number(value: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    if !value.is_finite() {
+        return value.to_string();
+    }
+    if !(1e-4..1e9).contains(&value.abs()) {
+        return format!("{value:.4e}");
+    }
+    let before = value.abs().log10().floor();
+    let decimals = (5.0 - before).max(0.0) as usize; // between 0 and 9, as checked above
+    let text = format!("{value:.decimals$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// `1 file`, `3 files`.
+pub(crate) fn count(count: u64, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
+/// `text` broken between words into lines of at most `width` columns, each after the first indented.
+pub(crate) fn wrap(text: &str, width: usize, indent: usize) -> String {
+    let (mut wrapped, mut column) = (String::new(), indent);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > width {
+            let _ = write!(wrapped, "\n{:indent$}", ""); // writing to a string cannot fail
+            column = indent;
+        } else if column > indent {
+            wrapped.push(' ');
+            column += 1;
+        }
+        wrapped.push_str(word);
+        column += length;
+    }
+    wrapped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_sizes_read_well() {
+        let table =
+            [(0, "0 B"), (412, "412 B"), (1500, "1.5 kB"), (999_600, "1.0 MB"), (2_340_000, "2.3 MB")];
+        for (size, text) in table {
+            assert_eq!(bytes(size), text);
+        }
+        assert_eq!(bytes(150_000_000_000), "150 GB");
+        assert_eq!(bytes(u64::MAX), "18447 PB");
+    }
+
+    #[test]
+    fn test_times_read_well() {
+        for (ms, text) in [
+            (430, "0.4 s"),
+            (12_900, "12 s"),
+            (200_000, "3 min 20 s"),
+            (7_500_000, "2 h 5 min"),
+            (7_200_000, "2 h"),
+            (356_400_000, "4 d 3 h"),
+        ] {
+            assert_eq!(duration(Duration::from_millis(ms)), text);
+        }
+        assert_eq!(age(Timestamp(0), Timestamp(200_000)), "3 min");
+        assert_eq!(age(Timestamp(5), Timestamp(0)), "now");
+    }
+
+    #[test]
+    fn test_moments_are_civil() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_714_979_289, "2024-05-06 07:08:09 UTC"),
+            (4_107_542_399, "2100-02-28 23:59:59 UTC"),
+        ] {
+            assert_eq!(moment(Timestamp(seconds * 1000)), text);
+        }
+    }
+
+    #[test]
+    fn test_numbers_keep_what_matters() {
+        for (value, text) in [
+            (0.0, "0"),
+            (0.25, "0.25"),
+            (1.0 / 3.0, "0.333333"),
+            (12345.678, "12345.7"),
+            (1_234_567.0, "1234567"),
+            (-2.0, "-2"),
+            (1e-9, "1.0000e-9"),
+            (3.2e12, "3.2000e12"),
+            (f64::NAN, "NaN"),
+            (f64::NEG_INFINITY, "-inf"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn test_clean_leaves_nothing_that_steers() {
+        assert_eq!(clean("plain — ü"), "plain — ü");
+        assert_eq!(clean("a\x1b[31mb\nc\u{9b}d\r"), "a\\u{1b}[31mb c\\u{9b}d\\r");
+        assert_eq!(clean("abc\u{202e}fed"), "abc\\u{202e}fed");
+    }
+
+    #[test]
+    fn test_wrap_breaks_between_words() {
+        assert_eq!(wrap("one two three", 11, 4), "one two\n    three");
+        assert_eq!(wrap("a_word_too_long_for_it b", 8, 2), "a_word_too_long_for_it\n  b");
+    }
+
+    #[test]
+    fn test_paint_only_with_ink() {
+        assert_eq!(Ink::new(false).paint(Tone::Bad, "x"), "x");
+        assert_eq!(Ink::new(true).paint(Tone::Bad, "x"), "\x1b[31mx\x1b[0m");
+    }
+}

@@ -1,0 +1,337 @@
+//! What a person names, read: a draft, and the files that still have to travel.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use agent_model::job::Input;
+use agent_model::jobfile::{self, CommandJob, EnvironmentRef, InputRef};
+use agent_model::{Code, EnvSpec, Fault, JobDraft};
+
+use super::requirements;
+
+/// The names a job file may have in a directory.
+const JOB_FILES: [&str; 2] = ["job.yml", "job.yaml"];
+const REQUIREMENTS: &str = "requirements.txt";
+
+/// What the command line changes in a job.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    /// Another name.
+    pub(crate) name: Option<String>,
+    /// Another command, as separate words; none for the job file's.
+    pub(crate) command: Vec<String>,
+    /// Other values of inputs, by key.
+    pub(crate) set: Vec<(String, String)>,
+    /// More variables for the command.
+    pub(crate) env: Vec<(String, String)>,
+}
+
+/// A job that is complete but for its files.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// Everything that needs no file to travel.
+    pub(crate) draft: JobDraft,
+    /// The code directory.
+    pub(crate) code: Option<PathBuf>,
+    /// Inputs that are files or directories, by name.
+    pub(crate) inputs: Vec<(String, PathBuf)>,
+    /// The context of an image to build, and the Dockerfile in it.
+    pub(crate) context: Option<(PathBuf, String)>,
+    /// What the generated name of the job is made from.
+    pub(crate) hint: String,
+    /// What was read over, with its place.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Plan {
+    /// Reads a directory or a job file.
+    pub(crate) fn read(target: &Path, changes: Changes) -> Result<Plan, Fault> {
+        let metadata = fs::metadata(target).map_err(|error| {
+            Fault::new(Code::JobFile, format!("cannot find `{}`", target.display()))
+                .because(&error)
+                .fix("name a directory with your code, or a job file")
+        })?;
+        let mut plan = if metadata.is_dir() {
+            let file = JOB_FILES.iter().map(|name| target.join(name)).find(|file| file.is_file());
+            match file {
+                Some(file) => Plan::of_job_file(&file, &changes.command)?,
+                None => Plan::of_directory(target, &changes.command)?,
+            }
+        } else {
+            Plan::of_job_file(target, &changes.command)?
+        };
+        plan.apply(changes)?;
+        Ok(plan)
+    }
+
+    /// A directory without a job file: the command line says what to run.
+    fn of_directory(dir: &Path, command: &[String]) -> Result<Plan, Fault> {
+        if command.is_empty() {
+            return Err(Fault::new(Code::JobFile, format!("`{}` has no job.yml", dir.display())).fix(
+                format!(
+                    "say what to run: `agentctl run {} -- python train.py`, or write a job.yml",
+                    dir.display()
+                ),
+            ));
+        }
+        let file = dir.join(REQUIREMENTS);
+        let environment = match file.is_file() {
+            true => pip(EnvSpec::DEFAULT_PYTHON, &file)?,
+            false => EnvSpec::host(),
+        };
+        let name = directory_name(dir);
+        Ok(Plan {
+            draft: JobDraft { environment, experiment: name.clone(), ..JobDraft::default() },
+            code: Some(dir.to_owned()),
+            inputs: Vec::new(),
+            context: None,
+            hint: name,
+            warnings: Vec::new(),
+        })
+    }
+
+    fn of_job_file(file: &Path, command: &[String]) -> Result<Plan, Fault> {
+        let text = read(file, "the job file")?;
+        let CommandJob { draft, code, environment, inputs, warnings } =
+            jobfile::command_job(&text).map_err(|fault| in_file(file, fault))?;
+        let base = file.parent().unwrap_or(Path::new(""));
+        let place =
+            |warning: jobfile::Warning| format!("{}: {}: {}", file.display(), warning.place, warning.message);
+        let mut plan = Plan {
+            hint: match draft.display_name.is_empty() {
+                true => directory_name(base),
+                false => draft.display_name.clone(),
+            },
+            draft,
+            code: code.map(|path| base.join(path)),
+            inputs: inputs.into_iter().map(|input| input_path(file, input)).collect::<Result<_, _>>()?,
+            context: None,
+            warnings: warnings.into_iter().map(place).collect(),
+        };
+        plan.environment(base, environment)?;
+        if plan.draft.experiment.is_empty() {
+            plan.draft.experiment = directory_name(base);
+        }
+        if plan.code.is_none() && command.is_empty() {
+            let message = "no `code`: the command starts in an empty directory";
+            plan.warnings.push(format!("{}: {message}", file.display()));
+        }
+        Ok(plan)
+    }
+
+    /// Brings the files an environment names, which are relative to `base`.
+    fn environment(&mut self, base: &Path, environment: EnvironmentRef) -> Result<(), Fault> {
+        self.draft.environment = match environment {
+            EnvironmentRef::Spec(spec) => spec,
+            EnvironmentRef::Requirements { python, path } => pip(&python, &base.join(path))?,
+            EnvironmentRef::CondaFile { image, path } => {
+                let document = read(&base.join(path), "the conda file")?;
+                match image {
+                    Some(image) => EnvSpec::Image { image, conda: Some(document) },
+                    None => EnvSpec::Conda { document },
+                }
+            }
+            EnvironmentRef::BuildContext { path, dockerfile } => {
+                self.context = Some((base.join(path), dockerfile));
+                return Ok(());
+            }
+            EnvironmentRef::Document { path } => {
+                let file = base.join(path);
+                let text = read(&file, "the environment document")?;
+                let (environment, warnings) =
+                    jobfile::environment_document(&text).map_err(|fault| in_file(&file, fault))?;
+                let place = |w: jobfile::Warning| format!("{}: {}: {}", file.display(), w.place, w.message);
+                self.warnings.extend(warnings.into_iter().map(place));
+                return self.environment(file.parent().unwrap_or(base), environment);
+            }
+        };
+        Ok(())
+    }
+
+    fn apply(&mut self, changes: Changes) -> Result<(), Fault> {
+        if let Some(name) = changes.name {
+            let name = name.parse().map_err(|error| {
+                Fault::new(Code::JobInvalid, "the job cannot have that name")
+                    .because(&error)
+                    .fix("give another --name, or none: then one is made")
+            })?;
+            self.draft.name = Some(name);
+        }
+        if !changes.command.is_empty() {
+            self.draft.command = shell_line(&changes.command);
+        }
+        for (key, value) in changes.set {
+            self.set(&key, value)?;
+        }
+        self.draft.environment_variables.extend(changes.env);
+        Ok(())
+    }
+
+    fn set(&mut self, key: &str, value: String) -> Result<(), Fault> {
+        let known = self.draft.inputs.keys().chain(self.inputs.iter().map(|(name, _)| name));
+        let known: Vec<&str> = known.map(String::as_str).collect();
+        let name = key.strip_prefix("inputs.").filter(|name| known.contains(name)).ok_or_else(|| {
+            let inputs: Vec<String> = known.iter().map(|name| format!("inputs.{name}")).collect();
+            let fault = Fault::new(Code::JobInvalid, format!("`--set {key}` names nothing of this job"));
+            match inputs.is_empty() {
+                true => fault.fix("the job has no inputs; add them to its job file"),
+                false => fault.fix(format!("what can be set: {}", inputs.join(", "))),
+            }
+        })?;
+        self.inputs.retain(|(input, _)| input != name);
+        self.draft.inputs.insert(name.to_owned(), Input::Literal(value));
+        Ok(())
+    }
+}
+
+fn pip(python: &str, file: &Path) -> Result<EnvSpec, Fault> {
+    Ok(EnvSpec::Pip { python: python.to_owned(), requirements: requirements::read(file)? })
+}
+
+fn read(path: &Path, what: &str) -> Result<String, Fault> {
+    fs::read_to_string(path).map_err(|error| {
+        let fix = match error.kind() {
+            io::ErrorKind::NotFound => "correct the path: it is relative to the file that names it",
+            io::ErrorKind::InvalidData => "save it as UTF-8",
+            _ => "make it readable for you",
+        };
+        Fault::new(Code::JobFile, format!("{what} `{}` cannot be read", path.display()))
+            .because(&error)
+            .fix(fix)
+    })
+}
+
+fn in_file(file: &Path, mut fault: Fault) -> Fault {
+    fault.what = format!("{}: {}", file.display(), fault.what);
+    fault
+}
+
+fn input_path(file: &Path, input: InputRef) -> Result<(String, PathBuf), Fault> {
+    let path = file.parent().unwrap_or(Path::new("")).join(&input.path);
+    let refuse = |message: String| {
+        let place = format!("{}: {}: `inputs.{}`", file.display(), input.place, input.name);
+        Err(Fault::new(Code::JobInvalid, format!("{place} {message}"))
+            .fix("correct the path: it is relative to the job file"))
+    };
+    match fs::metadata(&path) {
+        Err(error) => refuse(format!("cannot be read at `{}`: {error}", path.display())),
+        Ok(metadata) if metadata.is_dir() && input.is_file => {
+            refuse(format!("is a `uri_file`, but `{}` is a directory", path.display()))
+        }
+        Ok(_) => Ok((input.name, path)),
+    }
+}
+
+fn directory_name(dir: &Path) -> String {
+    let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
+    name(dir).or_else(|| name(&dir.canonicalize().ok()?)).unwrap_or_default()
+}
+
+/// Words as one line a shell takes apart into the same words. A single word is a line already.
+fn shell_line(words: &[String]) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%^".contains(c);
+    let quote = |word: &String| match !word.is_empty() && word.chars().all(plain) {
+        true => word.clone(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    };
+    match words {
+        [line] => line.clone(),
+        words => words.iter().map(quote).collect::<Vec<_>>().join(" "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn project(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    fn command(words: &[&str]) -> Changes {
+        Changes { command: words.iter().map(|word| (*word).to_owned()).collect(), ..Changes::default() }
+    }
+
+    #[test]
+    fn test_directory_without_a_job_file_needs_a_command() {
+        let dir = project(&[("train.py", "")]);
+        let plan = Plan::read(dir.path(), command(&["python", "train.py", "--name", "a b"])).unwrap();
+        assert_eq!(plan.draft.command, "python train.py --name 'a b'");
+        assert_eq!(plan.draft.environment, EnvSpec::host());
+        assert_eq!(plan.code.as_deref(), Some(dir.path()));
+        let fault = Plan::read(dir.path(), Changes::default()).unwrap_err();
+        assert!(fault.fix.unwrap().contains("-- python train.py"));
+    }
+
+    #[test]
+    fn test_requirements_of_a_directory_are_its_environment() {
+        let dir = project(&[("requirements.txt", "numpy # fast\n")]);
+        let plan = Plan::read(dir.path(), command(&["true"])).unwrap();
+        let requirements = vec!["numpy".to_owned()];
+        assert_eq!(plan.draft.environment, EnvSpec::Pip { python: "python3".into(), requirements });
+    }
+
+    #[test]
+    fn test_job_file_names_its_files_relative_to_itself() {
+        let job = "command: cat ${{inputs.data}} ${{inputs.n}}\ncode: src\nenvironment: file:env/e.yml\n\
+                   inputs: {data: {type: uri_file, path: data/x}, n: 1}\n";
+        let dir = project(&[
+            ("job.yaml", job),
+            ("data/x", "1"),
+            ("env/e.yml", "conda_file: c.yml\nfoo: 1\n"),
+            ("env/c.yml", "name: c\n"),
+        ]);
+        let changes = Changes {
+            set: vec![("inputs.n".into(), "7".into())],
+            env: vec![("A".into(), "1".into())],
+            name: Some("j-1".into()),
+            command: Vec::new(),
+        };
+        let plan = Plan::read(&dir.path().join("job.yaml"), changes).unwrap();
+        assert_eq!(plan.code, Some(dir.path().join("src")));
+        assert_eq!(plan.inputs, [("data".to_owned(), dir.path().join("data/x"))]);
+        assert_eq!(plan.draft.environment, EnvSpec::Conda { document: "name: c\n".into() });
+        assert_eq!(plan.draft.inputs["n"], Input::Literal("7".into()));
+        assert_eq!(plan.draft.environment_variables["A"], "1");
+        assert!(plan.warnings[0].contains("e.yml: line 2, column 1: `foo`"), "{:?}", plan.warnings);
+    }
+
+    #[test]
+    fn test_faults_name_the_file_and_the_place() {
+        let dir = project(&[("job.yml", "command: x\nlimits: {timeout: soon}\n")]);
+        let fault = Plan::read(dir.path(), Changes::default()).unwrap_err();
+        assert!(fault.what.contains("job.yml: line 2, column 19"), "{}", fault.what);
+
+        let dir = project(&[("job.yml", "command: x\ninputs: {d: {path: nowhere}}\n")]);
+        let fault = Plan::read(dir.path(), Changes::default()).unwrap_err();
+        assert!(fault.what.contains("job.yml: line 2, column 20: `inputs.d`"), "{}", fault.what);
+
+        let fault = Plan::read(&dir.path().join("nowhere"), Changes::default()).unwrap_err();
+        assert!(fault.what.contains("nowhere"));
+    }
+
+    #[test]
+    fn test_set_knows_the_inputs_of_the_job() {
+        let dir = project(&[("job.yml", "command: x\ninputs: {lr: 1}\n")]);
+        let set = |key: &str| Changes { set: vec![(key.into(), "2".into())], ..Changes::default() };
+        assert!(Plan::read(dir.path(), set("inputs.lr")).is_ok());
+        for key in ["lr", "inputs.rl", "limits.timeout"] {
+            let fault = Plan::read(dir.path(), set(key)).unwrap_err();
+            assert_eq!(fault.fix.unwrap(), "what can be set: inputs.lr");
+        }
+    }
+
+    #[test]
+    fn test_shell_line_keeps_the_words() {
+        let line = |words: &[&str]| shell_line(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>());
+        assert_eq!(line(&["python a.py | tee log"]), "python a.py | tee log");
+        assert_eq!(line(&["sh", "-c", "echo $X 'y'", ""]), r#"sh -c 'echo $X '\''y'\''' ''"#);
+    }
+}
