@@ -195,7 +195,12 @@ impl Transcript {
 
     /// Becomes the log of the place: this is the process that builds.
     fn keep(&self, place: &Place) -> Outcome {
-        fs::rename(&self.path, place.log()).map_err(AcquireError::io("keep", &self.path))
+        match fs::rename(&self.path, place.log()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(AcquireError::io("keep", &self.path)(error))
+            }
+            _ => Ok(()), // another process that began meanwhile took it for a leaving
+        }
     }
 
     /// Repeats the log of the place, which another process built meanwhile.

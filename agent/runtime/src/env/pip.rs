@@ -47,8 +47,12 @@ impl Pip {
             .args(["-m", "pip", "install", "--no-input", "--disable-pip-version-check"])
             .args(["--progress-bar", "off", "-r"])
             .arg(&list);
-        let ran = bench.run(INSTALL, self.clean(command, bench)).await?;
-        if ran.success { Ok(()) } else { Err(judge_install(&ran, bench.prefix())) }
+        let mut ran = bench.run(INSTALL, self.clean(command, bench)).await?;
+        if ran.success {
+            return Ok(());
+        }
+        ran.text = name_lines(&ran.text, &list, requirements);
+        Err(judge_install(&ran, bench.prefix()))
     }
 
     /// Gives a command what a builder may see, and nothing of the daemon's own environment. Scratch files go
@@ -142,6 +146,14 @@ fn judge_venv(ran: &Ran, python: &Interpreter, prefix: &Path) -> AcquireError {
     AcquireError::Failed { step: MAKE, detail: ran.tail() }
 }
 
+/// Pip names a requirement by its line in a file that nobody but the builder knows; puts the line itself there.
+fn name_lines(text: &str, list: &Path, requirements: &[String]) -> String {
+    requirements.iter().enumerate().fold(text.to_owned(), |text, (index, requirement)| {
+        let place = format!("-r {} (line {})", list.display(), index + 1);
+        text.replace(&format!(" (from {place})"), "").replace(&place, requirement)
+    })
+}
+
 /// What pip prints when it cannot reach an index; without a match it may still print that no package was found.
 const UNREACHABLE: [&str; 7] = [
     "NewConnectionError",
@@ -230,6 +242,15 @@ mod tests {
         let other = "one\n\nerror: subprocess-exited-with-error\n";
         assert!(matches!(judge(other), AcquireError::Failed { detail, .. }
             if detail == "one | error: subprocess-exited-with-error"));
+    }
+
+    #[test]
+    fn test_lines_of_the_list_are_named() {
+        let lines = ["nope==9".to_owned(), "other".to_owned()];
+        let text =
+            "for nope==9 (from -r /e/list (line 1))\ninstall -r /e/list (line 1) and -r /e/list (line 2)";
+        let named = name_lines(text, Path::new("/e/list"), &lines);
+        assert_eq!(named, "for nope==9\ninstall nope==9 and other");
     }
 
     #[test]

@@ -45,15 +45,9 @@ impl Shelf {
         };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(root).map_err(fail(root))?;
         for entry in root.read_dir().map_err(fail(root))? {
-            let entry = entry.map_err(fail(root))?;
-            let path = entry.path();
-            let is_dir = entry.file_type().map_err(fail(&path))?.is_dir();
-            let Some(name) = entry.file_name().to_str().map(str::to_owned) else { continue };
-            let place = Place { prefix: path.clone(), key: None, name };
-            if is_dir && place.marker().is_none() {
-                if let Some(lock) = place.try_exclusive().map_err(fail(&path))? {
-                    lock.wipe().map_err(fail(&path))?;
-                }
+            let path = entry.map_err(fail(root))?.path();
+            if let Err(error) = sweep(&path) {
+                tracing::warn!(path = %path.display(), %error, "a killed builder's leavings stay");
             }
         }
         Ok(Shelf { root: root.to_owned() })
@@ -65,6 +59,19 @@ impl Shelf {
         let name = format!("{}-{}", kind.replace(' ', "-"), &key[..12]);
         Place { prefix: self.root.join(&name), key: Some(key), name }
     }
+}
+
+/// Removes an entry that nobody works on and that is not part of an environment.
+fn sweep(path: &Path) -> io::Result<()> {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
+    if name.contains(".log.") {
+        return fs::remove_file(path); // a transcript that never became a log; who still writes it, keeps it open
+    }
+    let place = Place { prefix: path.to_owned(), key: None, name: name.to_owned() };
+    if !path.is_dir() || place.marker().is_some() {
+        return Ok(());
+    }
+    place.try_exclusive()?.map_or(Ok(()), |lock| lock.wipe())
 }
 
 /// The place of one environment, built or not.

@@ -355,7 +355,8 @@ async fn test_what_a_killed_daemon_left_is_ended_and_built_anew() {
     fs::write(prefix.join("junk"), "half").unwrap();
     let orphan =
         Command::new("/bin/sh").args(["-c", "echo up; exec sleep 1000"]).mark(&prefix.to_string_lossy());
-    let orphan = tokio::spawn(async move { orphan.capture().await });
+    let mut orphans = tokio::task::JoinSet::new();
+    orphans.spawn(async move { orphan.capture().await });
     let mark = prefix.to_string_lossy().into_owned();
     until("the orphan is up", || !agent_shim::process::marked(agent_shim::MARK, &mark).is_empty()).await;
 
@@ -365,7 +366,7 @@ async fn test_what_a_killed_daemon_left_is_ended_and_built_anew() {
     })
     .await
     .unwrap();
-    assert!(!orphan.await.unwrap().unwrap().status.success());
+    assert!(!orphans.join_next().await.unwrap().unwrap().unwrap().status.success());
     assert!(!prefix.exists());
     let lease = environments.acquire(&spec, &fixture.path("again")).await.unwrap();
     assert!(!lease.reused() && !prefix.join("junk").exists());
