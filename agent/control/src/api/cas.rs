@@ -33,7 +33,7 @@ use tonic::{Code, Request, Response, Status, Streaming};
 /// Broken-off uploads that are kept.
 const PARKED: usize = 16;
 
-/// How long they are kept when another one breaks off.
+/// How long they are kept, and then until the next call about an upload.
 const PARKED_FOR: Duration = Duration::from_secs(300);
 
 /// The longest silence of a client that is still uploading.
@@ -452,12 +452,14 @@ struct Parked {
 
 impl Uploads {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Parked>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut parked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parked.retain(|upload| upload.since.elapsed() < PARKED_FOR);
+        parked
     }
 
     fn park(&self, name: String, ingest: Ingest) {
         let mut parked = self.lock();
-        parked.retain(|upload| upload.name != name && upload.since.elapsed() < PARKED_FOR);
+        parked.retain(|upload| upload.name != name);
         if parked.len() == PARKED {
             parked.pop_front();
         }

@@ -1,1 +1,341 @@
+//! The services as a client sees them: our own, and one that speaks the protocol by hand.
 
+use agent_cas::conformance::{self, content, read_all, source};
+use agent_cas::remote::digest_to_wire;
+use agent_cas::{Remote, digest_of, snapshot};
+use bytestream::byte_stream_client::ByteStreamClient;
+use bytestream::{QueryWriteStatusRequest, ReadRequest, WriteRequest};
+use futures_util::TryStreamExt;
+use reapi::capabilities_client::CapabilitiesClient;
+use reapi::content_addressable_storage_client::ContentAddressableStorageClient;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Channel, Endpoint, Server};
+
+use super::*;
+
+/// A server over an empty store, which ends with the test's runtime.
+struct Bench {
+    dir: tempfile::TempDir,
+    disk: Disk,
+    channel: Channel,
+}
+
+impl Bench {
+    async fn new() -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Disk::open(&dir.path().join("store")).unwrap();
+        let path = dir.path().join("socket");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let routes = add(Routes::default(), disk.clone());
+        let serving =
+            Server::builder().add_routes(routes).serve_with_incoming(UnixListenerStream::new(listener));
+        drop(tokio::runtime::Handle::current().spawn(serving));
+        let endpoint = Endpoint::try_from(format!("unix:{}", path.display())).unwrap();
+        Bench { dir, disk, channel: endpoint.connect().await.unwrap() }
+    }
+
+    fn cas(&self) -> ContentAddressableStorageClient<Channel> {
+        ContentAddressableStorageClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    fn streams(&self) -> ByteStreamClient<Channel> {
+        ByteStreamClient::new(self.channel.clone())
+    }
+
+    fn unfinished(&self) -> usize {
+        std::fs::read_dir(self.dir.path().join("store/temp")).unwrap().count()
+    }
+
+    async fn keep(&self, bytes: Bytes) -> reapi::Digest {
+        let digest = digest_of(&bytes);
+        self.disk.write_batch(vec![(digest, bytes)]).await.remove(0).unwrap();
+        digest_to_wire(&digest)
+    }
+}
+
+fn part(name: &str, offset: usize, data: &[u8], finish_write: bool) -> WriteRequest {
+    let (resource_name, write_offset) = (name.to_owned(), offset as i64);
+    WriteRequest { resource_name, write_offset, finish_write, data: data.to_vec() }
+}
+
+async fn send(bench: &Bench, parts: Vec<WriteRequest>) -> Result<i64, Code> {
+    let answer = bench.streams().write(stream::iter(parts)).await;
+    answer.map(|answer| answer.into_inner().committed_size).map_err(|status| status.code())
+}
+
+async fn progress(bench: &Bench, name: &str) -> (i64, bool) {
+    let question = QueryWriteStatusRequest { resource_name: name.to_owned() };
+    let answer = bench.streams().query_write_status(question).await.unwrap().into_inner();
+    (answer.committed_size, answer.complete)
+}
+
+async fn read(bench: &Bench, name: &str, read_offset: i64, read_limit: i64) -> Result<Vec<u8>, Code> {
+    let question = ReadRequest { resource_name: name.to_owned(), read_offset, read_limit };
+    let answer = bench.streams().read(question).await.map_err(|status| status.code())?.into_inner();
+    let messages: Vec<_> = answer.try_collect().await.map_err(|status| status.code())?;
+    Ok(messages.into_iter().flat_map(|message| message.data).collect())
+}
+
+#[tokio::test]
+async fn test_our_client_finds_every_promise_kept() {
+    let bench = Bench::new().await;
+    conformance::check(&Remote::new(bench.channel.clone())).await;
+}
+
+#[tokio::test]
+async fn test_snapshot_travels_to_the_server_and_back() {
+    let bench = Bench::new().await;
+    let source = bench.dir.path().join("source");
+    std::fs::create_dir_all(source.join("a/b")).unwrap();
+    for i in 0..300 {
+        std::fs::write(source.join(format!("a/b/{i}")), content(i, 3000)).unwrap();
+    }
+    std::fs::write(source.join("large"), content(1000, 6_000_000)).unwrap();
+    let remote = Remote::new(bench.channel.clone());
+    let snapshot = snapshot::scan(&source).unwrap();
+    let pushed = snapshot::push(&snapshot, &remote, |_| {}).await.unwrap();
+    assert_eq!(pushed.files_sent, 301);
+    let again = snapshot::push(&snapshot, &remote, |_| {}).await.unwrap();
+    assert_eq!((again.files_sent, again.bytes_sent), (0, 0));
+    let dest = bench.dir.path().join("dest");
+    snapshot::download(&remote, snapshot.root, &dest).await.unwrap();
+    assert_eq!(snapshot::scan(&dest).unwrap().root, snapshot.root);
+}
+
+#[tokio::test]
+async fn test_capabilities_say_what_is_offered() {
+    let bench = Bench::new().await;
+    let question = reapi::GetCapabilitiesRequest { instance_name: "any/instance".into() };
+    let answer = CapabilitiesClient::new(bench.channel.clone()).get_capabilities(question).await.unwrap();
+    let cache = answer.into_inner().cache_capabilities.unwrap();
+    assert_eq!(cache.digest_functions, [reapi::digest_function::Value::Sha256 as i32]);
+    assert_eq!(cache.max_batch_total_size_bytes, 4 * 1024 * 1024);
+    assert!(cache.supported_compressors.is_empty() && !cache.split_blob_support);
+}
+
+#[tokio::test]
+async fn test_full_batch_fits_into_a_message_both_ways() {
+    let bench = Bench::new().await;
+    let bytes = content(1, MAX_BATCH as usize);
+    let digest = Some(digest_to_wire(&digest_of(&bytes)));
+    let requests = vec![reapi::batch_update_blobs_request::Request {
+        digest: digest.clone(),
+        data: bytes.to_vec(),
+        compressor: 0,
+    }];
+    let question = reapi::BatchUpdateBlobsRequest { requests, ..Default::default() };
+    let answer = bench.cas().batch_update_blobs(question).await.unwrap().into_inner();
+    assert_eq!(answer.responses[0].status.as_ref().unwrap().code, 0);
+    let question =
+        reapi::BatchReadBlobsRequest { digests: digest.into_iter().collect(), ..Default::default() };
+    let answer = bench.cas().batch_read_blobs(question).await.unwrap().into_inner();
+    assert!(answer.responses[0].data == bytes);
+}
+
+#[tokio::test]
+async fn test_batch_items_fail_one_by_one() {
+    let bench = Bench::new().await;
+    let good = digest_to_wire(&digest_of(b"good"));
+    let item = |digest: Option<reapi::Digest>, data: &[u8], compressor| {
+        reapi::batch_update_blobs_request::Request { digest, data: data.to_vec(), compressor }
+    };
+    let upper = reapi::Digest { hash: good.hash.to_uppercase(), ..good.clone() };
+    let sized = reapi::Digest { size_bytes: 5, ..good.clone() };
+    let requests = vec![
+        item(Some(good.clone()), b"good", 0),
+        item(None, b"good", 0),
+        item(Some(upper), b"good", 0),
+        item(Some(sized.clone()), b"good", 0),
+        item(Some(good.clone()), b"good", reapi::compressor::Value::Zstd as i32),
+        item(Some(good.clone()), b"evil", 0),
+    ];
+    let question = reapi::BatchUpdateBlobsRequest { requests, ..Default::default() };
+    let answer = bench.cas().batch_update_blobs(question).await.unwrap().into_inner();
+    assert_eq!(answer.responses.len(), 6);
+    let codes = answer.responses.iter().map(|item| item.status.as_ref().unwrap().code);
+    assert_eq!(codes.clone().filter(|code| *code == 0).count(), 1);
+    assert_eq!(codes.filter(|code| *code == Code::InvalidArgument as i32).count(), 5);
+
+    let digests = vec![good.clone(), sized.clone(), digest_to_wire(&Digest::EMPTY)];
+    let question = reapi::BatchReadBlobsRequest { digests: digests.clone(), ..Default::default() };
+    let answer = bench.cas().batch_read_blobs(question).await.unwrap().into_inner();
+    let codes: Vec<i32> = answer.responses.iter().map(|item| item.status.as_ref().unwrap().code).collect();
+    assert_eq!(codes, [0, Code::NotFound as i32, 0]);
+    let question = reapi::FindMissingBlobsRequest { blob_digests: digests, ..Default::default() };
+    let answer = bench.cas().find_missing_blobs(question).await.unwrap().into_inner();
+    assert_eq!(answer.missing_blob_digests, [sized]);
+}
+
+#[tokio::test]
+async fn test_requests_beyond_the_offer_are_refused() {
+    let bench = Bench::new().await;
+    let blake3 = reapi::digest_function::Value::Blake3 as i32;
+    let question = reapi::FindMissingBlobsRequest { digest_function: blake3, ..Default::default() };
+    let refused = bench.cas().find_missing_blobs(question).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let much = digest_to_wire(&Digest { hash: [1; 32], size: MAX_BATCH + 1 });
+    let question = reapi::BatchReadBlobsRequest { digests: vec![much], ..Default::default() };
+    assert_eq!(bench.cas().batch_read_blobs(question).await.unwrap_err().code(), Code::InvalidArgument);
+    let refused = bench.cas().split_blob(reapi::SplitBlobRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unimplemented);
+    let zstd = format!("compressed-blobs/zstd/{}", Digest::EMPTY);
+    assert_eq!(read(&bench, &zstd, 0, 0).await, Err(Code::Unimplemented));
+    assert_eq!(read(&bench, "blobs/abc/3", 0, 0).await, Err(Code::InvalidArgument));
+}
+
+#[tokio::test]
+async fn test_reads_obey_offset_and_limit() {
+    let bench = Bench::new().await;
+    let bytes = content(1, 700_000);
+    bench.keep(bytes.clone()).await;
+    let name = format!("main/blobs/{}", digest_of(&bytes));
+    for (offset, limit) in [(0, 0), (0, 700_000), (0, 1), (300_000, 300_000), (699_999, 0), (700_000, 0)] {
+        let end = if limit == 0 { 700_000 } else { offset + limit };
+        assert_eq!(read(&bench, &name, offset as i64, limit as i64).await.unwrap(), bytes[offset..end]);
+    }
+    assert_eq!(read(&bench, &name, 700_001, 0).await, Err(Code::OutOfRange));
+    assert_eq!(read(&bench, &name, -1, 0).await, Err(Code::OutOfRange));
+    assert_eq!(read(&bench, &name, 0, -1).await, Err(Code::InvalidArgument));
+    let empty = format!("blobs/{}", Digest::EMPTY);
+    assert_eq!(read(&bench, &empty, 0, 0).await.unwrap(), b"");
+    assert_eq!(read(&bench, &format!("blobs/{}", digest_of(b"absent")), 0, 0).await, Err(Code::NotFound));
+}
+
+#[tokio::test]
+async fn test_broken_off_upload_goes_on_where_it_stopped() {
+    let bench = Bench::new().await;
+    let bytes = content(1, 1_000_000);
+    let name = format!("main/uploads/a-client/blobs/{}", digest_of(&bytes));
+    assert_eq!(progress(&bench, &name).await, (0, false));
+    let first = part(&name, 0, &bytes[..400_000], false);
+    assert_eq!(send(&bench, vec![first]).await, Ok(400_000));
+    assert_eq!(progress(&bench, &name).await, (400_000, false));
+    assert_eq!(
+        send(&bench, vec![part(&name, 400_001, &bytes[400_001..], true)]).await,
+        Err(Code::OutOfRange)
+    );
+    let rest = vec![
+        part(&name, 400_000, &bytes[400_000..700_000], false),
+        part("", 700_000, &bytes[700_000..], true),
+    ];
+    assert_eq!(send(&bench, rest).await, Ok(1_000_000));
+    assert_eq!(progress(&bench, &name).await, (1_000_000, true));
+    assert_eq!(bench.unfinished(), 0);
+}
+
+#[tokio::test]
+async fn test_upload_of_what_is_there_ends_early() {
+    let bench = Bench::new().await;
+    let bytes = content(1, 100_000);
+    bench.keep(bytes.clone()).await;
+    let name = format!("uploads/x/blobs/{}/metadata", digest_of(&bytes));
+    assert_eq!(send(&bench, vec![part(&name, 0, &bytes[..10], false)]).await, Ok(100_000));
+    let empty = format!("uploads/x/blobs/{}", Digest::EMPTY);
+    assert_eq!(send(&bench, vec![part(&empty, 0, b"", true)]).await, Ok(0));
+}
+
+#[tokio::test]
+async fn test_wrong_uploads_leave_nothing_behind() {
+    let bench = Bench::new().await;
+    let digest = digest_of(b"right");
+    let name = format!("uploads/x/blobs/{digest}");
+    for data in [b"wrong" as &[u8], b"righ", b"right and more"] {
+        assert_eq!(send(&bench, vec![part(&name, 0, data, true)]).await, Err(Code::InvalidArgument));
+    }
+    assert_eq!(send(&bench, vec![part(&name, 3, b"ht", true)]).await, Err(Code::OutOfRange));
+    let other = part("uploads/y/blobs/other", 2, b"ght", true);
+    assert_eq!(send(&bench, vec![part(&name, 0, b"ri", false), other]).await, Err(Code::InvalidArgument));
+    assert_eq!(send(&bench, vec![]).await, Err(Code::InvalidArgument));
+    assert_eq!(bench.disk.missing(&[digest]).await.unwrap(), [digest]);
+    assert_eq!(send(&bench, vec![part(&name, 0, b"right", true)]).await, Ok(5));
+    assert_eq!(bench.unfinished(), 0);
+}
+
+#[tokio::test]
+async fn test_only_some_broken_off_uploads_are_kept() {
+    let bench = Bench::new().await;
+    let digest = digest_of(&content(1, 100));
+    for i in 0..PARKED + 5 {
+        let name = format!("uploads/{i}/blobs/{digest}");
+        assert_eq!(send(&bench, vec![part(&name, 0, b"x", false)]).await, Ok(1));
+    }
+    assert_eq!(bench.unfinished(), PARKED);
+    assert_eq!(progress(&bench, &format!("uploads/0/blobs/{digest}")).await, (0, false));
+    assert_eq!(progress(&bench, &format!("uploads/{}/blobs/{digest}", PARKED + 4)).await, (1, false));
+}
+
+async fn keep_directory(bench: &Bench, children: Vec<(&str, reapi::Digest)>) -> reapi::Digest {
+    let node = |(name, digest): (&str, reapi::Digest)| reapi::DirectoryNode {
+        name: name.to_owned(),
+        digest: Some(digest),
+    };
+    let directories = children.into_iter().map(node).collect();
+    bench.keep(reapi::Directory { directories, ..Default::default() }.encode_to_vec().into()).await
+}
+
+async fn get_tree(bench: &Bench, root: reapi::Digest, page_size: i32) -> Result<Vec<usize>, Code> {
+    let question = reapi::GetTreeRequest { root_digest: Some(root), page_size, ..Default::default() };
+    let answer = bench.cas().get_tree(question).await.map_err(|status| status.code())?.into_inner();
+    let pages: Vec<_> = answer.try_collect().await.map_err(|status| status.code())?;
+    Ok(pages.iter().map(|page| page.directories.len()).collect())
+}
+
+#[tokio::test]
+async fn test_tree_names_each_directory_once_and_leaves_out_what_is_missing() {
+    let bench = Bench::new().await;
+    let absent = digest_to_wire(&digest_of(b"absent"));
+    let leaf = keep_directory(&bench, vec![("gone", absent.clone())]).await;
+    let mut root = keep_directory(&bench, vec![("a", leaf.clone()), ("b", leaf)]).await;
+    for _ in 0..30 {
+        root = keep_directory(&bench, vec![("a", root.clone()), ("b", root)]).await;
+    }
+    assert_eq!(get_tree(&bench, root.clone(), 0).await.unwrap().iter().sum::<usize>(), 32);
+    assert!(get_tree(&bench, root, 5).await.unwrap().iter().all(|page| *page <= 5));
+    assert_eq!(get_tree(&bench, absent, 0).await, Err(Code::NotFound));
+    let file = bench.keep(Bytes::from_static(b"\xff\xff no directory")).await;
+    assert_eq!(get_tree(&bench, file, 0).await, Err(Code::FailedPrecondition));
+}
+
+#[tokio::test]
+async fn test_large_tree_comes_in_pages_below_the_message_limit() {
+    let bench = Bench::new().await;
+    let mut leaves = Vec::new();
+    for i in 0..40 {
+        let files = (0..2000).map(|n| reapi::FileNode { name: format!("{i}-{n:06}"), ..Default::default() });
+        let directory = reapi::Directory { files: files.collect(), ..Default::default() };
+        leaves.push(bench.keep(directory.encode_to_vec().into()).await);
+    }
+    let names: Vec<String> = (0..leaves.len()).map(|i| format!("{i:03}")).collect();
+    let root = keep_directory(&bench, names.iter().map(String::as_str).zip(leaves).collect()).await;
+    assert_eq!(get_tree(&bench, root, 0).await.unwrap().iter().sum::<usize>(), 41);
+}
+
+#[tokio::test]
+async fn test_lost_connection_keeps_what_arrived() {
+    let bench = Bench::new().await;
+    let bytes = content(1, 500_000);
+    let name = format!("uploads/lost/blobs/{}", digest_of(&bytes));
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    let mut client = bench.streams();
+    let messages = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let call = tokio::runtime::Handle::current().spawn(async move { client.write(messages).await });
+    sender.send(part(&name, 0, &bytes[..100_000], false)).await.unwrap();
+    let arrived = tokio::time::timeout(Duration::from_secs(20), async {
+        while bench.unfinished() == 0 {
+            tokio::task::yield_now().await;
+        }
+        sender.send(part(&name, 100_000, &bytes[100_000..200_000], false)).await.unwrap();
+        sender.reserve().await.unwrap();
+        call.abort();
+        loop {
+            match progress(&bench, &name).await.0 {
+                0 => tokio::task::yield_now().await,
+                arrived => return usize::try_from(arrived).unwrap(),
+            }
+        }
+    });
+    let arrived = arrived.await.expect("the broken-off upload is kept");
+    assert_eq!(send(&bench, vec![part(&name, arrived, &bytes[arrived..], true)]).await, Ok(500_000));
+    assert_eq!(read_all(&bench.disk, digest_of(&bytes), 0).await.unwrap(), bytes);
+    bench.disk.write(digest_of(&bytes), source(&bytes, 1000)).await.unwrap();
+}
