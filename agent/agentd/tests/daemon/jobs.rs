@@ -1,0 +1,157 @@
+//! What becomes of a job.
+
+use std::time::Duration;
+
+use agent_model::job::{Input, Limits, Output};
+use agent_model::{EnvSpec, JobDraft};
+
+use crate::harness::{Daemon, eventually, processes_below};
+
+const SCRIPT: &str = r#"
+import json, os, pathlib, sys
+print("data:", open(sys.argv[1] + "/d.txt").read())
+print("to stderr", file=sys.stderr)
+with open(os.environ["AGENTD_METRICS"], "a") as metrics:
+    metrics.write(json.dumps({"metric": "loss", "value": 0.5, "step": 1}) + "\n")
+pathlib.Path("outputs/model.txt").write_text("weights")
+pathlib.Path("logs/x.log").write_text("log")
+pathlib.Path(sys.argv[2], "t.csv").write_text("table")
+pathlib.Path("scratch").write_text("dropped")
+print(os.environ["AZUREML_RUN_ID"], os.environ["AZURE_ML_INPUT_data"] == sys.argv[1], repr(os.environ["CUDA_VISIBLE_DEVICES"]))
+"#;
+
+#[tokio::test]
+async fn test_job_runs_and_all_it_left_is_stored() {
+    let daemon = Daemon::started("").await;
+    let job = JobDraft {
+        name: Some("story".parse().unwrap()),
+        command: "python train.py ${{inputs.data}} ${{outputs.table}}".into(),
+        code: Some(daemon.push(&[("train.py", SCRIPT)]).await),
+        inputs: [("data".to_owned(), Input::Folder(daemon.push(&[("d.txt", "rows")]).await))].into(),
+        outputs: [("table".to_owned(), Output::Folder)].into(),
+        ..JobDraft::default()
+    };
+    let name = daemon.submit(job).await;
+    let ended = daemon.ended(&name).await;
+    assert_eq!(daemon.log(&name, "job").await, "data: rows\nto stderr\nstory True ''\n");
+    assert_eq!(ended.state, "Completed", "{ended:?}");
+    assert_eq!(daemon.records(&name).await, [r#"{"metric": "loss", "value": 0.5, "step": 1}"#]);
+    let kept =
+        [("logs/x.log", "log"), ("named-outputs/table/t.csv", "table"), ("outputs/model.txt", "weights")];
+    let mut outputs = daemon.outputs(&ended).await;
+    outputs.sort();
+    assert_eq!(outputs, kept.map(|(path, text)| (path.to_owned(), text.to_owned())));
+    eventually("the job directory goes", async || daemon.job_dirs().is_empty().then_some(())).await;
+}
+
+#[tokio::test]
+async fn test_failing_script_is_told_with_its_last_words() {
+    let daemon = Daemon::started("").await;
+    let job =
+        daemon.run("echo so far; echo 'ValueError: too few rows' >&2; echo kept > outputs/x; exit 3").await;
+    let ended = daemon.ended(&job).await;
+    assert_eq!(ended.state, "Failed");
+    assert_eq!(daemon.outputs(&ended).await.len(), 1, "outputs are kept after a failure");
+    let outcome = ended.outcome.unwrap();
+    assert_eq!(outcome.exit.unwrap().kind, Some(agent_proto::v1::exit::Kind::Code(3)));
+    let fault = outcome.fault.unwrap();
+    assert_eq!((fault.code.as_str(), fault.what.as_str()), ("RUN-101", "the command returned 3"));
+    assert_eq!(fault.why, ["so far", "ValueError: too few rows"]);
+    assert!(!fault.fix.is_empty());
+}
+
+#[tokio::test]
+async fn test_what_keeps_a_job_from_starting_is_told() {
+    let daemon = Daemon::started("").await;
+    for (environment, command, code) in [
+        (EnvSpec::host(), "no-such-command", "RUN-102"),
+        (EnvSpec::Host { python: "python9.9".into() }, "true", "ENV-101"),
+        (EnvSpec::Conda { document: "dependencies: []".into() }, "true", "ENV-105"),
+    ] {
+        let draft = JobDraft { command: command.into(), environment, ..JobDraft::default() };
+        let job = daemon.submit(draft).await;
+        let fault = daemon.ended(&job).await.outcome.unwrap().fault.unwrap();
+        assert_eq!(fault.code, code, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn test_full_disk_is_told_with_numbers() {
+    let daemon = Daemon::started("disk_reserve: 900TB").await;
+    let job = daemon.run("echo never").await;
+    let ended = daemon.ended(&job).await;
+    let fault = ended.outcome.unwrap().fault.unwrap();
+    assert_eq!(fault.code, "NODE-101");
+    assert!(fault.why[0].contains("818.5 TiB must stay free"), "{fault:?}");
+    assert_eq!(daemon.log(&job, "job").await, "");
+}
+
+#[tokio::test]
+async fn test_cancel_ends_the_whole_family_and_keeps_outputs() {
+    let daemon = Daemon::started("").await;
+    let limits = Limits { timeout: None, grace: Some(Duration::from_secs(1)) };
+    let command = "echo kept > outputs/x; (trap '' TERM; setsid sleep 1000 & sleep 1000) & echo up; wait";
+    let job = daemon.submit(JobDraft { command: command.into(), limits, ..JobDraft::default() }).await;
+    eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
+    daemon.cancel(&job).await;
+    let ended = daemon.ended(&job).await;
+    assert_eq!(ended.state, "Canceled");
+    assert_eq!(daemon.outputs(&ended).await.len(), 1);
+    let left: Vec<u32> =
+        processes_below(&daemon.state()).into_iter().filter(|pid| *pid != daemon.process()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test]
+async fn test_time_limit_ends_a_job() {
+    let daemon = Daemon::started("").await;
+    let limits =
+        Limits { timeout: Some(Duration::from_millis(300)), grace: Some(Duration::from_millis(200)) };
+    let job = daemon.submit(JobDraft { command: "sleep 1000".into(), limits, ..JobDraft::default() }).await;
+    let ended = daemon.ended(&job).await;
+    assert_eq!(
+        (ended.state.as_str(), ended.outcome.unwrap().fault.unwrap().code.as_str()),
+        ("Failed", "RUN-105")
+    );
+}
+
+#[tokio::test]
+async fn test_log_of_many_megabytes_arrives_whole() {
+    let daemon = Daemon::started("").await;
+    let script = "import sys\nfor n in range(400000): sys.stdout.write(f'{n:049d}\\n')\n";
+    let code = Some(daemon.push(&[("t.py", script)]).await);
+    let job = daemon.submit(JobDraft { command: "python t.py".into(), code, ..JobDraft::default() }).await;
+    assert_eq!(daemon.ended(&job).await.state, "Completed");
+    let log = daemon.log(&job, "job").await;
+    assert_eq!(log.len(), 400_000 * 50);
+    assert!(
+        log.lines().enumerate().all(|(number, line)| line.parse() == Ok(number)),
+        "lines are lost or moved"
+    );
+}
+
+#[tokio::test]
+async fn test_second_job_of_an_environment_finds_it_ready() {
+    let daemon = Daemon::started("").await;
+    let pip = || EnvSpec::Pip { python: "python3".into(), requirements: Vec::new() };
+    let draft = || JobDraft {
+        command: "python -c 'import sys; print(sys.prefix)'".into(),
+        environment: pip(),
+        ..JobDraft::default()
+    };
+    let mut prefixes = Vec::new();
+    for how in ["built", "reused"] {
+        let job = daemon.submit(draft()).await;
+        let ended = daemon.ended(&job).await;
+        assert_eq!(ended.state, "Completed", "{ended:?}");
+        prefixes.push(daemon.log(&job, "job").await);
+        let history = agent_proto::v1::jobs_client::JobsClient::new(daemon.channel())
+            .history(agent_proto::v1::GetJobRequest { job })
+            .await
+            .unwrap()
+            .into_inner();
+        assert!(history.events.iter().any(|event| event.text.contains(how)), "{how}: {history:?}");
+    }
+    assert_eq!(prefixes[0], prefixes[1]);
+    assert!(prefixes[0].starts_with(&daemon.state().join("envs").display().to_string()), "{}", prefixes[0]);
+}

@@ -1,0 +1,164 @@
+//! The daemon may die at any instant; the job must not notice, and nothing may be lost or done twice.
+
+use std::fs;
+use std::time::Duration;
+
+use agent_model::JobDraft;
+
+use crate::harness::{Daemon, eventually};
+
+const TICKER: &str = r#"
+import json, os, sys, time
+metrics = open(os.environ["AGENTD_METRICS"], "a", buffering=1)
+open("outputs/starts", "a").write("started\n")
+for number in range(1000):
+    print("line", number)
+    if number % 10 == 0:
+        metrics.write(json.dumps({"metric": "n", "value": number}) + "\n")
+    time.sleep(0.002)
+sys.exit(7)
+"#;
+
+fn ticked() -> String {
+    (0..1000).map(|number| format!("line {number}\n")).collect()
+}
+
+async fn ticker(daemon: &Daemon) -> String {
+    let code = Some(daemon.push(&[("t.py", TICKER)]).await);
+    daemon.submit(JobDraft { command: "python t.py".into(), code, ..JobDraft::default() }).await
+}
+
+/// The job ran once, to its end, and everything it said is there once.
+async fn assert_whole(daemon: &Daemon, job: &str) {
+    let ended = daemon.ended(job).await;
+    assert_eq!(ended.epoch, 1, "it was tried again: {ended:?}");
+    assert!(daemon.log(job, "job").await == ticked(), "the log differs");
+    assert_eq!(daemon.records(job).await.len(), 100);
+    let exit = ended.outcome.as_ref().and_then(|outcome| outcome.exit).and_then(|exit| exit.kind);
+    assert_eq!(exit, Some(agent_proto::v1::exit::Kind::Code(7)), "{ended:?}");
+    assert_eq!(daemon.outputs(&ended).await, [("outputs/starts".to_owned(), "started\n".to_owned())]);
+}
+
+#[tokio::test]
+async fn test_kills_while_the_job_runs_change_nothing() {
+    let mut daemon = Daemon::started("").await;
+    let job = ticker(&daemon).await;
+    for round in 0..8 {
+        tokio::time::sleep(Duration::from_millis(40 * (round % 4))).await;
+        daemon.kill();
+        daemon.start().await;
+    }
+    assert_whole(&daemon, &job).await;
+}
+
+#[tokio::test]
+async fn test_kills_in_every_step_start_the_command_once() {
+    // A kill soon after the submit meets a replica in each of its steps, in some round or other.
+    let mut daemon = Daemon::started("").await;
+    for delay in [0, 2, 4, 6, 8, 10, 13, 16, 20, 25, 35, 50] {
+        let job = daemon.run("echo once >> outputs/starts; echo line; exit 7").await;
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        daemon.kill();
+        daemon.start().await;
+        let ended = daemon.ended(&job).await;
+        assert_eq!((ended.epoch, ended.state.as_str()), (1, "Failed"), "after {delay} ms: {ended:?}");
+        assert_eq!(daemon.log(&job, "job").await, "line\n", "after {delay} ms");
+        let outputs = daemon.outputs(&ended).await;
+        assert_eq!(outputs, [("outputs/starts".to_owned(), "once\n".to_owned())], "after {delay} ms");
+    }
+}
+
+#[tokio::test]
+async fn test_job_that_ends_while_the_daemon_is_away_is_reported_in_full() {
+    let mut daemon = Daemon::started("").await;
+    let job = ticker(&daemon).await;
+    daemon.reached(&job, &["Running"]).await;
+    daemon.kill();
+    eventually("the job ends", async || {
+        daemon.job_dirs().iter().any(|dir| dir.join("exit.json").exists()).then_some(())
+    })
+    .await;
+    daemon.start().await;
+    assert_whole(&daemon, &job).await;
+}
+
+#[tokio::test]
+async fn test_stop_leaves_the_job_running() {
+    let mut daemon = Daemon::started("").await;
+    let job = ticker(&daemon).await;
+    daemon.reached(&job, &["Running"]).await;
+    assert!(daemon.stop().await.success());
+    assert!(!daemon.socket().exists());
+    daemon.start().await;
+    assert_whole(&daemon, &job).await;
+}
+
+#[tokio::test]
+async fn test_damaged_journal_costs_nothing() {
+    let mut daemon = Daemon::started("").await;
+    let job = ticker(&daemon).await;
+    daemon.reached(&job, &["Running"]).await;
+    daemon.kill();
+    for (file, bytes) in [("journal.db", vec![0xa5; 8192]), ("journal.db-wal", vec![])] {
+        fs::write(daemon.state().join(file), bytes).unwrap();
+    }
+    daemon.start().await;
+    eventually("the journal is set aside", async || {
+        daemon.state().join("journal.db.damaged-1").exists().then_some(())
+    })
+    .await;
+    assert_whole(&daemon, &job).await;
+}
+
+#[tokio::test]
+async fn test_cancel_that_comes_before_a_kill_still_counts() {
+    let mut daemon = Daemon::started("").await;
+    let script = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(print('bye')))\nprint('up')\nsignal.pause()\n";
+    let code = Some(daemon.push(&[("t.py", script)]).await);
+    let job = daemon.submit(JobDraft { command: "python t.py".into(), code, ..JobDraft::default() }).await;
+    eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
+    daemon.cancel(&job).await;
+    daemon.kill();
+    daemon.start().await;
+    assert_eq!(daemon.ended(&job).await.state, "Canceled");
+    assert_eq!(daemon.log(&job, "job").await, "up\nbye\n");
+}
+
+#[tokio::test]
+async fn test_lost_supervisor_is_told_and_leaves_nothing() {
+    let daemon = Daemon::started("").await;
+    let job = daemon.run("echo up; sleep 1000").await;
+    eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
+    let is_shim = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "agent-shim")
+    };
+    let shim = crate::harness::processes_below(&daemon.state()).into_iter().find(is_shim).unwrap();
+    crate::harness::signal(shim, "KILL");
+    let ended = daemon.ended(&job).await;
+    assert_eq!(
+        (ended.state.as_str(), ended.outcome.unwrap().fault.unwrap().code.as_str()),
+        ("Failed", "RUN-107")
+    );
+    assert_eq!(daemon.log(&job, "job").await, "up\n");
+}
+
+#[tokio::test]
+async fn test_node_and_controller_as_two_processes() {
+    let mut controller = Daemon::started("roles: controller").await;
+    let mut node = Daemon::new(&format!(
+        "roles: node\nnode_name: far\ncontroller: unix:{}\n",
+        controller.socket().display()
+    ));
+    node.spawn();
+    let job = ticker(&controller).await;
+    controller.reached(&job, &["Running"]).await;
+    assert_eq!(controller.nodes().await.unwrap()[0].node, "far");
+    // Either side may go away for a while.
+    controller.kill();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    controller.start().await;
+    node.kill();
+    node.spawn();
+    assert_whole(&controller, &job).await;
+    assert!(!node.socket().exists(), "a node alone serves nobody");
+}
