@@ -15,6 +15,7 @@ use super::{Refusal, Services, invalid};
 use crate::archive::{Archive, Channel};
 use crate::lease::{Desired, Order};
 use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};
+use crate::store::Store;
 
 /// One Sync stream.
 struct Session {
@@ -126,13 +127,13 @@ impl Services {
         }
     }
 
-    /// A repeated delivery of the outcome that ended a job is welcome; any other is of an earlier attempt.
+    /// A repeated delivery of the outcome that ended a job is welcome; any other is of no present attempt.
     async fn confirm_ended(&self, replica: &ReplicaId) -> Result<(), Refusal> {
-        let job = self.view(&replica.job).await?.job;
-        if job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank) {
-            return Ok(());
-        }
-        Err(fenced(replica).into())
+        let job = self.store.job(&replica.job).await?;
+        let known = job.is_some_and(|job| {
+            job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank)
+        });
+        if known { Ok(()) } else { Err(fenced(replica).into()) }
     }
 
     /// Checks that everything the outcome speaks of is here. What is proven wrong is dropped.

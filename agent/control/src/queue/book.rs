@@ -61,6 +61,14 @@ pub(crate) enum Standing {
     Unknown,
 }
 
+/// A replica whose outcome is in and that its node may still hold.
+#[derive(Debug)]
+struct Settled {
+    node: NodeId,
+    /// The node named it in a report. Until then a report without it may just be older than the outcome.
+    named: bool,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Book {
@@ -73,7 +81,7 @@ pub(crate) struct Book {
     requests: HashMap<String, JobId>,
     recent: VecDeque<Arc<JobRecord>>,
     nodes: BTreeMap<NodeId, NodeState>,
-    settled: BTreeMap<ReplicaId, NodeId>,
+    settled: BTreeMap<ReplicaId, Settled>,
     leases: Leases,
     last_seq: u64,
     dirty_jobs: BTreeSet<JobId>,
@@ -94,7 +102,7 @@ impl Book {
             requests: HashMap::new(),
             recent: VecDeque::new(),
             nodes: BTreeMap::new(),
-            settled: loaded.settled.into_iter().collect(),
+            settled: BTreeMap::new(),
             leases: Leases::new(lease),
             last_seq: loaded.last_seq,
             dirty_jobs: BTreeSet::new(),
@@ -103,6 +111,9 @@ impl Book {
             urgent: false,
             replan: true,
         };
+        for (replica, node) in loaded.settled {
+            book.settled.insert(replica, Settled { node, named: true });
+        }
         for node in loaded.nodes {
             if matches!(node.liveness, Liveness::Ready | Liveness::Degraded) {
                 book.leases.renew(&node.id, now);
@@ -262,7 +273,8 @@ impl Book {
         };
         let id = &job.id;
         self.urgent = true;
-        self.settled.insert(replica.clone(), node.clone());
+        let named = job.replicas.iter().any(|r| r.rank == replica.rank && r.step.is_some());
+        self.settled.insert(replica.clone(), Settled { node: node.clone(), named });
         self.changes.settled.push((replica.clone(), node.clone()));
         self.advance(id, JobEvent::SeenAgain);
         let retry = outcome.fault.as_ref().is_some_and(|fault| may_retry(&job, fault));

@@ -73,9 +73,12 @@ pub enum OpenStoreError {
 }
 
 /// See the module.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Sqlite {
-    pool: SqlitePool,
+    /// One connection, so that no read ever makes a commit wait.
+    writer: SqlitePool,
+    /// Another one.
+    reader: SqlitePool,
 }
 
 impl Sqlite {
@@ -95,35 +98,30 @@ impl Sqlite {
         if gone {
             return Err(OpenStoreError::Gone { path: path.to_owned(), archive: archive.to_owned() });
         }
-        let pool = SqlitePoolOptions::new()
-            .max_connections(2) // the queue's task writes, the other one reads
-            .test_before_acquire(false)
-            .idle_timeout(None)
-            .max_lifetime(None)
-            .connect_with(options)
-            .await
-            .map_err(cannot)?;
+        let writer = connect(options.clone()).await.map_err(cannot)?;
         let problem: String =
-            sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&pool).await.map_err(cannot)?;
+            sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&writer).await.map_err(cannot)?;
         if problem != "ok" {
             return Err(OpenStoreError::Damaged { path: path.to_owned(), problem });
         }
-        upgrade(&pool, path, archive).await?;
-        Ok(Sqlite { pool })
+        upgrade(&writer, path, archive).await?;
+        let reader = connect(options.read_only(true)).await.map_err(cannot)?;
+        Ok(Sqlite { writer, reader })
     }
 
     /// Ends all connections, so that the file may be opened by another process.
     pub(crate) async fn close(&self) {
-        self.pool.close().await;
+        self.reader.close().await;
+        self.writer.close().await;
     }
 
     #[cfg(test)]
     pub(crate) fn pool(&self) -> &SqlitePool {
-        &self.pool
+        &self.writer
     }
 
     async fn write(&self, changes: &Changes) -> Result<(), sqlx::Error> {
-        let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await?;
+        let mut transaction = self.writer.begin_with("BEGIN IMMEDIATE").await?;
         write_all(&mut transaction, changes).await?;
         transaction.commit().await
     }
@@ -131,11 +129,21 @@ impl Sqlite {
     async fn one_job(&self, query: &'static str, key: &str) -> Result<Option<JobRecord>, StoreError> {
         let row: Option<(String, String)> = sqlx::query_as(query)
             .bind(key)
-            .fetch_optional(&self.pool)
+            .fetch_optional(&self.reader)
             .await
             .map_err(|source| StoreError::Read { what: "a job", source })?;
         row.map(|(id, text)| parse("job", id, &text)).transpose()
     }
+}
+
+async fn connect(options: SqliteConnectOptions) -> Result<SqlitePool, sqlx::Error> {
+    SqlitePoolOptions::new()
+        .max_connections(1)
+        .test_before_acquire(false)
+        .idle_timeout(None)
+        .max_lifetime(None)
+        .connect_with(options)
+        .await
 }
 
 async fn upgrade(pool: &SqlitePool, path: &Path, archive: &Path) -> Result<(), OpenStoreError> {
@@ -216,19 +224,19 @@ impl Store for Sqlite {
         let reading = |what| move |source| StoreError::Read { what, source };
         let jobs: Vec<(String, String)> =
             sqlx::query_as("SELECT id, document FROM jobs WHERE active = 1 ORDER BY seq")
-                .fetch_all(&self.pool)
+                .fetch_all(&self.reader)
                 .await
                 .map_err(reading("the jobs"))?;
         let nodes: Vec<(String, String)> = sqlx::query_as("SELECT id, document FROM nodes")
-            .fetch_all(&self.pool)
+            .fetch_all(&self.reader)
             .await
             .map_err(reading("the nodes"))?;
         let settled: Vec<(String, String)> = sqlx::query_as("SELECT replica, node FROM settled")
-            .fetch_all(&self.pool)
+            .fetch_all(&self.reader)
             .await
             .map_err(reading("the settled replicas"))?;
         let last_seq: i64 = sqlx::query_scalar("SELECT COALESCE(MAX(seq), 0) FROM jobs")
-            .fetch_one(&self.pool)
+            .fetch_one(&self.reader)
             .await
             .map_err(reading("the jobs"))?;
         Ok(Loaded {
@@ -263,7 +271,7 @@ impl Store for Sqlite {
             sqlx::query_as("SELECT id, document FROM jobs WHERE seq < ? ORDER BY seq DESC LIMIT ?")
                 .bind(before.map_or(i64::MAX, integer))
                 .bind(limit)
-                .fetch_all(&self.pool)
+                .fetch_all(&self.reader)
                 .await
                 .map_err(|source| StoreError::Read { what: "the jobs", source })?;
         rows.into_iter().map(|(id, text)| parse("job", id, &text)).collect()
@@ -273,7 +281,7 @@ impl Store for Sqlite {
         let rows: Vec<(i64, i64, Option<String>, String)> =
             sqlx::query_as("SELECT at, epoch, node, text FROM events WHERE job = ? ORDER BY number")
                 .bind(id.as_str())
-                .fetch_all(&self.pool)
+                .fetch_all(&self.reader)
                 .await
                 .map_err(|source| StoreError::Read { what: "the history of a job", source })?;
         rows.into_iter()

@@ -100,16 +100,17 @@ impl Book {
             self.miss(&job, report, now);
         }
         let holds = |replica: &ReplicaId| report.replicas.iter().any(|held| held.replica == *replica);
-        let gone: Vec<ReplicaId> = self
-            .settled
-            .iter()
-            .filter(|(replica, node)| *node == id && !holds(replica))
-            .map(|(replica, _)| replica.clone())
-            .collect();
-        for replica in gone {
-            self.settled.remove(&replica);
-            self.changes.forgotten.push(replica);
-        }
+        self.settled.retain(|replica, settled| {
+            if settled.node != *id {
+                return true;
+            }
+            let gone = settled.named && !holds(replica);
+            settled.named |= holds(replica);
+            if gone {
+                self.changes.forgotten.push(replica.clone());
+            }
+            !gone
+        });
     }
 
     /// The node holds this replica: evidence that it is alive, and where it stands.
@@ -231,7 +232,8 @@ impl Book {
     /// What `node` should hold now.
     pub(crate) fn orders(&self, node: &NodeId) -> Vec<Order> {
         let jobs = self.nodes.get(node).into_iter().flat_map(|node| &node.jobs);
-        let settled = self.settled.iter().filter(|(_, holder)| *holder == node).map(|(replica, _)| replica);
+        let settled =
+            self.settled.iter().filter(|(_, settled)| settled.node == *node).map(|(replica, _)| replica);
         lease::orders(node, jobs.filter_map(|id| self.jobs.get(id)).map(|job| &**job), settled)
     }
 }

@@ -4,6 +4,8 @@ use agent_model::node::{Inventory, Load};
 use agent_model::{JobDraft, ReplicaStep};
 use proptest::prelude::*;
 
+use crate::lease;
+
 fn moment(seconds: u64, start: Instant) -> Moment {
     Moment { wall: Timestamp(1_000_000 + seconds * 1000), steady: start + Duration::from_secs(seconds) }
 }
@@ -114,6 +116,27 @@ fn test_full_line_with_a_date_does_not_spin() {
     assert!(book.next_alarm(due).unwrap() > due.steady);
 }
 
+#[test]
+fn test_report_older_than_an_outcome_does_not_forget_the_replica() {
+    let start = Instant::now();
+    let mut book = book(1, start);
+    let now = moment(1, start);
+    let node = "box".parse().unwrap();
+    let id = book.submit(submission("a", Priority::Medium, 1), now).unwrap();
+    book.schedule(now);
+    let replica = book.job(&id).unwrap().replica(0);
+    book.settle(&replica, &node, ended(Verdict::Completed, None), now);
+    book.retire();
+    let forget = [lease::Order { replica: replica.clone(), desired: lease::Desired::Forget }];
+    book.report(&report(1, "b1", Vec::new()), now); // made before the node heard of the job
+    assert_eq!(book.orders(&node), forget);
+    book.report(&report(1, "b1", vec![held(replica, ReplicaStep::Reported)]), now);
+    assert_eq!(book.orders(&node), forget);
+    book.report(&report(1, "b1", Vec::new()), now);
+    assert_eq!(book.orders(&node), []);
+    assert_eq!(book.changes().forgotten.len(), 1);
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Submit(u8),
@@ -146,7 +169,7 @@ struct World {
     seconds: u64,
     boots: u32,
     held: BTreeMap<ReplicaId, ReplicaStep>,
-    ended: BTreeMap<JobId, JobState>,
+    known_ends: BTreeMap<JobId, JobState>,
     epochs: BTreeMap<JobId, Epoch>,
 }
 
@@ -205,11 +228,11 @@ impl World {
     fn check(&mut self) {
         let mut on_node = 0;
         for job in self.book.jobs() {
-            if let Some(state) = self.ended.get(&job.id) {
+            if let Some(state) = self.known_ends.get(&job.id) {
                 assert_eq!(*state, job.state, "a terminal state changed");
             }
             if job.state.is_terminal() {
-                self.ended.insert(job.id.clone(), job.state);
+                self.known_ends.insert(job.id.clone(), job.state);
                 assert!(job.outcome.is_some() && job.ended_at.is_some());
             }
             let before = self.epochs.insert(job.id.clone(), job.epoch).unwrap_or_default();
@@ -231,16 +254,14 @@ impl World {
     }
 }
 
-use crate::lease;
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn test_book_keeps_its_promises_whatever_happens(steps in prop::collection::vec(any_step(), 1..80)) {
         let start = Instant::now();
         let book = book(2, start);
-        let (held, ended, epochs) = Default::default();
-        let mut world = World { book, start, seconds: 1, boots: 1, held, ended, epochs };
+        let (held, known_ends, epochs) = Default::default();
+        let mut world = World { book, start, seconds: 1, boots: 1, held, known_ends, epochs };
         for step in steps {
             world.take(step);
             world.check();
@@ -253,15 +274,11 @@ proptest! {
             world.book.schedule(world.now());
             let placed: Vec<_> = world.book.jobs().filter(|job| job.state.is_placed()).map(|job| job.replica(0)).collect();
             for replica in placed {
-                world.book.settle(&replica, &"box".parse().unwrap(), ended_well(), world.now());
+                world.book.settle(&replica, &"box".parse().unwrap(), ended(Verdict::Completed, None), world.now());
             }
             world.check();
             world.book.retire();
         }
         prop_assert_eq!(world.book.jobs().count(), 0);
     }
-}
-
-fn ended_well() -> Outcome {
-    ended(Verdict::Completed, None)
 }
