@@ -447,7 +447,7 @@ async fn test_tail_and_tracking_give_whole_lines() {
 /// How fast a log gets from a node, through the archive, to a follower. `--release` gives the figure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn test_large_log_reaches_the_follower_whole() {
-    let total: usize = if cfg!(debug_assertions) { 24 << 20 } else { 200 << 20 };
+    let total: usize = if cfg!(debug_assertions) { 8 << 20 } else { 200 << 20 };
     const PIECE: usize = 256 << 10;
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::start(dir.path()).await;

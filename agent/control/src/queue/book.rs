@@ -65,8 +65,21 @@ pub(crate) enum Standing {
 #[derive(Debug)]
 struct Settled {
     node: NodeId,
-    /// The node named it in a report. Until then a report without it may just be older than the outcome.
+    /// The node named it in a report.
     named: bool,
+    /// Reports without it, one after the other.
+    absent: u8,
+}
+
+impl Settled {
+    /// Takes in a report; true when the node holds the replica no more.
+    ///
+    /// One report without a replica that was never named may be older than its outcome; two are not.
+    fn hear(&mut self, held: bool) -> bool {
+        self.named |= held;
+        self.absent = if held { 0 } else { self.absent.saturating_add(1) };
+        self.absent >= if self.named { 1 } else { 2 }
+    }
 }
 
 /// See the module.
@@ -112,7 +125,7 @@ impl Book {
             replan: true,
         };
         for (replica, node) in loaded.settled {
-            book.settled.insert(replica, Settled { node, named: true });
+            book.settled.insert(replica, Settled { node, named: true, absent: 0 });
         }
         for node in loaded.nodes {
             if matches!(node.liveness, Liveness::Ready | Liveness::Degraded) {
@@ -274,7 +287,7 @@ impl Book {
         let id = &job.id;
         self.urgent = true;
         let named = job.replicas.iter().any(|r| r.rank == replica.rank && r.step.is_some());
-        self.settled.insert(replica.clone(), Settled { node: node.clone(), named });
+        self.settled.insert(replica.clone(), Settled { node: node.clone(), named, absent: 0 });
         self.changes.settled.push((replica.clone(), node.clone()));
         self.advance(id, JobEvent::SeenAgain);
         let retry = outcome.fault.as_ref().is_some_and(|fault| may_retry(&job, fault));

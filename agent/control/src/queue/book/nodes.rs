@@ -101,11 +101,7 @@ impl Book {
         }
         let holds = |replica: &ReplicaId| report.replicas.iter().any(|held| held.replica == *replica);
         self.settled.retain(|replica, settled| {
-            if settled.node != *id {
-                return true;
-            }
-            let gone = settled.named && !holds(replica);
-            settled.named |= holds(replica);
+            let gone = settled.node == *id && settled.hear(holds(replica));
             if gone {
                 self.changes.forgotten.push(replica.clone());
             }
