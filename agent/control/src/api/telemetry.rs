@@ -38,16 +38,45 @@ struct Intake {
     requests: Streaming<v1::AppendRequest>,
     /// The tapes written lately; `false` for one that takes nothing more.
     tapes: HashMap<Key, (Arc<Tape>, bool)>,
+    /// Why the request after the last answered one is refused.
+    refusal: Option<Refusal>,
 }
 
 impl Intake {
     /// Stores what waits; one answer for each request. `None` when the stream is over.
+    ///
+    /// A refusal ends the stream, after every request before the refused one was answered: so the node knows
+    /// which one it was.
     async fn next(&mut self) -> Result<Option<Vec<v1::AppendResponse>>, Status> {
+        let batch = match self.refusal.take() {
+            Some(refusal) => return Err(refusal.into()),
+            None => self.batch().await?,
+        };
+        let mut work = Vec::with_capacity(batch.len());
+        for request in batch {
+            match self.tape(&request.replica, &request.channel).await {
+                Ok((tape, writable)) => work.push((request, tape, writable)),
+                Err(refusal) if work.is_empty() => return Err(refusal.into()),
+                Err(refusal) => {
+                    self.refusal = Some(refusal);
+                    break;
+                }
+            }
+        }
+        if work.is_empty() {
+            return Ok(None);
+        }
+        let answers = Archive::blocking(move || store(work)).await.map_err(Refusal::from)?;
+        Ok(Some(answers))
+    }
+
+    /// The next request and those that wait behind it; empty when the stream is over.
+    async fn batch(&mut self) -> Result<Vec<v1::AppendRequest>, Status> {
         let first = tokio::select! {
             request = self.requests.message() => request?,
             () = self.services.queue.closed() => return Err(Refusal::Stopping.into()),
         };
-        let Some(first) = first else { return Ok(None) };
+        let Some(first) = first else { return Ok(Vec::new()) };
         let mut taken = first.data.len();
         let mut batch = vec![first];
         // A broken stream shows again at the next call; what came before is stored first.
@@ -57,13 +86,7 @@ impl Intake {
             taken += request.data.len();
             batch.push(request);
         }
-        let mut work = Vec::with_capacity(batch.len());
-        for request in batch {
-            let (tape, writable) = self.tape(&request.replica, &request.channel).await?;
-            work.push((request, tape, writable));
-        }
-        let answers = Archive::blocking(move || store(work)).await.map_err(Refusal::from)?;
-        Ok(Some(answers))
+        Ok(batch)
     }
 
     /// The next request if it is here already.
@@ -285,7 +308,8 @@ impl v1::telemetry_server::Telemetry for Services {
         &self,
         request: Request<Streaming<v1::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
-        let intake = Intake { services: self.clone(), requests: request.into_inner(), tapes: HashMap::new() };
+        let requests = request.into_inner();
+        let intake = Intake { services: self.clone(), requests, tapes: HashMap::new(), refusal: None };
         let batches = stream::try_unfold(intake, |mut intake| async move {
             Ok::<_, Status>(intake.next().await?.map(|answers| (answers, intake)))
         });

@@ -444,6 +444,23 @@ async fn test_tail_and_tracking_give_whole_lines() {
     rig.stop().await;
 }
 
+#[tokio::test]
+async fn test_refused_append_is_the_one_after_the_last_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    rig.submit("a").await;
+    let mut node = Node::join(&rig, 1).await;
+    node.ordered("a.1.0").await;
+    node.send_append("a.1.0", "job", 0, b"one".to_vec()).await;
+    node.send_append("a.1.0", "job", 3, b"two".to_vec()).await;
+    node.send_append("a.2.0", "job", 0, b"never placed".to_vec()).await;
+    node.send_append("a.1.0", "job", 6, b"behind".to_vec()).await;
+    assert!(node.stored().await.unwrap() >= 3);
+    assert_eq!(node.stored().await.unwrap(), 6);
+    assert_eq!(code(&node.stored().await.unwrap_err()), Code::Fenced);
+    rig.stop().await;
+}
+
 /// How fast a log gets from a node, through the archive, to a follower. `--release` gives the figure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn test_large_log_reaches_the_follower_whole() {
@@ -460,7 +477,7 @@ async fn test_large_log_reaches_the_follower_whole() {
     let begun = Instant::now();
     let (mut sent, mut stored) = (0, 0);
     while stored < total as u64 {
-        if sent < total && sent as u64 - stored < 4 << 20 {
+        if sent < total && sent as u64 - stored < 1 << 20 {
             let end = (sent + PIECE).min(total);
             node.send_append("a.1.0", "job", sent as u64, data[sent..end].to_vec()).await;
             sent = end;
