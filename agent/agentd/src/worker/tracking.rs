@@ -1,16 +1,54 @@
-//! The tracking endpoint. (Signatures first; the bodies follow.)
+//! The tracking endpoint: what MLflow's client finds at `MLFLOW_TRACKING_URI` inside a job.
+//!
+//! Owns: an HTTP server on loopback that speaks as much of MLflow's REST protocol as scripts use, for the jobs
+//! that run here. Each request carries its job's token and sees nothing but that job. Hides the protocol: for
+//! the rest of the daemon, a script that uses MLflow appends lines to its tracking file, as any script may.
+//!
+//! Invariants: a record is on the disk, in that file, before the call is answered; what a run recorded is the
+//! fold of the file ([`book`]), so nothing is lost with the daemon; a refusal is never a status that clients
+//! repeat, because they repeat for minutes; artifacts never leave the job's folder ([`artifacts`]).
+//!
+//! Tasks: the future that [`Tracking::start`] returns, run by `roles`. Callers: `roles` starts it, the runner
+//! registers each run while its command lives, `launch` tells the command about it.
 
+mod answer;
+mod artifacts;
+mod book;
+mod calls;
+mod models;
+mod run;
+mod search;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use agent_model::{Clock, ReplicaId};
+use axum::Router;
+use axum::extract::FromRequestParts;
+use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+use axum::routing::{get, patch, post, put};
+use futures_util::FutureExt;
 use tokio::net::TcpListener;
+
+use answer::Refusal;
+use run::Run;
+
+/// How long calls that have begun may take once the daemon stops.
+const LAST_CALLS: Duration = Duration::from_secs(2);
 
 /// The endpoint; clones are the same endpoint.
 #[derive(Clone)]
 pub(crate) struct Tracking {
     address: SocketAddr,
+    clock: Arc<dyn Clock>,
+    runs: Runs,
 }
 
 /// A run the endpoint answers for.
@@ -30,25 +68,34 @@ pub(crate) struct TrackedRun {
     pub(crate) artifacts: PathBuf,
 }
 
-/// The run is answered for while this lives.
-pub(crate) struct Registration;
-
-/// The id of an experiment (`MLFLOW_EXPERIMENT_ID`), made from its name.
+/// The id of an experiment (`MLFLOW_EXPERIMENT_ID`): up to 18 digits, made from its name.
 pub(crate) fn experiment_id(name: &str) -> String {
-    name.to_owned()
+    // FNV-1a: the id must not change between versions of the daemon.
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    (hash % 1_000_000_000_000_000_000).to_string()
 }
 
 impl Tracking {
-    /// The endpoint on a loopback listener, and the future that serves it until `stop` completes; the caller
-    /// runs it.
+    /// The endpoint on a loopback listener, and the future that serves it until `stop` completes, which the
+    /// caller runs.
     pub(crate) fn start(
         listener: TcpListener,
         clock: Arc<dyn Clock>,
         stop: impl Future<Output = ()> + Send + 'static,
-    ) -> std::io::Result<(Tracking, impl Future<Output = ()> + Send + 'static)> {
-        let _ = clock;
-        let address = listener.local_addr()?;
-        Ok((Tracking { address }, stop))
+    ) -> io::Result<(Tracking, impl Future<Output = ()> + Send + 'static)> {
+        let tracking = Tracking { address: listener.local_addr()?, clock, runs: Runs::default() };
+        let router = router(tracking.runs.clone());
+        let serve = async move {
+            let stop = stop.shared();
+            let serve = axum::serve(listener, router).with_graceful_shutdown(stop.clone());
+            tokio::select! {
+                _ = serve.into_future() => {} // it never fails
+                () = stop.then(|()| tokio::time::sleep(LAST_CALLS)) => {}
+            }
+        };
+        Ok((tracking, serve))
     }
 
     /// Where it listens (`MLFLOW_TRACKING_URI`).
@@ -56,9 +103,92 @@ impl Tracking {
         format!("http://{}", self.address)
     }
 
-    /// Answers for a run from now on.
+    /// Answers for a run from now on, until the registration is dropped.
     pub(crate) fn register(&self, run: TrackedRun) -> Registration {
-        let _ = run;
-        Registration
+        let token = run.token.clone();
+        tracing::debug!(replica = %run.replica, "answering for a run");
+        let run = Arc::new(Run::new(run, self.clock.clone()));
+        self.runs.lock().insert(token.clone(), run.clone());
+        Registration { runs: self.runs.clone(), token, run }
     }
+}
+
+/// The run is answered for while this lives.
+pub(crate) struct Registration {
+    runs: Runs,
+    token: String,
+    run: Arc<Run>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let mut runs = self.runs.lock();
+        if runs.get(&self.token).is_some_and(|run| Arc::ptr_eq(run, &self.run)) {
+            runs.remove(&self.token);
+        }
+    }
+}
+
+/// The runs answered for, by token.
+#[derive(Clone, Default)]
+struct Runs(Arc<Mutex<HashMap<String, Arc<Run>>>>);
+
+impl Runs {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Run>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The run whose token a request carries.
+struct Caller(Arc<Run>);
+
+impl FromRequestParts<Runs> for Caller {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, runs: &Runs) -> Result<Caller, Refusal> {
+        let header = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let token = header.and_then(|value| value.strip_prefix("Bearer ")).ok_or_else(Refusal::stranger)?;
+        runs.lock().get(token).cloned().map(Caller).ok_or_else(Refusal::stranger)
+    }
+}
+
+fn router(runs: Runs) -> Router {
+    let api = Router::new()
+        .route("/runs/get", get(calls::get))
+        .route("/runs/create", post(calls::create))
+        .route("/runs/update", post(calls::update))
+        .route("/runs/delete", post(calls::delete))
+        .route("/runs/restore", post(calls::restore))
+        .route("/runs/search", post(calls::search_runs))
+        .route("/runs/log-metric", post(calls::log_metric))
+        .route("/runs/log-parameter", post(calls::log_parameter))
+        .route("/runs/log-batch", post(calls::log_batch))
+        .route("/runs/set-tag", post(calls::set_tag))
+        .route("/runs/delete-tag", post(calls::delete_tag))
+        .route("/runs/log-inputs", post(calls::log_inputs))
+        .route("/runs/log-model", post(calls::accept))
+        .route("/runs/outputs", post(calls::accept))
+        .route("/metrics/get-history", get(calls::history))
+        .route("/experiments/get", get(calls::experiment_by_id))
+        .route("/experiments/get-by-name", get(calls::experiment_by_name))
+        .route("/experiments/create", post(calls::create_experiment))
+        .route("/experiments/search", get(calls::search_experiments).post(calls::search_experiments))
+        .route("/experiments/update", post(calls::label_experiment))
+        .route("/experiments/set-experiment-tag", post(calls::label_experiment))
+        .route("/experiments/delete", post(calls::delete_experiment))
+        .route("/artifacts/list", get(calls::list_artifacts))
+        .route("/logged-models", post(models::create))
+        .route("/logged-models/search", post(models::search))
+        .route("/logged-models/{id}", get(models::get).patch(models::finalize))
+        .route("/logged-models/{id}/tags", patch(models::extend))
+        .route("/logged-models/{id}/params", post(models::extend))
+        .route("/logged-models/{id}/artifacts/directories", get(models::directory));
+    let bytes = Router::new()
+        .route("/artifacts", get(artifacts::list))
+        .route("/artifacts/{*address}", put(artifacts::put).get(artifacts::fetch).delete(artifacts::delete));
+    Router::new()
+        .nest("/api/2.0/mlflow", api)
+        .nest("/api/2.0/mlflow-artifacts", bytes)
+        .fallback(async || Refusal::unknown_call())
+        .with_state(runs)
 }

@@ -1,0 +1,189 @@
+//! Questions and answers in the shapes of MLflow's REST protocol.
+
+use agent_model::Timestamp;
+use axum::Json;
+use axum::extract::{FromRequest, Query, Request};
+use axum::http::{Method, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+use super::book::{Data, OWN, Point, RUN};
+
+/// The largest body of a call that is not an artifact, in bytes; clients keep below 1 MiB.
+const MAX_BODY: usize = 8 << 20;
+
+/// What a call comes to.
+pub(super) type Answer = Result<Json<Value>, Refusal>;
+
+/// Why a call is refused. Never a status that clients repeat: the script would stand still for minutes.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    status: StatusCode,
+    code: &'static str,
+    message: String,
+}
+
+impl Refusal {
+    pub(super) fn invalid(message: impl Into<String>) -> Refusal {
+        Refusal { status: StatusCode::BAD_REQUEST, code: "INVALID_PARAMETER_VALUE", message: message.into() }
+    }
+
+    pub(super) fn missing(message: impl Into<String>) -> Refusal {
+        Refusal { status: StatusCode::NOT_FOUND, code: "RESOURCE_DOES_NOT_EXIST", message: message.into() }
+    }
+
+    pub(super) fn denied(message: impl Into<String>) -> Refusal {
+        Refusal { status: StatusCode::FORBIDDEN, code: "PERMISSION_DENIED", message: message.into() }
+    }
+
+    pub(super) fn stranger() -> Refusal {
+        let message = "the token of this request belongs to no job that runs here".to_owned();
+        Refusal { status: StatusCode::UNAUTHORIZED, code: "UNAUTHENTICATED", message }
+    }
+
+    pub(super) fn unknown_call() -> Refusal {
+        let message = "the tracking endpoint of a job does not offer this call".to_owned();
+        Refusal { status: StatusCode::NOT_FOUND, code: "ENDPOINT_NOT_FOUND", message }
+    }
+
+    /// The disk failed: the fault of the node, yet nothing that a client should repeat.
+    pub(super) fn disk(what: &str, error: &std::io::Error) -> Refusal {
+        tracing::warn!(what, %error, "a tracking call failed");
+        let message = format!("{what}: {error}");
+        Refusal { status: StatusCode::BAD_REQUEST, code: "INTERNAL_ERROR", message }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let body = json!({ "error_code": self.code, "message": self.message });
+        (self.status, Json(body)).into_response()
+    }
+}
+
+/// The arguments of a call: the query of a GET, else a JSON body, whatever its type is said to be.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        if request.method() == Method::GET {
+            let Query(asked) =
+                Query::try_from_uri(request.uri()).map_err(|e| Refusal::invalid(e.body_text()))?;
+            return Ok(Asked(asked));
+        }
+        let body = axum::body::to_bytes(request.into_body(), MAX_BODY).await;
+        let body = body.map_err(|_| Refusal::invalid(format!("a body may have {MAX_BODY} bytes")))?;
+        let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
+        serde_json::from_slice(body).map(Asked).map_err(|e| Refusal::invalid(e.to_string()))
+    }
+}
+
+/// An integer, which the JSON form of protocol buffers may write as a string.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Integer(pub(super) i64);
+
+impl<'de> Deserialize<'de> for Integer {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        match Value::deserialize(from)? {
+            Value::Null => Ok(Integer(0)),
+            Value::String(text) => text.parse().map(Integer).map_err(D::Error::custom),
+            #[allow(clippy::cast_possible_truncation, reason = "a whole number written with a point")]
+            Value::Number(number) => number
+                .as_i64()
+                .or_else(|| number.as_f64().filter(|value| value.fract() == 0.0).map(|value| value as i64))
+                .map(Integer)
+                .ok_or_else(|| D::Error::custom(format!("{number} is not an integer"))),
+            other => Err(D::Error::custom(format!("{other} is not an integer"))),
+        }
+    }
+}
+
+/// A number, or one of the strings `NaN`, `Infinity`, `-Infinity`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Float(pub(super) f64);
+
+impl<'de> Deserialize<'de> for Float {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        match Value::deserialize(from)? {
+            Value::String(text) => text.parse().map(Float).map_err(D::Error::custom),
+            Value::Number(number) => Ok(Float(number.as_f64().unwrap_or(f64::NAN))),
+            other => Err(D::Error::custom(format!("{other} is not a number"))),
+        }
+    }
+}
+
+/// A key and a text; the same shape for parameters and tags.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Pair {
+    pub(super) key: String,
+    pub(super) value: String,
+}
+
+/// A moment as a client says it.
+pub(super) fn moment(at: Integer) -> Option<Timestamp> {
+    u64::try_from(at.0).ok().filter(|at| *at > 0).map(Timestamp)
+}
+
+/// A number as the JSON form of protocol buffers writes it.
+pub(super) fn number(value: f64) -> Value {
+    match value {
+        value if value.is_finite() => json!(value),
+        value if value.is_nan() => json!("NaN"),
+        value if value > 0.0 => json!("Infinity"),
+        _ => json!("-Infinity"),
+    }
+}
+
+pub(super) fn point(key: &str, point: &Point) -> Value {
+    json!({ "key": key, "value": number(point.value), "timestamp": point.time.0, "step": point.step })
+}
+
+pub(super) fn pairs<'a>(pairs: impl Iterator<Item = (&'a String, &'a String)>) -> Vec<Value> {
+    pairs.map(|(key, value)| json!({ "key": key, "value": value })).collect()
+}
+
+/// What identifies a run in an answer.
+pub(super) struct Identity<'a> {
+    pub(super) run_id: &'a str,
+    pub(super) experiment_id: &'a str,
+    pub(super) artifact_uri: &'a str,
+    pub(super) started: Timestamp,
+}
+
+/// A whole run. What the endpoint remembers for itself is not shown.
+pub(super) fn run(identity: &Identity<'_>, data: &Data) -> Value {
+    let metrics: Vec<Value> = data.metrics.iter().map(|(key, at)| point(key, at)).collect();
+    let tags = pairs(data.tags.iter().filter(|(key, _)| !key.starts_with(OWN)));
+    json!({
+        "info": info(identity, data),
+        "data": { "metrics": metrics, "params": pairs(data.params.iter()), "tags": tags },
+        "inputs": { "dataset_inputs": [] },
+    })
+}
+
+pub(super) fn info(identity: &Identity<'_>, data: &Data) -> Value {
+    let name = data.own("mlflow.runName").or(data.own(RUN)).unwrap_or(identity.run_id);
+    let started = data.own("agentd.started").and_then(|at| at.parse().ok()).unwrap_or(identity.started.0);
+    let mut info = json!({
+        "run_id": identity.run_id,
+        "run_uuid": identity.run_id,
+        "experiment_id": identity.experiment_id,
+        "user_id": data.own("mlflow.user").unwrap_or_default(),
+        "run_name": name,
+        "status": data.own("agentd.status").unwrap_or("RUNNING"),
+        "start_time": started,
+        "artifact_uri": identity.artifact_uri,
+        "lifecycle_stage": data.own("agentd.lifecycle").unwrap_or("active"),
+    });
+    if let Some(ended) = data.own("agentd.ended").and_then(|at| at.parse::<u64>().ok()) {
+        info["end_time"] = json!(ended);
+    }
+    info
+}

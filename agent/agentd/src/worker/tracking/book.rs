@@ -1,0 +1,247 @@
+//! What a run recorded, as the fold of its tracking file.
+//!
+//! The file is the only truth: to record is to append to it, to know is to read it from where one stopped. So
+//! the lines a script writes itself count as much as those of the endpoint, and a new life of the daemon knows
+//! what the old one knew.
+//!
+//! A job has one file, but a script may begin further runs in it. Their records carry the run's label and a
+//! slash before their names. What the endpoint must remember of a run beyond what the script recorded is a tag
+//! whose name begins with `agentd.`, never shown to the script.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use agent_model::Timestamp;
+use agent_model::tracking::TrackingRecord;
+
+/// Names of tags that are the endpoint's own begin so.
+pub(super) const OWN: &str = "agentd.";
+/// The tag whose presence makes a run; its value is the name people see.
+pub(super) const RUN: &str = "agentd.run";
+/// The longest line read, in bytes; longer ones are no records.
+const MAX_LINE: usize = 1 << 20;
+
+/// The latest value of a metric.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Point {
+    pub(super) value: f64,
+    pub(super) step: i64,
+    pub(super) time: Timestamp,
+}
+
+/// What one run recorded.
+#[derive(Debug, Default)]
+pub(super) struct Data {
+    pub(super) metrics: BTreeMap<String, Point>,
+    pub(super) params: BTreeMap<String, String>,
+    pub(super) tags: BTreeMap<String, String>,
+}
+
+impl Data {
+    /// A tag of the endpoint's own.
+    pub(super) fn own(&self, name: &str) -> Option<&str> {
+        self.tags.get(name).map(String::as_str)
+    }
+}
+
+/// What all runs of one job recorded.
+pub(super) struct Book {
+    path: PathBuf,
+    reader: LineReader,
+    /// By label; the job's own run has the empty one.
+    runs: BTreeMap<String, Data>,
+}
+
+impl Book {
+    /// Of a file that need not exist yet.
+    pub(super) fn new(path: PathBuf) -> Book {
+        Book { path, reader: LineReader::default(), runs: BTreeMap::from([(String::new(), Data::default())]) }
+    }
+
+    /// Everything recorded until now.
+    pub(super) fn runs(&mut self) -> io::Result<&BTreeMap<String, Data>> {
+        let runs = &mut self.runs;
+        self.reader.read(&self.path, |line| {
+            if let Some(record) = TrackingRecord::parse(line) {
+                fold(runs, record);
+            }
+        })?;
+        Ok(runs)
+    }
+
+    /// Appends records of the run with this label, and returns when they are on the disk.
+    pub(super) fn append(&mut self, label: &str, records: Vec<TrackingRecord>) -> io::Result<()> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        self.runs()?;
+        let mut text = String::new();
+        if self.reader.is_inside_a_line() {
+            text.push('\n'); // somebody died while writing it
+        }
+        for record in records {
+            text.push_str(&labeled(label, record).to_line());
+        }
+        let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_data()
+    }
+
+    /// Every value of one metric, in the order of recording.
+    pub(super) fn history(&self, label: &str, name: &str) -> io::Result<Vec<Point>> {
+        let name = full_name(label, name);
+        let mut points = Vec::new();
+        LineReader::default().read(&self.path, |line| match TrackingRecord::parse(line) {
+            Some(TrackingRecord::Metric { metric, value, step, time }) if metric == name => {
+                points.push(Point { value, step, time: time.unwrap_or_default() });
+            }
+            _ => {}
+        })?;
+        Ok(points)
+    }
+}
+
+fn full_name(label: &str, name: &str) -> String {
+    if label.is_empty() { name.to_owned() } else { format!("{label}/{name}") }
+}
+
+fn labeled(label: &str, mut record: TrackingRecord) -> TrackingRecord {
+    let (TrackingRecord::Metric { metric: name, .. }
+    | TrackingRecord::Param { param: name, .. }
+    | TrackingRecord::Tag { tag: name, .. }) = &mut record;
+    *name = full_name(label, name);
+    record
+}
+
+fn fold(runs: &mut BTreeMap<String, Data>, record: TrackingRecord) {
+    match record {
+        TrackingRecord::Metric { metric, value, step, time } => {
+            let (run, name) = owner(runs, metric);
+            let point = Point { value, step, time: time.unwrap_or_default() };
+            let latest = run.metrics.entry(name).or_insert(point);
+            if (point.step, point.time) >= (latest.step, latest.time) {
+                *latest = point;
+            }
+        }
+        TrackingRecord::Param { param, text } => {
+            let (run, name) = owner(runs, param);
+            run.params.insert(name, text);
+        }
+        TrackingRecord::Tag { tag, text } => {
+            if let Some((label, RUN)) = tag.split_once('/') {
+                runs.entry(label.to_owned()).or_default();
+            }
+            let (run, name) = owner(runs, tag);
+            match text.as_str() {
+                "" => run.tags.remove(&name), // there is no record that deletes
+                _ => run.tags.insert(name, text),
+            };
+        }
+    }
+}
+
+/// The run a name belongs to, and what the run calls it. A slash may as well be part of the name.
+fn owner(runs: &mut BTreeMap<String, Data>, name: String) -> (&mut Data, String) {
+    let (label, name) = match name.split_once('/') {
+        Some((label, rest)) if runs.contains_key(label) => (label.to_owned(), rest.to_owned()),
+        _ => (String::new(), name),
+    };
+    (runs.entry(label).or_default(), name)
+}
+
+/// Reads the whole lines of a file that grows, from where it stopped the last time.
+#[derive(Default)]
+struct LineReader {
+    offset: u64,
+    /// The start of a line whose end is not written yet.
+    rest: Vec<u8>,
+}
+
+impl LineReader {
+    fn is_inside_a_line(&self) -> bool {
+        !self.rest.is_empty()
+    }
+
+    /// Hands over each new line. A file that is not there has none.
+    fn read(&mut self, path: &Path, mut take: impl FnMut(&[u8])) -> io::Result<()> {
+        let mut file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        };
+        if file.metadata()?.len() < self.offset {
+            *self = LineReader::default(); // the job cut its own file; what was known stays known
+        }
+        file.seek(SeekFrom::Start(self.offset))?;
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let count = file.read(&mut buffer)?;
+            if count == 0 {
+                return Ok(());
+            }
+            for piece in buffer[..count].split_inclusive(|byte| *byte == b'\n') {
+                self.offset += piece.len() as u64;
+                if self.rest.len() <= MAX_LINE {
+                    self.rest.extend_from_slice(piece);
+                }
+                if piece.ends_with(b"\n") {
+                    take(&self.rest);
+                    self.rest.clear();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn metric(name: &str, value: f64, step: i64) -> TrackingRecord {
+        TrackingRecord::Metric { metric: name.into(), value, step, time: Some(Timestamp(9)) }
+    }
+
+    fn tag(name: &str, text: &str) -> TrackingRecord {
+        TrackingRecord::Tag { tag: name.into(), text: text.into() }
+    }
+
+    #[test]
+    fn test_book_is_the_same_after_a_new_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tracking.jsonl");
+        let mut book = Book::new(path.clone());
+        assert_eq!(book.runs().unwrap().len(), 1);
+        book.append("", vec![metric("trial/loss", 3.0, 0), metric("loss", 1.0, 2), metric("loss", 2.0, 1)])
+            .unwrap();
+        book.append("trial", vec![tag(RUN, "Trial"), metric("loss", 0.5, 0)]).unwrap();
+        book.append("", vec![tag("a", "1"), tag("b", "2"), tag("a", "")]).unwrap();
+        let mut again = Book::new(path);
+        for book in [&mut book, &mut again] {
+            let runs = book.runs().unwrap();
+            assert_eq!(runs[""].metrics["loss"].value, 1.0, "the value of the highest step");
+            assert_eq!(runs[""].metrics["trial/loss"].value, 3.0, "recorded before that run began");
+            assert_eq!(runs["trial"].metrics["loss"].value, 0.5);
+            assert_eq!(runs["trial"].own(RUN), Some("Trial"));
+            assert_eq!(runs[""].tags.keys().collect::<Vec<_>>(), ["b"]);
+        }
+        assert_eq!(again.history("", "loss").unwrap().iter().map(|p| p.step).collect::<Vec<_>>(), [2, 1]);
+    }
+
+    #[test]
+    fn test_lines_of_the_script_count_and_a_torn_one_harms_no_other() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tracking.jsonl");
+        let mut book = Book::new(path.clone());
+        std::fs::write(&path, "{\"metric\":\"loss\",\"value\":1}\nnonsense\n{\"metric\":\"lo").unwrap();
+        assert_eq!(book.runs().unwrap()[""].metrics["loss"].value, 1.0);
+        book.append("", vec![metric("acc", 0.5, 0)]).unwrap();
+        assert_eq!(book.runs().unwrap()[""].metrics["acc"].value, 0.5);
+
+        let mut long = vec![b'x'; MAX_LINE * 3];
+        long.extend_from_slice(b"\n{\"param\":\"p\",\"text\":\"t\"}\n");
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(&long).unwrap();
+        assert_eq!(book.runs().unwrap()[""].params["p"], "t");
+    }
+}

@@ -1,0 +1,438 @@
+//! The calls about runs, metrics and experiments.
+//!
+//! A job sees one experiment, its own, under whatever name it asks for, and in it the run it was given and those
+//! its script began. Of the run it was given, the end is not the script's to say: the exit code decides.
+
+use agent_model::tracking::TrackingRecord;
+use axum::Json;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Caller;
+use super::answer::{self, Answer, Asked, Float, Integer, Pair, Refusal, moment};
+use super::run::{self, Desk, Run, tag};
+use super::search;
+
+/// The longest name of a metric, parameter or tag, in bytes.
+const MAX_KEY: usize = 250;
+/// The longest value of a parameter, in bytes.
+const MAX_PARAM: usize = 6000;
+/// The longest value of a tag, in bytes.
+const MAX_TAG: usize = 8000;
+/// The most that is handed out at a time when a client names no number.
+const PAGE: usize = 25_000;
+
+/// Names a run; older clients use the second name.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Which {
+    run_id: String,
+    run_uuid: String,
+}
+
+impl Which {
+    pub(super) fn id(&self) -> &str {
+        if self.run_id.is_empty() { &self.run_uuid } else { &self.run_id }
+    }
+}
+
+pub(super) async fn get(Caller(run): Caller, Asked(which): Asked<Which>) -> Answer {
+    run.with(move |desk| {
+        let label = desk.label(which.id())?;
+        Ok(Json(json!({ "run": desk.show(&label, run::whole)? })))
+    })
+    .await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Create {
+    run_name: String,
+    start_time: Integer,
+    tags: Vec<Pair>,
+}
+
+pub(super) async fn create(Caller(run): Caller, Asked(asked): Asked<Create>) -> Answer {
+    run.with(move |desk| {
+        let tags = records_of(&[], &[], &asked.tags)?;
+        let named = asked.tags.iter().find(|tag| tag.key == "mlflow.runName").map(|tag| tag.value.as_str());
+        let name = if asked.run_name.is_empty() { named.unwrap_or_default() } else { &asked.run_name };
+        let started = moment(asked.start_time).unwrap_or(desk.now());
+        let label = desk.begin(name, started)?;
+        desk.record(&label, tags)?;
+        Ok(Json(json!({ "run": desk.show(&label, run::whole)? })))
+    })
+    .await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Update {
+    #[serde(flatten)]
+    which: Which,
+    status: String,
+    end_time: Integer,
+    run_name: String,
+}
+
+pub(super) async fn update(Caller(run): Caller, Asked(asked): Asked<Update>) -> Answer {
+    run.with(move |desk| {
+        let label = desk.label(asked.which.id())?;
+        let mut records = Vec::new();
+        if !asked.run_name.is_empty() {
+            records.push(tag("mlflow.runName", &asked.run_name));
+        }
+        if !label.is_empty() {
+            let ended = moment(asked.end_time).map(|at| at.0.to_string());
+            let end = [("agentd.status", Some(asked.status)), ("agentd.ended", ended)];
+            let end = end.into_iter().filter_map(|(name, text)| Some(tag(name, &text?)));
+            records.extend(
+                end.filter(|tag| !matches!(tag, TrackingRecord::Tag { text, .. } if text.is_empty())),
+            );
+        }
+        desk.record(&label, records)?;
+        Ok(Json(json!({ "run_info": desk.show(&label, run::info)? })))
+    })
+    .await
+}
+
+/// Deletes a run that the script began.
+pub(super) async fn delete(Caller(run): Caller, Asked(which): Asked<Which>) -> Answer {
+    set_lifecycle(run, which, "deleted").await
+}
+
+/// Takes that back.
+pub(super) async fn restore(Caller(run): Caller, Asked(which): Asked<Which>) -> Answer {
+    set_lifecycle(run, which, "active").await
+}
+
+async fn set_lifecycle(run: std::sync::Arc<Run>, which: Which, stage: &'static str) -> Answer {
+    run.with(move |desk| {
+        let label = desk.label(which.id())?;
+        if label.is_empty() {
+            return Err(Refusal::denied("the run of a job lives as long as the job"));
+        }
+        desk.record(&label, vec![tag("agentd.lifecycle", stage)])?;
+        Ok(Json(json!({})))
+    })
+    .await
+}
+
+/// A metric as clients send it.
+#[derive(Deserialize)]
+pub(super) struct Metric {
+    key: String,
+    value: Float,
+    #[serde(default)]
+    timestamp: Integer,
+    #[serde(default)]
+    step: Integer,
+}
+
+#[derive(Deserialize)]
+pub(super) struct LogMetric {
+    #[serde(flatten)]
+    which: Which,
+    #[serde(flatten)]
+    metric: Metric,
+}
+
+pub(super) async fn log_metric(Caller(run): Caller, Asked(asked): Asked<LogMetric>) -> Answer {
+    record(run, asked.which, vec![asked.metric], Vec::new(), Vec::new()).await
+}
+
+#[derive(Deserialize)]
+pub(super) struct LogPair {
+    #[serde(flatten)]
+    which: Which,
+    #[serde(flatten)]
+    pair: Pair,
+}
+
+pub(super) async fn log_parameter(Caller(run): Caller, Asked(asked): Asked<LogPair>) -> Answer {
+    record(run, asked.which, Vec::new(), vec![asked.pair], Vec::new()).await
+}
+
+pub(super) async fn set_tag(Caller(run): Caller, Asked(asked): Asked<LogPair>) -> Answer {
+    record(run, asked.which, Vec::new(), Vec::new(), vec![asked.pair]).await
+}
+
+pub(super) async fn delete_tag(Caller(run): Caller, Asked(asked): Asked<LogPair>) -> Answer {
+    let gone = Pair { value: String::new(), ..asked.pair };
+    record(run, asked.which, Vec::new(), Vec::new(), vec![gone]).await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct LogBatch {
+    #[serde(flatten)]
+    which: Which,
+    metrics: Vec<Metric>,
+    params: Vec<Pair>,
+    tags: Vec<Pair>,
+}
+
+pub(super) async fn log_batch(Caller(run): Caller, Asked(asked): Asked<LogBatch>) -> Answer {
+    record(run, asked.which, asked.metrics, asked.params, asked.tags).await
+}
+
+async fn record(
+    run: std::sync::Arc<Run>,
+    which: Which,
+    metrics: Vec<Metric>,
+    params: Vec<Pair>,
+    tags: Vec<Pair>,
+) -> Answer {
+    run.with(move |desk| {
+        let label = desk.label(which.id())?;
+        let params = new_params(desk, &label, params)?;
+        let records = records_of(&metrics, &params, &tags)?;
+        desk.record(&label, records)?;
+        Ok(Json(json!({})))
+    })
+    .await
+}
+
+/// The parameters that are not known yet. A parameter that was given a value keeps it.
+fn new_params(desk: &mut Desk<'_>, label: &str, params: Vec<Pair>) -> Result<Vec<Pair>, Refusal> {
+    let run_id = desk.run.id_of(label);
+    let known = &desk.data(label)?.params;
+    let mut new: Vec<Pair> = Vec::new();
+    for param in params {
+        let earlier = new.iter().find(|other| other.key == param.key).map(|other| &other.value);
+        match known.get(&param.key).or(earlier) {
+            None => new.push(param),
+            Some(value) if *value == param.value => {}
+            Some(value) => {
+                return Err(Refusal::invalid(format!(
+                    "Changing param values is not allowed. Param with key='{}' was already logged with \
+                     value='{value}' for run ID='{run_id}'. Attempted logging new value '{}'.",
+                    param.key, param.value
+                )));
+            }
+        }
+    }
+    Ok(new)
+}
+
+fn records_of(metrics: &[Metric], params: &[Pair], tags: &[Pair]) -> Result<Vec<TrackingRecord>, Refusal> {
+    let mut records = Vec::with_capacity(metrics.len() + params.len() + tags.len());
+    for Metric { key, value, timestamp, step } in metrics {
+        fits("a metric's name", key, MAX_KEY)?;
+        let (metric, value, step) = (key.clone(), value.0, step.0);
+        records.push(TrackingRecord::Metric { metric, value, step, time: moment(*timestamp) });
+    }
+    for Pair { key, value } in params {
+        fits("a parameter's name", key, MAX_KEY)?;
+        fits("a parameter's value", value, MAX_PARAM)?;
+        records.push(TrackingRecord::Param { param: key.clone(), text: value.clone() });
+    }
+    for Pair { key, value } in tags {
+        fits("a tag's name", key, MAX_KEY)?;
+        fits("a tag's value", value, MAX_TAG)?;
+        records.push(tag(key, value));
+    }
+    Ok(records)
+}
+
+fn fits(what: &str, text: &str, most: usize) -> Result<(), Refusal> {
+    match text.len() {
+        length if length > most => {
+            Err(Refusal::invalid(format!("{what} may have {most} bytes, this one has {length}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct LogInputs {
+    #[serde(flatten)]
+    which: Which,
+    datasets: Vec<DatasetInput>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DatasetInput {
+    dataset: Dataset,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Dataset {
+    name: String,
+    digest: String,
+}
+
+/// Which data a run read; kept as a tag for each data set.
+pub(super) async fn log_inputs(Caller(run): Caller, Asked(asked): Asked<LogInputs>) -> Answer {
+    let named = asked.datasets.into_iter().map(|input| input.dataset).filter(|data| !data.name.is_empty());
+    let tags = named.map(|data| Pair { key: format!("dataset.{}", data.name), value: data.digest });
+    record(run, asked.which, Vec::new(), Vec::new(), tags.collect()).await
+}
+
+/// What needs no memory here: the files of a model are artifacts, and they are kept.
+pub(super) async fn accept(Caller(run): Caller, Asked(which): Asked<Which>) -> Answer {
+    run.with(move |desk| desk.label(which.id()).map(|_| Json(json!({})))).await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct History {
+    #[serde(flatten)]
+    which: Which,
+    metric_key: String,
+    page_token: String,
+    max_results: Option<String>,
+}
+
+pub(super) async fn history(Caller(run): Caller, Asked(asked): Asked<History>) -> Answer {
+    run.with(move |desk| {
+        let label = desk.label(asked.which.id())?;
+        let from: usize = asked.page_token.parse().unwrap_or(0);
+        let most = asked.max_results.and_then(|most| most.parse().ok()).unwrap_or(PAGE).clamp(1, PAGE);
+        let all = desk.history(&label, &asked.metric_key)?;
+        let page: Vec<Value> =
+            all.iter().skip(from).take(most).map(|at| answer::point(&asked.metric_key, at)).collect();
+        let next = from.saturating_add(page.len());
+        let mut answer = json!({ "metrics": page });
+        if next < all.len() {
+            answer["next_page_token"] = json!(next.to_string());
+        }
+        Ok(Json(answer))
+    })
+    .await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Search {
+    filter: String,
+    run_view_type: String,
+    order_by: Vec<String>,
+    max_results: Integer,
+    page_token: String,
+}
+
+pub(super) async fn search_runs(Caller(run): Caller, Asked(asked): Asked<Search>) -> Answer {
+    run.with(move |desk| {
+        let filter = search::Filter::parse(&asked.filter)?;
+        let labels: Vec<String> = desk.runs()?.keys().cloned().collect();
+        let mut runs = Vec::new();
+        for label in labels {
+            let run = desk.show(&label, run::whole)?;
+            let stage = run["info"]["lifecycle_stage"].as_str().unwrap_or_default();
+            let wanted = match asked.run_view_type.as_str() {
+                "ALL" => true,
+                "DELETED_ONLY" => stage == "deleted",
+                _ => stage == "active",
+            };
+            if wanted && filter.accepts(&run) {
+                runs.push(run);
+            }
+        }
+        search::sort(&mut runs, &asked.order_by)?;
+        let from: usize = asked.page_token.parse().unwrap_or(0);
+        let most = usize::try_from(asked.max_results.0).ok().filter(|most| *most > 0).unwrap_or(PAGE);
+        let next = from.saturating_add(most);
+        let more = next < runs.len();
+        let page: Vec<Value> = runs.into_iter().skip(from).take(most).collect();
+        let token = if more { next.to_string() } else { String::new() };
+        Ok(Json(json!({ "runs": page, "next_page_token": token })))
+    })
+    .await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct WhichExperiment {
+    experiment_id: String,
+    experiment_name: String,
+    name: String,
+}
+
+fn experiment(run: &Run, name: &str) -> Value {
+    let name = if name.is_empty() { &run.facts.experiment } else { name };
+    json!({
+        "experiment_id": run.experiment_id,
+        "name": name,
+        "artifact_location": format!("mlflow-artifacts:/{}", run.experiment_id),
+        "lifecycle_stage": "active",
+        "tags": [],
+    })
+}
+
+/// The one experiment there is.
+fn known(run: &Run, id: &str) -> Result<(), Refusal> {
+    if id == run.experiment_id {
+        return Ok(());
+    }
+    Err(Refusal::missing(format!("No Experiment with id={id} exists: a job sees its own alone")))
+}
+
+pub(super) async fn experiment_by_id(Caller(run): Caller, Asked(which): Asked<WhichExperiment>) -> Answer {
+    known(&run, &which.experiment_id)?;
+    Ok(Json(json!({ "experiment": experiment(&run, "") })))
+}
+
+/// Scripts name the experiment they were written for; whatever they call it, it is that of the job. The name
+/// is remembered as a tag, so that nobody wonders.
+pub(super) async fn experiment_by_name(Caller(run): Caller, Asked(which): Asked<WhichExperiment>) -> Answer {
+    let answer = json!({ "experiment": experiment(&run, &which.experiment_name) });
+    remember_name(run, which.experiment_name).await?;
+    Ok(Json(answer))
+}
+
+pub(super) async fn create_experiment(Caller(run): Caller, Asked(which): Asked<WhichExperiment>) -> Answer {
+    let answer = json!({ "experiment_id": run.experiment_id });
+    remember_name(run, which.name).await?;
+    Ok(Json(answer))
+}
+
+async fn remember_name(run: std::sync::Arc<Run>, name: String) -> Result<(), Refusal> {
+    const NAME: &str = "agentd.experiment";
+    if name.is_empty() || name == run.facts.experiment {
+        return Ok(());
+    }
+    fits("an experiment's name", &name, MAX_TAG)?;
+    run.with(move |desk| {
+        if desk.data("")?.own(NAME) == Some(&name) {
+            return Ok(());
+        }
+        desk.record("", vec![tag(NAME, &name)])
+    })
+    .await
+}
+
+pub(super) async fn search_experiments(Caller(run): Caller) -> Answer {
+    Ok(Json(json!({ "experiments": [experiment(&run, "")] })))
+}
+
+/// Labels of an experiment have no place here, but a script that sets them goes on.
+pub(super) async fn label_experiment(Caller(run): Caller, Asked(which): Asked<WhichExperiment>) -> Answer {
+    known(&run, &which.experiment_id)?;
+    Ok(Json(json!({})))
+}
+
+pub(super) async fn delete_experiment(Caller(_): Caller) -> Answer {
+    Err(Refusal::denied("a job cannot delete the experiment it belongs to"))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ListArtifacts {
+    #[serde(flatten)]
+    which: Which,
+    path: String,
+}
+
+pub(super) async fn list_artifacts(Caller(run): Caller, Asked(asked): Asked<ListArtifacts>) -> Answer {
+    run.with(move |desk| {
+        let label = desk.label(asked.which.id())?;
+        let root_uri = desk.run.artifact_uri(asked.which.id());
+        let files = desk.run.artifacts.list(&label, &asked.path, &asked.path)?;
+        Ok(Json(json!({ "root_uri": root_uri, "files": files })))
+    })
+    .await
+}

@@ -1,0 +1,185 @@
+//! One job's runs: the one it was given, and those its script begins beside it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use agent_model::tracking::TrackingRecord;
+use agent_model::{Clock, Timestamp};
+use serde_json::Value;
+
+use super::TrackedRun;
+use super::answer::{self, Identity, Refusal};
+use super::artifacts::Artifacts;
+use super::book::{Book, Data, RUN};
+
+/// Stands between the id of the job's run and the label of another.
+const BESIDE: &str = "--";
+/// Folders of a job's artifacts, and other names that cannot be labels.
+const TAKEN: [&str; 5] = ["", "logs", "models", "named-outputs", "outputs"];
+/// The longest label, in bytes.
+const MAX_LABEL: usize = 48;
+
+/// What one job may see and do here.
+pub(super) struct Run {
+    pub(super) facts: TrackedRun,
+    pub(super) experiment_id: String,
+    pub(super) artifacts: Artifacts,
+    clock: Arc<dyn Clock>,
+    started: Timestamp,
+    book: Mutex<Book>,
+}
+
+impl Run {
+    pub(super) fn new(facts: TrackedRun, clock: Arc<dyn Clock>) -> Run {
+        Run {
+            experiment_id: super::experiment_id(&facts.experiment),
+            artifacts: Artifacts::new(facts.artifacts.clone()),
+            started: clock.now(),
+            book: Mutex::new(Book::new(facts.tracking_file.clone())),
+            clock,
+            facts,
+        }
+    }
+
+    /// Works on the book on a thread that may block; one call of a job at a time.
+    pub(super) async fn with<T: Send + 'static>(
+        self: Arc<Run>,
+        work: impl FnOnce(&mut Desk<'_>) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let worked = tokio::task::spawn_blocking(move || {
+            let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut Desk { run: &self, book: &mut book })
+        });
+        worked.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))?
+    }
+
+    /// Where the artifacts of a run or a model are kept, from the address clients use for it.
+    pub(super) fn artifact_uri(&self, owner: &str) -> String {
+        format!("mlflow-artifacts:/{}/{owner}/artifacts", self.experiment_id)
+    }
+
+    /// The id of the run with this label.
+    pub(super) fn id_of(&self, label: &str) -> String {
+        match label {
+            "" => self.facts.run_id.clone(),
+            label => format!("{}{BESIDE}{label}", self.facts.run_id),
+        }
+    }
+
+    /// The label a run id would have; whether there is such a run, the book knows.
+    pub(super) fn label_in<'a>(&self, run_id: &'a str) -> Option<&'a str> {
+        match run_id.strip_prefix(self.facts.run_id.as_str())? {
+            "" => Some(""),
+            rest => rest.strip_prefix(BESIDE).filter(|label| !label.is_empty()),
+        }
+    }
+}
+
+/// A run at work on its book.
+pub(super) struct Desk<'a> {
+    pub(super) run: &'a Run,
+    book: &'a mut Book,
+}
+
+impl Desk<'_> {
+    pub(super) fn now(&self) -> Timestamp {
+        self.run.clock.now()
+    }
+
+    /// Everything recorded, by label.
+    pub(super) fn runs(&mut self) -> Result<&BTreeMap<String, Data>, Refusal> {
+        self.book.runs().map_err(|error| Refusal::disk("the tracking file cannot be read", &error))
+    }
+
+    /// The label of a run that must exist.
+    pub(super) fn label(&mut self, run_id: &str) -> Result<String, Refusal> {
+        let missing = || Refusal::missing(format!("Run with id={run_id} not found"));
+        let label = self.run.label_in(run_id).ok_or_else(missing)?;
+        if self.runs()?.contains_key(label) { Ok(label.to_owned()) } else { Err(missing()) }
+    }
+
+    /// What the run with this label recorded.
+    pub(super) fn data(&mut self, label: &str) -> Result<&Data, Refusal> {
+        self.runs()?.get(label).ok_or_else(|| Refusal::missing("the run is gone"))
+    }
+
+    pub(super) fn record(&mut self, label: &str, records: Vec<TrackingRecord>) -> Result<(), Refusal> {
+        let appended = self.book.append(label, records);
+        appended.map_err(|error| Refusal::disk("the tracking file cannot be written", &error))
+    }
+
+    /// Every value of one metric.
+    pub(super) fn history(&mut self, label: &str, name: &str) -> Result<Vec<super::book::Point>, Refusal> {
+        let history = self.book.history(label, name);
+        history.map_err(|error| Refusal::disk("the tracking file cannot be read", &error))
+    }
+
+    /// The whole run, or only what identifies it, as clients read it.
+    pub(super) fn show(
+        &mut self,
+        label: &str,
+        how: fn(&Identity<'_>, &Data) -> Value,
+    ) -> Result<Value, Refusal> {
+        let run = self.run;
+        let run_id = run.id_of(label);
+        let identity = Identity {
+            run_id: &run_id,
+            experiment_id: &run.experiment_id,
+            artifact_uri: &run.artifact_uri(&run_id),
+            started: run.started,
+        };
+        Ok(how(&identity, self.data(label)?))
+    }
+
+    /// Begins another run and returns its label.
+    pub(super) fn begin(&mut self, name: &str, started: Timestamp) -> Result<String, Refusal> {
+        let base = label(name);
+        let data = self.runs()?;
+        let names = data[""].metrics.keys().chain(data[""].params.keys()).chain(data[""].tags.keys());
+        let folders: Vec<&str> = names.filter_map(|name| Some(name.split_once('/')?.0)).collect();
+        let is_free = |label: &String| {
+            !data.contains_key(label)
+                && !TAKEN.contains(&label.as_str())
+                && !folders.contains(&label.as_str())
+        };
+        let numbered = (2..).map(|number: u32| format!("{base}-{number}"));
+        let mut labels = std::iter::once(base.clone()).chain(numbered);
+        let label = labels.find(is_free).ok_or_else(|| Refusal::invalid("too many runs of one name"))?;
+        let name = if name.is_empty() { &label } else { name };
+        self.record(&label, vec![tag(RUN, name), tag("agentd.started", &started.0.to_string())])?;
+        Ok(label)
+    }
+}
+
+pub(super) fn tag(name: &str, text: &str) -> TrackingRecord {
+    TrackingRecord::Tag { tag: name.to_owned(), text: text.to_owned() }
+}
+
+/// A name made fit for a folder and for the start of other names.
+fn label(name: &str) -> String {
+    let fit = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
+    let label: String = name.chars().map(fit).take(MAX_LABEL).collect();
+    let label = label.trim_matches(['-', '.']);
+    if label.is_empty() { "run".to_owned() } else { label.to_owned() }
+}
+
+pub(super) use answer::{info, run as whole};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_labels_are_fit_for_folders() {
+        for (name, expected) in [
+            ("", "run"),
+            ("../../etc", "etc"),
+            ("lr=0.1, wd=2", "lr-0.1--wd-2"),
+            ("Ü", "run"),
+            ("a_B-c", "a_B-c"),
+        ] {
+            assert_eq!(label(name), expected);
+        }
+        assert_eq!(label(&"x".repeat(300)).len(), MAX_LABEL);
+    }
+}
