@@ -18,7 +18,7 @@ use crate::{Hasher, parallel};
 /// Times a file is read again when it changed while it was read.
 const ATTEMPTS: usize = 3;
 
-/// Bytes read at once.
+/// Bytes read at once, at most.
 const BUFFER: usize = 256 * 1024;
 
 /// Entries of [`Snapshot::largest`].
@@ -200,14 +200,13 @@ struct Hashed {
 
 fn hash(place: &Place) -> Result<Hashed, ScanError> {
     let fail = |source| ScanError::Read { path: place.shown(), source };
-    let mut buffer = vec![0; BUFFER];
     for _ in 0..ATTEMPTS {
         let mut file = place.open().map_err(fail)?;
         let before = file.metadata().map_err(fail)?;
         if !before.is_file() {
             return Err(ScanError::NotAFile { path: place.shown() });
         }
-        let digest = hash_content(&mut file, &mut buffer).map_err(fail)?;
+        let digest = hash_content(&mut file, before.len()).map_err(fail)?;
         let after = file.metadata().map_err(fail)?;
         if stamp(&before) == stamp(&after) && digest.size == after.len() {
             return Ok(Hashed { digest, executable: after.mode() & 0o100 != 0 });
@@ -216,10 +215,12 @@ fn hash(place: &Place) -> Result<Hashed, ScanError> {
     Err(ScanError::Changed { path: place.shown() })
 }
 
-fn hash_content(file: &mut File, buffer: &mut [u8]) -> io::Result<Digest> {
+fn hash_content(file: &mut File, expected: u64) -> io::Result<Digest> {
     let mut hasher = Hasher::new();
+    // Most files are far smaller than the buffer, and making it costs more than reading them.
+    let mut buffer = vec![0; usize::try_from(expected).unwrap_or(BUFFER).clamp(1, BUFFER)];
     loop {
-        match file.read(buffer) {
+        match file.read(&mut buffer) {
             Ok(0) => return Ok(hasher.finish()),
             Ok(length) => hasher.update(&buffer[..length]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
