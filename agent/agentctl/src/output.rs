@@ -157,6 +157,7 @@ impl Output {
         let spinner = self.spinner.as_ref().map(ProgressBar::message);
         for line in String::from_utf8_lossy(lines).lines() {
             let line = format!("  env | {}", text::clean(line));
+            let line = if self.is_lively() { text::cut(&line, self.err.width) } else { line };
             let line = self.err.ink.paint(Tone::Dim, &line).into_owned();
             self.say(&format!("{line}\n"));
         }

@@ -170,7 +170,10 @@ impl Follower<'_> {
         if log == self.wants.log {
             return output.job_bytes(&chunk.data);
         }
-        output.build_bytes(&chunk.data);
+        // The last words of a build may come when the job speaks already; by then nobody needs them.
+        if self.environment.is_empty() {
+            output.build_bytes(&chunk.data);
+        }
         Ok(())
     }
 
@@ -186,13 +189,14 @@ impl Follower<'_> {
         let attempt = self.last.as_ref().map_or(0, |last| last.attempt);
         if job.attempt > 1 && job.attempt != attempt {
             output.build_ended();
+            self.environment.clear();
             output.note(&format!("attempt {} begins", job.attempt));
         }
         let detail = job.replicas.first().map_or("", |replica| replica.detail.as_str());
         if detail.starts_with("environment ") && detail != self.environment {
             detail.clone_into(&mut self.environment);
             output.build_ended();
-            output.note(detail);
+            output.note(&environment_line(detail));
         }
         match job.state.as_str() {
             "Queued" if !job.detail.is_empty() => {
@@ -228,7 +232,7 @@ impl Follower<'_> {
     async fn wait(&mut self, why: Fault, output: &mut Output) -> Result<(), Failure> {
         let now = Instant::now();
         let since = *self.away.get_or_insert_with(|| {
-            output.note("the daemon went away; the job goes on without it, and so does this when it is back");
+            output.note("the daemon went away; the job goes on without it; waiting for it to come back");
             now
         });
         output.busy("waiting for the daemon to come back");
@@ -253,8 +257,13 @@ impl Follower<'_> {
             told.starts_with("environment ").then(|| told.to_owned())
         };
         if let Some(told) = history.events.iter().rev().find_map(told) {
-            output.note(&told);
+            output.note(&environment_line(&told));
         }
         Ok(())
     }
+}
+
+/// `environment KEY reused` beside the lines about the code and the job.
+fn environment_line(detail: &str) -> String {
+    format!("env:  {}", detail.trim_start_matches("environment "))
 }

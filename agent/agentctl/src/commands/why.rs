@@ -12,7 +12,7 @@ use super::view::{FaultView, JobView};
 use crate::cli::JobJsonArgs;
 use crate::client::{Client, answer};
 use crate::failure::Failure;
-use crate::output::text::{Tone, clean, duration, moment, wrap};
+use crate::output::text::{Tone, clean, cut, duration, moment, wrap};
 use crate::output::{Output, Paper, fault};
 
 /// Tells what happened to a job, and why.
@@ -55,7 +55,9 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], paper: Paper) -> String {
         let at = format!("{:>14}", format!("+{}", since(Timestamp(event.at_ms).since(begin))));
         let attempt =
             if attempts > 1 && event.epoch > 0 { format!("[{}] ", event.epoch) } else { String::new() };
-        let told = wrap(&format!("{attempt}{}", clean(&event.text)), paper.width, 16);
+        // A whole fault may stand in it; that is shown in full below.
+        let told = cut(&format!("{attempt}{}", clean(&event.text)), 2 * paper.width);
+        let told = wrap(&told, paper.width, 16);
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Dim, &at));
     }

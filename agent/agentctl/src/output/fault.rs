@@ -8,8 +8,8 @@ use super::text::{Tone, clean, wrap};
 /// `error[CODE]: what`, then why and what to do.
 pub(crate) fn render(fault: &Fault, paper: Paper) -> String {
     let mut text = headed(&format!("error[{}]:", fault.code), &fault.what, paper);
-    for cause in &fault.why {
-        text.push_str(&labelled("why:", cause, Tone::Plain, paper));
+    for (index, cause) in fault.why.iter().enumerate() {
+        text.push_str(&labelled(if index == 0 { "why:" } else { "" }, cause, Tone::Plain, paper));
     }
     let explain = format!("`agentctl explain {}` tells more", fault.code);
     text.push_str(&labelled("fix:", fault.fix.as_ref().unwrap_or(&explain), Tone::Good, paper));
@@ -65,7 +65,7 @@ mod tests {
             "error[ENV-103]: could not build the environment\n\
              \x20 why: no version of `torch` satisfies `>=9`\n\
              \x20      ERROR: No matching distribution\n\
-             \x20 why: pip ended with code 1\n\
+             \x20      pip ended with code 1\n\
              \x20 fix: relax `torch` in requirements.txt, or ask\n\
              \x20      for another Python\n"
         );

@@ -1,7 +1,7 @@
 //! Tables that fit their paper.
 
 use super::Paper;
-use super::text::{Tone, clean};
+use super::text::{Tone, clean, cut};
 
 /// One cell.
 #[derive(Debug, Clone, Default)]
@@ -71,8 +71,7 @@ impl Table {
     fn cell(&self, column: usize, cell: &Cell, width: usize, paper: Paper) -> String {
         let length = cell.text.chars().count();
         if length > width {
-            let cut: String = cell.text.chars().take(width - 1).collect();
-            return paper.ink.paint(cell.tone, &format!("{cut}…")).into_owned();
+            return paper.ink.paint(cell.tone, &cut(&cell.text, width)).into_owned();
         }
         let (blanks, text) = (" ".repeat(width - length), paper.ink.paint(cell.tone, &cell.text));
         if self.right.contains(&column) { format!("{blanks}{text}") } else { format!("{text}{blanks}") }

@@ -151,6 +151,15 @@ pub(crate) fn count(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
+/// `text` in at most `width` columns.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    format!("{kept}…")
+}
+
 /// `text` broken between words into lines of at most `width` columns, each after the first indented.
 pub(crate) fn wrap(text: &str, width: usize, indent: usize) -> String {
     let (mut wrapped, mut column) = (String::new(), indent);
@@ -241,6 +250,11 @@ mod tests {
     fn test_wrap_breaks_between_words() {
         assert_eq!(wrap("one two three", 11, 4), "one two\n    three");
         assert_eq!(wrap("a_word_too_long_for_it b", 8, 2), "a_word_too_long_for_it\n  b");
+    }
+
+    #[test]
+    fn test_cut_keeps_the_width() {
+        assert_eq!((cut("abcdef", 6).as_str(), cut("abcdef", 4).as_str()), ("abcdef", "abc…"));
     }
 
     #[test]
