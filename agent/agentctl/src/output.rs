@@ -15,6 +15,7 @@ pub(crate) mod terminal;
 pub(crate) mod text;
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use agent_model::Fault;
@@ -33,8 +34,8 @@ pub(crate) struct Paper {
     pub(crate) width: usize,
 }
 
-/// The width when there is no terminal to ask.
-const PLAIN_WIDTH: usize = 100;
+/// The width where there is no terminal: nothing is cut or broken for a program or a file.
+const PLAIN_WIDTH: usize = 10_000;
 
 /// Where the program's words go.
 pub(crate) struct Output {
@@ -53,14 +54,12 @@ pub(crate) struct Output {
 impl Output {
     /// For this process; `colour` is false when the user wants none.
     pub(crate) fn new(quiet: bool, colour: bool) -> Output {
-        let (out, err) = (io::stdout().is_terminal(), io::stderr().is_terminal());
-        let width = || rustix::termios::tcgetwinsize(io::stderr()).map_or(0, |size| usize::from(size.ws_col));
-        let width = if err { Some(width()).filter(|w| *w >= 20).unwrap_or(80) } else { PLAIN_WIDTH };
+        let (out, err) = (io::stdout(), io::stderr());
         Output {
             quiet,
-            out: Paper { ink: Ink::new(out && colour), width },
-            err: Paper { ink: Ink::new(err && colour), width },
-            filter: out.then(terminal::Filter::default),
+            out: paper(&out, colour),
+            err: paper(&err, colour),
+            filter: out.is_terminal().then(terminal::Filter::default),
             spinner: None,
             build_line: Vec::new(),
             mid_line: false,
@@ -99,13 +98,14 @@ impl Output {
 
     /// One line about what goes on, unless the user wants quiet.
     pub(crate) fn note(&mut self, line: &str) {
-        self.say(&format!("{}\n", text::clean(line)));
+        self.say(&format!("{}\n", text::wrap(&text::clean(line), self.err.width, 2)));
     }
 
     /// One line about something that has no effect or may surprise.
     pub(crate) fn warn(&mut self, line: &str) {
         let mark = self.err.ink.paint(Tone::Warn, "warning:");
-        self.say(&format!("{mark} {}\n", text::clean(line)));
+        let line = text::wrap(&format!("warning: {}", text::clean(line)), self.err.width, 2);
+        self.say(&format!("{}\n", line.replacen("warning:", &mark, 1)));
     }
 
     /// An error and what to do about it; also when the user wants quiet.
@@ -131,12 +131,15 @@ impl Output {
         }
     }
 
-    /// Ends a job's output: what was held back is written, and colours it left on are taken off.
+    /// Ends a job's output: on a terminal what was held back is written, colours that were left on are taken
+    /// off, and what comes next begins a line.
     pub(crate) fn job_ended(&mut self) -> Result<(), Failure> {
-        match &mut self.filter {
-            Some(filter) => write_out(&filter.finish()),
-            None => Ok(()),
+        let Some(filter) = &mut self.filter else { return Ok(()) };
+        let mut last = filter.finish();
+        if std::mem::take(&mut self.mid_line) {
+            last.push(b'\n');
         }
+        write_out(&last)
     }
 
     /// Bytes of a build log: whole lines, prefixed and dimmed, to standard error.
@@ -176,12 +179,12 @@ impl Output {
         if self.quiet || !self.is_lively() {
             return;
         }
-        let doing = text::clean(doing).into_owned();
+        let doing = fit(doing, self.err.width);
         if let Some(spinner) = &self.spinner {
             return spinner.set_message(doing);
         }
         let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}") {
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {msg}") {
             spinner.set_style(style);
         }
         spinner.set_message(doing);
@@ -191,10 +194,10 @@ impl Output {
 
     /// Changes what the spinner says, from any thread.
     pub(crate) fn ticker(&self) -> impl Fn(String) + Send + Sync + use<> {
-        let spinner = self.spinner.clone();
+        let (spinner, width) = (self.spinner.clone(), self.err.width);
         move |doing| {
             if let Some(spinner) = &spinner {
-                spinner.set_message(doing);
+                spinner.set_message(fit(&doing, width));
             }
         }
     }
@@ -212,6 +215,19 @@ impl Output {
         // A standard error that nobody reads any more must not change what the program does.
         let _ = io::stderr().lock().write_all(format!("{newline}{text}").as_bytes());
     }
+}
+
+fn paper(stream: &(impl IsTerminal + AsFd), colour: bool) -> Paper {
+    if !stream.is_terminal() {
+        return Paper { ink: Ink::new(false), width: PLAIN_WIDTH };
+    }
+    let columns = rustix::termios::tcgetwinsize(stream).map_or(0, |size| usize::from(size.ws_col));
+    Paper { ink: Ink::new(colour), width: if columns < 20 { 80 } else { columns } }
+}
+
+/// What a spinner says, so short that a `^C` echoed after it stays on its line.
+fn fit(doing: &str, width: usize) -> String {
+    text::cut(&text::clean(doing), width.saturating_sub(12))
 }
 
 fn write_out(bytes: &[u8]) -> Result<(), Failure> {

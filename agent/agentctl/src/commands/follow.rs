@@ -8,7 +8,7 @@
 
 use std::pin::Pin;
 
-use agent_model::{Code, Fault, Stream};
+use agent_model::{Code, Fault, ReplicaStep, Stream};
 use agent_proto::v1;
 use futures_util::stream::{SelectAll, Stream as AnyStream, StreamExt};
 use tokio::time::{Duration, Instant, sleep};
@@ -203,7 +203,7 @@ impl Follower<'_> {
                 self.waits(&format!("waiting: {}", job.detail), true, output)
             }
             "Queued" => output.busy("waiting"),
-            "Preparing" => self.waits(&job.detail, false, output),
+            "Preparing" => self.waits(&work(job), false, output),
             "NotResponding" => self.waits(&job.detail, true, output),
             "Finalizing" => output.busy(&job.detail),
             _ => output.rest(),
@@ -260,6 +260,17 @@ impl Follower<'_> {
             output.note(&environment_line(&told));
         }
         Ok(())
+    }
+}
+
+/// What the node does for the job now.
+fn work(job: &JobView) -> String {
+    let Some(replica) = job.replicas.first() else { return job.detail.clone() };
+    let step = ReplicaStep::ALL.into_iter().find(|step| step.to_string() == replica.step);
+    match step.map(ReplicaStep::describe) {
+        Some(step) if replica.detail.is_empty() => step.to_owned(),
+        Some(step) => format!("{step}: {}", replica.detail),
+        None => job.detail.clone(),
     }
 }
 

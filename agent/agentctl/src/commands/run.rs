@@ -28,7 +28,7 @@ pub(super) async fn run(
 ) -> Result<ExitCode, Failure> {
     let (client, job) = submit::place(args.submit, socket, output).await?;
     if args.detach {
-        output.note(&how_to_go_on(&job));
+        how_to_go_on(&job, output);
         output.print(&format!("{job}\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -36,7 +36,8 @@ pub(super) async fn run(
     let wants = Wants { log: Stream::Job, story: true, tail: 0, attempt: 0 };
     match follow(&client, &job, wants, output).await? {
         Ended::Detached => {
-            output.note(&format!("detached; the job goes on. {}", how_to_go_on(&job)));
+            output.note("detached; the job goes on");
+            how_to_go_on(&job, output);
             Ok(ExitCode::from(DETACHED))
         }
         Ended::Job(job) => {
@@ -46,8 +47,9 @@ pub(super) async fn run(
     }
 }
 
-fn how_to_go_on(job: &str) -> String {
-    format!("follow it: agentctl logs -f {job}   end it: agentctl cancel {job}")
+fn how_to_go_on(job: &str, output: &mut Output) {
+    output.note(&format!("  follow it: agentctl logs -f {job}"));
+    output.note(&format!("  end it:    agentctl cancel {job}"));
 }
 
 /// The job's own code if its command ran; never 0 for a job that did not complete.

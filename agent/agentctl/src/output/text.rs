@@ -85,7 +85,7 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// A length of time for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
+/// A length of time for people: `30 ms`, `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
 pub(crate) fn duration(length: Duration) -> String {
     let seconds = length.as_secs();
     let two = |large: u64, unit: &str, small: u64, sub: &str| match small {
@@ -93,6 +93,7 @@ pub(crate) fn duration(length: Duration) -> String {
         _ => format!("{large} {unit} {small} {sub}"),
     };
     match seconds {
+        0 if length.as_millis() < 100 => format!("{} ms", length.as_millis()),
         0..10 => format!("{:.1} s", length.as_secs_f64()),
         10..60 => format!("{seconds} s"),
         60..3600 => two(seconds / 60, "min", seconds % 60, "s"),
@@ -196,6 +197,7 @@ mod tests {
     #[test]
     fn test_times_read_well() {
         for (ms, text) in [
+            (30, "30 ms"),
             (430, "0.4 s"),
             (12_900, "12 s"),
             (200_000, "3 min 20 s"),
