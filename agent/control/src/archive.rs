@@ -4,18 +4,19 @@
 //! index that could disagree. Hides files, forced writes and the wake-up of followers. Invariants: bytes
 //! once stored at an offset never change, except that [`Tape::conclude`] empties a channel whose content was
 //! proven wrong; a repeated append is trimmed, a gap stores nothing; a length is told to a node only after
-//! [`Tape::sync`], but to followers at once.
+//! [`sync_all`], but to followers at once.
 //!
 //! All file access blocks: it happens in [`Archive::blocking`]. Tapes live while somebody holds them.
 //!
 //! Called by `api::telemetry` (append, read, follow) and `api::worker` (the check before an outcome counts).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::thread::ScopedJoinHandle;
 
 use agent_model::{Digest, JobId, ReplicaId, Stream};
 use tokio::sync::watch;
@@ -210,28 +211,10 @@ impl Tape {
         Ok(self.file.get_or_init(|| file))
     }
 
-    /// Forces everything there is to the disk and returns how much that is. Appends go on meanwhile. Blocks.
-    pub(crate) fn sync(&self) -> Result<u64, ArchiveError> {
-        let length = self.len();
-        let Some(file) = self.file.get() else { return Ok(length) };
-        let named = {
-            let writer = locked(&self.writer);
-            if writer.synced >= length && writer.named {
-                return Ok(length);
-            }
-            writer.named
-        };
-        let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
-        file.sync_data().map_err(failed)?;
-        if !named {
-            for directory in self.path.ancestors().skip(1).take(2) {
-                File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)?;
-            }
-        }
-        let mut writer = locked(&self.writer);
-        writer.synced = writer.synced.max(length);
-        writer.named = true;
-        Ok(length)
+    /// Forces everything there is to the disk and returns how much that is. Blocks.
+    pub(crate) fn sync(self: &Arc<Self>) -> Result<u64, ArchiveError> {
+        let lengths = sync_all(std::slice::from_ref(self))?;
+        Ok(lengths.first().copied().unwrap_or_default())
     }
 
     /// Up to `most` bytes from `offset` on. Blocks.
@@ -274,7 +257,7 @@ impl Tape {
 
     /// Compares everything there is with what its writer says it wrote: if equal, the tape is sealed and safe
     /// on the disk; if not, it is emptied, so that it can be sent again. Returns what was found. Blocks.
-    pub(crate) fn conclude(&self, expected: Digest) -> Result<Digest, ArchiveError> {
+    pub(crate) fn conclude(self: &Arc<Self>, expected: Digest) -> Result<Digest, ArchiveError> {
         locked(&self.writer).sealed = true; // nothing may slip in behind the check
         let found = self.sync().and_then(|_| self.digest());
         let mut writer = locked(&self.writer);
@@ -304,6 +287,49 @@ impl Tape {
             hasher.update(&block);
         }
     }
+}
+
+/// Forces everything there is on `tapes` to the disk and returns how much that is on each. Appends go on
+/// meanwhile. Blocks.
+///
+/// All parts are forced side by side, because a journaling file system makes one commit of them.
+pub(crate) fn sync_all(tapes: &[Arc<Tape>]) -> Result<Vec<u64>, ArchiveError> {
+    let lengths: Vec<u64> = tapes.iter().map(|tape| tape.len()).collect();
+    let there: Vec<(&Arc<Tape>, u64)> =
+        tapes.iter().zip(lengths.iter().copied()).filter(|(tape, _)| tape.file.get().is_some()).collect();
+    let mut files = Vec::new();
+    let mut directories = BTreeSet::new();
+    for (tape, length) in &there {
+        let writer = locked(&tape.writer);
+        if writer.synced < *length
+            && let Some(file) = tape.file.get()
+        {
+            files.push((tape.path.as_path(), file));
+        }
+        if !writer.named {
+            directories.extend(tape.path.ancestors().skip(1).take(2));
+        }
+    }
+    let failed = |path: &Path, source| ArchiveError::Sync { path: path.to_owned(), source };
+    let force = |(path, file): (&Path, &File)| file.sync_data().map_err(|source| failed(path, source));
+    let force_directory = |path: &Path| {
+        File::open(path).and_then(|file| file.sync_all()).map_err(|source| failed(path, source))
+    };
+    let last = if directories.is_empty() { files.pop() } else { None }; // the usual case needs no thread
+    std::thread::scope(|scope| {
+        let files = files.into_iter().map(|part| scope.spawn(move || force(part)));
+        let directories = directories.into_iter().map(|path| scope.spawn(move || force_directory(path)));
+        let running: Vec<_> = files.chain(directories).collect();
+        let forced = last.map_or(Ok(()), force);
+        let join = |part: ScopedJoinHandle<'_, _>| part.join().unwrap_or(Err(ArchiveError::Stopping));
+        running.into_iter().map(join).fold(forced, Result::and)
+    })?;
+    for (tape, length) in there {
+        let mut writer = locked(&tape.writer);
+        writer.synced = writer.synced.max(length);
+        writer.named = true;
+    }
+    Ok(lengths)
 }
 
 fn open_error(path: &Path, source: io::Error) -> ArchiveError {

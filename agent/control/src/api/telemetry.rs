@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Refusal, Services, invalid};
-use crate::archive::{Archive, ArchiveError, Channel, Tape};
+use crate::archive::{self, Archive, ArchiveError, Channel, Tape};
 use crate::queue::{JobView, Standing};
 
 /// Bytes taken from an append stream before they are written.
@@ -126,22 +126,27 @@ impl Intake {
     }
 }
 
-/// Writes a batch, forces each tape to the disk once, and says how much of each is there. Blocks.
+/// Writes a batch, forces its tapes to the disk together, and says how much of each is there. Blocks.
 fn store(work: Vec<(v1::AppendRequest, Arc<Tape>, bool)>) -> Result<Vec<v1::AppendResponse>, ArchiveError> {
-    for (request, tape, _) in work.iter().filter(|(_, _, writable)| *writable) {
-        tape.append(request.offset, &request.data)?;
-    }
-    let mut lengths: HashMap<*const Tape, u64> = HashMap::new();
+    let mut tapes: Vec<Arc<Tape>> = Vec::new();
     let mut answers = Vec::with_capacity(work.len());
-    for (request, tape, _) in work {
-        let stored = match lengths.get(&Arc::as_ptr(&tape)) {
-            Some(length) => *length,
-            None => tape.sync()?,
-        };
-        lengths.insert(Arc::as_ptr(&tape), stored);
-        answers.push(v1::AppendResponse { replica: request.replica, channel: request.channel, stored });
+    for (request, tape, writable) in work {
+        if writable {
+            tape.append(request.offset, &request.data)?;
+        }
+        let known = tapes.iter().position(|known| Arc::ptr_eq(known, &tape));
+        let index = known.unwrap_or_else(|| {
+            tapes.push(tape);
+            tapes.len() - 1
+        });
+        let answer = v1::AppendResponse { replica: request.replica, channel: request.channel, stored: 0 };
+        answers.push((index, answer));
     }
-    Ok(answers)
+    let stored = archive::sync_all(&tapes)?;
+    Ok(answers
+        .into_iter()
+        .map(|(index, answer)| v1::AppendResponse { stored: stored[index], ..answer })
+        .collect())
 }
 
 fn parse_channel(word: &str) -> Result<Channel, Fault> {

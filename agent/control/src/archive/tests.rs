@@ -66,7 +66,7 @@ proptest! {
         lines in 1u64..5,
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let tape = Tape::open(dir.path().join("j/1.0.job")).unwrap();
+        let tape = Arc::new(Tape::open(dir.path().join("j/1.0.job")).unwrap());
         let log: Vec<u8> = (0..100u8).map(|i| if i % 7 == 6 { b'\n' } else { i }).collect();
         let mut length = 0;
         for (offset, size) in appends {
