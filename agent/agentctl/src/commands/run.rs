@@ -34,13 +34,19 @@ pub(super) async fn run(
     }
     output.note(&format!("job:  {job}"));
     let wants = Wants { log: Stream::Job, story: true, tail: 0, attempt: 0 };
-    match follow(&client, &job, wants, output).await? {
-        Ended::Detached => {
+    match follow(&client, &job, wants, output).await {
+        Ok(Ended::Detached) => {
             output.note("detached; the job goes on");
             how_to_go_on(&job, output);
             Ok(ExitCode::from(DETACHED))
         }
-        Ended::Job(job) => {
+        Err(Failure::PipeClosed) => {
+            output.note("nobody reads its output any more; the job goes on");
+            how_to_go_on(&job, output);
+            Err(Failure::PipeClosed)
+        }
+        Err(failure) => Err(failure),
+        Ok(Ended::Job(job)) => {
             sum_up(&client, &job, output).await?;
             Ok(ExitCode::from(exit_code(&job)))
         }

@@ -163,8 +163,10 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
 
 /// `text` broken between words into lines of at most `width` columns, each after the first indented.
 pub(crate) fn wrap(text: &str, width: usize, indent: usize) -> String {
-    let (mut wrapped, mut column) = (String::new(), indent);
-    for word in text.split(' ') {
+    let words = text.trim_start_matches(' ');
+    let mut wrapped = " ".repeat(text.len() - words.len());
+    let mut column = indent;
+    for word in words.split(' ') {
         let length = word.chars().count();
         if column > indent && column + 1 + length > width {
             let _ = write!(wrapped, "\n{:indent$}", ""); // writing to a string cannot fail
@@ -251,6 +253,7 @@ mod tests {
     #[test]
     fn test_wrap_breaks_between_words() {
         assert_eq!(wrap("one two three", 11, 4), "one two\n    three");
+        assert_eq!(wrap("  led  apart", 20, 0), "  led  apart");
         assert_eq!(wrap("a_word_too_long_for_it b", 8, 2), "a_word_too_long_for_it\n  b");
     }
 
