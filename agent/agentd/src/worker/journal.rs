@@ -237,8 +237,6 @@ async fn set_row_aside(connection: &mut SqliteConnection, id: &str, reason: &str
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use agent_model::JobDraft;
 
     use super::*;
@@ -248,37 +246,6 @@ pub(crate) mod tests {
         let draft = JobDraft { command: "python train.py".into(), ..JobDraft::default() };
         let spec = draft.validate().unwrap();
         Record::accepted(replica.parse().unwrap(), spec, "boot", "secret".into())
-    }
-
-    /// The twin that fails when it is told to.
-    pub(crate) struct Failing {
-        pub(crate) real: Sqlite,
-        pub(crate) broken: AtomicBool,
-    }
-
-    impl Failing {
-        fn check(&self, replica: &ReplicaId) -> Result<(), JournalError> {
-            match self.broken.load(Ordering::SeqCst) {
-                true => {
-                    Err(JournalError::Write { replica: replica.clone(), source: sqlx::Error::PoolClosed })
-                }
-                false => Ok(()),
-            }
-        }
-    }
-
-    impl Journal for Failing {
-        async fn enter(&self, record: &Record) -> Result<(), JournalError> {
-            self.check(&record.replica)?;
-            self.real.enter(record).await
-        }
-        async fn done(&self, replica: &ReplicaId) -> Result<(), JournalError> {
-            self.check(replica)?;
-            self.real.done(replica).await
-        }
-        async fn open_replicas(&self) -> Result<Vec<Record>, JournalError> {
-            self.real.open_replicas().await
-        }
     }
 
     async fn steps(path: &Path) -> Vec<(String, ReplicaStep)> {

@@ -71,7 +71,7 @@ enum Interrupted {
     /// An earlier life of the daemon already saw its end.
     Settled(Ending),
     /// It ended while no daemon looked.
-    Ended(ExitRecord),
+    Ended(Box<ExitRecord>),
     /// Someone asked for the end before it was started.
     Stopped,
     /// Something failed before it was started, or it was lost.
@@ -180,8 +180,8 @@ impl<J: Journal> Runner<J> {
                     self.track();
                     return Ok(Some(running));
                 }
-                Ok(Found::Ended(exit)) => return Err(Interrupted::Ended(exit)),
-                Ok(Found::NotStarted) => return self.may_start().map(|()| None),
+                Ok(Found::Ended(exit)) => return Err(Interrupted::Ended(Box::new(exit))),
+                Ok(Found::NotStarted) => return self.may_start().map(|()| None).map_err(Interrupted::Failed),
                 Ok(Found::Lost(lost)) => return Err(faults::lost(lost).into()),
                 Err(error @ ReattachError::Record(_)) => return Err(faults::unusable(&error).into()),
                 // Silence is not death: whoever is silent may run.
@@ -195,10 +195,10 @@ impl<J: Journal> Runner<J> {
     }
 
     /// After a restart of the machine the controller decides anew; nothing starts because of an old order.
-    fn may_start(&self) -> Result<(), Interrupted> {
+    fn may_start(&self) -> Result<(), Fault> {
         match self.record.boot_id == self.worker.boot_id {
             true => Ok(()),
-            false => Err(faults::rebooted().into()),
+            false => Err(faults::rebooted()),
         }
     }
 
@@ -310,16 +310,19 @@ impl<J: Journal> Runner<J> {
             Err(Interrupted::Settled(ending)) => return ending,
             Err(Interrupted::Stopped) => Ending::canceled(now),
             Err(Interrupted::Failed(fault)) => Ending::failed(fault, now),
-            Ok(exit) | Err(Interrupted::Ended(exit)) => {
-                self.enter_anyway(ReplicaStep::Releasing, "").await;
-                let tail = outputs::tail(self.dir.log(Stream::Job)).await;
-                faults::judge(&exit, &self.record.spec, faults::tail_lines(&tail))
-            }
+            Err(Interrupted::Ended(exit)) => self.judge(&exit).await,
+            Ok(exit) => self.judge(&exit).await,
         };
         self.tracked = None;
         self.record.ending = Some(ending.clone());
         self.enter_anyway(ReplicaStep::Uploading, "").await;
         ending
+    }
+
+    async fn judge(&mut self, exit: &ExitRecord) -> Ending {
+        self.enter_anyway(ReplicaStep::Releasing, "").await;
+        let tail = outputs::tail(self.dir.log(Stream::Job)).await;
+        faults::judge(exit, &self.record.spec, faults::tail_lines(&tail))
     }
 
     /// Stores logs and outputs, and writes the outcome down.
@@ -421,11 +424,11 @@ impl<J: Journal> Runner<J> {
     }
 
     /// Refuses to go on while the disk is too full.
-    fn admit(&self) -> Result<(), Interrupted> {
+    fn admit(&self) -> Result<(), Fault> {
         let config = &self.worker.config;
         let free = agent_node::load(&config.state_dir).disk_free;
         budget::admit(free, config.disk_reserve)
-            .map_err(|shortfall| faults::disk_full(&shortfall, &config.state_dir).into())
+            .map_err(|shortfall| faults::disk_full(&shortfall, &config.state_dir))
     }
 
     /// The tracking endpoint answers for the replica from now on.
@@ -495,3 +498,6 @@ async fn unless_stopped<T>(
         done = work => Ok(done),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,8 +144,10 @@ impl Telemetry {
             doubted: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         });
-        // The hub lives as long as the daemon; without it nothing is shipped and nobody waits for long.
-        let _ = self.feeds.send(feed.clone());
+        // The hub lives as long as the daemon; nobody must wait for one that is gone.
+        if self.feeds.send(feed.clone()).is_err() {
+            feed.stored.send_replace(u64::MAX);
+        }
         Shipper { feed, wake: self.wake.clone() }
     }
 }

@@ -1,0 +1,218 @@
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use agent_cas::{Disk, Store};
+use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
+use agent_runtime::env::{EnvConfig, Environments};
+use agent_runtime::exec::Process;
+use tonic::transport::{Channel, Endpoint};
+
+use super::*;
+use crate::cli::Flags;
+use crate::config::{Config, Variables};
+use crate::worker::attic::Attic;
+use crate::worker::journal::Sqlite;
+use crate::worker::report::Outbox;
+use crate::worker::telemetry::Telemetry;
+use crate::worker::tracking::Tracking;
+
+/// A journal that fails when it is told to, or lets the daemon die right after a record.
+struct Twin {
+    real: Sqlite,
+    broken: AtomicBool,
+    /// Records until the daemon dies.
+    left: AtomicUsize,
+    died: Notify,
+}
+
+impl Twin {
+    async fn open(state: &Path, left: usize) -> Twin {
+        let real = Sqlite::open(&state.join("journal.db")).await.unwrap();
+        Twin { real, broken: AtomicBool::new(false), left: AtomicUsize::new(left), died: Notify::new() }
+    }
+}
+
+impl Journal for Twin {
+    async fn enter(&self, record: &Record) -> Result<(), JournalError> {
+        if self.broken.load(Ordering::SeqCst) {
+            return Err(JournalError::SetAside {
+                path: "journal.db".into(),
+                source: std::io::ErrorKind::StorageFull.into(),
+            });
+        }
+        self.real.enter(record).await?;
+        if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.died.notify_one();
+            std::future::pending::<()>().await;
+        }
+        Ok(())
+    }
+    async fn done(&self, replica: &ReplicaId) -> Result<(), JournalError> {
+        self.real.done(replica).await
+    }
+    async fn open_replicas(&self) -> Result<Vec<Record>, JournalError> {
+        self.real.open_replicas().await
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "builds what it tests")]
+fn shim() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || {
+        let test = std::env::current_exe().unwrap();
+        let profile = test.ancestors().find(|dir| dir.join("deps").is_dir()).unwrap();
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--quiet", "-p", "agent-shim", "--target-dir"]).arg(profile.join(".."));
+        if profile.ends_with("release") {
+            cargo.arg("--release");
+        }
+        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
+        profile.join("agent-shim")
+    };
+    BUILT.get_or_init(build).clone()
+}
+
+/// A controller that is not there.
+fn nobody() -> Channel {
+    Endpoint::from_static("http://127.0.0.1:1").connect_lazy()
+}
+
+/// A node of its own below `state`, whose controller is away.
+async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
+    let flags = Flags { user: true, state_dir: Some(state.display().to_string()), ..Flags::default() };
+    let mut config = Config::resolve(&flags, &Variables::of_process()).unwrap();
+    config.disk_reserve = 0;
+    std::fs::create_dir_all(crate::worker::jobs_dir(state)).unwrap();
+    let (root, path, vars) = (state.join("envs"), config.host.path.clone(), config.host.builder.clone());
+    let environments = EnvConfig { root, path, vars, stall: Duration::from_secs(60) };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let clock: Arc<dyn agent_model::Clock> = Arc::new(SystemClock);
+    Arc::new(Worker {
+        clock: clock.clone(),
+        boot_id: "this boot".into(),
+        journal: Twin::open(state, left).await,
+        store: Store::Disk(Disk::open(&state.join("cas")).unwrap()),
+        environments: Environments::open(environments).unwrap(),
+        executor: Process { shim: shim() },
+        telemetry: Telemetry::new(nobody()).0,
+        outbox: Outbox::new(nobody(), config.node_name.clone()),
+        tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
+        attic: Attic::new(crate::worker::jobs_dir(state), clock),
+        config,
+    })
+}
+
+/// A job that writes nothing to its log, so that its controller is not needed before the outcome.
+fn record() -> Record {
+    let draft = JobDraft { command: "echo once >> outputs/starts; exit 7".into(), ..JobDraft::default() };
+    Record::accepted("job.1.0".parse().unwrap(), draft.validate().unwrap(), "this boot", "token".into())
+}
+
+/// The runner of a record, and the controller's end of its channels.
+fn runner(
+    worker: &Arc<Worker<Twin>>,
+    record: Record,
+) -> (Runner<Twin>, watch::Sender<Desired>, watch::Receiver<ReplicaView>) {
+    let (desired, wanted) = watch::channel(Desired::Run);
+    let view = ReplicaView { step: Some(record.step), detail: String::new(), started_at: None, over: false };
+    let (publish, view) = watch::channel(view);
+    (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)
+}
+
+fn fault(interrupted: Result<impl Sized, Interrupted>) -> Code {
+    match interrupted {
+        Err(Interrupted::Failed(fault)) => fault.code,
+        _ => panic!("it did not fail"),
+    }
+}
+
+/// Lives until the daemon dies or the outcome is written down.
+async fn live(worker: &Arc<Worker<Twin>>, record: Record) {
+    let (runner, _desired, mut view) = runner(worker, record);
+    tokio::select! {
+        () = worker.journal.died.notified() => {}
+        () = runner.live() => panic!("nobody gave leave to go"),
+        _ = view.wait_for(|view| view.step == Some(ReplicaStep::Reported)) => {}
+        () = tokio::time::sleep(Duration::from_secs(60)) => panic!("the replica makes no progress"),
+    }
+}
+
+async fn outcome(worker: &Arc<Worker<Twin>>) -> Option<Outcome> {
+    worker.journal.open_replicas().await.unwrap().pop()?.outcome
+}
+
+#[tokio::test]
+async fn test_crash_after_any_record_gives_the_same_outcome() {
+    const NEVER: usize = usize::MAX;
+    let whole = tempfile::tempdir().unwrap();
+    let worker = node(whole.path(), NEVER).await;
+    live(&worker, record()).await;
+    let expected = outcome(&worker).await.unwrap();
+    assert_eq!(expected.exit, Some(ExitStatus::Code(7)));
+    assert_eq!(expected.artifacts.unwrap().bytes, 5, "the command ran once");
+
+    for records in 1.. {
+        let state = tempfile::tempdir().unwrap();
+        let worker = node(state.path(), records).await;
+        live(&worker, record()).await;
+        if worker.journal.left.load(Ordering::SeqCst) > 0 {
+            assert!(records > 8, "every step has a record");
+            break;
+        }
+        let worker = node(state.path(), NEVER).await;
+        let jobs = crate::worker::jobs_dir(state.path());
+        let found = recover::open_replicas(&worker.journal, &jobs).await.unwrap().pop().unwrap();
+        live(&worker, found).await;
+        let found = outcome(&worker).await.unwrap();
+        let same = (found.verdict, found.exit, found.artifacts, &found.streams[0]);
+        let other = (expected.verdict, expected.exit, expected.artifacts, &expected.streams[0]);
+        assert_eq!(same, other, "after record {records}");
+    }
+}
+
+#[tokio::test]
+async fn test_nothing_starts_that_cannot_be_written_down() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    worker.journal.broken.store(true, Ordering::SeqCst);
+    let (mut runner, _desired, view) = runner(&worker, record());
+    assert_eq!(fault(runner.accept().await), Code::LaunchFailed);
+    // The controller is told even so; what was started before is seen to its end.
+    let ending = runner.release(Err(faults::rebooted().into())).await;
+    runner.upload(&ending).await;
+    assert_eq!(view.borrow().step, Some(ReplicaStep::Reported));
+}
+
+#[tokio::test]
+async fn test_stop_before_the_start_means_never() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    let (mut runner, desired, _view) = runner(&worker, record());
+    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
+    assert!(matches!(runner.fetch().await, Err(Interrupted::Stopped)));
+    assert!(matches!(runner.build().await, Err(Interrupted::Stopped)));
+    assert_eq!(runner.release(Err(Interrupted::Stopped)).await.verdict, Verdict::Canceled);
+}
+
+#[tokio::test]
+async fn test_another_boot_starts_nothing() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    let (mut runner, _desired, _view) =
+        runner(&worker, Record { boot_id: "an earlier one".into(), ..record() });
+    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert_eq!(fault(runner.recall().await), Code::NodeRebooted);
+}
+
+#[tokio::test]
+async fn test_too_full_a_disk_is_said_before_anything_is_fetched() {
+    let state = tempfile::tempdir().unwrap();
+    let mut worker = node(state.path(), usize::MAX).await;
+    Arc::get_mut(&mut worker).unwrap().config.disk_reserve = u64::MAX;
+    let (mut runner, _desired, _view) = runner(&worker, record());
+    assert_eq!(fault(runner.fetch().await), Code::DiskFull);
+    assert!(!runner.dir.work().exists());
+}
