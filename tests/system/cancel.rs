@@ -74,7 +74,8 @@ fn test_a_job_that_ends_itself_on_term_is_given_the_time() {
     host.ctl(&["cancel", &job]).ok();
     host.wait_for(&job, &["Canceled"]);
     assert!(asked.elapsed() < Duration::from_secs(25), "the whole grace was waited for");
-    assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "up\nsaved\n");
+    let log = host.ctl(&["logs", &job]).ok().stdout; // the shell may have told of its child, too
+    assert!(log.starts_with("up\n") && log.ends_with("saved\n"), "{log}");
 }
 
 #[test]
