@@ -277,7 +277,7 @@ async fn test_node_that_restarted_without_the_job_loses_it() {
 #[tokio::test]
 async fn test_silent_node_keeps_its_job_until_it_speaks_again() {
     let dir = tempfile::tempdir().unwrap();
-    let mut rig = Rig::with_lease(dir.path(), Duration::from_millis(300)).await;
+    let mut rig = Rig::with_lease(dir.path(), Duration::from_secs(1)).await;
     rig.submit("a").await;
     let mut node = Node::join(&rig, 1).await;
     node.ordered("a.1.0").await;

@@ -17,7 +17,7 @@ use tonic::{Status, Streaming};
 use crate::{Controller, ControllerConfig, OpenError};
 
 /// Everything a test waits for comes within this, or the test fails.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(super) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
     match tokio::time::timeout(DEADLINE, work).await {
