@@ -11,8 +11,6 @@ use crate::{Machine, ProbeConfig, disk, python};
 
 /// `openat2`, with which snapshots are laid out, came with this kernel.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
-/// Below this, no environment can be built.
-const DISK_BAD: u64 = 256 << 20;
 /// Below this, larger environments do not fit.
 const DISK_LOW: u64 = 5 << 30;
 
@@ -136,13 +134,11 @@ fn disk_of(state_dir: &Path) -> Finding {
         state_dir.display()
     );
     match disk.free {
-        free if free < DISK_BAD => finding("disk", Grade::Bad, found, "neither code nor logs can be kept")
-            .fix("make room, or set `state_dir` to a larger disk"),
         free if free < DISK_LOW => finding(
             "disk",
             Grade::Limited,
             found,
-            "small jobs run; large environments and outputs do not fit",
+            "small jobs run; large environments and outputs do not fit, and below `disk_reserve` no job starts",
         )
         .fix("make room, or set `state_dir` to a larger disk"),
         _ => finding("disk", Grade::Good, found, "there is room for code, environments and outputs"),
