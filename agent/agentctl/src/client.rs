@@ -227,3 +227,48 @@ fn no_way(error: &tonic::transport::Error) -> NoWay {
     }
     NoWay::Broken(error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn fault_of(socket: &Path) -> Fault {
+        match Client::find(Some(socket)).await {
+            Err(Failure::Fault(fault)) => *fault,
+            _ => panic!("a daemon was found at {}", socket.display()),
+        }
+    }
+
+    #[tokio::test]
+    async fn test_socket_that_leads_nowhere_is_said_with_its_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let absent = dir.path().join("absent.sock");
+        let fault = fault_of(&absent).await;
+        assert_eq!(fault.code, Code::Unreachable);
+        assert_eq!(fault.why, [format!("{}: there is no such socket", absent.display())]);
+
+        let dead = dir.path().join("dead.sock");
+        drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+        let fault = fault_of(&dead).await;
+        assert_eq!(fault.why, [format!("{}: nothing listens there", dead.display())]);
+
+        let long = dir.path().join("x".repeat(120));
+        assert!(fault_of(&long).await.why[0].contains("at most 107 bytes"));
+    }
+
+    #[tokio::test]
+    async fn test_connection_that_breaks_is_told_from_an_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("rude.sock");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let Ok(client) = Client::find(Some(&socket)).await else { panic!("nothing listens") };
+        // It takes the connection and hangs up.
+        drop(listener.accept().await.unwrap());
+        drop(listener);
+        let Err(Failure::Fault(fault)) = client.job("x").await else { panic!("an answer came") };
+        assert_eq!(fault.code, Code::Unreachable, "{fault}");
+
+        let told = agent_proto::status(&Fault::new(Code::JobNotFound, "no such job"));
+        assert_eq!(super::fault(&told).code, Code::JobNotFound);
+    }
+}

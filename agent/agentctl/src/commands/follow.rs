@@ -104,8 +104,10 @@ impl Follower<'_> {
     async fn until_ended(&mut self, output: &mut Output) -> Result<Ended, Failure> {
         loop {
             let why = match self.session(output).await {
-                Ok(()) if self.is_complete() => break,
-                Ok(()) => Fault::new(Code::Unreachable, "the daemon ended the conversation"),
+                Ok(()) if self.last.as_ref().is_some_and(|job| is_over(job, self.wants.log, self.log)) => {
+                    break;
+                }
+                Ok(()) => Fault::new(Code::Unreachable, "the daemon sent less of the log than there is"),
                 Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => *fault,
                 Err(failure) => return Err(failure),
             };
@@ -136,7 +138,6 @@ impl Follower<'_> {
         }
         while let Some(event) = events.next().await {
             let event = event.map_err(|status| client::fault(&status))?;
-            self.away = None;
             match event {
                 Event::Job(job) => self.see(JobView::try_from(*job)?, output),
                 Event::Log(log, chunk) => self.show(log, &chunk, output)?,
@@ -167,6 +168,7 @@ impl Follower<'_> {
     fn show(&mut self, log: Stream, chunk: &v1::LogChunk, output: &mut Output) -> Result<(), Failure> {
         let at = if log == self.wants.log { &mut self.log } else { &mut self.build };
         *at = Position { epoch: chunk.epoch, offset: chunk.offset + chunk.data.len() as u64 };
+        self.away = None;
         if log == self.wants.log {
             return output.job_bytes(&chunk.data);
         }
@@ -180,6 +182,10 @@ impl Follower<'_> {
     fn see(&mut self, job: JobView, output: &mut Output) {
         if self.wants.story {
             self.tell(&job, output);
+        }
+        // Of a job that ended only more of its log is news.
+        if !job.has_ended() {
+            self.away = None;
         }
         self.last = Some(job);
     }
@@ -219,15 +225,6 @@ impl Follower<'_> {
         output.busy(reason);
     }
 
-    /// The job has ended, and all it wrote was shown.
-    fn is_complete(&self) -> bool {
-        let Some(job) = self.last.as_ref().filter(|job| job.has_ended()) else { return false };
-        let ends = job.outcome.iter().flat_map(|outcome| &outcome.streams);
-        let mut expected = ends.filter(|end| end.stream == self.wants.log).map(|end| end.digest.size);
-        // A later attempt wrote what the outcome speaks of, unless the latest is what was shown.
-        expected.all(|size| self.log.epoch != job.attempt || self.log.offset >= size)
-    }
-
     /// Waits for a daemon that went away.
     async fn wait(&mut self, why: Fault, output: &mut Output) -> Result<(), Failure> {
         let now = Instant::now();
@@ -263,6 +260,15 @@ impl Follower<'_> {
     }
 }
 
+/// The job has ended, and all that its latest attempt wrote was shown.
+fn is_over(job: &JobView, log: Stream, shown: Position) -> bool {
+    let ends = job.outcome.iter().flat_map(|outcome| &outcome.streams);
+    let mut ends = ends.filter(|end| end.stream == log);
+    // The outcome speaks of the latest attempt; one that wrote nothing was never seen.
+    let missing = |size: u64| if shown.epoch == job.attempt { shown.offset < size } else { size > 0 };
+    job.has_ended() && !ends.any(|end| missing(end.digest.size))
+}
+
 /// What the node does for the job now.
 fn work(job: &JobView) -> String {
     let Some(replica) = job.replicas.first() else { return job.detail.clone() };
@@ -277,4 +283,27 @@ fn work(job: &JobView) -> String {
 /// `environment KEY reused` beside the lines about the code and the job.
 fn environment_line(detail: &str) -> String {
     format!("env:  {}", detail.trim_start_matches("environment "))
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::{Digest, StreamEnd};
+
+    use super::super::view::tests::ended;
+    use super::*;
+
+    #[test]
+    fn test_the_end_is_believed_when_the_whole_log_was_shown() {
+        let mut job = ended();
+        assert!(is_over(&job, Stream::Job, Position::default()), "an outcome without a log is complete");
+        let digest = Digest { size: 10, ..Digest::EMPTY };
+        let end = StreamEnd { stream: Stream::Job, digest };
+        job.outcome.as_mut().unwrap().streams.push(end);
+        for (epoch, offset, over) in [(1, 10, true), (1, 9, false), (0, 0, false)] {
+            assert_eq!(is_over(&job, Stream::Job, Position { epoch, offset }), over, "{epoch} {offset}");
+        }
+        assert!(is_over(&job, Stream::Build, Position::default()));
+        job.state = "Running".into();
+        assert!(!is_over(&job, Stream::Job, Position { epoch: 1, offset: 10 }));
+    }
 }
