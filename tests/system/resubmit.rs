@@ -7,7 +7,8 @@ use agent_tests::Host;
 #[test]
 fn test_second_run_sends_nothing_and_builds_nothing() {
     let host = Host::started();
-    let code = host.project("p", &[("a.py", "print(1)"), ("b.py", "print(2)"), ("requirements.txt", "# none\n")]);
+    let code =
+        host.project("p", &[("a.py", "print(1)"), ("b.py", "print(2)"), ("requirements.txt", "# none\n")]);
     let run = ["run", code.to_str().unwrap(), "--", "python", "a.py"];
     host.ctl(&run).ok().says("3 files, 3 changed");
     let second = host.ctl(&run).ok().says("3 files, 0 changed, 0 B sent").says("reused");
