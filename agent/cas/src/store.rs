@@ -31,8 +31,9 @@ use crate::{Hasher, Remote};
 /// The content of a blob, piece by piece. It ends early with an error, never silently.
 pub type Chunks = BoxStream<'static, Result<Bytes, ReadError>>;
 
-/// Bytes a caller puts into one batch, unless a single blob is larger.
-pub const BATCH_BYTES: u64 = 3 * 1024 * 1024;
+/// Bytes a caller puts into one batch, unless a single blob is larger. More would not be faster, and several
+/// batches are in the memory of both ends at once.
+pub const BATCH_BYTES: u64 = 1024 * 1024;
 
 /// Blobs a caller puts into one batch.
 pub const BATCH_BLOBS: usize = 1000;

@@ -6,8 +6,9 @@
 //! A blob is written to `temp/`, hashed on the way, flushed, renamed, and then the directory it was renamed
 //! into is flushed. **Durability rule: `write`, `write_batch` and [`Ingest::commit`] return after that last
 //! flush, so what they acknowledged survives a power failure, and a name below `blobs/` never stands for
-//! bytes that do not.** A batch pays for it as a group: all its files are flushed at once by several threads,
-//! which the file system joins into few commits of its journal, and each directory is flushed once. Files of
+//! bytes that do not.** A batch pays for it as a group: all its files are written, then flushed by several
+//! threads at once, which the file system joins into few commits of its journal, and each directory is
+//! flushed once. Files of
 //! `temp/` are what a crash interrupted; opening the store removes them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -179,7 +180,7 @@ impl Shared {
         }
     }
 
-    /// Writes and flushes a file of these bytes, unless the blob is here.
+    /// Writes a file of these bytes, unless the blob is here.
     fn stage(self: &Arc<Self>, digest: Digest, bytes: &[u8]) -> Result<Option<TempName>, WriteError> {
         let actual = digest_of(bytes);
         if actual != digest {
@@ -190,16 +191,22 @@ impl Shared {
         }
         let mut temp = Temp::create(self)?;
         temp.append(bytes)?;
-        temp.flush().map(Some)
+        Ok(Some(temp.close()))
     }
 
     fn write_batch(self: &Arc<Self>, blobs: &[(Digest, Bytes)]) -> Vec<Result<(), WriteError>> {
-        let staged = parallel::map(blobs, FLUSHES, |(digest, bytes)| self.stage(*digest, bytes));
-        let published: Vec<Result<(), WriteError>> = blobs
-            .iter()
-            .zip(staged)
-            .map(|((digest, _), staged)| staged?.map_or(Ok(()), |name| name.publish(digest)))
-            .collect();
+        let staged = parallel::map(blobs, parallel::cores(), |(digest, bytes)| self.stage(*digest, bytes));
+        let flushed = parallel::map(&staged, FLUSHES, |staged| match staged {
+            Ok(Some(name)) => name.flush(),
+            _ => Ok(()),
+        });
+        let publish = |(((digest, _), staged), flushed): ((&(Digest, Bytes), _), _)| {
+            let staged: Option<TempName> = staged?;
+            flushed?;
+            staged.map_or(Ok(()), |name| name.publish(digest))
+        };
+        let published: Vec<Result<(), WriteError>> =
+            blobs.iter().zip(staged).zip(flushed).map(publish).collect();
         // Also those of blobs that were here: whoever wrote one may not have flushed its directory yet.
         let directories: BTreeSet<u8> = blobs.iter().map(|(digest, _)| digest.hash[0]).collect();
         let directories: Vec<u8> = directories.into_iter().collect();
@@ -237,6 +244,13 @@ struct TempName {
 }
 
 impl TempName {
+    /// Waits until the bytes are on disk. Opens the file again: a batch has more of them than may be open.
+    fn flush(&self) -> Result<(), WriteError> {
+        rustix::fs::openat(&self.shared.root, &self.name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(rustix::fs::fdatasync)
+            .map_err(|source| self.shared.write_error(&self.name, source))
+    }
+
     /// Makes the file the blob. It is found from now on, and durable when its directory is flushed.
     fn publish(mut self, digest: &Digest) -> Result<(), WriteError> {
         let root = &self.shared.root;
@@ -277,9 +291,8 @@ impl Temp {
         self.file.write_all(bytes).map_err(|source| self.name.shared.write_error(&self.name.name, source))
     }
 
-    fn flush(self) -> Result<TempName, WriteError> {
-        self.file.sync_data().map_err(|source| self.name.shared.write_error(&self.name.name, source))?;
-        Ok(self.name)
+    fn close(self) -> TempName {
+        self.name
     }
 }
 
@@ -337,7 +350,8 @@ impl Ingest {
             if actual != digest {
                 return Err(WriteError::Mismatch { digest, actual });
             }
-            let name = temp.flush()?;
+            let name = temp.close();
+            name.flush()?;
             let shared = Arc::clone(&name.shared);
             name.publish(&digest)?;
             let prefix = digest.hash[0];
