@@ -8,8 +8,7 @@
 //! flush, so what they acknowledged survives a power failure, and a name below `blobs/` never stands for
 //! bytes that do not.** A batch pays for it as a group: all its files are written, then flushed by several
 //! threads at once, which the file system joins into few commits of its journal, and each directory is
-//! flushed once. Files of
-//! `temp/` are what a crash interrupted; opening the store removes them.
+//! flushed once. Files of `temp/` are what a crash interrupted; opening the store removes them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
@@ -191,7 +190,7 @@ impl Shared {
         }
         let mut temp = Temp::create(self)?;
         temp.append(bytes)?;
-        Ok(Some(temp.close()))
+        Ok(Some(temp.name))
     }
 
     fn write_batch(self: &Arc<Self>, blobs: &[(Digest, Bytes)]) -> Vec<Result<(), WriteError>> {
@@ -290,10 +289,6 @@ impl Temp {
     fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.file.write_all(bytes).map_err(|source| self.name.shared.write_error(&self.name.name, source))
     }
-
-    fn close(self) -> TempName {
-        self.name
-    }
 }
 
 /// A blob of a [`Disk`] whose bytes come bit by bit. Dropped before [`commit`](Self::commit), it was never
@@ -312,11 +307,6 @@ struct Growing {
 }
 
 impl Ingest {
-    /// The blob it will be.
-    pub fn digest(&self) -> Digest {
-        self.digest
-    }
-
     /// Bytes taken so far.
     pub fn written(&self) -> u64 {
         lock(&self.growing).as_ref().map_or(0, |growing| growing.hasher.size())
@@ -350,7 +340,7 @@ impl Ingest {
             if actual != digest {
                 return Err(WriteError::Mismatch { digest, actual });
             }
-            let name = temp.close();
+            let Temp { name, .. } = temp;
             name.flush()?;
             let shared = Arc::clone(&name.shared);
             name.publish(&digest)?;
