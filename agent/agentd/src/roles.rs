@@ -12,7 +12,7 @@
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tracing::{info, warn};
 
-use crate::config::Config;
+use crate::config::{Config, JobUser};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
 use crate::worker::journal::Sqlite;
@@ -140,9 +140,7 @@ pub(crate) async fn start(config: Config, supervisor: &Supervisor) -> Result<Run
 /// The state directory, with this process as its only user.
 fn take_state(config: &Config) -> Result<File, StartError> {
     let state = &config.state_dir;
-    // A job user must get through to what belongs to it, and to environments.
-    let mode = if config.job_user.is_some() { 0o711 } else { 0o700 };
-    make_directory(state, mode)?;
+    own_directory(state, config.job_user.as_ref())?;
     let path = state.join("lock");
     let fail = |source| StartError::State { path: path.clone(), source };
     let open = File::options().create(true).truncate(false).read(true).write(true).open(&path);
@@ -160,17 +158,29 @@ fn take_state(config: &Config) -> Result<File, StartError> {
         Err(TryLockError::Error(source)) => return Err(fail(source)),
     }
     lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id())).map_err(fail)?;
-    let private = if config.job_user.is_some() { 0o711 } else { 0o700 };
-    for (name, mode) in [("controller", 0o700), ("cas", 0o700), ("envs", 0o755), ("jobs", private)] {
-        make_directory(&state.join(name), mode)?;
+    for name in ["controller", "cas"] {
+        own_directory(&state.join(name), None)?;
+    }
+    for name in ["envs", "jobs"] {
+        own_directory(&state.join(name), config.job_user.as_ref())?;
     }
     Ok(lock)
 }
 
-fn make_directory(path: &Path, mode: u32) -> Result<(), StartError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(mode).create(path);
-    made.and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(mode)))
-        .map_err(|source| StartError::State { path: path.to_owned(), source })
+/// A directory of the daemon's own. The user that jobs run as may pass through it, and nobody else.
+fn own_directory(path: &Path, passes: Option<&JobUser>) -> Result<(), StartError> {
+    let make = || -> io::Result<()> {
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        let mode = match passes {
+            Some(user) => {
+                chown(path, None, Some(user.gid))?;
+                0o710
+            }
+            None => 0o700,
+        };
+        std::fs::set_permissions(path, Permissions::from_mode(mode))
+    };
+    make().map_err(|source| StartError::State { path: path.to_owned(), source })
 }
 
 async fn start_controller(
@@ -239,7 +249,7 @@ async fn start_node(
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
     let attic = Attic::new(jobs, clock.clone());
-    supervisor.spawn_infallible(TaskKind::Tracking, "attic", attic.clone().run());
+    supervisor.spawn_infallible(TaskKind::Attic, "attic", attic.clone().run());
     let outbox = Outbox::new(controller.clone(), config.node_name.clone());
     info!(node = %config.node_name, slots = config.slots, shim = %shim.display(), "running jobs");
     let executor = Process { shim };

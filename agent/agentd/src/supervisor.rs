@@ -8,8 +8,8 @@
 //! of their deadlines.
 //!
 //! ```text
-//! stop:  Intake ─▶ Runner ─▶ Telemetry ─▶ Sync ─▶ Tracking ─▶ Controller ─▶ Api
-//!        (refuse    (jobs      (flush)     (last   (endpoint)   (stores)
+//! stop:  Intake ─▶ Runner ─▶ Telemetry ─▶ Sync ─▶ Tracking, Attic ─▶ Controller ─▶ Api
+//!        (refuse    (jobs      (flush)     (last                      (stores)
 //!         orders)    go on)                 word)
 //! ```
 //!
@@ -41,6 +41,8 @@ pub(crate) enum TaskKind {
     Sync,
     /// Serves the tracking endpoint of the jobs.
     Tracking,
+    /// Removes the directories of replicas that are over.
+    Attic,
     /// Places jobs and watches leases.
     Controller,
     /// Serves the socket.
@@ -57,7 +59,7 @@ enum OnStop {
 }
 
 /// How many kinds there are.
-const KINDS: usize = 7;
+const KINDS: usize = 8;
 
 impl TaskKind {
     /// Every kind, in stop order.
@@ -67,13 +69,14 @@ impl TaskKind {
         TaskKind::Telemetry,
         TaskKind::Sync,
         TaskKind::Tracking,
+        TaskKind::Attic,
         TaskKind::Controller,
         TaskKind::Api,
     ];
 
     fn on_stop(self) -> OnStop {
         match self {
-            TaskKind::Intake | TaskKind::Runner | TaskKind::Tracking => OnStop::Drop,
+            TaskKind::Intake | TaskKind::Runner | TaskKind::Tracking | TaskKind::Attic => OnStop::Drop,
             TaskKind::Telemetry => OnStop::Wait(Duration::from_secs(3)),
             TaskKind::Sync => OnStop::Wait(Duration::from_secs(1)),
             TaskKind::Controller => OnStop::Wait(Duration::from_secs(5)),

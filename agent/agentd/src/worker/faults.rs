@@ -3,6 +3,11 @@
 //! Pure. An [`ExitRecord`] becomes an [`Ending`] by one rule ([`judge`]); each error of a step becomes a
 //! [`Fault`] in the words of the person who submitted the job. Called by `worker::runner` alone.
 
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+use agent_cas::ReadError;
 use agent_model::{Code, ExitStatus, Fault, JobSpec, Timestamp, Verdict};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
@@ -10,6 +15,8 @@ use agent_shim::{End, ExitRecord, NotStarted};
 use serde::{Deserialize, Serialize};
 
 use super::budget::{Shortfall, bytes};
+use super::fetch::FetchError;
+use super::outputs::CollectError;
 
 /// What came of a command; certain from here on, while its logs and outputs are still to be stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -60,7 +67,7 @@ fn cut_log(record: &ExitRecord) -> Option<Fault> {
 }
 
 fn never_started(reason: &NotStarted) -> Fault {
-    let system = |error: i32| std::io::Error::from_raw_os_error(error).to_string();
+    let system = |error: i32| io::Error::from_raw_os_error(error).to_string();
     let fault = Fault::new(Code::LaunchFailed, "the command could not be started");
     let fault = match reason {
         NotStarted::Exec { program, os_error } => fault.why(format!("{program}: {}", system(*os_error))),
@@ -165,21 +172,21 @@ pub(crate) fn tail_lines(end_of_log: &[u8]) -> Vec<String> {
 }
 
 /// There is too little room to go on.
-pub(crate) fn disk_full(shortfall: &Shortfall, path: &std::path::Path) -> Fault {
+pub(crate) fn disk_full(shortfall: &Shortfall, path: &Path) -> Fault {
     Fault::new(Code::DiskFull, format!("the disk of {} is full", path.display()))
         .because(shortfall)
         .fix("free space there, or lower `disk_reserve` in the node's configuration")
 }
 
 /// The code or an input could not be laid out.
-pub(crate) fn fetch(error: &super::fetch::FetchError) -> Fault {
+pub(crate) fn fetch(error: &FetchError) -> Fault {
     let code = match error {
-        _ if error.is_no_space() => Code::DiskFull,
-        _ if error.is_absent() => Code::SnapshotMissing,
+        _ if is_no_space(error) => Code::DiskFull,
+        _ if is_absent(error) => Code::SnapshotMissing,
         _ => Code::SnapshotStore,
     };
     let fault = Fault::new(code, error.to_string());
-    let fault = std::error::Error::source(error).into_iter().fold(fault, Fault::because);
+    let fault = error.source().into_iter().fold(fault, Fault::because);
     match code {
         Code::DiskFull => {
             fault.fix("free space on the node's disk; `agentctl doctor` shows how much there is")
@@ -218,6 +225,11 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
     }
 }
 
+/// The shim may have heard `go` all the same.
+pub(crate) fn is_unsure(error: &LaunchError) -> bool {
+    matches!(error, LaunchError::Look { .. } | LaunchError::Silent { .. } | LaunchError::Talk { .. })
+}
+
 /// The shim or the command could not be started.
 pub(crate) fn launch(error: &LaunchError) -> Fault {
     match error {
@@ -250,14 +262,32 @@ pub(crate) fn rebooted() -> Fault {
 }
 
 /// What the node keeps about a replica cannot be read or written.
-pub(crate) fn unusable(error: &(dyn std::error::Error + 'static)) -> Fault {
-    Fault::new(Code::LaunchFailed, "the node cannot keep track of the job")
+pub(crate) fn unusable(error: &(dyn Error + 'static)) -> Fault {
+    let code = if is_no_space(error) { Code::DiskFull } else { Code::LaunchFailed };
+    Fault::new(code, "the node cannot keep track of the job")
         .because(error)
         .fix("check space and permissions of agentd's state directory on the node")
 }
 
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
+}
+
+/// The disk has no room.
+fn is_no_space(error: &(dyn Error + 'static)) -> bool {
+    causes(error).any(|cause| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    })
+}
+
+/// The store does not have all of it.
+fn is_absent(error: &(dyn Error + 'static)) -> bool {
+    causes(error).any(|cause| matches!(cause.downcast_ref(), Some(ReadError::Absent { .. })))
+}
+
 /// The outputs stay on the node.
-pub(crate) fn outputs(error: &super::outputs::CollectError, kept: &std::path::Path) -> Fault {
+pub(crate) fn outputs(error: &CollectError, kept: &Path) -> Fault {
     Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
         .because(error)
         .fix(format!("they are kept on the node in {}", kept.display()))

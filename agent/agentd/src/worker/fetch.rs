@@ -3,13 +3,12 @@
 //!
 //! Redoing it after an interruption begins with empty folders. Called by `worker::runner`.
 
-use std::error::Error;
 use std::io;
 use std::os::unix::fs::{PermissionsExt, chown, lchown};
 use std::path::{Path, PathBuf};
 
+use agent_cas::Store;
 use agent_cas::snapshot::{MaterializeError, materialize};
-use agent_cas::{ReadError, Store};
 use agent_model::job::{Input, JobDraft};
 use agent_shim::JobDir;
 
@@ -37,25 +36,6 @@ pub(crate) enum FetchError {
         #[source]
         source: io::Error,
     },
-}
-
-impl FetchError {
-    /// The disk has no room.
-    pub(crate) fn is_no_space(&self) -> bool {
-        causes(self).any(|cause| {
-            let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-            matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
-        })
-    }
-
-    /// The store does not have all of it.
-    pub(crate) fn is_absent(&self) -> bool {
-        causes(self).any(|cause| matches!(cause.downcast_ref(), Some(ReadError::Absent { .. })))
-    }
-}
-
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
 }
 
 /// Lays everything out, anew. The folders belong to `user` where one is given.
@@ -98,8 +78,9 @@ fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
     }
     std::fs::File::options().create(true).append(true).open(dir.tracking())?;
     let Some(user) = user else { return Ok(()) };
-    // The way to what belongs to the job; nobody else's directories can be listed.
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711))?;
+    // The way to what belongs to the job, and for its user only.
+    chown(dir.path(), None, Some(user.gid))?;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o710))?;
     chown(dir.tracking(), Some(user.uid), Some(user.gid))?;
     [dir.work(), dir.inputs(), dir.out()].iter().try_for_each(|folder| own(folder, user))
 }
@@ -181,6 +162,6 @@ mod tests {
         let job = JobDraft { code: Some(Digest { size: root.size + 1, ..root }), ..JobDraft::default() };
         let dir = JobDir::new(temp.path().join("j.1.0"));
         let error = lay_out(&store, &job, &dir, None).await.unwrap_err();
-        assert!(error.is_absent() && !error.is_no_space(), "{error:?}");
+        assert_eq!(super::super::faults::fetch(&error).code, agent_model::Code::SnapshotMissing);
     }
 }

@@ -8,6 +8,8 @@
 //!
 //! Called by `worker::runner` (writes) and `worker::recover` (reads, once).
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -132,6 +134,8 @@ impl Sqlite {
 }
 
 async fn connect(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
+    // Its side files take its mode; records hold what jobs are told, so nobody else may read them.
+    File::options().create(true).append(true).mode(0o600).open(path)?;
     let mut connection = SqliteConnectOptions::new()
         .filename(path)
         .create_if_missing(true)

@@ -5,7 +5,9 @@
 //! replica.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use agent_model::ReplicaId;
@@ -34,7 +36,8 @@ pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
     let make = move || {
         dir.create().map_err(io::Error::other)?;
         let half = dir.path().join("order.json.new");
-        std::fs::write(&half, text.map_err(io::Error::other)?)?;
+        let mut file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&half)?;
+        file.write_all(&text.map_err(io::Error::other)?)?;
         std::fs::rename(half, dir.path().join(ORDER))
     };
     tokio::task::spawn_blocking(make).await.map_err(io::Error::other).flatten()

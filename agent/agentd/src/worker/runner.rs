@@ -252,8 +252,14 @@ impl<J: Journal> Runner<J> {
             tracking_uri: &self.worker.tracking.uri(),
             tracking_token: &self.record.token,
         };
-        let launched = self.worker.executor.launch(&self.dir, &facts.launch()?).await;
-        launched.map_err(|error| faults::launch(&error).into())
+        match self.worker.executor.launch(&self.dir, &facts.launch()?).await {
+            Ok(running) => Ok(running),
+            // Nobody may say that it failed while it may run.
+            Err(error) if faults::is_unsure(&error) => {
+                self.recall().await?.ok_or_else(|| faults::launch(&error).into())
+            }
+            Err(error) => Err(faults::launch(&error).into()),
+        }
     }
 
     /// Follows the command to its end: ships what it writes, passes on what the controller wants.

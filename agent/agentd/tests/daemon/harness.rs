@@ -1,6 +1,7 @@
 //! One daemon under test: the real program in a directory of its own, spoken to as any client does.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -85,6 +86,13 @@ impl Daemon {
         command.arg("--user").arg("--config").arg(config).arg("--state-dir").arg(self.state());
         command.env("AGENTD_LOG", "info,agentd=debug").stdin(Stdio::null()).stdout(Stdio::null());
         command
+    }
+
+    /// Lets other users through to its state; `false` unless the test runs as root.
+    pub(crate) fn opens_to_everybody(&self) -> bool {
+        let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+        fs::set_permissions(self.home.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        is_root
     }
 
     /// Starts the program, which may take a while to answer.

@@ -155,3 +155,27 @@ async fn test_second_job_of_an_environment_finds_it_ready() {
     assert_eq!(prefixes[0], prefixes[1]);
     assert!(prefixes[0].starts_with(&daemon.state().join("envs").display().to_string()), "{}", prefixes[0]);
 }
+
+#[tokio::test]
+async fn test_jobs_run_as_the_user_that_was_configured() {
+    let mut daemon = Daemon::new("job_user: nobody\nkeep_jobs: 1h\n");
+    if !daemon.opens_to_everybody() {
+        return; // only root may start processes of others
+    }
+    daemon.start().await;
+    let code = Some(daemon.push(&[("own.txt", "mine")]).await);
+    let command = "id -un; echo more >> own.txt; echo x > outputs/x; echo '{\"metric\":\"m\",\"value\":1}' >> $AGENTD_METRICS; \
+                   ls .. 2>&1 | head -c 0; cat ../order.json ../../../journal.db 2>/dev/null | wc -c; echo $HOME";
+    let job = daemon.submit(JobDraft { command: command.into(), code, ..JobDraft::default() }).await;
+    let ended = daemon.ended(&job).await;
+    let log = daemon.log(&job, "job").await;
+    assert_eq!(ended.state, "Completed", "{log}");
+    assert!(log.starts_with("nobody\n0\n"), "it must not read what is the daemon's: {log}");
+    assert_eq!(daemon.records(&job).await.len(), 1);
+    assert_eq!(daemon.outputs(&ended).await.len(), 1);
+    // The directory stays for the time that was configured.
+    eventually("the directory is put away", async || {
+        daemon.job_dirs().iter().any(|dir| dir.join("remove-after").exists()).then_some(())
+    })
+    .await;
+}

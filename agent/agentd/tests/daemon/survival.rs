@@ -162,3 +162,25 @@ async fn test_node_and_controller_as_two_processes() {
     assert_whole(&controller, &job).await;
     assert!(!node.socket().exists(), "a node alone serves nobody");
 }
+
+#[tokio::test]
+async fn test_attempt_that_the_controller_does_not_know_is_ended_and_kept() {
+    let mut controller = Daemon::started("roles: controller").await;
+    let mut node = Daemon::new(&format!("roles: node\ncontroller: unix:{}\n", controller.socket().display()));
+    node.spawn();
+    let job = controller.run("echo kept > outputs/x; echo up; sleep 1000").await;
+    controller.reached(&job, &["Running"]).await;
+    controller.kill();
+    fs::remove_dir_all(controller.state().join("controller")).unwrap();
+    controller.start().await;
+    let dir = node.job_dirs().remove(0);
+    eventually("the attempt is put away", async || dir.join("remove-after").exists().then_some(())).await;
+    assert!(dir.join("exit.json").exists());
+    assert_eq!(fs::read_to_string(dir.join("work/outputs/x")).unwrap(), "kept\n");
+    // The next daemon leaves it alone.
+    node.kill();
+    node.spawn();
+    let next = controller.run("true").await;
+    assert_eq!(controller.ended(&next).await.state, "Completed");
+    assert!(dir.exists());
+}

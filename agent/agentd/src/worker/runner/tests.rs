@@ -178,7 +178,7 @@ async fn test_nothing_starts_that_cannot_be_written_down() {
     let worker = node(state.path(), usize::MAX).await;
     worker.journal.broken.store(true, Ordering::SeqCst);
     let (mut runner, _desired, view) = runner(&worker, record());
-    assert_eq!(fault(runner.accept().await), Code::LaunchFailed);
+    assert_eq!(fault(runner.accept().await), Code::DiskFull);
     // The controller is told even so; what was started before is seen to its end.
     let ending = runner.release(Err(faults::rebooted().into())).await;
     runner.upload(&ending).await;
