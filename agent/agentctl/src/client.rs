@@ -74,6 +74,20 @@ impl Client {
         Err(tried.into_iter().fold(fault, Fault::why).into())
     }
 
+    /// Connects to a daemon for someone who would wait if it went away: one whose socket is there but who is
+    /// not, because it crashed or is being replaced, counts as away already.
+    pub(crate) async fn find_or_await(named: Option<&Path>) -> Result<Client, Failure> {
+        match Client::find(named).await {
+            Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
+                let left = candidates(named).into_iter().find(|socket| socket.exists());
+                let socket = left.ok_or(Failure::Fault(fault))?;
+                let channel = endpoint().connect_with_connector_lazy(connector(socket.clone()));
+                Ok(Client { channel, socket })
+            }
+            found => found,
+        }
+    }
+
     /// Connects to a daemon, and starts one in user mode when none runs and none was named.
     pub(crate) async fn find_or_start(named: Option<&Path>, output: &mut Output) -> Result<Client, Failure> {
         match Client::find(named).await {
@@ -197,19 +211,27 @@ async fn connect(socket: &Path) -> Result<Client, NoWay> {
     if socket.as_os_str().len() > MAX_SOCKET_PATH {
         return Err(NoWay::Absent(format!("a socket's path has at most {MAX_SOCKET_PATH} bytes")));
     }
-    let path = socket.to_owned();
-    let connector = tower::service_fn(move |_: Uri| {
-        let path = path.clone();
-        async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(path).await?)) }
-    });
-    let endpoint = Endpoint::from_static("http://agentd")
-        .connect_timeout(CALL)
-        .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE);
-    match endpoint.connect_with_connector(connector).await {
+    match endpoint().connect_with_connector(connector(socket.to_owned())).await {
         Ok(channel) => Ok(Client { channel, socket: socket.to_owned() }),
         Err(error) => Err(no_way(&error)),
     }
+}
+
+fn endpoint() -> Endpoint {
+    Endpoint::from_static("http://agentd")
+        .connect_timeout(CALL)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+}
+
+/// Connects to a socket, whatever address the channel thinks it has.
+fn connector(
+    socket: PathBuf,
+) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future: Send> + Send {
+    tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
+    })
 }
 
 fn no_way(error: &tonic::transport::Error) -> NoWay {
@@ -249,6 +271,8 @@ mod tests {
 
         let dead = dir.path().join("dead.sock");
         drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
+        assert!(Client::find_or_await(Some(&dead)).await.is_ok(), "it may come back");
+        assert!(Client::find_or_await(Some(&absent)).await.is_err());
         let fault = fault_of(&dead).await;
         assert_eq!(fault.why, [format!("{}: nothing listens there", dead.display())]);
 

@@ -18,16 +18,17 @@ pub(super) async fn logs(
     socket: Option<&Path>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
-    let client = Client::find(socket).await?;
     let log = if args.build { Stream::Build } else { Stream::Job };
     let tail = args.tail.unwrap_or(0);
     if args.follow {
+        let client = Client::find_or_await(socket).await?;
         let wants = Wants { log, story: false, tail, attempt: args.attempt };
         return Ok(match follow(&client, &args.job, wants, output).await? {
             Ended::Job(_) => ExitCode::SUCCESS,
             Ended::Detached => ExitCode::from(DETACHED),
         });
     }
+    let client = Client::find(socket).await?;
     let request = v1::ReadLogRequest {
         job: args.job,
         epoch: args.attempt,
