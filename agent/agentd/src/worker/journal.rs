@@ -41,6 +41,9 @@ pub(crate) struct Record {
     pub(crate) ending: Option<Ending>,
     /// The outcome, from the moment its outputs are stored.
     pub(crate) outcome: Option<Outcome>,
+    /// Something of it is nowhere else, so its directory stays for a while when it is over.
+    #[serde(default)]
+    pub(crate) precious: bool,
 }
 
 impl Record {
@@ -55,6 +58,7 @@ impl Record {
             started_at: None,
             ending: None,
             outcome: None,
+            precious: false,
         }
     }
 }

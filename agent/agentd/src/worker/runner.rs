@@ -108,12 +108,9 @@ pub(crate) struct Runner<J> {
     shipping: Shipping,
     /// The tracking endpoint answers for the replica while this lives.
     tracked: Option<Registration>,
-    /// Something of it is nowhere else, so the directory stays when the replica is over.
-    precious: bool,
 }
 
-/// How often a build log is looked at while something is built: the only clock in here, since everything else
-/// announces itself.
+/// How often a build log is looked at, and only while something is built: everything else announces itself.
 const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 
 /// How often storing outputs is tried.
@@ -136,7 +133,7 @@ impl<J: Journal> Runner<J> {
             build: ship(Content::Log(Stream::Build), dir.log(Stream::Build)),
             tracking: ship(Content::Tracking, dir.tracking()),
         };
-        Runner { worker, record, dir, desired, view, changed, shipping, tracked: None, precious: false }
+        Runner { worker, record, dir, desired, view, changed, shipping, tracked: None }
     }
 
     /// The whole life of a replica.
@@ -222,6 +219,7 @@ impl<J: Journal> Runner<J> {
             acquired = unless_stopped(self.desired.clone(), acquire) => acquired?,
             never = self.follow_build_log() => match never {},
         };
+        self.shipping.build.written(outputs::length(&log));
         acquired.map_err(|error| faults::environment(&error, wanted.kind()).into())
     }
 
@@ -350,7 +348,7 @@ impl<J: Journal> Runner<J> {
         match artifacts {
             Ok(artifacts) => outcome.artifacts = artifacts,
             Err(error) => {
-                self.precious = true;
+                self.record.precious = true;
                 let fault = faults::outputs(&error, self.dir.path());
                 warn!(replica = %self.record.replica, %fault, "the outputs are kept here");
                 if outcome.verdict == Verdict::Completed {
@@ -397,7 +395,7 @@ impl<J: Journal> Runner<J> {
             match self.worker.outbox.deliver(&self.record.replica, &outcome).await {
                 Delivered::Stored => return,
                 Delivered::Fenced => {
-                    self.precious = true;
+                    self.record.precious = true;
                     return;
                 }
                 Delivered::Incomplete => {
@@ -418,7 +416,7 @@ impl<J: Journal> Runner<J> {
         if !leave {
             return;
         }
-        let stay = if self.precious { attic::ORPHANS_STAY } else { self.worker.config.keep_jobs };
+        let stay = if self.record.precious { attic::ORPHANS_STAY } else { self.worker.config.keep_jobs };
         if let Err(error) = self.worker.attic.put(&self.dir, stay).await {
             warn!(dir = %self.dir.path().display(), %error, "the job directory cannot be put away");
         }

@@ -205,7 +205,9 @@ impl Flow {
             return Some(Request::Ask);
         };
         let length = (written.saturating_sub(next)).min(CHUNK).min(budget);
-        (length > 0).then_some(Request::Send { offset: next, length })
+        // The first bytes go at once; while they are being stored, what comes after them gathers.
+        let worth_it = length == CHUNK || (length > 0 && self.pending == 0);
+        worth_it.then_some(Request::Send { offset: next, length })
     }
 
     /// The controller has `stored` bytes, after a request of `bytes` that ended at `expected`.
@@ -491,6 +493,25 @@ mod tests {
         assert_eq!((sent, flow.in_flight), (WINDOW / CHUNK, WINDOW));
         flow.answered(CHUNK, CHUNK, CHUNK);
         assert_eq!(push(&mut flow), Some(Request::Send { offset: WINDOW, length: CHUNK }));
+    }
+
+    #[test]
+    fn test_small_pieces_gather_behind_the_one_on_its_way() {
+        let mut flow = flow(10);
+        push(&mut flow);
+        flow.feed.written.store(30, Ordering::Release);
+        assert_eq!(push(&mut flow), None);
+        flow.answered(10, 10, 10);
+        assert_eq!(push(&mut flow), Some(Request::Send { offset: 10, length: 20 }));
+    }
+
+    #[test]
+    fn test_attempt_that_is_over_is_not_offered_for_ever() {
+        let mut flow = flow(10);
+        push(&mut flow);
+        flow.answered(10, 10, 0);
+        assert!(!flow.is_behind());
+        assert_eq!(push(&mut flow), None);
     }
 
     #[test]
