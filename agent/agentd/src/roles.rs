@@ -243,7 +243,11 @@ async fn start_node(
     let jobs = jobs_dir(&config.state_dir);
     let found = recover::open_replicas(&journal, &jobs).await.map_err(StartError::Recover)?;
     let (environments, inventory) = survey(&config).await?;
-    let tracking = start_tracking(&config, supervisor, clock.clone()).await?;
+    let listener = listen_for_tracking(&config).await?;
+    let stop = supervisor.stopping(TaskKind::Tracking).cancelled_owned();
+    let started = Tracking::start(listener, clock.clone(), stop);
+    let failed = |source| StartError::Listen { at: "the tracking endpoint's port".to_owned(), source };
+    let (tracking, serve) = started.map_err(failed)?;
 
     let (telemetry, hub) = Telemetry::new(controller.clone());
     let stop = supervisor.stopping(TaskKind::Telemetry);
@@ -267,6 +271,8 @@ async fn start_node(
         attic,
     });
     let reconciler = Reconciler::new(worker, supervisor.clone(), controller, inventory, found);
+    // Jobs that run are known to the endpoint now; their requests waited on the listener until here.
+    supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
     let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
     supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
     Ok(())
@@ -310,12 +316,9 @@ pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
     ProbeConfig { state_dir, slots: config.slots, path: config.host.path.clone() }
 }
 
-/// The tracking endpoint. Running jobs know its address, so a daemon takes the port of the one before it.
-async fn start_tracking(
-    config: &Config,
-    supervisor: &Supervisor,
-    clock: Arc<dyn Clock>,
-) -> Result<Tracking, StartError> {
+/// The tracking endpoint's listener. Running jobs know its address, so a daemon takes the port of the one
+/// before it.
+async fn listen_for_tracking(config: &Config) -> Result<TcpListener, StartError> {
     let remembered = config.state_dir.join("tracking.port");
     let before = std::fs::read_to_string(&remembered).ok().and_then(|text| text.trim().parse().ok());
     let wanted = if config.tracking_port == 0 { before.unwrap_or(0) } else { config.tracking_port };
@@ -333,8 +336,5 @@ async fn start_tracking(
     let failed = |source| StartError::State { path: remembered.clone(), source };
     let port = listener.local_addr().map_err(failed)?.port();
     std::fs::write(&remembered, port.to_string()).map_err(failed)?;
-    let stop = supervisor.stopping(TaskKind::Tracking).cancelled_owned();
-    let (tracking, serve) = Tracking::start(listener, clock, stop).map_err(failed)?;
-    supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
-    Ok(tracking)
+    Ok(listener)
 }

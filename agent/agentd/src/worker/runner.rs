@@ -106,7 +106,8 @@ pub(crate) struct Runner<J> {
     view: watch::Sender<ReplicaView>,
     changed: Arc<Notify>,
     shipping: Shipping,
-    /// The tracking endpoint answers for the replica while this lives.
+    /// The tracking endpoint answers for the replica while this lives: from before the command can ask
+    /// until it has ended.
     tracked: Option<Registration>,
 }
 
@@ -133,7 +134,15 @@ impl<J: Journal> Runner<J> {
             build: ship(Content::Log(Stream::Build), dir.log(Stream::Build)),
             tracking: ship(Content::Tracking, dir.tracking()),
         };
-        Runner { worker, record, dir, desired, view, changed, shipping, tracked: None }
+        let tracked = worker.tracking.register(TrackedRun {
+            replica: record.replica.clone(),
+            run_id: record.replica.job.to_string(),
+            token: record.token.clone(),
+            experiment: record.spec.experiment.clone(),
+            tracking_file: dir.tracking(),
+            artifacts: dir.artifacts(),
+        });
+        Runner { worker, record, dir, desired, view, changed, shipping, tracked: Some(tracked) }
     }
 
     /// The whole life of a replica.
@@ -174,7 +183,6 @@ impl<J: Journal> Runner<J> {
             match self.worker.executor.reattach(&self.dir).await {
                 Ok(Found::Running(running)) => {
                     info!(replica = %self.record.replica, "found the command running");
-                    self.track();
                     return Ok(Some(running));
                 }
                 Ok(Found::Ended(exit)) => return Err(Interrupted::Ended(Box::new(exit))),
@@ -238,7 +246,6 @@ impl<J: Journal> Runner<J> {
         if *self.desired.borrow() != Desired::Run {
             return Err(Interrupted::Stopped);
         }
-        self.track();
         let facts = Facts {
             replica: &self.record.replica,
             spec: &self.record.spec,
@@ -433,18 +440,6 @@ impl<J: Journal> Runner<J> {
         let free = agent_node::load(&config.state_dir).disk_free;
         budget::admit(free, config.disk_reserve)
             .map_err(|shortfall| faults::disk_full(&shortfall, &config.state_dir))
-    }
-
-    /// The tracking endpoint answers for the replica from now on.
-    fn track(&mut self) {
-        self.tracked = Some(self.worker.tracking.register(TrackedRun {
-            replica: self.record.replica.clone(),
-            run_id: self.record.replica.job.to_string(),
-            token: self.record.token.clone(),
-            experiment: self.record.spec.experiment.clone(),
-            tracking_file: self.dir.tracking(),
-            artifacts: self.dir.artifacts(),
-        }));
     }
 
     /// Writes down that a step begins, and says so.

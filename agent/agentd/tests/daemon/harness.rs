@@ -228,6 +228,7 @@ impl Daemon {
         fs::read_dir(self.state().join("jobs")).unwrap().map(|entry| entry.unwrap().path()).collect()
     }
 
+    /// The process of the daemon.
     pub(crate) fn process(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }

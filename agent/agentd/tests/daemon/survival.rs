@@ -142,6 +142,38 @@ async fn test_lost_supervisor_is_told_and_leaves_nothing() {
     assert_eq!(daemon.log(&job, "job").await, "up\n");
 }
 
+const REPORTER: &str = r#"
+import json, os, pathlib, time, urllib.request
+print("up")
+while not pathlib.Path("go").exists(): time.sleep(0.02)
+url = os.environ["MLFLOW_TRACKING_URI"] + "/api/2.0/mlflow/runs/log-metric"
+body = {"run_id": os.environ["MLFLOW_RUN_ID"], "key": "loss", "value": 0.5, "timestamp": 1, "step": 0}
+headers = {"Authorization": "Bearer " + os.environ["MLFLOW_TRACKING_TOKEN"], "Content-Type": "application/json"}
+while True:  # as the client does: again when nobody listens, never after a refusal
+    try:
+        print(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).status)
+    except urllib.error.HTTPError as refused:
+        print(refused.code)
+    except OSError:
+        time.sleep(0.005)
+        continue
+    break
+"#;
+
+#[tokio::test]
+async fn test_tracking_endpoint_is_where_it_was_after_a_restart() {
+    let mut daemon = Daemon::started("").await;
+    let code = Some(daemon.push(&[("t.py", REPORTER)]).await);
+    let job = daemon.submit(JobDraft { command: "python t.py".into(), code, ..JobDraft::default() }).await;
+    eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
+    daemon.kill();
+    daemon.start().await;
+    fs::write(daemon.job_dirs()[0].join("work/go"), "").unwrap();
+    assert_eq!(daemon.ended(&job).await.state, "Completed", "{}", daemon.log(&job, "job").await);
+    assert_eq!(daemon.log(&job, "job").await, "up\n200\n");
+    assert_eq!(daemon.records(&job).await.len(), 1);
+}
+
 #[tokio::test]
 async fn test_node_and_controller_as_two_processes() {
     let mut controller = Daemon::started("roles: controller").await;
