@@ -32,9 +32,16 @@ pub(super) async fn stop(socket: Option<&Path>, output: &mut Output) -> Result<(
     let process = pidfd_open(process, PidfdFlags::NONBLOCK).map_err(failed)?;
     pidfd_send_signal(&process, Signal::TERM).map_err(failed)?;
     output.busy("waiting for the daemon to end");
-    // Nothing else goes on here, so the thread may sleep until the kernel says that the process is gone.
-    let limit = Timespec { tv_sec: ORDERLY, tv_nsec: 0 };
-    let in_time = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit)).map_err(failed)? > 0;
+    // The daemon lets its callers finish, so it must not wait for the one that waits for it.
+    drop(client);
+    let waited = tokio::task::spawn_blocking(move || {
+        let limit = Timespec { tv_sec: ORDERLY, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&limit))
+    });
+    let in_time = match waited.await {
+        Ok(ready) => ready.map_err(failed)? > 0,
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()), // it is never cancelled
+    };
     if !in_time {
         return Err(Failure::refused(
             format!("process {pid} has not ended after {} s", ORDERLY),
