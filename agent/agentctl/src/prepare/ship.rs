@@ -137,10 +137,32 @@ fn unsent(what: &str, path: &Path, error: &PushError) -> Fault {
 fn status_in<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(status) = error.downcast_ref::<Status>() {
+        let boxed = error.downcast_ref::<Box<Status>>().map(Box::as_ref);
+        if let Some(status) = boxed.or_else(|| error.downcast_ref()) {
             return Some(status);
         }
         cause = error.source();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_cas::WriteError;
+
+    use super::*;
+
+    #[test]
+    fn test_what_the_daemon_answered_decides_the_fault() {
+        let refused = |status: Status| {
+            let source = WriteError::Remote { digest: Digest::EMPTY, source: Box::new(status) };
+            unsent("code", Path::new("src"), &PushError::File { path: "src/big".into(), source })
+        };
+        let full = refused(Status::resource_exhausted("no space left on device"));
+        assert_eq!(full.code, Code::DiskFull);
+        assert!(full.what.contains("disk") && full.fix.is_some());
+        assert_eq!(refused(Status::unavailable("gone")).code, Code::Unreachable);
+        let changed = PushError::Changed { path: "src/log".into() };
+        assert_eq!(unsent("code", Path::new("src"), &changed).code, Code::SnapshotUnreadable);
+    }
 }
