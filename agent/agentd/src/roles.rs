@@ -126,7 +126,8 @@ impl Drop for Running {
 pub(crate) async fn start(config: Config, supervisor: &Supervisor) -> Result<Running, StartError> {
     let lock = take_state(&config)?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let blobs = Disk::open(&config.state_dir.join("cas")).map_err(StartError::Blobs)?;
+    let blobs = Disk::open_with_reserve(&config.state_dir.join("cas"), config.disk_reserve)
+        .map_err(StartError::Blobs)?;
     let socket = config.roles.controller.then(|| config.socket.clone());
     if let Some(socket) = &socket {
         start_controller(&config, supervisor, &clock, &blobs, socket).await?;

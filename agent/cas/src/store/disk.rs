@@ -44,6 +44,7 @@ pub struct Disk {
 struct Shared {
     path: PathBuf,
     root: OwnedFd,
+    reserve: u64,
     next_temp: AtomicU64,
 }
 
@@ -73,6 +74,12 @@ pub enum OpenError {
 impl Disk {
     /// Opens the store in `dir`, which is made if need be. Blocks.
     pub fn open(dir: &Path) -> Result<Disk, OpenError> {
+        Disk::open_with_reserve(dir, 0)
+    }
+
+    /// Opens the store in `dir`. A blob that would leave less than `reserve` bytes of the disk free is
+    /// refused as if the disk were full, so that blobs never take the room that logs and results need.
+    pub fn open_with_reserve(dir: &Path, reserve: u64) -> Result<Disk, OpenError> {
         let fail = |path: PathBuf| move |source| OpenError::Directory { path, source };
         let temp = dir.join("temp");
         match std::fs::remove_dir_all(&temp) {
@@ -92,14 +99,14 @@ impl Disk {
         flush_directory(&blobs).map_err(fail(blobs))?;
         let root = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|source| OpenError::Directory { path: dir.to_owned(), source: source.into() })?;
-        let shared = Shared { path: dir.to_owned(), root, next_temp: AtomicU64::new(0) };
+        let shared = Shared { path: dir.to_owned(), root, reserve, next_temp: AtomicU64::new(0) };
         Ok(Disk { shared: Arc::new(shared) })
     }
 
     /// Begins a blob whose bytes come bit by bit.
     pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
         let shared = Arc::clone(&self.shared);
-        let temp = blocking(move || Temp::create(&shared)).await?;
+        let temp = blocking(move || Temp::create(&shared, digest.size)).await?;
         let growing = Growing { temp, hasher: Hasher::new() };
         Ok(Ingest { digest, growing: Arc::new(Mutex::new(Some(growing))) })
     }
@@ -188,7 +195,7 @@ impl Shared {
         if digest == Digest::EMPTY || self.holds(&digest).unwrap_or(false) {
             return Ok(None);
         }
-        let mut temp = Temp::create(self)?;
+        let mut temp = Temp::create(self, digest.size)?;
         temp.append(bytes)?;
         Ok(Some(temp.name))
     }
@@ -227,6 +234,13 @@ impl Shared {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(&self.root, prefix_name(prefix), flags, Mode::empty())?;
         rustix::fs::fsync(directory)
+    }
+
+    /// The reserve stays free after `size` more bytes. A disk that does not say is tried.
+    fn has_room(&self, size: u64) -> bool {
+        rustix::fs::fstatvfs(&self.root).map_or(true, |disk| {
+            disk.f_bavail.saturating_mul(disk.f_frsize) >= size.saturating_add(self.reserve)
+        })
     }
 
     fn write_error(&self, name: &str, source: impl Into<io::Error>) -> WriteError {
@@ -277,8 +291,11 @@ struct Temp {
 }
 
 impl Temp {
-    fn create(shared: &Arc<Shared>) -> Result<Temp, WriteError> {
+    fn create(shared: &Arc<Shared>, size: u64) -> Result<Temp, WriteError> {
         let name = format!("temp/{}", shared.next_temp.fetch_add(1, Ordering::Relaxed));
+        if !shared.has_room(size) {
+            return Err(shared.write_error(&name, Errno::NOSPC));
+        }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&shared.root, &name, flags, Mode::RUSR)
             .map_err(|source| shared.write_error(&name, source))?;

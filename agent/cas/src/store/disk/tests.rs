@@ -128,3 +128,13 @@ fn test_open_says_which_directory_is_unusable() {
     let error = Disk::open(&file).unwrap_err();
     assert!(error.to_string().contains(file.to_str().unwrap()), "{error}");
 }
+
+#[tokio::test]
+async fn test_blobs_leave_the_reserve_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::open_with_reserve(&dir.path().join("cas"), u64::MAX).unwrap();
+    let bytes = Bytes::from_static(b"one too many");
+    let refused = disk.write_batch(vec![(digest_of(&bytes), bytes.clone())]).await;
+    assert!(refused[0].as_ref().unwrap_err().is_no_space());
+    assert!(disk.ingest(digest_of(&bytes)).await.unwrap_err().is_no_space());
+}
