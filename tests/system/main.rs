@@ -1,5 +1,7 @@
 //! Real `agentd`, `agent-shim` and `agentctl` on one box, used as people use them.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod cancel;
 mod faults;
 mod metrics;
