@@ -171,8 +171,13 @@ impl Host {
             .expect("a log");
         let mut command = self.command("agentd");
         command.args(["run", "--user"]).stdout(Stdio::null()).stderr(log);
-        self.agentd = Some(command.spawn().expect("agentd starts"));
-        eventually("the daemon answers", SOON, || (self.ctl(&["nodes"]).code == 0).then_some(()));
+        let mut agentd = command.spawn().expect("agentd starts");
+        eventually("the daemon answers", SOON, || {
+            let ended = agentd.try_wait().expect("its own child");
+            assert!(ended.is_none(), "the daemon ended with {ended:?}:\n{}", self.log());
+            (self.ctl(&["nodes"]).code == 0).then_some(())
+        });
+        self.agentd = Some(agentd);
     }
 
     /// Ends the daemon at once, as a crash would; jobs are not asked.

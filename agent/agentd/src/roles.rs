@@ -25,6 +25,7 @@ use agent_runtime::env::{EnvConfig, Environments};
 use agent_runtime::exec::{Process, find_shim};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 use tracing::{info, warn};
@@ -124,7 +125,7 @@ impl Drop for Running {
 
 /// Starts every part. When this returns, clients are served.
 pub(crate) async fn start(config: Config, supervisor: &Supervisor) -> Result<Running, StartError> {
-    let lock = take_state(&config)?;
+    let lock = take_state(&config).await?;
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let blobs = Disk::open_with_reserve(&config.state_dir.join("cas"), config.disk_reserve)
         .map_err(StartError::Blobs)?;
@@ -139,24 +140,20 @@ pub(crate) async fn start(config: Config, supervisor: &Supervisor) -> Result<Run
 }
 
 /// The state directory, with this process as its only user.
-fn take_state(config: &Config) -> Result<File, StartError> {
+async fn take_state(config: &Config) -> Result<File, StartError> {
     let state = &config.state_dir;
     own_directory(state, config.job_user.as_ref())?;
     let path = state.join("lock");
     let fail = |source| StartError::State { path: path.clone(), source };
     let open = File::options().create(true).truncate(false).read(true).write(true).open(&path);
     let mut lock = open.map_err(fail)?;
-    match lock.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => {
-            let mut holder = String::new();
-            let _ = lock.read_to_string(&mut holder); // only for the message
-            return Err(StartError::InUse {
-                path: state.clone(),
-                holder: format!("agentd, pid {}", holder.trim()),
-            });
-        }
-        Err(TryLockError::Error(source)) => return Err(fail(source)),
+    if !take_lock(&lock).await.map_err(fail)? {
+        let mut holder = String::new();
+        let _ = lock.read_to_string(&mut holder); // only for the message
+        return Err(StartError::InUse {
+            path: state.clone(),
+            holder: format!("agentd, pid {}", holder.trim()),
+        });
     }
     lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id())).map_err(fail)?;
     for name in ["controller", "cas"] {
@@ -166,6 +163,22 @@ fn take_state(config: &Config) -> Result<File, StartError> {
         own_directory(&state.join(name), config.job_user.as_ref())?;
     }
     Ok(lock)
+}
+
+/// Takes the lock; `false` when somebody keeps it. A daemon that was killed the moment it started a child
+/// seems to keep it until that child has become a program of its own, so it is tried for a while.
+async fn take_lock(lock: &File) -> io::Result<bool> {
+    const LINGER: Duration = Duration::from_secs(2);
+    const AGAIN: Duration = Duration::from_millis(20);
+    let deadline = Instant::now() + LINGER;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(true),
+            Err(TryLockError::WouldBlock) if Instant::now() < deadline => tokio::time::sleep(AGAIN).await,
+            Err(TryLockError::WouldBlock) => return Ok(false),
+            Err(TryLockError::Error(source)) => return Err(source),
+        }
+    }
 }
 
 /// A directory of the daemon's own. The user that jobs run as may pass through it, and nobody else.
