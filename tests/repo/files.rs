@@ -39,6 +39,16 @@ fn test_every_file_opens_with_what_it_is() {
 }
 
 #[test]
+fn test_a_module_is_named_by_its_file() {
+    let complaints = sources()
+        .iter()
+        .filter(|path| path.ends_with("mod.rs"))
+        .map(|path| format!("{}: name the file after the module, beside its directory", path.display()))
+        .collect();
+    none("module files", complaints);
+}
+
+#[test]
 fn test_nothing_is_left_to_be_done_later() {
     let marks = ["TODO", "FIXME", "XXX", "HACK"];
     let complaints = sources()
