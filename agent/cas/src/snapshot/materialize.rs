@@ -16,6 +16,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use agent_model::Digest;
 use bytes::Bytes;
@@ -166,12 +167,19 @@ async fn fill(
         contents.partition(|(digest, _)| digest.size <= SMALL_BLOB);
     let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |(digest, _)| digest.size);
     let large = large.into_iter().map(|content| vec![content]);
-    let work = small.into_iter().chain(large).map(|batch| lay_batch(store, &ground, batch));
-    let mut laying = stream::iter(work).buffer_unordered(IN_FLIGHT);
+    // After a failure nothing more is begun, and what was begun is waited for: a thread that still writes
+    // would put files back while they are removed.
+    let failed = AtomicBool::new(false);
+    let work = small.into_iter().chain(large).take_while(|_| !failed.load(Ordering::Relaxed));
+    let mut laying =
+        stream::iter(work.map(|batch| lay_batch(store, &ground, batch))).buffer_unordered(IN_FLIGHT);
+    let mut result = Ok(());
     while let Some(done) = laying.next().await {
-        done?;
+        failed.fetch_or(done.is_err(), Ordering::Relaxed);
+        result = result.and(done);
     }
     drop(laying);
+    result?;
     blocking(move || ground.links(&links)).await
 }
 
