@@ -123,6 +123,8 @@ impl Facts<'_> {
             ("MLFLOW_RUN_ID", job),
             ("MLFLOW_EXPERIMENT_ID", experiment_id(&self.spec.experiment)),
             ("MLFLOW_EXPERIMENT_NAME", self.spec.experiment.clone()),
+            // The pages its client would name are not there.
+            ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true".to_owned()),
             ("PYTHONUNBUFFERED", "1".to_owned()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
