@@ -6,7 +6,8 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::fs::chown;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -98,8 +99,10 @@ impl Ran {
 #[derive(Debug)]
 pub struct Host {
     home: tempfile::TempDir,
+    programs: PathBuf,
     agentd: Option<Child>,
     variables: Vec<(String, String)>,
+    user: Option<u32>,
 }
 
 impl Default for Host {
@@ -111,9 +114,27 @@ impl Default for Host {
 impl Host {
     /// A box with nothing on it; no daemon runs.
     pub fn new() -> Host {
-        binaries();
+        let programs = binaries().to_owned();
         let home = tempfile::Builder::new().prefix("agentd-test-").tempdir().expect("a temporary directory");
-        Host { home, agentd: None, variables: Vec::new() }
+        Host { home, programs, agentd: None, variables: Vec::new(), user: None }
+    }
+
+    /// A box that belongs to a user without any privilege, with programs of its own.
+    pub fn unprivileged() -> Host {
+        const NOBODY: u32 = 65534;
+        let mut host = Host::new();
+        let programs = host.home().join("bin");
+        fs::create_dir(&programs).expect("a directory");
+        for name in ["agentd", "agentctl", "agent-shim"] {
+            fs::copy(host.programs.join(name), programs.join(name)).expect("a program");
+        }
+        chown(host.home(), Some(NOBODY), Some(NOBODY)).expect("giving a home away needs root");
+        host.programs = programs;
+        host.user = Some(NOBODY);
+        host.set("PATH", "/usr/bin:/bin");
+        let home = host.home().display().to_string();
+        host.set("HOME", &home);
+        host
     }
 
     /// A box whose daemon runs.
@@ -140,7 +161,10 @@ impl Host {
 
     #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(binaries().join(program));
+        let mut command = Command::new(self.programs.join(program));
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
         command.env("XDG_DATA_HOME", self.home()).env_remove("AGENTD_SOCKET").env("NO_COLOR", "1");
         command.envs(self.variables.iter().map(|(n, v)| (n, v)));
         command.current_dir(self.home()).stdin(Stdio::null());

@@ -9,4 +9,5 @@ mod one_job;
 mod outputs;
 mod queue;
 mod resubmit;
+mod rootless;
 mod survive;

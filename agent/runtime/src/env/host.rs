@@ -88,11 +88,9 @@ fn link(python: &Interpreter, bin: &Path) -> Result<(), AcquireError> {
 /// An interpreter finds its packages from where it was started; make sure the link does not lead it astray.
 async fn check(python: &Interpreter, bench: &Bench) -> Result<(), AcquireError> {
     const STEP: &str = "starting the interpreter through a link";
-    let question = "import sys; print(sys.prefix)";
-    let command = Command::new(bench.prefix().join("bin/python")).args(["-I", "-c", question]);
+    let question = "import sys; sys.exit(None if sys.prefix == sys.argv[1] else sys.prefix)";
+    let command =
+        Command::new(bench.prefix().join("bin/python")).args(["-I", "-c", question]).arg(&python.prefix);
     let ran = bench.run(STEP, command).await?;
-    if ran.success && Path::new(ran.text.trim_end()) == python.prefix {
-        return Ok(());
-    }
-    Err(AcquireError::Failed { step: STEP, detail: ran.tail() })
+    if ran.success { Ok(()) } else { Err(AcquireError::Failed { step: STEP, detail: ran.tail() }) }
 }
