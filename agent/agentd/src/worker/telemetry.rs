@@ -38,9 +38,9 @@ use super::backoff::Backoff;
 /// The most bytes of one request.
 const CHUNK: u64 = 256 * 1024;
 /// The most bytes of one file on their way.
-const WINDOW: u64 = 4 * CHUNK;
+const WINDOW: u64 = 16 * CHUNK;
 /// The most bytes of all files on their way.
-const WINDOWS: u64 = 16 * CHUNK;
+const WINDOWS: u64 = 32 * CHUNK;
 /// Requests that may wait for the connection to take them; more than the windows let through.
 const REQUESTS: usize = 256;
 
