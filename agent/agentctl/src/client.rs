@@ -33,6 +33,8 @@ pub(crate) use start::probe;
 
 /// The longest a single answer may take.
 const CALL: Duration = Duration::from_secs(20);
+/// How long the node of a new daemon may take to join before a job is put in line all the same.
+const SETTLE: Duration = Duration::from_secs(2);
 /// A daemon that is there but dead is found out this often while a stream is open.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
@@ -94,10 +96,25 @@ impl Client {
             Err(Failure::Fault(fault)) if fault.code == Code::Unreachable && named.is_none() => {
                 let places = Places::user(variable).ok_or_else(start::no_home)?;
                 start::start(&places, output).await?;
-                Client::find(Some(&places.socket)).await
+                let client = Client::find(Some(&places.socket)).await?;
+                client.settle().await?;
+                Ok(client)
             }
             found => found,
         }
+    }
+
+    /// Gives the node of a daemon that was just started a moment to join: a job is better not told that there
+    /// is none. One that stays away is told of as the reason why jobs wait.
+    async fn settle(&self) -> Result<(), Failure> {
+        let end = Instant::now() + SETTLE;
+        while Instant::now() < end {
+            if self.machines().await?.nodes.iter().any(|node| node.liveness == "ready") {
+                break;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
     }
 
     /// Where the daemon listens.
