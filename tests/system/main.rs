@@ -9,5 +9,6 @@ mod one_job;
 mod outputs;
 mod queue;
 mod resubmit;
+mod retry;
 mod rootless;
 mod survive;

@@ -1,0 +1,58 @@
+//! A job whose supervisor dies is lost and said so; with attempts left it runs again, as another attempt.
+
+use std::fs;
+
+use agent_tests::{Host, SOON, eventually, signal};
+use rustix::process::Signal;
+
+/// Waits for ever the first time, and ends well the second.
+const COMMAND: &str =
+    "echo attempt >> $WITNESS; if [ $(wc -l < $WITNESS) = 1 ]; then echo one; sleep 1000; fi; echo two";
+
+fn job(host: &Host, name: &str, attempts: u32) -> String {
+    let witness = host.home().join(name).display().to_string();
+    let text = format!(
+        "command: {}\nenvironment: host\nenvironment_variables: {{WITNESS: {witness}}}\n\
+         retry: {{max_attempts: {attempts}, backoff: 1}}\n",
+        serde_json::Value::from(COMMAND)
+    );
+    let dir = host.project(&format!("{name}-code"), &[("job.yml", &text)]);
+    let job = host.ctl(&["submit", dir.to_str().unwrap()]).ok().stdout.trim().to_owned();
+    eventually("the first attempt speaks", SOON, || {
+        host.ctl(&["logs", &job]).ok().stdout.contains("one").then_some(())
+    });
+    job
+}
+
+fn kill_the_shim(host: &Host) {
+    let is_shim =
+        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "agent-shim");
+    let shim = host.processes().into_iter().find(is_shim).expect("a running job has a shim");
+    signal(shim, Signal::KILL);
+}
+
+#[test]
+fn test_a_lost_job_runs_again_when_it_may() {
+    let host = Host::started();
+    let job = job(&host, "twice", 2);
+    kill_the_shim(&host);
+    host.wait_for(&job, &["Completed"]);
+    assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "two\n", "the log is that of the latest attempt");
+    assert_eq!(host.show(&job)["attempt"], 2);
+    let why = host.ctl(&["why", &job]).ok().stdout;
+    assert!(why.contains("RUN-107") && why.contains("attempt 2"), "{why}");
+    assert_eq!(fs::read_to_string(host.home().join("twice")).unwrap().lines().count(), 2);
+}
+
+#[test]
+fn test_a_lost_job_without_attempts_left_fails_and_leaves_no_process() {
+    let host = Host::started();
+    let job = job(&host, "once", 1);
+    kill_the_shim(&host);
+    host.wait_for(&job, &["Failed"]);
+    assert_eq!(host.show(&job)["fault"]["code"], "RUN-107");
+    assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "one\n", "what it said before is kept");
+    let sleeps =
+        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "sleep");
+    assert!(!host.processes().iter().any(sleeps), "the command outlived its supervisor");
+}
