@@ -301,6 +301,8 @@ impl Drop for Host {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("--- agentd.log\n{}", self.log());
+            let active = self.ctl(&["jobs", "--json", "--active"]);
+            eprintln!("--- jobs that have not ended\n{}", active.stdout);
         }
         if let Some(mut agentd) = self.agentd.take() {
             let _ = agentd.kill();

@@ -14,6 +14,7 @@ use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
 use hyper_util::rt::TokioIo;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
@@ -116,7 +117,7 @@ impl Daemon {
     /// Ends it as an operator does.
     pub(crate) async fn stop(&mut self) -> ExitStatus {
         let mut child = self.child.take().unwrap();
-        signal(child.id(), "TERM");
+        signal(child.id(), Signal::TERM);
         eventually("the daemon stops", async || child.try_wait().unwrap()).await
     }
 
@@ -249,7 +250,7 @@ impl Drop for Daemon {
             if left.is_empty() {
                 return;
             }
-            left.into_iter().for_each(|pid| signal(pid, "KILL"));
+            left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -266,7 +267,9 @@ pub(crate) fn processes_below(dir: &Path) -> Vec<u32> {
     names.filter_map(|name| name.to_str()?.parse().ok()).filter(belongs).collect()
 }
 
-#[allow(clippy::disallowed_methods, reason = "there is no safe call for it in reach")]
-pub(crate) fn signal(pid: u32, name: &str) {
-    let _ = Command::new("kill").args(["-s", name, &pid.to_string()]).stderr(Stdio::null()).status();
+/// Sends a signal; a process that is gone already is fine.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let _ = kill_process(pid, signal);
+    }
 }

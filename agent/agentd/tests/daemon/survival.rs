@@ -133,7 +133,7 @@ async fn test_lost_supervisor_is_told_and_leaves_nothing() {
         fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "agent-shim")
     };
     let shim = crate::harness::processes_below(&daemon.state()).into_iter().find(is_shim).unwrap();
-    crate::harness::signal(shim, "KILL");
+    crate::harness::signal(shim, rustix::process::Signal::KILL);
     let ended = daemon.ended(&job).await;
     assert_eq!(
         (ended.state.as_str(), ended.outcome.unwrap().fault.unwrap().code.as_str()),

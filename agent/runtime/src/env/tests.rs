@@ -323,14 +323,15 @@ async fn test_build_goes_on_while_one_waits_and_ends_with_the_last() {
         _ = &mut two => panic!("it sleeps"),
         () = until("the builder runs", || pid_file.exists()) => {}
     }
-    let process = PathBuf::from(format!("/proc/{}", fs::read_to_string(&pid_file).unwrap().trim()));
+    let pid = fs::read_to_string(&pid_file).unwrap().trim().parse().unwrap();
+    let lives = || agent_shim::process::Process::find(pid).is_some();
     drop(one);
     tokio::select! {
         _ = &mut two => panic!("it sleeps"),
-        () = tokio::time::sleep(Duration::from_millis(300)) => assert!(process.exists()),
+        () = tokio::time::sleep(Duration::from_millis(300)) => assert!(lives()),
     }
     drop(two);
-    until("the child of the builder is killed", || !process.exists()).await;
+    until("the child of the builder is killed", || !lives()).await;
     let place =
         environments.shelf.place(spec.kind(), &Pip::identity(&pip_of(&fixture), &spec).await.unwrap());
     until("the half-built environment is removed", || !place.prefix().exists()).await;
