@@ -301,8 +301,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("--- agentd.log\n{}", self.log());
-            let active = self.ctl(&["jobs", "--json", "--active"]);
-            eprintln!("--- jobs that have not ended\n{}", active.stdout);
+            eprintln!("--- jobs\n{}", self.ctl(&["jobs", "--json"]).stdout);
         }
         if let Some(mut agentd) = self.agentd.take() {
             let _ = agentd.kill();

@@ -233,7 +233,7 @@ impl Shared {
     fn flush_prefix(&self, prefix: u8) -> Result<(), Errno> {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(&self.root, prefix_name(prefix), flags, Mode::empty())?;
-        rustix::fs::fsync(directory)
+        rustix::io::retry_on_intr(|| rustix::fs::fsync(&directory))
     }
 
     /// The reserve stays free after `size` more bytes. A disk that does not say is tried.
@@ -260,7 +260,7 @@ impl TempName {
     /// Waits until the bytes are on disk. Opens the file again: a batch has more of them than may be open.
     fn flush(&self) -> Result<(), WriteError> {
         rustix::fs::openat(&self.shared.root, &self.name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .and_then(rustix::fs::fdatasync)
+            .and_then(|file| rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file)))
             .map_err(|source| self.shared.write_error(&self.name, source))
     }
 

@@ -214,7 +214,8 @@ impl Exclusive {
         let (path, new) = (self.place.prefix.join(MARKER), self.place.prefix.join("ready.json.new"));
         let directory = File::open(&self.place.prefix)?;
         // The packages first: a marker must not outlive a power cut that they do not.
-        rustix::fs::syncfs(&directory)?;
+        // On a stacked file system, such as a container's, any signal of a child interrupts it.
+        rustix::io::retry_on_intr(|| rustix::fs::syncfs(&directory))?;
         let mut file = File::create(&new)?;
         file.write_all(&serde_json::to_vec_pretty(&marker)?)?;
         file.sync_all()?;
