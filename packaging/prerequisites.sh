@@ -41,7 +41,7 @@ require_rust() {
     wanted=$(sed -n 's/^rust-version = "\(.*\)"$/\1/p' Cargo.toml)
     [ -x "$HOME/.cargo/bin/cargo" ] && PATH="$HOME/.cargo/bin:$PATH"
     command -v cargo >/dev/null ||
-        fail "Rust $wanted or newer is missing" 'install it with rustup (https://rustup.rs) and try again'
+        fail "Rust $wanted or newer is missing" 'install it with rustup and try again'
     have=$(rustc --version | cut -d' ' -f2 | cut -d- -f1)
     [ "$(printf '%s\n' "$wanted" "$have" | sort -V | head -n1)" = "$wanted" ] ||
         fail "Rust $wanted or newer is needed, this is $have" 'update it with: rustup update stable'
