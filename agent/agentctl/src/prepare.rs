@@ -13,3 +13,19 @@ mod requirements;
 mod ship;
 
 pub(crate) use plan::{Changes, Plan};
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    /// A directory with these files.
+    pub(super) fn project(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        dir
+    }
+}

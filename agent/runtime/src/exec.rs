@@ -27,7 +27,7 @@ use std::time::Duration;
 use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 
 pub use agent_shim::wire::Progress;
-pub use command::{Command, CommandError, Output, kill_marked};
+pub use command::{Command, CommandError, Output};
 pub use process::Process;
 pub use running::{Running, StopError, WaitError};
 

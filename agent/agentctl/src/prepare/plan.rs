@@ -243,17 +243,8 @@ fn shell_line(words: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::project;
     use super::*;
-
-    fn project(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        dir
-    }
 
     fn command(words: &[&str]) -> Changes {
         Changes { command: words.iter().map(|word| (*word).to_owned()).collect(), ..Changes::default() }

@@ -139,21 +139,12 @@ fn is_path(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::project;
     use super::*;
-
-    fn dir(files: &[(&str, &str)]) -> tempfile::TempDir {
-        let dir = tempfile::tempdir().unwrap();
-        for (path, text) in files {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-        dir
-    }
 
     #[test]
     fn test_comments_go_and_included_files_come() {
-        let dir = dir(&[
+        let dir = project(&[
             (
                 "requirements.txt",
                 "\u{feff}# all\nnumpy>=1.2  # why\n\n-r more/base.txt\nscipy \\\n  ==1.11 \\\n  --hash=sha256:ab\n",
@@ -188,7 +179,7 @@ mod tests {
             "-c constraints.txt",
             "--find-links wheels",
         ] {
-            let dir = dir(&[("requirements.txt", &format!("numpy\n{line}\n"))]);
+            let dir = project(&[("requirements.txt", &format!("numpy\n{line}\n"))]);
             let fault = read(&dir.path().join("requirements.txt")).unwrap_err();
             assert_eq!(fault.code, Code::JobUnsupported, "{line}");
             assert!(fault.what.contains(&format!("line 2: `{line}`")), "{}", fault.what);
@@ -199,13 +190,13 @@ mod tests {
     #[test]
     fn test_what_the_node_can_see_passes() {
         let lines = "slow @ file:///shared/pkg\n--pre\n--no-index\n-f https://host/x\nhttps://host/a.whl\n";
-        let dir = dir(&[("r.txt", lines)]);
+        let dir = project(&[("r.txt", lines)]);
         assert_eq!(read(&dir.path().join("r.txt")).unwrap().len(), 5);
     }
 
     #[test]
     fn test_files_that_miss_or_lead_back_are_faults() {
-        let dir = dir(&[("a.txt", "-r b.txt"), ("b.txt", "-r a.txt"), ("c.txt", "-r nowhere.txt")]);
+        let dir = project(&[("a.txt", "-r b.txt"), ("b.txt", "-r a.txt"), ("c.txt", "-r nowhere.txt")]);
         let fault = read(&dir.path().join("a.txt")).unwrap_err();
         assert!(fault.what.contains("includes itself"), "{}", fault.what);
         let fault = read(&dir.path().join("c.txt")).unwrap_err();

@@ -3,7 +3,8 @@
 //! Each child leads a process group of its own. The group is killed when the child has ended (before it is
 //! reaped, while its number cannot be anybody else's), when it is silent for too long, and when the future
 //! that waits for it is dropped. A daemon that is killed cannot do any of that: callers whose children must
-//! not survive it give them a mark, and [`kill_marked`] finds them in the next life.
+//! not survive it give them a mark, and [`agent_shim::process::kill_marked`] finds them in
+//! the next life.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -21,9 +22,6 @@ use tokio::process::Child;
 
 /// The most output [`Command::capture`] keeps, in bytes; what comes later is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
-
-/// How long killing marked processes may take.
-const KILL_WITHIN: Duration = Duration::from_secs(10);
 
 /// A short child to run. Its environment is what [`envs`](Command::envs) gives it and nothing else, its
 /// standard input is empty.
@@ -113,7 +111,8 @@ impl Command {
         self
     }
 
-    /// Marks the child and its descendants, so that [`kill_marked`] finds them when this process is gone.
+    /// Marks the child and its descendants, so that [`agent_shim::process::kill_marked`] finds them when
+    /// this process is gone.
     /// The value must not be shared with anything that is to live, for example an absolute path that only
     /// one builder writes to.
     #[must_use]
@@ -233,12 +232,4 @@ impl Drop for Group {
     fn drop(&mut self) {
         self.kill();
     }
-}
-
-/// Kills every process that was marked so by [`Command::mark`], with its descendants, and waits until they
-/// are gone. Returns how many could not be killed within ten seconds.
-pub async fn kill_marked(value: &str) -> usize {
-    let value = value.to_owned();
-    let kill = move || agent_shim::process::kill_marked(agent_shim::MARK, &value, KILL_WITHIN);
-    tokio::task::spawn_blocking(kill).await.map_or(0, |(_, left)| left)
 }

@@ -583,7 +583,7 @@ async fn test_marked_children_of_a_former_life_are_killed() {
     let mut tasks = tokio::task::JoinSet::new();
     tasks.spawn(async move { command.capture().await.map(drop) });
     until(|| dir.path().join("up").exists()).await;
-    assert_eq!(kill_marked(&mark).await, 0);
+    assert_eq!(agent_shim::process::kill_marked(MARK, &mark, LONG).1, 0);
     assert!(marked(MARK, &mark).is_empty());
 }
 
