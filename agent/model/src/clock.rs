@@ -1,7 +1,7 @@
 //! Time as a value that is passed in.
 //!
-//! Wall time is a label for people; durations and deadlines come from the boot clock of the caller's own
-//! runtime. Nothing here compares the wall clocks of two machines.
+//! Wall time ([`Timestamp`]) is a label for people. Leases and limits count [`Boot`] time, which no
+//! administrator sets and which goes on while the machine sleeps. Nothing compares the clocks of two machines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -27,10 +27,54 @@ impl std::ops::Add<Duration> for Timestamp {
     }
 }
 
+/// A moment of one boot of one machine: the time since then, sleep included. On disk and on the wire it is
+/// in milliseconds, rounded down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Boot(pub Duration);
+
+impl Boot {
+    /// The time from `earlier` to `self`; zero when it is the later one.
+    pub fn since(self, earlier: Boot) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Whole milliseconds since boot.
+    pub fn millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// From whole milliseconds since boot.
+    pub fn from_millis(millis: u64) -> Boot {
+        Boot(Duration::from_millis(millis))
+    }
+}
+
+impl std::ops::Add<Duration> for Boot {
+    type Output = Boot;
+    fn add(self, duration: Duration) -> Boot {
+        Boot(self.0.saturating_add(duration))
+    }
+}
+
+impl Serialize for Boot {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(self.millis())
+    }
+}
+
+impl<'de> Deserialize<'de> for Boot {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Boot, D::Error> {
+        u64::deserialize(from).map(Boot::from_millis)
+    }
+}
+
 /// Where the time comes from.
 pub trait Clock: Send + Sync + 'static {
     /// Wall time now.
     fn now(&self) -> Timestamp;
+
+    /// Boot time now.
+    fn boot(&self) -> Boot;
 }
 
 /// The machine's clock.
@@ -43,9 +87,14 @@ impl Clock for SystemClock {
         let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
+
+    fn boot(&self) -> Boot {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Boot(Duration::try_from(now).unwrap_or_default())
+    }
 }
 
-/// A clock that stands still until a test moves it.
+/// A clock that stands still until a test moves it; wall and boot time move together.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 
@@ -64,5 +113,9 @@ impl ManualClock {
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
         Timestamp(self.0.load(Ordering::SeqCst))
+    }
+
+    fn boot(&self) -> Boot {
+        Boot::from_millis(self.0.load(Ordering::SeqCst))
     }
 }

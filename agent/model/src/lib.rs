@@ -4,7 +4,8 @@
 //! network: identifiers, the job specification and its validation, the job files people write, the state
 //! machines, placement-independent resources, and the faults users read.
 //!
-//! Invariants: no async, no I/O (the one exception is [`clock::SystemClock`], which only reads the time);
+//! Invariants: no async, no I/O (the exceptions are [`clock::SystemClock`], which reads the time, and
+//! [`failpoint`], which does nothing outside of debug builds);
 //! a [`JobSpec`] has always passed [`JobDraft::validate`]; a state changes only through its machine.
 //!
 //! Everybody depends on this crate; it depends on nobody in the workspace.
@@ -12,10 +13,12 @@
 pub mod clock;
 pub mod env;
 pub mod expr;
+pub mod failpoint;
 pub mod fault;
 pub mod ids;
 pub mod job;
 pub mod jobfile;
+pub mod lease;
 pub mod machine;
 pub mod node;
 pub mod outcome;
@@ -23,7 +26,7 @@ pub mod paths;
 pub mod tracking;
 pub mod yaml;
 
-pub use clock::{Clock, ManualClock, SystemClock, Timestamp};
+pub use clock::{Boot, Clock, ManualClock, SystemClock, Timestamp};
 pub use env::EnvSpec;
 pub use fault::{Blame, Code, Fault, Retry};
 pub use ids::{Digest, Epoch, JobId, NodeId, ReplicaId, Stream};

@@ -1936,6 +1936,9 @@ pub struct NodeReport {
     /// Every replica this node holds, until its outcome is acknowledged.
     #[prost(message, repeated, tag = "7")]
     pub replicas: ::prost::alloc::vec::Vec<HeldReplica>,
+    /// When this was sent, in milliseconds of the node's own boot time. Leases are counted from here.
+    #[prost(uint64, tag = "8")]
+    pub sent_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HeldReplica {
@@ -1950,10 +1953,14 @@ pub struct HeldReplica {
     /// When the command was started; 0 before that.
     #[prost(uint64, tag = "4")]
     pub started_ms: u64,
+    /// The node has evidence that it goes on: it works on it itself, or its supervisor answers. A lease is
+    /// renewed for nothing less.
+    #[prost(bool, tag = "5")]
+    pub alive: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeOrders {
-    /// How long the controller counts this node as alive after a report.
+    /// How long the controller counts this node as connected after a report.
     #[prost(message, optional, tag = "1")]
     pub lease: ::core::option::Option<::prost_types::Duration>,
     /// Every replica the node should hold. One that it holds and that is not named here is stopped, and its
@@ -1985,6 +1992,10 @@ pub mod order {
 pub struct RunOrder {
     #[prost(message, optional, tag = "1")]
     pub spec: ::core::option::Option<JobSpec>,
+    /// Until when the node may run it unless it hears a later time, in milliseconds of the node's boot time;
+    /// 0: for as long as it takes. The node keeps the latest it ever heard.
+    #[prost(uint64, tag = "2")]
+    pub until_ms: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StopOrder {

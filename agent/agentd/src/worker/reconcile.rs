@@ -203,6 +203,7 @@ impl<J: Journal> Reconciler<J> {
             boot_id: self.worker.boot_id.clone(),
             session: self.session.clone(),
             clock_ms: self.worker.clock.now().0,
+            sent_ms: self.worker.clock.boot().millis(),
             inventory: first.then(|| self.inventory.clone().into()),
             load: Some(agent_node::load(&self.worker.config.state_dir).into()),
             replicas: held.collect(),
@@ -298,6 +299,7 @@ fn to_wire(replica: &ReplicaId, view: &ReplicaView) -> Option<v1::HeldReplica> {
         step: view.step?.to_string(),
         detail: view.detail.clone(),
         started_ms: view.started_at.map_or(0, |at| at.0),
+        alive: true,
     })
 }
 
@@ -384,7 +386,7 @@ mod tests {
     fn test_order_of_a_stranger_release_changes_nothing() {
         let order = v1::Order {
             replica: "a.1.0".into(),
-            desired: Some(v1::order::Desired::Run(v1::RunOrder { spec: None })),
+            desired: Some(v1::order::Desired::Run(v1::RunOrder { spec: None, until_ms: 0 })),
         };
         assert_eq!(understand(order), Some((id("a.1.0"), Wanted::Unclear)));
         assert_eq!(understand(v1::Order { replica: "a".into(), desired: None }), None);

@@ -93,7 +93,9 @@ fn to_wire(orders: &[Order], lease: prost_types::Duration) -> v1::NodeOrders {
     let order = |order: &Order| v1::Order {
         replica: order.replica.to_string(),
         desired: Some(match &order.desired {
-            Desired::Run(spec) => Wire::Run(v1::RunOrder { spec: Some((**spec).clone().into()) }),
+            Desired::Run(spec) => {
+                Wire::Run(v1::RunOrder { spec: Some((**spec).clone().into()), until_ms: 0 })
+            }
             Desired::Stop { grace, reason } => {
                 Wire::Stop(v1::StopOrder { grace: Some(duration(*grace)), reason: reason.clone() })
             }

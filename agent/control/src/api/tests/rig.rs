@@ -211,6 +211,7 @@ impl Node {
 
     async fn send(&mut self, inventory: Option<v1::Inventory>) {
         let report = v1::NodeReport {
+            sent_ms: 0,
             node: self.name.clone(),
             boot_id: self.boot_id.clone(),
             session: "s".into(),
@@ -230,6 +231,7 @@ impl Node {
     pub(super) async fn step(&mut self, replica: &str, step: ReplicaStep) {
         self.held.retain(|held| held.replica != replica);
         self.held.push(v1::HeldReplica {
+            alive: true,
             replica: replica.into(),
             step: step.to_string(),
             detail: String::new(),
