@@ -3,6 +3,15 @@
 //! A [`Host`] is one box: its own home, state and processes, with the real `agentd`, `agent-shim` and
 //! `agentctl` of this workspace, built once when the first test needs them. Nothing of it outlives the test,
 //! whatever the test did to it. Tests wait with [`eventually`] on a condition and a deadline.
+//!
+//! A [`fleet::Fleet`] is a controller and its nodes as separate processes, with a [`link::Link`] in between
+//! that can be cut; its jobs run the program `fix`, whose words a [`witness::Witness`] checks.
+
+pub mod chance;
+pub mod client;
+pub mod fleet;
+pub mod link;
+pub mod witness;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -29,7 +38,7 @@ pub fn binaries() -> &'static Path {
             test.ancestors().find(|dir| dir.join("deps").is_dir()).expect("cargo's layout").to_owned();
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--locked", "--bins", "--quiet", "--target-dir"]).arg(profile_dir.join(".."));
-        build.args(["-p", "agentd", "-p", "agentctl", "-p", "agent-shim"]);
+        build.args(["-p", "agentd", "-p", "agentctl", "-p", "agent-shim", "-p", "agent-tests"]);
         if profile_dir.ends_with("release") {
             build.arg("--release");
         }

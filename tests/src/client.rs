@@ -1,0 +1,204 @@
+//! A client of a controller, for tests that are plain threads: every call waits for its answer.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use agent_model::JobDraft;
+use agent_proto::v1;
+use agent_proto::v1::jobs_client::JobsClient;
+use agent_proto::v1::nodes_client::NodesClient;
+use agent_proto::v1::telemetry_client::TelemetryClient;
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::SOON;
+
+/// What all clients and links of this process run on.
+pub fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let built = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        built.expect("a runtime")
+    })
+}
+
+/// A connection to the socket, made when it is used.
+pub fn channel(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    let connect = move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    };
+    let _inside = runtime().enter();
+    Endpoint::from_static("http://agentd").connect_with_connector_lazy(tower::service_fn(connect))
+}
+
+/// The states a job ends in.
+pub const TERMINAL: [&str; 3] = ["Completed", "Failed", "Canceled"];
+
+/// Whether a job has ended.
+pub fn is_over(job: &v1::Job) -> bool {
+    TERMINAL.contains(&job.state.as_str())
+}
+
+/// A client of the controller at a socket.
+#[derive(Debug, Clone)]
+pub struct Client {
+    socket: PathBuf,
+}
+
+impl Client {
+    /// Of the controller that listens there, now or later.
+    pub fn new(socket: impl Into<PathBuf>) -> Client {
+        Client { socket: socket.into() }
+    }
+
+    /// A connection of its own, which costs little and is never a broken one of before.
+    pub fn channel(&self) -> Channel {
+        channel(&self.socket)
+    }
+
+    /// Waits for an answer, and not for ever.
+    pub fn wait<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        runtime().block_on(async {
+            let limited = tokio::time::timeout(Duration::from_secs(20), answer).await;
+            limited.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer for 20 s")))
+        })
+    }
+
+    /// A request id nobody used before.
+    pub fn request_id() -> String {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        format!("{}-{}-{number}", std::process::id(), crate::witness::boottime())
+    }
+
+    /// Submits once; the job's name.
+    pub fn try_submit(&self, request_id: &str, draft: &JobDraft) -> Result<String, Status> {
+        let spec = draft.clone().validate().expect("a valid job");
+        let request = v1::SubmitRequest {
+            request_id: request_id.to_owned(),
+            spec: Some(spec.into()),
+            name_hint: String::new(),
+        };
+        let answer = self.wait(JobsClient::new(self.channel()).submit(request))?;
+        Ok(answer.into_inner().job)
+    }
+
+    /// Submits until that is acknowledged, as every good client does.
+    #[track_caller]
+    pub fn submit(&self, draft: &JobDraft) -> String {
+        let id = Client::request_id();
+        crate::eventually("the job is taken", SOON, || self.try_submit(&id, draft).ok())
+    }
+
+    /// Submits a shell command.
+    #[track_caller]
+    pub fn run(&self, command: &str) -> String {
+        self.submit(&JobDraft { command: command.to_owned(), ..JobDraft::default() })
+    }
+
+    /// A job as it stands.
+    pub fn try_job(&self, job: &str) -> Result<v1::Job, Status> {
+        let request = v1::GetJobRequest { job: job.to_owned() };
+        Ok(self.wait(JobsClient::new(self.channel()).get(request))?.into_inner())
+    }
+
+    /// A job as it stands, asked until the controller answers.
+    #[track_caller]
+    pub fn job(&self, job: &str) -> v1::Job {
+        crate::eventually("the controller answers", SOON, || self.try_job(job).ok())
+    }
+
+    /// Every job there is, oldest first.
+    pub fn jobs(&self, active: bool) -> Result<Vec<v1::Job>, Status> {
+        let (mut all, mut after) = (Vec::<v1::Job>::new(), String::new());
+        loop {
+            let request = v1::ListJobsRequest { limit: 200, active, after };
+            let page = self.wait(JobsClient::new(self.channel()).list(request))?.into_inner();
+            after = page.jobs.last().map(|job| job.job.clone()).unwrap_or_default();
+            all.extend(page.jobs);
+            if !page.more {
+                all.reverse();
+                return Ok(all);
+            }
+        }
+    }
+
+    /// Asks for the end of a job.
+    pub fn cancel(&self, job: &str) -> Result<v1::Job, Status> {
+        let request = v1::CancelJobRequest { job: job.to_owned() };
+        Ok(self.wait(JobsClient::new(self.channel()).cancel(request))?.into_inner())
+    }
+
+    /// What happened to a job, in order.
+    pub fn history(&self, job: &str) -> Vec<v1::HistoryEvent> {
+        let request = v1::GetJobRequest { job: job.to_owned() };
+        let answer = self.wait(JobsClient::new(self.channel()).history(request));
+        answer.map(|answer| answer.into_inner().events).unwrap_or_default()
+    }
+
+    /// The job once it is in one of these states.
+    #[track_caller]
+    pub fn reached(&self, job: &str, states: &[&str]) -> v1::Job {
+        self.reached_within(SOON, job, states)
+    }
+
+    /// The job once it is in one of these states, which takes at most this long.
+    #[track_caller]
+    pub fn reached_within(&self, deadline: Duration, job: &str, states: &[&str]) -> v1::Job {
+        let (end, mut last) = (Instant::now() + deadline, None);
+        loop {
+            if let Ok(now) = self.try_job(job) {
+                if states.contains(&now.state.as_str()) {
+                    return now;
+                }
+                last = Some(now);
+            }
+            assert!(Instant::now() < end, "after {deadline:?} {job} is not {states:?} but {last:?}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The job once it has ended.
+    #[track_caller]
+    pub fn ended(&self, job: &str) -> v1::Job {
+        self.reached(job, &TERMINAL)
+    }
+
+    /// The bytes of one log of the latest attempt.
+    #[track_caller]
+    pub fn log(&self, job: &str, stream: &str) -> Vec<u8> {
+        crate::eventually("the log is read", SOON, || self.try_log(job, 0, stream).ok())
+    }
+
+    /// The bytes of one log of an attempt, of the latest for epoch 0.
+    pub fn try_log(&self, job: &str, epoch: u64, stream: &str) -> Result<Vec<u8>, Status> {
+        let request = v1::ReadLogRequest {
+            job: job.to_owned(),
+            epoch,
+            stream: stream.to_owned(),
+            ..v1::ReadLogRequest::default()
+        };
+        let read = async {
+            let mut chunks = TelemetryClient::new(self.channel()).read_log(request).await?.into_inner();
+            let mut text = Vec::new();
+            while let Some(chunk) = chunks.message().await? {
+                text.extend(chunk.data);
+            }
+            Ok(text)
+        };
+        self.wait(read)
+    }
+
+    /// The machines of the controller.
+    pub fn nodes(&self) -> Result<Vec<v1::Node>, Status> {
+        let listed = self.wait(NodesClient::new(self.channel()).list(v1::ListNodesRequest {}))?;
+        Ok(listed.into_inner().nodes)
+    }
+}

@@ -1,0 +1,341 @@
+//! A controller and its nodes, each a process of its own with a state directory of its own, to be killed,
+//! frozen, cut off and started again; or one box that is both.
+//!
+//! Nothing of a fleet outlives it. When the test around it failed, its directory stays, and is named.
+
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use agent_model::JobDraft;
+use rustix::process::Signal;
+
+use crate::client::Client;
+use crate::link::Link;
+use crate::witness::Witness;
+use crate::{SOON, binaries, eventually, signal};
+
+thread_local! {
+    static FAILED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The test of this thread failed: fleets that end from now on keep their directories.
+pub fn keep_evidence(keep: bool) {
+    FAILED.set(keep);
+}
+
+fn keeps_evidence() -> bool {
+    std::thread::panicking() || FAILED.get()
+}
+
+/// One daemon: the real program with a home of its own.
+#[derive(Debug)]
+pub struct Daemon {
+    home: PathBuf,
+    config: String,
+    variables: Vec<(String, String)>,
+    child: Option<Child>,
+}
+
+impl Daemon {
+    fn new(home: PathBuf, config: String) -> Daemon {
+        fs::create_dir_all(&home).expect("a home");
+        Daemon { home, config, variables: Vec::new(), child: None }
+    }
+
+    /// Its state directory.
+    pub fn state(&self) -> PathBuf {
+        self.home.join("state")
+    }
+
+    /// Where it listens, if it is a controller.
+    pub fn socket(&self) -> PathBuf {
+        self.state().join("agentd.sock")
+    }
+
+    /// Changes its configuration from the next start on.
+    pub fn configure(&mut self, lines: &str) {
+        self.config.push_str(lines);
+    }
+
+    /// Sets a variable for it from the next start on; an empty value removes it.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.variables.retain(|(known, _)| known != name);
+        if !value.is_empty() {
+            self.variables.push((name.to_owned(), value.to_owned()));
+        }
+    }
+
+    /// The command that starts it.
+    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
+    pub fn command(&self) -> Command {
+        let config = self.home.join("agentd.yaml");
+        fs::write(&config, &self.config).expect("a configuration");
+        let mut command = Command::new(binaries().join("agentd"));
+        command.arg("run").arg("--user").arg("--config").arg(config).arg("--state-dir").arg(self.state());
+        command.env("AGENTD_LOG", "info,agentd=debug,agent_control=debug").env_remove("AGENTD_SOCKET");
+        command.env("XDG_DATA_HOME", &self.home).stdin(Stdio::null()).stdout(Stdio::null());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let log = File::options().create(true).append(true).open(self.home.join("agentd.log"));
+        command.stderr(log.expect("a log"));
+        command
+    }
+
+    /// Starts the program, which may take a while to answer.
+    pub fn spawn(&mut self) {
+        assert!(self.child.is_none(), "it runs already");
+        self.child = Some(self.command().spawn().expect("agentd starts"));
+    }
+
+    /// Its process id; 0 when it does not run.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// How it ended, if it did so by itself.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.as_mut()?.try_wait().expect("its own child")
+    }
+
+    /// Ends it as a crash does; fine when it is dead already.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            child.wait().expect("the daemon is reaped");
+        }
+    }
+
+    /// Kills it and starts it again at once.
+    pub fn bounce(&mut self) {
+        self.kill();
+        self.spawn();
+    }
+
+    /// Ends it as an operator does.
+    #[track_caller]
+    pub fn stop(&mut self) -> ExitStatus {
+        let mut child = self.child.take().expect("the daemon runs");
+        signal(child.id(), Signal::TERM);
+        eventually("the daemon stops", SOON, || child.try_wait().expect("its own child"))
+    }
+
+    /// It gets no processor any more.
+    pub fn freeze(&self) {
+        signal(self.pid(), Signal::STOP);
+    }
+
+    /// It goes on.
+    pub fn thaw(&self) {
+        signal(self.pid(), Signal::CONT);
+    }
+
+    /// Directories of the replicas it holds.
+    pub fn job_dirs(&self) -> Vec<PathBuf> {
+        let listed = fs::read_dir(self.state().join("jobs")).into_iter().flatten().flatten();
+        listed.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+    }
+
+    /// The supervisors of its jobs: the directory of the replica and the process.
+    pub fn shims(&self) -> Vec<(PathBuf, u32)> {
+        let is_shim = |pid: &u32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "agent-shim")
+        };
+        let of = |pid: u32| {
+            let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+            let command = String::from_utf8_lossy(&command).into_owned();
+            let dirs = self.job_dirs();
+            let words: Vec<&str> = command.split('\0').collect();
+            let dir = dirs.into_iter().find(|dir| words.iter().any(|word| Path::new(word) == dir))?;
+            Some((dir, pid))
+        };
+        processes_below(&self.state()).into_iter().filter(is_shim).filter_map(of).collect()
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home.join("agentd.log")).unwrap_or_default()
+    }
+
+    /// The processes below its home, itself included.
+    pub fn processes(&self) -> Vec<u32> {
+        processes_below(&self.home)
+    }
+
+    fn tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        lines[lines.len().saturating_sub(60)..].join("\n")
+    }
+}
+
+/// A controller and its nodes.
+#[derive(Debug)]
+pub struct Fleet {
+    home: Option<tempfile::TempDir>,
+    /// The controller; the whole box when there are no nodes.
+    pub controller: Daemon,
+    /// The nodes, `n0`, `n1` and so on.
+    pub nodes: Vec<Daemon>,
+    /// The wire of each node.
+    pub links: Vec<Link>,
+    /// What the jobs leave.
+    pub witness: Witness,
+    /// A client of the controller.
+    pub client: Client,
+}
+
+/// How the fleet is configured.
+#[derive(Debug, Clone, Default)]
+pub struct Setup {
+    /// Nodes beside the controller; 0 is one box with both roles.
+    pub nodes: usize,
+    /// Jobs a node runs at a time; 0 is 4.
+    pub slots: usize,
+    /// More lines for the configuration of the controller, or of the box.
+    pub controller: String,
+    /// More lines for the configuration of each node.
+    pub node: String,
+}
+
+impl Fleet {
+    /// One box that is both, running.
+    pub fn one_box() -> Fleet {
+        Fleet::started(&Setup::default())
+    }
+
+    /// A controller and so many nodes, running.
+    pub fn of(nodes: usize) -> Fleet {
+        Fleet::started(&Setup { nodes, ..Setup::default() })
+    }
+
+    /// A fleet that runs.
+    pub fn started(setup: &Setup) -> Fleet {
+        let mut fleet = Fleet::new(setup);
+        fleet.start();
+        fleet
+    }
+
+    /// A fleet that does not run yet.
+    pub fn new(setup: &Setup) -> Fleet {
+        let home = tempfile::Builder::new().prefix("faults-").tempdir().expect("a temporary directory");
+        let slots = if setup.slots == 0 { 4 } else { setup.slots };
+        let both = if setup.nodes == 0 {
+            format!("slots: {slots}\nnode_name: box\n")
+        } else {
+            "roles: controller\n".into()
+        };
+        let controller =
+            Daemon::new(home.path().join("c"), format!("{both}disk_reserve: 64MiB\n{}", setup.controller));
+        fs::create_dir_all(controller.state()).expect("a state directory");
+        let link = |index| Link::new(&home.path().join(format!("l{index}")), &controller.socket());
+        let links: Vec<Link> = (0..setup.nodes).map(link).collect();
+        let node = |(index, link): (usize, &Link)| {
+            let to = link.socket().display();
+            let said = &setup.node;
+            let config = format!(
+                "roles: node\nnode_name: n{index}\ncontroller: unix:{to}\nslots: {slots}\ndisk_reserve: 64MiB\n{said}"
+            );
+            Daemon::new(home.path().join(format!("n{index}")), config)
+        };
+        let nodes = links.iter().enumerate().map(node).collect();
+        let client = Client::new(controller.socket());
+        let witness = Witness::new(home.path().join("witness"));
+        Fleet { home: Some(home), controller, nodes, links, witness, client }
+    }
+
+    /// Starts every daemon and waits until every node is ready.
+    #[track_caller]
+    pub fn start(&mut self) {
+        self.controller.spawn();
+        self.nodes.iter_mut().for_each(Daemon::spawn);
+        self.ready();
+    }
+
+    /// Waits until the controller answers and every node of the fleet is ready.
+    #[track_caller]
+    pub fn ready(&mut self) {
+        let wanted = self.nodes.len().max(1);
+        eventually("every node is ready", SOON, || {
+            for daemon in std::iter::once(&mut self.controller).chain(&mut self.nodes) {
+                let ended = daemon.ended();
+                assert!(ended.is_none(), "a daemon ended with {ended:?}:\n{}", daemon.tail());
+            }
+            let ready = self.client.nodes().ok()?.iter().filter(|node| node.liveness == "ready").count();
+            (ready >= wanted).then_some(())
+        });
+    }
+
+    /// Where everything of the fleet is.
+    pub fn home(&self) -> &Path {
+        self.home.as_ref().expect("it is there until the end").path()
+    }
+
+    /// The daemon that runs jobs: the only node there is, or the box.
+    pub fn node(&mut self) -> &mut Daemon {
+        self.nodes.first_mut().unwrap_or(&mut self.controller)
+    }
+
+    /// The command that runs `fix` with these wishes and the fleet's witness.
+    pub fn fix(&self, wishes: &str) -> String {
+        let (fix, witness) = (binaries().join("fix"), self.witness.path());
+        format!("exec {} --witness {} {wishes}", fix.display(), witness.display())
+    }
+
+    /// A job that runs `fix`, to be changed before it is submitted.
+    pub fn draft(&self, wishes: &str) -> JobDraft {
+        JobDraft { command: self.fix(wishes), ..JobDraft::default() }
+    }
+
+    /// Submits a job that runs `fix`.
+    #[track_caller]
+    pub fn submit(&self, wishes: &str) -> String {
+        self.client.submit(&self.draft(wishes))
+    }
+
+    /// Every daemon with what it logged last.
+    fn evidence(&self) -> String {
+        let daemons = std::iter::once(("controller".to_owned(), &self.controller))
+            .chain(self.nodes.iter().enumerate().map(|(index, node)| (format!("n{index}"), node)));
+        daemons.map(|(name, daemon)| format!("--- {name}\n{}\n", daemon.tail())).collect()
+    }
+}
+
+impl Drop for Fleet {
+    #[allow(clippy::print_stderr, reason = "evidence belongs to a failing test")]
+    fn drop(&mut self) {
+        let Some(home) = self.home.take() else { return };
+        if keeps_evidence() {
+            eprintln!("{}", self.evidence());
+        }
+        std::iter::once(&mut self.controller).chain(&mut self.nodes).for_each(Daemon::kill);
+        // Jobs are made to outlive their daemon.
+        for _ in 0..100 {
+            let left = processes_below(home.path());
+            if left.is_empty() {
+                break;
+            }
+            left.into_iter().for_each(|pid| signal(pid, Signal::KILL));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if keeps_evidence() {
+            eprintln!("--- everything is kept in {}", home.keep().display());
+        }
+    }
+}
+
+/// The processes that were started, or run, below a directory; never this one.
+pub fn processes_below(dir: &Path) -> Vec<u32> {
+    let text = dir.to_string_lossy().into_owned();
+    let belongs = |pid: &u32| {
+        let read = |file: &str| fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+        let mentions = |bytes: &[u8]| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+        *pid != std::process::id()
+            && (fs::read_link(format!("/proc/{pid}/cwd")).is_ok_and(|cwd| cwd.starts_with(dir))
+                || mentions(&read("cmdline"))
+                || mentions(&read("environ")))
+    };
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    names.filter_map(|name| name.to_str()?.parse().ok()).filter(belongs).collect()
+}
