@@ -15,6 +15,7 @@ mod b_logs;
 mod c_host;
 mod c_trees;
 mod d_data;
+mod judge;
 mod look;
 mod row;
 

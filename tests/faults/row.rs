@@ -85,6 +85,7 @@ impl Tally {
 
     fn fail(&mut self, name: &str, why: &str) {
         keep_evidence(true);
+        let why: String = why.chars().take(1500).collect();
         self.failures.push(format!("{name}: {why}"));
     }
 }
