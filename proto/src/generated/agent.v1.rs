@@ -251,12 +251,15 @@ pub struct Resources {
     #[prost(uint64, tag = "4")]
     pub shm_bytes: u64,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Limits {
     #[prost(message, optional, tag = "1")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
     #[prost(message, optional, tag = "2")]
     pub grace: ::core::option::Option<::prost_types::Duration>,
+    /// hold or replace; empty is hold.
+    #[prost(string, tag = "3")]
+    pub on_disconnect: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Retry {
