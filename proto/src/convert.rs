@@ -92,6 +92,7 @@ impl From<JobSpec> for v1::JobSpec {
             limits: Some(v1::Limits {
                 timeout: draft.limits.timeout.map(to_wire),
                 grace: draft.limits.grace.map(to_wire),
+                on_disconnect: draft.limits.on_disconnect.name().to_owned(),
             }),
             retry: Some(v1::Retry {
                 max_attempts: draft.retry.max_attempts,
@@ -138,6 +139,10 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             limits: job::Limits {
                 timeout: limits.timeout.map(from_wire),
                 grace: limits.grace.map(from_wire),
+                on_disconnect: match limits.on_disconnect.as_str() {
+                    "" => job::OnDisconnect::default(),
+                    word => job::OnDisconnect::parse(word).ok_or_else(|| value("on_disconnect", word))?,
+                },
             },
             retry: job::RetryPolicy {
                 max_attempts: retry.max_attempts,
@@ -446,7 +451,11 @@ mod tests {
             ]
             .into(),
             outputs: [("m".into(), job::Output::File)].into(),
-            limits: job::Limits { timeout: Some(Duration::from_millis(1500)), grace: None },
+            limits: job::Limits {
+                timeout: Some(Duration::from_millis(1500)),
+                grace: None,
+                on_disconnect: job::OnDisconnect::Replace,
+            },
             priority: job::Priority::High,
             ..JobDraft::default()
         };

@@ -19,6 +19,7 @@ mod worker;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use agent_model::{Code, Fault};
 use clap::Parser;
@@ -38,6 +39,9 @@ const CONFIG: u8 = 78;
 
 /// Threads for tasks, at most; what blocks has threads of its own.
 const THREADS: usize = 4;
+
+/// How long work on threads of its own may go on after a stop.
+const LINGER: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -67,7 +71,12 @@ fn run(config: Config) -> ExitCode {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     match runtime {
-        Ok(runtime) => runtime.block_on(serve(config)),
+        Ok(runtime) => {
+            let code = runtime.block_on(serve(config));
+            // Work that hangs in the kernel must not keep the daemon from ending.
+            runtime.shutdown_timeout(LINGER);
+            code
+        }
         Err(error) => fail(&Fault::new(Code::Bug, "agentd cannot start its threads").because(&error), BUG),
     }
 }

@@ -267,7 +267,8 @@ async fn start_node(
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
     let attic = Attic::new(jobs, clock.clone());
-    supervisor.spawn_infallible(TaskKind::Attic, "attic", attic.clone().run());
+    let sweeper = attic.clone();
+    supervisor.spawn_again(TaskKind::Upkeep, "attic", move || sweeper.clone().run());
     let outbox = Outbox::new(controller.clone(), config.node_name.clone());
     info!(node = %config.node_name, slots = config.slots, shim = %shim.display(), "running jobs");
     let executor = Process { shim };

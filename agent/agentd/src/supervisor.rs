@@ -1,15 +1,17 @@
 //! The tasks of the daemon: how each is started, what its end means, and in which order they are stopped.
 //!
-//! Owns: the only spawn of the program. Hides: tracking, panics, stop deadlines.
+//! Owns: the only spawn of the program. Hides: tracking, panics, restarts, stop deadlines.
 //!
-//! Invariants: a task belongs to one [`TaskKind`]; when a kind that the daemon cannot do without ends by
-//! itself, the daemon stops with that as the reason (whoever started it starts it anew, and jobs never
-//! notice); a stop goes through the kinds in the order they are declared and never takes longer than the sum
-//! of their deadlines.
+//! Invariants: a task belongs to one [`TaskKind`], which says what its end means ([`OnEnd`]) and what a stop
+//! means ([`OnStop`]); an end that nobody asked for, a panic included, is never lost: the task is started
+//! again, or the daemon stops with it as the reason (whoever started it starts it anew, and jobs never
+//! notice), or, for a runner, the reconciler gives its replica another one; a stop goes through the kinds in
+//! the order they are declared, says what it waits for, and never takes longer than the sum of their
+//! deadlines.
 //!
 //! ```text
-//! stop:  Intake ─▶ Runner ─▶ Telemetry ─▶ Sync ─▶ Tracking, Attic ─▶ Controller ─▶ Api
-//!        (refuse    (jobs      (flush)     (last                      (stores)
+//! stop:  Intake ─▶ Runner ─▶ Telemetry ─▶ Sync ─▶ Tracking, Upkeep ─▶ Controller ─▶ Api
+//!        (refuse    (jobs      (flush)     (last                       (stores)
 //!         orders)    go on)                 word)
 //! ```
 //!
@@ -26,7 +28,7 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing::{debug, error, warn};
+use tracing::{debug, error, info, warn};
 
 /// What a task is for, in the order in which the kinds are stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,12 +43,23 @@ pub(crate) enum TaskKind {
     Sync,
     /// Serves the tracking endpoint of the jobs.
     Tracking,
-    /// Removes the directories of replicas that are over.
-    Attic,
+    /// Looks after the node: its disk, its health, the directories of replicas that are over.
+    Upkeep,
     /// Places jobs and watches leases.
     Controller,
     /// Serves the socket.
     Api,
+}
+
+/// What it means when a task of a kind ends and nobody asked it to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OnEnd {
+    /// The daemon is of no use without it: it stops, and is started anew from outside.
+    StopDaemon,
+    /// It keeps nothing in memory that matters: it is started again, later and later.
+    StartAgain,
+    /// Whoever spawned it looks after it.
+    Tell,
 }
 
 /// What a stop does to the tasks of a kind.
@@ -61,6 +74,12 @@ enum OnStop {
 /// How many kinds there are.
 const KINDS: usize = 8;
 
+/// How long tasks that were dropped may take to notice: only one that never waits needs longer.
+const DROP_WITHIN: Duration = Duration::from_secs(2);
+
+/// The first and the longest wait before a task is started again.
+const AGAIN: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
+
 impl TaskKind {
     /// Every kind, in stop order.
     const ALL: [TaskKind; KINDS] = [
@@ -69,14 +88,14 @@ impl TaskKind {
         TaskKind::Telemetry,
         TaskKind::Sync,
         TaskKind::Tracking,
-        TaskKind::Attic,
+        TaskKind::Upkeep,
         TaskKind::Controller,
         TaskKind::Api,
     ];
 
     fn on_stop(self) -> OnStop {
         match self {
-            TaskKind::Intake | TaskKind::Runner | TaskKind::Tracking | TaskKind::Attic => OnStop::Drop,
+            TaskKind::Intake | TaskKind::Runner | TaskKind::Tracking | TaskKind::Upkeep => OnStop::Drop,
             TaskKind::Telemetry => OnStop::Wait(Duration::from_secs(3)),
             TaskKind::Sync => OnStop::Wait(Duration::from_secs(1)),
             TaskKind::Controller => OnStop::Wait(Duration::from_secs(5)),
@@ -85,9 +104,26 @@ impl TaskKind {
         }
     }
 
-    /// The daemon is of no use without such a task.
-    fn is_vital(self) -> bool {
-        self != TaskKind::Runner
+    fn on_end(self) -> OnEnd {
+        match self {
+            TaskKind::Runner => OnEnd::Tell,
+            TaskKind::Upkeep => OnEnd::StartAgain,
+            _ => OnEnd::StopDaemon,
+        }
+    }
+
+    /// What a stop does in this phase, for the log.
+    fn stopping(self) -> &'static str {
+        match self {
+            TaskKind::Intake => "no new orders are taken",
+            TaskKind::Runner => "letting go of the jobs; they go on",
+            TaskKind::Telemetry => "sending what logs there are",
+            TaskKind::Sync => "saying a last word to the controller",
+            TaskKind::Tracking => "closing the tracking endpoint",
+            TaskKind::Upkeep => "ending the upkeep of the node",
+            TaskKind::Controller => "closing the store",
+            TaskKind::Api => "letting clients go",
+        }
     }
 }
 
@@ -140,19 +176,17 @@ impl Supervisor {
         let (stop, drop, failure) = (phase.stop.clone(), phase.drop.clone(), self.failure.clone());
         let name = name.to_owned();
         phase.tasks.spawn(async move {
-            let ended = tokio::select! {
+            let reason = tokio::select! {
                 biased;
                 () = drop.cancelled() => return,
-                ended = AssertUnwindSafe(task).catch_unwind() => ended,
+                reason = ending(task) => reason,
             };
-            let reason = match ended {
-                Ok(Ok(())) => "it returned".to_owned(),
-                Ok(Err(error)) => chain(&error),
-                Err(panic) => panic_text(&*panic),
-            };
-            debug!(?kind, name, reason, "task ended");
-            if kind.is_vital() && !stop.is_cancelled() {
-                error!(?kind, name, reason, "a task the daemon needs ended");
+            if stop.is_cancelled() || (kind.on_end() == OnEnd::Tell && reason == RETURNED) {
+                debug!(?kind, name, reason, "task ended");
+                return;
+            }
+            error!(?kind, name, reason, "a task ended that should not have");
+            if kind.on_end() == OnEnd::StopDaemon {
                 failure.send_if_modified(|first| {
                     let is_first = first.is_none();
                     first.get_or_insert(Failure { kind, reason });
@@ -168,6 +202,32 @@ impl Supervisor {
         F: Future<Output = ()> + Send + 'static,
     {
         self.spawn(kind, name, task.map(Ok::<(), Infallible>));
+    }
+
+    /// Starts a task that is made anew whenever it ends.
+    pub(crate) fn spawn_again<F>(
+        &self,
+        kind: TaskKind,
+        name: &str,
+        mut make: impl FnMut() -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        debug_assert_eq!(kind.on_end(), OnEnd::StartAgain, "of the others only the daemon's next life makes one");
+        let task_name = name.to_owned();
+        self.spawn_infallible(kind, name, async move {
+            let mut wait = AGAIN.0;
+            loop {
+                let started = tokio::time::Instant::now();
+                let reason = ending(make().map(Ok::<(), Infallible>)).await;
+                if started.elapsed() > AGAIN.1 {
+                    wait = AGAIN.0;
+                }
+                error!(?kind, name = task_name, reason, ?wait, "a task ended and is started again");
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).min(AGAIN.1);
+            }
+        });
     }
 
     /// Waits for `shutdown` or the end of a vital task, then stops every task in order.
@@ -188,13 +248,31 @@ impl Supervisor {
         let phase = &self.phases[kind as usize];
         phase.stop.cancel();
         phase.tasks.close();
+        let tasks = phase.tasks.len();
+        if kind == TaskKind::Intake || tasks > 0 {
+            info!(?kind, tasks, on_stop = ?kind.on_stop(), "stopping: {}", kind.stopping());
+        }
         if let OnStop::Wait(deadline) = kind.on_stop()
             && tokio::time::timeout(deadline, phase.tasks.wait()).await.is_err()
         {
             warn!(?kind, left = phase.tasks.len(), "did not end in time and was dropped");
         }
         phase.drop.cancel();
-        phase.tasks.wait().await;
+        if tokio::time::timeout(DROP_WITHIN, phase.tasks.wait()).await.is_err() {
+            error!(?kind, left = phase.tasks.len(), "does not even notice that it was dropped; going on");
+        }
+    }
+}
+
+/// How a task that returned by itself is spoken of.
+const RETURNED: &str = "it returned";
+
+/// Runs a task and says how it ended.
+async fn ending<E: Error + 'static>(task: impl Future<Output = Result<(), E>>) -> String {
+    match AssertUnwindSafe(task).catch_unwind().await {
+        Ok(Ok(())) => RETURNED.to_owned(),
+        Ok(Err(error)) => chain(&error),
+        Err(panic) => panic_text(&*panic),
     }
 }
 
@@ -274,5 +352,29 @@ mod tests {
         supervisor.spawn_infallible(TaskKind::Runner, "test", async { drop(done) });
         let shutdown = ended.map(|_| ());
         supervisor.run(shutdown).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn test_upkeep_that_panics_is_started_again() {
+        let supervisor = Supervisor::new();
+        let (lives, mut seen) = watch::channel(0);
+        supervisor.spawn_again(TaskKind::Upkeep, "test", move || {
+            lives.send_modify(|count| *count += 1);
+            async { panic!("again") }
+        });
+        seen.wait_for(|count| *count == 20).await.unwrap();
+        supervisor.run(std::future::ready(())).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn test_error_of_a_vital_task_is_told_with_its_source() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot serve")]
+        struct Refused(#[source] std::io::Error);
+        let supervisor = Supervisor::new();
+        let refused = Refused(std::io::ErrorKind::AddrInUse.into());
+        supervisor.spawn(TaskKind::Api, "test", std::future::ready(Err(refused)));
+        let failure = supervisor.run(std::future::pending()).await.unwrap_err();
+        assert_eq!(failure, Failure { kind: TaskKind::Api, reason: "cannot serve: address in use".into() });
     }
 }

@@ -126,6 +126,8 @@ pub struct Limits {
     pub timeout: Option<Duration>,
     /// How long the command may take to end after it was asked to; [`Limits::DEFAULT_GRACE`] when absent.
     pub grace: Option<Duration>,
+    /// What becomes of the job while nothing is heard of its node.
+    pub on_disconnect: OnDisconnect,
 }
 
 impl Limits {
@@ -135,6 +137,39 @@ impl Limits {
     /// The grace that applies.
     pub fn grace(&self) -> Duration {
         self.grace.unwrap_or(Self::DEFAULT_GRACE)
+    }
+}
+
+/// What becomes of a job while nothing is heard of its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDisconnect {
+    /// It goes on there, and is given to no other node before there is proof that it ended.
+    #[default]
+    Hold,
+    /// It ends there when its lease is over, and another attempt may start elsewhere after that.
+    Replace,
+}
+
+impl OnDisconnect {
+    /// Every word users write.
+    pub const WORDS: [&'static str; 2] = ["hold", "replace"];
+
+    /// From the word users write, in any case.
+    pub fn parse(word: &str) -> Option<OnDisconnect> {
+        match word.to_ascii_lowercase().as_str() {
+            "hold" => Some(OnDisconnect::Hold),
+            "replace" => Some(OnDisconnect::Replace),
+            _ => None,
+        }
+    }
+
+    /// The word users write.
+    pub fn name(self) -> &'static str {
+        match self {
+            OnDisconnect::Hold => "hold",
+            OnDisconnect::Replace => "replace",
+        }
     }
 }
 

@@ -7,12 +7,14 @@ use std::path::Path;
 use agent_model::node::{Finding, Grade};
 
 use crate::docker::{self, Engine};
-use crate::{Machine, ProbeConfig, disk, python};
+use crate::{Disk, Machine, ProbeConfig, disk, python};
 
 /// `openat2`, with which snapshots are laid out, came with this kernel.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
 /// Below this, larger environments do not fit.
 const DISK_LOW: u64 = 5 << 30;
+/// Below this many files that can still be made, no job is started.
+const FILES_LOW: u64 = 1000;
 
 /// Every finding, in the order people read them.
 pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
@@ -21,7 +23,7 @@ pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
         init(machine),
         privileges(rustix::process::geteuid().is_root()),
         python_of(python::find(&config.path)),
-        disk_of(&config.state_dir),
+        disk_of(&config.state_dir, config.disk_reserve),
         clean_kill(machine),
         cgroups(machine),
         isolation(),
@@ -123,25 +125,41 @@ fn python_of(found: Option<python::Python>) -> Finding {
     }
 }
 
-fn disk_of(state_dir: &Path) -> Finding {
-    let Some(disk) = disk(state_dir) else {
-        return finding("disk", Grade::Limited, "unknown", "a full disk shows only when a job fails");
-    };
-    let found = format!(
-        "{:.1} of {:.1} GiB free for {}",
-        gibibytes(disk.free),
-        gibibytes(disk.size),
-        state_dir.display()
-    );
-    match disk.free {
-        free if free < DISK_LOW => finding(
+/// The disk of the state directory, of which `reserve` bytes must stay free.
+pub(crate) fn disk_of(state_dir: &Path, reserve: u64) -> Finding {
+    match disk(state_dir) {
+        Some(disk) => judge_disk(&disk, state_dir, reserve),
+        None => finding("disk", Grade::Limited, "unknown", "a full disk shows only when a job fails"),
+    }
+}
+
+fn judge_disk(disk: &Disk, state_dir: &Path, reserve: u64) -> Finding {
+    let place = state_dir.display();
+    let bad = |found: String, means: &str| finding("disk", Grade::Bad, found, means);
+    let found =
+        format!("{:.1} of {:.1} GiB free for {place}", gibibytes(disk.free), gibibytes(disk.size));
+    match disk {
+        Disk { read_only: true, .. } => {
+            bad(format!("{place} can only be read"), "nothing can be written, so no job starts (NODE-101)")
+                .fix("look into `dmesg` for what is wrong with the disk, and mount it for writing")
+        }
+        Disk { free, .. } if *free < reserve => {
+            bad(found, "that is less than `disk_reserve`, so no job starts (NODE-101); jobs wait")
+                .fix("make room, lower `disk_reserve`, or set `state_dir` to a larger disk")
+        }
+        Disk { files: Some(files), .. } if *files < FILES_LOW => {
+            let found = format!("{files} files can still be made in {place}");
+            bad(found, "there is no room for more files, so no job starts (NODE-101); jobs wait")
+                .fix("remove files that nobody needs, or set `state_dir` to a larger disk")
+        }
+        Disk { free, .. } if *free < DISK_LOW => finding(
             "disk",
             Grade::Limited,
             found,
             "small jobs run; large environments and outputs do not fit, and below `disk_reserve` no job starts",
         )
         .fix("make room, or set `state_dir` to a larger disk"),
-        _ => finding("disk", Grade::Good, found, "there is room for code, environments and outputs"),
+        Disk { .. } => finding("disk", Grade::Good, found, "there is room for code, environments and outputs"),
     }
 }
 
@@ -280,6 +298,24 @@ mod tests {
     }
 
     #[test]
+    fn test_disk_that_takes_no_job_is_told_with_its_reason() {
+        let disk = Disk { size: 100 << 30, free: 10 << 30, files: Some(1 << 20), read_only: false };
+        let judge = |disk: Disk, reserve| judge_disk(&disk, Path::new("/s"), reserve);
+        assert_eq!(judge(Disk { ..disk }, 1 << 30).grade, Grade::Good);
+        assert_eq!(judge(Disk { free: 4 << 30, ..disk }, 1 << 30).grade, Grade::Limited);
+        assert_eq!(judge(Disk { files: None, ..disk }, 1 << 30).grade, Grade::Good);
+        for (disk, found) in [
+            (Disk { free: 1 << 29, ..disk }, "0.5 of 100.0 GiB free for /s"),
+            (Disk { files: Some(7), ..disk }, "7 files can still be made in /s"),
+            (Disk { read_only: true, ..disk }, "/s can only be read"),
+        ] {
+            let judged = judge(disk, 1 << 30);
+            assert_eq!((judged.grade, judged.found.as_str()), (Grade::Bad, found));
+            assert!(judged.fix.is_some() && judged.means.contains("NODE-101"), "{judged:?}");
+        }
+    }
+
+    #[test]
     fn test_cgroups_are_told_apart() {
         let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\n";
         let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
@@ -320,7 +356,7 @@ mod tests {
     #[test]
     fn test_topics_are_unique() {
         let (root, machine) = machine(&[]);
-        let config = ProbeConfig { state_dir: root.path().to_owned(), slots: 1, path: String::new() };
+        let config = ProbeConfig { state_dir: root.path().to_owned(), slots: 1, path: String::new(), disk_reserve: 0 };
         let mut topics: Vec<_> = all(&machine, &config).into_iter().map(|finding| finding.topic).collect();
         let count = topics.len();
         topics.sort();

@@ -15,7 +15,7 @@ mod python;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use agent_model::node::{Inventory, Load};
+use agent_model::node::{Finding, Inventory, Load};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// What the probe needs to know.
@@ -27,6 +27,8 @@ pub struct ProbeConfig {
     pub slots: u32,
     /// Where interpreters are looked for, as in `PATH`.
     pub path: String,
+    /// Bytes of the disk that no job may be started into.
+    pub disk_reserve: u64,
 }
 
 /// Looks at this machine. Blocking, for less than a second even when what it looks at hangs.
@@ -48,6 +50,12 @@ pub fn probe(config: &ProbeConfig) -> Inventory {
         slots: config.slots,
         findings: findings::all(&machine, config),
     }
+}
+
+/// What of the findings may change from one moment to the next: looked at again and again, so it costs next to
+/// nothing.
+pub fn check(config: &ProbeConfig) -> Vec<Finding> {
+    vec![findings::disk_of(&config.state_dir, config.disk_reserve)]
 }
 
 /// How full the machine is now. What cannot be measured is 0, which no caller takes for room.
@@ -126,9 +134,13 @@ fn memory() -> Memory {
     }
 }
 
+#[derive(Clone, Copy)]
 struct Disk {
     size: u64,
     free: u64,
+    /// Files that can still be made, where the file system counts them.
+    files: Option<u64>,
+    read_only: bool,
 }
 
 /// The file system of a directory, or of the nearest parent that exists.
@@ -137,6 +149,8 @@ fn disk(dir: &Path) -> Option<Disk> {
     Some(Disk {
         size: found.f_blocks.saturating_mul(found.f_frsize),
         free: found.f_bavail.saturating_mul(found.f_frsize),
+        files: (found.f_files > 0).then_some(found.f_favail),
+        read_only: found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
     })
 }
 
@@ -147,7 +161,12 @@ mod tests {
     use super::*;
 
     fn config(dir: &Path) -> ProbeConfig {
-        ProbeConfig { state_dir: dir.to_owned(), slots: 3, path: "/usr/local/bin:/usr/bin:/bin".to_owned() }
+        ProbeConfig {
+            state_dir: dir.to_owned(),
+            slots: 3,
+            path: "/usr/local/bin:/usr/bin:/bin".to_owned(),
+            disk_reserve: 0,
+        }
     }
 
     #[test]

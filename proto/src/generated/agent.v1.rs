@@ -251,12 +251,15 @@ pub struct Resources {
     #[prost(uint64, tag = "4")]
     pub shm_bytes: u64,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Limits {
     #[prost(message, optional, tag = "1")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
     #[prost(message, optional, tag = "2")]
     pub grace: ::core::option::Option<::prost_types::Duration>,
+    /// hold or replace; empty is hold.
+    #[prost(string, tag = "3")]
+    pub on_disconnect: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Retry {
@@ -988,6 +991,25 @@ pub mod jobs_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetEligibilityRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// drain, cordon or uncordon.
+    #[prost(string, tag = "2")]
+    pub want: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeclareLostRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeclareLostResponse {
+    /// The jobs that it had.
+    #[prost(string, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListNodesRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -997,7 +1019,7 @@ pub struct ListNodesResponse {
     #[prost(message, optional, tag = "2")]
     pub controller: ::core::option::Option<Controller>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Controller {
     #[prost(string, tag = "1")]
     pub version: ::prost::alloc::string::String,
@@ -1012,6 +1034,20 @@ pub struct Controller {
     pub running: u32,
     #[prost(uint64, tag = "6")]
     pub pid: u64,
+    /// Random; another one after the database was rebuilt, or restored from a backup.
+    #[prost(string, tag = "7")]
+    pub incarnation: ::prost::alloc::string::String,
+    /// What is not as it should be, for people.
+    #[prost(message, repeated, tag = "8")]
+    pub notices: ::prost::alloc::vec::Vec<Notice>,
+}
+/// Something an operator should know, and what to do about it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Notice {
+    #[prost(string, tag = "1")]
+    pub what: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub fix: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Node {
@@ -1188,6 +1224,54 @@ pub mod nodes_client {
             req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "List"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lets new work onto a node, or keeps it off. Answered when it is on disk.
+        pub async fn set_eligibility(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetEligibilityRequest>,
+        ) -> std::result::Result<tonic::Response<super::Node>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/SetEligibility",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Nodes", "SetEligibility"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Takes the word of an operator that a silent node is gone for good: nothing it ran runs any more. Its jobs
+        /// end or start anew elsewhere. Refused for a node that answers.
+        pub async fn declare_lost(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeclareLostRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeclareLostResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/DeclareLost",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Nodes", "DeclareLost"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1209,6 +1293,20 @@ pub mod nodes_server {
             request: tonic::Request<super::ListNodesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ListNodesResponse>,
+            tonic::Status,
+        >;
+        /// Lets new work onto a node, or keeps it off. Answered when it is on disk.
+        async fn set_eligibility(
+            &self,
+            request: tonic::Request<super::SetEligibilityRequest>,
+        ) -> std::result::Result<tonic::Response<super::Node>, tonic::Status>;
+        /// Takes the word of an operator that a silent node is gone for good: nothing it ran runs any more. Its jobs
+        /// end or start anew elsewhere. Refused for a node that answers.
+        async fn declare_lost(
+            &self,
+            request: tonic::Request<super::DeclareLostRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeclareLostResponse>,
             tonic::Status,
         >;
     }
@@ -1317,6 +1415,94 @@ pub mod nodes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/SetEligibility" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetEligibilitySvc<T: Nodes>(pub Arc<T>);
+                    impl<
+                        T: Nodes,
+                    > tonic::server::UnaryService<super::SetEligibilityRequest>
+                    for SetEligibilitySvc<T> {
+                        type Response = super::Node;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetEligibilityRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::set_eligibility(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetEligibilitySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/DeclareLost" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeclareLostSvc<T: Nodes>(pub Arc<T>);
+                    impl<T: Nodes> tonic::server::UnaryService<super::DeclareLostRequest>
+                    for DeclareLostSvc<T> {
+                        type Response = super::DeclareLostResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeclareLostRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::declare_lost(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeclareLostSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1940,7 +2126,7 @@ pub struct NodeReport {
     #[prost(uint64, tag = "8")]
     pub sent_ms: u64,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HeldReplica {
     /// `job.epoch.rank`
     #[prost(string, tag = "1")]
@@ -1957,6 +2143,9 @@ pub struct HeldReplica {
     /// renewed for nothing less.
     #[prost(bool, tag = "5")]
     pub alive: bool,
+    /// What was ordered, while the controller asks for it.
+    #[prost(message, optional, tag = "6")]
+    pub spec: ::core::option::Option<JobSpec>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeOrders {
@@ -1972,7 +2161,7 @@ pub struct NodeOrders {
 pub struct Order {
     #[prost(string, tag = "1")]
     pub replica: ::prost::alloc::string::String,
-    #[prost(oneof = "order::Desired", tags = "2, 3, 4")]
+    #[prost(oneof = "order::Desired", tags = "2, 3, 4, 5")]
     pub desired: ::core::option::Option<order::Desired>,
 }
 /// Nested message and enum types in `Order`.
@@ -1986,6 +2175,9 @@ pub mod order {
         /// The outcome is stored; the node may remove what it holds.
         #[prost(message, tag = "4")]
         Forget(super::ForgetOrder),
+        /// The controller does not know it: go on, and tell of it whole.
+        #[prost(message, tag = "5")]
+        Describe(super::DescribeOrder),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -2007,6 +2199,8 @@ pub struct StopOrder {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ForgetOrder {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DescribeOrder {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReportOutcomeRequest {
     #[prost(string, tag = "1")]

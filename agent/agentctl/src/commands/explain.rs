@@ -85,6 +85,7 @@ fn page(code: Code) -> &'static str {
         Code::DiskFull => page!("NODE-101"),
         Code::NodeLost => page!("NODE-102"),
         Code::NodeRebooted => page!("NODE-103"),
+        Code::LeaseOver => page!("NODE-104"),
         Code::ControllerStore => page!("CTL-101"),
         Code::Fenced => page!("CTL-102"),
         Code::RequestInvalid => page!("CTL-103"),

@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     fn spec() -> JobSpec {
-        let limits = Limits { timeout: Some(Duration::from_secs(60)), grace: None };
+        let limits = Limits { timeout: Some(Duration::from_secs(60)), ..Limits::default() };
         JobDraft { command: "python t.py".into(), limits, ..JobDraft::default() }.validate().unwrap()
     }
 

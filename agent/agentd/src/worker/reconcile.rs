@@ -11,6 +11,7 @@
 //! | run | go on | start |
 //! | stop | stop | – |
 //! | forget | clean up | – |
+//! | describe | go on, report what was ordered | – |
 //! | not named | stop, keep what it left | – |
 //!
 //! One task ([`Reconciler::run`]) mutates. Each runner is told by a watched [`Desired`] and tells by a
@@ -70,6 +71,7 @@ fn decide(orders: BTreeMap<ReplicaId, Wanted>, held: &BTreeSet<ReplicaId>) -> Ve
 /// A replica and the channels to its runner.
 struct Held {
     desired: watch::Sender<Desired>,
+    spec: Box<JobSpec>,
     view: watch::Receiver<ReplicaView>,
     /// Its runner ended without being done: a bug, which costs this replica a while.
     dead: bool,
@@ -98,6 +100,8 @@ pub(crate) struct Reconciler<J> {
     /// Random, made at each start of the daemon.
     session: String,
     held: BTreeMap<ReplicaId, Held>,
+    /// Those that the controller does not know, and asks about.
+    asked: BTreeSet<ReplicaId>,
     changed: Arc<Notify>,
 }
 
@@ -121,7 +125,9 @@ impl<J: Journal> Reconciler<J> {
         found: Vec<Record>,
     ) -> Reconciler<J> {
         let (session, changed, held) = (random_text(), Arc::new(Notify::new()), BTreeMap::new());
-        let mut reconciler = Reconciler { worker, supervisor, controller, inventory, session, held, changed };
+        let asked = BTreeSet::new();
+        let mut reconciler =
+            Reconciler { worker, supervisor, controller, inventory, session, held, asked, changed };
         for record in found {
             info!(replica = %record.replica, step = %record.step, "going on with a replica");
             let step = Some(record.step);
@@ -197,7 +203,10 @@ impl<J: Journal> Reconciler<J> {
 
     /// What this node is and holds.
     fn report(&self, first: bool) -> v1::NodeReport {
-        let held = self.held.iter().filter_map(|(replica, held)| to_wire(replica, &held.view.borrow()));
+        let held = self.held.iter().filter_map(|(replica, held)| {
+            let spec = self.asked.contains(replica).then(|| (*held.spec).clone().into());
+            Some(v1::HeldReplica { spec, ..to_wire(replica, &held.view.borrow())? })
+        });
         v1::NodeReport {
             node: self.worker.config.node_name.to_string(),
             boot_id: self.worker.boot_id.clone(),
@@ -211,6 +220,11 @@ impl<J: Journal> Reconciler<J> {
     }
 
     fn obey(&mut self, orders: v1::NodeOrders) {
+        let asked = asked(&orders);
+        if asked != self.asked {
+            self.asked = asked;
+            self.changed.notify_one();
+        }
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
             match action {
@@ -235,6 +249,7 @@ impl<J: Journal> Reconciler<J> {
     /// Starts the runner of a replica; `step` is the one the controller may be told at once.
     fn start(&mut self, record: Record, step: Option<ReplicaStep>) {
         let replica = record.replica.clone();
+        let spec = Box::new(record.spec.clone());
         let view = ReplicaView { step, detail: String::new(), started_at: record.started_at, over: false };
         let (desired, wanted) = watch::channel(Desired::Run);
         let (publish, view) = watch::channel(view);
@@ -244,7 +259,7 @@ impl<J: Journal> Reconciler<J> {
             runner.live().await;
             drop(wake);
         });
-        self.held.insert(replica, Held { desired, view, dead: false });
+        self.held.insert(replica, Held { desired, spec, view, dead: false });
     }
 
     /// Lets go of replicas that are over, and notices runners that ended before.
@@ -300,7 +315,14 @@ fn to_wire(replica: &ReplicaId, view: &ReplicaView) -> Option<v1::HeldReplica> {
         detail: view.detail.clone(),
         started_ms: view.started_at.map_or(0, |at| at.0),
         alive: true,
+        spec: None,
     })
+}
+
+/// The replicas that the controller wants described.
+fn asked(orders: &v1::NodeOrders) -> BTreeSet<ReplicaId> {
+    let describe = |order: &&v1::Order| matches!(order.desired, Some(v1::order::Desired::Describe(_)));
+    orders.orders.iter().filter(describe).filter_map(|order| order.replica.parse().ok()).collect()
 }
 
 /// An order, understood; `None` when it does not even name a replica.
@@ -323,6 +345,7 @@ fn wanted(desired: Option<v1::order::Desired>) -> Result<Wanted, WireError> {
             Wanted::Other(Desired::Stop { grace, reason: stop.reason })
         }
         Wire::Forget(_) => Wanted::Other(Desired::Forget),
+        Wire::Describe(_) => Wanted::Other(Desired::Run),
     })
 }
 

@@ -89,7 +89,7 @@ async fn test_full_disk_is_told_with_numbers() {
 #[tokio::test]
 async fn test_cancel_ends_the_whole_family_and_keeps_outputs() {
     let daemon = Daemon::started("").await;
-    let limits = Limits { timeout: None, grace: Some(Duration::from_secs(1)) };
+    let limits = Limits { grace: Some(Duration::from_secs(1)), ..Limits::default() };
     let command = "echo kept > outputs/x; (trap '' TERM; setsid sleep 1000 & sleep 1000) & echo up; wait";
     let job = daemon.submit(JobDraft { command: command.into(), limits, ..JobDraft::default() }).await;
     eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
@@ -105,8 +105,11 @@ async fn test_cancel_ends_the_whole_family_and_keeps_outputs() {
 #[tokio::test]
 async fn test_time_limit_ends_a_job() {
     let daemon = Daemon::started("").await;
-    let limits =
-        Limits { timeout: Some(Duration::from_millis(300)), grace: Some(Duration::from_millis(200)) };
+    let limits = Limits {
+        timeout: Some(Duration::from_millis(300)),
+        grace: Some(Duration::from_millis(200)),
+        ..Limits::default()
+    };
     let job = daemon.submit(JobDraft { command: "sleep 1000".into(), limits, ..JobDraft::default() }).await;
     let ended = daemon.ended(&job).await;
     assert_eq!(

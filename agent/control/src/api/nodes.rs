@@ -23,6 +23,8 @@ impl Services {
                 queued: count(queued),
                 running: count(jobs.len() - queued),
                 pid: u64::from(std::process::id()),
+                incarnation: String::new(),
+                notices: Vec::new(),
             }),
         })
     }
@@ -60,5 +62,19 @@ impl v1::nodes_server::Nodes for Services {
         _: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
         Ok(Response::new(self.list_nodes().await?))
+    }
+
+    async fn set_eligibility(
+        &self,
+        _: Request<v1::SetEligibilityRequest>,
+    ) -> Result<Response<v1::Node>, Status> {
+        Err(Status::unimplemented("not yet"))
+    }
+
+    async fn declare_lost(
+        &self,
+        _: Request<v1::DeclareLostRequest>,
+    ) -> Result<Response<v1::DeclareLostResponse>, Status> {
+        Err(Status::unimplemented("not yet"))
     }
 }

@@ -78,7 +78,7 @@ fn test_resources_and_limits_of_nothing_are_refused() {
 #[test]
 fn test_grace_has_a_default() {
     assert_eq!(Limits::default().grace(), Limits::DEFAULT_GRACE);
-    let none = Limits { grace: Some(Duration::ZERO), timeout: None };
+    let none = Limits { grace: Some(Duration::ZERO), ..Limits::default() };
     assert_eq!(none.grace(), Duration::ZERO);
 }
 

@@ -7,7 +7,7 @@ use super::section::{Refusal, Section, Stranger, Warning, nearest, within};
 use crate::EnvSpec;
 use crate::expr::{self, Reference};
 use crate::fault::Fault;
-use crate::job::{Input, JobDraft, Limits, Output, Priority, Resources, RetryPolicy};
+use crate::job::{Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy};
 use crate::yaml::{self, Node, Place, Value};
 
 /// A command job as read: the draft, and the files the document names, which the caller brings.
@@ -61,6 +61,7 @@ fn read(node: Node) -> Result<CommandJob, Refusal> {
         Some(node) => environment(node, &mut warnings)?,
         None => EnvironmentRef::Spec(EnvSpec::host()),
     };
+    let (limits, limits_at) = read_limits(&mut top, &mut warnings)?;
     let mut draft = JobDraft {
         name: read_name(&mut top)?,
         display_name: top.text("display_name")?.unwrap_or_default(),
@@ -69,11 +70,12 @@ fn read(node: Node) -> Result<CommandJob, Refusal> {
         tags: top.texts("tags")?,
         environment_variables: top.texts("environment_variables")?,
         resources: read_resources(&mut top, &mut warnings)?,
-        limits: read_limits(&mut top, &mut warnings)?,
+        limits,
         retry: read_retry(&mut top, &mut warnings)?,
         priority: read_priority(&mut top, &mut warnings)?,
         ..JobDraft::default()
     };
+    warn_of_no_replacement(limits_at, &draft, &mut warnings);
     let inputs = read_inputs(&mut top, &mut draft, &mut warnings)?;
     read_outputs(&mut top, &mut draft, &mut warnings)?;
     draft.command = read_command(top, &draft, &inputs, &mut warnings)?;
@@ -165,16 +167,36 @@ fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Reso
     Ok(resources)
 }
 
-fn read_limits(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Limits, Refusal> {
-    let Some(mut section) = top.section("limits")? else { return Ok(Limits::default()) };
+/// The limits, and where they stand.
+fn read_limits(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<(Limits, Option<Place>), Refusal> {
+    let Some(mut section) = top.section("limits")? else { return Ok((Limits::default(), None)) };
     let place = section.place();
-    let limits = Limits { timeout: section.duration("timeout")?, grace: section.duration("grace")? };
+    let limits = Limits {
+        timeout: section.duration("timeout")?,
+        grace: section.duration("grace")?,
+        on_disconnect: section
+            .word("on_disconnect", &OnDisconnect::WORDS)?
+            .and_then(OnDisconnect::parse)
+            .unwrap_or_default(),
+    };
     section.finish(warnings);
     if limits.timeout.is_some_and(|timeout| timeout.is_zero()) {
         return Err(Refusal::invalid(place, "`limits.timeout` is 0 seconds")
             .fix("give the longest time the command may run, or leave the key out"));
     }
-    Ok(limits)
+    Ok((limits, Some(place)))
+}
+
+/// A job that may not have a second attempt has nothing to be replaced by.
+fn warn_of_no_replacement(place: Option<Place>, draft: &JobDraft, warnings: &mut Vec<Warning>) {
+    if let Some(place) = place
+        && draft.limits.on_disconnect == OnDisconnect::Replace
+        && draft.retry.max_attempts < 2
+    {
+        let message = "`limits.on_disconnect: replace` ends the job as failed when its node falls silent, \
+                       because `retry.max_attempts` allows no second attempt";
+        warnings.push(Warning { place, message: message.to_owned() });
+    }
 }
 
 fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<RetryPolicy, Refusal> {

@@ -236,6 +236,7 @@ impl Node {
             step: step.to_string(),
             detail: String::new(),
             started_ms: if step >= ReplicaStep::Running { 5 } else { 0 },
+            spec: None,
         });
         self.report().await;
     }

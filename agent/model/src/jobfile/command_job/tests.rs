@@ -38,7 +38,7 @@ outputs:
   report: {type: uri_file, mode: upload}
 compute: local
 resources: {instance_count: 2, gpus: 1, memory: 8g, shm_size: 512m}
-limits: {timeout: 3600, grace: 2m}
+limits: {timeout: 3600, grace: 2m, on_disconnect: Replace}
 retry: {max_attempts: 3, backoff: 5}
 identity: {type: aml_token}
 queue_settings: {job_tier: Spot, priority: High}
@@ -71,6 +71,7 @@ fn test_every_key_reaches_the_draft() {
     assert_eq!(draft.resources, resources);
     assert_eq!(draft.limits.timeout, Some(Duration::from_secs(3600)));
     assert_eq!(draft.limits.grace, Some(Duration::from_secs(120)));
+    assert_eq!(draft.limits.on_disconnect, OnDisconnect::Replace);
     assert_eq!(draft.retry, RetryPolicy { max_attempts: 3, backoff: Duration::from_secs(5) });
     assert_eq!(draft.priority, Priority::High);
 }
@@ -139,6 +140,15 @@ fn test_what_is_not_run_is_refused_with_its_place_and_a_way_out() {
 }
 
 #[test]
+fn test_replacing_without_a_second_attempt_is_warned_of() {
+    let text = "command: x\nlimits: {on_disconnect: replace}\n";
+    let warnings = command_job(text).unwrap().warnings;
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].message.contains("`retry.max_attempts` allows no second attempt"));
+    assert_eq!(command_job(&format!("{text}retry: {{max_attempts: 2}}\n")).unwrap().warnings, []);
+}
+
+#[test]
 fn test_what_breaks_a_rule_is_refused_with_its_place() {
     for (text, what) in [
         ("", "line 1, column 1: the job file is empty"),
@@ -155,6 +165,11 @@ fn test_what_breaks_a_rule_is_refused_with_its_place() {
             "command: x\nlimits: {timeout: soon}\n",
             "line 2, column 19: `limits.timeout`: expected a number of seconds, for example 3600 or `2h`, \
              found `soon`",
+        ),
+        (
+            "command: x\nlimits: {on_disconnect: replaces}\n",
+            "line 2, column 25: `limits.on_disconnect`: `replaces` is not one of hold, replace; did you mean \
+             `replace`?",
         ),
         ("command: x\nlimits: {timeout: 0}\n", "line 2, column 9: `limits.timeout` is 0 seconds"),
         (
