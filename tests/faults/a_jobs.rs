@@ -234,10 +234,11 @@ fn on_one_box(scale: &Scale) -> Tally {
         ("A8", kill_controller),
     ] {
         let one = run(&small, 0);
-        all.tried += one.tried;
-        all.survived += one.survived;
-        all.notes.extend(one.notes.iter().map(|note| format!("{name}: {note}")));
-        all.failures.extend(one.failures.iter().map(|failure| format!("{name}: {failure}")));
+        all.add(Tally {
+            notes: one.notes.iter().map(|note| format!("{name}: {note}")).collect(),
+            failures: one.failures.iter().map(|failure| format!("{name}: {failure}")).collect(),
+            ..one
+        });
     }
     all
 }

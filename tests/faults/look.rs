@@ -1,6 +1,7 @@
 //! What can be seen of the product from outside: its processes, descriptors, databases and last words.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -37,7 +38,12 @@ for path in sys.argv[1:]:
     if said != 'ok':
         print(path, said)
 ";
-    let found = files_below(state).into_iter().filter(|path| path.extension().is_some_and(|e| e == "db"));
+    let is_database = |path: &PathBuf| {
+        let mut head = [0; 16];
+        let read = fs::File::open(path).and_then(|mut file| file.read_exact(&mut head));
+        read.is_ok() && &head == b"SQLite format 3\0"
+    };
+    let found = files_below(state).into_iter().filter(is_database);
     let found: Vec<String> = found.map(|path| path.display().to_string()).collect();
     let found: Vec<&str> = found.iter().map(String::as_str).collect();
     let said = String::from_utf8_lossy(&python(CHECK, &found).stdout).into_owned();

@@ -18,6 +18,7 @@ mod d_data;
 mod judge;
 mod look;
 mod row;
+mod sweep;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -30,7 +31,7 @@ use row::{Row, Scale, Tally};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [a_jobs::ROWS, b_logs::ROWS, c_trees::ROWS, c_host::ROWS, d_data::ROWS].into_iter().flatten().collect()
+    [a_jobs::ROWS, sweep::ROWS, b_logs::ROWS, c_trees::ROWS, c_host::ROWS, d_data::ROWS].into_iter().flatten().collect()
 }
 
 struct Wishes {

@@ -78,6 +78,14 @@ impl Tally {
         }
     }
 
+    /// Takes in what came of a part.
+    pub(crate) fn add(&mut self, part: Tally) {
+        self.tried += part.tried;
+        self.survived += part.survived;
+        self.notes.extend(part.notes);
+        self.failures.extend(part.failures);
+    }
+
     /// Something to be told in the table.
     pub(crate) fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());

@@ -5,7 +5,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use agent_model::JobDraft;
+use agent_cas::{Remote, snapshot};
+use agent_model::{Digest, JobDraft};
 use agent_proto::v1;
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
@@ -76,6 +77,21 @@ impl Client {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         format!("{}-{}-{number}", std::process::id(), crate::witness::boottime())
+    }
+
+    /// Sends a directory with these files once.
+    pub fn try_push(&self, files: &[(&str, &str)]) -> Result<Digest, Status> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("a file has a parent")).expect("a directory");
+            std::fs::write(path, text).expect("a file");
+        }
+        let scanned = snapshot::scan(dir.path()).expect("a directory can be scanned");
+        let remote = Remote::new(self.channel());
+        let push = snapshot::push(&scanned, &remote, |_| {});
+        self.wait(async { push.await.map_err(|error| Status::unavailable(error.to_string())) })?;
+        Ok(scanned.root)
     }
 
     /// Submits once; the job's name.

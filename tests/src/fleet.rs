@@ -68,6 +68,11 @@ impl Daemon {
         }
     }
 
+    /// Whether a variable is set for its next start.
+    pub fn has(&self, name: &str) -> bool {
+        self.variables.iter().any(|(known, _)| known == name)
+    }
+
     /// The command that starts it.
     #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
     pub fn command(&self) -> Command {

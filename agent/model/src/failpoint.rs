@@ -11,6 +11,8 @@
 //! | `kill` | the process dies at once, as by SIGKILL |
 //! | `delay:MS` | the thread sleeps so many milliseconds first |
 //!
+//! The entry `trace=FILE` has every failure written down there, for the test that planned it.
+//!
 //! Every write, sync, spawn, call and start of a transaction that the promises rest on has one; a test of
 //! the repository compares [`NAMES`] with the code.
 
@@ -37,7 +39,7 @@ pub fn hit(name: &'static str) -> io::Result<()> {
 
 #[cfg(debug_assertions)]
 mod debug {
-    use std::io;
+    use std::io::{self, Write};
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
@@ -64,13 +66,31 @@ mod debug {
     pub(super) fn plans() -> &'static [Plan] {
         static PLANS: OnceLock<Vec<Plan>> = OnceLock::new();
         PLANS.get_or_init(|| {
-            let text = std::env::var(super::VARIABLE).unwrap_or_default();
+            let text = planned();
             let parse = |entry: &str| {
                 #[allow(clippy::panic, reason = "a mistyped plan would be a test that tests nothing")]
                 Plan::parse(entry).unwrap_or_else(|| panic!("`{entry}` is not a failpoint plan"))
             };
-            text.split(',').filter(|entry| !entry.is_empty()).map(parse).collect()
+            let entries = text.split(',').filter(|entry| !entry.is_empty());
+            entries.filter(|entry| !entry.starts_with(TRACE)).map(parse).collect()
         })
+    }
+
+    const TRACE: &str = "trace=";
+
+    #[allow(clippy::disallowed_methods, reason = "the only look at the variable there is")]
+    fn planned() -> String {
+        std::env::var(super::VARIABLE).unwrap_or_default()
+    }
+
+    /// Tells the test what happens; nothing when it does not want to know.
+    fn trace(name: &str) {
+        static FILE: OnceLock<Option<String>> = OnceLock::new();
+        let find = || planned().split(',').find_map(|entry| entry.strip_prefix(TRACE).map(str::to_owned));
+        if let Some(path) = FILE.get_or_init(find) {
+            let open = std::fs::File::options().append(true).create(true).open(path);
+            let _ = open.and_then(|mut file| file.write_all(format!("{name}\n").as_bytes()));
+        }
     }
 
     impl Plan {
@@ -98,6 +118,7 @@ mod debug {
             if !(self.from..=self.to).contains(&visit) {
                 return Ok(());
             }
+            trace(&self.name);
             match self.action {
                 Action::Error => Err(io::Error::other(format!("failpoint {}", self.name))),
                 Action::Errno(number) => Err(io::Error::from_raw_os_error(number)),
