@@ -14,6 +14,7 @@ use rustix::process::Signal;
 
 use crate::client::Client;
 use crate::link::Link;
+use crate::post::{Post, Rules};
 use crate::witness::Witness;
 use crate::{SOON, binaries, eventually, signal};
 
@@ -185,6 +186,8 @@ pub struct Fleet {
     pub nodes: Vec<Daemon>,
     /// The wire of each node.
     pub links: Vec<Link>,
+    /// What carries the messages of each node, if the fleet has such.
+    pub posts: Vec<Post>,
     /// What the jobs leave.
     pub witness: Witness,
     /// A client of the controller.
@@ -202,6 +205,8 @@ pub struct Setup {
     pub controller: String,
     /// More lines for the configuration of each node.
     pub node: String,
+    /// Messages between nodes and controller go through a post office, with this seed.
+    pub post: Option<(Rules, u64)>,
 }
 
 impl Fleet {
@@ -234,7 +239,19 @@ impl Fleet {
         let controller =
             Daemon::new(home.path().join("c"), format!("{both}disk_reserve: 64MiB\n{}", setup.controller));
         fs::create_dir_all(controller.state()).expect("a state directory");
-        let link = |index| Link::new(&home.path().join(format!("l{index}")), &controller.socket());
+        let posts: Vec<Post> = setup.post.map_or_else(Vec::new, |(rules, seed)| {
+            let socket = |index| home.path().join(format!("p{index}"));
+            (0..setup.nodes)
+                .map(|index| Post::new(&socket(index), &controller.socket(), rules, seed))
+                .collect()
+        });
+        let link = |index| {
+            let upstream = match setup.post {
+                Some(_) => home.path().join(format!("p{index}")),
+                None => controller.socket(),
+            };
+            Link::new(&home.path().join(format!("l{index}")), &upstream)
+        };
         let links: Vec<Link> = (0..setup.nodes).map(link).collect();
         let node = |(index, link): (usize, &Link)| {
             let to = link.socket().display();
@@ -247,7 +264,7 @@ impl Fleet {
         let nodes = links.iter().enumerate().map(node).collect();
         let client = Client::new(controller.socket());
         let witness = Witness::new(home.path().join("witness"));
-        Fleet { home: Some(home), controller, nodes, links, witness, client }
+        Fleet { home: Some(home), controller, nodes, links, posts, witness, client }
     }
 
     /// Starts every daemon and waits until every node is ready.

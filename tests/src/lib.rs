@@ -11,6 +11,7 @@ pub mod chance;
 pub mod client;
 pub mod fleet;
 pub mod link;
+pub mod post;
 pub mod witness;
 
 use std::ffi::OsStr;
