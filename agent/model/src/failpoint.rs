@@ -20,7 +20,7 @@ use std::io;
 pub const VARIABLE: &str = "AGENTD_FAILPOINTS";
 
 /// Every name, in the order of the programs and modules that visit them.
-pub const NAMES: &[&str] = &[];
+pub const NAMES: &[&str] = &["control.commit"];
 
 /// Visits the failpoint `name`; an error takes the place of the operation that would have followed.
 #[cfg(not(debug_assertions))]
