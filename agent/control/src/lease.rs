@@ -1,29 +1,40 @@
-//! How long a node counts as alive, and what it should hold: leases, orders, lost replicas.
+//! Who answers, how long a run may go on without the controller, and what each node should hold.
 //!
-//! Pure: the caller brings the time (its own monotonic clock; the wall clocks of two machines are never
-//! compared) and the records. Invariants: a lease is extended by a report and by nothing else, except that a
-//! controller that just started counts every node as just heard; orders name the whole set a node should
-//! hold; only the latest epoch of a job is ever ordered to run.
+//! Three things that are easily taken for one. A node is *in contact* for a while after each report
+//! ([`Contacts`]); when that is over people see it, and nothing else happens. A run that may be replaced has
+//! a *lease* ([`Leases`]), which only a report that says it is alive makes longer; when it is over the run has
+//! ended, wherever it was, and the job may be given away. A run that is held has none. And *orders* are the
+//! whole set of replicas a node should hold.
+//!
+//! Pure: the caller brings the time (this machine's boot time; no clock of another machine is ever compared
+//! with it, only handed back to it) and the records. Invariants: what the controller counts starts at or
+//! after what the node counts, for the same report; a controller that just started counts every lease as
+//! answered now; a time a node may run until belongs to one boot of it; only the latest epoch of a job is
+//! ever ordered to run.
 //!
 //! Called by `queue::book`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use agent_model::{Code, JobSpec, JobState, NodeId, ReplicaId, Verdict, machine::Before};
-use tokio::time::Instant;
+use agent_model::job::OnDisconnect;
+use agent_model::lease::Terms;
+use agent_model::machine::Before;
+use agent_model::{Boot, Code, JobId, JobSpec, JobState, NodeId, ReplicaId, Verdict};
 
 use crate::store::{JobRecord, ReplicaRecord};
 
 /// What a node should do with one replica.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Desired {
-    /// Run it to its end.
-    Run(Box<JobSpec>),
+    /// Run it to its end, or until this moment of the node's boot time.
+    Run(JobSpec, Option<Boot>),
     /// End it.
     Stop { grace: Duration, reason: String },
     /// Its outcome is stored; remove it.
     Forget,
+    /// Let it be as it is, and say what it was ordered to do.
+    Describe,
 }
 
 /// One line of a node's orders.
@@ -33,25 +44,33 @@ pub(crate) struct Order {
     pub(crate) desired: Desired,
 }
 
-/// Until when each node counts as alive.
-#[derive(Debug)]
-pub(crate) struct Leases {
-    length: Duration,
-    until: BTreeMap<NodeId, Instant>,
+/// Everything a node should hold.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Orders {
+    /// The `sent` of the latest report that was heard before they were made.
+    pub(crate) answers: Boot,
+    pub(crate) list: Vec<Order>,
 }
 
-impl Leases {
-    pub(crate) fn new(length: Duration) -> Leases {
-        Leases { length, until: BTreeMap::new() }
+/// Until when each node counts as connected.
+#[derive(Debug)]
+pub(crate) struct Contacts {
+    length: Duration,
+    until: BTreeMap<NodeId, Boot>,
+}
+
+impl Contacts {
+    pub(crate) fn new(length: Duration) -> Contacts {
+        Contacts { length, until: BTreeMap::new() }
     }
 
     /// The node was heard at `now`.
-    pub(crate) fn renew(&mut self, node: &NodeId, now: Instant) {
+    pub(crate) fn renew(&mut self, node: &NodeId, now: Boot) {
         self.until.insert(node.clone(), now + self.length);
     }
 
-    /// The nodes whose lease is over at `now`; each is named once.
-    pub(crate) fn tick(&mut self, now: Instant) -> Vec<NodeId> {
+    /// The nodes that were silent for too long at `now`; each is named once.
+    pub(crate) fn tick(&mut self, now: Boot) -> Vec<NodeId> {
         let over: Vec<NodeId> =
             self.until.iter().filter(|(_, until)| **until <= now).map(|(node, _)| node.clone()).collect();
         for node in &over {
@@ -60,28 +79,118 @@ impl Leases {
         over
     }
 
-    /// When the next lease ends.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    /// When the next one counts as silent.
+    pub(crate) fn next(&self) -> Option<Boot> {
         self.until.values().min().copied()
+    }
+}
+
+/// What is known of the lease of one run.
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    /// When the node sent the report that this rests on; none in its present boot yet.
+    sent: Option<Boot>,
+    /// When that report was heard.
+    answered: Boot,
+    /// How long the run may take to end.
+    grace: Duration,
+}
+
+/// The leases of all runs that may be replaced.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    terms: Terms,
+    of: BTreeMap<ReplicaId, Lease>,
+}
+
+impl Leases {
+    pub(crate) fn new(terms: Terms) -> Leases {
+        Leases { terms, of: BTreeMap::new() }
+    }
+
+    /// Counts the lease of every replica of a placed job as answered now; `sent` is that of the report which
+    /// the placement rests on, if there was one. A job that is held gets none.
+    pub(crate) fn grant(&mut self, job: &JobRecord, sent: Option<Boot>, answered: Boot) {
+        if job.spec.limits.on_disconnect == OnDisconnect::Hold {
+            return;
+        }
+        let grace = job.spec.limits.grace();
+        for replica in &job.replicas {
+            self.of.insert(job.replica(replica.rank), Lease { sent, answered, grace });
+        }
+    }
+
+    /// A report that was sent at `sent`, by the node's clock, said that the run is alive.
+    pub(crate) fn renew(&mut self, replica: &ReplicaId, sent: Boot, answered: Boot) {
+        if let Some(lease) = self.of.get_mut(replica) {
+            (lease.sent, lease.answered) = (Some(sent), answered);
+        }
+    }
+
+    /// Renews the lease of a run that was ordered and never named, once in each boot of its node and each
+    /// life of the controller: the order may have been lost, and needs time to be obeyed.
+    pub(crate) fn offer(&mut self, replica: &ReplicaId, sent: Boot, answered: Boot) {
+        if self.of.get(replica).is_some_and(|lease| lease.sent.is_none()) {
+            self.renew(replica, sent, answered);
+        }
+    }
+
+    /// The node was restarted: its clock began anew, and nothing it was granted before means anything to it.
+    pub(crate) fn rebooted(&mut self, replica: &ReplicaId) {
+        if let Some(lease) = self.of.get_mut(replica) {
+            lease.sent = None;
+        }
+    }
+
+    /// The job has no run any more.
+    pub(crate) fn end(&mut self, job: &JobId) {
+        if !self.of.is_empty() {
+            self.of.retain(|replica, _| replica.job != *job);
+        }
+    }
+
+    /// Until when the node may run it: `None` is as long as it takes.
+    pub(crate) fn until(&self, replica: &ReplicaId) -> Option<Boot> {
+        let lease = self.of.get(replica)?;
+        Some(lease.sent.map_or(Boot::default(), |sent| self.terms.held_until(sent)))
+    }
+
+    /// The runs that have ended at `now`, wherever they were.
+    pub(crate) fn over(&self, now: Boot) -> Vec<ReplicaId> {
+        let over = self.of.iter().filter(|(_, lease)| self.ends(lease) <= now);
+        over.map(|(replica, _)| replica.clone()).collect()
+    }
+
+    /// When the next one is over.
+    pub(crate) fn next(&self) -> Option<Boot> {
+        self.of.values().map(|lease| self.ends(lease)).min()
+    }
+
+    fn ends(&self, lease: &Lease) -> Boot {
+        self.terms.granted_until(lease.answered, lease.grace)
     }
 }
 
 /// Everything `node` should hold: its replicas of `jobs`, and those it may forget.
 pub(crate) fn orders<'a>(
     node: &NodeId,
+    leases: &Leases,
     jobs: impl Iterator<Item = &'a JobRecord>,
     settled: impl Iterator<Item = &'a ReplicaId>,
 ) -> Vec<Order> {
     let current = jobs.filter(|job| job.state.is_placed()).flat_map(|job| {
         let ours = job.replicas.iter().filter(|replica| replica.node == *node);
-        ours.map(|replica| Order { replica: job.replica(replica.rank), desired: desired(job) })
+        ours.map(|replica| Order {
+            replica: job.replica(replica.rank),
+            desired: desired(job, leases, replica.rank),
+        })
     });
     current
         .chain(settled.map(|replica| Order { replica: replica.clone(), desired: Desired::Forget }))
         .collect()
 }
 
-fn desired(job: &JobRecord) -> Desired {
+fn desired(job: &JobRecord, leases: &Leases, rank: u32) -> Desired {
     let canceled = Verdict::Canceled;
     match job.state {
         JobState::Finalizing(verdict) | JobState::NotResponding(Before::Finalizing(verdict))
@@ -92,7 +201,7 @@ fn desired(job: &JobRecord) -> Desired {
                 reason: job.cancel.clone().unwrap_or_else(|| "canceled".to_owned()),
             }
         }
-        _ => Desired::Run(Box::new(job.spec.clone())),
+        _ => Desired::Run(job.spec.clone(), leases.until(&job.replica(rank))),
     }
 }
 
@@ -107,6 +216,8 @@ pub(crate) fn lost(replica: &ReplicaRecord, boot_id: &str) -> Option<Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use agent_model::JobDraft;
+    use agent_model::job::Limits;
     use proptest::prelude::*;
 
     use crate::store::tests::job;
@@ -131,16 +242,17 @@ mod tests {
 
     #[test]
     fn test_orders_run_until_the_verdict_is_canceled() {
+        let none = Leases::new(Terms::default());
         for state in [JobState::Preparing, JobState::Running, JobState::NotResponding(Before::Running)] {
-            let orders = orders(&node("n"), [&placed(state, "n")].into_iter(), std::iter::empty());
-            assert!(matches!(&orders[..], [Order { desired: Desired::Run(_), .. }]), "{state}");
+            let orders = orders(&node("n"), &none, [&placed(state, "n")].into_iter(), std::iter::empty());
+            assert!(matches!(&orders[..], [Order { desired: Desired::Run(_, None), .. }]), "{state}");
             assert_eq!(orders[0].replica.to_string(), "a.3.0");
         }
         for state in [
             JobState::Finalizing(Verdict::Canceled),
             JobState::NotResponding(Before::Finalizing(Verdict::Canceled)),
         ] {
-            let orders = orders(&node("n"), [&placed(state, "n")].into_iter(), std::iter::empty());
+            let orders = orders(&node("n"), &none, [&placed(state, "n")].into_iter(), std::iter::empty());
             assert!(matches!(&orders[..], [Order { desired: Desired::Stop { .. }, .. }]), "{state}");
         }
     }
@@ -149,7 +261,8 @@ mod tests {
     fn test_orders_name_neither_foreign_nor_ended_jobs() {
         let jobs = [placed(JobState::Running, "other"), placed(JobState::Completed, "n")];
         let settled: ReplicaId = "b.1.0".parse().unwrap();
-        let orders = orders(&node("n"), jobs.iter(), [&settled].into_iter());
+        let none = Leases::new(Terms::default());
+        let orders = orders(&node("n"), &none, jobs.iter(), [&settled].into_iter());
         assert_eq!(orders, [Order { replica: settled, desired: Desired::Forget }]);
     }
 
@@ -162,22 +275,55 @@ mod tests {
         assert_eq!(lost(&replica, "b2"), Some(Code::NodeRebooted));
     }
 
+    fn replaced() -> JobRecord {
+        let mut record = placed(JobState::Running, "n");
+        let limits = Limits { on_disconnect: OnDisconnect::Replace, ..Limits::default() };
+        record.spec = JobDraft { limits, ..record.spec.into() }.validate().unwrap();
+        record
+    }
+
+    #[test]
+    fn test_only_a_run_that_may_be_replaced_has_a_lease_and_evidence_alone_makes_it_longer() {
+        let at = |seconds| Boot(Duration::from_secs(seconds));
+        let mut leases = Leases::new(Terms::default());
+        leases.grant(&placed(JobState::Running, "n"), Some(at(5)), at(100));
+        assert_eq!((leases.next(), leases.until(&placed(JobState::Running, "n").replica(0))), (None, None));
+        let job = replaced();
+        let replica = job.replica(0);
+        leases.grant(&job, Some(at(5)), at(100));
+        let held = |sent| Some(Terms::default().held_until(at(sent)));
+        let ends = |heard| Some(Terms::default().granted_until(at(heard), Limits::DEFAULT_GRACE));
+        assert_eq!((leases.until(&replica), leases.next()), (held(5), ends(100)));
+        leases.offer(&replica, at(6), at(101));
+        assert_eq!((leases.until(&replica), leases.next()), (held(5), ends(100)));
+        leases.renew(&replica, at(7), at(102));
+        assert_eq!((leases.until(&replica), leases.next()), (held(7), ends(102)));
+        leases.rebooted(&replica);
+        assert_eq!((leases.until(&replica), leases.next()), (Some(Boot::default()), ends(102)));
+        leases.offer(&replica, at(1), at(103));
+        assert_eq!((leases.until(&replica), leases.next()), (held(1), ends(103)));
+        assert!(leases.over(at(103)).is_empty());
+        assert_eq!(leases.over(leases.next().unwrap()), [replica]);
+        leases.end(&job.id);
+        assert_eq!(leases.next(), None);
+    }
+
     proptest! {
         #[test]
-        fn test_lease_ends_once_and_only_after_silence(steps in prop::collection::vec((0u8..3, 0u64..40), 1..60)) {
+        fn test_contact_ends_once_and_only_after_silence(steps in prop::collection::vec((0u8..3, 0u64..40), 1..60)) {
             let length = Duration::from_secs(15);
-            let (mut leases, mut now) = (Leases::new(length), Instant::now());
-            let mut heard: BTreeMap<NodeId, Instant> = BTreeMap::new();
+            let (mut contacts, mut now) = (Contacts::new(length), Boot::from_millis(7));
+            let mut heard: BTreeMap<NodeId, Boot> = BTreeMap::new();
             for (who, seconds) in steps {
-                now += Duration::from_secs(seconds);
-                for over in leases.tick(now) {
+                now = now + Duration::from_secs(seconds);
+                for over in contacts.tick(now) {
                     let last = heard.remove(&over);
                     prop_assert!(last.is_some_and(|last| now >= last + length));
                 }
                 prop_assert!(heard.values().all(|last| now < *last + length));
-                prop_assert_eq!(leases.next(), heard.values().min().map(|last| *last + length));
+                prop_assert_eq!(contacts.next(), heard.values().min().map(|last| *last + length));
                 let name = node(["x", "y", "z"][usize::from(who)]);
-                leases.renew(&name, now);
+                contacts.renew(&name, now);
                 heard.insert(name, now);
             }
         }

@@ -28,6 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::Clock;
+use agent_model::lease::Terms;
 
 pub use store::{OpenStoreError, StoreError};
 use store::{Sqlite, Store};
@@ -37,8 +38,10 @@ use store::{Sqlite, Store};
 pub struct ControllerConfig {
     /// The daemon's state directory; the controller keeps everything in `controller/` below it.
     pub state_dir: PathBuf,
-    /// How long a node counts as alive after a report.
+    /// How long a node counts as connected after a report.
     pub lease: Duration,
+    /// How long a job that may be replaced runs unheard.
+    pub terms: Terms,
 }
 
 impl ControllerConfig {
@@ -47,7 +50,7 @@ impl ControllerConfig {
 
     /// The usual settings.
     pub fn new(state_dir: impl Into<PathBuf>) -> ControllerConfig {
-        ControllerConfig { state_dir: state_dir.into(), lease: Self::DEFAULT_LEASE }
+        ControllerConfig { state_dir: state_dir.into(), lease: Self::DEFAULT_LEASE, terms: Terms::default() }
     }
 }
 
@@ -95,13 +98,13 @@ impl Controller {
         make(&archive_dir)?; // after the database: beside an archive, a missing database is an error
         let loaded = store.load().await.map_err(OpenError::Load)?;
         let store = Arc::new(store);
-        let (queue, task) = queue::queue(loaded, config.lease, Arc::clone(&store), Arc::clone(&clock));
+        let (queue, task) = queue::queue(loaded, config.lease, config.terms, Arc::clone(&store), Arc::clone(&clock));
         let services = api::Services {
             queue,
             store: Arc::clone(&store),
             archive: archive::Archive::new(&archive_dir),
             blobs,
-            lease: config.lease,
+            lease: config.lease.min(config.terms.length),
             about: api::About::new(&config.state_dir, &*clock),
         };
         Ok(Controller { services, task, store })

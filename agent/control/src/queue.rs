@@ -8,7 +8,7 @@
 //! is told that it failed.
 //!
 //! Channel: one bounded queue of [`Ask`]s, from the handlers of `api`. Timer: to the next lease end, retry
-//! date or lazy write; none when there is none of these.
+//! date or lazy write; none when there is none of these. A machine that slept is noticed within [`AWAKE`].
 
 mod book;
 
@@ -17,18 +17,22 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::{Clock, JobId, NodeId, Outcome, ReplicaId};
+use agent_model::lease::Terms;
+use agent_model::machine::EligibilityEvent;
+use agent_model::{Clock, JobId, NodeId, Outcome, ReplicaId, failpoint};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
-use crate::lease::Order;
+use crate::lease::Orders;
 use crate::store::{JobRecord, Loaded, Store};
-pub(crate) use book::{Book, Held, Moment, NodeState, Report, Standing, Submission};
+pub(crate) use book::{Book, DeclaredLost, Held, Moment, NodeState, Report, Standing, Submission};
 
 /// How long a level may stay unwritten.
 const LAZY: Duration = Duration::from_secs(1);
 /// The wait before a failed commit is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
+/// The longest the task sleeps while a date or the end of a lease is awaited.
+const AWAKE: Duration = Duration::from_secs(5);
 /// Messages that may wait for the task.
 const WAITING: usize = 1024;
 /// Messages that share one transaction at most.
@@ -58,7 +62,7 @@ impl JobView {
 }
 
 /// The orders of one node, as they change.
-pub(crate) type OrdersReceiver = watch::Receiver<Arc<Vec<Order>>>;
+pub(crate) type OrdersReceiver = watch::Receiver<Arc<Orders>>;
 
 /// A message: changes or reads the desk, and leaves behind how to answer once that is durable.
 type Ask = Box<dyn FnOnce(&mut Desk, Moment) -> Answer + Send>;
@@ -91,7 +95,7 @@ struct Desk {
 /// One open Sync stream.
 struct Link {
     id: u64,
-    orders: watch::Sender<Arc<Vec<Order>>>,
+    orders: watch::Sender<Arc<Orders>>,
     /// A report came that was not answered yet.
     owed: bool,
 }
@@ -99,12 +103,13 @@ struct Link {
 /// The queue of a controller that starts from `loaded`.
 pub(crate) fn queue<S: Store>(
     loaded: Loaded,
-    lease: Duration,
+    contact: Duration,
+    terms: Terms,
     store: Arc<S>,
     clock: Arc<dyn Clock>,
 ) -> (Queue, Task<S>) {
     let (sender, asks) = mpsc::channel(WAITING);
-    let book = Book::new(loaded, lease, Instant::now());
+    let book = Book::new(loaded, contact, terms, clock.boot());
     let desk = Desk { book, watchers: HashMap::new(), links: BTreeMap::new(), last_link: 0 };
     (Queue { asks: sender }, Task { desk, asks, store, clock, flush: None })
 }
@@ -166,6 +171,34 @@ impl Queue {
     /// Every node.
     pub(crate) async fn nodes(&self) -> Result<Vec<NodeState>, AskError> {
         self.ask(|desk, _| desk.book.nodes().cloned().collect()).await
+    }
+
+    /// Lets new work onto a node, or keeps it off; `None` when there is no such node. Once this is answered
+    /// nothing is placed there that was not before; the answer names what was.
+    pub(crate) async fn set_eligibility(
+        &self,
+        node: &NodeId,
+        event: EligibilityEvent,
+        who: &str,
+    ) -> Result<Option<NodeState>, AskError> {
+        let (id, who) = (node.clone(), who.to_owned());
+        self.ask(move |desk, _| {
+            let node = desk.book.set_eligibility(&id, event)?.clone();
+            tracing::info!(node = %id, who, eligibility = ?node.record.eligibility, "asked");
+            Some(node)
+        })
+        .await
+    }
+
+    /// Takes the word of `who` that a silent node is gone for good.
+    pub(crate) async fn declare_lost(&self, node: &NodeId, who: &str) -> Result<DeclaredLost, AskError> {
+        let (id, who) = (node.clone(), who.to_owned());
+        self.ask(move |desk, now| {
+            let answer = desk.book.declare_lost(&id, &who, now);
+            tracing::warn!(node = %id, who, ?answer, "asked to declare the node lost");
+            answer
+        })
+        .await
     }
 
     /// Writes what is not written yet, so that the store has everything that was said so far.
@@ -278,7 +311,7 @@ impl<S: Store> Task<S> {
         let mut shutdown = pin!(shutdown);
         let mut batch = Vec::new();
         loop {
-            let alarm = self.desk.book.next_alarm(self.now()).into_iter().chain(self.flush).min();
+            let alarm = self.alarm();
             tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -295,16 +328,27 @@ impl<S: Store> Task<S> {
         self.turn(&mut Vec::new()).await;
     }
 
+    /// When to look again without a message.
+    ///
+    /// The runtime's timers stand still while the machine sleeps, leases do not: so while anything is
+    /// awaited the task looks again soon.
+    fn alarm(&self) -> Option<Instant> {
+        let now = self.now();
+        let rule = self.desk.book.next_alarm(now);
+        let rule = rule.map(|at| Instant::now() + at.since(now.boot).min(AWAKE));
+        rule.into_iter().chain(self.flush).min()
+    }
+
     async fn turn(&mut self, batch: &mut Vec<Ask>) {
         let now = self.now();
         let answers: Vec<Answer> = batch.drain(..).map(|ask| ask(&mut self.desk, now)).collect();
         self.desk.settle_rules(now);
-        let due = self.flush.is_some_and(|at| at <= now.steady);
+        let due = self.flush.is_some_and(|at| at <= Instant::now());
         let heard = if self.desk.book.is_urgent() || due {
-            self.commit(now).await
+            self.commit().await
         } else {
             if self.flush.is_none() && self.desk.book.is_dirty() {
-                self.flush = Some(now.steady + LAZY);
+                self.flush = Some(Instant::now() + LAZY);
             }
             self.desk.publish();
             true
@@ -314,8 +358,13 @@ impl<S: Store> Task<S> {
         }
     }
 
-    async fn commit(&mut self, now: Moment) -> bool {
+    async fn commit(&mut self) -> bool {
         let changes = self.desk.book.changes();
+        if let Err(error) = failpoint::hit("control.commit") {
+            tracing::error!(%error, "will try again");
+            self.flush = Some(Instant::now() + AGAIN);
+            return false;
+        }
         match self.store.commit(&changes).await {
             Ok(()) => {
                 self.flush = None;
@@ -325,14 +374,14 @@ impl<S: Store> Task<S> {
             }
             Err(error) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "will try again");
-                self.flush = Some(now.steady + AGAIN);
+                self.flush = Some(Instant::now() + AGAIN);
                 false
             }
         }
     }
 
     fn now(&self) -> Moment {
-        Moment { wall: self.clock.now(), steady: Instant::now() }
+        Moment { wall: self.clock.now(), boot: self.clock.boot() }
     }
 }
 

@@ -22,7 +22,26 @@ use std::io;
 pub const VARIABLE: &str = "AGENTD_FAILPOINTS";
 
 /// Every name, in the order of the programs and modules that visit them.
-pub const NAMES: &[&str] = &[];
+pub const NAMES: &[&str] = &[
+    "control.commit",
+    "node.attic.remove",
+    "node.attic.sweep",
+    "node.attic.write",
+    "node.ballast.fill",
+    "node.journal.done",
+    "node.journal.enter",
+    "node.order.write",
+    "node.outcome.deliver",
+    "node.sync.open",
+    "node.upkeep.look",
+    "env.build.spawn",
+    "env.place.make",
+    "env.place.wipe",
+    "env.ready.done",
+    "env.ready.rename",
+    "env.ready.sync",
+    "env.ready.write",
+];
 
 /// Visits the failpoint `name`; an error takes the place of the operation that would have followed.
 #[cfg(not(debug_assertions))]

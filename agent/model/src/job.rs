@@ -5,6 +5,7 @@
 //! way to make one, also when reading it back from a wire or a disk, is validation.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -231,10 +232,11 @@ impl Priority {
     }
 }
 
-/// A job that may run: a draft that was validated and completed. Read it like the draft it holds.
+/// A job that may run: a draft that was validated and completed. Read it like the draft it holds. Cheap to
+/// clone.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "JobDraft", into = "JobDraft")]
-pub struct JobSpec(JobDraft);
+pub struct JobSpec(Arc<JobDraft>);
 
 impl std::ops::Deref for JobSpec {
     type Target = JobDraft;
@@ -252,7 +254,7 @@ impl TryFrom<JobDraft> for JobSpec {
 
 impl From<JobSpec> for JobDraft {
     fn from(spec: JobSpec) -> JobDraft {
-        spec.0
+        Arc::unwrap_or_clone(spec.0)
     }
 }
 
@@ -275,7 +277,7 @@ impl JobDraft {
             self.experiment = "Default".to_owned();
         }
         self.retry.max_attempts = self.retry.max_attempts.max(1);
-        Ok(JobSpec(self))
+        Ok(JobSpec(Arc::new(self)))
     }
 
     fn check_command(&self) -> Result<(), Fault> {

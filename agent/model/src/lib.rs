@@ -23,6 +23,7 @@ pub mod machine;
 pub mod node;
 pub mod outcome;
 pub mod paths;
+pub mod protocol;
 pub mod tracking;
 pub mod yaml;
 

@@ -29,7 +29,7 @@ use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 pub use agent_shim::wire::Progress;
 pub use command::{Command, CommandError, Output};
 pub use process::Process;
-pub use running::{Running, StopError, WaitError};
+pub use running::{RenewError, Running, StopError, WaitError};
 
 /// Starts jobs and finds them again.
 pub trait Executor: Send + Sync + 'static {

@@ -146,7 +146,12 @@ impl JobDir {
         self.path.join("log")
     }
 
-    /// One log.
+    /// The segments of the job's log.
+    pub fn segments(&self) -> PathBuf {
+        self.log_dir().join("job")
+    }
+
+    /// One log. Of the job's, only earlier releases made it one file.
     pub fn log(&self, stream: Stream) -> PathBuf {
         self.log_dir().join(stream.file_name())
     }
@@ -323,7 +328,7 @@ mod tests {
         assert!(dir.read_hello().unwrap().is_none());
         fs::write(dir.hello(), "{").unwrap();
         assert!(matches!(dir.read_hello(), Err(RecordError::Parse { .. })));
-        fs::write(dir.hello(), r#"{"version": 2}"#).unwrap();
-        assert!(matches!(dir.read_hello(), Err(RecordError::Version { found: 2, .. })));
+        fs::write(dir.hello(), r#"{"version": 3}"#).unwrap();
+        assert!(matches!(dir.read_hello(), Err(RecordError::Version { found: 3, .. })));
     }
 }

@@ -21,12 +21,16 @@
 mod dir;
 pub mod process;
 mod record;
+pub mod segments;
 #[allow(unsafe_code, reason = "the few system calls that have no safe wrapper")]
 pub mod sys;
 pub mod wire;
 
 pub use dir::{CreateError, JobDir, RecordError, WriteError};
-pub use record::{End, ExitRecord, Hello, Launch, NotStarted, User, VERSION};
+pub use record::{
+    CgroupRequest, Controller, End, ExitRecord, Gaps, Hello, Launch, Limits, LogPolicy, NotStarted, OomScope,
+    User, VERSION,
+};
 
 /// The variable by which a process of a job is recognised when its supervisor is gone: its value is the
 /// instance of the shim, which no other run shares. It is the one variable a shim adds.

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use agent_model::{ExitStatus, ReplicaId, Timestamp};
+use agent_model::{Boot, ExitStatus, ReplicaId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// The version of the records and of the socket protocol written by this release.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What to run. Complete: the command gets this environment and nothing of anybody else's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,12 +27,89 @@ pub struct Launch {
     /// From the polite signal to the final one when the job is stopped because of `timeout`.
     #[serde(rename = "grace_ms", with = "millis")]
     pub grace: Duration,
-    /// How long the command may run; time the machine sleeps does not count.
+    /// How long the command may run; time the machine sleeps counts.
     #[serde(rename = "timeout_ms", default, with = "optional_millis")]
     pub timeout: Option<Duration>,
     /// The user to run as; the shim's own when absent.
     #[serde(default)]
     pub user: Option<User>,
+    /// What the log may take, and what happens when it would take more.
+    #[serde(default)]
+    pub log: LogPolicy,
+    /// What the job may take of the machine.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Until when the job may run without its lease being renewed, in the boot that writes this; for ever
+    /// when absent. The shim ends the job then, whether or not a daemon is there.
+    #[serde(rename = "lease_until_ms", default)]
+    pub lease_until: Option<Boot>,
+    /// How the processes of the job are kept together; as well as the machine can when absent.
+    #[serde(default)]
+    pub cgroup: Option<CgroupRequest>,
+}
+
+/// What a job may take of the machine; what is absent is not limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Bytes of memory, for all its processes together.
+    pub memory: Option<u64>,
+    /// Processes and threads at a time.
+    pub pids: Option<u64>,
+}
+
+/// How the processes of a job are kept together.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CgroupRequest {
+    /// The control group (version 2) below which that of the job is made, by its path in the file system;
+    /// without it, the shim's own.
+    pub root: Option<PathBuf>,
+    /// What not to use although the machine has it.
+    pub without: Vec<Controller>,
+}
+
+/// What a control group can do for a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Controller {
+    /// The unified hierarchy, whatever its controllers: it kills a group at once.
+    Unified,
+    /// Limits memory and tells what ran out of it (version 1).
+    Memory,
+    /// Limits the number of processes (version 1).
+    Pids,
+    /// Stops a group, so that nothing can start while it is killed (version 1).
+    Freezer,
+}
+
+/// What the log of a job may take, and what happens when it would take more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogPolicy {
+    /// Bytes that may be on the disk at a time: those that the daemon has not trimmed.
+    pub quota: u64,
+    /// Bytes of one segment.
+    pub segment: u64,
+    /// The job waits for room; otherwise what there is no room for is dropped and counted.
+    pub block: bool,
+}
+
+impl Default for LogPolicy {
+    fn default() -> LogPolicy {
+        LogPolicy { quota: 4 << 30, segment: 16 << 20, block: false }
+    }
+}
+
+/// Output that is not in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Gaps {
+    /// Places at which some is missing; the log itself says so at each.
+    pub count: u64,
+    /// How many bytes are missing.
+    pub bytes: u64,
+    /// How many line feeds are among them.
+    pub lines: u64,
 }
 
 /// A user and a group by number.
@@ -59,6 +136,12 @@ pub struct Hello {
     pub boot_id: String,
     /// When it was ready.
     pub at: Timestamp,
+    /// What keeps the job's processes together, once they are there; see [`ExitRecord::containment`].
+    #[serde(default)]
+    pub containment: String,
+    /// The job's control groups, by their paths in the file system; named here before they are made.
+    #[serde(default)]
+    pub groups: Vec<PathBuf>,
 }
 
 /// How it ended.
@@ -80,14 +163,39 @@ pub struct ExitRecord {
     pub stopped: Option<String>,
     /// It was stopped because its time was over.
     pub timed_out: bool,
-    /// The kernel killed it for want of memory, as far as that can be told.
-    pub oom: bool,
+    /// It was stopped because its lease was over.
+    #[serde(default)]
+    pub lease_over: bool,
+    /// The kernel ended it for want of memory, and whose memory that was. Version 1 said yes or no.
+    #[serde(default, deserialize_with = "oom::scope")]
+    pub oom: Option<OomScope>,
+    /// Processes of it that the kernel ended for want of memory, whether or not it ended for that.
+    #[serde(default)]
+    pub oom_kills: u64,
+    /// The most memory it used at a time, in bytes, where that is known.
+    #[serde(default)]
+    pub memory_peak: Option<u64>,
+    /// The limits that were in effect.
+    #[serde(default)]
+    pub limits: Limits,
+    /// The limits that were asked for and not in effect, and why.
+    #[serde(default)]
+    pub limits_unmet: Vec<String>,
+    /// What kept its processes together: `systemd scope`, `cgroup v2`, `cgroup v1` or `process group`.
+    #[serde(default)]
+    pub containment: String,
     /// Final length of the log, in bytes.
     pub log_bytes: u64,
     /// Bytes of output that could not be written to the log.
     pub log_dropped: u64,
     /// The first error met on the log.
     pub log_error: Option<String>,
+    /// What is missing in the log.
+    #[serde(default)]
+    pub gaps: Gaps,
+    /// SHA-256 of the log, in lower-case hexadecimal; earlier releases left it to the daemon.
+    #[serde(default)]
+    pub log_sha256: Option<String>,
     /// Final length of the tracking file, in bytes.
     pub tracking_bytes: u64,
     /// Largest resident memory of any one of its processes, in bytes.
@@ -98,6 +206,18 @@ pub struct ExitRecord {
     pub leftovers: u32,
     /// Processes that not even the final signal ended in time: the kernel holds them.
     pub unkilled: u32,
+}
+
+/// Whose memory was used up when the kernel ended a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OomScope {
+    /// The job's: it reached its own limit.
+    Own,
+    /// That of a group the job is in together with others, such as all jobs of the node.
+    Parent,
+    /// The machine's.
+    Host,
 }
 
 /// What became of the command.
@@ -118,6 +238,8 @@ pub enum NotStarted {
     NoGo,
     /// It was stopped before.
     Stopped,
+    /// Its lease was over when it was to start.
+    LeaseOver,
     /// The program could not be executed.
     Exec {
         /// The program, as it was asked for.
@@ -175,6 +297,27 @@ mod optional_millis {
     }
 }
 
+mod oom {
+    use serde::{Deserialize, Deserializer};
+
+    use super::OomScope;
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Told {
+        Whether(bool),
+        Whose(Option<OomScope>),
+    }
+
+    pub(super) fn scope<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OomScope>, D::Error> {
+        Ok(match Told::deserialize(from)? {
+            // Version 1 did not look whose memory it was, and its words were those for the job's own.
+            Told::Whether(killed) => killed.then_some(OomScope::Own),
+            Told::Whose(scope) => scope,
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -185,7 +328,28 @@ mod tests {
             "grace_ms":1500,"colour":"red"}"#;
         let launch: Launch = serde_json::from_str(text).unwrap();
         assert_eq!((launch.grace, launch.timeout), (Duration::from_millis(1500), None));
+        assert_eq!((launch.limits, launch.lease_until, launch.cgroup.as_ref()), (Limits::default(), None, None));
         let again: Launch = serde_json::from_str(&serde_json::to_string(&launch).unwrap()).unwrap();
         assert_eq!(again, launch);
+    }
+
+    #[test]
+    fn test_records_of_version_1_are_read() {
+        let hello = r#"{"version":1,"instance":"i","replica":"train.1.0","pid":7,"boot_id":"b","at":5}"#;
+        let hello: Hello = serde_json::from_str(hello).unwrap();
+        assert_eq!((hello.version, hello.containment.as_str(), hello.groups.len()), (1, "", 0));
+        for (oom, scope) in [("true", Some(OomScope::Own)), ("false", None)] {
+            let exit = format!(
+                r#"{{"version":1,"instance":"i","replica":"train.1.0","end":{{"exited":{{"signal":9}}}},
+                "started_at":5,"ended_at":6,"stopped":null,"timed_out":false,"oom":{oom},"log_bytes":3,
+                "log_dropped":0,"log_error":null,"tracking_bytes":0,"max_rss":4096,"cpu_ms":1,
+                "leftovers":0,"unkilled":0}}"#
+            );
+            let exit: ExitRecord = serde_json::from_str(&exit).unwrap();
+            assert_eq!((exit.oom, exit.status()), (scope, Some(ExitStatus::Signal(9))));
+            assert!(!exit.lease_over && exit.limits_unmet.is_empty() && exit.log_sha256.is_none());
+            let again: ExitRecord = serde_json::from_str(&serde_json::to_string(&exit).unwrap()).unwrap();
+            assert_eq!(again, exit);
+        }
     }
 }

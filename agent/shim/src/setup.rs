@@ -7,7 +7,8 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::time::Instant;
 
-use agent_model::{Clock as _, Stream, SystemClock};
+use agent_model::{Clock as _, SystemClock};
+use agent_shim::segments::Writer;
 use agent_shim::{Hello, JobDir, Launch, RecordError, VERSION, WriteError, process, sys};
 use nix::fcntl::OFlag;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -69,8 +70,7 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
     // Orphans of the job become children of this process, so nothing it starts can get away.
     step("become the parent of orphans", nix::sys::prctl::set_child_subreaper(true))?;
     let signals = step("listen for signals", listen_for_signals())?;
-    let log = step("open the job's log", append_to(&dir.log(Stream::Job)))?;
-    let log = JobLog::new(step("measure the job's log", log.metadata())?.len(), log);
+    let log = JobLog::new(step("open the job's log", Writer::open(dir.segments(), launch.log))?);
     let tracking = step("watch the tracking file", watch_tracking(&dir, &launch))?;
     let exit_file = step("reserve the exit record", ExitFile::reserve(&dir))?;
     let hello = Hello {
@@ -80,6 +80,8 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
         pid: std::process::id() as i32,
         boot_id: process::boot_id(),
         at: SystemClock.now(),
+        containment: String::new(),
+        groups: Vec::new(),
     };
     dir.write_hello(&hello)?;
     let clients = step("listen at the socket", Clients::listen(&dir.socket(), instance.clone()))?;

@@ -141,7 +141,7 @@ impl Supervisor<'_> {
             if ready.tracking {
                 while self.tracking.inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
             }
-            if ready.output {
+            if ready.output || self.log.is_due(Instant::now()) {
                 self.log.pump(Instant::now());
             }
             if ready.signals {
@@ -213,6 +213,9 @@ impl Supervisor<'_> {
             Request::Stop { grace_ms, reason } => {
                 self.stop(Duration::from_millis(grace_ms), reason);
                 self.clients.answer(place, &Event::Stopping);
+            }
+            Request::Renew { .. } => {
+                self.clients.answer(place, &Event::Refused { why: "this job has no lease".to_owned() });
             }
             Request::Go => {
                 if self.life.is_waiting() {
@@ -334,8 +337,9 @@ impl Supervisor<'_> {
         // Whoever ships the log can do so while it is made durable here.
         self.clients.publish_final(self.progress());
         self.log.sync();
-        if self.log.dropped() > 0 {
-            self.notes.say(format_args!("{} bytes of output were dropped", self.log.dropped()));
+        let gaps = self.log.gaps();
+        if gaps.count > 0 {
+            self.notes.say(format_args!("{} bytes of output were dropped", gaps.bytes));
         }
         let record = self.record(end);
         self.notes.say(format_args!("over: {:?}", record.end));
@@ -364,10 +368,18 @@ impl Supervisor<'_> {
             ended_at: self.life.ended_at.unwrap_or_else(|| SystemClock.now()),
             stopped: self.life.stopped.clone(),
             timed_out: self.life.timed_out,
-            oom: self.life.oom,
+            lease_over: false,
+            oom: self.life.oom.then_some(agent_shim::OomScope::Own),
+            oom_kills: 0,
+            memory_peak: None,
+            limits: agent_shim::Limits::default(),
+            limits_unmet: Vec::new(),
+            containment: "process group".to_owned(),
             log_bytes: self.log.bytes(),
-            log_dropped: self.log.dropped(),
+            log_dropped: self.log.gaps().bytes,
             log_error: self.log.error().map(str::to_owned),
+            gaps: self.log.gaps(),
+            log_sha256: Some(self.log.sha256()),
             tracking_bytes: self.progress().tracking_bytes,
             max_rss: usage.map_or(0, |usage| usage.max_rss() as u64 * 1024),
             cpu_ms: usage.map_or(0, |usage| millis(usage.user_time()) + millis(usage.system_time())),

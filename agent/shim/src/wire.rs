@@ -26,6 +26,13 @@ pub enum Request {
         /// Why, for the exit record.
         reason: String,
     },
+    /// Let the job run until then at least, in milliseconds since the machine was started. Said of an
+    /// earlier moment it changes nothing; it is refused by a job that has no lease or is being ended, and
+    /// by a shim of version 1, which knows no leases.
+    Renew {
+        /// Until when.
+        until_ms: u64,
+    },
     /// Send progress until the end.
     Watch,
 }
@@ -47,6 +54,11 @@ pub enum Event {
     Going,
     /// `stop` was heard.
     Stopping,
+    /// `renew` was heard.
+    Renewed {
+        /// Until when the job may run now.
+        until_ms: u64,
+    },
     /// How far the job has come.
     Progress(Progress),
     /// The request was not understood.
@@ -110,6 +122,8 @@ mod tests {
         let progress = Event::Progress(Progress { log_bytes: 1, tracking_bytes: 2 });
         assert_eq!(progress.to_line(), "{\"event\":\"progress\",\"log_bytes\":1,\"tracking_bytes\":2}\n");
         assert_eq!(Request::Go.to_line(), "{\"verb\":\"go\"}\n");
+        let renew = Request::Renew { until_ms: 60_000 };
+        assert_eq!(renew.to_line(), "{\"verb\":\"renew\",\"until_ms\":60000}\n");
         let stop = Request::stop(Duration::from_secs(1), "canceled by\nuid 7");
         assert_eq!(serde_json::from_str::<Request>(&stop.to_line()).unwrap(), stop);
         assert_eq!(serde_json::from_str::<Event>(r#"{"event":"new","x":1}"#).unwrap(), Event::Unknown);

@@ -1580,6 +1580,9 @@ pub struct AppendResponse {
     /// Everything below this offset is safely stored; the node sends from here.
     #[prost(uint64, tag = "3")]
     pub stored: u64,
+    /// Why nothing could be stored just now, for people; to be sent again after a while. Empty when all is well.
+    #[prost(string, tag = "4")]
+    pub failed: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadLogRequest {
@@ -2125,6 +2128,9 @@ pub struct NodeReport {
     /// When this was sent, in milliseconds of the node's own boot time. Leases are counted from here.
     #[prost(uint64, tag = "8")]
     pub sent_ms: u64,
+    /// The answers_ms of the latest orders this daemon obeyed; 0 before the first.
+    #[prost(uint64, tag = "9")]
+    pub obeyed_ms: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HeldReplica {
@@ -2156,6 +2162,10 @@ pub struct NodeOrders {
     /// outputs are kept.
     #[prost(message, repeated, tag = "2")]
     pub orders: ::prost::alloc::vec::Vec<Order>,
+    /// The sent_ms of the latest report the controller had heard from this node when it made these. A node never
+    /// obeys orders that answer an earlier report than those it obeyed before, nor one of before it started.
+    #[prost(uint64, tag = "3")]
+    pub answers_ms: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Order {

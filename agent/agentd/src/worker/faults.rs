@@ -48,7 +48,7 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>) -> E
         End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason))),
         End::Exited(_) if record.timed_out => (Verdict::Failed, Some(time_limit(spec, tail))),
         End::Exited(status) if status.is_success() => (Verdict::Completed, cut_log(record)),
-        End::Exited(_) if record.oom => (Verdict::Failed, Some(out_of_memory(record))),
+        End::Exited(_) if record.oom.is_some() => (Verdict::Failed, Some(out_of_memory(record))),
         End::Exited(ExitStatus::Signal(signal)) => (Verdict::Failed, Some(signaled(*signal, tail))),
         End::Exited(ExitStatus::Code(code)) => (Verdict::Failed, Some(returned(*code, tail))),
     };
@@ -66,6 +66,17 @@ fn cut_log(record: &ExitRecord) -> Option<Fault> {
     )
 }
 
+/// The controller does not have the log as it was written, and it cannot be sent again.
+pub(crate) fn log_lost(bytes_lost: u64, dir: &Path) -> Fault {
+    let why = match bytes_lost {
+        0 => "what it stores is not what the job wrote, however often it is sent".to_owned(),
+        lost => format!("{} are gone that it had acknowledged", bytes(lost)),
+    };
+    Fault::new(Code::ControllerStore, "the controller does not have the whole log")
+        .why(why)
+        .fix(format!("what the node still has is in `{}`", dir.join("log").display()))
+}
+
 fn never_started(reason: &NotStarted) -> Fault {
     let system = |error: i32| io::Error::from_raw_os_error(error).to_string();
     let fault = Fault::new(Code::LaunchFailed, "the command could not be started");
@@ -74,7 +85,7 @@ fn never_started(reason: &NotStarted) -> Fault {
         NotStarted::Setup { step, os_error: 0 } => fault.why(step.clone()),
         NotStarted::Setup { step, os_error } => fault.why(format!("{step}: {}", system(*os_error))),
         NotStarted::NoGo => fault.why("the daemon did not say go in time"),
-        NotStarted::Stopped => fault.why("it was stopped before"),
+        NotStarted::Stopped | NotStarted::LeaseOver => fault.why("it was stopped before"),
     };
     fault.fix("run `agentctl doctor` on the node; what it marks as bad keeps jobs from starting")
 }
@@ -216,7 +227,7 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
             fault(Code::EnvNetwork).fix("check the node's network, proxy variables and PIP_INDEX_URL")
         }
         E::DiskFull { .. } => fault(Code::DiskFull).fix("free space on the node's disk"),
-        E::Stalled { .. } | E::Failed { .. } => {
+        E::Stalled { .. } | E::Killed { .. } | E::Failed { .. } => {
             fault(Code::EnvBuild).fix("the build log says more: `agentctl logs --build`")
         }
         E::Command { .. } | E::Io { .. } => {
@@ -274,7 +285,7 @@ fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 }
 
 /// The disk has no room.
-fn is_no_space(error: &(dyn Error + 'static)) -> bool {
+pub(crate) fn is_no_space(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
@@ -317,10 +328,18 @@ mod tests {
             ended_at: Timestamp(2),
             stopped: None,
             timed_out: false,
-            oom: false,
+            lease_over: false,
+            oom: None,
+            oom_kills: 0,
+            memory_peak: None,
+            limits: agent_shim::Limits::default(),
+            limits_unmet: Vec::new(),
+            containment: "cgroup v1".into(),
             log_bytes: 0,
             log_dropped: 0,
             log_error: None,
+            gaps: agent_shim::Gaps::default(),
+            log_sha256: None,
             tracking_bytes: 0,
             max_rss: 3 << 30,
             cpu_ms: 0,
@@ -352,7 +371,7 @@ mod tests {
             (code(2), "python: can't open file '/w/t.py': [Errno 2]", (Failed, Some(Code::CommandNotFound))),
             (code(2), "usage: t.py", (Failed, Some(Code::CommandFailed))),
             (killed.clone(), "", (Failed, Some(Code::CommandSignaled))),
-            (ExitRecord { oom: true, ..killed.clone() }, "", (Failed, Some(Code::OutOfMemory))),
+            (ExitRecord { oom: Some(agent_shim::OomScope::Own), ..killed.clone() }, "", (Failed, Some(Code::OutOfMemory))),
             (ExitRecord { timed_out: true, ..killed.clone() }, "", (Failed, Some(Code::TimeLimit))),
             (ExitRecord { timed_out: true, ..code(0) }, "", (Failed, Some(Code::TimeLimit))),
             (ExitRecord { stopped: Some("ada".into()), ..killed }, "", (Canceled, None)),

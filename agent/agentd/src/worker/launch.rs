@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use agent_model::expr::{self, Reference};
 use agent_model::job::{Input, Output};
-use agent_model::{Fault, JobSpec, ReplicaId};
-use agent_shim::{JobDir, Launch, User, VERSION};
+use agent_model::{Boot, Fault, JobSpec, ReplicaId};
+use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
 use super::tracking::experiment_id;
 use crate::config::{HostVariables, JobUser};
@@ -27,7 +27,13 @@ pub(crate) struct Facts<'a> {
     pub(crate) environment: &'a BTreeMap<String, String>,
     pub(crate) tracking_uri: &'a str,
     pub(crate) tracking_token: &'a str,
+    /// Until when the job may run if nothing more is heard; for ever when absent.
+    pub(crate) lease_until: Option<Boot>,
 }
+
+/// Processes and threads a job may have at a time: more than any does that works, and few enough to leave
+/// the machine some.
+const PIDS: u64 = 32_768;
 
 /// The file an output of the kind `file` is written to, or the folder of one of the kind `folder`.
 fn output_path(dir: &JobDir, name: &str, output: Output) -> PathBuf {
@@ -59,6 +65,13 @@ impl Facts<'_> {
             grace: self.spec.limits.grace(),
             timeout: self.spec.limits.timeout,
             user: self.user.map(|user| User { uid: user.uid, gid: user.gid }),
+            log: LogPolicy::default(),
+            limits: Limits {
+                memory: Some(self.spec.resources.memory).filter(|memory| *memory > 0),
+                pids: Some(PIDS),
+            },
+            lease_until: self.lease_until,
+            cgroup: None,
         })
     }
 
@@ -195,6 +208,7 @@ mod tests {
             environment: &[("VIRTUAL_ENV".to_owned(), "/envs/pip-1".to_owned())].into(),
             tracking_uri: "http://127.0.0.1:5",
             tracking_token: "token",
+            lease_until: Some(Boot::from_millis(60_000)),
         };
         facts.launch().unwrap()
     }

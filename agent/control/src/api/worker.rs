@@ -6,14 +6,14 @@
 use std::pin::Pin;
 
 use agent_cas::BlobStore;
-use agent_model::{Code, Fault, NodeId, Outcome, ReplicaId, ReplicaStep, Retry, Timestamp};
+use agent_model::{Boot, Code, Fault, NodeId, Outcome, ReplicaId, ReplicaStep, Retry, Timestamp};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Refusal, Services, invalid};
 use crate::archive::{Archive, Channel};
-use crate::lease::{Desired, Order};
+use crate::lease::{Desired, Order, Orders};
 use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};
 use crate::store::Store;
 
@@ -72,6 +72,8 @@ fn from_wire(wire: v1::NodeReport) -> Result<Report, Refusal> {
     Ok(Report {
         node: wire.node.parse()?,
         boot_id: wire.boot_id,
+        sent: Boot::from_millis(wire.sent_ms),
+        obeyed: (wire.obeyed_ms != 0).then(|| Boot::from_millis(wire.obeyed_ms)),
         inventory: wire.inventory.map(TryInto::try_into).transpose()?,
         load: wire.load.unwrap_or_default().into(),
         replicas: wire.replicas.into_iter().map(held).collect::<Result<_, _>>()?,
@@ -84,25 +86,30 @@ fn held(wire: v1::HeldReplica) -> Result<Held, Refusal> {
         replica: wire.replica.parse()?,
         step: step.ok_or_else(|| invalid(format!("`{}` is not a step", wire.step)))?,
         detail: wire.detail,
+        alive: wire.alive,
         started_at: (wire.started_ms != 0).then_some(Timestamp(wire.started_ms)),
     })
 }
 
-fn to_wire(orders: &[Order], lease: prost_types::Duration) -> v1::NodeOrders {
+fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
     use v1::order::Desired as Wire;
     let order = |order: &Order| v1::Order {
         replica: order.replica.to_string(),
         desired: Some(match &order.desired {
-            Desired::Run(spec) => {
-                Wire::Run(v1::RunOrder { spec: Some((**spec).clone().into()), until_ms: 0 })
-            }
+            // A time of 0 would be no limit at all.
+            Desired::Run(spec, until) => Wire::Run(v1::RunOrder {
+                spec: Some(spec.clone().into()),
+                until_ms: until.map_or(0, |until| until.millis().max(1)),
+            }),
+            Desired::Describe => Wire::Describe(v1::DescribeOrder {}),
             Desired::Stop { grace, reason } => {
                 Wire::Stop(v1::StopOrder { grace: Some(duration(*grace)), reason: reason.clone() })
             }
             Desired::Forget => Wire::Forget(v1::ForgetOrder {}),
         }),
     };
-    v1::NodeOrders { lease: Some(lease), orders: orders.iter().map(order).collect() }
+    let answers_ms = orders.answers.millis();
+    v1::NodeOrders { lease: Some(lease), answers_ms, orders: orders.list.iter().map(order).collect() }
 }
 
 fn duration(duration: std::time::Duration) -> prost_types::Duration {
@@ -140,6 +147,12 @@ impl Services {
 
     /// Checks that everything the outcome speaks of is here. What is proven wrong is dropped.
     async fn require_complete(&self, replica: &ReplicaId, outcome: &Outcome) -> Result<(), Status> {
+        for stream in agent_model::Stream::ALL {
+            if outcome.streams.iter().all(|end| end.stream != stream) {
+                let tape = self.archive.tape(replica, Channel::Log(stream)).await.map_err(Refusal::from)?;
+                Archive::blocking(move || tape.settle_for_what_there_is()).await.map_err(Refusal::from)?;
+            }
+        }
         for end in &outcome.streams {
             let tape = self.archive.tape(replica, Channel::Log(end.stream)).await.map_err(Refusal::from)?;
             let expected = end.digest;

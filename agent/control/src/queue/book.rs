@@ -14,28 +14,27 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::job::Priority;
-use agent_model::machine::Liveness;
-use agent_model::{
-    Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, ReplicaId, Retry,
-    Timestamp, Verdict,
-};
-use tokio::time::Instant;
-
-use crate::lease::Leases;
+use crate::lease::{Contacts, Leases};
 use crate::scheduler::{self, Pending, Wait};
 use crate::store::{Changes, Event, JobRecord, Loaded, ReplicaRecord};
-pub(crate) use nodes::{Held, NodeState, Report};
+use agent_model::job::Priority;
+use agent_model::lease::Terms;
+use agent_model::machine::Liveness;
+use agent_model::{
+    Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, ReplicaId,
+    Retry, Timestamp, Verdict,
+};
+pub(crate) use nodes::{DeclaredLost, Held, NodeState, Report};
 
 /// How many ended jobs stay in memory, so that a repeated submission that crosses the end of its job in
 /// flight still finds it.
 const RECENT: usize = 64;
 
-/// The two clocks a rule may need: wall time as a label, the monotonic clock for leases.
+/// The two clocks a rule may need: wall time as a label, this machine's boot time for leases.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Moment {
     pub(crate) wall: Timestamp,
-    pub(crate) steady: Instant,
+    pub(crate) boot: Boot,
 }
 
 /// A job someone wants to have run.
@@ -95,6 +94,10 @@ pub(crate) struct Book {
     recent: VecDeque<Arc<JobRecord>>,
     nodes: BTreeMap<NodeId, NodeState>,
     settled: BTreeMap<ReplicaId, Settled>,
+    /// Replicas of canceled jobs that no node has named yet, and when, by its clock, their node sent the first
+    /// report after the cancel.
+    withdrawn: BTreeMap<ReplicaId, Boot>,
+    contacts: Contacts,
     leases: Leases,
     last_seq: u64,
     dirty_jobs: BTreeSet<JobId>,
@@ -105,8 +108,9 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// What a controller starts from. Every node counts as just heard: a lease is not remembered.
-    pub(crate) fn new(loaded: Loaded, lease: Duration, now: Instant) -> Book {
+    /// What a controller starts from. Every node counts as just heard and every lease as just answered:
+    /// neither is remembered. `contact` is how long a node counts as connected after a report.
+    pub(crate) fn new(loaded: Loaded, contact: Duration, terms: Terms, now: Boot) -> Book {
         let mut book = Book {
             jobs: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -116,7 +120,9 @@ impl Book {
             recent: VecDeque::new(),
             nodes: BTreeMap::new(),
             settled: BTreeMap::new(),
-            leases: Leases::new(lease),
+            withdrawn: BTreeMap::new(),
+            contacts: Contacts::new(contact),
+            leases: Leases::new(terms),
             last_seq: loaded.last_seq,
             dirty_jobs: BTreeSet::new(),
             dirty_nodes: BTreeSet::new(),
@@ -129,11 +135,12 @@ impl Book {
         }
         for node in loaded.nodes {
             if matches!(node.liveness, Liveness::Ready | Liveness::Degraded) {
-                book.leases.renew(&node.id, now);
+                book.contacts.renew(&node.id, now);
             }
             book.nodes.insert(node.id.clone(), NodeState::new(node));
         }
         for job in loaded.jobs {
+            book.leases.grant(&job, None, now);
             book.admit(job);
         }
         book
@@ -211,6 +218,7 @@ impl Book {
             spec: new.spec,
             state: JobState::Queued,
             epoch: Epoch::default(),
+            uncharged: 0,
             not_before: None,
             avoid: None,
             submitted_at: now.wall,
@@ -365,6 +373,7 @@ impl Book {
         });
         let Some(job) = self.jobs.get(id) else { return };
         let attempt = job.epoch;
+        self.leases.grant(job, self.nodes.get(node).and_then(|node| node.sent), now.boot);
         self.waiting.remove(&place_in_line(job));
         self.reasons.remove(id);
         if let Some(node) = self.nodes.get_mut(node) {
@@ -415,10 +424,13 @@ impl Book {
     }
 
     fn leave_node(&mut self, id: &JobId) {
+        self.leases.end(id);
+        self.withdrawn.retain(|replica, _| replica.job != *id);
         for replica in self.jobs.get(id).map(|job| job.replicas.clone()).unwrap_or_default() {
             if let Some(node) = self.nodes.get_mut(&replica.node) {
                 node.jobs.remove(id);
             }
+            self.rest(&replica.node);
         }
     }
 
@@ -469,9 +481,9 @@ impl Book {
     }
 
     /// The next moment at which a rule applies without a message: a lease ends, or a job's date comes.
-    pub(crate) fn next_alarm(&self, now: Moment) -> Option<Instant> {
-        let date = self.dates.values().min().map(|date| now.steady + date.since(now.wall));
-        self.leases.next().into_iter().chain(date).min()
+    pub(crate) fn next_alarm(&self, now: Moment) -> Option<Boot> {
+        let date = self.dates.values().min().map(|date| now.boot + date.since(now.wall));
+        self.contacts.next().into_iter().chain(self.leases.next()).chain(date).min()
     }
 
     fn state(&self, id: &JobId) -> Option<JobState> {
@@ -514,7 +526,7 @@ fn place_in_line(job: &JobRecord) -> (Reverse<Priority>, u64, JobId) {
 fn may_retry(job: &JobRecord, fault: &Fault) -> bool {
     job.cancel.is_none()
         && fault.retry != Retry::Never
-        && job.epoch.0 < u64::from(job.spec.retry.max_attempts)
+        && job.epoch.0 - job.uncharged < u64::from(job.spec.retry.max_attempts)
 }
 
 /// The outcome of a job that ended without a word from a node.

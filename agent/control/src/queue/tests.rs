@@ -45,7 +45,7 @@ async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
     let loaded = inner.load().await.unwrap();
     let store = Arc::new(Moody { inner, refuses: AtomicBool::new(false), commits: AtomicUsize::new(0) });
     let clock = Arc::new(ManualClock::new(Timestamp(1000)));
-    let (queue, task) = queue(loaded, Duration::from_secs(15), Arc::clone(&store), clock);
+    let (queue, task) = queue(loaded, Duration::from_secs(15), Terms::default(), Arc::clone(&store), clock);
     let tasks = JoinSet::from_iter([task.run(std::future::pending())]);
     (queue, store, tasks)
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use agent_model::Boot;
 use agent_shim::wire::{Event, MAX_LINE, Request};
 use agent_shim::{End, ExitRecord, JobDir, NotStarted};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -13,6 +14,9 @@ use super::{Lost, ReattachError};
 
 /// How long a shim may take to answer. Generous: it fsyncs, and machines that train are busy.
 pub(super) const ANSWER: Duration = Duration::from_secs(30);
+
+/// The first version of a shim that knows leases.
+pub(super) const LEASES: u32 = 2;
 
 /// Between two looks at a directory whose shim is about to listen or about to end.
 pub(super) const AGAIN: Duration = Duration::from_millis(10);
@@ -31,6 +35,8 @@ pub(super) struct Connection {
     stream: BufReader<UnixStream>,
     /// `go` had been said before this connection was made.
     pub(super) gone: bool,
+    /// What the shim speaks.
+    pub(super) version: u32,
 }
 
 impl Connection {
@@ -39,8 +45,8 @@ impl Connection {
         let stranger = || io::Error::new(io::ErrorKind::InvalidData, Stranger);
         let (_keep, path) = dir.short_socket_path()?;
         let stream = BufReader::new(UnixStream::connect(path).await?);
-        let mut connection = Connection { stream, gone: false };
-        let Some(Event::Hello { instance, gone, .. }) = connection.next().await? else {
+        let mut connection = Connection { stream, gone: false, version: 0 };
+        let Some(Event::Hello { version, instance, gone }) = connection.next().await? else {
             return Err(stranger());
         };
         let hello = dir.read_hello().map_err(io::Error::other)?;
@@ -48,11 +54,33 @@ impl Connection {
             return Err(stranger());
         }
         connection.gone = gone;
+        connection.version = version;
         Ok(connection)
     }
 
     pub(super) async fn send(&mut self, request: &Request) -> io::Result<()> {
         self.stream.get_mut().write_all(request.to_line().as_bytes()).await
+    }
+
+    /// Asks, and waits for an answer that `wanted` accepts.
+    pub(super) async fn ask(
+        &mut self,
+        request: &Request,
+        wanted: impl Fn(&Event) -> bool,
+    ) -> io::Result<Event> {
+        let conversation = async {
+            self.send(request).await?;
+            self.until(wanted).await
+        };
+        let silent = |_| io::Error::from(io::ErrorKind::TimedOut);
+        tokio::time::timeout(ANSWER, conversation).await.map_err(silent).flatten()
+    }
+
+    /// Says until when the job may run; the answer may be that it may not.
+    pub(super) async fn renew(&mut self, until: Boot) -> io::Result<Event> {
+        let wanted =
+            |event: &Event| matches!(event, Event::Renewed { .. } | Event::Refused { .. } | Event::Ended);
+        self.ask(&Request::Renew { until_ms: until.millis() }, wanted).await
     }
 
     /// What it says next; `None` when it has closed the connection.

@@ -4,14 +4,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 use std::{fs, io};
 
-use agent_model::Stream;
+use agent_model::Boot;
+use agent_shim::segments::Reader;
 use agent_shim::wire::{Event, Progress, Request};
 use agent_shim::{ExitRecord, JobDir};
 use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::connection::{ANSWER, Connection, Place, clear_lost, look};
+use super::connection::{Connection, LEASES, Place, clear_lost, look};
 use super::{Lost, ReattachError};
 
 /// How long a shim that said it has ended may take to be gone.
@@ -37,6 +38,39 @@ pub enum StopError {
     Look(#[from] ReattachError),
     /// The shim did not take it.
     #[error("could not tell the supervisor of {} to stop the job", dir.display())]
+    Talk {
+        /// The job directory.
+        dir: PathBuf,
+        /// What went wrong.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why the lease of a job could not be renewed.
+#[derive(Debug, thiserror::Error)]
+pub enum RenewError {
+    /// Who is there could not be told.
+    #[error(transparent)]
+    Look(#[from] ReattachError),
+    /// The shim is of an earlier release: nobody but the daemon ends this job when its lease is over.
+    #[error("the supervisor of {} has version {version}, which knows no leases", dir.display())]
+    Unsupported {
+        /// The job directory.
+        dir: PathBuf,
+        /// The version it speaks.
+        version: u32,
+    },
+    /// The shim will not: the job has no lease, or is being ended.
+    #[error("the supervisor of {} refuses: {why}", dir.display())]
+    Refused {
+        /// The job directory.
+        dir: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The shim did not take it.
+    #[error("could not renew the lease with the supervisor of {}", dir.display())]
     Talk {
         /// The job directory.
         dir: PathBuf,
@@ -100,20 +134,30 @@ impl Running {
     /// the first reason stays. Of a job that has ended it is done already.
     pub async fn stop(&self, grace: Duration, reason: &str) -> Result<(), StopError> {
         let Place::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
-        let request = Request::stop(grace, reason);
-        let conversation = async {
-            connection.send(&request).await?;
-            connection.until(|event| matches!(event, Event::Stopping | Event::Ended)).await
-        };
-        let told = match tokio::time::timeout(ANSWER, conversation).await {
-            Ok(told) => told.map(drop),
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
-        };
-        match told {
-            Ok(()) => Ok(()),
+        let wanted = |event: &Event| matches!(event, Event::Stopping | Event::Ended);
+        match connection.ask(&Request::stop(grace, reason), wanted).await {
+            Ok(_) => Ok(()),
             // It may have ended under our hands.
             Err(source) => match look(&self.dir).await? {
                 Place::Live(_) => Err(StopError::Talk { dir: self.dir.path().to_owned(), source }),
+                _ => Ok(()),
+            },
+        }
+    }
+
+    /// Lets the job run until `until` at least. The shim ends it then by itself, unless it is told a later
+    /// moment before. Of a job that has ended it is done already.
+    pub async fn renew(&self, until: Boot) -> Result<(), RenewError> {
+        let dir = || self.dir.path().to_owned();
+        let Place::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
+        if connection.version < LEASES {
+            return Err(RenewError::Unsupported { dir: dir(), version: connection.version });
+        }
+        match connection.renew(until).await {
+            Ok(Event::Refused { why }) => Err(RenewError::Refused { dir: dir(), why }),
+            Ok(_) => Ok(()),
+            Err(source) => match look(&self.dir).await? {
+                Place::Live(_) => Err(RenewError::Talk { dir: dir(), source }),
                 _ => Ok(()),
             },
         }
@@ -176,5 +220,6 @@ async fn listen(connection: &mut Connection, progress: &watch::Sender<Progress>)
 /// How much there is on disk.
 fn written(dir: &JobDir) -> Progress {
     let length = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
-    Progress { log_bytes: length(dir.log(Stream::Job)), tracking_bytes: length(dir.tracking()) }
+    let log_bytes = Reader::of(dir).and_then(|mut log| log.len()).unwrap_or(0);
+    Progress { log_bytes, tracking_bytes: length(dir.tracking()) }
 }

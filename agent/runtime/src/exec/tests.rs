@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use agent_model::{ExitStatus, Stream};
+use agent_model::ExitStatus;
 use agent_shim::process::{Process as Member, marked};
-use agent_shim::{End, ExitRecord, JobDir, Launch, MARK, NotStarted, VERSION};
+use agent_shim::segments::Reader;
+use agent_shim::{End, ExitRecord, JobDir, Launch, LogPolicy, MARK, NotStarted, VERSION};
 use nix::sys::signal::Signal;
 
 use super::*;
@@ -58,6 +59,10 @@ impl Bench {
             grace: Duration::from_secs(1),
             timeout: None,
             user: None,
+            log: LogPolicy::default(),
+            limits: agent_shim::Limits::default(),
+            lease_until: None,
+            cgroup: None,
         }
     }
 
@@ -70,7 +75,10 @@ impl Bench {
     }
 
     fn log(&self) -> Vec<u8> {
-        fs::read(self.dir.log(Stream::Job)).unwrap()
+        let mut log = Reader::of(&self.dir).unwrap();
+        let mut bytes = vec![0; log.len().unwrap() as usize];
+        assert_eq!(log.read_at(0, &mut bytes).unwrap(), bytes.len());
+        bytes
     }
 
     fn members(&self) -> Vec<Member> {
@@ -124,7 +132,7 @@ async fn test_exit_codes_and_signals_are_told_as_they_were() {
         let bench = Bench::new();
         let record = bench.run(script).await;
         assert_eq!(record.end, End::Exited(status), "{script}");
-        assert!(!record.oom && !record.timed_out && record.stopped.is_none());
+        assert!(record.oom.is_none() && !record.timed_out && record.stopped.is_none());
         assert!(record.started_at.unwrap() <= record.ended_at);
     }
 }
@@ -229,7 +237,7 @@ async fn test_stop_ends_the_whole_tree_however_it_hides() {
     assert!(begun.elapsed() >= Duration::from_millis(500) && begun.elapsed() < Duration::from_secs(5));
     assert_eq!(record.end, End::Exited(ExitStatus::Signal(9)));
     assert_eq!(record.stopped.as_deref(), Some("canceled by uid 7"));
-    assert!(!record.timed_out && !record.oom && record.unkilled == 0);
+    assert!(!record.timed_out && record.oom.is_none() && record.unkilled == 0);
     let alive = |member: &Member| Member::find(member.pid).is_some_and(|now| now.started == member.started);
     assert!(!members.iter().any(alive));
     running.stop(LONG, "after the end").await.unwrap();
@@ -482,7 +490,6 @@ async fn test_command_is_executed_at_most_once_whoever_dies_when() {
 #[tokio::test]
 async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     let bench = Bench::new();
-    fs::remove_file(bench.dir.log(Stream::Job)).ok();
     // A file size limit fails writes as a full disk does, for the shim that inherits it.
     let limited = bench.dir.path().join("limited-shim");
     let script = format!("#!/bin/sh\nulimit -f 8\nexec {} \"$@\"\n", bench.executor.shim.display());
@@ -493,9 +500,14 @@ async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     let launch = bench.launch_of(&["bash", "-c", "head -c 1000000 /dev/zero; exit 5"]);
     let record = ended(&executor.launch(&bench.dir, &launch).await.unwrap()).await;
     assert_eq!(record.end, End::Exited(ExitStatus::Code(5)));
-    assert_eq!(record.log_bytes + record.log_dropped, 1_000_000);
     assert!(record.log_dropped > 0 && record.log_error.is_some());
-    assert_eq!(bench.log().len() as u64, record.log_bytes);
+    assert_eq!((record.gaps.bytes, record.gaps.count), (record.log_dropped, 1));
+    let log = bench.log();
+    assert_eq!(log.len() as u64, record.log_bytes);
+    let kept = log.iter().filter(|byte| **byte == 0).count() as u64;
+    assert_eq!(kept + record.log_dropped, 1_000_000);
+    let told = format!("\n[agentd: {} bytes, 0 lines of output were dropped here: ", record.log_dropped);
+    assert!(String::from_utf8_lossy(&log[kept as usize..]).starts_with(&told));
 }
 
 #[tokio::test]

@@ -211,6 +211,7 @@ impl Node {
 
     async fn send(&mut self, inventory: Option<v1::Inventory>) {
         let report = v1::NodeReport {
+            obeyed_ms: 0,
             sent_ms: 0,
             node: self.name.clone(),
             boot_id: self.boot_id.clone(),

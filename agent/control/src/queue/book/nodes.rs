@@ -1,16 +1,19 @@
 //! The half of the book that hears nodes: reports, lost replicas, ended leases, room and orders.
 //!
-//! Invariants: a report is the whole truth about its node; a replica that the node once named and names no
-//! more is lost, also when the machine was restarted; silence alone never takes a job from its node.
+//! Invariants: a report is the whole truth about its node, unless a later one overtook it; a replica that the
+//! node once named and names no more is lost, also when the machine was restarted; silence takes a job from
+//! its node only when the job may be replaced and its lease is over.
 
 use std::collections::BTreeSet;
 
-use agent_model::machine::{Eligibility, Liveness, LivenessEvent};
+use agent_model::machine::{Before, Eligibility, EligibilityEvent, Liveness, LivenessEvent};
 use agent_model::node::{Grade, Inventory, Load};
-use agent_model::{Code, Fault, JobEvent, JobId, JobState, NodeId, ReplicaId, ReplicaStep, Timestamp};
+use agent_model::{
+    Boot, Code, Fault, JobEvent, JobId, JobState, NodeId, ReplicaId, ReplicaStep, Timestamp, Verdict,
+};
 
 use super::{Book, Moment, Standing, may_retry, without_run};
-use crate::lease::{self, Order};
+use crate::lease::{self, Orders};
 use crate::scheduler::{Room, Taken};
 use crate::store::{NodeRecord, ReplicaRecord};
 
@@ -19,9 +22,19 @@ use crate::store::{NodeRecord, ReplicaRecord};
 pub(crate) struct Report {
     pub(crate) node: NodeId,
     pub(crate) boot_id: String,
+    /// When it said so, by its own clock.
+    pub(crate) sent: Boot,
+    /// The `answers` of the latest orders it obeyed; none yet, or it does not say.
+    pub(crate) obeyed: Option<Boot>,
     pub(crate) inventory: Option<Inventory>,
     pub(crate) load: Load,
     pub(crate) replicas: Vec<Held>,
+}
+
+impl Report {
+    fn holds(&self, replica: &ReplicaId) -> bool {
+        self.replicas.iter().any(|held| held.replica == *replica)
+    }
 }
 
 /// A replica a node holds.
@@ -31,6 +44,19 @@ pub(crate) struct Held {
     pub(crate) step: ReplicaStep,
     pub(crate) detail: String,
     pub(crate) started_at: Option<Timestamp>,
+    /// The node has evidence that it goes on.
+    pub(crate) alive: bool,
+}
+
+/// What came of declaring a node lost.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum DeclaredLost {
+    /// There is no such node.
+    Unknown,
+    /// It answers; nobody needs to declare anything.
+    Answers,
+    /// These jobs were taken from it.
+    Done(Vec<JobId>),
 }
 
 /// A node and what is only known while the controller runs.
@@ -38,6 +64,8 @@ pub(crate) struct Held {
 pub(crate) struct NodeState {
     pub(crate) record: NodeRecord,
     pub(crate) load: Load,
+    /// When it sent the latest report, by its own clock.
+    pub(crate) sent: Option<Boot>,
     /// Its Sync stream is open.
     pub(crate) linked: bool,
     /// The jobs placed on it.
@@ -46,7 +74,7 @@ pub(crate) struct NodeState {
 
 impl NodeState {
     pub(super) fn new(record: NodeRecord) -> NodeState {
-        NodeState { record, load: Load::default(), linked: false, jobs: BTreeSet::new() }
+        NodeState { record, load: Load::default(), sent: None, linked: false, jobs: BTreeSet::new() }
     }
 
     /// Why it takes no new work, for people.
@@ -76,6 +104,12 @@ impl Book {
                 inventory: Inventory::default(),
             })
         });
+        let rebooted = node.record.boot_id != report.boot_id;
+        if !rebooted && node.sent.is_some_and(|latest| report.sent < latest) {
+            self.nodes.insert(id.clone(), node); // a later report overtook it
+            return;
+        }
+        node.sent = Some(report.sent);
         let before = NodeRecord { last_seen: now.wall, ..node.record.clone() };
         if let Some(inventory) = &report.inventory {
             node.record.inventory = inventory.clone();
@@ -91,17 +125,20 @@ impl Book {
         }
         let jobs: Vec<JobId> = node.jobs.iter().cloned().collect();
         self.nodes.insert(id.clone(), node);
-        self.leases.renew(id, now.steady);
+        self.contacts.renew(id, now.boot);
+        if rebooted {
+            self.forget_boot(id, &jobs);
+        }
 
         for held in &report.replicas {
-            self.see(id, &report.boot_id, held, now);
+            self.see(report, held, now);
         }
         for job in jobs {
             self.miss(&job, report, now);
+            self.withdraw(&job, report, now);
         }
-        let holds = |replica: &ReplicaId| report.replicas.iter().any(|held| held.replica == *replica);
         self.settled.retain(|replica, settled| {
-            let gone = settled.node == *id && settled.hear(holds(replica));
+            let gone = settled.node == *id && settled.hear(report.holds(replica));
             if gone {
                 self.changes.forgotten.push(replica.clone());
             }
@@ -109,11 +146,25 @@ impl Book {
         });
     }
 
-    /// The node holds this replica: evidence that it is alive, and where it stands.
-    fn see(&mut self, node: &NodeId, boot_id: &str, held: &Held, now: Moment) {
-        let id = &held.replica.job;
+    /// The node was restarted: no time of its clock from before means anything to it now.
+    fn forget_boot(&mut self, node: &NodeId, jobs: &[JobId]) {
+        for job in jobs.iter().filter_map(|id| self.jobs.get(id)) {
+            for replica in job.replicas.iter().filter(|replica| replica.node == *node) {
+                let replica = job.replica(replica.rank);
+                self.leases.rebooted(&replica);
+                self.withdrawn.remove(&replica);
+            }
+        }
+    }
+
+    /// The node holds this replica: where it stands, and perhaps evidence that it is alive.
+    fn see(&mut self, report: &Report, held: &Held, now: Moment) {
+        let (node, boot_id, id) = (&report.node, report.boot_id.as_str(), &held.replica.job);
         if self.standing(&held.replica, node) != Standing::Open {
             return;
+        }
+        if held.alive {
+            self.leases.renew(&held.replica, report.sent, now.boot);
         }
         if self.advance(id, JobEvent::SeenAgain) {
             self.tell(id, Some(node), now, format!("{node} answers again"));
@@ -149,24 +200,66 @@ impl Book {
         }
     }
 
-    /// Declares the replicas of `job` lost that the node had and now has not.
+    /// Declares the replicas of `job` lost that the node had and now has not. Those it never had are offered
+    /// again.
     fn miss(&mut self, id: &JobId, report: &Report, now: Moment) {
         let Some(job) = self.jobs.get(id) else { return };
-        let holds = |replica: &ReplicaId| report.replicas.iter().any(|held| held.replica == *replica);
-        let lost = job
+        let missing = job
             .replicas
             .iter()
-            .filter(|replica| replica.node == report.node && !holds(&job.replica(replica.rank)))
-            .find_map(|replica| lease::lost(replica, &report.boot_id));
-        let Some(code) = lost else { return };
-        let fault = match code {
-            Code::NodeRebooted => {
-                Fault::new(code, format!("{} was restarted while the job was there", report.node))
+            .filter(|replica| replica.node == report.node && !report.holds(&job.replica(replica.rank)));
+        let mut lost = None;
+        for replica in missing {
+            lost = lost.or(lease::lost(replica, &report.boot_id));
+            if replica.step.is_none() {
+                self.leases.offer(&job.replica(replica.rank), report.sent, now.boot);
             }
-            _ => Fault::new(code, format!("{} does not know the job any more", report.node)),
+        }
+        let Some(code) = lost else { return };
+        let what = match code {
+            Code::NodeRebooted => format!("{} was restarted while the job was there", report.node),
+            _ => format!("{} does not know the job any more", report.node),
         };
+        self.lose(id, &report.node, Fault::new(code, what), now);
+    }
+
+    /// Ends a canceled job that its node never took up, once the node cannot take it up any more: it obeyed
+    /// orders that were made after the cancel, and will obey no earlier ones.
+    fn withdraw(&mut self, id: &JobId, report: &Report, now: Moment) {
+        let canceled = JobState::Finalizing(Verdict::Canceled);
+        let silent = JobState::NotResponding(Before::Finalizing(Verdict::Canceled));
+        let Some(job) = self.jobs.get(id).filter(|job| job.state == canceled || job.state == silent) else {
+            return;
+        };
+        let mut untaken = true;
+        for replica in &job.replicas {
+            let name = job.replica(replica.rank);
+            let gone = match self.withdrawn.get(&name) {
+                Some(since) => report.obeyed.is_some_and(|obeyed| obeyed > *since),
+                None => {
+                    self.withdrawn.insert(name.clone(), report.sent);
+                    false
+                }
+            };
+            untaken &= gone && replica.step.is_none() && replica.node == report.node && !report.holds(&name);
+        }
+        if untaken {
+            self.advance(id, JobEvent::SeenAgain);
+            self.advance(id, JobEvent::OutputsStored);
+            self.urgent = true;
+            self.end(id, without_run(Verdict::Canceled, None, now.wall), now);
+        }
+    }
+
+    /// Takes a job from its node, where it can have no run any more. An attempt that the node never took up
+    /// counts against no limit.
+    fn lose(&mut self, id: &JobId, node: &NodeId, fault: Fault, now: Moment) {
+        if self.jobs.get(id).is_some_and(|job| job.replicas.iter().all(|replica| replica.step.is_none())) {
+            self.edit(id, |job| job.uncharged += 1);
+        }
+        let Some(job) = self.jobs.get(id) else { return };
         let retry = may_retry(job, &fault);
-        self.tell(id, Some(&report.node), now, format!("lost: {fault}"));
+        self.tell(id, Some(node), now, format!("lost: {fault}"));
         self.advance(id, JobEvent::LeaseExpired);
         self.advance(id, JobEvent::GraceOver { retry });
         self.urgent = true;
@@ -179,9 +272,9 @@ impl Book {
         }
     }
 
-    /// Ends the leases that are over.
+    /// Notes which nodes fell silent, and gives away the jobs whose lease is over.
     pub(crate) fn expire(&mut self, now: Moment) {
-        for id in self.leases.tick(now.steady) {
+        for id in self.contacts.tick(now.boot) {
             let Some(node) = self.nodes.get_mut(&id) else { continue };
             node.record.liveness = node.record.liveness.after(LivenessEvent::LeaseOver);
             self.dirty_nodes.insert(id.clone());
@@ -191,6 +284,59 @@ impl Book {
                     self.tell(&job, Some(&id), now, format!("{id} stopped answering"));
                 }
             }
+        }
+        for replica in self.leases.over(now.boot) {
+            let Some(job) = self.jobs.get(&replica.job).filter(|job| job.epoch == replica.epoch) else {
+                continue;
+            };
+            let Some(node) = job.replicas.iter().find(|r| r.rank == replica.rank).map(|r| r.node.clone())
+            else {
+                continue;
+            };
+            let what = format!("{node} gave no sign of the job for longer than it may run unheard");
+            self.lose(&replica.job, &node, Fault::new(Code::NodeLost, what), now);
+        }
+    }
+
+    /// Takes the word of an operator that a silent node, and everything that ran on it, is gone for good.
+    pub(crate) fn declare_lost(&mut self, id: &NodeId, who: &str, now: Moment) -> DeclaredLost {
+        let Some(node) = self.nodes.get_mut(id) else { return DeclaredLost::Unknown };
+        if matches!(node.record.liveness, Liveness::Ready | Liveness::Degraded) {
+            return DeclaredLost::Answers;
+        }
+        let down = node.record.liveness.after(LivenessEvent::LeaseOver).after(LivenessEvent::GraceOver);
+        node.record.liveness = down;
+        let jobs: Vec<JobId> = node.jobs.iter().cloned().collect();
+        self.dirty_nodes.insert(id.clone());
+        (self.urgent, self.replan) = (true, true);
+        for job in &jobs {
+            let fault = Fault::new(Code::NodeLost, format!("{id} was declared lost by {who}"));
+            self.lose(job, id, fault, now);
+        }
+        DeclaredLost::Done(jobs)
+    }
+
+    /// Lets new work onto a node, or keeps it off; `None` when there is no such node. What was placed before
+    /// stays, and nothing is placed after.
+    pub(crate) fn set_eligibility(&mut self, id: &NodeId, event: EligibilityEvent) -> Option<&NodeState> {
+        let node = self.nodes.get_mut(id)?;
+        let next = node.record.eligibility.after(event);
+        if next != node.record.eligibility {
+            node.record.eligibility = next;
+            self.dirty_nodes.insert(id.clone());
+            (self.urgent, self.replan) = (true, true);
+        }
+        self.rest(id);
+        self.nodes.get(id)
+    }
+
+    /// A node that is being drained and has run empty is cordoned.
+    pub(super) fn rest(&mut self, id: &NodeId) {
+        if let Some(node) = self.nodes.get_mut(id).filter(|node| node.jobs.is_empty())
+            && node.record.eligibility == Eligibility::Draining
+        {
+            node.record.eligibility = node.record.eligibility.after(EligibilityEvent::Empty);
+            self.dirty_nodes.insert(id.clone());
         }
     }
 
@@ -226,10 +372,14 @@ impl Book {
     }
 
     /// What `node` should hold now.
-    pub(crate) fn orders(&self, node: &NodeId) -> Vec<Order> {
-        let jobs = self.nodes.get(node).into_iter().flat_map(|node| &node.jobs);
+    pub(crate) fn orders(&self, node: &NodeId) -> Orders {
+        let state = self.nodes.get(node);
+        let jobs = state.into_iter().flat_map(|node| &node.jobs).filter_map(|id| self.jobs.get(id));
         let settled =
             self.settled.iter().filter(|(_, settled)| settled.node == *node).map(|(replica, _)| replica);
-        lease::orders(node, jobs.filter_map(|id| self.jobs.get(id)).map(|job| &**job), settled)
+        Orders {
+            answers: state.and_then(|node| node.sent).unwrap_or_default(),
+            list: lease::orders(node, &self.leases, jobs.map(|job| &**job), settled),
+        }
     }
 }

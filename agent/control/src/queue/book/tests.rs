@@ -6,8 +6,11 @@ use proptest::prelude::*;
 
 use crate::lease;
 
-fn moment(seconds: u64, start: Instant) -> Moment {
-    Moment { wall: Timestamp(1_000_000 + seconds * 1000), steady: start + Duration::from_secs(seconds) }
+/// When the controller of these tests was started.
+const START: Boot = Boot(Duration::from_secs(1000));
+
+fn moment(seconds: u64, start: Boot) -> Moment {
+    Moment { wall: Timestamp(1_000_000 + seconds * 1000), boot: start + Duration::from_secs(seconds) }
 }
 
 fn submission(name: &str, priority: Priority, attempts: u32) -> Submission {
@@ -26,6 +29,8 @@ fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
     Report {
         node: "box".parse().unwrap(),
         boot_id: boot.into(),
+        sent: Boot::default(),
+        obeyed: None,
         inventory: Some(Inventory { slots, ..Inventory::default() }),
         load: Load::default(),
         replicas,
@@ -33,15 +38,15 @@ fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
 }
 
 fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
-    Held { replica, step, detail: String::new(), started_at: None }
+    Held { replica, step, detail: String::new(), started_at: None, alive: true }
 }
 
 fn ended(verdict: Verdict, fault: Option<Fault>) -> Outcome {
     Outcome { exit: Some(ExitStatus::Code(0)), ..without_run(verdict, fault, Timestamp(7)) }
 }
 
-fn book(slots: u32, start: Instant) -> Book {
-    let mut book = Book::new(Loaded::default(), Duration::from_secs(15), start);
+fn book(slots: u32, start: Boot) -> Book {
+    let mut book = Book::new(Loaded::default(), Duration::from_secs(15), Terms::default(), start);
     book.report(&report(slots, "b1", Vec::new()), moment(0, start));
     book.link(|_| true);
     book
@@ -49,7 +54,7 @@ fn book(slots: u32, start: Instant) -> Book {
 
 #[test]
 fn test_priority_goes_first_then_the_order_of_submission() {
-    let start = Instant::now();
+    let start = START;
     let mut book = book(1, start);
     let now = moment(1, start);
     let names = [("a", Priority::Low), ("b", Priority::Medium), ("c", Priority::High), ("d", Priority::High)];
@@ -69,7 +74,7 @@ fn test_priority_goes_first_then_the_order_of_submission() {
 
 #[test]
 fn test_retry_waits_for_its_date_and_takes_a_new_epoch() {
-    let start = Instant::now();
+    let start = START;
     let mut book = book(1, start);
     let now = moment(1, start);
     let id = book.submit(submission("a", Priority::Medium, 2), now).unwrap();
@@ -86,7 +91,7 @@ fn test_retry_waits_for_its_date_and_takes_a_new_epoch() {
     );
     assert_eq!(
         book.next_alarm(now),
-        Some((now.steady + Duration::from_secs(30)).min(start + Duration::from_secs(15)))
+        Some((now.boot + Duration::from_secs(30)).min(start + Duration::from_secs(15)))
     );
     book.schedule(moment(30, start));
     assert_eq!(book.job(&id).unwrap().state, JobState::Queued);
@@ -102,7 +107,7 @@ fn test_retry_waits_for_its_date_and_takes_a_new_epoch() {
 
 #[test]
 fn test_full_line_with_a_date_does_not_spin() {
-    let start = Instant::now();
+    let start = START;
     let mut book = book(1, start);
     let now = moment(1, start);
     let a = book.submit(submission("a", Priority::Medium, 2), now).unwrap();
@@ -115,12 +120,12 @@ fn test_full_line_with_a_date_does_not_spin() {
     let due = moment(12, start);
     book.schedule(due);
     assert_eq!(book.job(&a).unwrap().state, JobState::Queued, "the slot is taken");
-    assert!(book.next_alarm(due).unwrap() > due.steady);
+    assert!(book.next_alarm(due).unwrap() > due.boot);
 }
 
 #[test]
 fn test_report_older_than_an_outcome_does_not_forget_the_replica() {
-    let start = Instant::now();
+    let start = START;
     let mut book = book(1, start);
     let now = moment(1, start);
     let node = "box".parse().unwrap();
@@ -131,11 +136,11 @@ fn test_report_older_than_an_outcome_does_not_forget_the_replica() {
     book.retire();
     let forget = [lease::Order { replica: replica.clone(), desired: lease::Desired::Forget }];
     book.report(&report(1, "b1", Vec::new()), now); // made before the node heard of the job
-    assert_eq!(book.orders(&node), forget);
+    assert_eq!(book.orders(&node).list, forget);
     book.report(&report(1, "b1", vec![held(replica, ReplicaStep::Reported)]), now);
-    assert_eq!(book.orders(&node), forget);
+    assert_eq!(book.orders(&node).list, forget);
     book.report(&report(1, "b1", Vec::new()), now);
-    assert_eq!(book.orders(&node), []);
+    assert_eq!(book.orders(&node).list, []);
     assert_eq!(book.changes().forgotten.len(), 1);
 }
 
@@ -167,7 +172,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 /// What an honest node holds, and how far what the book decided is known to the test.
 struct World {
     book: Book,
-    start: Instant,
+    start: Boot,
     seconds: u64,
     boots: u32,
     held: BTreeMap<ReplicaId, ReplicaStep>,
@@ -248,7 +253,7 @@ impl World {
         assert!(on_node <= 2, "more jobs than slots");
         let node = self.book.nodes().next().unwrap();
         assert_eq!(node.jobs.len(), on_node);
-        for order in self.book.orders(&node.record.id) {
+        for order in self.book.orders(&node.record.id).list {
             let forget = order.desired == lease::Desired::Forget;
             let standing = self.book.standing(&order.replica, &node.record.id);
             assert_eq!(standing, if forget { Standing::Settled } else { Standing::Open });
@@ -260,7 +265,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn test_book_keeps_its_promises_whatever_happens(steps in prop::collection::vec(any_step(), 1..80)) {
-        let start = Instant::now();
+        let start = START;
         let book = book(2, start);
         let (held, known_ends, epochs) = Default::default();
         let mut world = World { book, start, seconds: 1, boots: 1, held, known_ends, epochs };

@@ -1,0 +1,15 @@
+//! What a node decides about the replicas it holds, as pure functions.
+//!
+//! Owns the rules by which orders, marks on the disk, leases and log offsets become actions; hides nothing:
+//! whoever calls brings what is so, and does what comes out. The same functions are driven by the node's
+//! daemon and by the simulator that tries to break them.
+//!
+//! | Module | Decides | Called by |
+//! |---|---|---|
+//! | [`orders`] | which orders count, and what they change | `worker::reconcile` |
+//! | [`start`] | what a job directory means after a restart, and whether a lease lets a command start | `runtime::exec`, `worker::runner`, `agent-shim` |
+//! | [`log`] | what part of an upload is new, and what to send next | `control::archive`, `worker::telemetry` |
+
+pub mod log;
+pub mod orders;
+pub mod start;

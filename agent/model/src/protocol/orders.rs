@@ -1,0 +1,228 @@
+//! Which orders count, and what has to be done about them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::{Boot, Epoch, JobId, JobSpec, ReplicaId};
+
+/// Which orders this life of a node's daemon obeys.
+///
+/// Orders name the report they answer by the time it was sent, on the node's own clock. Those that answer an
+/// earlier report than the ones obeyed before were overtaken, and those that answer a report of before the
+/// daemon started were meant for its predecessor. Because a node is this strict, a controller may conclude
+/// from a report that lacks a replica, and that obeyed later orders, that the replica will never start.
+#[derive(Debug, Clone, Copy)]
+pub struct Obedience {
+    since: Boot,
+    obeyed: Option<Boot>,
+}
+
+impl Obedience {
+    /// Of a daemon that starts at `now`.
+    pub fn new(now: Boot) -> Obedience {
+        Obedience { since: Boot::from_millis(now.millis()), obeyed: None }
+    }
+
+    /// Whether to obey orders that answer the report sent at `answers`; if so, they are the latest from now on.
+    /// Zero is a controller that does not say.
+    pub fn admits(&mut self, answers: Boot) -> bool {
+        if answers == Boot::default() {
+            return true;
+        }
+        let counts = answers >= self.obeyed.unwrap_or(self.since);
+        if counts {
+            self.obeyed = Some(answers);
+        }
+        counts
+    }
+
+    /// What the latest orders that were obeyed answered.
+    pub fn obeyed(&self) -> Option<Boot> {
+        self.obeyed
+    }
+}
+
+/// What an order wants of a replica.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Wanted {
+    /// Run it, at most until then unless a later time is heard; `None` is as long as it takes.
+    Run(JobSpec, Option<Boot>),
+    /// What its runner is told, if there is one.
+    Other(Desired),
+    /// Not understood, so nothing is changed.
+    Unclear,
+}
+
+/// What a runner is told to bring about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Desired {
+    /// Run it to its end, or until a moment of this boot unless a later one is heard.
+    Run {
+        /// The latest that was ever heard; `None` is as long as it takes.
+        until: Option<Boot>,
+    },
+    /// End it.
+    Stop {
+        /// Between the polite signal and the final one.
+        grace: Duration,
+        /// For people.
+        reason: String,
+    },
+    /// Its outcome is stored; remove it.
+    Forget,
+    /// The controller does not know it: end it and keep what it left for a while.
+    Disown,
+}
+
+impl Desired {
+    /// To run it.
+    pub fn is_run(&self) -> bool {
+        matches!(self, Desired::Run { .. })
+    }
+
+    /// What is wanted when this is heard after `known`: a lease is never shortened.
+    #[must_use]
+    pub fn after(&self, known: &Desired) -> Desired {
+        match (self, known) {
+            (Desired::Run { until }, Desired::Run { until: before }) => {
+                Desired::Run { until: *until.max(before) }
+            }
+            _ => self.clone(),
+        }
+    }
+}
+
+/// What to do about a replica.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Take it up; its lease ends then.
+    Start(ReplicaId, JobSpec, Option<Boot>),
+    /// Tell its runner.
+    Tell(ReplicaId, Desired),
+    /// Nothing was done about this order: a later attempt of the job was ordered or is held.
+    Refuse(ReplicaId),
+}
+
+/// What has to be done so that the replicas `held` match the orders.
+///
+/// | Order | Held | Not held |
+/// |---|---|---|
+/// | run | tell until when | start, unless a later epoch of the job is held or ordered |
+/// | stop, forget | tell | – |
+/// | not understood | – | – |
+/// | not named | disown | – |
+pub fn decide(orders: BTreeMap<ReplicaId, Wanted>, held: &BTreeSet<ReplicaId>) -> Vec<Action> {
+    let latest = latest_epochs(&orders, held);
+    let mut actions = Vec::new();
+    let unnamed: Vec<ReplicaId> = held.iter().filter(|id| !orders.contains_key(*id)).cloned().collect();
+    for (replica, wanted) in orders {
+        let held = held.contains(&replica);
+        match wanted {
+            Wanted::Run(..) if !held && latest.get(&replica.job) > Some(&replica.epoch) => {
+                actions.push(Action::Refuse(replica));
+            }
+            Wanted::Run(spec, until) if !held => actions.push(Action::Start(replica, spec, until)),
+            Wanted::Run(_, until) => actions.push(Action::Tell(replica, Desired::Run { until })),
+            Wanted::Other(desired) if held => actions.push(Action::Tell(replica, desired)),
+            Wanted::Other(_) | Wanted::Unclear => {}
+        }
+    }
+    actions.extend(unnamed.into_iter().map(|replica| Action::Tell(replica, Desired::Disown)));
+    actions
+}
+
+/// The latest epoch of each job that is ordered to run or held.
+fn latest_epochs(orders: &BTreeMap<ReplicaId, Wanted>, held: &BTreeSet<ReplicaId>) -> BTreeMap<JobId, Epoch> {
+    let ordered = orders.iter().filter(|(_, wanted)| matches!(wanted, Wanted::Run(..))).map(|(id, _)| id);
+    let mut latest: BTreeMap<JobId, Epoch> = BTreeMap::new();
+    for replica in ordered.chain(held) {
+        let epoch = latest.entry(replica.job.clone()).or_default();
+        *epoch = replica.epoch.max(*epoch);
+    }
+    latest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::JobDraft;
+
+    fn id(text: &str) -> ReplicaId {
+        text.parse().unwrap()
+    }
+
+    fn spec() -> JobSpec {
+        JobDraft { command: "true".into(), ..JobDraft::default() }.validate().unwrap()
+    }
+
+    fn held(ids: &[&str]) -> BTreeSet<ReplicaId> {
+        ids.iter().map(|text| id(text)).collect()
+    }
+
+    #[test]
+    fn test_orders_against_reality() {
+        let stop = || Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() };
+        let orders = [
+            ("new.1.0", Wanted::Run(spec(), None)),
+            ("known.1.0", Wanted::Run(spec(), Some(Boot::from_millis(7)))),
+            ("stopped.1.0", Wanted::Other(stop())),
+            ("gone.1.0", Wanted::Other(stop())),
+            ("done.1.0", Wanted::Other(Desired::Forget)),
+            ("forgotten.1.0", Wanted::Other(Desired::Forget)),
+            ("odd.1.0", Wanted::Unclear),
+        ];
+        let orders = orders.into_iter().map(|(text, wanted)| (id(text), wanted)).collect();
+        let held = held(&["known.1.0", "stopped.1.0", "done.1.0", "odd.1.0", "orphan.1.0"]);
+        let expected = [
+            Action::Tell(id("done.1.0"), Desired::Forget),
+            Action::Tell(id("known.1.0"), Desired::Run { until: Some(Boot::from_millis(7)) }),
+            Action::Start(id("new.1.0"), spec(), None),
+            Action::Tell(id("stopped.1.0"), stop()),
+            Action::Tell(id("orphan.1.0"), Desired::Disown),
+        ];
+        assert_eq!(decide(orders, &held), expected);
+    }
+
+    #[test]
+    fn test_repeated_orders_start_nothing_twice() {
+        let orders: BTreeMap<_, _> = [(id("a.1.0"), Wanted::Run(spec(), None))].into();
+        assert_eq!(decide(orders.clone(), &held(&[])).len(), 1);
+        assert_eq!(
+            decide(orders, &held(&["a.1.0"])),
+            [Action::Tell(id("a.1.0"), Desired::Run { until: None })]
+        );
+    }
+
+    #[test]
+    fn test_an_earlier_epoch_is_never_started_beside_a_later_one() {
+        let run = |text| (id(text), Wanted::Run(spec(), None));
+        let actions = decide([run("a.1.0"), run("b.2.0"), run("b.3.0")].into(), &held(&["a.2.0"]));
+        let expected = [
+            Action::Refuse(id("a.1.0")),
+            Action::Refuse(id("b.2.0")),
+            Action::Start(id("b.3.0"), spec(), None),
+            Action::Tell(id("a.2.0"), Desired::Disown),
+        ];
+        assert_eq!(actions, expected);
+    }
+
+    #[test]
+    fn test_a_lease_is_never_shortened() {
+        let run = |until: Option<u64>| Desired::Run { until: until.map(Boot::from_millis) };
+        assert_eq!(run(Some(5)).after(&run(Some(7))), run(Some(7)));
+        assert_eq!(run(Some(8)).after(&run(Some(7))), run(Some(8)));
+        assert_eq!(run(Some(8)).after(&run(None)), run(Some(8)), "nothing was heard before");
+        assert_eq!(Desired::Forget.after(&run(None)), Desired::Forget);
+    }
+
+    #[test]
+    fn test_overtaken_orders_do_not_count() {
+        let at = Boot::from_millis;
+        let mut obedience = Obedience::new(at(100));
+        assert!(!obedience.admits(at(99)), "meant for the daemon before");
+        assert_eq!(obedience.obeyed(), None);
+        assert!(obedience.admits(at(0)) && obedience.admits(at(120)) && obedience.admits(at(120)));
+        assert!(!obedience.admits(at(119)));
+        assert_eq!(obedience.obeyed(), Some(at(120)));
+    }
+}
