@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The results of `work` on every item, in the order of the items, by at most `threads` threads.
 ///
-/// Items are handed out one by one, so that one large item does not hold back a whole share.
+/// Items are handed out one by one, so that one large item does not hold back a whole share. A machine that
+/// has no thread to spare makes it slower, not wrong.
 pub(crate) fn map<T, R>(items: &[T], threads: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R>
 where
     T: Sync,
@@ -26,7 +27,8 @@ where
         done
     };
     let mut done = std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(run)).collect();
+        let helper = |_| std::thread::Builder::new().spawn_scoped(scope, run).ok();
+        let helpers: Vec<_> = (1..threads).map_while(helper).collect();
         let mut done = run();
         for helper in helpers {
             match helper.join() {
