@@ -2,23 +2,24 @@
 //!
 //! Owns `archive/JOB/EPOCH.RANK.CHANNEL`; the length of the file is the length of the channel, so there is no
 //! index that could disagree. Hides files, forced writes and the wake-up of followers. Invariants: bytes
-//! once stored at an offset never change, except that [`Tape::conclude`] empties a channel whose content was
+//! once stored at an offset never change, except that [`Tape::conclude`] sets a channel aside whose content was
 //! proven wrong; a repeated append is trimmed, a gap stores nothing; a length is told to a node only after
-//! [`sync_all`], but to followers at once.
+//! a forced write that succeeded, but to followers at once. A forced write that failed is never tried again
+//! as if nothing had happened: what it was for is cut off, or written to another file, and sent again.
 //!
 //! All file access blocks: it happens in [`Archive::blocking`]. Tapes live while somebody holds them.
 //!
 //! Called by `api::telemetry` (append, read, follow) and `api::worker` (the check before an outcome counts).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ScopedJoinHandle;
 
-use agent_model::{Digest, JobId, ReplicaId, Stream};
+use agent_model::{Digest, JobId, ReplicaId, Stream, failpoint};
 use tokio::sync::watch;
 
 /// What is kept of a replica, each with its own byte offsets.
@@ -132,8 +133,8 @@ impl Archive {
 #[derive(Debug)]
 pub(crate) struct Tape {
     path: PathBuf,
-    /// Set once the file exists.
-    file: OnceLock<File>,
+    /// There once the file exists.
+    file: Mutex<Option<Arc<File>>>,
     writer: Mutex<Writer>,
     length: watch::Sender<u64>,
 }
@@ -142,6 +143,8 @@ pub(crate) struct Tape {
 struct Writer {
     /// Below this, everything is on the disk.
     synced: u64,
+    /// A forced write failed: what the kernel says about the file above `synced` is not to be believed.
+    doubtful: bool,
     /// The file's name is on the disk too.
     named: bool,
     /// The content was proven complete; nothing is added any more.
@@ -150,19 +153,19 @@ struct Writer {
 
 impl Tape {
     fn open(path: PathBuf) -> Result<Tape, ArchiveError> {
-        let file = OnceLock::new();
+        let mut file = None;
         let mut length = 0;
         match OpenOptions::new().read(true).write(true).open(&path) {
             Ok(found) => {
                 length = found.metadata().map_err(|source| open_error(&path, source))?.len();
-                let _ = file.set(found); // it was empty a line ago
+                file = Some(Arc::new(found));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(open_error(&path, source)),
         }
         // What a daemon before us wrote may not have reached the disk: the first sync forces it.
-        let writer = Mutex::new(Writer { synced: 0, named: false, sealed: false });
-        Ok(Tape { path, file, writer, length: watch::Sender::new(length) })
+        let writer = Mutex::new(Writer { synced: 0, doubtful: false, named: false, sealed: false });
+        Ok(Tape { path, file: Mutex::new(file), writer, length: watch::Sender::new(length) })
     }
 
     /// How many bytes there are.
@@ -178,7 +181,8 @@ impl Tape {
     /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed tape, stores
     /// nothing. Blocks.
     pub(crate) fn append(&self, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
-        let writer = locked(&self.writer);
+        let mut writer = locked(&self.writer);
+        self.restore_trust(&mut writer)?;
         let length = self.len();
         let Some(known) = length.checked_sub(offset) else { return Ok(()) };
         let known = usize::try_from(known).unwrap_or(usize::MAX).min(data.len());
@@ -187,19 +191,25 @@ impl Tape {
             return Ok(());
         }
         let file = self.create()?;
-        file.write_all_at(fresh, length).map_err(|source| ArchiveError::Write {
-            path: self.path.clone(),
-            offset: length,
-            bytes: fresh.len(),
-            source,
-        })?;
+        failpoint::hit("control.archive.write").and_then(|()| file.write_all_at(fresh, length)).map_err(
+            |source| ArchiveError::Write {
+                path: self.path.clone(),
+                offset: length,
+                bytes: fresh.len(),
+                source,
+            },
+        )?;
         self.length.send_replace(length + fresh.len() as u64);
         drop(writer);
         Ok(())
     }
 
-    fn create(&self) -> Result<&File, ArchiveError> {
-        if let Some(file) = self.file.get() {
+    fn file(&self) -> Option<Arc<File>> {
+        locked(&self.file).clone()
+    }
+
+    fn create(&self) -> Result<Arc<File>, ArchiveError> {
+        if let Some(file) = self.file() {
             return Ok(file);
         }
         let cannot = |source| open_error(&self.path, source);
@@ -207,21 +217,94 @@ impl Tape {
             std::fs::create_dir_all(parent).map_err(cannot)?;
         }
         let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
-        let file = options.open(&self.path).map_err(cannot)?;
-        Ok(self.file.get_or_init(|| file))
+        let file = Arc::new(options.open(&self.path).map_err(cannot)?);
+        *locked(&self.file) = Some(file.clone());
+        Ok(file)
+    }
+
+    /// After a forced write that failed: goes back to what is known to be on the disk. Where that is not
+    /// known, because it was the first one of this daemon, everything is written to another file, which
+    /// takes the place of the first when it is safe.
+    fn restore_trust(&self, writer: &mut Writer) -> Result<(), ArchiveError> {
+        let Some(file) = self.file().filter(|_| writer.doubtful) else { return Ok(()) };
+        let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
+        if writer.synced > 0 {
+            file.set_len(writer.synced).map_err(failed)?;
+            self.length.send_replace(writer.synced);
+        } else if self.len() > 0 {
+            let copy = self.copy(&file).map_err(failed)?;
+            *locked(&self.file) = Some(Arc::new(copy));
+            writer.synced = self.len();
+        }
+        writer.doubtful = false;
+        Ok(())
+    }
+
+    fn copy(&self, file: &File) -> io::Result<File> {
+        let beside = self.beside("copy");
+        let copy = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&beside)?;
+        let (mut block, length) = (vec![0; 1 << 20], self.len());
+        let mut done = 0;
+        while done < length {
+            let part = usize::try_from(length - done).unwrap_or(usize::MAX).min(block.len());
+            file.read_exact_at(&mut block[..part], done)?;
+            copy.write_all_at(&block[..part], done)?;
+            done += part as u64;
+        }
+        failpoint::hit("control.archive.sync").and_then(|()| copy.sync_all())?;
+        std::fs::rename(beside, &self.path)?;
+        self.path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())?;
+        Ok(copy)
+    }
+
+    /// A file next to the tape's.
+    fn beside(&self, kind: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".");
+        name.push(kind);
+        name.into()
     }
 
     /// Forces everything there is to the disk and returns how much that is. Blocks.
-    pub(crate) fn sync(self: &Arc<Self>) -> Result<u64, ArchiveError> {
-        let lengths = sync_all(std::slice::from_ref(self))?;
-        Ok(lengths.first().copied().unwrap_or_default())
+    pub(crate) fn sync(&self) -> Result<u64, ArchiveError> {
+        self.force()
+    }
+
+    /// Appends go on while the file is forced.
+    fn force(&self) -> Result<u64, ArchiveError> {
+        let (file, length, synced, named) = {
+            let mut writer = locked(&self.writer);
+            self.restore_trust(&mut writer)?;
+            (self.file(), self.len(), writer.synced, writer.named)
+        };
+        let Some(file) = file else { return Ok(length) };
+        let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
+        if synced < length
+            && let Err(error) = failpoint::hit("control.archive.sync").and_then(|()| file.sync_data())
+        {
+            locked(&self.writer).doubtful = true;
+            return Err(failed(error));
+        }
+        if !named {
+            for directory in self.path.ancestors().skip(1).take(2) {
+                let forced = failpoint::hit("control.archive.sync");
+                forced.and_then(|()| File::open(directory)?.sync_all()).map_err(failed)?;
+            }
+        }
+        let mut writer = locked(&self.writer);
+        if writer.doubtful {
+            return Err(failed(io::Error::other("another forced write of it failed meanwhile")));
+        }
+        writer.synced = writer.synced.max(length);
+        writer.named = true;
+        Ok(length)
     }
 
     /// Up to `most` bytes from `offset` on. Blocks.
     pub(crate) fn read(&self, offset: u64, most: usize) -> Result<Vec<u8>, ArchiveError> {
         let there = self.len().saturating_sub(offset);
         let size = usize::try_from(there).unwrap_or(usize::MAX).min(most);
-        let Some(file) = self.file.get().filter(|_| size > 0) else { return Ok(Vec::new()) };
+        let Some(file) = self.file().filter(|_| size > 0) else { return Ok(Vec::new()) };
         let mut data = vec![0; size];
         file.read_exact_at(&mut data, offset).map_err(|source| ArchiveError::Read {
             path: self.path.clone(),
@@ -256,24 +339,44 @@ impl Tape {
     }
 
     /// Compares everything there is with what its writer says it wrote: if equal, the tape is sealed and safe
-    /// on the disk; if not, it is emptied, so that it can be sent again. Returns what was found. Blocks.
+    /// on the disk; if not, it is set aside, so that it can be sent again. Returns what was found. Blocks.
     pub(crate) fn conclude(self: &Arc<Self>, expected: Digest) -> Result<Digest, ArchiveError> {
         locked(&self.writer).sealed = true; // nothing may slip in behind the check
         let found = self.sync().and_then(|_| self.digest());
         let mut writer = locked(&self.writer);
         match &found {
             Ok(found) if *found == expected => return Ok(expected),
+            // What is missing can be sent; what is there may not be there to be sent any more.
+            Ok(found) if found.size < expected.size => {}
             Ok(_) => {
-                if let Some(file) = self.file.get() {
-                    file.set_len(0).map_err(|source| open_error(&self.path, source))?;
-                }
-                writer.synced = 0;
+                let aside = std::fs::rename(&self.path, self.beside("wrong"));
+                aside.or_else(unless_missing).map_err(|source| open_error(&self.path, source))?;
+                *locked(&self.file) = None;
+                (writer.synced, writer.named, writer.doubtful) = (0, false, false);
                 self.length.send_replace(0);
             }
             Err(_) => {}
         }
         writer.sealed = false;
         found
+    }
+
+    /// Its writer cannot say what it should hold, or cannot send it again: what is there must do. Of what was
+    /// set aside as wrong and what came after, the longer one stays. Blocks.
+    pub(crate) fn settle_for_what_there_is(self: &Arc<Self>) -> Result<(), ArchiveError> {
+        let mut writer = locked(&self.writer);
+        let wrong = self.beside("wrong");
+        let length = wrong.metadata().map_or(0, |found| found.len());
+        if length > self.len() {
+            let cannot = |source| open_error(&self.path, source);
+            std::fs::rename(&wrong, &self.path).map_err(cannot)?;
+            let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(cannot)?;
+            *locked(&self.file) = Some(Arc::new(file));
+            (writer.synced, writer.named) = (0, false);
+            self.length.send_replace(length);
+        }
+        drop(writer);
+        self.sync().map(drop)
     }
 
     fn digest(&self) -> Result<Digest, ArchiveError> {
@@ -289,47 +392,23 @@ impl Tape {
     }
 }
 
-/// Forces everything there is on `tapes` to the disk and returns how much that is on each. Appends go on
-/// meanwhile. Blocks.
+/// Forces everything there is on `tapes` to the disk and returns how much that is on each, or why that of one
+/// could not be. Appends go on meanwhile. Blocks.
 ///
 /// All parts are forced side by side, because a journaling file system makes one commit of them.
-pub(crate) fn sync_all(tapes: &[Arc<Tape>]) -> Result<Vec<u64>, ArchiveError> {
-    let lengths: Vec<u64> = tapes.iter().map(|tape| tape.len()).collect();
-    let there: Vec<(&Arc<Tape>, u64)> =
-        tapes.iter().zip(lengths.iter().copied()).filter(|(tape, _)| tape.file.get().is_some()).collect();
-    let mut files = Vec::new();
-    let mut directories = BTreeSet::new();
-    for (tape, length) in &there {
-        let writer = locked(&tape.writer);
-        if writer.synced < *length
-            && let Some(file) = tape.file.get()
-        {
-            files.push((tape.path.as_path(), file));
-        }
-        if !writer.named {
-            directories.extend(tape.path.ancestors().skip(1).take(2));
-        }
-    }
-    let failed = |path: &Path, source| ArchiveError::Sync { path: path.to_owned(), source };
-    let force = |(path, file): (&Path, &File)| file.sync_data().map_err(|source| failed(path, source));
-    let force_directory = |path: &Path| {
-        File::open(path).and_then(|file| file.sync_all()).map_err(|source| failed(path, source))
-    };
-    let last = if directories.is_empty() { files.pop() } else { None }; // the usual case needs no thread
+pub(crate) fn sync_all(tapes: &[Arc<Tape>]) -> Vec<Result<u64, ArchiveError>> {
+    let mut last_first: Vec<&Arc<Tape>> = tapes.iter().collect();
+    let last = last_first.pop(); // the usual case needs no thread
     std::thread::scope(|scope| {
-        let files = files.into_iter().map(|part| scope.spawn(move || force(part)));
-        let directories = directories.into_iter().map(|path| scope.spawn(move || force_directory(path)));
-        let running: Vec<_> = files.chain(directories).collect();
-        let forced = last.map_or(Ok(()), force);
+        let running: Vec<_> = last_first.into_iter().map(|tape| scope.spawn(move || tape.force())).collect();
+        let forced = last.map(|tape| tape.force());
         let join = |part: ScopedJoinHandle<'_, _>| part.join().unwrap_or(Err(ArchiveError::Stopping));
-        running.into_iter().map(join).fold(forced, Result::and)
-    })?;
-    for (tape, length) in there {
-        let mut writer = locked(&tape.writer);
-        writer.synced = writer.synced.max(length);
-        writer.named = true;
-    }
-    Ok(lengths)
+        running.into_iter().map(join).chain(forced).collect()
+    })
+}
+
+fn unless_missing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 fn open_error(path: &Path, source: io::Error) -> ArchiveError {

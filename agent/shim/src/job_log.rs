@@ -1,11 +1,15 @@
 //! The output of the job on its way into the log, byte for byte. The job never waits for anybody but the
-//! disk, and for that only while the pipe is full. What cannot be written is counted and dropped: a full
-//! disk never stops the job.
+//! disk, and for that only while the pipe is full. What there is no room for is counted and dropped, unless
+//! the job asked to be kept waiting instead.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
+use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::time::{Duration, Instant};
+
+use agent_shim::Gaps;
+use agent_shim::segments::Writer;
 
 use crate::job::Started;
 
@@ -25,31 +29,31 @@ const ROOMY: usize = 512 << 10;
 /// How long output that never ends may come from processes that are not the job's.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// How often it is looked for room while the job waits for some.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// The pipe and the log.
 #[derive(Debug)]
 pub(crate) struct JobLog {
-    file: File,
-    bytes: u64,
-    dropped: u64,
-    error: Option<String>,
+    writer: Writer,
     output: Option<File>,
     roomy: bool,
     buffer: Vec<u8>,
+    /// The part of the buffer that was read and waits for room.
+    held: Range<usize>,
     last: Option<Instant>,
     resume_at: Option<Instant>,
 }
 
 impl JobLog {
-    /// A log that holds `bytes` bytes already.
-    pub(crate) fn new(bytes: u64, file: File) -> JobLog {
+    /// The way into `writer`.
+    pub(crate) fn new(writer: Writer) -> JobLog {
         JobLog {
-            file,
-            bytes,
-            dropped: 0,
-            error: None,
+            writer,
             output: None,
             roomy: false,
             buffer: vec![0; BUFFER],
+            held: 0..0,
             last: None,
             resume_at: None,
         }
@@ -63,17 +67,22 @@ impl JobLog {
 
     /// Length of the log, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
+        self.writer.len()
     }
 
-    /// Bytes that could not be written.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.dropped
+    /// What was dropped.
+    pub(crate) fn gaps(&self) -> Gaps {
+        self.writer.gaps()
     }
 
     /// The first error met.
     pub(crate) fn error(&self) -> Option<&str> {
-        self.error.as_deref()
+        self.writer.error()
+    }
+
+    /// SHA-256 of the log, in lower-case hexadecimal.
+    pub(crate) fn sha256(&self) -> String {
+        self.writer.sha256()
     }
 
     /// What to wait for: the pipe, or a time at which to look at it again.
@@ -85,40 +94,50 @@ impl JobLog {
         }
     }
 
+    /// Whether to move something even though the pipe says nothing.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        !self.held.is_empty() && self.resume_at.is_none_or(|at| at <= now)
+    }
+
     /// Moves what is there.
     pub(crate) fn pump(&mut self, now: Instant) {
         let moved = self.move_some(TURN);
         let small_and_quick =
             moved < self.buffer.len() / 2 && self.last.is_some_and(|last| now - last < 2 * ROUND);
         self.resume_at = (self.roomy && small_and_quick).then(|| now + ROUND);
+        if !self.held.is_empty() || self.writer.must_wait() {
+            self.resume_at = Some(now + LOOK);
+        }
         self.last = Some(now);
     }
 
-    /// Moves everything that the job's processes, all gone by now, have written.
+    /// Moves everything that the job's processes, all gone by now, have written, and ends the log.
     pub(crate) fn drain(&mut self) {
+        self.writer.wait_no_more();
         let deadline = Instant::now() + DRAIN;
         while self.move_some(TURN) > 0 && Instant::now() < deadline {}
         self.output = None;
+        self.writer.finish();
     }
 
-    /// Makes the log durable. An error is final: what the system has dropped it will not write later.
+    /// Makes the log durable.
     pub(crate) fn sync(&mut self) {
-        if let Err(error) = self.file.sync_all() {
-            self.fail(&error);
-        }
+        self.writer.sync();
     }
 
     /// Moves up to about `most` bytes; 0 when there is nothing now.
     fn move_some(&mut self, most: usize) -> usize {
-        let mut moved = 0;
+        let mut moved = self.put_held();
         while moved < most
+            && self.held.is_empty()
+            && !self.writer.must_wait()
             && let Some(output) = &mut self.output
         {
             match output.read(&mut self.buffer) {
                 Ok(0) => self.output = None,
                 Ok(length) => {
-                    moved += length;
-                    self.write(length);
+                    self.held = 0..length;
+                    moved += self.put_held();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => break, // nothing there
@@ -127,27 +146,9 @@ impl JobLog {
         moved
     }
 
-    fn write(&mut self, length: usize) {
-        let mut written = 0;
-        while written < length {
-            match self.file.write(&self.buffer[written..length]) {
-                Ok(0) => return self.drop_rest(length - written, &io::ErrorKind::WriteZero.into()),
-                Ok(count) => {
-                    written += count;
-                    self.bytes += count as u64;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return self.drop_rest(length - written, &error),
-            }
-        }
-    }
-
-    fn drop_rest(&mut self, length: usize, error: &io::Error) {
-        self.dropped += length as u64;
-        self.fail(error);
-    }
-
-    fn fail(&mut self, error: &io::Error) {
-        self.error.get_or_insert_with(|| error.to_string());
+    fn put_held(&mut self) -> usize {
+        let taken = self.writer.append(&self.buffer[self.held.clone()], Instant::now());
+        self.held.start += taken;
+        taken
     }
 }

@@ -5,7 +5,7 @@
 //! the working directory is dropped. Called by `worker::runner`; redoing it stores nothing twice.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use agent_cas::snapshot::{self, PushError, ScanError, Snapshot};
@@ -13,6 +13,7 @@ use agent_cas::{Hasher, Store};
 use agent_model::job::JobDraft;
 use agent_model::{Artifacts, Digest};
 use agent_shim::JobDir;
+use agent_shim::segments::Reader;
 use tracing::{info, warn};
 
 /// Why the outputs could not be stored.
@@ -75,20 +76,74 @@ pub(crate) async fn measure(path: PathBuf) -> Digest {
     })
 }
 
+/// What the job's log came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LogEnd {
+    /// Its writer says so, or all of it is here and was measured.
+    Proven(Digest),
+    /// Its writer was lost: so many bytes are known of, and the controller may have more.
+    Unproven(u64),
+}
+
+impl LogEnd {
+    pub(crate) fn length(self) -> u64 {
+        match self {
+            LogEnd::Proven(digest) => digest.size,
+            LogEnd::Unproven(length) => length,
+        }
+    }
+}
+
+/// What the log of the job in `dir` came to, now that it has ended.
+pub(crate) async fn job_log_end(dir: JobDir) -> LogEnd {
+    let shown = dir.path().display().to_string();
+    let told = tokio::task::spawn_blocking(move || log_end(&dir)).await;
+    told.map_err(io::Error::other).flatten().unwrap_or_else(|error| {
+        warn!(dir = shown, %error, "the job's log cannot be measured");
+        LogEnd::Unproven(0)
+    })
+}
+
+fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
+    let mut log = match Reader::of(dir) {
+        Ok(log) => log,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(LogEnd::Proven(Digest::EMPTY)),
+        Err(error) => return Err(error),
+    };
+    let record = dir.read_exit().map_err(io::Error::other)?;
+    let Some(record) = record else { return Ok(LogEnd::Unproven(log.len()?)) };
+    let told = record.log_sha256.and_then(|hash| Digest::from_parts(&hash, record.log_bytes).ok());
+    match told {
+        Some(digest) => Ok(LogEnd::Proven(digest)),
+        // A shim of an earlier release left the measuring to us.
+        None => {
+            let (mut hasher, mut buffer) = (Hasher::new(), vec![0; 256 * 1024]);
+            loop {
+                match log.read_at(hasher.size(), &mut buffer)? {
+                    0 => return Ok(LogEnd::Proven(hasher.finish())),
+                    length => hasher.update(&buffer[..length]),
+                }
+            }
+        }
+    }
+}
+
 /// The length of a file in bytes; 0 when there is none.
 pub(crate) fn length(path: &Path) -> u64 {
     path.metadata().map_or(0, |found| found.len())
 }
 
-/// The last bytes of a log, enough for a few lines.
-pub(crate) async fn tail(path: PathBuf) -> Vec<u8> {
+/// The last bytes of the job's log, enough for a few lines.
+pub(crate) async fn tail(dir: JobDir) -> Vec<u8> {
     const BYTES: u64 = 8 * 1024;
     let read = move || -> io::Result<Vec<u8>> {
-        let mut file = File::open(&path)?;
-        file.seek(SeekFrom::Start(length(&path).saturating_sub(BYTES)))?;
-        let mut end = Vec::new();
-        file.take(BYTES).read_to_end(&mut end)?;
-        Ok(end)
+        let mut log = Reader::of(&dir)?;
+        let end = log.len()?;
+        let from = end.saturating_sub(BYTES).max(log.start());
+        let mut tail = vec![0; usize::try_from(end - from).unwrap_or_default()];
+        let count = log.read_at(from, &mut tail)?;
+        tail.truncate(count);
+        Ok(tail)
     };
     // Without it a fault only says less.
     tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten().unwrap_or_default()
@@ -164,13 +219,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn test_end_of_a_job_log_is_what_its_writer_says() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = JobDir::new(temp.path().join("j.1.0"));
+        dir.create().unwrap();
+        assert_eq!(job_log_end(dir.clone()).await, LogEnd::Proven(Digest::EMPTY), "it never ran");
+        // A shim of the release before wrote one file and no hash.
+        let text = "line\n".repeat(100_000);
+        std::fs::write(dir.log(agent_model::Stream::Job), &text).unwrap();
+        assert_eq!(tail(dir.clone()).await.len(), 8 * 1024);
+        assert_eq!(job_log_end(dir.clone()).await, LogEnd::Unproven(500_000), "its shim was lost");
+        let old = r#"{"version":1,"instance":"a","replica":"j.1.0","end":{"exited":{"code":0}},"started_at":null,
+            "ended_at":1,"stopped":null,"timed_out":false,"oom":false,"log_bytes":500000,"log_dropped":0,
+            "log_error":null,"tracking_bytes":0,"max_rss":0,"cpu_ms":0,"leftovers":0,"unkilled":0}"#;
+        std::fs::write(dir.exit(), old).unwrap();
+        let whole = agent_cas::digest_of(text.as_bytes());
+        assert_eq!(job_log_end(dir.clone()).await, LogEnd::Proven(whole));
+        // One of this release: its beginning may be trimmed, its word is enough.
+        let record =
+            old.replace("\"log_dropped\"", &format!("\"log_sha256\":\"{}\",\"log_dropped\"", whole.hex()));
+        std::fs::write(dir.exit(), record).unwrap();
+        std::fs::create_dir(dir.segments()).unwrap();
+        std::fs::write(dir.segments().join("00000000000000499995.seg"), "line\n").unwrap();
+        assert_eq!(job_log_end(dir.clone()).await, LogEnd::Proven(whole));
+        assert_eq!(tail(dir).await, b"line\n");
+    }
+
+    #[tokio::test]
     async fn test_log_is_measured_whole() {
         let temp = tempfile::tempdir().unwrap();
         let path = temp.path().join("log");
         assert_eq!(measure(path.clone()).await, Digest::EMPTY);
         let text = "line\n".repeat(100_000);
         std::fs::write(&path, &text).unwrap();
-        assert_eq!(tail(path.clone()).await.len(), 8 * 1024);
         assert_eq!(measure(path).await, agent_cas::digest_of(text.as_bytes()));
     }
 }

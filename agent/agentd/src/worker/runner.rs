@@ -11,47 +11,36 @@
 //! Invariants: the record of a step is on disk before its work begins; the future may be dropped at any
 //! point (the daemon stops or is killed) and another one goes on from the record; a stop that comes before
 //! the command was started means that it never is; what came of the command is decided once, and its logs
-//! and outputs are stored whatever it was.
+//! and outputs are stored whatever it was; a job that may be replaced is never started, and never goes on,
+//! beyond the time the controller granted, which a restart of the daemon does not prolong.
 //!
 //! Channels: [`Desired`] in, [`ReplicaView`] out, both as watched levels. Spawned by `worker::reconcile`.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::{Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
+use agent_model::lease::Terms;
+use agent_model::protocol::orders::Desired;
+use agent_model::protocol::start::Deadline;
+use agent_model::{Boot, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
 use agent_runtime::env::EnvLease;
-use agent_runtime::exec::{Executor, Found, ReattachError, Running, WaitError};
+use agent_runtime::exec::{Executor, Found, ReattachError, RenewError, Running, WaitError};
 use agent_shim::{ExitRecord, JobDir};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tracing::{error, info, warn};
 
 use super::backoff::Backoff;
 use super::faults::{self, Ending};
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
+use super::outputs::LogEnd;
 use super::report::Delivered;
 use super::telemetry::{Content, Shipper};
 use super::tracking::{Registration, TrackedRun};
 use super::{Worker, attic, budget, fetch, outputs, recover};
-
-/// What the controller wants of a replica.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Desired {
-    /// Run it to its end.
-    Run,
-    /// End it.
-    Stop {
-        /// Between the polite signal and the final one.
-        grace: Duration,
-        /// For people.
-        reason: String,
-    },
-    /// Its outcome is stored; remove it.
-    Forget,
-    /// The controller does not know it: end it and keep what it left for a while.
-    Disown,
-}
 
 /// A replica as the node reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +51,8 @@ pub(crate) struct ReplicaView {
     pub(crate) detail: String,
     /// When the command was started.
     pub(crate) started_at: Option<Timestamp>,
+    /// There is evidence that it goes on: this node works on it itself, or its shim answers.
+    pub(crate) alive: bool,
     /// The controller has the outcome and nothing of the replica is left to do.
     pub(crate) over: bool,
 }
@@ -109,10 +100,26 @@ pub(crate) struct Runner<J> {
     /// The tracking endpoint answers for the replica while this lives: from before the command can ask
     /// until it has ended.
     tracked: Option<Registration>,
+    /// How often the controller found the outcome incomplete.
+    refusals: u32,
+    /// The stop that the shim has heard.
+    told_to_stop: Option<Desired>,
 }
+
+/// How often the logs are sent again to a controller that finds them incomplete. What differs still will not be
+/// the same after one more time.
+const REFUSALS: u32 = 5;
 
 /// How often a build log is looked at, and only while something is built: everything else announces itself.
 const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
+
+/// How often a shim is asked whether it is there, and told how long it may go on.
+const RENEW_EVERY: Duration = Duration::from_secs(5);
+/// How long it may take to answer that.
+const RENEW_WITHIN: Duration = Duration::from_secs(5);
+
+/// How often a full disk is looked at while a job waits for room.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
 
 /// How often storing outputs is tried.
 const OUTPUT_ATTEMPTS: u32 = 3;
@@ -130,7 +137,7 @@ impl<J: Journal> Runner<J> {
         let dir = worker.job_dir(&record.replica);
         let ship = |content, path| worker.telemetry.ship(&record.replica, content, path);
         let shipping = Shipping {
-            job: ship(Content::Log(Stream::Job), dir.log(Stream::Job)),
+            job: worker.telemetry.ship_job(&record.replica, &dir),
             build: ship(Content::Log(Stream::Build), dir.log(Stream::Build)),
             tracking: ship(Content::Tracking, dir.tracking()),
         };
@@ -142,7 +149,18 @@ impl<J: Journal> Runner<J> {
             tracking_file: dir.tracking(),
             artifacts: dir.artifacts(),
         });
-        Runner { worker, record, dir, desired, view, changed, shipping, tracked: Some(tracked) }
+        Runner {
+            worker,
+            record,
+            dir,
+            desired,
+            view,
+            changed,
+            shipping,
+            tracked: Some(tracked),
+            refusals: 0,
+            told_to_stop: None,
+        }
     }
 
     /// The whole life of a replica.
@@ -150,6 +168,7 @@ impl<J: Journal> Runner<J> {
         let ended = async {
             self.accept().await?;
             if let Some(running) = self.recall().await? {
+                let _environment = self.hold_environment();
                 return self.run(running).await;
             }
             self.fetch().await?;
@@ -167,10 +186,24 @@ impl<J: Journal> Runner<J> {
     /// Makes the directory and the first record; changes nothing for a replica that was accepted before.
     async fn accept(&mut self) -> Result<(), Interrupted> {
         if self.record.step == ReplicaStep::Accepted {
-            recover::prepare(&self.dir, &self.record).await.map_err(|error| faults::unusable(&error))?;
+            while let Err(error) = recover::prepare(&self.dir, &self.record).await {
+                if !faults::is_no_space(&error) || !self.worker.ballast.give_way() {
+                    return Err(faults::unusable(&error).into());
+                }
+            }
             self.enter(ReplicaStep::Accepted, "").await?;
         }
         Ok(())
+    }
+
+    /// The environment that an earlier life started the command in: as long as this is held nobody removes it.
+    fn hold_environment(&self) -> Option<EnvLease> {
+        let key = self.record.environment.as_deref()?;
+        let held = self.worker.environments.hold(key);
+        if held.is_none() {
+            warn!(replica = %self.record.replica, key, "the environment of a running command cannot be held");
+        }
+        held
     }
 
     /// Finds what an earlier life of the daemon left: a command that runs, one that ended, or nothing.
@@ -192,6 +225,7 @@ impl<J: Journal> Runner<J> {
                 // Silence is not death: whoever is silent may run.
                 Err(error) => {
                     warn!(replica = %self.record.replica, %error, "cannot tell what became of the command");
+                    self.prove(false);
                     self.say("waiting for the supervisor of the command to answer");
                     tokio::time::sleep(backoff.next()).await;
                 }
@@ -210,7 +244,7 @@ impl<J: Journal> Runner<J> {
     /// Lays out the code and the inputs.
     async fn fetch(&mut self) -> Result<(), Interrupted> {
         self.enter(ReplicaStep::Fetching, "").await?;
-        self.admit()?;
+        self.admit().await?;
         let user = self.worker.config.job_user.as_ref();
         let laid = fetch::lay_out(&self.worker.store, &self.record.spec, &self.dir, user);
         unless_stopped(self.desired.clone(), laid).await?.map_err(|error| faults::fetch(&error).into())
@@ -220,7 +254,7 @@ impl<J: Journal> Runner<J> {
     async fn build(&mut self) -> Result<EnvLease, Interrupted> {
         let wanted = self.record.spec.environment.clone();
         self.enter(ReplicaStep::Building, wanted.kind()).await?;
-        self.admit()?;
+        self.admit().await?;
         let log = self.dir.log(Stream::Build);
         let acquire = self.worker.environments.acquire(&wanted, &log);
         let acquired = tokio::select! {
@@ -242,10 +276,9 @@ impl<J: Journal> Runner<J> {
 
     /// Starts the command under its shim. From here on only the shim ends it.
     async fn launch(&mut self, environment: &EnvLease) -> Result<Running, Interrupted> {
+        self.record.environment = Some(environment.key().to_owned());
         self.enter(ReplicaStep::Launching, &about(environment)).await?;
-        if *self.desired.borrow() != Desired::Run {
-            return Err(Interrupted::Stopped);
-        }
+        let lease_until = self.leave_to_start().await?;
         let facts = Facts {
             replica: &self.record.replica,
             spec: &self.record.spec,
@@ -256,6 +289,10 @@ impl<J: Journal> Runner<J> {
             environment: environment.vars(),
             tracking_uri: &self.worker.tracking.uri(),
             tracking_token: &self.record.token,
+            lease_until: match *self.desired.borrow() {
+                Desired::Run { until } => until,
+                _ => None,
+            },
         };
         match self.worker.executor.launch(&self.dir, &facts.launch()?).await {
             Ok(running) => Ok(running),
@@ -267,6 +304,28 @@ impl<J: Journal> Runner<J> {
         }
     }
 
+    /// Waits for leave to start; gives until when it holds. The lease of a job that may be replaced must be
+    /// known, and an order that an earlier life of the daemon heard is not, and it must not be over: then the
+    /// controller may have given the job to somebody else.
+    async fn leave_to_start(&mut self) -> Result<Option<Boot>, Interrupted> {
+        let policy = self.record.spec.limits.on_disconnect;
+        loop {
+            let until = match &*self.desired.borrow_and_update() {
+                Desired::Run { until } => *until,
+                _ => return Err(Interrupted::Stopped),
+            };
+            let deadline = until.map_or(Deadline::found(policy), |until| Deadline::new(Some(until)));
+            if !deadline.is_over(self.worker.clock.boot()) {
+                return Ok(deadline.at());
+            }
+            self.say("waiting for the controller to say until when it may run");
+            if self.desired.changed().await.is_err() {
+                // Nobody can say so any more: the daemon stops.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Follows the command to its end: ships what it writes, passes on what the controller wants.
     async fn run(&mut self, running: Running) -> Result<ExitRecord, Interrupted> {
         let now = self.worker.clock.now();
@@ -274,9 +333,7 @@ impl<J: Journal> Runner<J> {
         let detail = self.view.borrow().detail.clone(); // what the launch said about the environment
         self.enter_anyway(ReplicaStep::Running, &detail).await;
         let (mut progress, mut desired) = (running.progress(), self.desired.clone());
-        let mut wanted = desired.borrow_and_update().clone();
-        let mut unheard = !self.obey(&running, &wanted).await;
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut again) = (Backoff::default(), Instant::now());
         let exit = loop {
             let written = *progress.borrow_and_update();
             self.shipping.job.written(written.log_bytes);
@@ -285,10 +342,11 @@ impl<J: Journal> Runner<J> {
                 exit = running.wait() => break exit,
                 Ok(()) = progress.changed() => continue,
                 Ok(()) = desired.changed() => backoff.reset(),
-                () = tokio::time::sleep(backoff.next()), if unheard => {}
+                () = tokio::time::sleep_until(again) => {}
             }
-            wanted.clone_from(&desired.borrow_and_update());
-            unheard = !self.obey(&running, &wanted).await;
+            let wanted = desired.borrow_and_update().clone();
+            let heard = self.obey(&running, &wanted).await;
+            again = Instant::now() + if heard { RENEW_EVERY } else { backoff.next() };
         };
         exit.map_err(|error| match error {
             WaitError::Lost { lost, .. } => faults::lost(lost).into(),
@@ -296,22 +354,78 @@ impl<J: Journal> Runner<J> {
         })
     }
 
-    /// Passes a stop on to the shim; `false` when it did not hear.
-    async fn obey(&self, running: &Running, desired: &Desired) -> bool {
+    /// Passes on to the shim what is wanted; `false` when it did not hear.
+    async fn obey(&mut self, running: &Running, desired: &Desired) -> bool {
         let usual = self.record.spec.limits.grace();
         let (grace, reason) = match desired {
-            Desired::Run => return true,
+            Desired::Run { until: None } => return true,
+            Desired::Run { until: Some(until) } => return self.renew(running, *until).await,
             Desired::Stop { grace, reason } => (*grace, reason.as_str()),
             Desired::Forget | Desired::Disown => {
                 (usual, "the controller does not know this attempt any more")
             }
         };
+        if self.told_to_stop.as_ref() == Some(desired) {
+            return true;
+        }
         self.say(&format!("stopping: {reason}"));
         let heard = running.stop(grace, reason).await;
-        if let Err(error) = &heard {
-            warn!(replica = %self.record.replica, %error, "the supervisor did not hear the stop");
+        match &heard {
+            Ok(()) => self.told_to_stop = Some(desired.clone()),
+            Err(error) => warn!(replica = %self.record.replica, %error, "the supervisor did not hear the stop"),
         }
         heard.is_ok()
+    }
+
+    /// Tells the shim until when the job may run, which also shows whether it is there; `false` when it did not
+    /// answer. It ends the job by itself when the time is over; when it did not, that is done here.
+    async fn renew(&self, running: &Running, until: Boot) -> bool {
+        let renewed = match tokio::time::timeout(RENEW_WITHIN, running.renew(until)).await {
+            Ok(renewed) => renewed.map_err(Some),
+            Err(_) => Err(None),
+        };
+        let answered = matches!(
+            renewed,
+            Ok(()) | Err(Some(RenewError::Unsupported { .. } | RenewError::Refused { .. }))
+        );
+        if !answered {
+            warn!(replica = %self.record.replica, ?renewed, "the supervisor does not say that it heard the lease");
+        }
+        self.prove(answered);
+        let (now, grace, deadline) =
+            (self.worker.clock.boot(), self.record.spec.limits.grace(), Deadline::new(Some(until)));
+        if deadline.kill_at(grace, Terms::default()).is_some_and(|at| at <= now) {
+            error!(replica = %self.record.replica, "the job runs on without leave; it is ended from here");
+            self.say("ended by the agent: it ran on without leave");
+            self.end_tree().await;
+        } else if deadline.is_over(now) && matches!(renewed, Err(Some(RenewError::Unsupported { .. }))) {
+            let stopped = running.stop(grace, "the node has not heard from the controller for too long").await;
+            warn!(replica = %self.record.replica, ?stopped, "its lease is over, and its supervisor knows of none");
+        }
+        answered
+    }
+
+    /// Ends every process of the command that can be found.
+    async fn end_tree(&self) {
+        let hello = match self.dir.read_hello() {
+            Ok(Some(hello)) => hello,
+            hello => {
+                error!(replica = %self.record.replica, ?hello, "its processes cannot be told from others");
+                return;
+            }
+        };
+        let within = Terms::default().kill;
+        let kill = move || agent_shim::process::kill_marked(agent_shim::MARK, &hello.instance, within);
+        let ended = tokio::task::spawn_blocking(kill).await;
+        warn!(replica = %self.record.replica, ?ended, "processes of the job were ended: found, and left");
+    }
+
+    /// Says whether there is evidence that the replica goes on.
+    fn prove(&self, alive: bool) {
+        let changed = self.view.send_if_modified(|view| std::mem::replace(&mut view.alive, alive) != alive);
+        if changed {
+            self.changed.notify_one();
+        }
     }
 
     /// Lets go of what the command used, and decides what came of it.
@@ -332,7 +446,7 @@ impl<J: Journal> Runner<J> {
 
     async fn judge(&mut self, exit: &ExitRecord) -> Ending {
         self.enter_anyway(ReplicaStep::Releasing, "").await;
-        let tail = outputs::tail(self.dir.log(Stream::Job)).await;
+        let tail = outputs::tail(self.dir.clone()).await;
         faults::judge(exit, &self.record.spec, faults::tail_lines(&tail))
     }
 
@@ -352,6 +466,11 @@ impl<J: Journal> Runner<J> {
             tracking_bytes,
             artifacts: None,
         };
+        let lost = self.shipping.job.lost();
+        if lost > 0 || self.refusals > REFUSALS {
+            self.record.precious = true;
+            outcome.fault.get_or_insert_with(|| faults::log_lost(lost, self.dir.path()));
+        }
         match artifacts {
             Ok(artifacts) => outcome.artifacts = artifacts,
             Err(error) => {
@@ -370,11 +489,17 @@ impl<J: Journal> Runner<J> {
 
     /// Waits until the controller has every log whole; gives their ends and the bytes of tracking records.
     async fn ship_rest(&self) -> (Vec<StreamEnd>, u64) {
-        let mut ends = Vec::new();
-        for (stream, shipper) in [(Stream::Job, &self.shipping.job), (Stream::Build, &self.shipping.build)] {
-            let digest = outputs::measure(self.dir.log(stream)).await;
-            shipper.stored(digest.size).await;
-            ends.push(StreamEnd { stream, digest });
+        let end = outputs::job_log_end(self.dir.clone()).await;
+        self.shipping.job.stored(end.length()).await;
+        let digest = outputs::measure(self.dir.log(Stream::Build)).await;
+        self.shipping.build.stored(digest.size).await;
+        let mut ends = vec![StreamEnd { stream: Stream::Build, digest }];
+        // Without an end the controller keeps what it has, and asks for no more.
+        let hopeless = self.shipping.job.lost() > 0 || self.refusals > REFUSALS;
+        if let LogEnd::Proven(digest) = end
+            && !hopeless
+        {
+            ends.push(StreamEnd { stream: Stream::Job, digest });
         }
         // A job may cut its own tracking file; what was stored before stays stored.
         let tracking = self.shipping.tracking.stored(outputs::length(&self.dir.tracking())).await;
@@ -407,6 +532,7 @@ impl<J: Journal> Runner<J> {
                 }
                 Delivered::Incomplete => {
                     tokio::time::sleep(backoff.next()).await;
+                    self.refusals += 1;
                     self.shipping.all().into_iter().for_each(Shipper::doubt);
                     self.record.outcome = None;
                     self.upload(ending).await;
@@ -424,33 +550,66 @@ impl<J: Journal> Runner<J> {
             return;
         }
         let stay = if self.record.precious { attic::ORPHANS_STAY } else { self.worker.config.keep_jobs };
-        if let Err(error) = self.worker.attic.put(&self.dir, stay).await {
+        if let Err(error) = self.put_away(stay).await {
+            // Its record stays, so that the next life of the daemon tries again.
             warn!(dir = %self.dir.path().display(), %error, "the job directory cannot be put away");
-        }
-        if let Err(error) = self.worker.journal.done(&self.record.replica).await {
+        } else if let Err(error) = self.strike_off().await {
             warn!(replica = %self.record.replica, %error, "the replica cannot be struck off the journal");
         }
         self.view.send_modify(|view| view.over = true);
         self.changed.notify_one();
     }
 
-    /// Refuses to go on while the disk is too full.
-    fn admit(&self) -> Result<(), Fault> {
+    async fn put_away(&self, stay: Duration) -> io::Result<()> {
+        match self.worker.attic.put(&self.dir, stay).await {
+            Err(error) if faults::is_no_space(&error) && self.worker.ballast.give_way() => {
+                self.worker.attic.put(&self.dir, stay).await
+            }
+            put => put,
+        }
+    }
+
+    async fn strike_off(&self) -> Result<(), JournalError> {
+        match self.worker.journal.done(&self.record.replica).await {
+            Err(error) if error.is_full() && self.worker.ballast.give_way() => {
+                self.worker.journal.done(&self.record.replica).await
+            }
+            struck => struck,
+        }
+    }
+
+    /// Waits while the disk is too full to go on. Whoever asks why is told.
+    async fn admit(&self) -> Result<(), Interrupted> {
         let config = &self.worker.config;
-        let free = agent_node::load(&config.state_dir).disk_free;
-        budget::admit(free, config.disk_reserve)
-            .map_err(|shortfall| faults::disk_full(&shortfall, &config.state_dir))
+        let measure = || budget::admit(agent_node::load(&config.state_dir).disk_free, config.disk_reserve);
+        let Err(shortfall) = measure() else { return Ok(()) };
+        let fault = faults::disk_full(&shortfall, &config.state_dir);
+        warn!(replica = %self.record.replica, %fault, "waiting for room");
+        let detail = self.view.borrow().detail.clone();
+        self.say(&format!("waiting for room: {fault}"));
+        let room = async {
+            while measure().is_err() {
+                tokio::time::sleep(ROOM_EVERY).await;
+            }
+        };
+        unless_stopped(self.desired.clone(), room).await?;
+        self.say(&detail);
+        Ok(())
     }
 
     /// Writes down that a step begins, and says so.
     async fn enter(&mut self, step: ReplicaStep, detail: &str) -> Result<(), JournalError> {
         self.record.step = step;
-        let written = self.worker.journal.enter(&self.record).await;
+        let mut written = self.worker.journal.enter(&self.record).await;
+        while written.as_ref().is_err_and(JournalError::is_full) && self.worker.ballast.give_way() {
+            written = self.worker.journal.enter(&self.record).await;
+        }
         let started_at = self.record.started_at;
         self.view.send_replace(ReplicaView {
             step: Some(step),
             detail: detail.to_owned(),
             started_at,
+            alive: true,
             over: false,
         });
         self.changed.notify_one();
@@ -490,7 +649,7 @@ async fn unless_stopped<T>(
     work: impl Future<Output = T>,
 ) -> Result<T, Interrupted> {
     // A controller that is gone stops nothing.
-    let stopped = async { desired.wait_for(|wanted| *wanted != Desired::Run).await.is_ok() };
+    let stopped = async { desired.wait_for(|wanted| !wanted.is_run()).await.is_ok() };
     tokio::select! {
         biased;
         true = stopped => Err(Interrupted::Stopped),

@@ -66,7 +66,7 @@ impl Intake {
         if work.is_empty() {
             return Ok(None);
         }
-        let answers = Archive::blocking(move || store(work)).await.map_err(Refusal::from)?;
+        let answers = Archive::blocking(move || Ok(store(work))).await.map_err(Refusal::from)?;
         Ok(Some(answers))
     }
 
@@ -126,27 +126,35 @@ impl Intake {
     }
 }
 
-/// Writes a batch, forces its tapes to the disk together, and says how much of each is there. Blocks.
-fn store(work: Vec<(v1::AppendRequest, Arc<Tape>, bool)>) -> Result<Vec<v1::AppendResponse>, ArchiveError> {
+/// Writes a batch, forces its tapes to the disk together, and says how much of each is there. A tape that
+/// cannot be written or forced now fails alone. Blocks.
+fn store(work: Vec<(v1::AppendRequest, Arc<Tape>, bool)>) -> Vec<v1::AppendResponse> {
     let mut tapes: Vec<Arc<Tape>> = Vec::new();
     let mut answers = Vec::with_capacity(work.len());
     for (request, tape, writable) in work {
-        if writable {
-            tape.append(request.offset, &request.data)?;
-        }
+        let appended = if writable { tape.append(request.offset, &request.data) } else { Ok(()) };
+        let failed = appended.err().map(|error| why(&error)).unwrap_or_default();
         let known = tapes.iter().position(|known| Arc::ptr_eq(known, &tape));
         let index = known.unwrap_or_else(|| {
             tapes.push(tape);
             tapes.len() - 1
         });
-        let answer = v1::AppendResponse { replica: request.replica, channel: request.channel, stored: 0 };
-        answers.push((index, answer));
+        let (replica, channel) = (request.replica, request.channel);
+        answers.push((index, v1::AppendResponse { replica, channel, stored: 0, failed }));
     }
-    let stored = archive::sync_all(&tapes)?;
-    Ok(answers
-        .into_iter()
-        .map(|(index, answer)| v1::AppendResponse { stored: stored[index], ..answer })
-        .collect())
+    let stored = archive::sync_all(&tapes);
+    let complete = |(index, answer): (usize, v1::AppendResponse)| match &stored[index] {
+        Ok(stored) => v1::AppendResponse { stored: *stored, ..answer },
+        // What was safe before is not known here, and 0 is no lie: the node asks before it goes on.
+        Err(error) => v1::AppendResponse { failed: why(error), ..answer },
+    };
+    answers.into_iter().map(complete).collect()
+}
+
+/// An error with its causes, in one line for the node's log.
+fn why(error: &ArchiveError) -> String {
+    tracing::warn!(error = error as &dyn std::error::Error, "a log cannot be stored now");
+    Fault::new(Code::ControllerStore, "the log cannot be stored now").because(error).to_string()
 }
 
 fn parse_channel(word: &str) -> Result<Channel, Fault> {

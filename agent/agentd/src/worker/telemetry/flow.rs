@@ -1,0 +1,298 @@
+//! What to do next for one file: pure, but for the reading at the end.
+//!
+//! Owns how far the hub is with a file on this connection. Called by `super`.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use agent_model::ReplicaId;
+use agent_shim::JobDir;
+use agent_shim::segments::Reader;
+use tokio::sync::watch;
+use tracing::{error, warn};
+
+use super::Content;
+
+/// A file up to this long was never trimmed, so the controller need not be asked where to go on.
+const SHORT: u64 = 4096;
+/// What is stored is looked through for segments to trim whenever it has grown so much,
+const TRIM_EVERY: u64 = 1 << 20;
+/// and so much when there is nothing left to ship.
+const TRIM_IDLE: u64 = 4096;
+/// How long a file rests that the controller could not store.
+const REST: Duration = Duration::from_secs(1);
+
+/// Where the bytes are.
+#[derive(Debug)]
+pub(super) enum Place {
+    /// The log of a job, which is trimmed as it is stored.
+    Job(JobDir),
+    /// A file.
+    Plain(PathBuf),
+}
+
+impl Place {
+    fn open(&self) -> io::Result<Reader> {
+        match self {
+            Place::Job(dir) => Reader::of(dir),
+            Place::Plain(path) => Reader::plain(path),
+        }
+    }
+}
+
+/// What runner and hub both know about a file.
+#[derive(Debug)]
+pub(super) struct Feed {
+    pub(super) replica: ReplicaId,
+    pub(super) content: Content,
+    pub(super) place: Place,
+    pub(super) reader: Mutex<Option<Reader>>,
+    /// How much of the file may be shipped.
+    pub(super) written: AtomicU64,
+    /// How much of it the controller has; everything, when it wants none of it or cannot be given it.
+    pub(super) stored: watch::Sender<u64>,
+    /// The controller said that it lacks what it had acknowledged.
+    pub(super) doubted: AtomicBool,
+    /// Bytes that it had acknowledged and lost, and that are not here any more.
+    pub(super) lost: AtomicU64,
+    /// Nobody will raise `written` any more.
+    pub(super) closed: AtomicBool,
+}
+
+impl Feed {
+    pub(super) fn new(replica: ReplicaId, content: Content, place: Place) -> Feed {
+        Feed {
+            replica,
+            content,
+            place,
+            reader: Mutex::new(None),
+            written: AtomicU64::new(0),
+            stored: watch::Sender::new(0),
+            doubted: AtomicBool::new(false),
+            lost: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Nothing more of it is sent.
+    pub(super) fn give_up(&self) {
+        self.stored.send_replace(u64::MAX);
+    }
+
+    fn with_reader<T>(&self, work: impl FnOnce(&mut Reader) -> io::Result<T>) -> io::Result<T> {
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let reader = match &mut *reader {
+            Some(reader) => reader,
+            none => none.insert(self.place.open()?),
+        };
+        work(reader)
+    }
+
+    fn read(&self, offset: u64, length: u64) -> io::Result<Read> {
+        let mut data = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+        self.with_reader(|reader| {
+            if reader.start() <= offset {
+                let count = reader.read_at(offset, &mut data);
+                if reader.start() <= offset {
+                    data.truncate(count?);
+                    return Ok(Read::Data(data));
+                }
+            }
+            Ok(Read::Trimmed(reader.start()))
+        })
+    }
+
+    fn trim(&self, stored: u64) -> io::Result<()> {
+        agent_model::failpoint::hit("node.log.trim")?;
+        self.with_reader(|reader| reader.trim_below(stored)).map(drop)
+    }
+}
+
+enum Read {
+    Data(Vec<u8>),
+    /// It begins only here.
+    Trimmed(u64),
+}
+
+/// How far the hub is with a file.
+#[derive(Debug)]
+pub(super) struct Flow {
+    pub(super) feed: Arc<Feed>,
+    /// Where the next chunk begins; unknown until the controller said so on this connection.
+    pub(super) next: Option<u64>,
+    /// Bytes on their way.
+    pub(super) in_flight: u64,
+    /// Requests on their way.
+    pub(super) pending: usize,
+    /// Nothing is sent until every request on its way is answered: the controller is asked, or was ahead of
+    /// or behind what was thought.
+    settling: bool,
+    /// The controller could not store it; not before this time again.
+    resting: Option<Instant>,
+    /// How much was stored when segments to trim were looked for.
+    trimmed_at: u64,
+}
+
+/// What the connection lets through now.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Allowance {
+    /// Bytes of all files.
+    pub(super) budget: u64,
+    /// Bytes of one request.
+    pub(super) chunk: u64,
+    /// Bytes of one file on their way.
+    pub(super) share: u64,
+}
+
+/// What is sent next.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// Ask what the controller has.
+    Ask,
+    /// Send a part of the file.
+    Send { offset: u64, length: u64 },
+}
+
+impl Flow {
+    pub(super) fn new(feed: Arc<Feed>) -> Flow {
+        Flow { feed, next: None, in_flight: 0, pending: 0, settling: false, resting: None, trimmed_at: 0 }
+    }
+
+    fn written(&self) -> u64 {
+        self.feed.written.load(Ordering::Acquire)
+    }
+
+    pub(super) fn is_behind(&self) -> bool {
+        *self.feed.stored.borrow() < self.written() || self.feed.doubted.load(Ordering::Acquire)
+    }
+
+    /// A new connection knows nothing.
+    pub(super) fn reconnect(&mut self) {
+        (self.next, self.in_flight, self.pending, self.settling) = (None, 0, 0, false);
+    }
+
+    /// When it is worth looking at again although nothing happens.
+    pub(super) fn resting(&self) -> Option<Instant> {
+        self.resting.filter(|_| self.is_behind())
+    }
+
+    /// What to do next: `None` is nothing now.
+    pub(super) fn plan(&mut self, allowed: Allowance, now: Instant) -> Option<Request> {
+        if self.feed.doubted.swap(false, Ordering::AcqRel) {
+            (self.next, self.settling) = (None, true);
+            return Some(Request::Ask);
+        }
+        if self.resting.is_some_and(|until| now < until) {
+            return None;
+        }
+        self.resting = None;
+        if self.settling || !self.is_behind() || (self.in_flight > 0 && self.in_flight >= allowed.share) {
+            return None;
+        }
+        let written = self.written();
+        let Some(next) = self.next else {
+            if written <= SHORT {
+                self.next = Some(0); // sending is asking: what is there already is trimmed
+                return self.plan(allowed, now);
+            }
+            self.settling = true;
+            return Some(Request::Ask);
+        };
+        let length = written.saturating_sub(next).min(allowed.chunk).min(allowed.budget);
+        // The first bytes go at once; while they are being stored, what comes after them gathers.
+        let worth_it = length == allowed.chunk || (length > 0 && self.pending == 0);
+        worth_it.then_some(Request::Send { offset: next, length })
+    }
+
+    /// The controller has `stored` bytes, after a request of `bytes` that ended at `expected`.
+    pub(super) fn answered(&mut self, bytes: u64, expected: u64, stored: u64) {
+        self.arrived(bytes);
+        if bytes > 0 && stored == expected - bytes {
+            return self.feed.give_up(); // it was offered just what comes next, and did not take it
+        }
+        self.has(stored);
+        if stored < expected {
+            self.settling = true;
+        }
+        if self.pending == 0 && self.settling {
+            (self.next, self.settling) = (Some(stored), false);
+        }
+        if self.next.is_some_and(|next| next < stored) {
+            self.next = Some(stored);
+        }
+    }
+
+    /// The controller could not store a request of `bytes` now.
+    pub(super) fn failed(&mut self, bytes: u64, now: Instant) {
+        self.arrived(bytes);
+        (self.next, self.settling) = (None, self.pending > 0);
+        self.resting = Some(now + REST);
+    }
+
+    fn arrived(&mut self, bytes: u64) {
+        self.in_flight -= bytes;
+        self.pending -= 1;
+    }
+
+    fn has(&self, stored: u64) {
+        // What was given up stays given up.
+        self.feed
+            .stored
+            .send_if_modified(|known| *known != u64::MAX && std::mem::replace(known, stored) != stored);
+    }
+
+    /// Whether to look now for segments that are stored as a whole.
+    fn should_trim(&mut self) -> Option<u64> {
+        let stored = *self.feed.stored.borrow();
+        let step = if self.is_behind() { TRIM_EVERY } else { TRIM_IDLE };
+        let due = matches!(self.feed.place, Place::Job(_))
+            && stored != u64::MAX
+            && stored >= self.trimmed_at.saturating_add(step);
+        due.then(|| {
+            self.trimmed_at = stored;
+            stored
+        })
+    }
+
+    /// Removes what the controller has, in the background.
+    pub(super) fn trim(&mut self) {
+        let Some(stored) = self.should_trim() else { return };
+        let feed = self.feed.clone();
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = feed.trim(stored) {
+                warn!(replica = %feed.replica, %error, "a log that is stored cannot be trimmed");
+            }
+        });
+    }
+
+    /// A part of the file; `None` when it is not there, which is said once by giving the file up.
+    pub(super) async fn read(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
+        let feed = self.feed.clone();
+        let reading = tokio::task::spawn_blocking(move || {
+            agent_model::failpoint::hit("node.log.read")?;
+            feed.read(offset, length)
+        });
+        let replica = &self.feed.replica;
+        match reading.await.map_err(io::Error::other).flatten() {
+            Ok(Read::Data(data)) if !data.is_empty() => return Some(data),
+            Ok(Read::Data(_)) => {
+                warn!(%replica, place = ?self.feed.place, offset, "a log is shorter than it was said to be");
+            }
+            Ok(Read::Trimmed(start)) => {
+                self.feed.lost.store(start - offset, Ordering::Release);
+                error!(%replica, offset, start, "the controller lost a part of a log that it had acknowledged");
+            }
+            Err(error) => {
+                warn!(%replica, place = ?self.feed.place, %error, "a log cannot be shipped");
+            }
+        }
+        self.feed.give_up();
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;

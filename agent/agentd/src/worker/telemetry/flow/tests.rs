@@ -1,0 +1,169 @@
+use super::*;
+
+const CHUNK: u64 = 256 * 1024;
+const WINDOW: u64 = 16 * CHUNK;
+
+fn flow(written: u64) -> Flow {
+    let content = Content::Log(agent_model::Stream::Job);
+    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Plain("/nowhere".into()));
+    feed.written.store(written, Ordering::Release);
+    Flow::new(Arc::new(feed))
+}
+
+/// Lets the flow send, without a wire; gives what it asked for.
+fn push(flow: &mut Flow) -> Option<Request> {
+    push_at(flow, Instant::now())
+}
+
+fn push_at(flow: &mut Flow, now: Instant) -> Option<Request> {
+    let request = flow.plan(Allowance { budget: u64::MAX, chunk: CHUNK, share: WINDOW }, now)?;
+    flow.pending += 1;
+    if let Request::Send { length, .. } = request {
+        flow.in_flight += length;
+        flow.next = flow.next.map(|next| next + length);
+    }
+    Some(request)
+}
+
+#[test]
+fn test_small_file_is_sent_without_asking() {
+    let mut flow = flow(100);
+    assert_eq!(push(&mut flow), Some(Request::Send { offset: 0, length: 100 }));
+    assert_eq!(push(&mut flow), None);
+    flow.answered(100, 100, 100);
+    assert!(!flow.is_behind());
+}
+
+#[test]
+fn test_large_file_goes_on_where_the_controller_says() {
+    let mut flow = flow(10 * CHUNK);
+    assert_eq!(push(&mut flow), Some(Request::Ask));
+    assert_eq!(push(&mut flow), None, "nothing is sent before the answer");
+    flow.answered(0, 0, 9 * CHUNK + 1);
+    assert_eq!(push(&mut flow), Some(Request::Send { offset: 9 * CHUNK + 1, length: CHUNK - 1 }));
+    assert_eq!(push(&mut flow), None);
+}
+
+#[test]
+fn test_window_bounds_what_is_on_its_way() {
+    let mut flow = flow(100 * CHUNK);
+    push(&mut flow);
+    flow.answered(0, 0, 0);
+    let sent = std::iter::from_fn(|| push(&mut flow)).count() as u64;
+    assert_eq!((sent, flow.in_flight), (WINDOW / CHUNK, WINDOW));
+    flow.answered(CHUNK, CHUNK, CHUNK);
+    assert_eq!(push(&mut flow), Some(Request::Send { offset: WINDOW, length: CHUNK }));
+}
+
+#[test]
+fn test_small_pieces_gather_behind_the_one_on_its_way() {
+    let mut flow = flow(10);
+    push(&mut flow);
+    flow.feed.written.store(30, Ordering::Release);
+    assert_eq!(push(&mut flow), None);
+    flow.answered(10, 10, 10);
+    assert_eq!(push(&mut flow), Some(Request::Send { offset: 10, length: 20 }));
+}
+
+#[test]
+fn test_attempt_that_is_over_is_not_offered_for_ever() {
+    let mut flow = flow(10);
+    push(&mut flow);
+    flow.answered(10, 10, 0);
+    assert!(!flow.is_behind());
+    assert_eq!(push(&mut flow), None);
+}
+
+#[test]
+fn test_gap_is_settled_once() {
+    let mut flow = flow(3 * CHUNK);
+    push(&mut flow);
+    flow.answered(0, 0, 0);
+    for _ in 0..3 {
+        push(&mut flow);
+    }
+    // The controller lost what it had: each answer names the same length.
+    for end in [CHUNK, 2 * CHUNK] {
+        flow.answered(CHUNK, end, 5);
+        assert_eq!(push(&mut flow), None, "older requests are still on their way");
+    }
+    flow.answered(CHUNK, 3 * CHUNK, 5);
+    assert_eq!(push(&mut flow), Some(Request::Send { offset: 5, length: CHUNK }));
+}
+
+#[test]
+fn test_reconnect_forgets_offsets_but_not_lengths() {
+    let mut flow = flow(2 * CHUNK);
+    push(&mut flow);
+    flow.answered(0, 0, 0);
+    push(&mut flow);
+    flow.reconnect();
+    assert_eq!(push(&mut flow), Some(Request::Ask));
+    flow.answered(0, 0, CHUNK);
+    assert_eq!(push(&mut flow), Some(Request::Send { offset: CHUNK, length: CHUNK }));
+}
+
+#[test]
+fn test_doubt_asks_again() {
+    let mut flow = flow(10);
+    push(&mut flow);
+    flow.answered(10, 10, 10);
+    flow.feed.doubted.store(true, Ordering::Release);
+    assert_eq!(push(&mut flow), Some(Request::Ask));
+    flow.answered(0, 0, 4);
+    assert_eq!(push(&mut flow), Some(Request::Send { offset: 4, length: 6 }));
+}
+
+#[test]
+fn test_what_could_not_be_stored_is_offered_again_after_a_rest() {
+    let mut flow = flow(10);
+    push(&mut flow);
+    let now = Instant::now();
+    flow.failed(10, now);
+    assert!(flow.is_behind() && flow.resting().is_some());
+    assert_eq!(push_at(&mut flow, now), None);
+    assert_eq!(push_at(&mut flow, now + REST), Some(Request::Send { offset: 0, length: 10 }));
+}
+
+#[test]
+fn test_segments_are_trimmed_as_far_as_the_controller_has_them() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = JobDir::new(temp.path());
+    let policy = agent_shim::LogPolicy { segment: 4096, ..agent_shim::LogPolicy::default() };
+    let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
+    writer.append(&vec![b'x'; 10_000], Instant::now());
+    let content = Content::Log(agent_model::Stream::Job);
+    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir.clone()));
+    feed.written.store(10_000, Ordering::Release);
+    let mut flow = Flow::new(Arc::new(feed));
+    flow.has(9_000);
+    assert_eq!(flow.should_trim(), None, "more is on its way; it can wait");
+    flow.has(10_000);
+    assert_eq!(flow.should_trim(), Some(10_000));
+    flow.feed.trim(10_000).unwrap();
+    assert!(matches!(flow.feed.read(8192, 10_000).unwrap(), Read::Data(data) if data.len() == 1808));
+    assert!(matches!(flow.feed.read(8191, 1).unwrap(), Read::Trimmed(8192)));
+    assert_eq!(flow.should_trim(), None);
+}
+
+#[tokio::test]
+async fn test_controller_that_lost_what_was_trimmed_is_told_once() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = JobDir::new(temp.path());
+    let policy = agent_shim::LogPolicy { segment: 4096, ..agent_shim::LogPolicy::default() };
+    let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
+    writer.append(&vec![b'x'; 10_000], Instant::now());
+    let content = Content::Log(agent_model::Stream::Job);
+    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir.clone()));
+    feed.written.store(10_000, Ordering::Release);
+    let mut flow = Flow::new(Arc::new(feed));
+    flow.feed.trim(8192).unwrap();
+    push(&mut flow);
+    flow.answered(0, 0, 100);
+    let Some(Request::Send { offset: 100, length }) = push(&mut flow) else {
+        panic!("it offers what it can")
+    };
+    assert_eq!(flow.read(100, length).await, None);
+    assert_eq!(flow.feed.lost.load(Ordering::Acquire), 8092);
+    assert!(!flow.is_behind(), "what cannot be sent is not tried for ever");
+}

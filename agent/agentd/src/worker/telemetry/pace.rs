@@ -1,0 +1,161 @@
+//! How much may be on its way at a time: as much as the controller takes in a moment.
+//!
+//! Without this, what a loud job has written would stand for minutes before a line of another one when the
+//! controller is slow. A window that answers come back late through is halved, one that is full and quick is
+//! doubled. "Late" is measured against what an answer takes when nothing else is on its way; when the window
+//! had to be cut, that is measured anew now and then, by letting everything on its way arrive first.
+//!
+//! Pure: whoever calls says when it is. Called by `super`.
+
+use std::time::{Duration, Instant};
+
+/// The most bytes of one request.
+pub(super) const CHUNK: u64 = 256 * 1024;
+/// The most bytes of all files on their way.
+const LARGEST: u64 = 32 * CHUNK;
+/// The fewest.
+const SMALLEST: u64 = 1024;
+/// At the start of a connection.
+const FIRST: u64 = 4 * SMALLEST;
+/// A request of so many bytes measures what an answer takes.
+const PROBE: u64 = SMALLEST / 4;
+/// Bytes may wait this long for those before them.
+const QUEUE: Duration = Duration::from_millis(500);
+/// A measurement is good for this long, in a window that had to be cut.
+const STALE: Duration = Duration::from_secs(5);
+
+/// The window of one connection.
+#[derive(Debug)]
+pub(super) struct Pace {
+    window: u64,
+    in_flight: u64,
+    pending: usize,
+    /// What an answer takes when nothing else is on its way, and when that was measured.
+    base: Option<(Duration, Instant)>,
+    probing: bool,
+}
+
+/// When a request was sent, and beside what.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) at: Instant,
+    bytes: u64,
+    alone: bool,
+}
+
+impl Pace {
+    pub(super) fn new() -> Pace {
+        Pace { window: FIRST, in_flight: 0, pending: 0, base: None, probing: true }
+    }
+
+    /// Bytes that may be sent now.
+    pub(super) fn budget(&self) -> u64 {
+        match self.probing {
+            true if self.pending > 0 => 0,
+            true => PROBE,
+            false => self.window.saturating_sub(self.in_flight),
+        }
+    }
+
+    /// Bytes of one request.
+    pub(super) fn chunk(&self) -> u64 {
+        (self.window / 4).clamp(PROBE, CHUNK)
+    }
+
+    /// Bytes of one file that may be on their way.
+    pub(super) fn share(&self) -> u64 {
+        self.window / 2
+    }
+
+    pub(super) fn sent(&mut self, bytes: u64, now: Instant) -> Sent {
+        let alone = self.pending == 0 && bytes <= PROBE;
+        self.in_flight += bytes;
+        self.pending += 1;
+        Sent { at: now, bytes, alone }
+    }
+
+    pub(super) fn answered(&mut self, sent: Sent, now: Instant) {
+        let full = self.in_flight >= self.window / 4;
+        self.in_flight = self.in_flight.saturating_sub(sent.bytes);
+        self.pending = self.pending.saturating_sub(1);
+        let took = now.saturating_duration_since(sent.at);
+        if sent.alone {
+            self.base = Some((took, now));
+            self.probing = false;
+            return;
+        }
+        let Some((base, measured)) = self.base else { return };
+        if took > 2 * base + QUEUE {
+            self.window = (self.window / 2).max(SMALLEST);
+            self.probing |= now.saturating_duration_since(measured) > STALE;
+        } else if full && took < 2 * base + QUEUE / 2 {
+            self.window = (self.window * 2).min(LARGEST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A controller that needs `fixed` for every answer, however much it is for, and takes `rate` bytes a second. Gives the
+    /// window after each simulated second, and how long the last byte sent waited.
+    fn simulate(
+        pace: &mut Pace,
+        from: Instant,
+        seconds: u64,
+        fixed: Duration,
+        rate: u64,
+    ) -> (Instant, Duration) {
+        let (mut now, mut free_at, mut waited) = (from, from, Duration::ZERO);
+        let mut line: std::collections::VecDeque<(Sent, Instant)> = std::collections::VecDeque::new();
+        while now < from + Duration::from_secs(seconds) {
+            while pace.budget() > 0 {
+                let bytes = pace.budget().min(pace.chunk());
+                let served = Duration::from_secs_f64(bytes as f64 / rate as f64);
+                free_at = free_at.max(now) + served;
+                line.push_back((pace.sent(bytes, now), free_at + fixed));
+            }
+            let (sent, at) = line.pop_front().unwrap();
+            now = at;
+            waited = now - sent.at;
+            pace.answered(sent, now);
+        }
+        while let Some((sent, at)) = line.pop_front() {
+            now = at;
+            pace.answered(sent, now);
+        }
+        (now, waited)
+    }
+
+    #[test]
+    fn test_quick_controller_gets_the_largest_window() {
+        let mut pace = Pace::new();
+        simulate(&mut pace, Instant::now(), 1, Duration::from_millis(2), 500_000_000);
+        assert_eq!(pace.window, LARGEST);
+        assert_eq!((pace.chunk(), pace.share()), (CHUNK, LARGEST / 2));
+    }
+
+    #[test]
+    fn test_slow_forced_writes_do_not_shrink_the_window() {
+        let mut pace = Pace::new();
+        let (now, _) = simulate(&mut pace, Instant::now(), 1, Duration::from_millis(2), 500_000_000);
+        simulate(&mut pace, now, 60, Duration::from_secs(2), 500_000_000);
+        assert!(pace.window >= LARGEST / 2, "{}", pace.window);
+    }
+
+    #[test]
+    fn test_what_waits_before_a_slow_controller_is_about_a_second_of_its_work() {
+        let mut pace = Pace::new();
+        let (_, waited) = simulate(&mut pace, Instant::now(), 60, Duration::from_millis(1), 1024);
+        assert!(pace.window <= 2048 && waited < Duration::from_secs(2), "{} {waited:?}", pace.window);
+    }
+
+    #[test]
+    fn test_controller_that_recovers_is_given_more_again() {
+        let mut pace = Pace::new();
+        let (now, _) = simulate(&mut pace, Instant::now(), 60, Duration::from_millis(1), 1024);
+        simulate(&mut pace, now, 2, Duration::from_millis(1), 500_000_000);
+        assert_eq!(pace.window, LARGEST);
+    }
+}
