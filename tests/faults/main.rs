@@ -11,6 +11,9 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the table is what this program is for")]
 
 mod a_jobs;
+mod a_lease;
+mod a_races;
+mod a_store;
 mod a_wire;
 mod b_logs;
 mod c_host;
@@ -32,7 +35,21 @@ use row::{Row, Scale, Tally};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [a_jobs::ROWS, a_wire::ROWS, sweep::ROWS, b_logs::ROWS, c_trees::ROWS, c_host::ROWS, d_data::ROWS].into_iter().flatten().collect()
+    [
+        a_jobs::ROWS,
+        a_lease::ROWS,
+        a_store::ROWS,
+        a_wire::ROWS,
+        a_races::ROWS,
+        sweep::ROWS,
+        b_logs::ROWS,
+        c_trees::ROWS,
+        c_host::ROWS,
+        d_data::ROWS,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 struct Wishes {

@@ -212,6 +212,19 @@ impl Client {
         self.wait(read)
     }
 
+    /// Lets new work onto a node, or keeps it off: `drain`, `cordon` or `uncordon`.
+    pub fn set_eligibility(&self, node: &str, want: &str) -> Result<v1::Node, Status> {
+        let request = v1::SetEligibilityRequest { node: node.to_owned(), want: want.to_owned() };
+        Ok(self.wait(NodesClient::new(self.channel()).set_eligibility(request))?.into_inner())
+    }
+
+    /// What an operator should know, as the controller says it.
+    pub fn notices(&self) -> Result<Vec<String>, Status> {
+        let listed = self.wait(NodesClient::new(self.channel()).list(v1::ListNodesRequest {}))?.into_inner();
+        let notices = listed.controller.map(|controller| controller.notices).unwrap_or_default();
+        Ok(notices.into_iter().map(|notice| notice.what).collect())
+    }
+
     /// The machines of the controller.
     pub fn nodes(&self) -> Result<Vec<v1::Node>, Status> {
         let listed = self.wait(NodesClient::new(self.channel()).list(v1::ListNodesRequest {}))?;

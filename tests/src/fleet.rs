@@ -37,13 +37,14 @@ pub struct Daemon {
     home: PathBuf,
     config: String,
     variables: Vec<(String, String)>,
+    boot_id: Option<String>,
     child: Option<Child>,
 }
 
 impl Daemon {
     fn new(home: PathBuf, config: String) -> Daemon {
         fs::create_dir_all(&home).expect("a home");
-        Daemon { home, config, variables: Vec::new(), child: None }
+        Daemon { home, config, variables: Vec::new(), boot_id: None, child: None }
     }
 
     /// Its state directory.
@@ -79,7 +80,10 @@ impl Daemon {
     pub fn command(&self) -> Command {
         let config = self.home.join("agentd.yaml");
         fs::write(&config, &self.config).expect("a configuration");
-        let mut command = Command::new(binaries().join("agentd"));
+        let mut command = match &self.boot_id {
+            Some(boot_id) => self.in_another_boot(boot_id),
+            None => Command::new(binaries().join("agentd")),
+        };
         command.arg("run").arg("--user").arg("--config").arg(config).arg("--state-dir").arg(self.state());
         command.env("AGENTD_LOG", "info,agentd=debug,agent_control=debug").env_remove("AGENTD_SOCKET");
         command.env("XDG_DATA_HOME", &self.home).stdin(Stdio::null()).stdout(Stdio::null());
@@ -87,6 +91,28 @@ impl Daemon {
         let log = File::options().create(true).append(true).open(self.home.join("agentd.log"));
         command.stderr(log.expect("a log"));
         command
+    }
+
+    /// A program that starts the daemon where the kernel seems to name another boot.
+    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
+    fn in_another_boot(&self, boot_id: &str) -> Command {
+        const ENTER: &str = r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && shift && exec "$@""#;
+        let file = self.home.join("boot_id");
+        fs::write(&file, boot_id).expect("a boot id");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", ENTER, "sh"]).arg(file).arg(binaries().join("agentd"));
+        command
+    }
+
+    /// What a sudden restart of its machine does: every process is gone, and the next boot has this name.
+    pub fn reboot(&mut self, boot_id: &str) {
+        self.kill();
+        eventually("every process is gone", SOON, || {
+            let left = self.processes();
+            left.iter().for_each(|pid| signal(*pid, Signal::KILL));
+            left.is_empty().then_some(())
+        });
+        self.boot_id = Some(boot_id.to_owned());
     }
 
     /// Starts the program, which may take a while to answer.

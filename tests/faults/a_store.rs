@@ -1,0 +1,223 @@
+//! Group A, what is kept: databases that are damaged or come out of a backup, machines that start anew.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use agent_model::JobDraft;
+use agent_model::job::RetryPolicy;
+use agent_tests::chance::Chance;
+use agent_tests::client::is_over;
+use agent_tests::fleet::{Fleet, Setup};
+use agent_tests::link::Way;
+
+use crate::judge::{broken, instances, whole};
+use crate::row::{Row, Scale, Tally};
+
+/// The rows of this module.
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        id: "A7",
+        promise: "a restart of the machine is told as such, and starts nothing by itself",
+        run: reboots,
+    },
+    Row {
+        id: "A10",
+        promise: "a controller restored from a backup reuses no epoch and kills no job",
+        run: old_backup,
+    },
+    Row { id: "A13", promise: "a damaged database loses no job and no run, and is reported", run: damage },
+];
+
+const LINES: u64 = 200;
+
+/// The machine of a node goes down at random phases of its jobs.
+fn reboots(scale: &Scale) -> Tally {
+    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+    let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 2, ..Setup::default() });
+    for round in 0..scale.of(10, 50) {
+        let retries = round % 2 == 1;
+        let pause = chance.millis(0, 900);
+        tally.case(&format!("reboot {pause:?} after the submit, retries: {retries}"), || {
+            let attempts = if retries { 3 } else { 1 };
+            let draft = JobDraft {
+                retry: RetryPolicy { max_attempts: attempts, backoff: Duration::ZERO },
+                ..fleet.draft("--lines 20 --seconds 0.5")
+            };
+            let job = fleet.client.submit(&draft);
+            std::thread::sleep(pause);
+            fleet.nodes[0].reboot(&format!("00000000-0000-4000-8000-{round:012}"));
+            // The node comes up long before it reaches its controller.
+            fleet.links[0].break_all();
+            fleet.links[0].cut(Way::Both);
+            let before = fleet.witness.execs();
+            fleet.nodes[0].spawn();
+            std::thread::sleep(Duration::from_millis(1500));
+            assert_eq!(fleet.witness.execs(), before, "something started before the controller was asked");
+            fleet.links[0].heal();
+            fleet.links[0].break_all();
+            let ended = fleet.client.ended(&job);
+            let outcome = ended.outcome.clone().unwrap_or_default();
+            let code = outcome.fault.map(|fault| fault.code).unwrap_or_default();
+            let finished = fleet.witness.of(&job).iter().any(|seen| seen.kind == "end");
+            match ended.state.as_str() {
+                "Completed" => assert!(finished, "{ended:?}"),
+                "Failed" => assert!(code == rebooted() && !retries, "{code}: {ended:?}"),
+                other => panic!("{job} ended as {other}"),
+            }
+        });
+    }
+    tally.count(0, "runs of one epoch", &fleet.witness.run_twice());
+    tally.count(0, "runs at the same time", &fleet.witness.overlaps());
+    tally
+}
+
+fn rebooted() -> &'static str {
+    agent_model::Code::NodeRebooted.as_str()
+}
+
+/// The controller's database, as files.
+fn database(fleet: &Fleet) -> PathBuf {
+    fleet.controller.state().join("controller/db")
+}
+
+/// The files of a database that exist.
+fn files(database: &Path) -> Vec<PathBuf> {
+    let file = |ending| PathBuf::from(format!("{}{ending}", database.display()));
+    ["", "-wal", "-shm"].into_iter().map(file).filter(|file| file.exists()).collect()
+}
+
+/// A backup is taken, jobs run, the backup comes back.
+fn old_backup(scale: &Scale) -> Tally {
+    let mut tally = Tally::default();
+    for round in 0..scale.of(2, 10) {
+        tally.case(&format!("restore {round}"), || {
+            let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 2, ..Setup::default() });
+            let go = fleet.home().join("go");
+            let live = fleet.submit(&format!("--lines {LINES} --until {}", go.display()));
+            fleet.client.reached(&live, &["Running"]);
+            // In line when the backup is taken, and run to its end after it.
+            fleet.client.set_eligibility("n0", "cordon").expect("the node is cordoned");
+            let waiting = fleet.submit("--lines 20 --seconds 0.2");
+            let backup = fleet.home().join("backup");
+            fs::create_dir(&backup).expect("a directory");
+            fleet.controller.kill();
+            for file in files(&database(&fleet)) {
+                fs::copy(&file, backup.join(file.file_name().expect("a name"))).expect("a copy");
+            }
+            fleet.controller.spawn();
+            fleet.ready();
+            fleet.client.set_eligibility("n0", "uncordon").expect("the node is uncordoned");
+            whole(&fleet, &waiting, 20);
+            let later: Vec<String> =
+                (0..scale.of(4, 50)).map(|_| fleet.submit("--lines 20 --seconds 0.1")).collect();
+            later.iter().for_each(|job| whole(&fleet, job, 20));
+            let after = fleet.submit(&format!("--lines {LINES} --until {}", go.display()));
+            fleet.client.reached(&after, &["Running"]);
+            let runs = instances(&fleet.nodes[0]);
+
+            fleet.controller.kill();
+            files(&database(&fleet)).iter().for_each(|file| fs::remove_file(file).expect("it is removed"));
+            for file in files(&backup.join("db")) {
+                let to = database(&fleet).with_file_name(file.file_name().expect("a name"));
+                fs::copy(&file, to).expect("a copy");
+            }
+            fleet.controller.spawn();
+            fleet.ready();
+            let _ = fleet.client.set_eligibility("n0", "uncordon");
+            std::thread::sleep(Duration::from_secs(4));
+            let alive = instances(&fleet.nodes[0]);
+            let killed: Vec<_> = runs.keys().filter(|dir| !alive.contains_key(*dir) || ended(dir)).collect();
+            assert!(killed.is_empty(), "runs were ended without anybody being asked: {killed:?}");
+            fs::write(&go, "").expect("the sign to end");
+            whole(&fleet, &live, LINES);
+            assert!(fleet.witness.run_twice().is_empty(), "{:?}", fleet.witness.run_twice());
+        });
+    }
+    tally
+}
+
+fn ended(dir: &Path) -> bool {
+    dir.join("exit.json").exists()
+}
+
+/// Bits are flipped and ends are cut off in the databases of both sides while jobs run.
+fn damage(scale: &Scale) -> Tally {
+    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+    for round in 0..scale.of(2, 10) {
+        let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 2, ..Setup::default() });
+        let go = fleet.home().join("go");
+        let done = fleet.submit("--lines 20 --seconds 0.1");
+        whole(&fleet, &done, 20);
+        let wishes = format!("--lines {LINES} --until {}", go.display());
+        let live = [0, 1].map(|_| fleet.submit(&wishes));
+        live.iter().for_each(|job| drop(fleet.client.reached(job, &["Running"])));
+        let mut all: Vec<String> = live.to_vec();
+        let before = instances(&fleet.nodes[0]);
+        let mut reported = 0;
+        for case in 0..scale.of(6, 10) {
+            all.push(fleet.submit("--lines 20 --seconds 0.1")); // acknowledged, and in line
+            let number = round * 100 + case;
+            tally.case(&format!("damage {number}"), || {
+                fleet.controller.kill();
+                fleet.nodes[0].kill();
+                let journal = fleet.nodes[0].state().join("journal.db");
+                let (database, logged) = match chance.below(2) {
+                    0 => (database(&fleet), fleet.controller.log().len()),
+                    _ => (journal, fleet.nodes[0].log().len()),
+                };
+                let what = hurt(&database, &mut chance);
+                let damaged = broken(&database);
+                fleet.controller.spawn();
+                fleet.nodes[0].spawn();
+                fleet.ready();
+                if let Some(damage) = damaged {
+                    reported += 1;
+                    let daemon = if database.ends_with("db") { &fleet.controller } else { &fleet.nodes[0] };
+                    let log = daemon.log()[logged..].to_lowercase();
+                    let told = log.contains("damage") || log.contains("corrupt") || log.contains("malformed");
+                    assert!(told, "{what}: nobody says that the database is damaged: {damage}");
+                }
+                for job in &all {
+                    let now =
+                        fleet.client.try_job(job).unwrap_or_else(|status| panic!("{what}: {job}: {status}"));
+                    assert!(now.epoch <= 1 && !is_over(&now), "{what}: {now:?}");
+                }
+                assert_eq!(fleet.client.job(&done).state, "Completed", "{what}");
+                assert_eq!(instances(&fleet.nodes[0]), before, "{what}: the supervisors changed");
+            });
+        }
+        fs::write(go, "").expect("the sign to end");
+        for job in &all {
+            let lines = if live.contains(job) { LINES } else { 20 };
+            tally.case(&format!("the end of {job}"), || whole(&fleet, job, lines));
+        }
+        tally.note(format!(
+            "{reported} of {} kinds of damage were such that SQLite sees them",
+            scale.of(6, 10)
+        ));
+    }
+    tally
+}
+
+/// Flips a bit, or cuts off the end, of a file of a database; says what was done.
+fn hurt(database: &Path, chance: &mut Chance) -> String {
+    let files: Vec<PathBuf> =
+        files(database).into_iter().filter(|file| !file.to_string_lossy().ends_with("-shm")).collect();
+    let file = chance.pick(&files);
+    let open = fs::File::options().read(true).write(true).open(file).expect("the file opens");
+    let length = open.metadata().expect("its length").len();
+    let at = chance.below(length);
+    let name = file.file_name().expect("a name").to_string_lossy();
+    if chance.percent(30) {
+        open.set_len(at).expect("it is cut");
+        return format!("{name} of {length} bytes was cut at {at}");
+    }
+    let mut byte = [0];
+    if open.read_exact_at(&mut byte, at).is_ok() {
+        byte[0] ^= 1 << chance.below(8);
+        open.write_all_at(&byte, at).expect("it is written");
+    }
+    format!("a bit of {name} of {length} bytes was flipped at {at}")
+}
