@@ -1,8 +1,9 @@
 //! A job's bytes on a terminal: what they say, but not what they command.
 //!
 //! Text, line feeds, tabs, carriage returns (progress bars live by them) and colours pass. Every other
-//! control character, and every byte that is no text, is shown as what it is: a job's output must not be
-//! able to retitle the window, answer for the keyboard or hide a line.
+//! control character, every mark that turns the direction of text, and every byte that is no text, is shown
+//! as what it is: a job's output must not be able to retitle the window, answer for the keyboard or hide a
+//! line.
 
 /// The longest colour sequence that is believed in, in bytes.
 const LONGEST: usize = 48;
@@ -103,11 +104,18 @@ fn character(rest: &[u8]) -> Piece<'_> {
     };
     match (valid.chars().next(), broken) {
         // C1 controls come as characters of two bytes.
-        (Some(c), _) if c.is_control() => Piece::Shown(c.len_utf8(), c.escape_unicode().to_string()),
+        (Some(c), _) if c.is_control() || turns(c) => {
+            Piece::Shown(c.len_utf8(), c.escape_unicode().to_string())
+        }
         (Some(c), _) => Piece::Pass(c.len_utf8()),
         (None, Some(error)) if error.error_len().is_none() && rest.len() < 4 => Piece::Unfinished,
         (None, _) => Piece::Shown(1, byte_form(rest[0])),
     }
+}
+
+/// It changes the direction of the text around it, and so what a line seems to say.
+fn turns(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A control byte as `^X`, any other as `\xNN`.
@@ -146,6 +154,7 @@ mod tests {
             (b"\x1bPq", "^[Pq"),
             (b"a\x08b\x7f\0", "a^Hb^?^@"),
             ("\u{9b}31m".as_bytes(), "\\u{9b}31m"),
+            ("\u{202e}fdp.exe\u{2069}".as_bytes(), "\\u{202e}fdp.exe\\u{2069}"),
             (b"\xff\xc3(", "\\xff\\xc3("),
             (b"\x1b", "^["),
             (b"\xe6\xbc", "\\xe6\\xbc"),
