@@ -67,7 +67,8 @@ fn own_group(hierarchy: &str) -> String {
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let of = |line: &str| {
         let mut fields = line.splitn(3, ':').skip(1);
-        (fields.next()? == hierarchy).then(|| fields.next().map(|path| path.trim_start_matches('/').to_owned()))?
+        (fields.next()? == hierarchy)
+            .then(|| fields.next().map(|path| path.trim_start_matches('/').to_owned()))?
     };
     text.lines().find_map(of).unwrap_or_default()
 }
@@ -117,7 +118,8 @@ fn watch(fleet: &Fleet, time: Duration) -> (Duration, u32, u32) {
         let nodes = fleet.client.nodes();
         slowest = slowest.max(asking.elapsed());
         asked += 1;
-        let ready = nodes.is_ok_and(|nodes| nodes.iter().all(|n| matches!(n.liveness.as_str(), "ready" | "degraded")));
+        let ready = nodes
+            .is_ok_and(|nodes| nodes.iter().all(|n| matches!(n.liveness.as_str(), "ready" | "degraded")));
         unready += u32::from(!ready);
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -206,7 +208,8 @@ fn pressure(scale: &Scale) -> Tally {
             let job = fleet.client.submit(&draft);
             // Not by its log, which needs an inode where it is stored.
             eventually("it has taken everything", SOON, || {
-                let logs = fleet.controller.job_dirs().into_iter().flat_map(|dir| files_below(&dir.join("log")));
+                let logs =
+                    fleet.controller.job_dirs().into_iter().flat_map(|dir| files_below(&dir.join("log")));
                 let said = logs.filter_map(|log| fs::read(log).ok()).any(|log| log.starts_with(b"all taken"));
                 said.then_some(())
             });
@@ -246,7 +249,8 @@ impl SmallDisk {
         let state = daemon.state();
         fs::create_dir_all(state.parent().expect("a home")).expect("a home");
         let _ = fs::remove_dir(&state);
-        fs::set_permissions(self.0.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("a mode");
+        fs::set_permissions(self.0.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+            .expect("a mode");
         std::os::unix::fs::symlink(self.0.path(), &state).expect("a link");
     }
 

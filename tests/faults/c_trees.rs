@@ -227,7 +227,8 @@ fn frozen(fleet: &Fleet) -> String {
         }
         let job = fleet.client.submit(&draft);
         eventually("the job is stuck", SOON, || {
-            let looks = |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "stat\n");
+            let looks =
+                |pid: &u32| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c == "stat\n");
             living_below(&mount).iter().any(looks).then_some(())
         });
         std::thread::sleep(Duration::from_millis(300)); // it asks at once
