@@ -21,15 +21,24 @@ pub const VARIABLE: &str = "AGENTD_FAILPOINTS";
 
 /// Every name, in the order of the programs and modules that visit them.
 pub const NAMES: &[&str] = &[
+    "control.archive.create",
+    "control.archive.rename",
+    "control.archive.sync",
+    "control.archive.write",
     "control.commit",
+    "node.append.open",
+    "node.append.send",
     "node.attic.remove",
     "node.attic.sweep",
     "node.attic.write",
     "node.ballast.fill",
     "node.journal.done",
     "node.journal.enter",
+    "node.log.read",
+    "node.log.trim",
     "node.order.write",
     "node.outcome.deliver",
+    "node.outputs.collect",
     "node.sync.open",
     "node.upkeep.look",
     "env.build.spawn",
@@ -39,6 +48,10 @@ pub const NAMES: &[&str] = &[
     "env.ready.rename",
     "env.ready.sync",
     "env.ready.write",
+    "shim.log.open",
+    "shim.log.reserve",
+    "shim.log.sync",
+    "shim.log.write",
 ];
 
 /// Visits the failpoint `name`; an error takes the place of the operation that would have followed.
