@@ -192,6 +192,25 @@ impl HostVariables {
     }
 }
 
+/// What a service manager says to a service it starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Manager {
+    /// Where it wants to hear how the service is.
+    pub(crate) address: Option<String>,
+    /// How long it lets the service be silent.
+    pub(crate) patience: Option<Duration>,
+}
+
+impl Manager {
+    /// `WATCHDOG_PID` names whom the watchdog is for; a child of that process inherits the variables.
+    fn select(variables: &Variables) -> Manager {
+        let meant = variables.get("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
+        let micros = variables.get("WATCHDOG_USEC").and_then(|text| text.parse().ok());
+        let patience = micros.filter(|micros| meant && *micros > 0).map(Duration::from_micros);
+        Manager { address: variables.get("NOTIFY_SOCKET"), patience }
+    }
+}
+
 /// Everything the daemon was told, checked.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
@@ -223,6 +242,8 @@ pub(crate) struct Config {
     pub(crate) job_user: Option<JobUser>,
     /// What of the daemon's environment others see.
     pub(crate) host: HostVariables,
+    /// What the service manager asked for.
+    pub(crate) manager: Manager,
     /// Every key as it was said, in the order of the documentation.
     pub(crate) settings: Vec<Setting>,
 }
@@ -256,6 +277,7 @@ impl Config {
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
             host: HostVariables::select(variables),
+            manager: Manager::select(variables),
             settings: vec![
                 state_dir,
                 socket,

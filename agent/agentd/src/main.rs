@@ -8,11 +8,13 @@
 //! | 0 | stopped, or did what was asked |
 //! | 64 | the command line is wrong |
 //! | 70 | a bug |
+//! | 74 | the state directory cannot be read or written now; starting again later may help |
 //! | 75 | the state directory is in use |
 //! | 78 | the configuration, or what it points to, cannot be used |
 
 mod cli;
 mod config;
+mod notify;
 mod roles;
 mod supervisor;
 mod worker;
@@ -30,10 +32,13 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use cli::{Cli, Verb};
 use config::{Config, Variables};
+use notify::Notifier;
+use roles::StartError;
 use supervisor::Supervisor;
 
 const USAGE: u8 = 64;
 const BUG: u8 = 70;
+const NOT_NOW: u8 = 74;
 const IN_USE: u8 = 75;
 const CONFIG: u8 = 78;
 
@@ -84,6 +89,7 @@ fn run(config: Config) -> ExitCode {
 /// Runs until someone asks for the end.
 async fn serve(config: Config) -> ExitCode {
     let supervisor = Supervisor::new();
+    let notifier = Notifier::new(config.manager.address.as_deref(), config.manager.patience);
     // Heard from the first moment on, so that a stop during the start is a stop.
     let (mut term, mut int) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
         (Ok(term), Ok(int)) => (term, int),
@@ -91,25 +97,33 @@ async fn serve(config: Config) -> ExitCode {
             return fail(&Fault::new(Code::Bug, "agentd cannot hear signals").because(&error), BUG);
         }
     };
-    let running = match roles::start(config, &supervisor).await {
+    let running = match roles::start(config, &supervisor, &notifier).await {
         Ok(running) => running,
-        Err(error) => {
-            let fault = error.fault();
-            return fail(&fault, if fault.code == Code::StateInUse { IN_USE } else { CONFIG });
-        }
+        Err(error) => return fail(&error.fault(), exit_code(&error)),
     };
+    notifier.ready(&running.describe());
     let stopped = supervisor
         .run(async {
             tokio::select! {
                 _ = term.recv() => info!("asked to stop; jobs go on"),
                 _ = int.recv() => info!("interrupted; jobs go on"),
             }
+            notifier.stopping("stopping; jobs go on");
         })
         .await;
     drop(running);
+    info!("stopped");
     match stopped {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => fail(&Fault::new(Code::Bug, "agentd had to stop").because(&failure), BUG),
+    }
+}
+
+fn exit_code(error: &StartError) -> u8 {
+    match error {
+        StartError::InUse { .. } => IN_USE,
+        error if error.may_pass() => NOT_NOW,
+        _ => CONFIG,
     }
 }
 

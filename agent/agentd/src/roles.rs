@@ -10,7 +10,7 @@
 //! Called by `main`.
 
 use std::fs::{File, Permissions, TryLockError};
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -31,13 +31,16 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tracing::{info, warn};
 
 use crate::config::{Config, JobUser};
+use crate::notify::Notifier;
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
+use crate::worker::ballast::Ballast;
 use crate::worker::journal::Sqlite;
-use crate::worker::reconcile::Reconciler;
+use crate::worker::reconcile::{Link, Reconciler, SYNC_COMES_ROUND};
 use crate::worker::report::Outbox;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::tracking::Tracking;
+use crate::worker::upkeep::Upkeep;
 use crate::worker::{Worker, jobs_dir, recover};
 
 /// Bytes either side may send on a connection before the other has read them: enough for logs at full speed.
@@ -46,6 +49,9 @@ const CONNECTION_WINDOW: u32 = 8 << 20;
 const STREAM_WINDOW: u32 = 4 << 20;
 /// A builder of environments that prints nothing for this long is ended.
 const BUILD_STALL: Duration = Duration::from_secs(600);
+/// How often the other side of a silent connection is asked whether it is there, and how long it may take to
+/// answer: a link that swallows everything is noticed after the sum of both.
+const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +111,18 @@ impl StartError {
             _ => fault.fix("the message says which file; keep a copy of it before you repair or remove it"),
         }
     }
+
+    /// Starting again later may help: nothing that the operator said is wrong.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            StartError::State { source, .. } => !matches!(
+                source.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::InvalidInput
+            ),
+            StartError::InUse { .. } | StartError::Listen { .. } | StartError::Shim(_) => false,
+            _ => true,
+        }
+    }
 }
 
 /// What must live as long as the daemon.
@@ -112,6 +130,19 @@ pub(crate) struct Running {
     /// Released by the kernel when this process ends, however it does.
     _lock: File,
     socket: Option<PathBuf>,
+    /// The jobs of an earlier life that were taken up.
+    adopted: usize,
+}
+
+impl Running {
+    /// What a service manager shows.
+    pub(crate) fn describe(&self) -> String {
+        match (&self.socket, self.adopted) {
+            (Some(socket), 0) => format!("serving at {}", socket.display()),
+            (Some(socket), adopted) => format!("serving at {}; took up {adopted} jobs", socket.display()),
+            (None, adopted) => format!("running jobs; took up {adopted}"),
+        }
+    }
 }
 
 impl Drop for Running {
@@ -123,9 +154,14 @@ impl Drop for Running {
     }
 }
 
-/// Starts every part. When this returns, clients are served.
-pub(crate) async fn start(config: Config, supervisor: &Supervisor) -> Result<Running, StartError> {
+/// Starts every part. When this returns, clients are served and the jobs of an earlier life are taken up.
+pub(crate) async fn start(
+    config: Config,
+    supervisor: &Supervisor,
+    notifier: &Notifier,
+) -> Result<Running, StartError> {
     let lock = take_state(&config).await?;
+    let ballast = Arc::new(make_room(&config));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let blobs = Disk::open_with_reserve(&config.state_dir.join("cas"), config.disk_reserve)
         .map_err(StartError::Blobs)?;
@@ -133,10 +169,28 @@ pub(crate) async fn start(config: Config, supervisor: &Supervisor) -> Result<Run
     if let Some(socket) = &socket {
         start_controller(&config, supervisor, &clock, &blobs, socket).await?;
     }
+    let mut adopted = 0;
     if config.roles.node {
-        start_node(config, supervisor, clock, blobs).await?;
+        adopted = start_node(config, supervisor, notifier, Shared { clock, blobs, ballast }).await?;
     }
-    Ok(Running { _lock: lock, socket })
+    let watchdog = notifier.clone();
+    supervisor.spawn_again(TaskKind::Upkeep, "watchdog", move || watchdog.clone().watch());
+    Ok(Running { _lock: lock, socket, adopted })
+}
+
+/// What both roles need.
+struct Shared {
+    clock: Arc<dyn Clock>,
+    blobs: Disk,
+    ballast: Arc<Ballast>,
+}
+
+/// Gives up held room before anything is opened, when the disk became full while nobody looked.
+fn make_room(config: &Config) -> Ballast {
+    let state = &config.state_dir;
+    let ballast = Ballast::open(state, agent_node::disk_size(state));
+    ballast.balance(agent_node::load(state).disk_free);
+    ballast
 }
 
 /// The state directory, with this process as its only user.
@@ -155,7 +209,8 @@ async fn take_state(config: &Config) -> Result<File, StartError> {
             holder: format!("agentd, pid {}", holder.trim()),
         });
     }
-    lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id())).map_err(fail)?;
+    // Only for the message above, so a full disk may refuse it.
+    let _ = lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id()));
     for name in ["controller", "cas"] {
         own_directory(&state.join(name), None)?;
     }
@@ -214,6 +269,8 @@ async fn start_controller(
     let server = Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW)
         .initial_stream_window_size(STREAM_WINDOW)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_routes(routes);
     let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
     let serve = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
@@ -240,12 +297,13 @@ fn listen(socket: &Path, user_mode: bool) -> Result<UnixListener, StartError> {
     bind().map_err(|source| StartError::Listen { at: socket.display().to_string(), source })
 }
 
+/// Starts the node role; gives how many replicas of an earlier life it took up.
 async fn start_node(
     config: Config,
     supervisor: &Supervisor,
-    clock: Arc<dyn Clock>,
-    blobs: Disk,
-) -> Result<(), StartError> {
+    notifier: &Notifier,
+    Shared { clock, blobs, ballast }: Shared,
+) -> Result<usize, StartError> {
     let controller = dial(config.controller.clone());
     let store = match config.roles.controller {
         true => Store::Disk(blobs),
@@ -256,6 +314,7 @@ async fn start_node(
     let journal = Sqlite::open(&config.state_dir.join("journal.db")).await.map_err(StartError::Journal)?;
     let jobs = jobs_dir(&config.state_dir);
     let found = recover::open_replicas(&journal, &jobs).await.map_err(StartError::Recover)?;
+    let adopted = found.len();
     let (environments, inventory) = survey(&config).await?;
     let listener = listen_for_tracking(&config).await?;
     let stop = supervisor.stopping(TaskKind::Tracking).cancelled_owned();
@@ -266,9 +325,12 @@ async fn start_node(
     let (telemetry, hub) = Telemetry::new(controller.clone());
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
-    let attic = Attic::new(jobs, clock.clone());
+    let attic = Attic::new(jobs, clock.clone(), &boot_id);
     let sweeper = attic.clone();
     supervisor.spawn_again(TaskKind::Upkeep, "attic", move || sweeper.clone().run());
+    let upkeep = Upkeep::new(probe_config(&config), ballast.clone(), inventory);
+    let inventory = upkeep.inventory();
+    supervisor.spawn_again(TaskKind::Upkeep, "upkeep", move || upkeep.clone().run());
     let outbox = Outbox::new(controller.clone(), config.node_name.clone());
     info!(node = %config.node_name, slots = config.slots, shim = %shim.display(), "running jobs");
     let executor = Process { shim };
@@ -284,13 +346,15 @@ async fn start_node(
         outbox,
         tracking,
         attic,
+        ballast,
     });
-    let reconciler = Reconciler::new(worker, supervisor.clone(), controller, inventory, found);
+    let link = Link { controller, inventory, pulse: notifier.pulse("sync", SYNC_COMES_ROUND) };
+    let reconciler = Reconciler::new(worker, supervisor.clone(), link, found);
     // Jobs that run are known to the endpoint now; their requests waited on the listener until here.
     supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
     let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
     supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
-    Ok(())
+    Ok(adopted)
 }
 
 /// A connection that is made when it is first used, and again whenever it broke.
@@ -304,6 +368,9 @@ fn dial(socket: PathBuf) -> Channel {
         .connect_timeout(Duration::from_secs(5))
         .initial_connection_window_size(CONNECTION_WINDOW)
         .initial_stream_window_size(STREAM_WINDOW)
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_while_idle(true)
         .connect_with_connector_lazy(tower::service_fn(connect))
 }
 
@@ -327,8 +394,12 @@ async fn survey(config: &Config) -> Result<(Environments, agent_model::node::Inv
 
 /// What the probe of this machine needs to know.
 pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
-    let state_dir = config.state_dir.clone();
-    ProbeConfig { state_dir, slots: config.slots, path: config.host.path.clone() }
+    ProbeConfig {
+        state_dir: config.state_dir.clone(),
+        slots: config.slots,
+        path: config.host.path.clone(),
+        disk_reserve: config.disk_reserve,
+    }
 }
 
 /// The tracking endpoint's listener. Running jobs know its address, so a daemon takes the port of the one
@@ -350,6 +421,8 @@ async fn listen_for_tracking(config: &Config) -> Result<TcpListener, StartError>
     };
     let failed = |source| StartError::State { path: remembered.clone(), source };
     let port = listener.local_addr().map_err(failed)?.port();
-    std::fs::write(&remembered, port.to_string()).map_err(failed)?;
+    if let Err(error) = std::fs::write(&remembered, port.to_string()) {
+        warn!(%error, path = %remembered.display(), "the port of the tracking endpoint is not remembered");
+    }
     Ok(listener)
 }

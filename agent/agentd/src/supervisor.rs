@@ -213,7 +213,11 @@ impl Supervisor {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        debug_assert_eq!(kind.on_end(), OnEnd::StartAgain, "of the others only the daemon's next life makes one");
+        debug_assert_eq!(
+            kind.on_end(),
+            OnEnd::StartAgain,
+            "of the others only the daemon's next life makes one"
+        );
         let task_name = name.to_owned();
         self.spawn_infallible(kind, name, async move {
             let mut wait = AGAIN.0;

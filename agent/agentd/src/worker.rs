@@ -7,12 +7,13 @@
 //! ```
 //!
 //! Owns: what all runners share ([`Worker`]). The step modules do not know each other; only `runner` calls
-//! them. Tasks: one of `reconcile`, one of `telemetry`, one of `attic`, one for each replica.
+//! them. Tasks: one each of `reconcile`, `telemetry`, `attic` and `upkeep`, one for each replica.
 //!
 //! Built by `crate::roles`.
 
 pub(crate) mod attic;
 mod backoff;
+pub(crate) mod ballast;
 mod budget;
 mod faults;
 mod fetch;
@@ -25,6 +26,7 @@ pub(crate) mod report;
 mod runner;
 pub(crate) mod telemetry;
 pub(crate) mod tracking;
+pub(crate) mod upkeep;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,6 +39,7 @@ use agent_shim::JobDir;
 
 use crate::config::Config;
 use attic::Attic;
+use ballast::Ballast;
 use report::Outbox;
 use telemetry::Telemetry;
 use tracking::Tracking;
@@ -55,6 +58,7 @@ pub(crate) struct Worker<J> {
     pub(crate) outbox: Outbox,
     pub(crate) tracking: Tracking,
     pub(crate) attic: Attic,
+    pub(crate) ballast: Arc<Ballast>,
 }
 
 impl<J> Worker<J> {

@@ -4,11 +4,14 @@
 //! Nothing that arrives is believed: every blob is hashed, every answer matched with its question. Batches
 //! are budgeted by encoded size; one that is refused as a whole is halved until the blob at fault is alone,
 //! and a blob too large for any message goes as a stream. Each call has a deadline, and each message of a
-//! stream; a call that fails is not repeated here, because only the caller knows for how long it is worth it.
+//! stream. A call that fails because the server or the way to it is away for a moment is repeated for
+//! [`patience::LONGEST`]; a stream from the server goes on where it broke. Only a stream to the server is not
+//! repeated here, because its bytes are gone: `push` does it.
 //!
 //! The channel is made by the caller, who knows the transport and its settings.
 
 mod batch;
+mod patience;
 mod wire;
 
 use std::collections::HashSet;
@@ -26,8 +29,9 @@ use reapi::capabilities_client::CapabilitiesClient;
 use reapi::content_addressable_storage_client::ContentAddressableStorageClient;
 use tokio::sync::OnceCell;
 use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
+pub(crate) use patience::Patience;
 pub use wire::{Resource, ResourceError, digest_from_wire, digest_to_wire};
 
 use crate::Hasher;
@@ -83,9 +87,11 @@ impl Remote {
     }
 
     async fn ask_budget(&self) -> Result<u64, Status> {
-        let mut client = self.capabilities.clone();
-        let question = reapi::GetCapabilitiesRequest::default();
-        let cache = match within(SILENCE, client.get_capabilities(question)).await {
+        let ask = || {
+            let mut client = self.capabilities.clone();
+            async move { client.get_capabilities(reapi::GetCapabilitiesRequest::default()).await }
+        };
+        let cache = match persist(ask).await {
             Ok(answer) => answer.into_inner().cache_capabilities.unwrap_or_default(),
             Err(status) if status.code() == Code::Unimplemented => Default::default(),
             Err(status) => return Err(status),
@@ -106,11 +112,12 @@ impl Remote {
             digest_function: reapi::digest_function::Value::Sha256 as i32,
             ..Default::default()
         };
-        let mut client = self.cas.clone();
-        let answer = within(SILENCE, client.find_missing_blobs(question))
-            .await
-            .map_err(|status| MissingError::Remote { source: status.into() })?
-            .into_inner();
+        let ask = || {
+            let (mut client, question) = (self.cas.clone(), question.clone());
+            async move { client.find_missing_blobs(question).await }
+        };
+        let answer =
+            persist(ask).await.map_err(|status| MissingError::Remote { source: status.into() })?.into_inner();
         let missing: Result<HashSet<Digest>, _> =
             answer.missing_blob_digests.iter().map(digest_from_wire).collect();
         let missing = missing.map_err(|_| MissingError::Answer)?;
@@ -146,15 +153,11 @@ impl BlobStore for Remote {
             return Ok(stream::empty().boxed());
         }
         let Ok(read_offset) = i64::try_from(offset) else { return Err(beyond) };
-        let resource_name = Resource::Blob(digest).to_string();
-        let question = bytestream::ReadRequest { resource_name, read_offset, read_limit: 0 };
-        let mut client = self.streams.clone();
-        let answer = within(SILENCE, client.read(question)).await;
-        let messages = answer.map_err(|status| read_failure(digest, status))?.into_inner();
-        let chunks = stream::try_unfold(messages, move |mut messages| async move {
-            let message = within(SILENCE, messages.message()).await;
-            let message = message.map_err(|status| read_failure(digest, status))?;
-            Ok(message.map(|message| (Bytes::from(message.data), messages)))
+        let mut download = Download::new(self.streams.clone(), digest, read_offset);
+        download.open().await.map_err(|status| read_failure(digest, status))?;
+        let chunks = stream::try_unfold(download, move |mut download| async move {
+            let message = download.next().await.map_err(|status| read_failure(digest, status))?;
+            Ok(message.map(|bytes| (bytes, download)))
         });
         Ok(if offset == 0 { verified(digest, chunks.boxed()) } else { chunks.boxed() })
     }
@@ -186,8 +189,55 @@ impl BlobStore for Remote {
         batch::run(&batch::Put(self), blobs).await
     }
 
+    async fn distrust(&self, _: Digest) {
+        // The server reads its own blobs with its own checks.
+    }
+
     async fn file(&self, _: Digest) -> Option<std::fs::File> {
         None
+    }
+}
+
+/// A blob on its way from a server. When the stream breaks another one goes on where it was.
+struct Download {
+    client: ByteStreamClient<Channel>,
+    resource_name: String,
+    offset: i64,
+    messages: Option<Streaming<bytestream::ReadResponse>>,
+}
+
+impl Download {
+    fn new(client: ByteStreamClient<Channel>, digest: Digest, offset: i64) -> Download {
+        Download { client, resource_name: Resource::Blob(digest).to_string(), offset, messages: None }
+    }
+
+    async fn open(&mut self) -> Result<(), Status> {
+        let ask = || {
+            let mut client = self.client.clone();
+            let (resource_name, read_offset) = (self.resource_name.clone(), self.offset);
+            async move { client.read(bytestream::ReadRequest { resource_name, read_offset, read_limit: 0 }).await }
+        };
+        self.messages = Some(persist(ask).await?.into_inner());
+        Ok(())
+    }
+
+    async fn next(&mut self) -> Result<Option<Bytes>, Status> {
+        let mut patience = Patience::default();
+        loop {
+            let Some(messages) = &mut self.messages else { return Ok(None) };
+            match within(SILENCE, messages.message()).await {
+                Ok(Some(message)) => {
+                    self.offset =
+                        self.offset.saturating_add(i64::try_from(message.data.len()).unwrap_or(i64::MAX));
+                    return Ok(Some(message.data.into()));
+                }
+                Ok(None) => return Ok(None),
+                Err(status) => {
+                    patience.wait(status).await?;
+                    self.open().await?;
+                }
+            }
+        }
     }
 }
 
@@ -266,6 +316,17 @@ impl Upload {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The answer to a call that may be repeated.
+async fn persist<T, F: Future<Output = Result<T, Status>>>(call: impl Fn() -> F) -> Result<T, Status> {
+    let mut patience = Patience::default();
+    loop {
+        match within(SILENCE, call()).await {
+            Ok(answer) => return Ok(answer),
+            Err(status) => patience.wait(status).await?,
+        }
+    }
 }
 
 /// The answer, if it comes in time.

@@ -66,6 +66,10 @@ pub trait BlobStore: Send + Sync + 'static {
         blobs: Vec<(Digest, Bytes)>,
     ) -> impl Future<Output = Vec<Result<(), WriteError>>> + Send;
 
+    /// Someone read other bytes than the digest names. The store looks for itself, and no longer has a blob
+    /// that is damaged: so it is missing, and can be sent or fetched again.
+    fn distrust(&self, digest: Digest) -> impl Future<Output = ()> + Send;
+
     /// An open file that holds exactly the blob, if this store has one at hand: what a copy-on-write clone
     /// can be made of. Its content is not checked. `None` says nothing about whether the blob is here.
     fn file(&self, digest: Digest) -> impl Future<Output = Option<std::fs::File>> + Send;
@@ -201,6 +205,17 @@ pub enum WriteError {
     },
 }
 
+impl ReadError {
+    /// The bytes there are not those the digest names.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            ReadError::Corrupt { .. } => true,
+            ReadError::Remote { source, .. } => source.code() == tonic::Code::DataLoss,
+            _ => false,
+        }
+    }
+}
+
 impl WriteError {
     /// The store has no room left.
     pub fn is_no_space(&self) -> bool {
@@ -254,6 +269,10 @@ impl BlobStore for Store {
 
     async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
         chosen!(self, store => store.write_batch(blobs))
+    }
+
+    async fn distrust(&self, digest: Digest) {
+        chosen!(self, store => store.distrust(digest));
     }
 
     async fn file(&self, digest: Digest) -> Option<std::fs::File> {

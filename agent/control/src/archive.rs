@@ -217,7 +217,8 @@ impl Tape {
             std::fs::create_dir_all(parent).map_err(cannot)?;
         }
         let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
-        let file = Arc::new(options.open(&self.path).map_err(cannot)?);
+        let file = failpoint::hit("control.archive.create").and_then(|()| options.open(&self.path));
+        let file = Arc::new(file.map_err(cannot)?);
         *locked(&self.file) = Some(file.clone());
         Ok(file)
     }
@@ -242,17 +243,18 @@ impl Tape {
 
     fn copy(&self, file: &File) -> io::Result<File> {
         let beside = self.beside("copy");
+        failpoint::hit("control.archive.create")?;
         let copy = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&beside)?;
         let (mut block, length) = (vec![0; 1 << 20], self.len());
         let mut done = 0;
         while done < length {
             let part = usize::try_from(length - done).unwrap_or(usize::MAX).min(block.len());
             file.read_exact_at(&mut block[..part], done)?;
-            copy.write_all_at(&block[..part], done)?;
+            failpoint::hit("control.archive.write").and_then(|()| copy.write_all_at(&block[..part], done))?;
             done += part as u64;
         }
         failpoint::hit("control.archive.sync").and_then(|()| copy.sync_all())?;
-        std::fs::rename(beside, &self.path)?;
+        failpoint::hit("control.archive.rename").and_then(|()| std::fs::rename(beside, &self.path))?;
         self.path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())?;
         Ok(copy)
     }
@@ -349,7 +351,8 @@ impl Tape {
             // What is missing can be sent; what is there may not be there to be sent any more.
             Ok(found) if found.size < expected.size => {}
             Ok(_) => {
-                let aside = std::fs::rename(&self.path, self.beside("wrong"));
+                let aside = failpoint::hit("control.archive.rename")
+                    .and_then(|()| std::fs::rename(&self.path, self.beside("wrong")));
                 aside.or_else(unless_missing).map_err(|source| open_error(&self.path, source))?;
                 *locked(&self.file) = None;
                 (writer.synced, writer.named, writer.doubtful) = (0, false, false);
@@ -369,7 +372,9 @@ impl Tape {
         let length = wrong.metadata().map_or(0, |found| found.len());
         if length > self.len() {
             let cannot = |source| open_error(&self.path, source);
-            std::fs::rename(&wrong, &self.path).map_err(cannot)?;
+            failpoint::hit("control.archive.rename")
+                .and_then(|()| std::fs::rename(&wrong, &self.path))
+                .map_err(cannot)?;
             let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(cannot)?;
             *locked(&self.file) = Some(Arc::new(file));
             (writer.synced, writer.named) = (0, false);

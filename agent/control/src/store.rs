@@ -5,11 +5,18 @@
 //! for example the new epoch and the placement, can never be told apart by a crash. Documents carry unknown
 //! fields without complaint, so that a store can be read after an upgrade and after a downgrade.
 //!
+//! A database that is damaged is mended at the start, and what had to be done is told ([`Recovery`]).
+//!
 //! Called by `queue` (load, commit) and by `api` (reads of what has ended).
 
+mod ballast;
+mod redo;
+mod rows;
+mod salvage;
 mod sqlite;
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use agent_model::job::JobSpec;
@@ -33,6 +40,9 @@ pub(crate) struct JobRecord {
     pub(crate) state: JobState,
     /// The latest assignment; 0 before the first.
     pub(crate) epoch: Epoch,
+    /// Assignments that no node ever took up: they count against no limit of attempts.
+    #[serde(default)]
+    pub(crate) uncharged: u64,
     /// The next attempt may not start before.
     #[serde(default)]
     pub(crate) not_before: Option<Timestamp>,
@@ -91,7 +101,7 @@ pub(crate) struct NodeRecord {
 }
 
 /// One thing that happened to a job.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Event {
     pub(crate) job: JobId,
     pub(crate) at: Timestamp,
@@ -135,6 +145,36 @@ pub(crate) struct Loaded {
     pub(crate) settled: Vec<(ReplicaId, NodeId)>,
     /// The highest place in the order of submission ever given.
     pub(crate) last_seq: u64,
+    /// The database was rebuilt, or is older than what was last decided: the nodes may know more than it.
+    pub(crate) mended: bool,
+}
+
+/// What became of a database that did not hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Recovery {
+    /// What was found.
+    pub(crate) problem: String,
+    /// Where the damaged database is.
+    pub(crate) kept: Option<PathBuf>,
+    /// Jobs that could be read from it.
+    pub(crate) rows: usize,
+    /// Jobs whose latest state came from the second copy.
+    pub(crate) copied: usize,
+    /// Things in it that could not be read: rows, stretches of rows, lines of the second copy.
+    pub(crate) bad: usize,
+    /// Jobs of which nothing is left but that they were.
+    pub(crate) lost: Vec<String>,
+}
+
+/// A checksum over parts, whose borders count.
+fn checksum(parts: &[&[u8]]) -> i64 {
+    let mut hasher = agent_cas::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.len() as u64).to_le_bytes());
+        hasher.update(part);
+    }
+    let [a, b, c, d, e, f, g, h, ..] = hasher.finish().hash;
+    i64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// Which step of talking to the controller's database failed.
@@ -167,6 +207,14 @@ pub enum StoreError {
         id: String,
         /// What is wrong with it.
         source: serde_json::Error,
+    },
+    /// A row is not what was written.
+    #[error("the {what} `{id}` in the controller's database is damaged")]
+    Damaged {
+        /// What it describes.
+        what: &'static str,
+        /// Its name, as far as it can be trusted.
+        id: String,
     },
     /// A name breaks the rules for names.
     #[error("the {what} `{id}` in the controller's database has a name that is not valid")]

@@ -83,6 +83,7 @@ codes! {
     SnapshotUnsafe "SNP-102" User Retry::Never, "the code directory holds something that cannot be shipped";
     SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";
     SnapshotStore "SNP-104" Node SOON, "the blob store failed";
+    SnapshotDamaged "SNP-105" Platform Retry::Never, "part of a snapshot was damaged in the store";
     PythonMissing "ENV-101" User Retry::OtherNode, "the node has no such Python";
     PythonIncomplete "ENV-102" Node Retry::OtherNode, "the node's Python cannot make environments";
     EnvUnsatisfied "ENV-103" User Retry::Never, "no package satisfies the requirements";

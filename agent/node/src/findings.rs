@@ -136,8 +136,7 @@ pub(crate) fn disk_of(state_dir: &Path, reserve: u64) -> Finding {
 fn judge_disk(disk: &Disk, state_dir: &Path, reserve: u64) -> Finding {
     let place = state_dir.display();
     let bad = |found: String, means: &str| finding("disk", Grade::Bad, found, means);
-    let found =
-        format!("{:.1} of {:.1} GiB free for {place}", gibibytes(disk.free), gibibytes(disk.size));
+    let found = format!("{:.1} of {:.1} GiB free for {place}", gibibytes(disk.free), gibibytes(disk.size));
     match disk {
         Disk { read_only: true, .. } => {
             bad(format!("{place} can only be read"), "nothing can be written, so no job starts (NODE-101)")
@@ -356,7 +355,8 @@ mod tests {
     #[test]
     fn test_topics_are_unique() {
         let (root, machine) = machine(&[]);
-        let config = ProbeConfig { state_dir: root.path().to_owned(), slots: 1, path: String::new(), disk_reserve: 0 };
+        let config =
+            ProbeConfig { state_dir: root.path().to_owned(), slots: 1, path: String::new(), disk_reserve: 0 };
         let mut topics: Vec<_> = all(&machine, &config).into_iter().map(|finding| finding.topic).collect();
         let count = topics.len();
         topics.sort();

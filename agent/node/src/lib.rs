@@ -63,6 +63,11 @@ pub fn load(state_dir: &Path) -> Load {
     Load { disk_free: disk(state_dir).map_or(0, |disk| disk.free), memory_free: memory().available }
 }
 
+/// The size of the file system of a directory; 0 when it cannot be told.
+pub fn disk_size(dir: &Path) -> u64 {
+    disk(dir).map_or(0, |disk| disk.size)
+}
+
 /// Names this boot: it changes when every process of the machine, or of the container, has ended.
 pub fn boot_id() -> Result<String, BootIdError> {
     Machine::here().boot_id()

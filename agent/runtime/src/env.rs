@@ -118,4 +118,11 @@ impl Environments {
             Flights::join(&self.flights, &place, builder, spec)?.follow(log).await?;
         }
     }
+
+    /// Holds the environment of this key, as [`EnvLease::key`] gave it to an earlier life of the daemon: for a
+    /// command that still runs in it. `None` when it is not there, or somebody works on it.
+    pub fn hold(&self, key: &str) -> Option<EnvLease> {
+        let place = self.shelf.found(key)?;
+        place.lease(true).inspect_err(|error| tracing::warn!(key, %error, "it cannot be held")).ok()?
+    }
 }

@@ -68,6 +68,7 @@ fn page(code: Code) -> &'static str {
         Code::SnapshotUnsafe => page!("SNP-102"),
         Code::SnapshotMissing => page!("SNP-103"),
         Code::SnapshotStore => page!("SNP-104"),
+        Code::SnapshotDamaged => page!("SNP-105"),
         Code::PythonMissing => page!("ENV-101"),
         Code::PythonIncomplete => page!("ENV-102"),
         Code::EnvUnsatisfied => page!("ENV-103"),

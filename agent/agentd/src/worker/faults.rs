@@ -371,7 +371,11 @@ mod tests {
             (code(2), "python: can't open file '/w/t.py': [Errno 2]", (Failed, Some(Code::CommandNotFound))),
             (code(2), "usage: t.py", (Failed, Some(Code::CommandFailed))),
             (killed.clone(), "", (Failed, Some(Code::CommandSignaled))),
-            (ExitRecord { oom: Some(agent_shim::OomScope::Own), ..killed.clone() }, "", (Failed, Some(Code::OutOfMemory))),
+            (
+                ExitRecord { oom: Some(agent_shim::OomScope::Own), ..killed.clone() },
+                "",
+                (Failed, Some(Code::OutOfMemory)),
+            ),
             (ExitRecord { timed_out: true, ..killed.clone() }, "", (Failed, Some(Code::TimeLimit))),
             (ExitRecord { timed_out: true, ..code(0) }, "", (Failed, Some(Code::TimeLimit))),
             (ExitRecord { stopped: Some("ada".into()), ..killed }, "", (Canceled, None)),

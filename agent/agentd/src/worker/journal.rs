@@ -3,17 +3,20 @@
 //! Owns: `journal.db`, one row for each replica the node still answers for. Hides: SQL, fsync, damage.
 //!
 //! Invariants: a record is on disk when [`Journal::enter`] returns, before the step it names begins; every
-//! step can be done again from its record; a row that cannot be read costs one replica, a file that cannot
-//! be read costs none (it is set aside, and `worker::recover` finds the replicas by their directories).
+//! step can be done again from its record; a record that is not, to the letter, what was written is never
+//! obeyed: it is set aside, and so is a file that cannot be read. Neither costs a replica whose directory is
+//! there, because `worker::recover` finds it by that.
 //!
 //! Called by `worker::runner` (writes) and `worker::recover` (reads, once).
 
 use std::fs::File;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use agent_model::{JobSpec, Outcome, ReplicaId, ReplicaStep, Timestamp};
+use agent_cas::digest_of;
+use agent_model::{JobSpec, Outcome, ReplicaId, ReplicaStep, Timestamp, failpoint};
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Row};
@@ -44,6 +47,9 @@ pub(crate) struct Record {
     /// Something of it is nowhere else, so its directory stays for a while when it is over.
     #[serde(default)]
     pub(crate) precious: bool,
+    /// The key of the environment it was started in, which is held until it has ended.
+    #[serde(default)]
+    pub(crate) environment: Option<String>,
 }
 
 impl Record {
@@ -59,6 +65,7 @@ impl Record {
             ending: None,
             outcome: None,
             precious: false,
+            environment: None,
         }
     }
 }
@@ -90,9 +97,36 @@ pub(crate) enum JournalError {
         #[source]
         source: sqlx::Error,
     },
+    /// The disk did not take a record.
+    #[error("the disk did not take the journal record of {replica}")]
+    Disk {
+        /// Whose.
+        replica: ReplicaId,
+        #[source]
+        source: io::Error,
+    },
     /// The records could not be read.
     #[error("cannot read the journal")]
     Read(#[source] sqlx::Error),
+}
+
+impl JournalError {
+    fn write(replica: &ReplicaId, source: sqlx::Error) -> JournalError {
+        let replica = replica.clone();
+        match is_full(&source) {
+            true => JournalError::Disk { replica, source: io::Error::new(ErrorKind::StorageFull, source) },
+            false => JournalError::Write { replica, source },
+        }
+    }
+
+    /// The record found no room; there may be some when somebody gives way.
+    pub(crate) fn is_full(&self) -> bool {
+        let kind = match self {
+            JournalError::Disk { source, .. } | JournalError::SetAside { source, .. } => source.kind(),
+            _ => return false,
+        };
+        matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+    }
 }
 
 /// Remembers each step of each replica.
@@ -112,11 +146,17 @@ pub(crate) struct Sqlite {
     connection: Mutex<SqliteConnection>,
 }
 
-/// The layout of the tables. A step is repeated outside its record so that people can read it.
+/// The layout of the tables. A step is repeated outside its record so that people can read it; `sum` is the
+/// digest of the record. A daemon of the version before knows no `sum` and leaves it empty.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS replica (id TEXT PRIMARY KEY, step TEXT NOT NULL, record TEXT NOT NULL) STRICT;
     CREATE TABLE IF NOT EXISTS set_aside (id TEXT NOT NULL, record TEXT NOT NULL, reason TEXT NOT NULL) STRICT;
-    PRAGMA user_version = 1;
+";
+const ADD_SUM: &str = "
+    BEGIN IMMEDIATE;
+    ALTER TABLE replica ADD COLUMN sum TEXT NOT NULL DEFAULT '';
+    PRAGMA user_version = 2;
+    COMMIT;
 ";
 
 impl Sqlite {
@@ -154,33 +194,57 @@ async fn connect(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
         return Err(sqlx::Error::Protocol(check));
     }
     sqlx::raw_sql(SCHEMA).execute(&mut connection).await?;
+    let version: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(&mut connection).await?;
+    if version < 2 {
+        sqlx::raw_sql(ADD_SUM).execute(&mut connection).await?;
+    }
+    // What cannot be read is better known now than later.
+    sqlx::query(READ).fetch_all(&mut connection).await?;
     Ok(connection)
 }
 
-/// SQLite says that the file is no database, or a broken one; anything else (no space, no permission) is
-/// not a reason to give up what is in it.
+const READ: &str = "SELECT rowid, id, record, sum FROM replica ORDER BY rowid";
+
+/// The number of SQLite's error without what it adds for details.
+fn primary(error: &sqlx::Error) -> Option<(i32, i32)> {
+    let sqlx::Error::Database(error) = error else { return None };
+    let code = error.code().and_then(|code| i32::from_str(&code).ok())?;
+    Some((code & 0xff, code))
+}
+
+/// SQLite says that the file is no database, or a broken one, or one whose tables are not ours; anything else
+/// (no space, no permission) is not a reason to give up what is in it.
 fn is_damage(error: &sqlx::Error) -> bool {
-    const CORRUPT: &str = "11";
-    const NOT_A_DATABASE: &str = "26";
-    match error {
-        sqlx::Error::Protocol(_) => true,
-        sqlx::Error::Database(error) => {
-            let primary =
-                error.code().and_then(|code| i32::from_str(&code).ok()).map(|code| (code & 0xff).to_string());
-            matches!(primary.as_deref(), Some(CORRUPT | NOT_A_DATABASE))
-        }
+    const NO_SUCH_TABLE: i32 = 1;
+    const CORRUPT: i32 = 11;
+    const MISMATCH: i32 = 20;
+    const FORMAT: i32 = 24;
+    const NOT_A_DATABASE: i32 = 26;
+    match (error, primary(error)) {
+        (sqlx::Error::Protocol(_) | sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_), _) => true,
+        (_, Some((code, _))) => [NO_SUCH_TABLE, CORRUPT, MISMATCH, FORMAT, NOT_A_DATABASE].contains(&code),
         _ => false,
     }
 }
 
+/// The disk has no room, or the file system would not say why it took no bytes.
+fn is_full(error: &sqlx::Error) -> bool {
+    const FULL: i32 = 13;
+    const WRITE: i32 = 10 | 3 << 8;
+    const SHARED_MEMORY_SIZE: i32 = 10 | 19 << 8;
+    primary(error).is_some_and(|(code, whole)| code == FULL || [WRITE, SHARED_MEMORY_SIZE].contains(&whole))
+}
+
+/// Moves a damaged file and its side files out of the way; nothing of it is thrown away.
 fn set_file_aside(path: &Path) -> Result<PathBuf, JournalError> {
     let fail = |source| JournalError::SetAside { path: path.to_owned(), source };
     let free = (1_u32..).map(|n| path.with_extension(format!("db.damaged-{n}"))).find(|to| !to.exists());
     let to = free.unwrap_or_else(|| path.with_extension("db.damaged"));
     std::fs::rename(path, &to).map_err(fail)?;
-    for side in ["db-wal", "db-shm"] {
-        match std::fs::remove_file(path.with_extension(side)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(fail(error)),
+    for side in ["-wal", "-shm"] {
+        let beside = |path: &Path| PathBuf::from(format!("{}{side}", path.display()));
+        match std::fs::rename(beside(path), beside(&to)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(fail(error)),
             _ => {}
         }
     }
@@ -189,42 +253,48 @@ fn set_file_aside(path: &Path) -> Result<PathBuf, JournalError> {
 
 impl Journal for Sqlite {
     async fn enter(&self, record: &Record) -> Result<(), JournalError> {
+        let disk = |source| JournalError::Disk { replica: record.replica.clone(), source };
+        failpoint::hit("node.journal.enter").map_err(disk)?;
         let text = serde_json::to_string(record).unwrap_or_default(); // plain data always serialises
-        sqlx::query("INSERT OR REPLACE INTO replica (id, step, record) VALUES (?, ?, ?)")
+        sqlx::query("INSERT OR REPLACE INTO replica (id, step, record, sum) VALUES (?, ?, ?, ?)")
             .bind(record.replica.to_string())
             .bind(record.step.to_string())
-            .bind(text)
+            .bind(&text)
+            .bind(digest_of(text.as_bytes()).to_string())
             .execute(&mut *self.connection.lock().await)
             .await
             .map(drop)
-            .map_err(|source| JournalError::Write { replica: record.replica.clone(), source })
+            .map_err(|source| JournalError::write(&record.replica, source))
     }
 
     async fn done(&self, replica: &ReplicaId) -> Result<(), JournalError> {
+        let disk = |source| JournalError::Disk { replica: replica.clone(), source };
+        failpoint::hit("node.journal.done").map_err(disk)?;
         sqlx::query("DELETE FROM replica WHERE id = ?")
             .bind(replica.to_string())
             .execute(&mut *self.connection.lock().await)
             .await
             .map(drop)
-            .map_err(|source| JournalError::Write { replica: replica.clone(), source })
+            .map_err(|source| JournalError::write(replica, source))
     }
 
     async fn open_replicas(&self) -> Result<Vec<Record>, JournalError> {
         let mut connection = self.connection.lock().await;
-        let rows = sqlx::query("SELECT id, record FROM replica ORDER BY rowid")
-            .fetch_all(&mut *connection)
-            .await
-            .map_err(JournalError::Read)?;
+        let rows = sqlx::query(READ).fetch_all(&mut *connection).await.map_err(JournalError::Read)?;
         let mut records = Vec::new();
         for row in rows {
-            let (id, text): (String, String) = (row.get(0), row.get(1));
-            match serde_json::from_str::<Record>(&text) {
+            // As bytes: damage need not be text.
+            let bytes = |column| row.try_get_unchecked::<Vec<u8>, _>(column).unwrap_or_default();
+            let (rowid, id, record, sum) = (row.get::<i64, _>(0), bytes(1), bytes(2), bytes(3));
+            match read(&id, &record, &sum) {
                 Ok(record) => records.push(record),
                 Err(reason) => {
-                    warn!(replica = id, %reason, "a journal record cannot be read and is set aside");
-                    set_row_aside(&mut connection, &id, &reason.to_string())
-                        .await
-                        .map_err(JournalError::Read)?;
+                    let id = String::from_utf8_lossy(&id).into_owned();
+                    error!(replica = id, reason, "a journal record cannot be trusted and is set aside");
+                    let record = String::from_utf8_lossy(&record).into_owned();
+                    if let Err(error) = set_row_aside(&mut connection, rowid, &id, &record, &reason).await {
+                        warn!(replica = id, %error, "it stays where it is");
+                    }
                 }
             }
         }
@@ -232,14 +302,33 @@ impl Journal for Sqlite {
     }
 }
 
-async fn set_row_aside(connection: &mut SqliteConnection, id: &str, reason: &str) -> Result<(), sqlx::Error> {
+/// The record of a row; why not, when it is not the one that was written there.
+fn read(id: &[u8], record: &[u8], sum: &[u8]) -> Result<Record, String> {
+    if !sum.is_empty() && sum != digest_of(record).to_string().as_bytes() {
+        return Err("it is not what was written".to_owned());
+    }
+    let record: Record = serde_json::from_slice(record).map_err(|error| error.to_string())?;
+    if record.replica.to_string().as_bytes() != id {
+        return Err(format!("it is the record of {}", record.replica));
+    }
+    Ok(record)
+}
+
+async fn set_row_aside(
+    connection: &mut SqliteConnection,
+    rowid: i64,
+    id: &str,
+    record: &str,
+    reason: &str,
+) -> Result<(), sqlx::Error> {
     let mut change = connection.begin().await?;
-    sqlx::query("INSERT INTO set_aside (id, record, reason) SELECT id, record, ? FROM replica WHERE id = ?")
-        .bind(reason)
+    sqlx::query("INSERT INTO set_aside (id, record, reason) VALUES (?, ?, ?)")
         .bind(id)
+        .bind(record)
+        .bind(reason)
         .execute(&mut *change)
         .await?;
-    sqlx::query("DELETE FROM replica WHERE id = ?").bind(id).execute(&mut *change).await?;
+    sqlx::query("DELETE FROM replica WHERE rowid = ?").bind(rowid).execute(&mut *change).await?;
     change.commit().await
 }
 
@@ -290,11 +379,48 @@ pub(crate) mod tests {
             .await
             .unwrap();
         assert_eq!(journal.open_replicas().await.unwrap(), [record("good.1.0")]);
+        assert_eq!(journal.open_replicas().await.unwrap(), [record("good.1.0")], "it is told once");
         let kept: String = sqlx::query_scalar("SELECT id FROM set_aside")
             .fetch_one(&mut *journal.connection.lock().await)
             .await
             .unwrap();
         assert_eq!(kept, "bad.1.0");
+    }
+
+    #[tokio::test]
+    async fn test_record_that_was_changed_behind_its_back_is_not_obeyed() {
+        let dir = tempfile::tempdir().unwrap();
+        let journal = Sqlite::open(&dir.path().join("journal.db")).await.unwrap();
+        for damage in [
+            "UPDATE replica SET record = replace(record, 'train.py', 'drain.py')",
+            "UPDATE replica SET id = 'b.1.0'",
+            "UPDATE replica SET record = CAST(x'ff80' AS TEXT)",
+            "UPDATE replica SET id = CAST(x'ff80' AS TEXT)",
+        ] {
+            journal.enter(&record("a.1.0")).await.unwrap();
+            sqlx::raw_sql(damage).execute(&mut *journal.connection.lock().await).await.unwrap();
+            assert_eq!(journal.open_replicas().await.unwrap(), [], "{damage}");
+        }
+        let count = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM set_aside");
+        assert_eq!(count.fetch_one(&mut *journal.connection.lock().await).await.unwrap(), 4);
+    }
+
+    #[tokio::test]
+    async fn test_journal_of_the_version_before_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.db");
+        let mut old =
+            SqliteConnectOptions::new().filename(&path).create_if_missing(true).connect().await.unwrap();
+        sqlx::raw_sql(SCHEMA).execute(&mut old).await.unwrap();
+        sqlx::raw_sql("PRAGMA user_version = 1").execute(&mut old).await.unwrap();
+        sqlx::query("INSERT INTO replica (id, step, record) VALUES ('a.1.0', 'Accepted', ?)")
+            .bind(serde_json::to_string(&record("a.1.0")).unwrap())
+            .execute(&mut old)
+            .await
+            .unwrap();
+        old.close().await.unwrap();
+        assert_eq!(steps(&path).await, [("a.1.0".into(), ReplicaStep::Accepted)]);
+        assert_eq!(steps(&path).await.len(), 1, "the change is made once");
     }
 
     #[tokio::test]

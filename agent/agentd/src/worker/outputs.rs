@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use agent_cas::snapshot::{self, PushError, ScanError, Snapshot};
 use agent_cas::{Hasher, Store};
 use agent_model::job::JobDraft;
-use agent_model::{Artifacts, Digest};
+use agent_model::{Artifacts, Digest, failpoint};
 use agent_shim::JobDir;
 use agent_shim::segments::Reader;
 use tracing::{info, warn};
@@ -34,6 +34,8 @@ pub(crate) async fn collect(
     job: &JobDraft,
 ) -> Result<Option<Artifacts>, CollectError> {
     let places = places(dir, job);
+    failpoint::hit("node.outputs.collect")
+        .map_err(|source| CollectError::Scan(ScanError::Read { path: dir.path().to_owned(), source }))?;
     let scanned = tokio::task::spawn_blocking(move || scan(&places)).await;
     let scanned = match scanned {
         Ok(scanned) => scanned.map_err(CollectError::Scan)?,

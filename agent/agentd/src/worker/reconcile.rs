@@ -6,13 +6,8 @@
 //! from the moment its first record is written until its outcome is acknowledged and it may be forgotten; a
 //! replica that the orders do not name is ended, and what it left is kept for a while.
 //!
-//! | Order | Held | Not held |
-//! |---|---|---|
-//! | run | go on | start |
-//! | stop | stop | – |
-//! | forget | clean up | – |
-//! | describe | go on, report what was ordered | – |
-//! | not named | stop, keep what it left | – |
+//! What an order means for what is held is decided by [`agent_model::protocol::orders`]; one to describe a
+//! replica lets it go on, and reports what was ordered.
 //!
 //! One task ([`Reconciler::run`]) mutates. Each runner is told by a watched [`Desired`] and tells by a
 //! watched [`ReplicaView`]; `changed` wakes this task. Started by `crate::roles`.
@@ -23,7 +18,8 @@ use std::time::Duration;
 
 use agent_model::job::Limits;
 use agent_model::node::Inventory;
-use agent_model::{JobSpec, ReplicaId, ReplicaStep, ids};
+use agent_model::protocol::orders::{Action, Desired, Obedience, Wanted, decide};
+use agent_model::{Boot, JobSpec, ReplicaId, ReplicaStep, failpoint, ids};
 use agent_proto::v1::worker_client::WorkerClient;
 use agent_proto::{WireError, v1};
 use tokio::sync::{Notify, watch};
@@ -36,42 +32,15 @@ use tracing::{debug, error, info, warn};
 
 use super::backoff::Backoff;
 use super::journal::{Journal, Record};
-use super::runner::{Desired, ReplicaView, Runner};
+use super::runner::{ReplicaView, Runner};
 use super::{Worker, recover};
+use crate::notify::Pulse;
 use crate::supervisor::{Supervisor, TaskKind};
-
-/// What an order wants done.
-#[derive(Debug, Clone, PartialEq)]
-enum Wanted {
-    Run(Box<JobSpec>),
-    Other(Desired),
-    /// Not understood, so nothing is changed.
-    Unclear,
-}
-
-/// What to do about a replica.
-#[derive(Debug, Clone, PartialEq)]
-enum Action {
-    Start(ReplicaId, Box<JobSpec>),
-    Tell(ReplicaId, Desired),
-}
-
-/// What has to be done so that the replicas `held` match the orders. Pure.
-fn decide(orders: BTreeMap<ReplicaId, Wanted>, held: &BTreeSet<ReplicaId>) -> Vec<Action> {
-    let unnamed: Vec<ReplicaId> = held.iter().filter(|id| !orders.contains_key(*id)).cloned().collect();
-    let named = orders.into_iter().filter_map(|(replica, wanted)| match (wanted, held.contains(&replica)) {
-        (Wanted::Run(spec), false) => Some(Action::Start(replica, spec)),
-        (Wanted::Run(_), true) => Some(Action::Tell(replica, Desired::Run)),
-        (Wanted::Other(desired), true) => Some(Action::Tell(replica, desired)),
-        (Wanted::Other(_), false) | (Wanted::Unclear, _) => None,
-    });
-    named.chain(unnamed.into_iter().map(|replica| Action::Tell(replica, Desired::Disown))).collect()
-}
 
 /// A replica and the channels to its runner.
 struct Held {
     desired: watch::Sender<Desired>,
-    spec: Box<JobSpec>,
+    spec: JobSpec,
     view: watch::Receiver<ReplicaView>,
     /// Its runner ended without being done: a bug, which costs this replica a while.
     dead: bool,
@@ -90,18 +59,32 @@ enum SyncError {
 
 /// The lease until the controller states one.
 const FIRST_LEASE: Duration = Duration::from_secs(15);
+/// The longest time between two reports, however long the lease.
+const REPORT_EVERY: Duration = Duration::from_secs(5);
+/// A controller that says nothing for this long is not there, however long the lease: it answers each report.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The task comes round within this time, whatever the controller does: it waits for none of its answers longer
+/// than [`FIRST_LEASE`].
+pub(crate) const SYNC_COMES_ROUND: Duration = Duration::from_secs(25);
+
+/// What the task needs besides what runners need.
+pub(crate) struct Link {
+    pub(crate) controller: Channel,
+    pub(crate) inventory: watch::Receiver<Inventory>,
+    pub(crate) pulse: Pulse,
+}
 
 /// The task that talks to the controller and holds the runners.
 pub(crate) struct Reconciler<J> {
     worker: Arc<Worker<J>>,
     supervisor: Supervisor,
-    controller: Channel,
-    inventory: Inventory,
+    link: Link,
     /// Random, made at each start of the daemon.
     session: String,
     held: BTreeMap<ReplicaId, Held>,
     /// Those that the controller does not know, and asks about.
     asked: BTreeSet<ReplicaId>,
+    obedience: Obedience,
     changed: Arc<Notify>,
 }
 
@@ -110,9 +93,24 @@ struct Conversation {
     reports: watch::Sender<v1::NodeReport>,
     orders: Streaming<v1::NodeOrders>,
     lease: Duration,
-    /// When the controller was last heard; `None` before the first time.
-    heard: Option<Instant>,
+    /// When the controller was last heard.
+    heard: Instant,
     reported: Instant,
+    /// Reports that should hold the inventory still: one may be overtaken before it is sent.
+    inventory_due: u32,
+}
+
+/// In how many answered reports a changed inventory is repeated.
+const INVENTORY_TIMES: u32 = 3;
+
+impl Conversation {
+    fn report_at(&self) -> Instant {
+        self.reported + (self.lease / 3).min(REPORT_EVERY)
+    }
+
+    fn patience(&self) -> Duration {
+        self.lease.min(PATIENCE)
+    }
 }
 
 impl<J: Journal> Reconciler<J> {
@@ -120,18 +118,18 @@ impl<J: Journal> Reconciler<J> {
     pub(crate) fn new(
         worker: Arc<Worker<J>>,
         supervisor: Supervisor,
-        controller: Channel,
-        inventory: Inventory,
+        link: Link,
         found: Vec<Record>,
     ) -> Reconciler<J> {
         let (session, changed, held) = (random_text(), Arc::new(Notify::new()), BTreeMap::new());
+        let obedience = Obedience::new(worker.clock.boot());
         let asked = BTreeSet::new();
         let mut reconciler =
-            Reconciler { worker, supervisor, controller, inventory, session, held, asked, changed };
+            Reconciler { worker, supervisor, link, session, held, asked, obedience, changed };
         for record in found {
             info!(replica = %record.replica, step = %record.step, "going on with a replica");
             let step = Some(record.step);
-            reconciler.start(record, step);
+            reconciler.start(record, step, Desired::Run { until: None });
         }
         reconciler
     }
@@ -141,12 +139,19 @@ impl<J: Journal> Reconciler<J> {
         let mut backoff = Backoff::default();
         while !stop.is_cancelled() {
             let Err(error) = self.converse(&mut backoff, &intake, &stop).await else { return };
+            self.link.pulse.beat();
             let wait = backoff.next();
             debug!(%error, ?wait, "connecting to the controller again");
-            tokio::select! {
-                () = tokio::time::sleep(wait) => {}
-                () = stop.cancelled() => {}
+            let until = Instant::now() + wait;
+            loop {
+                tokio::select! {
+                    // Runners end and die while nobody listens, too.
+                    () = self.changed.notified() => self.sweep(&intake),
+                    () = tokio::time::sleep_until(until) => break,
+                    () = stop.cancelled() => break,
+                }
             }
+            self.revive(&intake);
         }
     }
 
@@ -159,10 +164,13 @@ impl<J: Journal> Reconciler<J> {
     ) -> Result<(), SyncError> {
         let mut with = self.open().await?;
         loop {
+            self.link.pulse.beat();
+            let report_at = with.report_at();
             tokio::select! {
                 orders = with.orders.message() => {
                     let orders = orders.map_err(SyncError::Ended)?.ok_or(SyncError::Closed)?;
-                    with.heard = Some(Instant::now());
+                    with.heard = Instant::now();
+                    with.inventory_due = with.inventory_due.saturating_sub(1);
                     with.lease = orders.lease.and_then(|lease| lease.try_into().ok()).unwrap_or(with.lease);
                     backoff.reset();
                     if !intake.is_cancelled() {
@@ -171,11 +179,12 @@ impl<J: Journal> Reconciler<J> {
                     continue;
                 }
                 () = self.changed.notified() => self.sweep(intake),
-                () = tokio::time::sleep_until(with.reported + with.lease / 3) => self.revive(intake),
+                Ok(()) = self.link.inventory.changed() => with.inventory_due = INVENTORY_TIMES,
+                () = tokio::time::sleep_until(report_at) => self.revive(intake),
                 () = stop.cancelled() => break,
             }
-            if with.heard.is_some_and(|heard| heard.elapsed() > with.lease) {
-                return Err(SyncError::Silent(with.lease));
+            if with.heard.elapsed() > with.patience() {
+                return Err(SyncError::Silent(with.patience()));
             }
             self.tell(&mut with);
         }
@@ -185,27 +194,31 @@ impl<J: Journal> Reconciler<J> {
         Ok(())
     }
 
-    async fn open(&self) -> Result<Conversation, SyncError> {
+    async fn open(&mut self) -> Result<Conversation, SyncError> {
+        self.link.pulse.beat();
+        let failed = |error: std::io::Error| SyncError::Ended(Status::unavailable(error.to_string()));
+        failpoint::hit("node.sync.open").map_err(failed)?;
+        self.link.inventory.mark_unchanged();
         // Reports are a level: one that is overtaken before it is sent need not be sent.
         let (reports, stream) = watch::channel(self.report(true));
-        let mut client = WorkerClient::new(self.controller.clone());
+        let mut client = WorkerClient::new(self.link.controller.clone());
         let opened = tokio::time::timeout(FIRST_LEASE, client.sync(WatchStream::new(stream))).await;
         let orders = opened.map_err(|_| SyncError::Silent(FIRST_LEASE))?.map_err(SyncError::Ended)?;
-        let orders = orders.into_inner();
-        Ok(Conversation { reports, orders, lease: FIRST_LEASE, heard: None, reported: Instant::now() })
+        let (orders, now) = (orders.into_inner(), Instant::now());
+        let inventory_due = INVENTORY_TIMES;
+        Ok(Conversation { reports, orders, lease: FIRST_LEASE, heard: now, reported: now, inventory_due })
     }
 
     fn tell(&self, with: &mut Conversation) {
-        // Until the controller has answered, a report may overtake the first one.
-        with.reports.send_replace(self.report(with.heard.is_none()));
+        with.reports.send_replace(self.report(with.inventory_due > 0));
         with.reported = Instant::now();
     }
 
     /// What this node is and holds.
-    fn report(&self, first: bool) -> v1::NodeReport {
+    fn report(&self, whole: bool) -> v1::NodeReport {
         let held = self.held.iter().filter_map(|(replica, held)| {
-            let spec = self.asked.contains(replica).then(|| (*held.spec).clone().into());
-            Some(v1::HeldReplica { spec, ..to_wire(replica, &held.view.borrow())? })
+            let spec = self.asked.contains(replica).then(|| held.spec.clone().into());
+            Some(v1::HeldReplica { spec, ..to_wire(replica, &held.view.borrow(), !held.dead)? })
         });
         v1::NodeReport {
             node: self.worker.config.node_name.to_string(),
@@ -213,13 +226,18 @@ impl<J: Journal> Reconciler<J> {
             session: self.session.clone(),
             clock_ms: self.worker.clock.now().0,
             sent_ms: self.worker.clock.boot().millis(),
-            inventory: first.then(|| self.inventory.clone().into()),
+            obeyed_ms: self.obedience.obeyed().map_or(0, Boot::millis),
+            inventory: whole.then(|| self.link.inventory.borrow().clone().into()),
             load: Some(agent_node::load(&self.worker.config.state_dir).into()),
             replicas: held.collect(),
         }
     }
 
     fn obey(&mut self, orders: v1::NodeOrders) {
+        if !self.obedience.admits(Boot::from_millis(orders.answers_ms)) {
+            debug!(orders.answers_ms, "orders that were overtaken");
+            return;
+        }
         let asked = asked(&orders);
         if asked != self.asked {
             self.asked = asked;
@@ -228,10 +246,10 @@ impl<J: Journal> Reconciler<J> {
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
             match action {
-                Action::Start(replica, spec) => {
+                Action::Start(replica, spec, until) => {
                     info!(%replica, "accepted");
-                    let record = Record::accepted(replica, *spec, &self.worker.boot_id, random_text());
-                    self.start(record, None);
+                    let record = Record::accepted(replica, spec, &self.worker.boot_id, random_text());
+                    self.start(record, None, Desired::Run { until });
                 }
                 Action::Tell(replica, desired) => {
                     if let Some(held) = self.held.get(&replica) {
@@ -242,16 +260,22 @@ impl<J: Journal> Reconciler<J> {
                         });
                     }
                 }
+                Action::Refuse(replica) => {
+                    error!(%replica, "was ordered although a later attempt of its job is known, and is not started");
+                }
             }
         }
     }
 
     /// Starts the runner of a replica; `step` is the one the controller may be told at once.
-    fn start(&mut self, record: Record, step: Option<ReplicaStep>) {
+    fn start(&mut self, record: Record, step: Option<ReplicaStep>, desired: Desired) {
         let replica = record.replica.clone();
-        let spec = Box::new(record.spec.clone());
-        let view = ReplicaView { step, detail: String::new(), started_at: record.started_at, over: false };
-        let (desired, wanted) = watch::channel(Desired::Run);
+        let spec = record.spec.clone();
+        // Whether a command that was started before still runs is not known yet.
+        let alive = step.is_none_or(|step| !matches!(step, ReplicaStep::Launching | ReplicaStep::Running));
+        let view =
+            ReplicaView { step, detail: String::new(), started_at: record.started_at, alive, over: false };
+        let (desired, wanted) = watch::channel(desired);
         let (publish, view) = watch::channel(view);
         let runner = Runner::new(self.worker.clone(), record, wanted, publish, self.changed.clone());
         let wake = WakeOnDrop(self.changed.clone());
@@ -279,11 +303,16 @@ impl<J: Journal> Reconciler<J> {
         if intake.is_cancelled() {
             return;
         }
-        let dead: Vec<ReplicaId> =
-            self.held.iter().filter(|(_, held)| held.dead).map(|(replica, _)| replica.clone()).collect();
-        for replica in dead {
+        let dead = self.held.iter().filter(|(_, held)| held.dead);
+        let dead: Vec<_> =
+            dead.map(|(replica, held)| (replica.clone(), held.desired.borrow().clone())).collect();
+        for (replica, desired) in dead {
             if let Some(record) = recover::accepted(&self.worker.job_dir(&replica), &replica) {
-                self.start(record, Some(ReplicaStep::Accepted));
+                info!(%replica, "it gets another runner");
+                self.start(record, Some(ReplicaStep::Accepted), desired);
+            } else {
+                // It was never written down, so nothing of it exists; the order comes again.
+                self.held.remove(&replica);
             }
         }
     }
@@ -308,13 +337,13 @@ fn random_text() -> String {
 }
 
 /// A replica as the controller is told of it; nothing before its first record is written.
-fn to_wire(replica: &ReplicaId, view: &ReplicaView) -> Option<v1::HeldReplica> {
+fn to_wire(replica: &ReplicaId, view: &ReplicaView, has_runner: bool) -> Option<v1::HeldReplica> {
     Some(v1::HeldReplica {
         replica: replica.to_string(),
         step: view.step?.to_string(),
         detail: view.detail.clone(),
         started_ms: view.started_at.map_or(0, |at| at.0),
-        alive: true,
+        alive: view.alive && has_runner,
         spec: None,
     })
 }
@@ -339,70 +368,25 @@ fn understand(order: v1::Order) -> Option<(ReplicaId, Wanted)> {
 fn wanted(desired: Option<v1::order::Desired>) -> Result<Wanted, WireError> {
     use v1::order::Desired as Wire;
     Ok(match desired.ok_or(WireError::Missing("order.desired"))? {
-        Wire::Run(run) => Wanted::Run(Box::new(run.spec.ok_or(WireError::Missing("run.spec"))?.try_into()?)),
+        Wire::Run(run) => {
+            let until = (run.until_ms > 0).then(|| Boot::from_millis(run.until_ms));
+            Wanted::Run(run.spec.ok_or(WireError::Missing("run.spec"))?.try_into()?, until)
+        }
         Wire::Stop(stop) => {
             let grace = stop.grace.and_then(|grace| grace.try_into().ok()).unwrap_or(Limits::DEFAULT_GRACE);
             Wanted::Other(Desired::Stop { grace, reason: stop.reason })
         }
         Wire::Forget(_) => Wanted::Other(Desired::Forget),
-        Wire::Describe(_) => Wanted::Other(Desired::Run),
+        Wire::Describe(_) => Wanted::Other(Desired::Run { until: None }),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use agent_model::JobDraft;
-
     use super::*;
 
     fn id(text: &str) -> ReplicaId {
         text.parse().unwrap()
-    }
-
-    fn spec() -> Box<JobSpec> {
-        Box::new(JobDraft { command: "true".into(), ..JobDraft::default() }.validate().unwrap())
-    }
-
-    fn held(ids: &[&str]) -> BTreeSet<ReplicaId> {
-        ids.iter().map(|text| id(text)).collect()
-    }
-
-    #[test]
-    fn test_orders_against_reality() {
-        let stop = || Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() };
-        let orders = [
-            ("new.1.0", Wanted::Run(spec())),
-            ("known.1.0", Wanted::Run(spec())),
-            ("stopped.1.0", Wanted::Other(stop())),
-            ("gone.1.0", Wanted::Other(stop())),
-            ("done.1.0", Wanted::Other(Desired::Forget)),
-            ("forgotten.1.0", Wanted::Other(Desired::Forget)),
-            ("odd.1.0", Wanted::Unclear),
-        ];
-        let orders = orders.into_iter().map(|(text, wanted)| (id(text), wanted)).collect();
-        let held = held(&["known.1.0", "stopped.1.0", "done.1.0", "odd.1.0", "orphan.1.0"]);
-        let mut expected = vec![
-            Action::Tell(id("done.1.0"), Desired::Forget),
-            Action::Tell(id("known.1.0"), Desired::Run),
-            Action::Start(id("new.1.0"), spec()),
-            Action::Tell(id("stopped.1.0"), stop()),
-        ];
-        expected.push(Action::Tell(id("orphan.1.0"), Desired::Disown));
-        assert_eq!(decide(orders, &held), expected);
-    }
-
-    #[test]
-    fn test_repeated_orders_start_nothing_twice() {
-        let orders: BTreeMap<_, _> = [(id("a.1.0"), Wanted::Run(spec()))].into();
-        assert_eq!(decide(orders.clone(), &held(&[])).len(), 1);
-        assert_eq!(decide(orders, &held(&["a.1.0"])), [Action::Tell(id("a.1.0"), Desired::Run)]);
-    }
-
-    #[test]
-    fn test_later_epoch_ends_the_earlier_one() {
-        let orders: BTreeMap<_, _> = [(id("a.2.0"), Wanted::Run(spec()))].into();
-        let expected = [Action::Start(id("a.2.0"), spec()), Action::Tell(id("a.1.0"), Desired::Disown)];
-        assert_eq!(decide(orders, &held(&["a.1.0"])), expected);
     }
 
     #[test]

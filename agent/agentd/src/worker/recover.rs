@@ -10,9 +10,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use agent_model::ReplicaId;
+use agent_model::{ReplicaId, failpoint};
 use agent_shim::JobDir;
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::attic;
 use super::journal::{Journal, JournalError, Record};
@@ -35,9 +35,11 @@ pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
     let (dir, text) = (dir.clone(), serde_json::to_vec_pretty(record));
     let make = move || {
         dir.create().map_err(io::Error::other)?;
+        failpoint::hit("node.order.write")?;
         let half = dir.path().join("order.json.new");
         let mut file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&half)?;
         file.write_all(&text.map_err(io::Error::other)?)?;
+        file.sync_all()?;
         std::fs::rename(half, dir.path().join(ORDER))
     };
     tokio::task::spawn_blocking(make).await.map_err(io::Error::other).flatten()
@@ -53,8 +55,11 @@ pub(crate) async fn open_replicas(journal: &impl Journal, jobs: &Path) -> Result
         let Some(id) = id.filter(|id| !known.contains(id)) else { continue };
         let dir = JobDir::new(path);
         if !attic::is_over(&dir) {
-            info!(replica = %id, "found a replica by its directory");
-            records.extend(accepted(&dir, &id));
+            let found = accepted(&dir, &id);
+            if found.is_some() {
+                warn!(replica = %id, "the journal does not know a replica; found it by its directory");
+            }
+            records.extend(found);
         }
     }
     Ok(records)
@@ -100,7 +105,7 @@ mod tests {
             journal.enter(&record(id)).await.unwrap();
         }
         dir("half.1.0").create().unwrap();
-        let attic = attic::Attic::new(jobs.clone(), std::sync::Arc::new(SystemClock));
+        let attic = attic::Attic::new(jobs.clone(), std::sync::Arc::new(SystemClock), "boot");
         attic.put(&dir("over.1.0"), Duration::from_secs(60)).await.unwrap();
         journal.done(&"over.1.0".parse().unwrap()).await.unwrap();
         drop(journal);

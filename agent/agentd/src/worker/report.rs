@@ -4,14 +4,19 @@
 //! epoch. Called by `worker::runner`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use agent_model::{Code, NodeId, Outcome, ReplicaId};
+use agent_model::{Code, NodeId, Outcome, ReplicaId, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::worker_client::WorkerClient;
+use tonic::Status;
 use tonic::transport::Channel;
 use tracing::{debug, info};
 
 use super::backoff::Backoff;
+
+/// How long the controller may take to answer: it syncs its disk, and may be busy.
+const ANSWER: Duration = Duration::from_secs(20);
 
 /// What the controller made of an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,9 +51,16 @@ impl Outbox {
         let mut client = WorkerClient::new(self.controller.clone());
         let mut backoff = Backoff::default();
         loop {
-            let status = match client.report_outcome(request.clone()).await {
-                Ok(_) => return Delivered::Stored,
-                Err(status) => status,
+            let told = async {
+                failpoint::hit("node.outcome.deliver")
+                    .map_err(|error| Status::unavailable(error.to_string()))?;
+                client.report_outcome(request.clone()).await
+            };
+            // Nothing is known of one that is not answered in time; it is told again.
+            let status = match tokio::time::timeout(ANSWER, told).await {
+                Ok(Ok(_)) => return Delivered::Stored,
+                Ok(Err(status)) => status,
+                Err(_) => Status::deadline_exceeded(format!("no answer for {ANSWER:?}")),
             };
             match answer(&status) {
                 Some(delivered) => {
@@ -66,7 +78,7 @@ impl Outbox {
 }
 
 /// What a refusal means; `None` when it says nothing about the outcome.
-fn answer(status: &tonic::Status) -> Option<Delivered> {
+fn answer(status: &Status) -> Option<Delivered> {
     match (agent_proto::fault(status).code, status.code()) {
         (Code::Fenced | Code::JobNotFound, _) => Some(Delivered::Fenced),
         (_, tonic::Code::FailedPrecondition) => Some(Delivered::Incomplete),
@@ -77,7 +89,6 @@ fn answer(status: &tonic::Status) -> Option<Delivered> {
 #[cfg(test)]
 mod tests {
     use agent_model::Fault;
-    use tonic::Status;
 
     use super::*;
 
@@ -87,7 +98,7 @@ mod tests {
         assert_eq!(answer(&fenced), Some(Delivered::Fenced));
         assert_eq!(answer(&Status::failed_precondition("the log lacks bytes")), Some(Delivered::Incomplete));
         for status in
-            [Status::unavailable("gone"), Status::internal("bug"), Status::resource_exhausted("disk")]
+            [Status::unavailable("gone"), Status::internal("bug"), Status::deadline_exceeded("slow")]
         {
             assert_eq!(answer(&status), None, "{status}");
         }

@@ -289,10 +289,7 @@ impl<J: Journal> Runner<J> {
             environment: environment.vars(),
             tracking_uri: &self.worker.tracking.uri(),
             tracking_token: &self.record.token,
-            lease_until: match *self.desired.borrow() {
-                Desired::Run { until } => until,
-                _ => None,
-            },
+            lease_until,
         };
         match self.worker.executor.launch(&self.dir, &facts.launch()?).await {
             Ok(running) => Ok(running),
@@ -372,7 +369,9 @@ impl<J: Journal> Runner<J> {
         let heard = running.stop(grace, reason).await;
         match &heard {
             Ok(()) => self.told_to_stop = Some(desired.clone()),
-            Err(error) => warn!(replica = %self.record.replica, %error, "the supervisor did not hear the stop"),
+            Err(error) => {
+                warn!(replica = %self.record.replica, %error, "the supervisor did not hear the stop")
+            }
         }
         heard.is_ok()
     }
@@ -399,7 +398,8 @@ impl<J: Journal> Runner<J> {
             self.say("ended by the agent: it ran on without leave");
             self.end_tree().await;
         } else if deadline.is_over(now) && matches!(renewed, Err(Some(RenewError::Unsupported { .. }))) {
-            let stopped = running.stop(grace, "the node has not heard from the controller for too long").await;
+            let stopped =
+                running.stop(grace, "the node has not heard from the controller for too long").await;
             warn!(replica = %self.record.replica, ?stopped, "its lease is over, and its supervisor knows of none");
         }
         answered

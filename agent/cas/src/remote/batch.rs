@@ -9,9 +9,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tonic::{Code, Status};
 
-use super::{
-    IN_FLIGHT, Remote, SILENCE, digest_from_wire, digest_to_wire, read_failure, within, write_failure,
-};
+use super::{IN_FLIGHT, Remote, digest_from_wire, digest_to_wire, persist, read_failure, write_failure};
 use crate::digest_of;
 use crate::store::{BATCH_BLOBS, BlobStore, ReadError, WriteError, batches};
 
@@ -138,8 +136,11 @@ impl Transfer for Get<'_> {
             digest_function: reapi::digest_function::Value::Sha256 as i32,
             ..Default::default()
         };
-        let mut client = self.0.cas.clone();
-        let answer = within(SILENCE, client.batch_read_blobs(question)).await?.into_inner();
+        let ask = || {
+            let (mut client, question) = (self.0.cas.clone(), question.clone());
+            async move { client.batch_read_blobs(question).await }
+        };
+        let answer = persist(ask).await?.into_inner();
         let answers = by_digest(
             answer.responses.into_iter().map(|item| (item.digest, item.status, Bytes::from(item.data))),
         );
@@ -191,8 +192,11 @@ impl Transfer for Put<'_> {
             digest_function: reapi::digest_function::Value::Sha256 as i32,
             ..Default::default()
         };
-        let mut client = self.0.cas.clone();
-        let answer = within(SILENCE, client.batch_update_blobs(question)).await?.into_inner();
+        let ask = || {
+            let (mut client, question) = (self.0.cas.clone(), question.clone());
+            async move { client.batch_update_blobs(question).await }
+        };
+        let answer = persist(ask).await?.into_inner();
         let answers = by_digest(answer.responses.into_iter().map(|item| (item.digest, item.status, ())));
         let check = |(digest, bytes): &(Digest, Bytes)| match answers.get(digest) {
             _ if *digest == Digest::EMPTY && bytes.is_empty() => Ok(()),

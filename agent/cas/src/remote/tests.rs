@@ -26,6 +26,8 @@ struct Habits {
     forgetful: bool,
     /// It names blobs by another function.
     other_function: bool,
+    /// It is away at every other call, and breaks off every stream from it that is not short.
+    restless: bool,
     /// One wrong item spoils the whole batch.
     spoiled: bool,
 }
@@ -35,9 +37,18 @@ struct Server {
     store: Memory,
     habits: Habits,
     calls: Arc<AtomicUsize>,
+    /// Calls that found it away, or came after one that did.
+    visits: Arc<AtomicUsize>,
 }
 
 impl Server {
+    fn be_there(&self) -> Result<(), Status> {
+        match self.habits.restless && self.visits.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+            true => Err(Status::unavailable("back in a moment")),
+            false => Ok(()),
+        }
+    }
+
     fn check_size(&self, bytes: usize) -> Result<(), Status> {
         self.calls.fetch_add(1, Ordering::Relaxed);
         match self.habits.real_limit {
@@ -63,6 +74,7 @@ impl Capabilities for Server {
         _: Request<reapi::GetCapabilitiesRequest>,
     ) -> Result<Response<reapi::ServerCapabilities>, Status> {
         use reapi::digest_function::Value;
+        self.be_there()?;
         let function = if self.habits.other_function { Value::Blake3 } else { Value::Sha256 };
         let cache = reapi::CacheCapabilities {
             digest_functions: vec![function as i32],
@@ -82,6 +94,7 @@ impl ContentAddressableStorage for Server {
         &self,
         request: Request<reapi::FindMissingBlobsRequest>,
     ) -> Result<Response<reapi::FindMissingBlobsResponse>, Status> {
+        self.be_there()?;
         let asked: Vec<Digest> =
             request.into_inner().blob_digests.iter().map(|wire| digest_from_wire(wire).unwrap()).collect();
         let missing_blob_digests =
@@ -94,6 +107,7 @@ impl ContentAddressableStorage for Server {
         request: Request<reapi::BatchUpdateBlobsRequest>,
     ) -> Result<Response<reapi::BatchUpdateBlobsResponse>, Status> {
         use prost::Message;
+        self.be_there()?;
         let request = request.into_inner();
         self.check_size(request.encoded_len())?;
         let mut responses = Vec::new();
@@ -115,6 +129,7 @@ impl ContentAddressableStorage for Server {
         request: Request<reapi::BatchReadBlobsRequest>,
     ) -> Result<Response<reapi::BatchReadBlobsResponse>, Status> {
         use prost::Message;
+        self.be_there()?;
         let mut responses = Vec::new();
         for wire in request.into_inner().digests {
             let found = self.store.get(&digest_from_wire(&wire).unwrap());
@@ -176,19 +191,24 @@ impl ByteStream for Server {
         &self,
         request: Request<bytestream::ReadRequest>,
     ) -> Result<Response<Self::ReadStream>, Status> {
+        self.be_there()?;
         let request = request.into_inner();
         let Ok(Resource::Blob(digest)) = Resource::parse(&request.resource_name) else {
             return Err(Status::invalid_argument("name"));
         };
         // The error comes within the stream here, as it does from servers that answer before they look.
         let found = self.store.get(&digest).ok_or_else(|| Status::not_found("blob"));
-        let messages: Vec<Result<bytestream::ReadResponse, Status>> = match found {
+        let mut messages: Vec<Result<bytestream::ReadResponse, Status>> = match found {
             Ok(bytes) => bytes[request.read_offset as usize..]
                 .chunks(100_000)
                 .map(|data| Ok(bytestream::ReadResponse { data: data.to_vec() }))
                 .collect(),
             Err(status) => vec![Err(status)],
         };
+        if self.habits.restless && messages.len() > 2 {
+            messages.truncate(2);
+            messages.push(Err(Status::unavailable("back in a moment")));
+        }
         Ok(Response::new(stream::iter(messages).boxed()))
     }
 
@@ -196,6 +216,7 @@ impl ByteStream for Server {
         &self,
         request: Request<Streaming<bytestream::WriteRequest>>,
     ) -> Result<Response<bytestream::WriteResponse>, Status> {
+        self.be_there()?;
         let mut messages = request.into_inner();
         let (mut bytes, mut finished, mut name) = (Vec::new(), false, String::new());
         while let Some(message) = messages.message().await? {
@@ -297,4 +318,23 @@ async fn test_server_with_another_digest_function_is_refused() {
     let bytes = content(1, 10);
     let result = remote.write_batch(vec![(digest_of(&bytes), bytes)]).await.remove(0);
     assert!(matches!(result, Err(WriteError::Remote { .. })), "{result:?}");
+}
+
+#[tokio::test]
+async fn test_server_that_is_away_for_a_moment_costs_nothing() {
+    let (dir, server, remote) = serve(Habits { restless: true, ..Habits::default() }).await;
+    let code = dir.path().join("code");
+    std::fs::create_dir(&code).unwrap();
+    for (i, size) in [10, 2000, 1_500_000, 2_100_000].into_iter().enumerate() {
+        std::fs::write(code.join(format!("f{i}")), content(i as u64, size)).unwrap();
+    }
+    let scanned = crate::snapshot::scan(&code).unwrap();
+    crate::snapshot::push(&scanned, &remote, |_| {}).await.unwrap();
+    let to = dir.path().join("to");
+    crate::snapshot::materialize(&remote, scanned.root, &to).await.unwrap();
+    for i in 0..4 {
+        let name = format!("f{i}");
+        assert_eq!(std::fs::read(code.join(&name)).unwrap(), std::fs::read(to.join(&name)).unwrap());
+    }
+    assert!(server.visits.load(Ordering::Relaxed) > 30);
 }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use agent_model::Digest;
+use agent_model::{Digest, failpoint};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
@@ -134,7 +134,8 @@ fn staging_path(dest: &Path) -> Result<PathBuf, MaterializeError> {
 }
 
 fn publish(staging: &Path, dest: &Path) -> Result<(), MaterializeError> {
-    std::fs::rename(staging, dest).map_err(|source| match source.kind() {
+    let renamed = failpoint::hit("cas.tree.rename").and_then(|()| std::fs::rename(staging, dest));
+    renamed.map_err(|source| match source.kind() {
         io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
             MaterializeError::Exists { path: dest.to_owned() }
         }
@@ -210,7 +211,7 @@ async fn lay_batch(
                 answer.map_err(|source| MaterializeError::Read { path: targets[0].path.clone(), source })?;
             for target in targets {
                 let mut file = ground.create(target)?;
-                file.write_all(&bytes).map_err(|source| ground.fail(&target.path, source))?;
+                write(&mut file, &bytes).map_err(|source| ground.fail(&target.path, source))?;
             }
         }
         Ok(())
@@ -225,22 +226,47 @@ async fn lay_large(
     targets: Vec<Target>,
 ) -> Result<(), MaterializeError> {
     for target in targets {
-        if let Some(source) = store.file(digest).await {
-            let ground = Arc::clone(ground);
-            blocking(move || ground.copy(digest, source, &target)).await?;
-            continue;
+        let target = Arc::new(target);
+        let Err(error) = lay_one(store, ground, digest, &target).await else { continue };
+        if !matches!(&error, MaterializeError::Read { source, .. } if source.is_damage()) {
+            return Err(error);
         }
-        let fail = |source| MaterializeError::Read { path: target.path.clone(), source };
-        let mut chunks = store.read(digest, 0).await.map_err(fail)?;
-        let mut file = ground.create(&target)?;
-        while let Some(chunk) = chunks.next().await {
-            let chunk = chunk.map_err(fail)?;
-            let (written, same) = blocking(move || (file.write_all(&chunk), file)).await;
-            written.map_err(|source| ground.fail(&target.path, source))?;
-            file = same;
+        // Once the store has put the damaged blob away, it may know where to get a good one.
+        store.distrust(digest).await;
+        ground.remove(&target).map_err(|source| ground.fail(&target.path, source))?;
+        match lay_one(store, ground, digest, &target).await {
+            Err(MaterializeError::Read { source: ReadError::Absent { .. }, .. }) => return Err(error),
+            again => again?,
         }
     }
     Ok(())
+}
+
+async fn lay_one(
+    store: &impl BlobStore,
+    ground: &Arc<Ground>,
+    digest: Digest,
+    target: &Arc<Target>,
+) -> Result<(), MaterializeError> {
+    if let Some(source) = store.file(digest).await {
+        let (ground, target) = (Arc::clone(ground), Arc::clone(target));
+        return blocking(move || ground.copy(digest, source, &target)).await;
+    }
+    let fail = |source| MaterializeError::Read { path: target.path.clone(), source };
+    let mut chunks = store.read(digest, 0).await.map_err(fail)?;
+    let mut file = ground.create(target)?;
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(fail)?;
+        let (written, same) = blocking(move || (write(&mut file, &chunk), file)).await;
+        written.map_err(|source| ground.fail(&target.path, source))?;
+        file = same;
+    }
+    Ok(())
+}
+
+fn write(file: &mut File, bytes: &[u8]) -> io::Result<()> {
+    failpoint::hit("cas.tree.write")?;
+    file.write_all(bytes)
 }
 
 /// The directory that is being filled.
@@ -311,6 +337,15 @@ impl Ground {
         create().map_err(|source| self.fail(&target.path, source))
     }
 
+    /// Takes back a file that was created, if it was.
+    fn remove(&self, target: &Target) -> io::Result<()> {
+        let (parent, name) = self.parent(&target.path)?;
+        match rustix::fs::unlinkat(parent, name, rustix::fs::AtFlags::empty()) {
+            Err(error) if error != rustix::io::Errno::NOENT => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Writes a file with the content of `source`, which is checked, as its own copy.
     fn copy(&self, digest: Digest, mut source: File, target: &Target) -> Result<(), MaterializeError> {
         let mut file = self.create(target)?;
@@ -326,7 +361,7 @@ impl Ground {
             };
             hasher.update(&chunk[..length]);
             if !is_clone {
-                file.write_all(&chunk[..length]).map_err(|source| self.fail(&target.path, source))?;
+                write(&mut file, &chunk[..length]).map_err(|source| self.fail(&target.path, source))?;
             }
         }
         match hasher.finish() {

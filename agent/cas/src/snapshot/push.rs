@@ -15,6 +15,7 @@ use super::scan::Snapshot;
 use super::walk::Place;
 use crate::digest_of;
 use crate::parallel::blocking;
+use crate::remote::Patience;
 use crate::store::{
     BATCH_BLOBS, BATCH_BYTES, BlobStore, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
 };
@@ -159,12 +160,22 @@ fn read_small(digest: Digest, place: &Place) -> Result<Bytes, PushError> {
 
 async fn send_large(store: &impl BlobStore, digest: Digest, place: Place) -> Result<(), PushError> {
     let path = place.shown();
-    let fail = |source| PushError::Read { path: path.clone(), source };
-    let file = blocking(move || place.open()).await.map_err(fail)?;
-    store.write(digest, file_chunks(file, path.clone())).await.map_err(|error| match error {
-        WriteError::Mismatch { .. } => PushError::Changed { path },
-        error => PushError::File { path, source: error },
-    })
+    let mut patience = Patience::default();
+    loop {
+        let fail = |source| PushError::Read { path: path.clone(), source };
+        let again = place.clone();
+        let file = blocking(move || again.open()).await.map_err(fail)?;
+        let fail = |source| PushError::File { path: path.clone(), source };
+        match store.write(digest, file_chunks(file, path.clone())).await {
+            Ok(()) => return Ok(()),
+            Err(WriteError::Mismatch { .. }) => return Err(PushError::Changed { path }),
+            Err(WriteError::Remote { digest, source }) => {
+                let given_up = |status| fail(WriteError::Remote { digest, source: Box::new(status) });
+                patience.wait(*source).await.map_err(given_up)?;
+            }
+            Err(error) => return Err(fail(error)),
+        }
+    }
 }
 
 /// Sends the missing directories, the root after all others; returns how many bytes these were.

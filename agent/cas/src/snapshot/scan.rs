@@ -45,6 +45,14 @@ pub struct Snapshot {
     pub(super) directories: Vec<(Digest, Bytes)>,
 }
 
+#[cfg(test)]
+impl Snapshot {
+    /// The digest of every content.
+    pub(crate) fn digests(&self) -> Vec<Digest> {
+        self.contents.iter().map(|(digest, _)| *digest).collect()
+    }
+}
+
 /// Why a directory could not become a snapshot.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {

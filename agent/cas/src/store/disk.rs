@@ -1,7 +1,7 @@
 //! Blobs as files of one directory.
 //!
-//! Owns `blobs/xx/<hash>-<size>` and `temp/` below the directory it is given; nobody else may write there,
-//! and one process has it open at a time (the daemon holds the lock of its state directory).
+//! Owns `blobs/xx/<hash>-<size>`, `temp/` and `quarantine/` below the directory it is given; nobody else may
+//! write there, and one process has it open at a time (the daemon holds the lock of its state directory).
 //!
 //! A blob is written to `temp/`, hashed on the way, flushed, renamed, and then the directory it was renamed
 //! into is flushed. **Durability rule: `write`, `write_batch` and [`Ingest::commit`] return after that last
@@ -9,6 +9,9 @@
 //! bytes that do not.** A batch pays for it as a group: all its files are written, then flushed by several
 //! threads at once, which the file system joins into few commits of its journal, and each directory is
 //! flushed once. Files of `temp/` are what a crash interrupted; opening the store removes them.
+//!
+//! Every read from the start of a blob is hashed. A blob that turns out to be something else is looked at
+//! once more and moved to `quarantine/`: from then on it is missing, and whoever has it can send it again.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::File;
@@ -18,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use agent_model::Digest;
+use agent_model::{Digest, failpoint};
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::StreamExt;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
@@ -30,6 +33,9 @@ use crate::{Hasher, digest_of};
 
 /// Flushes in flight for one batch. They wait for the disk, not for the processor.
 const FLUSHES: usize = 8;
+
+/// Damaged blobs that are kept for someone to look at; later ones are removed.
+const QUARANTINED: usize = 64;
 
 /// Lookups that one thread does faster than a second one starts.
 const LOOKUPS_PER_THREAD: usize = 512;
@@ -46,6 +52,10 @@ struct Shared {
     root: OwnedFd,
     reserve: u64,
     next_temp: AtomicU64,
+    /// Damaged blobs found since the store was opened.
+    damaged: AtomicU64,
+    /// Held while a blob is judged, so that a good one that took a bad one's place is not put away for it.
+    judging: Mutex<()>,
 }
 
 /// Why a store could not be opened.
@@ -88,7 +98,7 @@ impl Disk {
             }
             _ => {}
         }
-        for path in [dir.to_owned(), temp, dir.join("blobs")] {
+        for path in [dir.to_owned(), temp, dir.join("blobs"), dir.join("quarantine")] {
             private_directory(&path).map_err(fail(path))?;
         }
         for prefix in 0..=u8::MAX {
@@ -99,8 +109,20 @@ impl Disk {
         flush_directory(&blobs).map_err(fail(blobs))?;
         let root = rustix::fs::open(dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .map_err(|source| OpenError::Directory { path: dir.to_owned(), source: source.into() })?;
-        let shared = Shared { path: dir.to_owned(), root, reserve, next_temp: AtomicU64::new(0) };
+        let shared = Shared {
+            path: dir.to_owned(),
+            root,
+            reserve,
+            next_temp: AtomicU64::new(0),
+            damaged: AtomicU64::new(0),
+            judging: Mutex::new(()),
+        };
         Ok(Disk { shared: Arc::new(shared) })
+    }
+
+    /// Damaged blobs found since the store was opened.
+    pub fn damaged(&self) -> u64 {
+        self.shared.damaged.load(Ordering::Relaxed)
     }
 
     /// Begins a blob whose bytes come bit by bit.
@@ -165,10 +187,36 @@ impl Shared {
             Err(Errno::NOENT) => return Err(ReadError::Absent { digest }),
             Err(source) => return Err(fail(source.into())),
         };
-        // A wrong length is a blob that never was: the next write of it replaces the file.
-        match file.metadata().map_err(fail)?.len() {
-            length if length == digest.size => Ok(file),
-            _ => Err(ReadError::Absent { digest }),
+        if file.metadata().map_err(fail)?.len() == digest.size {
+            return Ok(file);
+        }
+        self.judge(digest);
+        Err(ReadError::Absent { digest })
+    }
+
+    /// Reads a blob and puts it away if it is not what its name says.
+    fn judge(&self, digest: Digest) {
+        let _one_at_a_time = self.judging.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = blob_name(&digest);
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(file) = rustix::fs::openat(&self.root, &name, flags, Mode::empty()) else { return };
+        let actual = hash_of(file.into());
+        if actual.as_ref().is_ok_and(|actual| *actual == digest) {
+            return;
+        }
+        self.damaged.fetch_add(1, Ordering::Relaxed);
+        let full = || std::fs::read_dir(self.path.join("quarantine")).map(|all| all.count() >= QUARANTINED);
+        let put_away = || {
+            if full().unwrap_or(true) {
+                return rustix::fs::unlinkat(&self.root, &name, AtFlags::empty());
+            }
+            let number = self.next_temp.fetch_add(1, Ordering::Relaxed);
+            let to = format!("quarantine/{}-{}.{number}", digest.hex(), digest.size);
+            rustix::fs::renameat(&self.root, &name, &self.root, to)
+        };
+        match hit("cas.blob.quarantine").and_then(|()| put_away()) {
+            Ok(()) => tracing::error!(%digest, ?actual, "a blob is damaged: it was taken out of the store"),
+            Err(error) => tracing::error!(%digest, ?actual, %error, "a damaged blob cannot be taken away"),
         }
     }
 
@@ -178,11 +226,16 @@ impl Shared {
         }
         let mut file = self.open_blob(digest)?;
         let mut content = Vec::with_capacity(usize::try_from(digest.size).unwrap_or(0));
-        file.read_to_end(&mut content)
-            .map_err(|source| ReadError::Disk { path: self.path.join(blob_name(&digest)), source })?;
+        file.read_to_end(&mut content).map_err(|source| {
+            self.judge(digest); // what cannot be read is as good as damaged
+            ReadError::Disk { path: self.path.join(blob_name(&digest)), source }
+        })?;
         match digest_of(&content) {
             actual if actual == digest => Ok(content.into()),
-            actual => Err(ReadError::Corrupt { digest, actual }),
+            actual => {
+                self.judge(digest);
+                Err(ReadError::Corrupt { digest, actual })
+            }
         }
     }
 
@@ -231,6 +284,7 @@ impl Shared {
     }
 
     fn flush_prefix(&self, prefix: u8) -> Result<(), Errno> {
+        hit("cas.directory.sync")?;
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(&self.root, prefix_name(prefix), flags, Mode::empty())?;
         rustix::io::retry_on_intr(|| rustix::fs::fsync(&directory))
@@ -259,7 +313,12 @@ struct TempName {
 impl TempName {
     /// Waits until the bytes are on disk. Opens the file again: a batch has more of them than may be open.
     fn flush(&self) -> Result<(), WriteError> {
-        rustix::fs::openat(&self.shared.root, &self.name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        let open = |()| {
+            let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+            rustix::fs::openat(&self.shared.root, &self.name, flags, Mode::empty())
+        };
+        hit("cas.blob.sync")
+            .and_then(open)
             .and_then(|file| rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file)))
             .map_err(|source| self.shared.write_error(&self.name, source))
     }
@@ -267,7 +326,8 @@ impl TempName {
     /// Makes the file the blob. It is found from now on, and durable when its directory is flushed.
     fn publish(mut self, digest: &Digest) -> Result<(), WriteError> {
         let root = &self.shared.root;
-        rustix::fs::renameat(root, &self.name, root, blob_name(digest))
+        hit("cas.blob.rename")
+            .and_then(|()| rustix::fs::renameat(root, &self.name, root, blob_name(digest)))
             .map_err(|source| self.shared.write_error(&blob_name(digest), source))?;
         self.published = true;
         Ok(())
@@ -297,14 +357,16 @@ impl Temp {
             return Err(shared.write_error(&name, Errno::NOSPC));
         }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&shared.root, &name, flags, Mode::RUSR)
+        let file = hit("cas.blob.create")
+            .and_then(|()| rustix::fs::openat(&shared.root, &name, flags, Mode::RUSR))
             .map_err(|source| shared.write_error(&name, source))?;
         let name = TempName { shared: Arc::clone(shared), name, published: false };
         Ok(Temp { file: file.into(), name })
     }
 
     fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        self.file.write_all(bytes).map_err(|source| self.name.shared.write_error(&self.name.name, source))
+        let written = failpoint::hit("cas.blob.write").and_then(|()| self.file.write_all(bytes));
+        written.map_err(|source| self.name.shared.write_error(&self.name.name, source))
     }
 }
 
@@ -391,7 +453,7 @@ impl BlobStore for Disk {
         file.seek(SeekFrom::Start(offset))
             .map_err(|source| ReadError::Disk { path: path.clone(), source })?;
         let chunks = file_chunks(file, path);
-        Ok(if offset == 0 { verified(digest, chunks) } else { chunks })
+        Ok(if offset == 0 { guarded(&self.shared, digest, chunks) } else { chunks })
     }
 
     async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
@@ -421,9 +483,44 @@ impl BlobStore for Disk {
         blocking(move || shared.write_batch(&blobs)).await
     }
 
+    async fn distrust(&self, digest: Digest) {
+        let shared = Arc::clone(&self.shared);
+        blocking(move || shared.judge(digest)).await;
+    }
+
     async fn file(&self, digest: Digest) -> Option<File> {
         let shared = Arc::clone(&self.shared);
         blocking(move || shared.open_blob(digest).ok()).await
+    }
+}
+
+/// A failpoint where the system's own error is the error.
+fn hit(name: &'static str) -> Result<(), Errno> {
+    failpoint::hit(name).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// The blob as it is read; one that turns out to be something else is put away.
+fn guarded(shared: &Arc<Shared>, digest: Digest, chunks: Chunks) -> Chunks {
+    let shared = Arc::clone(shared);
+    let check = move |chunk: Result<Bytes, ReadError>| {
+        let shared = Arc::clone(&shared);
+        async move {
+            if let Err(ReadError::Corrupt { .. }) = chunk {
+                blocking(move || shared.judge(digest)).await;
+            }
+            chunk
+        }
+    };
+    verified(digest, chunks).then(check).boxed()
+}
+
+fn hash_of(mut file: File) -> io::Result<Digest> {
+    let (mut hasher, mut chunk) = (Hasher::new(), vec![0; CHUNK]);
+    loop {
+        match file.read(&mut chunk)? {
+            0 => return Ok(hasher.finish()),
+            length => hasher.update(&chunk[..length]),
+        }
     }
 }
 

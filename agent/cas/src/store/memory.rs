@@ -97,6 +97,12 @@ impl BlobStore for Memory {
         blobs.into_iter().map(keep).collect()
     }
 
+    async fn distrust(&self, digest: Digest) {
+        if matches!(self.checked(digest), Err(ReadError::Corrupt { .. })) {
+            self.remove(&digest);
+        }
+    }
+
     async fn file(&self, _: Digest) -> Option<std::fs::File> {
         None
     }

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use super::{BlobStore, Chunks, MissingError, ReadError, WriteError};
 
 /// Reads go through the near store and leave a copy there. Writes and questions go to the far one alone: it
-/// is what others see, and what must be complete.
+/// is what others see, and what must be complete. A near blob that is damaged counts as absent: the near store
+/// has put it away by the time it says so, and a copy of the far one takes its place.
 #[derive(Debug, Clone)]
 pub struct Tiered<N, F> {
     near: N,
@@ -36,7 +37,7 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
 
     async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
         match self.near.read(digest, offset).await {
-            Err(ReadError::Absent { .. }) => {
+            Err(ReadError::Absent { .. } | ReadError::Corrupt { .. } | ReadError::Disk { .. }) => {
                 self.fetch(digest).await?;
                 self.near.read(digest, offset).await
             }
@@ -45,15 +46,10 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
     }
 
     async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
+        let asked = digests.clone();
         let mut results = self.near.read_batch(digests).await;
-        let absent: Vec<(usize, Digest)> = results
-            .iter()
-            .enumerate()
-            .filter_map(|(index, result)| match result {
-                Err(ReadError::Absent { digest }) => Some((index, *digest)),
-                _ => None,
-            })
-            .collect();
+        let absent: Vec<(usize, Digest)> =
+            asked.into_iter().enumerate().filter(|(index, _)| results[*index].is_err()).collect();
         if absent.is_empty() {
             return results;
         }
@@ -76,6 +72,10 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
 
     async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
         self.far.write_batch(blobs).await
+    }
+
+    async fn distrust(&self, digest: Digest) {
+        self.near.distrust(digest).await;
     }
 
     async fn file(&self, digest: Digest) -> Option<std::fs::File> {

@@ -51,6 +51,84 @@ async fn test_concluded_tape_takes_nothing_more() {
 }
 
 #[tokio::test]
+async fn test_log_that_is_short_is_kept_and_one_that_is_wrong_is_set_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let tape = tape(&Archive::new(dir.path())).await;
+    tape.append(0, b"beginning").unwrap();
+    tape.conclude(digest_of(b"beginning and end")).unwrap();
+    assert_eq!(tape.len(), 9, "what is there may not be there to be sent again");
+    tape.append(9, b" and more than that").unwrap();
+    tape.conclude(digest_of(b"beginning and end")).unwrap();
+    assert_eq!(tape.len(), 0);
+    // The node cannot send it again.
+    tape.settle_for_what_there_is().unwrap();
+    assert_eq!(tape.read(0, 99).unwrap(), b"beginning and more than that");
+}
+
+/// Runs `test` of this file alone, in a process in which `plan` makes file access fail.
+fn with_failures(plan: &str, test: &str) {
+    #[allow(clippy::disallowed_methods, reason = "a plan of failures is that of a process")]
+    let mut this = std::process::Command::new(std::env::current_exe().unwrap());
+    this.args(["--ignored", "--exact", &format!("archive::tests::{test}")]);
+    let output = this.env(agent_model::failpoint::VARIABLE, plan).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{plan}: {said}");
+}
+
+#[test]
+fn test_failed_forced_write_is_never_acknowledged() {
+    with_failures("control.archive.sync=errno:5=4", "failing_sync_after_one_that_succeeded");
+    with_failures("control.archive.sync=errno:5=1", "failing_first_sync");
+    with_failures("control.archive.write=errno:28=2", "full_disk");
+}
+
+#[tokio::test]
+#[ignore = "run by the test above, with a plan of failures"]
+async fn failing_sync_after_one_that_succeeded() {
+    let dir = tempfile::tempdir().unwrap();
+    let tape = tape(&Archive::new(dir.path())).await;
+    tape.append(0, b"safe").unwrap();
+    assert_eq!(tape.sync().unwrap(), 4); // the file and two directories
+    tape.append(4, b" doubtful").unwrap();
+    tape.sync().unwrap_err();
+    // The next forced write would succeed, and would say nothing about what was dropped.
+    assert_eq!((tape.sync().unwrap(), tape.len()), (4, 4));
+    tape.append(13, b"gap").unwrap();
+    tape.append(4, b" doubtful").unwrap();
+    assert_eq!(tape.sync().unwrap(), 13);
+    assert_eq!(tape.read(0, 99).unwrap(), b"safe doubtful");
+}
+
+#[tokio::test]
+#[ignore = "run by the test above, with a plan of failures"]
+async fn failing_first_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir(dir.path().join("a")).unwrap();
+    std::fs::write(dir.path().join("a/1.0.job"), "of a daemon before").unwrap();
+    let before = std::fs::metadata(dir.path().join("a/1.0.job")).unwrap();
+    let tape = tape(&Archive::new(dir.path())).await;
+    tape.sync().unwrap_err();
+    assert_eq!(tape.sync().unwrap(), 18);
+    use std::os::unix::fs::MetadataExt as _;
+    let after = std::fs::metadata(dir.path().join("a/1.0.job")).unwrap();
+    assert_ne!(before.ino(), after.ino(), "it was written anew");
+    tape.append(18, b"!").unwrap();
+    assert_eq!((tape.sync().unwrap(), tape.read(0, 99).unwrap()), (19, b"of a daemon before!".to_vec()));
+}
+
+#[tokio::test]
+#[ignore = "run by the test above, with a plan of failures"]
+async fn full_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let tape = tape(&Archive::new(dir.path())).await;
+    tape.append(0, b"one").unwrap();
+    assert!(tape.append(3, b"two").unwrap_err().is_full());
+    assert_eq!(tape.sync().unwrap(), 3);
+    tape.append(3, b"two").unwrap();
+    assert_eq!((tape.sync().unwrap(), tape.read(0, 99).unwrap()), (6, b"onetwo".to_vec()));
+}
+
+#[tokio::test]
 async fn test_write_that_fails_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), "a file where the job's directory should be").unwrap();

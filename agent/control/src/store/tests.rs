@@ -11,6 +11,7 @@ pub(crate) fn job(name: &str, seq: u64) -> JobRecord {
         spec: JobDraft { command: "true".into(), ..JobDraft::default() }.validate().unwrap(),
         state: JobState::Queued,
         epoch: Epoch(0),
+        uncharged: 0,
         not_before: None,
         avoid: None,
         submitted_at: Timestamp(seq),
@@ -114,39 +115,147 @@ async fn test_a_commit_that_fails_writes_nothing() {
 }
 
 #[tokio::test]
-async fn test_open_refuses_what_would_forget_jobs() {
+async fn test_what_cannot_be_judged_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     let database = dir.path().join("db");
     let store = open(dir.path()).await.unwrap();
-    let many = (1..200).map(|i| Arc::new(full(&format!("j{i}"), i))).collect();
-    store.commit(&Changes { jobs: many, ..Changes::default() }).await.unwrap();
-    store.close().await;
-
-    let whole = std::fs::read(&database).unwrap();
-    let mut torn = whole.clone();
-    let middle = torn.len() / 2;
-    torn[middle..middle + 4096].fill(0xa5);
-    std::fs::write(&database, &torn).unwrap();
-    open(dir.path()).await.unwrap_err();
-    std::fs::write(&database, b"this is no database at all, it is a text of some length").unwrap();
-    assert!(matches!(open(dir.path()).await.unwrap_err(), OpenStoreError::File { .. }));
-    assert_eq!(std::fs::read(&database).unwrap().len(), 55, "a refused file is left as it was");
-
-    std::fs::write(&database, &whole).unwrap();
-    let store = open(dir.path()).await.unwrap();
+    store.commit(&Changes { jobs: vec![Arc::new(full("a", 1))], ..Changes::default() }).await.unwrap();
     sqlx::raw_sql("PRAGMA user_version = 99").execute(store.pool()).await.unwrap();
     store.close().await;
+    let whole = std::fs::read(&database).unwrap();
     assert!(matches!(open(dir.path()).await.unwrap_err(), OpenStoreError::Newer { found: 99, .. }));
+    assert_eq!(std::fs::read(&database).unwrap(), whole, "nothing touched it");
 
     std::fs::create_dir(dir.path().join("archive")).unwrap();
-    for empty in [true, false] {
-        std::fs::remove_file(&database).unwrap();
-        if empty {
-            std::fs::write(&database, b"").unwrap();
+    std::fs::remove_file(&database).unwrap();
+    assert!(matches!(open(dir.path()).await.unwrap_err(), OpenStoreError::Gone { .. }));
+    assert!(!database.exists());
+}
+
+#[tokio::test]
+async fn test_database_of_the_first_version_is_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = dir.path().join("db");
+    let url = sqlx::sqlite::SqliteConnectOptions::new().filename(&database).create_if_missing(true);
+    let pool = sqlx::SqlitePool::connect_with(url).await.unwrap();
+    sqlx::raw_sql(include_str!("schema.sql")).execute(&pool).await.unwrap();
+    sqlx::raw_sql("PRAGMA user_version = 1").execute(&pool).await.unwrap();
+    let known = full("a", 1);
+    sqlx::query("INSERT INTO jobs (seq, id, request, active, document) VALUES (1, 'a', 'request-a', 1, ?)")
+        .bind(serde_json::to_string(&known).unwrap())
+        .execute(&pool)
+        .await
+        .unwrap();
+    pool.close().await;
+    let store = open(dir.path()).await.unwrap();
+    assert_eq!(store.load().await.unwrap().jobs, [known]);
+    assert!(store.recovery().is_none());
+}
+
+/// 30 jobs that go on, 90 that ended, and what belongs to them, over many commits.
+async fn filled(store: &Sqlite) -> Vec<JobRecord> {
+    let mut jobs = Vec::new();
+    for seq in 1..=120 {
+        let mut job = full(&format!("job-{seq}"), seq);
+        job.spec = JobDraft { command: "x".repeat(300), ..JobDraft::default() }.validate().unwrap();
+        let event = |text: &str| event(job.id.as_str(), text);
+        let events = vec![event("queued by uid 1"), event("placed on box as attempt 1"), event("running")];
+        let node = NodeRecord { last_seen: Timestamp(seq), ..node_record() };
+        let changes =
+            Changes { jobs: vec![Arc::new(job.clone())], nodes: vec![node], events, ..Changes::default() };
+        store.commit(&changes).await.unwrap();
+        if seq > 30 {
+            job.state = JobState::Completed;
+            store.commit(&Changes { jobs: vec![Arc::new(job.clone())], ..Changes::default() }).await.unwrap();
         }
-        assert!(matches!(open(dir.path()).await.unwrap_err(), OpenStoreError::Gone { .. }));
-        if !empty {
-            assert!(!database.exists());
+        jobs.push(job);
+    }
+    jobs
+}
+
+fn node_record() -> NodeRecord {
+    NodeRecord {
+        id: "box".parse().unwrap(),
+        boot_id: "b".into(),
+        liveness: Liveness::Ready,
+        eligibility: Eligibility::Open,
+        last_seen: Timestamp(5),
+        inventory: Inventory::default(),
+    }
+}
+
+fn copy_files(from: &std::path::Path, to: &std::path::Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_file() {
+            std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
         }
     }
+}
+
+/// Damages a file: a flipped bit, a lost tail, or a lost sector.
+fn damage(file: &std::path::Path, kind: u64, chance: u64) {
+    let mut bytes = std::fs::read(file).unwrap();
+    let at = usize::try_from(chance).unwrap() % bytes.len();
+    match kind {
+        0 => bytes[at] ^= 1 << (chance % 8),
+        1 => bytes.truncate(at),
+        _ => {
+            let end = (at + 512).min(bytes.len());
+            bytes[at..end].fill(0);
+        }
+    }
+    std::fs::write(file, bytes).unwrap();
+}
+
+/// Every damage is mended without the loss of a job, or does no harm at all.
+async fn survives_damage(file: &str, pristine: &std::path::Path, jobs: &[JobRecord], cases: u64) -> usize {
+    let (mut state, mut told) = (0x2545_f491_4f6c_dd1d_u64, 0);
+    for case in 0..cases {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let dir = tempfile::tempdir().unwrap();
+        copy_files(pristine, dir.path());
+        damage(&dir.path().join(file), case % 3, state >> 16);
+        std::fs::create_dir(dir.path().join("archive")).unwrap();
+        let what = format!("{file}, case {case}, chance {}", state >> 16);
+        let store = match open(dir.path()).await {
+            Ok(store) => store,
+            Err(OpenStoreError::Newer { .. }) => continue, // the version itself was hit
+            Err(error) => panic!("{what}: {error:?}"),
+        };
+        let found = store.page(None, 1000).await.unwrap();
+        let missing: Vec<_> =
+            jobs.iter().filter(|job| !found.contains(job)).map(|job| job.id.as_str()).collect();
+        assert!(missing.is_empty(), "{what}: {missing:?} are lost: {:?}", store.recovery());
+        let loaded = store.load().await.unwrap();
+        assert_eq!(loaded.jobs.len(), 30, "{what}");
+        assert_eq!(loaded.mended, store.recovery().is_some(), "{what}");
+        told += usize::from(loaded.mended);
+        if let Some(Recovery { kept: Some(kept), .. }) = store.recovery() {
+            assert!(kept.exists(), "{what}");
+        }
+        store.close().await;
+    }
+    told
+}
+
+#[tokio::test]
+async fn test_damage_anywhere_in_the_database_loses_no_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let jobs = filled(&store).await;
+    store.close().await;
+    let told = survives_damage("db", dir.path(), &jobs, 60).await;
+    assert!(told > 40, "{told} of 60 were told of");
+}
+
+#[tokio::test]
+async fn test_damage_anywhere_in_the_log_loses_no_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let jobs = filled(&store).await;
+    // Its files as a killed process leaves them.
+    let told = survives_damage("db-wal", dir.path(), &jobs, 60).await;
+    assert!(told > 5, "{told} of 60 were told of");
+    store.close().await;
 }

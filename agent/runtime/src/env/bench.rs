@@ -1,9 +1,13 @@
 //! Where one build happens: its directory, its log, and the way to run a command there.
 
 use std::collections::BTreeMap;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
+
+use agent_model::failpoint;
 
 use super::AcquireError;
 use super::flight::Transcript;
@@ -55,6 +59,7 @@ impl Bench {
     /// Runs a command; what it prints goes to the build log. It is ended when it is silent for too long, when the
     /// build is dropped, and, by its mark, when the daemon dies.
     pub(super) async fn run(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
+        failpoint::hit("env.build.spawn").map_err(AcquireError::io("build in", &self.prefix))?;
         let command = command.cwd(&self.prefix).mark(&self.prefix.to_string_lossy()).stall(self.stall);
         let mut kept = Vec::new();
         let status = command
@@ -68,8 +73,17 @@ impl Bench {
             })
             .await
             .map_err(AcquireError::command(step))?;
+        if let Some(signal) = killed_by(status) {
+            return Err(AcquireError::Killed { step, signal });
+        }
         Ok(Ran { success: status.success(), text: String::from_utf8_lossy(&kept).into_owned() })
     }
+}
+
+/// The signal with which somebody ended a command for good; a shell says it of its child by its own code.
+fn killed_by(status: ExitStatus) -> Option<i32> {
+    const KILL: i32 = 9;
+    status.signal().or_else(|| status.code().map(|code| code - 128).filter(|signal| *signal == KILL))
 }
 
 impl Ran {

@@ -77,6 +77,14 @@ pub enum AcquireError {
         /// How long it was silent.
         after: Duration,
     },
+    /// Somebody killed a command of the builder, time and again.
+    #[error("{step} was killed by signal {signal}")]
+    Killed {
+        /// What the command was to do.
+        step: &'static str,
+        /// With what.
+        signal: i32,
+    },
     /// A command of the builder failed for a reason of its own.
     #[error("{step} failed: {detail}")]
     Failed {
@@ -128,6 +136,9 @@ impl AcquireError {
     /// The same would happen at once again, so it is remembered for a while.
     pub(super) fn is_lasting(&self) -> bool {
         use AcquireError as E;
-        !matches!(self, E::Network { .. } | E::DiskFull { .. } | E::Command { .. } | E::Io { .. })
+        !matches!(
+            self,
+            E::Network { .. } | E::DiskFull { .. } | E::Killed { .. } | E::Command { .. } | E::Io { .. }
+        )
     }
 }

@@ -24,6 +24,9 @@ use super::{AcquireError, Bench, EnvBuilder};
 /// How long a lasting failure is answered from memory.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
+/// How often a build is begun whose commands somebody kills.
+const ATTEMPTS: u32 = 5;
+
 type Outcome = Result<(), AcquireError>;
 type Build = Shared<BoxFuture<'static, Outcome>>;
 
@@ -126,7 +129,14 @@ async fn build(
     let scaffold = lock.scaffold().await?;
     let started = Instant::now();
     let bench = Bench::new(place.prefix().to_owned(), transcript.clone(), stall);
-    match builder.build(spec, &bench).await {
+    let mut built = builder.build(spec, &bench).await;
+    for _ in 1..ATTEMPTS {
+        let Err(killed @ AcquireError::Killed { .. }) = &built else { break };
+        bench.say(&format!("{killed}; the build begins anew"));
+        scaffold.clear().await?;
+        built = builder.build(spec, &bench).await;
+    }
+    match built {
         Ok(built) => {
             scaffold.finish(built).await?;
             bench.say(&format!("{} is ready after {:.1} s", place.name(), started.elapsed().as_secs_f64()));

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_model::failpoint;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -58,6 +59,18 @@ impl Shelf {
         let key = agent_model::ids::hex(&Sha256::digest(format!("{kind}\n{identity}")));
         let name = format!("{}-{}", kind.replace(' ', "-"), &key[..12]);
         Place { prefix: self.root.join(&name), key: Some(key), name }
+    }
+}
+
+impl Shelf {
+    /// The place of this name, if it can be the name of one.
+    pub(super) fn found(&self, name: &str) -> Option<Place> {
+        let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        (plain && !name.is_empty()).then(|| Place {
+            prefix: self.root.join(name),
+            key: None,
+            name: name.to_owned(),
+        })
     }
 }
 
@@ -138,7 +151,7 @@ impl Place {
         }
     }
 
-    fn try_exclusive(&self) -> io::Result<Option<Exclusive>> {
+    pub(super) fn try_exclusive(&self) -> io::Result<Option<Exclusive>> {
         let lock = open_lock(&self.beside("lock"))?;
         match lock.try_lock() {
             Ok(()) => Ok(Some(Exclusive { place: self.clone(), _lock: Arc::new(lock) })),
@@ -183,13 +196,8 @@ pub(super) struct Exclusive {
 impl Exclusive {
     /// An empty directory to build in. What stands there goes when it is dropped before [`Scaffold::finish`].
     pub(super) async fn scaffold(self) -> Result<Scaffold, AcquireError> {
-        let prefix = self.place.prefix.clone();
-        let scaffold = Scaffold { lock: Some(self.clone()) };
-        let clear = move || {
-            self.wipe()?;
-            fs::DirBuilder::new().mode(0o755).create(&self.place.prefix)
-        };
-        blocking(clear).await.map_err(AcquireError::io("clear", &prefix))?;
+        let scaffold = Scaffold { lock: Some(self) };
+        scaffold.clear().await?;
         Ok(scaffold)
     }
 
@@ -204,6 +212,12 @@ impl Exclusive {
         if left > 0 {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "an earlier builder cannot be ended"));
         }
+        // The marker goes first: whatever is left when this is cut short is no environment.
+        match fs::remove_file(prefix.join(MARKER)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        failpoint::hit("env.place.wipe")?;
         fs::remove_dir_all(prefix)
     }
 
@@ -215,11 +229,15 @@ impl Exclusive {
         let directory = File::open(&self.place.prefix)?;
         // The packages first: a marker must not outlive a power cut that they do not.
         // On a stacked file system, such as a container's, any signal of a child interrupts it.
+        failpoint::hit("env.ready.sync")?;
         rustix::io::retry_on_intr(|| rustix::fs::syncfs(&directory))?;
+        failpoint::hit("env.ready.write")?;
         let mut file = File::create(&new)?;
         file.write_all(&serde_json::to_vec_pretty(&marker)?)?;
         file.sync_all()?;
+        failpoint::hit("env.ready.rename")?;
         fs::rename(new, path)?;
+        failpoint::hit("env.ready.done")?;
         directory.sync_all()
     }
 }
@@ -231,6 +249,18 @@ pub(super) struct Scaffold {
 }
 
 impl Scaffold {
+    /// Makes the directory empty.
+    pub(super) async fn clear(&self) -> Result<(), AcquireError> {
+        let Some(lock) = self.lock.clone() else { return Ok(()) };
+        let prefix = lock.place.prefix.clone();
+        let clear = move || {
+            lock.wipe()?;
+            failpoint::hit("env.place.make")?;
+            fs::DirBuilder::new().mode(0o755).create(&lock.place.prefix)
+        };
+        blocking(clear).await.map_err(AcquireError::io("clear", &prefix))
+    }
+
     /// Declares the environment ready.
     pub(super) async fn finish(mut self, built: Built) -> Result<(), AcquireError> {
         let Some(lock) = self.lock.clone() else { return Ok(()) };

@@ -7,6 +7,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::exec::Command;
 
+mod kills;
+
 /// A directory with everything a test needs: environments, logs, and what lies around.
 struct Fixture {
     dir: TempDir,

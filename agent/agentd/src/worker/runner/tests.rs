@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use agent_cas::{Disk, Store};
+use agent_model::job::{Limits, OnDisconnect};
 use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
 use agent_runtime::env::{EnvConfig, Environments};
 use agent_runtime::exec::Process;
@@ -13,6 +14,7 @@ use super::*;
 use crate::cli::Flags;
 use crate::config::{Config, Variables};
 use crate::worker::attic::Attic;
+use crate::worker::ballast::Ballast;
 use crate::worker::journal::Sqlite;
 use crate::worker::report::Outbox;
 use crate::worker::telemetry::Telemetry;
@@ -24,13 +26,21 @@ struct Twin {
     broken: AtomicBool,
     /// Records until the daemon dies.
     left: AtomicUsize,
+    /// Records for which there is no room.
+    full: AtomicUsize,
     died: Notify,
 }
 
 impl Twin {
     async fn open(state: &Path, left: usize) -> Twin {
         let real = Sqlite::open(&state.join("journal.db")).await.unwrap();
-        Twin { real, broken: AtomicBool::new(false), left: AtomicUsize::new(left), died: Notify::new() }
+        Twin {
+            real,
+            broken: AtomicBool::new(false),
+            left: AtomicUsize::new(left),
+            full: AtomicUsize::new(0),
+            died: Notify::new(),
+        }
     }
 }
 
@@ -41,6 +51,10 @@ impl Journal for Twin {
                 path: "journal.db".into(),
                 source: std::io::ErrorKind::StorageFull.into(),
             });
+        }
+        if self.full.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+            let source = std::io::ErrorKind::StorageFull.into();
+            return Err(JournalError::Disk { replica: record.replica.clone(), source });
         }
         self.real.enter(record).await?;
         if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
@@ -99,7 +113,8 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
         telemetry: Telemetry::new(nobody()).0,
         outbox: Outbox::new(nobody(), config.node_name.clone()),
         tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
-        attic: Attic::new(crate::worker::jobs_dir(state), clock),
+        attic: Attic::new(crate::worker::jobs_dir(state), clock, "this boot"),
+        ballast: Arc::new(Ballast::open(state, 64 << 20)),
         config,
     })
 }
@@ -115,8 +130,9 @@ fn runner(
     worker: &Arc<Worker<Twin>>,
     record: Record,
 ) -> (Runner<Twin>, watch::Sender<Desired>, watch::Receiver<ReplicaView>) {
-    let (desired, wanted) = watch::channel(Desired::Run);
-    let view = ReplicaView { step: Some(record.step), detail: String::new(), started_at: None, over: false };
+    let (desired, wanted) = watch::channel(Desired::Run { until: None });
+    let step = Some(record.step);
+    let view = ReplicaView { step, detail: String::new(), started_at: None, alive: true, over: false };
     let (publish, view) = watch::channel(view);
     (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)
 }
@@ -208,11 +224,91 @@ async fn test_another_boot_starts_nothing() {
 }
 
 #[tokio::test]
-async fn test_too_full_a_disk_is_said_before_anything_is_fetched() {
+async fn test_too_full_a_disk_holds_a_replica_before_anything_is_fetched() {
     let state = tempfile::tempdir().unwrap();
     let mut worker = node(state.path(), usize::MAX).await;
     Arc::get_mut(&mut worker).unwrap().config.disk_reserve = u64::MAX;
-    let (mut runner, _desired, _view) = runner(&worker, record());
-    assert_eq!(fault(runner.fetch().await), Code::DiskFull);
+    let (mut runner, desired, mut view) = runner(&worker, record());
+    tokio::select! {
+        _ = runner.fetch() => panic!("there is no room"),
+        seen = view.wait_for(|view| view.detail.starts_with("waiting for room: NODE-101")) => drop(seen.unwrap()),
+    }
     assert!(!runner.dir.work().exists());
+    desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
+    assert!(matches!(runner.fetch().await, Err(Interrupted::Stopped)), "it can still be canceled");
+}
+
+#[tokio::test]
+async fn test_full_disk_gives_way_to_records() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    worker.ballast.balance(1 << 30);
+    worker.journal.full.store(3, Ordering::SeqCst);
+    let (mut runner, _desired, _view) = runner(&worker, record());
+    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert_eq!(worker.journal.full.load(Ordering::SeqCst), 0);
+    assert_eq!(state.path().join("ballast").metadata().unwrap().len(), 1 << 20, "a piece for each refusal");
+    assert_eq!(worker.journal.open_replicas().await.unwrap().len(), 1);
+}
+
+/// A job that may be replaced while its node is silent.
+fn replaced() -> Record {
+    let limits = Limits { on_disconnect: OnDisconnect::Replace, ..Limits::default() };
+    let draft = JobDraft { command: "sleep 1000".into(), limits, ..JobDraft::default() };
+    Record { spec: draft.validate().unwrap(), ..record() }
+}
+
+#[tokio::test]
+async fn test_nothing_that_may_be_replaced_starts_without_a_lease_that_holds() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    let (mut runner, desired, mut view) = runner(&worker, replaced());
+    let now = worker.clock.boot();
+    let later = now + Duration::from_secs(3600);
+    for over in [None, Some(now)] {
+        desired.send_replace(Desired::Run { until: over });
+        tokio::select! {
+            _ = runner.leave_to_start() => panic!("no lease holds"),
+            seen = view.wait_for(|view| view.detail.starts_with("waiting for the controller")) => drop(seen.unwrap()),
+        }
+    }
+    desired.send_replace(Desired::Run { until: Some(later) });
+    let leave = runner.leave_to_start().await.unwrap_or_else(|_| panic!("it holds"));
+    assert_eq!(leave, Some(later));
+    desired.send_replace(Desired::Disown);
+    assert!(matches!(runner.leave_to_start().await, Err(Interrupted::Stopped)));
+}
+
+#[tokio::test]
+async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    let (runner, desired, mut view) = runner(&worker, replaced());
+    let now = worker.clock.boot();
+    desired.send_replace(Desired::Run { until: Some(now + Duration::from_secs(3600)) });
+    let dir = runner.dir.clone();
+    let live = runner.live();
+    tokio::pin!(live);
+    tokio::select! {
+        () = &mut live => panic!("it sleeps"),
+        seen = view.wait_for(|view| view.step == Some(ReplicaStep::Running)) => drop(seen.unwrap()),
+    }
+    // A stopped supervisor is not there; and by now its lease is long over.
+    let shim = agent_shim::process::Process::find(dir.read_hello().unwrap().unwrap().pid).unwrap();
+    let signal =
+        |signal| rustix::process::kill_process(rustix::process::Pid::from_raw(shim.pid).unwrap(), signal);
+    signal(rustix::process::Signal::STOP).unwrap();
+    desired.send_replace(Desired::Run { until: Some(Boot::from_millis(1)) });
+    tokio::select! {
+        () = &mut live => panic!("nobody gave leave to go"),
+        seen = view.wait_for(|view| !view.alive && view.detail.starts_with("ended by the agent")) => drop(seen.unwrap()),
+        () = tokio::time::sleep(Duration::from_secs(60)) => panic!("the job lives"),
+    }
+    signal(rustix::process::Signal::CONT).unwrap();
+    tokio::select! {
+        () = &mut live => panic!("nobody gave leave to go"),
+        seen = view.wait_for(|view| view.step == Some(ReplicaStep::Reported)) => drop(seen.unwrap()),
+        () = tokio::time::sleep(Duration::from_secs(60)) => panic!("the job lives"),
+    }
+    assert_eq!(outcome(&worker).await.unwrap().verdict, Verdict::Failed);
 }

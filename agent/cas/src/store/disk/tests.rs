@@ -88,7 +88,10 @@ async fn test_damaged_blob_is_reported_and_a_short_one_replaced() {
 
     std::fs::write(&path, vec![0; 1000]).unwrap();
     assert!(matches!(read_all(&disk, digest, 0).await, Err(ReadError::Corrupt { .. })));
+    assert_eq!(disk.missing(&[digest]).await.unwrap(), [digest], "it is not there any more");
+    std::fs::write(&path, vec![0; 1000]).unwrap();
     assert!(matches!(disk.read_batch(vec![digest]).await.remove(0), Err(ReadError::Corrupt { .. })));
+    assert!(matches!(disk.read_batch(vec![digest]).await.remove(0), Err(ReadError::Absent { .. })));
 
     std::fs::write(&path, b"short").unwrap();
     assert_eq!(disk.missing(&[digest]).await.unwrap(), [digest]);
@@ -137,4 +140,126 @@ async fn test_blobs_leave_the_reserve_alone() {
     let refused = disk.write_batch(vec![(digest_of(&bytes), bytes.clone())]).await;
     assert!(refused[0].as_ref().unwrap_err().is_no_space());
     assert!(disk.ingest(digest_of(&bytes)).await.unwrap_err().is_no_space());
+}
+
+/// Damages a blob on the disk: a flipped bit, a lost tail, or the content of another one.
+fn damage(disk: &Disk, digest: &Digest, other: &Digest, kind: usize) {
+    let path = |digest| disk.shared.path.join(blob_name(digest));
+    let mut bytes = std::fs::read(path(digest)).unwrap();
+    match kind % 3 {
+        0 => {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 4;
+        }
+        1 => bytes.truncate(bytes.len() - 1),
+        _ => bytes = std::fs::read(path(other)).unwrap(),
+    }
+    std::fs::set_permissions(path(digest), std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(path(digest), bytes).unwrap();
+}
+
+/// A directory of 120 files, one in ten of them large; pairs of them have the same size.
+fn project(at: &std::path::Path) -> crate::snapshot::Snapshot {
+    std::fs::create_dir(at).unwrap();
+    for i in 0..120 {
+        let size = if i % 10 < 2 { 1_100_000 } else { 2000 };
+        std::fs::write(at.join(format!("f{i}")), content(i, size)).unwrap();
+    }
+    crate::snapshot::scan(at).unwrap()
+}
+
+fn same_tree(left: &std::path::Path, right: &std::path::Path) -> bool {
+    (0..120).all(|i| {
+        let name = format!("f{i}");
+        std::fs::read(left.join(&name)).unwrap() == std::fs::read(right.join(&name)).unwrap()
+    })
+}
+
+#[tokio::test]
+async fn test_damaged_blobs_never_reach_a_job_and_are_fetched_again() {
+    let (dir, near) = open();
+    let far = Memory::new();
+    let code = dir.path().join("code");
+    let scanned = project(&code);
+    crate::snapshot::push(&scanned, &far, |_| {}).await.unwrap();
+    let store = Tiered::new(near.clone(), far);
+    crate::snapshot::materialize(&store, scanned.root, &dir.path().join("first")).await.unwrap();
+    let all = scanned.digests();
+    for (kind, digest) in all[..100].iter().enumerate() {
+        let other = all.iter().find(|other| other.size == digest.size && *other != digest).unwrap();
+        damage(&near, digest, other, kind);
+    }
+    let job = dir.path().join("job");
+    crate::snapshot::materialize(&store, scanned.root, &job).await.unwrap();
+    assert!(same_tree(&code, &job));
+    assert_eq!(near.damaged(), 100);
+    let kept = std::fs::read_dir(near.shared.path.join("quarantine")).unwrap().count();
+    assert_eq!(kept, QUARANTINED, "some are kept for someone to look at, not all");
+    assert_eq!(near.missing(&all).await.unwrap(), [], "all of them are back");
+    for result in near.read_batch(all).await {
+        result.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn test_damaged_blob_of_an_only_store_is_named_and_taken_again() {
+    let (dir, disk) = open();
+    let code = dir.path().join("code");
+    let scanned = project(&code);
+    crate::snapshot::push(&scanned, &disk, |_| {}).await.unwrap();
+    let all = scanned.digests();
+    let large = all.iter().find(|digest| digest.size > 1_000_000).unwrap();
+    let small = all.iter().find(|digest| digest.size < 1_000_000).unwrap();
+    for (kind, bad) in [(0, large), (1, large), (2, large), (0, small), (1, small), (2, small)] {
+        let other = all.iter().find(|other| other.size == bad.size && *other != bad).unwrap();
+        damage(&disk, bad, other, kind);
+        let to = dir.path().join("job");
+        let error = crate::snapshot::materialize(&disk, scanned.root, &to).await.unwrap_err();
+        let text = format!("{error:?}");
+        assert!(text.contains(&bad.to_string()) || text.contains(&format!("{bad:?}")), "{text}");
+        assert!(!to.exists());
+        assert_eq!(disk.missing(&all).await.unwrap(), [*bad], "so that it is sent again");
+        let pushed = crate::snapshot::push(&scanned, &disk, |_| {}).await.unwrap();
+        assert_eq!(pushed.files_sent, 1);
+        crate::snapshot::materialize(&disk, scanned.root, &to).await.unwrap();
+        assert!(same_tree(&code, &to));
+        std::fs::remove_dir_all(to).unwrap();
+    }
+    assert_eq!(disk.damaged(), 6);
+}
+
+#[tokio::test]
+async fn test_good_blob_is_not_put_away_on_a_readers_word() {
+    let (_dir, disk) = open();
+    let bytes = content(1, 100);
+    let digest = digest_of(&bytes);
+    disk.write(digest, source(&bytes, 10)).await.unwrap();
+    disk.distrust(digest).await;
+    disk.distrust(digest_of(b"absent")).await;
+    assert_eq!((disk.damaged(), disk.missing(&[digest]).await.unwrap()), (0, vec![]));
+}
+
+#[tokio::test]
+async fn test_job_that_writes_to_its_files_does_not_write_to_the_store() {
+    use std::os::unix::fs::MetadataExt;
+    let (dir, disk) = open();
+    let code = dir.path().join("code");
+    let scanned = project(&code);
+    crate::snapshot::push(&scanned, &disk, |_| {}).await.unwrap();
+    let job = dir.path().join("job");
+    crate::snapshot::materialize(&disk, scanned.root, &job).await.unwrap();
+    let inode = |path: &std::path::Path| path.metadata().unwrap().ino();
+    for digest in scanned.digests() {
+        assert_eq!(disk.shared.path.join(blob_name(&digest)).metadata().unwrap().nlink(), 1);
+    }
+    for i in 0..120 {
+        let path = job.join(format!("f{i}"));
+        let before = inode(&path);
+        let mut file = File::options().write(true).open(&path).unwrap();
+        file.write_all(b"overwritten in place").unwrap();
+        assert_eq!(inode(&path), before);
+    }
+    crate::snapshot::materialize(&disk, scanned.root, &dir.path().join("next")).await.unwrap();
+    assert!(same_tree(&code, &dir.path().join("next")));
+    assert_eq!(disk.damaged(), 0);
 }

@@ -1,0 +1,110 @@
+//! Room on the disk that is held so that it can be given up.
+//!
+//! Owns the file `ballast` of the state directory. Invariants: it is never larger than
+//! [`budget::ballast_wanted`]; what is given up is free when the call returns; not being able to hold it is
+//! no error, only less safety. Called by `worker::upkeep`, which looks at the disk, and by `worker::runner`
+//! when a record finds no room.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use agent_model::failpoint;
+use rustix::fs::{FallocateFlags, fallocate};
+use tracing::{debug, info, warn};
+
+use super::budget::{self, bytes};
+
+/// The ballast of a state directory.
+#[derive(Debug)]
+pub(crate) struct Ballast {
+    file: Option<Mutex<File>>,
+    wanted: u64,
+}
+
+impl Ballast {
+    /// Of a state directory on a disk of this size, as large as an earlier life left it.
+    pub(crate) fn open(state_dir: &Path, disk: u64) -> Ballast {
+        let path = state_dir.join("ballast");
+        let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = file.inspect_err(
+            |error| warn!(%error, path = %path.display(), "no room can be held for a full disk"),
+        );
+        Ballast { file: file.ok().map(Mutex::new), wanted: budget::ballast_wanted(disk) }
+    }
+
+    /// Gives up a piece because a record found no room; `false` when there is none left.
+    pub(crate) fn give_way(&self) -> bool {
+        self.resize(|held| budget::lighter(held, self.wanted)) == Some(true)
+    }
+
+    /// Gives up a piece or takes all of it again, as the bytes that are `free` on the disk demand.
+    pub(crate) fn balance(&self, free: u64) {
+        self.resize(|held| budget::ballast(held, self.wanted, free));
+    }
+
+    /// Whether it became lighter; `None` when it stayed as it was.
+    fn resize(&self, choose: impl FnOnce(u64) -> u64) -> Option<bool> {
+        let mut file = self.file.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = file.metadata().ok()?.len();
+        let chosen = choose(held);
+        let resized = match chosen {
+            less if less < held => file.set_len(less),
+            more if more > held => fill(&mut file, more).inspect_err(|_| drop(file.set_len(held))),
+            _ => return None,
+        };
+        match &resized {
+            Ok(()) if chosen < held => {
+                warn!(left = bytes(chosen), "the disk is full; room that was held for records is given up");
+            }
+            Ok(()) => info!(held = bytes(chosen), "room is held for records on a full disk"),
+            Err(error) => debug!(%error, "no room can be held for a full disk"),
+        }
+        (resized.is_ok() && chosen < held).then_some(true)
+    }
+}
+
+/// Makes a file take up this much of the disk.
+fn fill(file: &mut File, length: u64) -> io::Result<()> {
+    failpoint::hit("node.ballast.fill")?;
+    match fallocate(&*file, FallocateFlags::empty(), 0, length) {
+        Err(rustix::io::Errno::OPNOTSUPP) => {}
+        allocated => return Ok(allocated?),
+    }
+    let mut at = file.seek(SeekFrom::End(0))?;
+    let zeros = [0; 64 << 10];
+    while at < length {
+        at +=
+            file.write(&zeros[..zeros.len().min(usize::try_from(length - at).unwrap_or(usize::MAX))])? as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_room_is_given_up_until_none_is_left_and_taken_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let blocks = || {
+            use std::os::unix::fs::MetadataExt;
+            dir.path().join("ballast").metadata().unwrap().blocks() * 512
+        };
+        let ballast = Ballast::open(dir.path(), 64 << 20);
+        assert!(!ballast.give_way(), "there is none yet");
+        ballast.balance(1 << 30);
+        assert_eq!(blocks(), 4 << 20);
+        for left in [3, 2, 1, 0] {
+            assert!(ballast.give_way());
+            assert_eq!(blocks(), left << 20);
+        }
+        assert!(!ballast.give_way());
+        ballast.balance(1 << 20);
+        assert_eq!(blocks(), 0, "not as long as there is no room");
+        Ballast::open(dir.path(), 64 << 20).balance(1 << 30);
+        assert_eq!(blocks(), 4 << 20);
+    }
+}

@@ -1,0 +1,216 @@
+//! Rows of the database and what they prove.
+//!
+//! Owns the SQL of every table. Invariants: a row is written with a checksum over all of its columns and the
+//! number of its commit, and is believed only when both its checksum and its document hold.
+//!
+//! Called by `store::sqlite` and `store::salvage`.
+
+use agent_model::{Epoch, Timestamp};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::Row;
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
+
+use super::redo::Line;
+use super::{Event, JobRecord, NodeRecord, StoreError, checksum};
+
+/// The columns of a job, in the order [`job`] reads them.
+pub(super) const JOB: &str = "seq, id, request, active, document, rev, proof";
+/// The columns of an event, in the order [`event`] reads them.
+pub(super) const EVENT: &str = "number, job, at, epoch, node, text, proof";
+
+/// Writes everything a line says.
+pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<(), sqlx::Error> {
+    for (rev, job) in &line.jobs {
+        let (seq, rev, text) = (integer(job.seq), integer(*rev), document(job));
+        let active = i64::from(!job.state.is_terminal());
+        sqlx::query(
+            "INSERT INTO jobs (seq, id, request, active, document, rev, proof) VALUES (?, ?, ?, ?, ?, ?, ?)
+             ON CONFLICT (seq) DO UPDATE
+             SET active = excluded.active, document = excluded.document, rev = excluded.rev,
+                 proof = excluded.proof",
+        )
+        .bind(seq)
+        .bind(job.id.as_str())
+        .bind(&job.request)
+        .bind(active)
+        .bind(&text)
+        .bind(rev)
+        .bind(job_proof(seq, job.id.as_str(), &job.request, active, &text, rev))
+        .execute(&mut *to)
+        .await?;
+    }
+    for node in &line.nodes {
+        let text = document(node);
+        sqlx::query(
+            "INSERT INTO nodes (id, document, proof) VALUES (?, ?, ?)
+             ON CONFLICT (id) DO UPDATE SET document = excluded.document, proof = excluded.proof",
+        )
+        .bind(node.id.as_str())
+        .bind(&text)
+        .bind(pair_proof(node.id.as_str(), &text))
+        .execute(&mut *to)
+        .await?;
+    }
+    for (number, event) in &line.events {
+        write_event(to, *number, event).await?;
+    }
+    for (replica, node) in &line.settled {
+        let (replica, node) = (replica.to_string(), node.as_str());
+        sqlx::query("INSERT INTO settled (replica, node, proof) VALUES (?, ?, ?) ON CONFLICT DO NOTHING")
+            .bind(&replica)
+            .bind(node)
+            .bind(pair_proof(&replica, node))
+            .execute(&mut *to)
+            .await?;
+    }
+    for replica in &line.forgotten {
+        sqlx::query("DELETE FROM settled WHERE replica = ?")
+            .bind(replica.to_string())
+            .execute(&mut *to)
+            .await?;
+    }
+    set(to, "rev", &line.rev.to_string()).await
+}
+
+async fn write_event(to: &mut SqliteConnection, number: u64, event: &Event) -> Result<(), sqlx::Error> {
+    let (number, at, epoch) = (integer(number), integer(event.at.0), integer(event.epoch.0));
+    let node = event.node.as_ref().map(|node| node.as_str());
+    sqlx::query(
+        "INSERT INTO events (number, job, at, epoch, node, text, proof) VALUES (?, ?, ?, ?, ?, ?, ?)
+         ON CONFLICT (number) DO NOTHING",
+    )
+    .bind(number)
+    .bind(event.job.as_str())
+    .bind(at)
+    .bind(epoch)
+    .bind(node)
+    .bind(&event.text)
+    .bind(event_proof(number, event.job.as_str(), at, epoch, node, &event.text))
+    .execute(to)
+    .await
+    .map(drop)
+}
+
+/// What the controller knows about its own memory under a name.
+pub(super) async fn get(from: &mut SqliteConnection, name: &str) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar("SELECT value FROM meta WHERE name = ?").bind(name).fetch_optional(from).await
+}
+
+/// Keeps it.
+pub(super) async fn set(to: &mut SqliteConnection, name: &str, value: &str) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "INSERT INTO meta (name, value) VALUES (?, ?)
+         ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+    )
+    .bind(name)
+    .bind(value)
+    .execute(to)
+    .await
+    .map(drop)
+}
+
+/// Why a row is not believed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RowError {
+    #[error("{0}")]
+    Sql(#[from] sqlx::Error),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+impl RowError {
+    /// In the terms of a caller who asked for `what`.
+    pub(super) fn reading(self, what: &'static str) -> StoreError {
+        match self {
+            RowError::Sql(source) => StoreError::Read { what, source },
+            RowError::Store(error) => error,
+        }
+    }
+}
+
+/// A job and the commit that wrote it, from the columns [`JOB`].
+pub(super) fn job(row: &SqliteRow) -> Result<(u64, JobRecord), RowError> {
+    let (seq, id): (i64, String) = (row.try_get(0)?, row.try_get(1)?);
+    let (request, active): (String, i64) = (row.try_get(2)?, row.try_get(3)?);
+    let (text, rev): (String, i64) = (row.try_get(4)?, row.try_get(5)?);
+    let found = job_proof(seq, &id, &request, active, &text, rev);
+    prove("job", &id, row.try_get(6)?, found)?;
+    Ok((natural(rev), parse("job", id, &text)?))
+}
+
+/// An event and its number, from the columns [`EVENT`].
+pub(super) fn event(row: &SqliteRow) -> Result<(u64, Event), RowError> {
+    let (number, job, at): (i64, String, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let (epoch, node): (i64, Option<String>) = (row.try_get(3)?, row.try_get(4)?);
+    let text: String = row.try_get(5)?;
+    let found = event_proof(number, &job, at, epoch, node.as_deref(), &text);
+    prove("event of the job", &job, row.try_get(6)?, found)?;
+    let event = Event {
+        job: named("job", &job)?,
+        at: Timestamp(natural(at)),
+        epoch: Epoch(natural(epoch)),
+        node: node.map(|node| named("node", &node)).transpose()?,
+        text,
+    };
+    Ok((natural(number), event))
+}
+
+/// A node, from `id, document, proof`.
+pub(super) fn node(row: &SqliteRow) -> Result<NodeRecord, RowError> {
+    let (id, text): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+    prove("node", &id, row.try_get(2)?, pair_proof(&id, &text))?;
+    Ok(parse("node", id, &text)?)
+}
+
+/// A replica and its node, from `replica, node, proof`.
+pub(super) fn settled(row: &SqliteRow) -> Result<(agent_model::ReplicaId, agent_model::NodeId), RowError> {
+    let (replica, node): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+    prove("replica", &replica, row.try_get(2)?, pair_proof(&replica, &node))?;
+    Ok((named("replica", &replica)?, named("node", &node)?))
+}
+
+fn prove(what: &'static str, id: &str, proof: Option<i64>, found: i64) -> Result<(), StoreError> {
+    match proof {
+        Some(proof) if proof != found => Err(StoreError::Damaged { what, id: id.to_owned() }),
+        _ => Ok(()),
+    }
+}
+
+fn job_proof(seq: i64, id: &str, request: &str, active: i64, text: &str, rev: i64) -> i64 {
+    let numbers = [seq, active, rev].map(i64::to_le_bytes).concat();
+    checksum(&[&numbers, id.as_bytes(), request.as_bytes(), text.as_bytes()])
+}
+
+fn event_proof(number: i64, job: &str, at: i64, epoch: i64, node: Option<&str>, text: &str) -> i64 {
+    let numbers = [number, at, epoch].map(i64::to_le_bytes).concat();
+    checksum(&[&numbers, job.as_bytes(), node.unwrap_or("").as_bytes(), text.as_bytes()])
+}
+
+fn pair_proof(key: &str, value: &str) -> i64 {
+    checksum(&[key.as_bytes(), value.as_bytes()])
+}
+
+/// SQLite has no unsigned numbers; none of ours comes near the sign.
+pub(super) fn integer(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+pub(super) fn natural(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or_default()
+}
+
+fn document<T: Serialize>(value: &T) -> String {
+    serde_json::to_string(value).unwrap_or_default() // maps with text keys always serialise
+}
+
+fn parse<T: DeserializeOwned>(what: &'static str, id: String, text: &str) -> Result<T, StoreError> {
+    serde_json::from_str(text).map_err(|source| StoreError::Document { what, id, source })
+}
+
+fn named<T>(what: &'static str, text: &str) -> Result<T, StoreError>
+where
+    T: std::str::FromStr<Err = agent_model::ids::IdError>,
+{
+    text.parse().map_err(|source| StoreError::Name { what, id: text.to_owned(), source })
+}
