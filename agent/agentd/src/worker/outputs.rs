@@ -36,7 +36,8 @@ pub(crate) async fn collect(
     let places = places(dir, job);
     failpoint::hit("node.outputs.collect")
         .map_err(|source| CollectError::Scan(ScanError::Read { path: dir.path().to_owned(), source }))?;
-    let scanned = tokio::task::spawn_blocking(move || scan(&places)).await;
+    let base = dir.path().to_owned();
+    let scanned = tokio::task::spawn_blocking(move || scan(&base, &places)).await;
     let scanned = match scanned {
         Ok(scanned) => scanned.map_err(CollectError::Scan)?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -62,10 +63,13 @@ fn places(dir: &JobDir, job: &JobDraft) -> Vec<(String, PathBuf)> {
     places
 }
 
-fn scan(places: &[(String, PathBuf)]) -> Result<Snapshot, ScanError> {
-    let parts: Vec<(&str, &Path)> =
-        places.iter().map(|(prefix, path)| (prefix.as_str(), path.as_path())).collect();
-    snapshot::scan_all(&parts)
+/// The job may have put links in the place of any of them; they lead nowhere outside of its own directory.
+fn scan(base: &Path, places: &[(String, PathBuf)]) -> Result<Snapshot, ScanError> {
+    let below = |path: &'_ PathBuf| path.strip_prefix(base).unwrap_or(path).to_owned();
+    let places: Vec<(&str, PathBuf)> =
+        places.iter().map(|(prefix, path)| (prefix.as_str(), below(path))).collect();
+    let parts: Vec<(&str, &Path)> = places.iter().map(|(prefix, path)| (*prefix, path.as_path())).collect();
+    snapshot::scan_all(base, &parts)
 }
 
 /// The digest of a whole log. One that was never begun, or cannot be read, is empty.

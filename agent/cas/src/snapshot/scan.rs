@@ -126,16 +126,21 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     build(Folder::from([(name, Node::File(place))]), LeftOut::default())
 }
 
-/// Several directories as one, each below its prefix (`""`, `outputs`, `named-outputs/model`), with all they
-/// hold: no ignore rules. A directory that does not exist is empty. Where two parts have the same path,
-/// directories are joined, and of anything else the first part's stays, with a warning. Blocks.
-pub fn scan_all(parts: &[(&str, &Path)]) -> Result<Snapshot, ScanError> {
+/// Several directories below `base` as one, each below its prefix (`""`, `outputs`, `named-outputs/model`),
+/// with all they hold: no ignore rules. A directory that does not exist is empty; one that a link puts outside
+/// of `base`, or that is none, is left out with a warning. Where two parts have the same path, directories are
+/// joined, and of anything else the first part's stays, with a warning. Blocks.
+pub fn scan_all(base: &Path, parts: &[(&str, &Path)]) -> Result<Snapshot, ScanError> {
     let mut left_out = LeftOut::default();
     let mut whole = Folder::new();
     for (prefix, dir) in parts {
-        let root = match Root::open(dir) {
+        let root = match Root::open_below(base, dir) {
             Ok(root) => Arc::new(root),
             Err(ScanError::Directory { source, .. }) if source.kind() == io::ErrorKind::NotFound => continue,
+            Err(ScanError::Directory { path, source }) if leads_elsewhere(&source) => {
+                left_out.warn(&path.display().to_string(), "is no directory, or a link to one outside; it is left out");
+                continue;
+            }
             Err(error) => return Err(error),
         };
         let mut part = walk(&root, Rules::Everything, &mut left_out)?;
@@ -145,6 +150,12 @@ pub fn scan_all(parts: &[(&str, &Path)]) -> Result<Snapshot, ScanError> {
         join_folders(&mut whole, part, "", &mut left_out);
     }
     build(whole, left_out)
+}
+
+/// It is there, but as nothing that may be walked: a link out of the base, a circle of links, or no directory.
+fn leads_elsewhere(error: &io::Error) -> bool {
+    let kinds = [io::ErrorKind::CrossesDevices, io::ErrorKind::NotADirectory];
+    kinds.contains(&error.kind()) || rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
 }
 
 fn join_folders(into: &mut Folder, from: Folder, path: &str, left_out: &mut LeftOut) {

@@ -33,6 +33,21 @@ impl Root {
         Ok(Root { fd, path: path.to_owned() })
     }
 
+    /// Opens the directory at `relative` below `base`. A link on the way must stay below `base`: whoever writes
+    /// there must not lead the walk elsewhere.
+    pub(super) fn open_below(base: &Path, relative: &Path) -> Result<Root, ScanError> {
+        let path = base.join(relative);
+        let open = || -> Result<OwnedFd, Errno> {
+            let base = rustix::fs::open(base, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+            let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::openat2(base, relative, flags, Mode::empty(), ResolveFlags::BENEATH)
+        };
+        match open() {
+            Ok(fd) => Ok(Root { fd, path }),
+            Err(source) => Err(ScanError::Directory { path, source: source.into() }),
+        }
+    }
+
     /// Opens the file at `relative`, passing no link on the way. A pipe in its place does not block.
     pub(super) fn open_file(&self, relative: &str) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;

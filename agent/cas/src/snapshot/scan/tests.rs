@@ -146,17 +146,21 @@ fn test_scan_file_holds_that_file_alone_also_through_a_link() {
 
 #[tokio::test]
 async fn test_scan_all_joins_parts_below_their_prefixes_without_ignore_rules() {
-    let outputs = tree(&[(".gitignore", "*"), ("model", "1"), (".git/x", "2")]);
-    let logged = tree(&[("outputs/model", "another"), ("outputs/plot", "3"), ("top", "4")]);
-    let empty = tree(&[]);
-    let absent = empty.path().join("absent");
+    let base = tree(&[
+        ("o/.gitignore", "*"),
+        ("o/model", "1"),
+        ("o/.git/x", "2"),
+        ("logged/outputs/model", "another"),
+        ("logged/outputs/plot", "3"),
+        ("logged/top", "4"),
+    ]);
     let parts: [(&str, &Path); 4] = [
-        ("outputs", outputs.path()),
-        ("", logged.path()),
-        ("named-outputs/data", outputs.path()),
-        ("logs", &absent),
+        ("outputs", Path::new("o")),
+        ("", Path::new("logged")),
+        ("named-outputs/data", Path::new("o")),
+        ("logs", Path::new("absent")),
     ];
-    let snapshot = scan_all(&parts).unwrap();
+    let snapshot = scan_all(base.path(), &parts).unwrap();
     assert_eq!(
         paths(&snapshot).await,
         [
@@ -180,4 +184,20 @@ fn test_unreadable_places_are_named() {
     let absent = dir.path().join("absent");
     let error = scan(&absent).unwrap_err();
     assert!(matches!(&error, ScanError::Directory { path, .. } if *path == absent), "{error}");
+}
+
+#[test]
+fn test_scan_all_is_not_led_out_of_the_base() {
+    let outside = tree(&[("secret", "1")]);
+    let base = tree(&[("in/model", "2"), ("file", "3")]);
+    let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, base.path().join(name)).unwrap();
+    link(outside.path(), "absolute");
+    link(&Path::new("..").join(outside.path().file_name().unwrap()), "relative");
+    link(Path::new("circle"), "circle");
+    link(Path::new("in"), "inside");
+    for name in ["absolute", "relative", "circle", "file"] {
+        let snapshot = scan_all(base.path(), &[("outputs", Path::new(name))]).unwrap();
+        assert_eq!((snapshot.files, snapshot.warnings.len()), (0, 1), "{name}: {:?}", snapshot.warnings);
+    }
+    assert_eq!(scan_all(base.path(), &[("outputs", Path::new("inside"))]).unwrap().files, 1);
 }
