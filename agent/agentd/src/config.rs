@@ -44,6 +44,7 @@ const KEYS: &[Key] = &[
     Key { name: "tracking_port", default: "0" },
     Key { name: "keep_jobs", default: "0s" },
     Key { name: "disk_reserve", default: "1GiB" },
+    Key { name: "log_quota", default: "4GiB" },
     Key { name: "job_user", default: "" },
 ];
 
@@ -238,6 +239,8 @@ pub(crate) struct Config {
     pub(crate) keep_jobs: Duration,
     /// Disk space that no job may be started into, in bytes.
     pub(crate) disk_reserve: u64,
+    /// What the log of a job may take of the disk until the controller has it, in bytes.
+    pub(crate) log_quota: u64,
     /// Whom jobs run as; `None` is the daemon's own user.
     pub(crate) job_user: Option<JobUser>,
     /// What of the daemon's environment others see.
@@ -262,6 +265,7 @@ impl Config {
         let [slots, log] = [layers.get("slots"), layers.get("log")];
         let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
         let [disk_reserve, job_user] = [layers.get("disk_reserve"), layers.get("job_user")];
+        let log_quota = layers.get("log_quota");
         let config = Config {
             state_dir: state_dir.parse("an absolute path", values::absolute)?,
             socket: socket.parse("an absolute path of at most 107 bytes", values::socket)?,
@@ -275,6 +279,7 @@ impl Config {
             tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
             keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
+            log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
             host: HostVariables::select(variables),
             manager: Manager::select(variables),
@@ -289,6 +294,7 @@ impl Config {
                 tracking_port,
                 keep_jobs,
                 disk_reserve,
+                log_quota,
                 job_user,
             ],
         };

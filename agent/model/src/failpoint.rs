@@ -65,11 +65,35 @@ pub const NAMES: &[&str] = &[
     "env.ready.rename",
     "env.ready.sync",
     "env.ready.write",
+    "shim.cgroup.kill",
+    "shim.cgroup.limit",
+    "shim.cgroup.make",
+    "shim.cgroup.remove",
+    "shim.dir.sync",
+    "shim.exec",
+    "shim.exit.rename",
+    "shim.exit.reserve",
+    "shim.exit.sync",
+    "shim.exit.write",
+    "shim.hello.write",
+    "shim.launch.write",
     "shim.log.open",
     "shim.log.reserve",
     "shim.log.sync",
     "shim.log.write",
+    "shim.socket.answer",
+    "shim.socket.listen",
+    "shim.spawn",
+    "shim.started.sync",
+    "shim.started.write",
 ];
+
+/// What is planned for this process, to be handed to one it starts with an environment of its own. Never in
+/// a release build.
+pub fn plan() -> Option<std::ffi::OsString> {
+    #[allow(clippy::disallowed_methods, reason = "it exists for tests alone and configures nothing")]
+    if cfg!(debug_assertions) { std::env::var_os(VARIABLE) } else { None }
+}
 
 /// Visits the failpoint `name`; an error takes the place of the operation that would have followed.
 #[cfg(not(debug_assertions))]

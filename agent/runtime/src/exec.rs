@@ -16,8 +16,10 @@
 
 mod command;
 mod connection;
+mod containment;
 mod process;
 mod running;
+mod scope;
 
 use std::future::Future;
 use std::io;
@@ -28,6 +30,7 @@ use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 
 pub use agent_shim::wire::Progress;
 pub use command::{Command, CommandError, Output};
+pub use containment::{Containment, containment};
 pub use process::Process;
 pub use running::{RenewError, Running, StopError, WaitError};
 

@@ -9,6 +9,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use agent_model::failpoint;
 use agent_shim::VERSION;
 use agent_shim::wire::{Event, MAX_LINE, Progress, Request};
 use nix::poll::{PollFd, PollFlags};
@@ -53,6 +54,7 @@ impl Clients {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
+        failpoint::hit("shim.socket.listen")?;
         let listener = UnixListener::bind(path)?;
         listener.set_nonblocking(true)?;
         Ok(Clients { listener, instance, clients: Vec::new() })
@@ -87,6 +89,10 @@ impl Clients {
     /// Answers a request.
     pub(crate) fn answer(&mut self, place: usize, event: &Event) {
         if let Some(client) = self.clients.get_mut(place) {
+            if failpoint::hit("shim.socket.answer").is_err() {
+                client.closed = true; // as a connection that breaks under the answer
+                return;
+            }
             client.say(event);
         }
     }

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use agent_model::Stream;
+use agent_model::{Stream, failpoint};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
@@ -188,12 +188,12 @@ impl JobDir {
     /// Says what to run. Whole or not at all, but not durable: after a power cut there is no shim that
     /// could have read it, and whoever starts one writes it again.
     pub fn write_launch(&self, launch: &Launch) -> Result<(), WriteError> {
-        write_whole(&self.launch(), launch)
+        write_whole("shim.launch.write", &self.launch(), launch)
     }
 
     /// Says which shim stands here. Whole or not at all; of no use in another boot, so not durable.
     pub fn write_hello(&self, hello: &Hello) -> Result<(), WriteError> {
-        write_whole(&self.hello(), hello)
+        write_whole("shim.hello.write", &self.hello(), hello)
     }
 
     /// The command was executed, or was about to be. From here on it may never be started again.
@@ -204,14 +204,17 @@ impl JobDir {
 
     /// Makes the mark of [`is_started`](Self::is_started), durable when this returns. Fails when it exists.
     pub fn mark_started(&self, instance: &str) -> io::Result<()> {
+        failpoint::hit("shim.started.write")?;
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(self.started())?;
         file.write_all(instance.as_bytes())?;
+        failpoint::hit("shim.started.sync")?;
         file.sync_all()?;
         self.sync()
     }
 
     /// Makes creations and renames in the directory durable.
     pub fn sync(&self) -> io::Result<()> {
+        failpoint::hit("shim.dir.sync")?;
         File::open(&self.path)?.sync_all()
     }
 
@@ -280,8 +283,9 @@ fn read<T: DeserializeOwned>(path: PathBuf) -> Result<Option<T>, RecordError> {
     serde_json::from_slice(&text).map(Some).map_err(|source| RecordError::Parse { path, source })
 }
 
-fn write_whole(path: &Path, record: &impl Serialize) -> Result<(), WriteError> {
+fn write_whole(point: &'static str, path: &Path, record: &impl Serialize) -> Result<(), WriteError> {
     let attempt = || {
+        failpoint::hit(point)?;
         let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
         let mut file =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;

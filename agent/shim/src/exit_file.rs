@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 
+use agent_model::failpoint;
 use agent_shim::{ExitRecord, JobDir};
 
 /// More than a record takes, in bytes.
@@ -21,6 +22,7 @@ pub(crate) struct ExitFile {
 impl ExitFile {
     /// Takes the space.
     pub(crate) fn reserve(dir: &JobDir) -> io::Result<ExitFile> {
+        failpoint::hit("shim.exit.reserve")?;
         let path = dir.exit().with_extension("tmp");
         let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
         file.write_all_at(&[b' '; RESERVE], 0)?;
@@ -31,9 +33,12 @@ impl ExitFile {
     /// tried again.
     pub(crate) fn commit(&self, dir: &JobDir, record: &ExitRecord) -> io::Result<()> {
         let text = serde_json::to_vec(record)?;
+        failpoint::hit("shim.exit.write")?;
         self.file.write_all_at(&text, 0)?;
         self.file.set_len(text.len() as u64)?;
+        failpoint::hit("shim.exit.sync")?;
         self.file.sync_all()?;
+        failpoint::hit("shim.exit.rename")?;
         match fs::rename(&self.path, dir.exit()) {
             // An earlier attempt got this far.
             Err(error) if error.kind() == io::ErrorKind::NotFound && dir.exit().exists() => {}

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 
+use agent_model::failpoint;
 use agent_shim::{JobDir, Launch, MARK, NotStarted, sys};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
@@ -22,8 +23,14 @@ pub(crate) struct Started {
     pub(crate) capacity: usize,
 }
 
-/// Marks the job as started, durably, and executes the command. After an error it must not be tried again.
-pub(crate) fn start(dir: &JobDir, launch: &Launch, instance: &str) -> Result<Started, NotStarted> {
+/// Marks the job as started, durably, and executes the command in the groups behind `doors`. After an error
+/// it must not be tried again.
+pub(crate) fn start(
+    dir: &JobDir,
+    launch: &Launch,
+    instance: &str,
+    doors: Vec<OwnedFd>,
+) -> Result<Started, NotStarted> {
     let failed = |step: &str| {
         let step = step.to_owned();
         move |error: io::Error| NotStarted::Setup { step, os_error: error.raw_os_error().unwrap_or(0) }
@@ -43,9 +50,12 @@ pub(crate) fn start(dir: &JobDir, launch: &Launch, instance: &str) -> Result<Sta
     command.args(args).env_clear().envs(&launch.env).env(MARK, instance).current_dir(&launch.cwd);
     let error_input = input.try_clone().map_err(failed("make a pipe for the output"))?;
     command.stdin(Stdio::null()).stdout(input).stderr(error_input);
-    sys::start_as_job(&mut command, launch.user);
-    match command.spawn() {
+    sys::start_as_job(&mut command, launch.user, doors);
+    match failpoint::hit("shim.exec").and_then(|()| command.spawn()) {
         Ok(child) => Ok(Started { pid: child.id() as i32, output, capacity }),
+        Err(error) if let Some(os_error) = sys::not_entered(&error) => {
+            Err(NotStarted::Setup { step: "enter the job's control groups".to_owned(), os_error })
+        }
         Err(error) => Err(NotStarted::Exec {
             program: program.clone(),
             // An argument or a variable that holds a NUL byte never reaches the system.

@@ -1,4 +1,5 @@
-//! When to signal the processes of a job that must end. Pure: time is passed in.
+//! When to signal the processes of a job that must end. Pure: time is passed in; a sleeping machine does not
+//! make a grace longer, because whoever waits for its end on another machine does not sleep.
 //!
 //! ```text
 //! quiet ──stop──▶ Term once ──grace over──▶ Kill, again and again ──30 s──▶ GiveUp
@@ -6,7 +7,9 @@
 //!
 //! A stop during the grace may shorten it, never lengthen it. A grace of zero skips the polite signal.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use agent_model::Boot;
 
 /// How long processes may survive the final signal before they are reported rather than waited for.
 const GIVE_UP: Duration = Duration::from_secs(30);
@@ -32,15 +35,15 @@ pub(crate) enum Rung {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Ladder {
     ask: bool,
-    kill_at: Option<Instant>,
+    kill_at: Option<Boot>,
     killing: Option<Killing>,
 }
 
 #[derive(Debug, Clone)]
 struct Killing {
-    next: Instant,
+    next: Boot,
     pause: Duration,
-    give_up: Instant,
+    give_up: Boot,
 }
 
 impl Ladder {
@@ -55,14 +58,14 @@ impl Ladder {
     }
 
     /// Ends the job: politely now, finally after `grace`.
-    pub(crate) fn stop(&mut self, now: Instant, grace: Duration) {
+    pub(crate) fn stop(&mut self, now: Boot, grace: Duration) {
         let kill_at = now + grace.min(LONGEST);
         self.ask |= self.kill_at.is_none() && !grace.is_zero();
         self.kill_at = Some(self.kill_at.map_or(kill_at, |before| before.min(kill_at)));
     }
 
     /// The next thing to do, if its time has come.
-    pub(crate) fn due(&mut self, now: Instant) -> Option<Rung> {
+    pub(crate) fn due(&mut self, now: Boot) -> Option<Rung> {
         let kill_at = self.kill_at?;
         if let Some(killing) = &mut self.killing {
             if now >= killing.give_up {
@@ -83,7 +86,7 @@ impl Ladder {
     }
 
     /// When to ask [`due`](Self::due) again.
-    pub(crate) fn next(&self) -> Option<Instant> {
+    pub(crate) fn next(&self) -> Option<Boot> {
         self.killing.as_ref().map(|killing| killing.next.min(killing.give_up)).or(self.kill_at)
     }
 }
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn test_ladder_asks_once_then_kills_until_it_gives_up() {
-        let start = Instant::now();
+        let start = Boot::from_millis(5_000);
         let mut ladder = Ladder::default();
         assert_eq!((ladder.due(start), ladder.next()), (None, None));
         ladder.stop(start, SECOND);
@@ -116,7 +119,7 @@ mod tests {
 
     #[test]
     fn test_second_stop_shortens_and_never_lengthens() {
-        let start = Instant::now();
+        let start = Boot::from_millis(5_000);
         let mut ladder = Ladder::default();
         ladder.stop(start, 10 * SECOND);
         assert_eq!(ladder.due(start), Some(Rung::Term));
@@ -128,7 +131,7 @@ mod tests {
 
     #[test]
     fn test_no_grace_kills_at_once_and_endless_grace_does_not_overflow() {
-        let start = Instant::now();
+        let start = Boot::from_millis(5_000);
         let mut ladder = Ladder::default();
         ladder.stop(start, Duration::ZERO);
         assert_eq!(ladder.due(start), Some(Rung::Kill));

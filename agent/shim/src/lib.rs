@@ -18,6 +18,7 @@
 //! The library does no async and starts no process; `agent-shim`, the binary, is the supervisor itself.
 //! Callers: that binary and `agent_runtime::exec`.
 
+pub mod cgroup;
 mod dir;
 pub mod process;
 mod record;

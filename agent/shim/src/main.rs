@@ -6,11 +6,13 @@
 //!
 //! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet. The other modules
 //! are what the loop moves: [`clients`] the socket, [`job_log`] the output, [`job`] the start of the
-//! command, [`tree`] the processes, [`ladder`] when to signal them, [`exit_file`] the exit record.
+//! command, [`tree`] the processes, [`ladder`] when to signal them, [`memory`] who ran out of it, [`alarm`] the
+//! dates, [`exit_file`] the exit record.
 //!
 //! Exit codes: 0 the exit record is written · 64 usage · 70 see `shim.log` · 74 no such directory, or it
 //! cannot be written · 75 another shim stands there.
 
+mod alarm;
 mod clients;
 mod exit_file;
 mod job;

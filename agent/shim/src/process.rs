@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
+use crate::cgroup::Groups;
 use crate::sys;
 
 /// One process.
@@ -95,11 +96,19 @@ const QUIET: Duration = Duration::from_millis(50);
 /// Kills the processes that [`marked`] finds until none is left or the time is over. Returns how many there
 /// were, and how many are still there.
 pub fn kill_marked(name: &str, value: &str, within: Duration) -> (usize, usize) {
+    kill_all(&Groups::default(), name, value, within)
+}
+
+/// As [`kill_marked`], and those that are in a group of the job, which may have shed the mark.
+pub fn kill_all(groups: &Groups, name: &str, value: &str, within: Duration) -> (usize, usize) {
     let deadline = Instant::now() + within;
     let mut seen = HashSet::new();
     let mut quiet_since = None;
     loop {
-        let found = marked(name, value);
+        let mut found = groups.members();
+        found.extend(marked(name, value));
+        found.sort_unstable_by_key(|process| process.pid);
+        found.dedup_by_key(|process| process.pid);
         let now = Instant::now();
         seen.extend(found.iter().map(|process| (process.pid, process.started)));
         if found.is_empty() {
@@ -111,6 +120,7 @@ pub fn kill_marked(name: &str, value: &str, within: Duration) -> (usize, usize) 
         } else {
             quiet_since = None;
         }
+        groups.kill();
         for process in &found {
             let _ = process.signal(Signal::SIGKILL); // what cannot be signalled is found again
         }

@@ -328,7 +328,10 @@ mod tests {
             "grace_ms":1500,"colour":"red"}"#;
         let launch: Launch = serde_json::from_str(text).unwrap();
         assert_eq!((launch.grace, launch.timeout), (Duration::from_millis(1500), None));
-        assert_eq!((launch.limits, launch.lease_until, launch.cgroup.as_ref()), (Limits::default(), None, None));
+        assert_eq!(
+            (launch.limits, launch.lease_until, launch.cgroup.as_ref()),
+            (Limits::default(), None, None)
+        );
         let again: Launch = serde_json::from_str(&serde_json::to_string(&launch).unwrap()).unwrap();
         assert_eq!(again, launch);
     }

@@ -5,9 +5,9 @@ use std::io::{self, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::time::Instant;
 
 use agent_model::{Clock as _, SystemClock};
+use agent_shim::cgroup::Groups;
 use agent_shim::segments::Writer;
 use agent_shim::{Hello, JobDir, Launch, RecordError, VERSION, WriteError, process, sys};
 use nix::fcntl::OFlag;
@@ -16,11 +16,13 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
 
+use crate::alarm::Alarm;
 use crate::clients::Clients;
 use crate::exit_file::ExitFile;
 use crate::job_log::JobLog;
 use crate::notes::Notes;
 use crate::supervise::{Life, Supervisor, Tracking};
+use crate::tree::Tree;
 
 /// Why the shim cannot do its work.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +71,10 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
     let instance = instance.trim().to_owned();
     // Orphans of the job become children of this process, so nothing it starts can get away.
     step("become the parent of orphans", nix::sys::prctl::set_child_subreaper(true))?;
+    sys::ask_for_oom_protection();
+    remove_groups_of_former(&dir);
     let signals = step("listen for signals", listen_for_signals())?;
+    let alarm = step("make a timer", Alarm::new())?;
     let log = JobLog::new(step("open the job's log", Writer::open(dir.segments(), launch.log))?);
     let tracking = step("watch the tracking file", watch_tracking(&dir, &launch))?;
     let exit_file = step("reserve the exit record", ExitFile::reserve(&dir))?;
@@ -87,8 +92,32 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
     let clients = step("listen at the socket", Clients::listen(&dir.socket(), instance.clone()))?;
     greet(&instance);
     notes.say(format_args!("ready for {}, instance {instance}, process {}", launch.replica, hello.pid));
-    let life = Life::new(Instant::now());
-    Ok(Supervisor { dir, launch, instance, notes, signals, clients, log, tracking, exit_file, life })
+    let life = Life::new(SystemClock.boot(), launch.lease_until);
+    let tree = Tree::default();
+    let supervisor = Supervisor {
+        dir,
+        launch,
+        hello,
+        notes,
+        signals,
+        alarm,
+        clients,
+        log,
+        tracking,
+        exit_file,
+        tree,
+        life,
+    };
+    Ok(supervisor)
+}
+
+/// A shim that died before it started the command may have made groups for it, which are empty.
+fn remove_groups_of_former(dir: &JobDir) {
+    if let Ok(Some(former)) = dir.read_hello()
+        && former.boot_id == process::boot_id()
+    {
+        Groups::of(&former).remove();
+    }
 }
 
 fn close_inherited() -> io::Result<()> {

@@ -6,19 +6,21 @@
 //!    └──────── stop, or a minute without go, or the start fails ────────────────┘
 //! ```
 //!
-//! Invariant: the exit record is written when nothing of the job is left, or when what is left has survived
-//! the final signal for half a minute, and then it says so.
+//! Invariants: the exit record is written when nothing of the job is left, or when what is left has survived
+//! the final signal for half a minute, and then it says so. Dates count the time the machine sleeps: neither
+//! a lease nor a limit of time grows because a machine was suspended.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent_model::{Clock as _, ExitStatus, SystemClock, Timestamp};
+use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, Timestamp};
+use agent_shim::cgroup::{self, Containment};
 use agent_shim::sys::{Children, reap};
 use agent_shim::wire::{Event, Progress, Request};
-use agent_shim::{End, ExitRecord, JobDir, Launch, NotStarted, VERSION};
+use agent_shim::{End, ExitRecord, Hello, JobDir, Launch, Limits, NotStarted, OomScope, VERSION, WriteError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::Inotify;
@@ -26,19 +28,25 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+use crate::alarm::Alarm;
 use crate::clients::Clients;
 use crate::exit_file::ExitFile;
+use crate::job;
 use crate::job_log::JobLog;
 use crate::ladder::{Ladder, Rung};
+use crate::memory::Memory;
 use crate::notes::Notes;
 use crate::setup::{ShimError, step};
-use crate::{job, memory, tree};
+use crate::tree::Tree;
 
 /// How long a shim waits to be told to go. A daemon that died before it said so starts another one.
 const GO: Duration = Duration::from_secs(60);
 
 /// How long processes that outlive the command may take to end by themselves once asked.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
+
+/// How often it is looked whether anybody is left in the job's groups who is no child of this process.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// How often the exit record is tried, once a second.
 const RECORD_TRIES: u32 = 600;
@@ -48,13 +56,15 @@ const RECORD_TRIES: u32 = 600;
 pub(crate) struct Supervisor<'a> {
     pub(crate) dir: JobDir,
     pub(crate) launch: Launch,
-    pub(crate) instance: String,
+    pub(crate) hello: Hello,
     pub(crate) notes: &'a Notes,
     pub(crate) signals: SignalFd,
+    pub(crate) alarm: Alarm,
     pub(crate) clients: Clients,
     pub(crate) log: JobLog,
     pub(crate) tracking: Tracking,
     pub(crate) exit_file: ExitFile,
+    pub(crate) tree: Tree,
     pub(crate) life: Life,
 }
 
@@ -74,23 +84,27 @@ pub(crate) struct Life {
     ended_at: Option<Timestamp>,
     stopped: Option<String>,
     timed_out: bool,
-    memory_kills: u64,
-    oom: bool,
+    lease: Option<Boot>,
+    lease_over: bool,
+    limits: Limits,
+    limits_unmet: Vec<String>,
+    memory: Option<Memory>,
+    oom: Option<OomScope>,
     leftovers: u32,
     unkilled: u32,
 }
 
 #[derive(Debug)]
 enum Phase {
-    Waiting { until: Instant },
-    Running { main: i32, until: Option<Instant> },
-    Clearing { status: ExitStatus },
+    Waiting { until: Boot },
+    Running { main: i32, until: Option<Boot> },
+    Clearing { status: ExitStatus, look: Option<Boot> },
     Over { end: End },
 }
 
 impl Life {
     /// Nothing yet.
-    pub(crate) fn new(now: Instant) -> Life {
+    pub(crate) fn new(now: Boot, lease: Option<Boot>) -> Life {
         Life {
             phase: Phase::Waiting { until: now + GO },
             ladder: Ladder::default(),
@@ -98,8 +112,12 @@ impl Life {
             ended_at: None,
             stopped: None,
             timed_out: false,
-            memory_kills: 0,
-            oom: false,
+            lease,
+            lease_over: false,
+            limits: Limits::default(),
+            limits_unmet: Vec::new(),
+            memory: None,
+            oom: None,
             leftovers: 0,
             unkilled: 0,
         }
@@ -109,17 +127,34 @@ impl Life {
         matches!(self.phase, Phase::Waiting { .. })
     }
 
-    fn next_date(&self) -> Option<Instant> {
+    fn next_date(&self) -> Option<Boot> {
         let of_phase = match self.phase {
             Phase::Waiting { until } => Some(until),
-            Phase::Running { until, .. } => until,
-            Phase::Clearing { .. } | Phase::Over { .. } => None,
+            Phase::Running { until, .. } => earliest(until, self.lease_end()),
+            Phase::Clearing { look, .. } => look,
+            Phase::Over { .. } => None,
         };
         earliest(of_phase, self.ladder.next())
     }
+
+    /// When the lease ends the job; never once it is being ended.
+    fn lease_end(&self) -> Option<Boot> {
+        self.lease.filter(|_| !self.ladder.is_climbed())
+    }
+
+    /// Lets the job run until `until` at least. Says until when it may run now, or why not.
+    fn renew(&mut self, until: Boot) -> Result<Boot, &'static str> {
+        let dying =
+            self.ladder.is_climbed() || matches!(self.phase, Phase::Clearing { .. } | Phase::Over { .. });
+        match self.lease {
+            None => Err("this job has no lease"),
+            Some(_) if dying => Err("the job is being ended"),
+            Some(lease) => Ok(*self.lease.insert(lease.max(until))),
+        }
+    }
 }
 
-fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
+fn earliest<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
     one.into_iter().chain(other).min()
 }
 
@@ -128,6 +163,7 @@ fn earliest(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
 struct Ready {
     signals: bool,
     tracking: bool,
+    alarm: bool,
     output: bool,
     clients: Vec<bool>,
 }
@@ -137,7 +173,11 @@ impl Supervisor<'_> {
     pub(crate) fn run(mut self) -> Result<(), ShimError> {
         let mut publish_at = None;
         let end = loop {
+            step("set the alarm", self.alarm.set(self.life.next_date()))?;
             let ready = step("wait for something to happen", self.wait(publish_at))?;
+            if ready.alarm {
+                self.alarm.rang();
+            }
             if ready.tracking {
                 while self.tracking.inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
             }
@@ -150,7 +190,7 @@ impl Supervisor<'_> {
             for (place, request) in self.clients.serve(&ready.clients, !self.life.is_waiting()) {
                 self.obey(place, request);
             }
-            self.keep_time(Instant::now());
+            self.keep_time(SystemClock.boot());
             if let Phase::Over { end } = &self.life.phase {
                 break end.clone();
             }
@@ -163,7 +203,7 @@ impl Supervisor<'_> {
     fn wait(&self, publish_at: Option<Instant>) -> nix::Result<Ready> {
         let now = Instant::now();
         let (output, resume_at) = self.log.interest(now);
-        let date = earliest(earliest(publish_at, resume_at), self.life.next_date());
+        let date = earliest(publish_at, resume_at);
         let timeout = match date {
             // Rounded up: to wake before the time would be to wake twice.
             Some(date) => {
@@ -175,6 +215,7 @@ impl Supervisor<'_> {
         let mut fds = vec![
             PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
             PollFd::new(self.tracking.inotify.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.alarm.as_fd(), PollFlags::POLLIN),
         ];
         fds.extend(output.map(|output| PollFd::new(output, PollFlags::POLLIN)));
         let clients_from = fds.len();
@@ -187,7 +228,8 @@ impl Supervisor<'_> {
         Ok(Ready {
             signals: is_ready(&fds[0]),
             tracking: is_ready(&fds[1]),
-            output: clients_from > 2 && is_ready(&fds[2]),
+            alarm: is_ready(&fds[2]),
+            output: clients_from > 3 && is_ready(&fds[3]),
             clients: fds[clients_from..].iter().map(is_ready).collect(),
         })
     }
@@ -214,8 +256,12 @@ impl Supervisor<'_> {
                 self.stop(Duration::from_millis(grace_ms), reason);
                 self.clients.answer(place, &Event::Stopping);
             }
-            Request::Renew { .. } => {
-                self.clients.answer(place, &Event::Refused { why: "this job has no lease".to_owned() });
+            Request::Renew { until_ms } => {
+                let answer = match self.life.renew(Boot::from_millis(until_ms)) {
+                    Ok(until) => Event::Renewed { until_ms: until.millis() },
+                    Err(why) => Event::Refused { why: why.to_owned() },
+                };
+                self.clients.answer(place, &answer);
             }
             Request::Go => {
                 if self.life.is_waiting() {
@@ -227,12 +273,23 @@ impl Supervisor<'_> {
     }
 
     fn start(&mut self) {
-        self.life.memory_kills = memory::kills();
+        if self.life.lease.is_some_and(|until| SystemClock.boot() >= until) {
+            self.life.lease_over = true;
+            return self.over(End::NeverStarted(NotStarted::LeaseOver));
+        }
+        let doors = match self.contain() {
+            Ok(doors) => doors,
+            Err(error) => {
+                self.notes.error(&error);
+                let step = error.to_string();
+                return self.over(End::NeverStarted(NotStarted::Setup { step, os_error: 0 }));
+            }
+        };
         self.life.started_at = Some(SystemClock.now());
-        match job::start(&self.dir, &self.launch, &self.instance) {
+        match job::start(&self.dir, &self.launch, &self.hello.instance, doors) {
             Ok(started) => {
                 self.notes.say(format_args!("started, process {}", started.pid));
-                let until = self.launch.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+                let until = self.launch.timeout.map(|timeout| SystemClock.boot() + timeout);
                 self.life.phase = Phase::Running { main: started.pid, until };
                 self.log.connect(started);
             }
@@ -243,8 +300,31 @@ impl Supervisor<'_> {
         }
     }
 
+    /// Makes the job's control groups, and says before which: whoever finds this shim dead must know them.
+    fn contain(&mut self) -> Result<Vec<OwnedFd>, WriteError> {
+        let places = cgroup::places(&self.launch.cgroup.clone().unwrap_or_default());
+        let name = cgroup::name_of(&self.hello.replica, &self.hello.instance);
+        self.hello.groups = cgroup::paths(&places, &name);
+        self.dir.write_hello(&self.hello)?;
+        let made = cgroup::make(&places, &name, self.launch.limits);
+        self.notes.say(format_args!("contained by {}", made.containment));
+        for unmet in &made.unmet {
+            self.notes.say(format_args!("limit not in effect: {unmet}"));
+        }
+        self.life.memory = Some(Memory::watch(&made.groups, &places));
+        self.life.limits = made.limits;
+        self.life.limits_unmet = made.unmet;
+        self.tree = Tree::new(made.groups);
+        self.hello.containment = made.containment.to_string();
+        if let Err(error) = self.dir.write_hello(&self.hello) {
+            self.notes.error(&error); // what matters is in the first
+        }
+        Ok(made.doors)
+    }
+
     fn stop(&mut self, grace: Duration, reason: String) {
         self.notes.say(format_args!("stop within {grace:?}: {}", reason.escape_debug()));
+        let now = SystemClock.boot();
         match self.life.phase {
             Phase::Waiting { .. } => {
                 self.life.stopped = Some(reason);
@@ -252,10 +332,10 @@ impl Supervisor<'_> {
             }
             Phase::Running { .. } => {
                 self.life.stopped.get_or_insert(reason);
-                self.life.ladder.stop(Instant::now(), grace);
+                self.life.ladder.stop(now, grace);
             }
             // The command ended by itself; what is left of it is on its way.
-            Phase::Clearing { .. } => self.life.ladder.stop(Instant::now(), grace),
+            Phase::Clearing { .. } => self.life.ladder.stop(now, grace),
             Phase::Over { .. } => {}
         }
     }
@@ -268,16 +348,14 @@ impl Supervisor<'_> {
                         self.main_ended(status);
                     }
                 }
-                Children::Running => {
-                    if matches!(self.life.phase, Phase::Clearing { .. }) && !self.life.ladder.is_climbed() {
-                        self.life.leftovers = tree::count();
-                        self.life.ladder.stop(Instant::now(), LEFTOVER_GRACE);
-                    }
-                    return;
-                }
+                Children::Running => return self.clear_leftovers(None),
                 Children::None => {
-                    if let Phase::Clearing { status } = self.life.phase {
-                        self.over(End::Exited(status));
+                    match self.life.phase {
+                        Phase::Clearing { status, .. } if self.tree.is_vacant() => {
+                            self.over(End::Exited(status))
+                        }
+                        // Who entered the group from elsewhere is not ours to reap, so nobody tells its end.
+                        _ => self.clear_leftovers(Some(SystemClock.boot() + LOOK)),
                     }
                     return;
                 }
@@ -285,15 +363,25 @@ impl Supervisor<'_> {
         }
     }
 
+    fn clear_leftovers(&mut self, look_at: Option<Boot>) {
+        let Phase::Clearing { look, .. } = &mut self.life.phase else { return };
+        *look = look_at;
+        if !self.life.ladder.is_climbed() {
+            self.life.leftovers = self.tree.count();
+            self.life.ladder.stop(SystemClock.boot(), LEFTOVER_GRACE);
+        }
+    }
+
     fn main_ended(&mut self, status: ExitStatus) {
         self.notes.say(format_args!("the command ended with {status:?}"));
         let killed_here = self.life.ladder.has_killed();
-        self.life.oom = memory::is_to_blame(status, killed_here, self.life.memory_kills, memory::kills());
+        let evidence = self.life.memory.as_ref().map(Memory::evidence);
+        self.life.oom = evidence.and_then(|evidence| evidence.blames(status, killed_here));
         self.life.ended_at = Some(SystemClock.now());
-        self.life.phase = Phase::Clearing { status };
+        self.life.phase = Phase::Clearing { status, look: None };
     }
 
-    fn keep_time(&mut self, now: Instant) {
+    fn keep_time(&mut self, now: Boot) {
         match self.life.phase {
             Phase::Waiting { until } if now >= until => self.over(End::NeverStarted(NotStarted::NoGo)),
             Phase::Running { main, until: Some(until) } if now >= until => {
@@ -302,12 +390,18 @@ impl Supervisor<'_> {
                 self.life.ladder.stop(now, self.launch.grace);
                 self.life.phase = Phase::Running { main, until: None };
             }
+            Phase::Running { .. } if self.life.lease_end().is_some_and(|until| now >= until) => {
+                self.notes.say("its lease is over");
+                self.life.lease_over = true;
+                self.life.ladder.stop(now, self.launch.grace);
+            }
+            Phase::Clearing { look: Some(at), .. } if now >= at => self.reap(),
             _ => {}
         }
         match self.life.ladder.due(now) {
-            Some(Rung::Term) => tree::ask(),
+            Some(Rung::Term) => self.tree.ask(),
             Some(Rung::Kill) => {
-                tree::kill();
+                self.tree.kill();
                 self.reap();
             }
             Some(Rung::GiveUp) => self.give_up(),
@@ -318,11 +412,11 @@ impl Supervisor<'_> {
     /// The kernel holds what is left; only it can end that.
     fn give_up(&mut self) {
         let end = match self.life.phase {
-            Phase::Clearing { status } => End::Exited(status),
+            Phase::Clearing { status, .. } => End::Exited(status),
             Phase::Running { .. } => End::Exited(ExitStatus::Signal(Signal::SIGKILL as i32)),
             Phase::Waiting { .. } | Phase::Over { .. } => return,
         };
-        self.life.unkilled = tree::count();
+        self.life.unkilled = self.tree.count();
         self.notes.say(format_args!("{} processes survive the final signal", self.life.unkilled));
         self.over(end);
     }
@@ -342,6 +436,9 @@ impl Supervisor<'_> {
             self.notes.say(format_args!("{} bytes of output were dropped", gaps.bytes));
         }
         let record = self.record(end);
+        if !self.tree.clear() {
+            self.notes.say("a control group could not be removed");
+        }
         self.notes.say(format_args!("over: {:?}", record.end));
         for _ in 0..RECORD_TRIES {
             match self.exit_file.commit(&self.dir, &record) {
@@ -357,24 +454,29 @@ impl Supervisor<'_> {
     }
 
     fn record(&self, end: End) -> ExitRecord {
+        let kills = self.life.memory.as_ref().map(|memory| memory.evidence().kills());
+        let containment = match self.hello.containment.as_str() {
+            "" => Containment::ProcessGroup.to_string(), // it never came so far
+            made => made.to_owned(),
+        };
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
         let millis = |time: nix::sys::time::TimeVal| (time.tv_sec() * 1000 + time.tv_usec() / 1000) as u64;
         ExitRecord {
             version: VERSION,
-            instance: self.instance.clone(),
+            instance: self.hello.instance.clone(),
             replica: self.launch.replica.clone(),
             end,
             started_at: self.life.started_at,
             ended_at: self.life.ended_at.unwrap_or_else(|| SystemClock.now()),
             stopped: self.life.stopped.clone(),
             timed_out: self.life.timed_out,
-            lease_over: false,
-            oom: self.life.oom.then_some(agent_shim::OomScope::Own),
-            oom_kills: 0,
-            memory_peak: None,
-            limits: agent_shim::Limits::default(),
-            limits_unmet: Vec::new(),
-            containment: "process group".to_owned(),
+            lease_over: self.life.lease_over,
+            oom: self.life.oom,
+            oom_kills: kills.unwrap_or(0),
+            memory_peak: self.life.memory.as_ref().and_then(Memory::peak),
+            limits: self.life.limits,
+            limits_unmet: self.life.limits_unmet.clone(),
+            containment,
             log_bytes: self.log.bytes(),
             log_dropped: self.log.gaps().bytes,
             log_error: self.log.error().map(str::to_owned),

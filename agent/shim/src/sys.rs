@@ -50,11 +50,27 @@ fn reset_signals() {
     }
 }
 
-/// Makes `command` start as a job must: in a session of its own, as `user`, with default signals, the usual
-/// file mode mask, no way to gain privileges, and none of the protection from the memory killer that its
-/// supervisor may have.
-pub fn start_as_job(command: &mut Command, user: Option<User>) {
+/// Added to the error number when the job's control groups could not be entered, to tell it from an error
+/// of the program itself: only a number comes back from between fork and exec.
+const NOT_ENTERED: i32 = 1 << 16;
+
+/// The error number of why the job's control groups could not be entered, if that is what `error` says.
+pub fn not_entered(error: &io::Error) -> Option<i32> {
+    error.raw_os_error().filter(|number| *number >= NOT_ENTERED).map(|number| number - NOT_ENTERED)
+}
+
+/// Makes `command` start as a job must: in the control groups behind `doors`, in a session of its own, as
+/// `user`, with default signals, the usual file mode mask, no way to gain privileges, and none of the
+/// protection from the memory killer that its supervisor may have.
+pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedFd>) {
     let prepare = move || {
+        for door in &doors {
+            // SAFETY: the pointer is to a constant of the stated length.
+            if unsafe { libc::write(door.as_raw_fd(), c"0".as_ptr().cast(), 1) } != 1 {
+                let number = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+                return Err(io::Error::from_raw_os_error(NOT_ENTERED + number));
+            }
+        }
         nix::unistd::setsid()?;
         forget_oom_protection();
         if let Some(user) = user {
@@ -82,6 +98,11 @@ fn forget_oom_protection() {
             libc::close(fd);
         }
     }
+}
+
+/// Asks the kernel to end others first when memory runs out. Only who may lower the score can have that.
+pub fn ask_for_oom_protection() {
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
 }
 
 /// What the children of this process are doing.

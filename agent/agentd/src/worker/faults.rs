@@ -8,10 +8,10 @@ use std::io;
 use std::path::Path;
 
 use agent_cas::ReadError;
-use agent_model::{Code, ExitStatus, Fault, JobSpec, Timestamp, Verdict};
+use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
-use agent_shim::{End, ExitRecord, NotStarted};
+use agent_shim::{End, ExitRecord, NotStarted, OomScope};
 use serde::{Deserialize, Serialize};
 
 use super::budget::{Shortfall, bytes};
@@ -45,9 +45,12 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>) -> E
     let (verdict, fault) = match &record.end {
         _ if record.stopped.is_some() => (Verdict::Canceled, None),
         End::NeverStarted(NotStarted::Stopped) => (Verdict::Canceled, None),
+        _ if record.lease_over => (Verdict::Failed, Some(lease_over())),
         End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason))),
         End::Exited(_) if record.timed_out => (Verdict::Failed, Some(time_limit(spec, tail))),
-        End::Exited(status) if status.is_success() => (Verdict::Completed, cut_log(record)),
+        End::Exited(status) if status.is_success() => {
+            (Verdict::Completed, cut_log(record).or_else(|| survived_kills(record)))
+        }
         End::Exited(_) if record.oom.is_some() => (Verdict::Failed, Some(out_of_memory(record))),
         End::Exited(ExitStatus::Signal(signal)) => (Verdict::Failed, Some(signaled(*signal, tail))),
         End::Exited(ExitStatus::Code(code)) => (Verdict::Failed, Some(returned(*code, tail))),
@@ -96,10 +99,68 @@ fn time_limit(spec: &JobSpec, tail: Vec<String>) -> Fault {
     with_tail(fault, tail).fix("raise `limits.timeout`, or let the script do less or go on from a checkpoint")
 }
 
+/// The kernel ended the command, or what it depended on, for want of memory.
 fn out_of_memory(record: &ExitRecord) -> Fault {
-    Fault::new(Code::OutOfMemory, "the command ran out of memory")
-        .why(format!("the kernel ended it; its largest process had {} in memory", bytes(record.max_rss)))
-        .fix("lower the batch size, or use a node with more memory")
+    match record.oom {
+        None | Some(OomScope::Own) => Fault::new(Code::OutOfMemory, "the command ran out of memory")
+            .why(format!("the kernel ended it{}; {}", at_its_limit(record), peak(record)))
+            .fix("raise `resources.memory`, or lower the batch size"),
+        // Others had used it up, or the node promised more than it has.
+        Some(OomScope::Parent) => node_out_of_memory(
+            "the kernel ended it because all that runs under the daemon's memory limit took too much together",
+            record,
+        ),
+        Some(OomScope::Host) => {
+            node_out_of_memory("the kernel ended it because the machine had no memory left", record)
+        }
+    }
+}
+
+fn node_out_of_memory(why: &str, record: &ExitRecord) -> Fault {
+    let fault = Fault {
+        blame: Blame::Node,
+        ..Fault::new(Code::OutOfMemory, "the node ran out of memory under the command")
+    };
+    fault
+        .why(format!("{why}; {}", peak(record)))
+        .fix("say in `resources.memory` what the job needs, or run fewer jobs at a time: `slots` of the node")
+        .with_retry(Retry::OtherNode)
+}
+
+/// The job did what it should, although it lost processes on the way.
+fn survived_kills(record: &ExitRecord) -> Option<Fault> {
+    let what = match record.oom_kills {
+        0 => return None,
+        1 => "a process of the command ran out of memory, and the command went on".to_owned(),
+        kills => format!("{kills} processes of the command ran out of memory, and the command went on"),
+    };
+    Some(
+        Fault::new(Code::OutOfMemory, what)
+            .why(format!("the kernel ended them{}; {}", at_its_limit(record), peak(record)))
+            .fix("raise `resources.memory` if the command should have had them"),
+    )
+}
+
+fn at_its_limit(record: &ExitRecord) -> String {
+    let limit = record
+        .limits
+        .memory
+        .map(|limit| format!(" at its {} memory limit", bytes(limit).replace(".0 ", " ")));
+    limit.unwrap_or_else(|| " for want of memory".to_owned())
+}
+
+fn peak(record: &ExitRecord) -> String {
+    match record.memory_peak {
+        Some(peak) => format!("peak seen {}", bytes(peak)),
+        None => format!("its largest process had {} in memory", bytes(record.max_rss)),
+    }
+}
+
+/// The lease of an attempt was over, so it was ended: another node may have the job by now.
+pub(crate) fn lease_over() -> Fault {
+    Fault::new(Code::LeaseOver, "the node lost contact for longer than the job allows")
+        .why("the job says `on_disconnect: replace`, and no word came from the controller in time")
+        .fix("see with `agentctl nodes` whether the node is connected again; `retry` gives the job more attempts")
 }
 
 fn signaled(signal: i32, tail: Vec<String>) -> Fault {
@@ -372,9 +433,18 @@ mod tests {
             (code(2), "usage: t.py", (Failed, Some(Code::CommandFailed))),
             (killed.clone(), "", (Failed, Some(Code::CommandSignaled))),
             (
-                ExitRecord { oom: Some(agent_shim::OomScope::Own), ..killed.clone() },
+                ExitRecord { oom: Some(OomScope::Own), ..killed.clone() },
                 "",
                 (Failed, Some(Code::OutOfMemory)),
+            ),
+            (ExitRecord { oom: Some(OomScope::Host), ..code(1) }, "", (Failed, Some(Code::OutOfMemory))),
+            (ExitRecord { oom_kills: 1, ..code(0) }, "", (Completed, Some(Code::OutOfMemory))),
+            (ExitRecord { lease_over: true, ..killed.clone() }, "", (Failed, Some(Code::LeaseOver))),
+            (ExitRecord { lease_over: true, ..code(0) }, "", (Failed, Some(Code::LeaseOver))),
+            (
+                ExitRecord { lease_over: true, ..never(NotStarted::LeaseOver) },
+                "",
+                (Failed, Some(Code::LeaseOver)),
             ),
             (ExitRecord { timed_out: true, ..killed.clone() }, "", (Failed, Some(Code::TimeLimit))),
             (ExitRecord { timed_out: true, ..code(0) }, "", (Failed, Some(Code::TimeLimit))),
@@ -405,6 +475,25 @@ mod tests {
             fault.to_string(),
             "RUN-101: the command returned 137: 137 is what a shell says after signal 9 (KILL)"
         );
+    }
+
+    #[test]
+    fn test_out_of_memory_says_whose_limit_and_how_much_was_used() {
+        let limits = agent_shim::Limits { memory: Some(64 << 20), pids: None };
+        let killed = ExitRecord {
+            oom: Some(OomScope::Own),
+            limits,
+            memory_peak: Some((64 << 20) - (104 << 10)),
+            ..code(137)
+        };
+        let fault = judge(&killed, &spec(), Vec::new()).fault.unwrap();
+        assert_eq!(fault.why, ["the kernel ended it at its 64 MiB memory limit; peak seen 63.9 MiB"]);
+        assert_eq!((fault.blame, fault.retry), (Blame::User, Retry::Never));
+        for scope in [OomScope::Parent, OomScope::Host] {
+            let record = ExitRecord { oom: Some(scope), ..killed.clone() };
+            let fault = judge(&record, &spec(), Vec::new()).fault.unwrap();
+            assert_eq!((fault.blame, fault.retry), (Blame::Node, Retry::OtherNode), "{fault}");
+        }
     }
 
     #[test]

@@ -338,6 +338,13 @@ pub(crate) mod tests {
 
     use super::*;
 
+    impl Sqlite {
+        /// Ends it as a daemon does that has the time.
+        pub(crate) async fn close(self) {
+            self.connection.into_inner().close().await.unwrap();
+        }
+    }
+
     /// A record of a replica that was just accepted.
     pub(crate) fn record(replica: &str) -> Record {
         let draft = JobDraft { command: "python train.py".into(), ..JobDraft::default() };

@@ -27,6 +27,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) environment: &'a BTreeMap<String, String>,
     pub(crate) tracking_uri: &'a str,
     pub(crate) tracking_token: &'a str,
+    /// What its log may take of the disk.
+    pub(crate) log_quota: u64,
     /// Until when the job may run if nothing more is heard; for ever when absent.
     pub(crate) lease_until: Option<Boot>,
 }
@@ -65,7 +67,7 @@ impl Facts<'_> {
             grace: self.spec.limits.grace(),
             timeout: self.spec.limits.timeout,
             user: self.user.map(|user| User { uid: user.uid, gid: user.gid }),
-            log: LogPolicy::default(),
+            log: LogPolicy { quota: self.log_quota, ..LogPolicy::default() },
             limits: Limits {
                 memory: Some(self.spec.resources.memory).filter(|memory| *memory > 0),
                 pids: Some(PIDS),
@@ -208,6 +210,7 @@ mod tests {
             environment: &[("VIRTUAL_ENV".to_owned(), "/envs/pip-1".to_owned())].into(),
             tracking_uri: "http://127.0.0.1:5",
             tracking_token: "token",
+            log_quota: 1 << 30,
             lease_until: Some(Boot::from_millis(60_000)),
         };
         facts.launch().unwrap()

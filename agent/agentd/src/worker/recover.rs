@@ -87,7 +87,7 @@ pub(crate) fn accepted(dir: &JobDir, replica: &ReplicaId) -> Option<Record> {
 mod tests {
     use std::time::Duration;
 
-    use agent_model::SystemClock;
+    use agent_model::{ReplicaStep, SystemClock};
 
     use super::super::journal::Sqlite;
     use super::super::journal::tests::record;
@@ -117,5 +117,56 @@ mod tests {
         found.sort_by(|a, b| a.replica.cmp(&b.replica));
         assert_eq!(found, [record("a.1.0"), record("b.1.0")]);
         assert!(!dir("half.1.0").path().exists() && dir("over.1.0").path().exists());
+    }
+
+    /// Steps through offsets that look like chance and are the same each time.
+    fn offset(round: u64, length: u64) -> usize {
+        let mixed = (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+        usize::try_from(mixed % length).unwrap()
+    }
+
+    #[tokio::test]
+    async fn test_damage_at_a_hundred_places_loses_no_replica_and_changes_none() {
+        let temp = tempfile::tempdir().unwrap();
+        let (path, jobs) = (temp.path().join("journal.db"), temp.path().join("jobs"));
+        std::fs::create_dir(&jobs).unwrap();
+        let ids: Vec<String> = (0..8).map(|n| format!("job-{n}.1.0")).collect();
+        for half in ids.chunks(4) {
+            // The first half is in the file, the second in the log that goes before it.
+            let journal = Sqlite::open(&path).await.unwrap();
+            for id in half {
+                prepare(&JobDir::new(jobs.join(id)), &record(id)).await.unwrap();
+                journal.enter(&record(id)).await.unwrap();
+                journal.enter(&Record { step: ReplicaStep::Running, ..record(id) }).await.unwrap();
+            }
+            if half[0] == "job-0.1.0" {
+                journal.close().await;
+            }
+        }
+        let wal = path.with_extension("db-wal");
+        let files = [&path, &wal].map(|file| std::fs::read(file).unwrap());
+        assert!(files.iter().all(|bytes| bytes.len() > 4096));
+
+        for round in 0..100_u64 {
+            let mut damaged = files.clone();
+            let target = &mut damaged[usize::from(round % 2 == 1)];
+            let at = offset(round, target.len() as u64);
+            match round % 4 {
+                0 | 1 => target[at] ^= 1 << (round % 8),
+                _ => target.truncate(at),
+            }
+            let dir = tempfile::tempdir().unwrap();
+            let copy = dir.path().join("journal.db");
+            std::fs::write(&copy, &damaged[0]).unwrap();
+            std::fs::write(copy.with_extension("db-wal"), &damaged[1]).unwrap();
+            let journal = Sqlite::open(&copy).await.unwrap();
+            let mut found = open_replicas(&journal, &jobs).await.unwrap();
+            found.sort_by(|a, b| a.replica.cmp(&b.replica));
+            let expected: Vec<Record> = ids.iter().map(|id| record(id)).collect();
+            // An earlier step is fine: each can be done again.
+            let found: Vec<Record> =
+                found.into_iter().map(|record| Record { step: ReplicaStep::Accepted, ..record }).collect();
+            assert_eq!(found, expected, "round {round}, at {at}");
+        }
     }
 }

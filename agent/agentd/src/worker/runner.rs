@@ -285,6 +285,7 @@ impl<J: Journal> Runner<J> {
             dir: &self.dir,
             host: &self.worker.config.host,
             user: self.worker.config.job_user.as_ref(),
+            log_quota: self.worker.config.log_quota,
             path_entries: environment.path_entries(),
             environment: environment.vars(),
             tracking_uri: &self.worker.tracking.uri(),

@@ -54,6 +54,7 @@ pub(crate) async fn eventually<T>(what: &str, mut ready: impl AsyncFnMut() -> Op
 pub(crate) struct Daemon {
     home: tempfile::TempDir,
     config: String,
+    variables: Vec<(String, String)>,
     child: Option<Child>,
 }
 
@@ -61,7 +62,34 @@ impl Daemon {
     /// One that is not started; `config` is its configuration file.
     pub(crate) fn new(config: &str) -> Daemon {
         let home = tempfile::Builder::new().prefix("agentd-").tempdir().unwrap();
-        Daemon { home, config: config.to_owned(), child: None }
+        Daemon { home, config: config.to_owned(), variables: Vec::new(), child: None }
+    }
+
+    /// Gives it an environment variable from its next start on; an empty one is none.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.variables.retain(|(known, _)| known != name);
+        self.variables.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// A file beside its state.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    /// What it has said so far.
+    pub(crate) fn said(&self) -> String {
+        fs::read_to_string(self.beside("agentd.log")).unwrap_or_default()
+    }
+
+    /// How it ended by itself.
+    pub(crate) async fn exited(&mut self) -> ExitStatus {
+        let mut child = self.child.take().unwrap();
+        eventually("the daemon ends", async || child.try_wait().unwrap()).await
+    }
+
+    /// Lets it stand still, or go on.
+    pub(crate) fn signal(&self, which: Signal) {
+        signal(self.process(), which);
     }
 
     /// One that answers.
@@ -86,6 +114,7 @@ impl Daemon {
         let mut command = Command::new(agentd());
         command.arg("--user").arg("--config").arg(config).arg("--state-dir").arg(self.state());
         command.env("AGENTD_LOG", "info,agentd=debug").stdin(Stdio::null()).stdout(Stdio::null());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command
     }
 

@@ -76,14 +76,21 @@ async fn test_what_keeps_a_job_from_starting_is_told() {
 }
 
 #[tokio::test]
-async fn test_full_disk_is_told_with_numbers() {
-    let daemon = Daemon::started("disk_reserve: 900TB").await;
-    let job = daemon.run("echo never").await;
-    let ended = daemon.ended(&job).await;
-    let fault = ended.outcome.unwrap().fault.unwrap();
-    assert_eq!(fault.code, "NODE-101");
-    assert!(fault.why[0].contains("818.5 TiB must stay free"), "{fault:?}");
-    assert_eq!(daemon.log(&job, "job").await, "");
+async fn test_jobs_wait_while_the_disk_is_too_full_and_say_so() {
+    let mut daemon = Daemon::started("disk_reserve: 900TB").await;
+    let job = daemon.run("echo at last").await;
+    let why = eventually("it is said why the job waits", async || {
+        let job = daemon.job(&job).await?;
+        assert_eq!(job.state, "Queued", "{job:?}");
+        job.detail.contains("fails the check `disk`").then_some(job.detail)
+    })
+    .await;
+    assert!(why.contains("free for") && why.contains("NODE-101"), "{why}");
+    assert_eq!(daemon.nodes().await.unwrap()[0].liveness, "degraded");
+    daemon.kill();
+    daemon.set("AGENTD_DISK_RESERVE", "0");
+    daemon.start().await;
+    assert_eq!(daemon.ended(&job).await.state, "Completed");
 }
 
 #[tokio::test]

@@ -6,3 +6,4 @@ mod harness;
 mod jobs;
 mod program;
 mod survival;
+mod upkeep;

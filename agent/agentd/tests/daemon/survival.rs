@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use agent_model::JobDraft;
+use rustix::process::Signal;
 
 use crate::harness::{Daemon, eventually};
 
@@ -193,6 +194,78 @@ async fn test_node_and_controller_as_two_processes() {
     node.spawn();
     assert_whole(&controller, &job).await;
     assert!(!node.socket().exists(), "a node alone serves nobody");
+}
+
+/// A controller and a node of its own.
+async fn pair() -> (Daemon, Daemon) {
+    let controller = Daemon::started("roles: controller").await;
+    let config = format!("roles: node\nnode_name: far\ncontroller: unix:{}\n", controller.socket().display());
+    let mut node = Daemon::new(&config);
+    node.spawn();
+    (controller, node)
+}
+
+#[tokio::test]
+async fn test_either_process_may_be_killed_in_any_order() {
+    let (mut controller, mut node) = pair().await;
+    let job = ticker(&controller).await;
+    controller.reached(&job, &["Running"]).await;
+    for order in ["nc", "cn", "nn", "cc", "nc", "cn"] {
+        for which in order.chars() {
+            if which == 'n' {
+                node.kill()
+            } else {
+                controller.kill()
+            }
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            if order == "nc" || order == "cn" {
+                continue;
+            }
+            if which == 'n' { node.spawn() } else { controller.spawn() }
+        }
+        if order == "nc" || order == "cn" {
+            controller.spawn();
+            node.spawn();
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_whole(&controller, &job).await;
+    // Killed while it has something to tell, and while somebody is to hear it.
+    let next = controller.run("echo once >> outputs/starts").await;
+    controller.kill();
+    node.kill();
+    node.spawn();
+    controller.start().await;
+    let ended = controller.ended(&next).await;
+    assert_eq!((ended.state.as_str(), ended.epoch), ("Completed", 1), "{ended:?}");
+    assert_eq!(controller.outputs(&ended).await, [("outputs/starts".to_owned(), "once\n".to_owned())]);
+}
+
+#[tokio::test]
+async fn test_either_process_may_stand_still_for_longer_than_the_other_waits() {
+    let (controller, node) = pair().await;
+    let job = controller.run("echo up; while [ ! -e go ]; do sleep 0.02; done; echo done; exit 7").await;
+    eventually("the job is up", async || (controller.log(&job, "job").await == "up\n").then_some(())).await;
+    // The node notices, and comes back by itself; nothing is stopped meanwhile.
+    controller.signal(Signal::STOP);
+    eventually("the node notices", async || {
+        node.said().contains("connecting to the controller again").then_some(())
+    })
+    .await;
+    controller.signal(Signal::CONT);
+    eventually("they talk", async || {
+        let nodes = controller.nodes().await.ok()?;
+        (nodes[0].liveness == "ready").then_some(())
+    })
+    .await;
+    node.signal(Signal::STOP);
+    controller.reached(&job, &["NotResponding"]).await;
+    fs::write(node.job_dirs()[0].join("work/go"), "").unwrap();
+    eventually("the job ends", async || node.job_dirs()[0].join("exit.json").exists().then_some(())).await;
+    node.signal(Signal::CONT);
+    let ended = controller.ended(&job).await;
+    assert_eq!((ended.epoch, ended.state.as_str()), (1, "Failed"), "{ended:?}");
+    assert_eq!(controller.log(&job, "job").await, "up\ndone\n");
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use agent_model::Boot;
+use agent_shim::cgroup::Groups;
 use agent_shim::wire::{Event, MAX_LINE, Request};
 use agent_shim::{End, ExitRecord, JobDir, NotStarted};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
@@ -152,7 +153,14 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
     if hello.boot_id != agent_shim::process::boot_id() {
         return Ok(Lost { rebooted: true, ..nothing });
     }
-    let kill = move || agent_shim::process::kill_marked(agent_shim::MARK, &hello.instance, KILL_WITHIN);
+    let kill = move || {
+        let groups = Groups::of(&hello);
+        let counts = agent_shim::process::kill_all(&groups, agent_shim::MARK, &hello.instance, KILL_WITHIN);
+        if counts.1 == 0 && !groups.remove() {
+            tracing::warn!(groups = ?groups.dirs(), "the control groups of a lost job cannot be removed");
+        }
+        counts
+    };
     let (found, left) = tokio::task::spawn_blocking(kill).await.unwrap_or_default();
     Ok(Lost { killed: found - left, left, ..nothing })
 }

@@ -4,13 +4,15 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::{fs, io};
 
+use agent_model::{Boot, failpoint};
 use agent_shim::wire::{Event, Request};
 use agent_shim::{JobDir, Launch};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::Child;
 use tokio::time::Instant;
 
-use super::connection::{AGAIN, ANSWER, Connection, Place, clear_lost, look};
+use super::connection::{AGAIN, ANSWER, Connection, LEASES, Place, clear_lost, look};
+use super::scope;
 use super::{Executor, Found, LaunchError, ReattachError, Running};
 
 /// Runs jobs as processes of this machine.
@@ -43,7 +45,7 @@ impl Executor for Process {
                     }
                 },
             };
-            return say_go(dir, connection, child).await;
+            return say_go(dir, launch, connection, child).await;
         }
         Err(LaunchError::Silent { dir: path(), after: ANSWER })
     }
@@ -94,28 +96,60 @@ impl Process {
     }
 
     fn spawn(&self, dir: &JobDir) -> io::Result<Child> {
+        failpoint::hit("shim.spawn")?;
         #[allow(clippy::disallowed_methods, reason = "this module starts the shims")]
         let mut command = tokio::process::Command::new(&self.shim);
         command.arg(dir.path()).env_clear();
+        if let Some(plan) = failpoint::plan() {
+            command.env(failpoint::VARIABLE, plan);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         command.spawn()
     }
 }
 
-/// Says `go` and waits until the command is started, or could not be.
+/// Says `go` and waits until the command is started, or could not be. The shim may have been started by an
+/// earlier life of the daemon, whose lease was another.
 async fn say_go(
     dir: &JobDir,
+    launch: &Launch,
     mut connection: Connection,
     child: Option<Child>,
 ) -> Result<Running, LaunchError> {
-    let conversation = async {
-        connection.send(&Request::Go).await?;
-        connection.until(|event| matches!(event, Event::Going | Event::Ended)).await
+    let talk = |source: io::Error| match source.kind() {
+        io::ErrorKind::TimedOut => LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER },
+        _ => LaunchError::Talk { dir: dir.path().to_owned(), source },
     };
-    match tokio::time::timeout(ANSWER, conversation).await {
-        Ok(Ok(_)) => Ok(Running::follow(dir.clone(), connection, child)),
-        Ok(Err(source)) => Err(LaunchError::Talk { dir: dir.path().to_owned(), source }),
-        Err(_) => Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER }),
+    if !connection.gone {
+        enclose(dir).await;
+        if let Some(until) = launch.lease_until {
+            renew(dir, &mut connection, until).await.map_err(talk)?;
+        }
+    }
+    let started = connection.ask(&Request::Go, |event| matches!(event, Event::Going | Event::Ended)).await;
+    started.map_err(talk)?;
+    Ok(Running::follow(dir.clone(), connection, child))
+}
+
+async fn renew(dir: &JobDir, connection: &mut Connection, until: Boot) -> io::Result<()> {
+    let dir = dir.path().display();
+    if connection.version < LEASES {
+        tracing::warn!(%dir, "an old supervisor stands there: only the daemon ends the job when its lease is over");
+        return Ok(());
+    }
+    if let Event::Refused { why } = connection.renew(until).await? {
+        tracing::warn!(%dir, why, "the supervisor that stands there does not take the lease");
+    }
+    Ok(())
+}
+
+/// Puts the shim into a scope where there are some. Without one the job runs as well.
+async fn enclose(dir: &JobDir) {
+    if let Ok(Some(hello)) = dir.read_hello()
+        && let Err(error) = scope::enclose(&hello).await
+    {
+        let error = &error as &dyn std::error::Error;
+        tracing::warn!(dir = %dir.path().display(), error, "the job gets no scope of its own");
     }
 }
 

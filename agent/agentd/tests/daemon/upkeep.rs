@@ -1,0 +1,148 @@
+//! The daemon looks after itself: what panics is started again or told, and its service manager is served.
+
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+
+use agent_model::failpoint;
+use rustix::process::Signal;
+
+use crate::harness::{Daemon, eventually};
+
+#[tokio::test]
+async fn test_panic_of_a_task_it_needs_stops_the_daemon_and_no_job() {
+    let mut daemon = Daemon::started("").await;
+    let job = daemon.run("echo up; while [ ! -e go ]; do sleep 0.02; done; echo done").await;
+    eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
+    assert!(daemon.stop().await.success());
+    daemon.set(failpoint::VARIABLE, "node.sync.open=panic");
+    daemon.spawn();
+    assert_eq!(daemon.exited().await.code(), Some(70), "{}", daemon.said());
+    assert!(daemon.said().contains("Sync ended unexpectedly: panic: failpoint node.sync.open"));
+    daemon.set(failpoint::VARIABLE, "");
+    daemon.start().await;
+    fs::write(daemon.job_dirs()[0].join("work/go"), "").unwrap();
+    assert_eq!(daemon.ended(&job).await.state, "Completed");
+    assert_eq!(daemon.log(&job, "job").await, "up\ndone\n");
+}
+
+#[tokio::test]
+async fn test_panics_of_upkeep_and_runners_are_got_over() {
+    let mut daemon = Daemon::new("keep_jobs: 1s");
+    // The runner dies at its third record; upkeep and attic at their first looks.
+    let plan = "node.journal.enter=panic=3,node.attic.sweep=panic=1,node.attic.sweep=panic=2,node.upkeep.look=panic=1";
+    daemon.set(failpoint::VARIABLE, plan);
+    daemon.start().await;
+    let job = daemon.run("echo once >> outputs/starts").await;
+    let ended = daemon.ended(&job).await;
+    assert_eq!((ended.state.as_str(), ended.epoch), ("Completed", 1), "{ended:?}");
+    assert_eq!(daemon.outputs(&ended).await, [("outputs/starts".to_owned(), "once\n".to_owned())]);
+    eventually("the attic is swept", async || daemon.job_dirs().is_empty().then_some(())).await;
+    eventually("upkeep dies and lives", async || daemon.said().contains("name=\"upkeep\"").then_some(()))
+        .await;
+    for said in
+        ["a task ended and is started again", "it gets another runner", "failpoint node.journal.enter"]
+    {
+        assert!(daemon.said().contains(said), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn test_full_disk_while_a_job_is_accepted_costs_an_attempt_and_no_more() {
+    let mut daemon = Daemon::new("");
+    // Whoever journals finds no room, the whole time, except for the last steps.
+    daemon.set(failpoint::VARIABLE, "node.journal.enter=errno:28");
+    daemon.start().await;
+    let job = daemon.run("echo never >> outputs/starts").await;
+    let ended = daemon.ended(&job).await;
+    assert_eq!(ended.state, "Failed", "{ended:?}");
+    assert_eq!(ended.outcome.as_ref().unwrap().fault.as_ref().unwrap().code, "NODE-101", "{ended:?}");
+    assert!(daemon.outputs(&ended).await.is_empty(), "nothing starts that is not written down");
+    eventually("nothing is left", async || daemon.job_dirs().is_empty().then_some(())).await;
+}
+
+#[tokio::test]
+async fn test_running_job_ends_well_though_nothing_can_be_journaled() {
+    let mut daemon = Daemon::started("").await;
+    let job =
+        daemon.run("echo up; while [ ! -e go ]; do sleep 0.02; done; echo kept > outputs/x; exit 3").await;
+    eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
+    daemon.kill();
+    daemon.set(failpoint::VARIABLE, "node.journal.enter=errno:28,node.journal.done=errno:28");
+    daemon.start().await;
+    fs::write(daemon.job_dirs()[0].join("work/go"), "").unwrap();
+    let ended = daemon.ended(&job).await;
+    assert_eq!((ended.state.as_str(), ended.epoch), ("Failed", 1), "{ended:?}");
+    assert_eq!(ended.outcome.as_ref().unwrap().fault.as_ref().unwrap().code, "RUN-101");
+    assert_eq!(daemon.outputs(&ended).await, [("outputs/x".to_owned(), "kept\n".to_owned())]);
+    // The next life knows an older record, tells the outcome again, and nothing comes of it.
+    daemon.kill();
+    daemon.set(failpoint::VARIABLE, "");
+    daemon.start().await;
+    eventually("nothing is left", async || daemon.job_dirs().is_empty().then_some(())).await;
+    assert_eq!(daemon.ended(&job).await.epoch, 1);
+}
+
+/// A service manager's end of the socket.
+fn manager(daemon: &mut Daemon) -> impl FnMut() -> Vec<String> + use<> {
+    let path = daemon.beside("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    daemon.set("NOTIFY_SOCKET", &path.display().to_string());
+    daemon.set("WATCHDOG_USEC", "2000000");
+    move || {
+        let mut buffer = [0; 512];
+        let next =
+            || socket.recv(&mut buffer).ok().map(|n| String::from_utf8_lossy(&buffer[..n]).into_owned());
+        std::iter::from_fn(next).collect()
+    }
+}
+
+#[tokio::test]
+async fn test_service_manager_hears_of_the_start_the_life_and_the_stop() {
+    let mut daemon = Daemon::new("");
+    let mut heard = manager(&mut daemon);
+    daemon.start().await;
+    let mut words = Vec::new();
+    eventually("the watchdog is fed", async || {
+        words.extend(heard());
+        (words.iter().filter(|word| *word == "WATCHDOG=1").count() > 3).then_some(())
+    })
+    .await;
+    let ready = words.iter().find(|word| word.starts_with("READY=1\n")).unwrap();
+    assert!(ready.contains("STATUS=serving at "), "{ready}");
+    heard();
+    assert!(daemon.stop().await.success());
+    assert!(heard().iter().any(|word| word.starts_with("STOPPING=1\n")));
+    for phase in ["no new orders are taken", "saying a last word", "closing the store"] {
+        assert!(daemon.said().contains(phase), "{phase}");
+    }
+}
+
+#[tokio::test]
+async fn test_watchdog_starves_when_a_loop_hangs_and_not_when_nobody_answers() {
+    // A node alone, whose controller never answers at all.
+    let mut lonely = Daemon::new("roles: node\ncontroller: unix:/nowhere/agentd.sock");
+    let mut fed = manager(&mut lonely);
+    lonely.spawn();
+    let mut hangs = Daemon::new("roles: node\ncontroller: unix:/nowhere/agentd.sock");
+    let mut starved = manager(&mut hangs);
+    hangs.set(failpoint::VARIABLE, "node.sync.open=delay:600000@5");
+    hangs.spawn();
+    eventually("the hanging loop is noticed", async || {
+        fed();
+        starved();
+        hangs.said().contains("the watchdog is not fed").then_some(())
+    })
+    .await;
+    starved();
+    let mut words = Vec::new();
+    eventually("the lonely one is fed", async || {
+        words.extend(fed());
+        (words.len() > 4).then_some(())
+    })
+    .await;
+    assert!(starved().is_empty(), "who hangs is not");
+    assert!(!lonely.said().contains("the watchdog is not fed"));
+    hangs.signal(Signal::TERM);
+    assert!(hangs.exited().await.success(), "a stop gets through all the same");
+}

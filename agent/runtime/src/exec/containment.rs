@@ -1,0 +1,50 @@
+//! What keeps the processes of a job together on this machine, found out by trying it.
+
+use std::path::Path;
+
+use agent_shim::Limits;
+use agent_shim::cgroup::{self, Place};
+
+use super::scope;
+
+/// What keeps the processes of a job together here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Containment {
+    /// `systemd scope`, `cgroup v2`, `cgroup v1` or `process group`, as exit records say it.
+    pub kind: String,
+    /// A job's memory can be limited, and running out of it told from any other end.
+    pub memory: bool,
+    /// The number of a job's processes can be limited.
+    pub pids: bool,
+    /// All processes of a job are killed at once.
+    pub at_once: bool,
+}
+
+/// Makes the groups of a job, looks what they do and removes them. Blocking, for well under a second. Where
+/// systemd makes scopes, what they do is what its groups do.
+pub fn containment() -> Containment {
+    let places = cgroup::places(&agent_shim::CgroupRequest::default());
+    let name = format!("agentd-probe-{}", std::process::id());
+    let limits = Limits { memory: Some(1 << 40), pids: Some(1 << 15) };
+    let made = cgroup::make(&places, &name, limits);
+    let kind = match scope::is_possible() {
+        true => cgroup::Containment::Scope,
+        false => made.containment,
+    };
+    let in_scope = |controller: &str| kind == cgroup::Containment::Scope && is_delegated(&places, controller);
+    let found = Containment {
+        kind: kind.to_string(),
+        memory: made.limits.memory.is_some() || in_scope("memory"),
+        pids: made.limits.pids.is_some() || in_scope("pids"),
+        at_once: made.groups.with("cgroup.kill").is_some(),
+    };
+    made.groups.remove();
+    found
+}
+
+/// The unified hierarchy has the controller, which a scope of a job is then given.
+fn is_delegated(places: &[Place], controller: &str) -> bool {
+    let of = |dir: &Path| std::fs::read_to_string(dir.join("cgroup.controllers")).ok();
+    let of_unified = places.iter().filter(|place| place.v2).flat_map(|place| place.parent.ancestors());
+    of_unified.filter_map(of).any(|has| has.split_whitespace().any(|name| name == controller))
+}

@@ -1,0 +1,188 @@
+//! Control groups: the groups a job's processes are kept in, so that none gets away, all are limited
+//! together and all are killed together.
+//!
+//! The processes of one job are in a group of their own ([`Groups`]), apart from their supervisor, in each
+//! hierarchy that is of use: the unified one (version 2), and memory, pids and freezer of version 1. A
+//! machine may have the one, the other, both or none, and may let us make groups in some of them only; what
+//! cannot be had is left out and said ([`Made::unmet`]). Where a group can be made at all is decided in
+//! [`places`], from files of procfs alone.
+//!
+//! Hides: the files of both versions, mounts, namespaces. What a group can do is told by the files it has,
+//! so that a path is all one must know of a group whose supervisor is gone.
+//!
+//! Invariants: nothing outside a group that was made here is ever written but `cgroup.subtree_control` of
+//! its parent, and for a scope the place of the shim itself; a process is signalled only through a
+//! descriptor, and only while it is seen in the group.
+//!
+//! Callers: the shim, and `agent_runtime::exec` for jobs whose shim is gone.
+
+mod groups;
+mod places;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use agent_model::{ReplicaId, failpoint};
+
+pub use groups::Groups;
+pub use places::{Place, places};
+
+use crate::record::Limits;
+
+/// What a scope that holds one job is called: this, the replica and the instance, and `.scope`.
+pub const SCOPE_PREFIX: &str = "agent-job-";
+
+/// How the processes of a job are kept together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Containment {
+    /// A scope that systemd made for the job.
+    Scope,
+    /// A group of version 2.
+    V2,
+    /// Groups of version 1, perhaps with one of version 2 beside them.
+    V1,
+    /// No group: what descends from the shim.
+    ProcessGroup,
+}
+
+impl std::fmt::Display for Containment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Containment::Scope => "systemd scope",
+            Containment::V2 => "cgroup v2",
+            Containment::V1 => "cgroup v1",
+            Containment::ProcessGroup => "process group",
+        })
+    }
+}
+
+/// Groups that were made, and what they do.
+#[derive(Debug)]
+pub struct Made {
+    /// The groups.
+    pub groups: Groups,
+    /// What they amount to.
+    pub containment: Containment,
+    /// The limits that are in effect, as read back.
+    pub limits: Limits,
+    /// The limits that were asked for and are not, each with the reason.
+    pub unmet: Vec<String>,
+    /// Open files by which a process enters each group: it writes `0`.
+    pub doors: Vec<OwnedFd>,
+}
+
+/// What the groups of one run are called. The instance makes it differ from any other, the replica is for people.
+pub fn name_of(replica: &ReplicaId, instance: &str) -> String {
+    format!("agentd-{replica}-{}", instance.get(..8).unwrap_or(instance))
+}
+
+/// The paths of the groups that [`make`] would make.
+pub fn paths(places: &[Place], name: &str) -> Vec<PathBuf> {
+    places.iter().map(|place| place.parent.join(name)).collect()
+}
+
+/// Makes the groups called `name` at `places` and sets their limits. What cannot be made is left out.
+pub fn make(places: &[Place], name: &str, limits: Limits) -> Made {
+    let mut made = Vec::new();
+    let mut doors = Vec::new();
+    for place in places {
+        if place.v2 {
+            open_to_children(place);
+        }
+        match make_one(&place.parent.join(name)) {
+            Ok(door) => {
+                made.push(place);
+                doors.push(OwnedFd::from(door));
+            }
+            Err(_) => drop(fs::remove_dir(place.parent.join(name))), // read-only, not ours, or out of groups
+        }
+    }
+    let groups = Groups::new(made.iter().map(|place| place.parent.join(name)).collect());
+    let containment = containment_of(&made);
+    let mut unmet = Vec::new();
+    let mut set = |what: &str, limit: Option<u64>, by: fn(&Path, u64) -> io::Result<()>| {
+        let limit = limit?;
+        match groups.try_each(|group| by(group, limit)) {
+            Ok(()) => Some(limit),
+            Err(error) => {
+                unmet.push(format!("{what} {limit}: {error}"));
+                None
+            }
+        }
+    };
+    let limits = Limits {
+        memory: set("memory", limits.memory, limit_memory),
+        pids: set("pids", limits.pids, limit_pids),
+    };
+    Made { groups, containment, limits, unmet, doors }
+}
+
+fn make_one(group: &Path) -> io::Result<File> {
+    failpoint::hit("shim.cgroup.make")?;
+    match fs::create_dir(group) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    File::options().write(true).open(group.join("cgroup.procs"))
+}
+
+fn containment_of(made: &[&Place]) -> Containment {
+    match made {
+        [] => Containment::ProcessGroup,
+        made if made.iter().any(|place| place.scope) => Containment::Scope,
+        [Place { v2: true, .. }] => Containment::V2,
+        _ => Containment::V1,
+    }
+}
+
+/// Lets groups below a group of version 2 have its controllers. A group that is a scope of our own is
+/// emptied first, because no group with processes in it may pass controllers on; of any other one that has
+/// processes this fails, and the job's group has no limits.
+fn open_to_children(place: &Place) {
+    if place.scope {
+        let shim = place.parent.join("shim");
+        let _ = fs::create_dir(&shim); // an error shows in the next step
+        let _ = fs::write(shim.join("cgroup.procs"), "0");
+    }
+    let has = fs::read_to_string(place.parent.join("cgroup.controllers")).unwrap_or_default();
+    for controller in has.split_whitespace().filter(|name| ["memory", "pids"].contains(name)) {
+        let _ = fs::write(place.parent.join("cgroup.subtree_control"), format!("+{controller}"));
+    }
+}
+
+/// Limits memory if the group can.
+fn limit_memory(group: &Path, limit: u64) -> io::Result<()> {
+    let v2 = group.join("memory.max");
+    let file = if v2.exists() { v2 } else { group.join("memory.limit_in_bytes") };
+    set(&file, limit, PAGE)?;
+    // Memory that may be swapped out is not limited memory. Best effort: without swap there is no such file.
+    let _ = fs::write(group.join("memory.swap.max"), "0");
+    let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), limit.to_string());
+    Ok(())
+}
+
+/// Limits the number of processes if the group can.
+fn limit_pids(group: &Path, limit: u64) -> io::Result<()> {
+    set(&group.join("pids.max"), limit, 1)
+}
+
+/// The largest page there is, in bytes: the kernel rounds limits of memory down to whole ones.
+const PAGE: u64 = 64 << 10;
+
+/// Writes a limit and reads it back, since a limit may be accepted and have no effect.
+fn set(file: &Path, limit: u64, unit: u64) -> io::Result<()> {
+    failpoint::hit("shim.cgroup.limit")?;
+    // Opened, not created: a file that is not there must stay an error.
+    let mut open = File::options().write(true).open(file)?;
+    io::Write::write_all(&mut open, limit.to_string().as_bytes())?;
+    let now = fs::read_to_string(file)?;
+    match now.trim().parse::<u64>() {
+        Ok(now) if now <= limit && limit - now < unit => Ok(()),
+        _ => Err(io::Error::other(format!("it reads back as {}", now.trim()))),
+    }
+}
+
+#[cfg(test)]
+mod tests;
