@@ -46,7 +46,7 @@ impl Project {
             command("sh").args(["-c", "sha256sum data/*"]).current_dir(&dir).output().expect("sha256sum");
         fs::write(dir.join("sums"), sums.stdout).expect("a file");
         let check = "sha256sum --quiet -c sums || exit 55; stat -c %i data/*; for f in data/*; do echo mine > $f; done";
-        let job = format!("command: {}\nenvironment: host\n", serde_json::Value::from(check));
+        let job = format!("command: {}\ncode: .\nenvironment: host\n", serde_json::Value::from(check));
         fs::write(dir.join("job.yml"), job).expect("a file");
         Project { dir }
     }
