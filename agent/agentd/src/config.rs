@@ -46,6 +46,7 @@ const KEYS: &[Key] = &[
     Key { name: "disk_reserve", default: "1GiB" },
     Key { name: "log_quota", default: "4GiB" },
     Key { name: "job_user", default: "" },
+    Key { name: "lease", default: "60s" },
 ];
 
 /// Where a value was said.
@@ -243,6 +244,8 @@ pub(crate) struct Config {
     pub(crate) log_quota: u64,
     /// Whom jobs run as; `None` is the daemon's own user.
     pub(crate) job_user: Option<JobUser>,
+    /// As a controller: how long a job that may be replaced goes on while its node is not heard.
+    pub(crate) lease: Duration,
     /// What of the daemon's environment others see.
     pub(crate) host: HostVariables,
     /// What the service manager asked for.
@@ -265,6 +268,7 @@ impl Config {
         let [slots, log] = [layers.get("slots"), layers.get("log")];
         let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
         let [disk_reserve, job_user] = [layers.get("disk_reserve"), layers.get("job_user")];
+        let lease = layers.get("lease");
         let log_quota = layers.get("log_quota");
         let config = Config {
             state_dir: state_dir.parse("an absolute path", values::absolute)?,
@@ -281,6 +285,7 @@ impl Config {
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
+            lease: lease.parse("a duration of at least 2s", values::lease)?,
             host: HostVariables::select(variables),
             manager: Manager::select(variables),
             settings: vec![
@@ -296,6 +301,7 @@ impl Config {
                 disk_reserve,
                 log_quota,
                 job_user,
+                lease,
             ],
         };
         Ok(config)

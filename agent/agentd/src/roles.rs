@@ -259,7 +259,8 @@ async fn start_controller(
     blobs: &Disk,
     socket: &Path,
 ) -> Result<(), StartError> {
-    let settings = ControllerConfig::new(&config.state_dir);
+    let mut settings = ControllerConfig::new(&config.state_dir);
+    settings.terms.length = config.lease;
     let controller =
         Controller::open(settings, clock.clone(), blobs.clone()).await.map_err(StartError::Controller)?;
     let routes = controller.routes();
