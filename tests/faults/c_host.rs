@@ -11,7 +11,7 @@ use agent_tests::fleet::{Daemon, Fleet, Setup};
 use agent_tests::{SOON, eventually, resident, signal};
 use rustix::process::Signal;
 
-use crate::look::{PYTHON, broken_databases, files_below, held, panics};
+use crate::look::{PYTHON, broken_databases, descriptors, files_below, panics};
 use crate::row::{Row, Scale, Tally};
 
 /// The rows of this part of the group.
@@ -265,10 +265,15 @@ impl Drop for SmallDisk {
     }
 }
 
+/// So many logs the controller keeps open at most, and one more is too many.
+const OPEN_LOGS: usize = 65;
+
 /// What must be the same before and after many jobs.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd)]
 struct Held {
     descriptors: usize,
+    /// Open logs of the archive, in units of as many as there may be.
+    archived: usize,
     threads: usize,
     mounts: usize,
     groups: Vec<PathBuf>,
@@ -280,7 +285,11 @@ struct Held {
 impl Held {
     fn now(fleet: &Fleet) -> Held {
         let daemon = &fleet.controller;
-        let (descriptors, threads) = held(daemon.pid());
+        // The controller keeps the last logs it wrote open, up to a number.
+        let (archived, descriptors): (Vec<PathBuf>, Vec<PathBuf>) = descriptors(daemon.pid())
+            .into_iter()
+            .partition(|path| path.starts_with(daemon.state().join("controller/archive")));
+        let threads = fs::read_dir(format!("/proc/{}/task", daemon.pid())).map_or(0, Iterator::count);
         let mounts = fs::read_to_string(format!("/proc/{}/mounts", daemon.pid())).unwrap_or_default();
         let (state, home) = (daemon.state(), fleet.home().display().to_string());
         let is_temporary = |path: &PathBuf| {
@@ -290,7 +299,8 @@ impl Held {
         let jobs = fleet.client.jobs(false).unwrap_or_default();
         let names: BTreeSet<String> = jobs.into_iter().map(|job| job.job).collect();
         Held {
-            descriptors,
+            descriptors: descriptors.len(),
+            archived: archived.len() / OPEN_LOGS,
             threads,
             mounts: mounts.lines().filter(|line| line.contains(&home)).count(),
             groups: groups_of(Path::new("/sys/fs/cgroup"), &names),
@@ -302,6 +312,7 @@ impl Held {
 
     fn is_no_more_than(&self, before: &Held) -> bool {
         self.descriptors <= before.descriptors
+            && self.archived == 0
             && self.threads <= before.threads
             && self.mounts <= before.mounts
             && self.groups.len() <= before.groups.len()
@@ -397,8 +408,10 @@ fn one_holder(scale: &Scale) -> Tally {
     let mut fleet = Fleet::new(&Setup::default());
     let (mut taken, mut most) = (Vec::new(), 0);
     for round in 0..scale.of(4, 50) {
+        // Each command writes the configuration, so none is started before all are made.
+        let commands: Vec<_> = (0..DAEMONS).map(|_| fleet.controller.command()).collect();
         let mut daemons: Vec<Child> =
-            (0..DAEMONS).map(|_| fleet.controller.command().spawn().expect("agentd starts")).collect();
+            commands.into_iter().map(|mut command| command.spawn().expect("agentd starts")).collect();
         tally.case(&format!("round {round}"), || {
             // The first that has it is killed while the others still try.
             let first = eventually("one of them has it", SOON, || {
@@ -441,9 +454,6 @@ fn one_holder(scale: &Scale) -> Tally {
 /// Those that have opened the journal.
 fn holders(fleet: &Fleet, daemons: &[Child]) -> Vec<u32> {
     let journal = fleet.controller.state().join("journal.db");
-    let holds = |pid: &u32| {
-        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-        open.filter_map(|entry| fs::read_link(entry.path()).ok()).any(|path| path == journal)
-    };
+    let holds = |pid: &u32| descriptors(*pid).contains(&journal);
     daemons.iter().map(Child::id).filter(holds).collect()
 }

@@ -90,8 +90,8 @@ pub(crate) fn living_below(dir: &Path) -> Vec<u32> {
     (0..5).flat_map(|_| processes_below(dir)).filter(|pid| lives(*pid)).collect()
 }
 
-/// What a process holds: descriptors and threads.
-pub(crate) fn held(pid: u32) -> (usize, usize) {
-    let count = |what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).map_or(0, Iterator::count);
-    (count("fd"), count("task"))
+/// What the descriptors of a process stand for.
+pub(crate) fn descriptors(pid: u32) -> Vec<PathBuf> {
+    let listed = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    listed.filter_map(|entry| fs::read_link(entry.path()).ok()).collect()
 }
