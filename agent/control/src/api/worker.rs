@@ -161,7 +161,7 @@ impl Services {
             if tape.len() < expected.size {
                 return Err(incomplete(&format!("{} log", end.stream), tape.len(), expected.size));
             }
-            let found = Archive::blocking(move || tape.conclude(expected)).await.map_err(Refusal::from)?;
+            let found = self.archive.conclude(tape, expected).await.map_err(Refusal::from)?;
             if found != expected {
                 tracing::warn!(%replica, stream = %end.stream, %found, %expected, "the stored log was wrong");
                 return Err(incomplete(&format!("{} log", end.stream), 0, expected.size));
