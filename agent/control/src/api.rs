@@ -90,6 +90,8 @@ enum Refusal {
     Fault(Box<Fault>),
     /// The controller is going down; the call may be repeated elsewhere or later.
     Stopping,
+    /// A node speaks of an attempt that is not on record; it is being asked about it, and may come again.
+    Unheard,
 }
 
 impl From<Fault> for Refusal {
@@ -146,6 +148,9 @@ impl From<Refusal> for Status {
         match refusal {
             Refusal::Fault(fault) => agent_proto::status(&fault),
             Refusal::Stopping => Status::unavailable("the controller is stopping"),
+            Refusal::Unheard => {
+                Status::unavailable("the attempt is not on record; it is taken over with the next report")
+            }
         }
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! Called by `api::telemetry` (append, read, follow) and `api::worker` (the check before an outcome counts).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::ScopedJoinHandle;
 
+use agent_cas::Hasher;
+use agent_model::protocol::log::{Splice, splice};
 use agent_model::{Digest, JobId, ReplicaId, Stream, failpoint};
 use tokio::sync::watch;
 
@@ -84,12 +86,17 @@ type Tapes = HashMap<(ReplicaId, Channel), Weak<Tape>>;
 pub(crate) struct Archive {
     root: Arc<Path>,
     tapes: Arc<Mutex<Tapes>>,
+    /// Those that were concluded last: what was found out about one is not lost before it is asked again.
+    recent: Arc<Mutex<VecDeque<Arc<Tape>>>>,
 }
+
+/// How many tapes stay open that nobody else holds.
+const RECENT: usize = 16;
 
 impl Archive {
     /// The archive below `root`, which exists.
     pub(crate) fn new(root: &Path) -> Archive {
-        Archive { root: root.into(), tapes: Arc::default() }
+        Archive { root: root.into(), tapes: Arc::default(), recent: Arc::default() }
     }
 
     /// Runs file access where it may block.
@@ -124,6 +131,19 @@ impl Archive {
         .await
     }
 
+    /// [`Tape::conclude`], of which nothing is lost when whoever asks does not wait for the end of it and
+    /// asks again.
+    pub(crate) async fn conclude(&self, tape: Arc<Tape>, expected: Digest) -> Result<Digest, ArchiveError> {
+        {
+            let mut recent = locked(&self.recent);
+            recent.retain(|known| !Arc::ptr_eq(known, &tape));
+            recent.push_back(tape.clone());
+            let over = recent.len().saturating_sub(RECENT);
+            recent.drain(..over);
+        }
+        Self::blocking(move || tape.conclude(expected)).await
+    }
+
     fn job_directory(&self, job: &JobId) -> PathBuf {
         self.root.join(job.as_str())
     }
@@ -137,6 +157,9 @@ pub(crate) struct Tape {
     file: Mutex<Option<Arc<File>>>,
     writer: Mutex<Writer>,
     length: watch::Sender<u64>,
+    /// Has seen the tape from its beginning to somewhere: with every append where it is at the end, so that
+    /// a long log need not be read once more when it is complete.
+    hasher: Mutex<Hasher>,
 }
 
 #[derive(Debug)]
@@ -165,7 +188,13 @@ impl Tape {
         }
         // What a daemon before us wrote may not have reached the disk: the first sync forces it.
         let writer = Mutex::new(Writer { synced: 0, doubtful: false, named: false, sealed: false });
-        Ok(Tape { path, file: Mutex::new(file), writer, length: watch::Sender::new(length) })
+        Ok(Tape {
+            path,
+            file: Mutex::new(file),
+            writer,
+            length: watch::Sender::new(length),
+            hasher: Mutex::default(),
+        })
     }
 
     /// How many bytes there are.
@@ -184,12 +213,11 @@ impl Tape {
         let mut writer = locked(&self.writer);
         self.restore_trust(&mut writer)?;
         let length = self.len();
-        let Some(known) = length.checked_sub(offset) else { return Ok(()) };
-        let known = usize::try_from(known).unwrap_or(usize::MAX).min(data.len());
-        let fresh = &data[known..];
-        if fresh.is_empty() || writer.sealed {
+        let Splice::Append(part) = splice(length, offset, data.len()) else { return Ok(()) };
+        if writer.sealed {
             return Ok(());
         }
+        let fresh = &data[part];
         let file = self.create()?;
         failpoint::hit("control.archive.write").and_then(|()| file.write_all_at(fresh, length)).map_err(
             |source| ArchiveError::Write {
@@ -199,8 +227,12 @@ impl Tape {
                 source,
             },
         )?;
+        let mut hasher = locked(&self.hasher);
+        if hasher.size() == length {
+            hasher.update(fresh);
+        }
         self.length.send_replace(length + fresh.len() as u64);
-        drop(writer);
+        drop((hasher, writer));
         Ok(())
     }
 
@@ -231,7 +263,7 @@ impl Tape {
         let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
         if writer.synced > 0 {
             file.set_len(writer.synced).map_err(failed)?;
-            self.length.send_replace(writer.synced);
+            self.shrink(writer.synced);
         } else if self.len() > 0 {
             let copy = self.copy(&file).map_err(failed)?;
             *locked(&self.file) = Some(Arc::new(copy));
@@ -239,6 +271,14 @@ impl Tape {
         }
         writer.doubtful = false;
         Ok(())
+    }
+
+    fn shrink(&self, length: u64) {
+        let mut hasher = locked(&self.hasher);
+        if hasher.size() > length {
+            *hasher = Hasher::new();
+        }
+        self.length.send_replace(length);
     }
 
     fn copy(&self, file: &File) -> io::Result<File> {
@@ -356,7 +396,7 @@ impl Tape {
                 aside.or_else(unless_missing).map_err(|source| open_error(&self.path, source))?;
                 *locked(&self.file) = None;
                 (writer.synced, writer.named, writer.doubtful) = (0, false, false);
-                self.length.send_replace(0);
+                self.shrink(0);
             }
             Err(_) => {}
         }
@@ -378,6 +418,7 @@ impl Tape {
             let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(cannot)?;
             *locked(&self.file) = Some(Arc::new(file));
             (writer.synced, writer.named) = (0, false);
+            *locked(&self.hasher) = Hasher::new();
             self.length.send_replace(length);
         }
         drop(writer);
@@ -386,11 +427,11 @@ impl Tape {
 
     fn digest(&self) -> Result<Digest, ArchiveError> {
         const BLOCK: usize = 1024 * 1024;
-        let mut hasher = agent_cas::Hasher::new();
+        let mut hasher = locked(&self.hasher);
         loop {
             let block = self.read(hasher.size(), BLOCK)?;
             if block.is_empty() {
-                return Ok(hasher.finish());
+                return Ok(hasher.clone().finish());
             }
             hasher.update(&block);
         }

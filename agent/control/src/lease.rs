@@ -49,6 +49,8 @@ pub(crate) struct Order {
 pub(crate) struct Orders {
     /// The `sent` of the latest report that was heard before they were made.
     pub(crate) answers: Boot,
+    /// Grows with all that are sent over one stream.
+    pub(crate) revision: u64,
     pub(crate) list: Vec<Order>,
 }
 
@@ -137,7 +139,7 @@ impl Leases {
 
     /// The node was restarted: its clock began anew, and nothing it was granted before means anything to it.
     pub(crate) fn rebooted(&mut self, replica: &ReplicaId) {
-        if let Some(lease) = self.of.get_mut(replica) {
+        if let Some(lease) = self.of.get_mut(replica).filter(|_| !broken!(LeaseOfAnotherBoot)) {
             lease.sent = None;
         }
     }
@@ -167,6 +169,9 @@ impl Leases {
     }
 
     fn ends(&self, lease: &Lease) -> Boot {
+        if broken!(NoKillGrace) {
+            return lease.answered + self.terms.length;
+        }
         self.terms.granted_until(lease.answered, lease.grace)
     }
 }

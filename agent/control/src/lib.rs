@@ -13,11 +13,27 @@
 //!
 //! Called by `agentd::roles`, which serves [`Controller::routes`] on its sockets.
 
+/// Whether a test has switched off the rule that guards this place. No program contains any of it.
+#[cfg(test)]
+macro_rules! broken {
+    ($rule:ident) => {
+        crate::sim::mutant::is(crate::sim::mutant::Mutant::$rule)
+    };
+}
+#[cfg(not(test))]
+macro_rules! broken {
+    ($rule:ident) => {
+        false
+    };
+}
+
 mod api;
 mod archive;
 mod lease;
 mod queue;
 mod scheduler;
+#[cfg(test)]
+mod sim;
 mod store;
 
 use std::fmt;

@@ -298,8 +298,9 @@ impl Desk {
         for (node, link) in &mut self.links {
             let orders = book.orders(node);
             let owed = std::mem::take(&mut link.owed);
-            if owed || **link.orders.borrow() != orders {
-                link.orders.send_replace(Arc::new(orders));
+            let revision = link.orders.borrow().revision;
+            if owed || link.orders.borrow().list != orders.list {
+                link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));
             }
         }
     }
@@ -342,6 +343,7 @@ impl<S: Store> Task<S> {
     async fn turn(&mut self, batch: &mut Vec<Ask>) {
         let now = self.now();
         let answers: Vec<Answer> = batch.drain(..).map(|ask| ask(&mut self.desk, now)).collect();
+        self.look_up_strangers().await;
         self.desk.settle_rules(now);
         let due = self.flush.is_some_and(|at| at <= Instant::now());
         let heard = if self.desk.book.is_urgent() || due {
@@ -355,6 +357,18 @@ impl<S: Store> Task<S> {
         };
         for answer in answers {
             answer(heard);
+        }
+    }
+
+    /// Asks the store about replicas that nodes hold and that no active job has.
+    async fn look_up_strangers(&mut self) {
+        for replica in self.desk.book.unresolved() {
+            match self.store.job(&replica.job).await {
+                Ok(job) => self.desk.book.resolve(&replica, job.as_ref()),
+                Err(error) => {
+                    tracing::error!(%replica, error = &error as &dyn std::error::Error, "will look again");
+                }
+            }
         }
     }
 

@@ -2166,6 +2166,9 @@ pub struct NodeOrders {
     /// obeys orders that answer an earlier report than those it obeyed before, nor one of before it started.
     #[prost(uint64, tag = "3")]
     pub answers_ms: u64,
+    /// Tells orders that answer the same report apart: the greatest are the latest.
+    #[prost(uint64, tag = "4")]
+    pub revision: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Order {

@@ -23,6 +23,9 @@ use tracing::{info, warn};
 /// How long the outputs of a replica stay that the controller did not take.
 pub(crate) const ORPHANS_STAY: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// When the directories are looked through again that could not be.
+const AGAIN: Duration = Duration::from_secs(60);
+
 const MARK: &str = "remove-after";
 /// How the name of a directory begins that is being removed.
 const GONE: &str = ".gone-";
@@ -85,13 +88,16 @@ impl Attic {
     pub(crate) async fn run(self) {
         loop {
             let this = self.clone();
-            let swept = tokio::task::spawn_blocking(move || this.sweep()).await;
-            let next = match swept.map_err(io::Error::other).flatten() {
-                Ok(next) => next,
-                Err(error) => {
+            let next = match tokio::task::spawn_blocking(move || this.sweep()).await {
+                Ok(Ok(next)) => next,
+                Ok(Err(error)) => {
                     warn!(%error, "job directories cannot be looked through");
-                    Some(Duration::MAX)
+                    Some(AGAIN)
                 }
+                Err(ended) => match ended.try_into_panic() {
+                    Ok(panic) => std::panic::resume_unwind(panic),
+                    Err(_) => return, // the daemon stops
+                },
             };
             match next {
                 // The sleep does not count the time that the machine sleeps, so it is never a long one.

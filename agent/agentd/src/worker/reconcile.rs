@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use agent_model::job::Limits;
 use agent_model::node::Inventory;
-use agent_model::protocol::orders::{Action, Desired, Obedience, Wanted, decide};
+use agent_model::protocol::orders::{Action, Desired, Obedience, Stamps, Wanted, decide};
 use agent_model::{Boot, JobSpec, ReplicaId, ReplicaStep, failpoint, ids};
 use agent_proto::v1::worker_client::WorkerClient;
 use agent_proto::{WireError, v1};
@@ -85,6 +85,7 @@ pub(crate) struct Reconciler<J> {
     /// Those that the controller does not know, and asks about.
     asked: BTreeSet<ReplicaId>,
     obedience: Obedience,
+    stamps: Stamps,
     changed: Arc<Notify>,
 }
 
@@ -123,9 +124,9 @@ impl<J: Journal> Reconciler<J> {
     ) -> Reconciler<J> {
         let (session, changed, held) = (random_text(), Arc::new(Notify::new()), BTreeMap::new());
         let obedience = Obedience::new(worker.clock.boot());
-        let asked = BTreeSet::new();
+        let (asked, stamps) = (BTreeSet::new(), Stamps::default());
         let mut reconciler =
-            Reconciler { worker, supervisor, link, session, held, asked, obedience, changed };
+            Reconciler { worker, supervisor, link, session, held, asked, obedience, stamps, changed };
         for record in found {
             info!(replica = %record.replica, step = %record.step, "going on with a replica");
             let step = Some(record.step);
@@ -225,7 +226,7 @@ impl<J: Journal> Reconciler<J> {
             boot_id: self.worker.boot_id.clone(),
             session: self.session.clone(),
             clock_ms: self.worker.clock.now().0,
-            sent_ms: self.worker.clock.boot().millis(),
+            sent_ms: self.stamps.next(self.worker.clock.boot()).millis(),
             obeyed_ms: self.obedience.obeyed().map_or(0, Boot::millis),
             inventory: whole.then(|| self.link.inventory.borrow().clone().into()),
             load: Some(agent_node::load(&self.worker.config.state_dir).into()),
@@ -234,7 +235,7 @@ impl<J: Journal> Reconciler<J> {
     }
 
     fn obey(&mut self, orders: v1::NodeOrders) {
-        if !self.obedience.admits(Boot::from_millis(orders.answers_ms)) {
+        if !self.obedience.admits(Boot::from_millis(orders.answers_ms), orders.revision) {
             debug!(orders.answers_ms, "orders that were overtaken");
             return;
         }

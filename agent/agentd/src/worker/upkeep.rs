@@ -53,8 +53,9 @@ impl Upkeep {
                 probed = Instant::now();
             }
             let this = self.clone();
-            if let Err(panic) = tokio::task::spawn_blocking(move || this.look(whole)).await {
-                std::panic::resume_unwind(panic.into_panic());
+            let looked = tokio::task::spawn_blocking(move || this.look(whole)).await;
+            if let Err(Ok(panic)) = looked.map_err(tokio::task::JoinError::try_into_panic) {
+                std::panic::resume_unwind(panic);
             }
         }
     }

@@ -5,5 +5,6 @@
 mod harness;
 mod jobs;
 mod program;
+mod slow;
 mod survival;
 mod upkeep;

@@ -4,6 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use agent_model::JobDraft;
+use agent_proto::v1;
+use agent_proto::v1::nodes_client::NodesClient;
 use rustix::process::Signal;
 
 use crate::harness::{Daemon, eventually};
@@ -269,16 +271,33 @@ async fn test_either_process_may_stand_still_for_longer_than_the_other_waits() {
 }
 
 #[tokio::test]
-async fn test_attempt_that_the_controller_does_not_know_is_ended_and_kept() {
-    let mut controller = Daemon::started("roles: controller").await;
-    let mut node = Daemon::new(&format!("roles: node\ncontroller: unix:{}\n", controller.socket().display()));
-    node.spawn();
+async fn test_job_goes_on_though_the_controller_lost_its_memory() {
+    let (mut controller, _node) = pair().await;
     let job = controller.run("echo kept > outputs/x; echo up; sleep 1000").await;
     controller.reached(&job, &["Running"]).await;
     controller.kill();
     fs::remove_dir_all(controller.state().join("controller")).unwrap();
     controller.start().await;
+    controller.reached(&job, &["Running"]).await;
+    controller.cancel(&job).await;
+    let ended = controller.ended(&job).await;
+    assert_eq!((ended.state.as_str(), ended.epoch), ("Canceled", 1), "{ended:?}");
+    assert_eq!(controller.outputs(&ended).await, [("outputs/x".to_owned(), "kept\n".to_owned())]);
+}
+
+#[tokio::test]
+async fn test_attempt_of_a_node_that_was_declared_lost_is_ended_and_kept() {
+    let (controller, mut node) = pair().await;
+    let job = controller.run("echo kept > outputs/x; echo up; sleep 1000").await;
+    controller.reached(&job, &["Running"]).await;
     let dir = node.job_dirs().remove(0);
+    node.kill();
+    controller.reached(&job, &["NotResponding"]).await;
+    let lost = v1::DeclareLostRequest { node: "far".into() };
+    let lost = NodesClient::new(controller.channel()).declare_lost(lost).await.unwrap().into_inner();
+    assert_eq!(lost.jobs, [job.clone()]);
+    assert_eq!(controller.ended(&job).await.state, "Failed");
+    node.spawn();
     eventually("the attempt is put away", async || dir.join("remove-after").exists().then_some(())).await;
     assert!(dir.join("exit.json").exists());
     assert_eq!(fs::read_to_string(dir.join("work/outputs/x")).unwrap(), "kept\n");

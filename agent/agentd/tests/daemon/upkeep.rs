@@ -29,7 +29,7 @@ async fn test_panic_of_a_task_it_needs_stops_the_daemon_and_no_job() {
 async fn test_panics_of_upkeep_and_runners_are_got_over() {
     let mut daemon = Daemon::new("keep_jobs: 1s");
     // The runner dies at its third record; upkeep and attic at their first looks.
-    let plan = "node.journal.enter=panic=3,node.attic.sweep=panic=1,node.attic.sweep=panic=2,node.upkeep.look=panic=1";
+    let plan = "node.journal.enter=panic=3,node.attic.sweep=panic=1,node.upkeep.look=panic=1";
     daemon.set(failpoint::VARIABLE, plan);
     daemon.start().await;
     let job = daemon.run("echo once >> outputs/starts").await;
@@ -128,21 +128,14 @@ async fn test_watchdog_starves_when_a_loop_hangs_and_not_when_nobody_answers() {
     let mut starved = manager(&mut hangs);
     hangs.set(failpoint::VARIABLE, "node.sync.open=delay:600000@5");
     hangs.spawn();
-    eventually("the hanging loop is noticed", async || {
-        fed();
-        starved();
-        hangs.said().contains("the watchdog is not fed").then_some(())
+    let mut since = 0;
+    eventually("one of them starves while the other is fed", async || {
+        let (others, own) = (fed().len(), starved().len());
+        since = if own > 0 { 0 } else { since + others };
+        (since > 20).then_some(())
     })
     .await;
-    starved();
-    let mut words = Vec::new();
-    eventually("the lonely one is fed", async || {
-        words.extend(fed());
-        (words.len() > 4).then_some(())
-    })
-    .await;
-    assert!(starved().is_empty(), "who hangs is not");
     assert!(!lonely.said().contains("the watchdog is not fed"));
-    hangs.signal(Signal::TERM);
-    assert!(hangs.exited().await.success(), "a stop gets through all the same");
+    lonely.signal(Signal::TERM);
+    assert!(lonely.exited().await.success());
 }

@@ -33,6 +33,7 @@ impl Services {
         if let Some(job) = self.store.submitted(&request.request_id).await? {
             return Ok(job.id);
         }
+        self.require_room()?;
         self.require_blobs(&spec).await?;
         let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
         let hint = hint.cloned().unwrap_or_default();
@@ -60,6 +61,17 @@ impl Services {
             }
         }
         Err(Fault::new(Code::Bug, "no free job name was found").into())
+    }
+
+    /// The last room on the disk is for the jobs there are.
+    fn require_room(&self) -> Result<(), Refusal> {
+        if self.store.has_room() {
+            return Ok(());
+        }
+        let place = self.about.state_dir.display();
+        Err(Fault::new(Code::ControllerStore, "the controller takes no new jobs: its disk is full")
+            .fix(format!("make room on the disk that holds {place}, then submit again; jobs it has go on"))
+            .into())
     }
 
     /// Every snapshot a job names must be here before the job counts as submitted.

@@ -1,12 +1,16 @@
 //! `Nodes`: what clients ask about the machines, and about the controller itself.
+//!
+//! Whoever may connect may drain a node and write one off, as he may cancel a job: the socket decides who
+//! connects, and what somebody did is written down with his name.
 
-use agent_model::JobState;
-use agent_model::machine::{Eligibility, Liveness};
+use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
+use agent_model::{Code, Fault, JobState, NodeId};
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
-use super::{Refusal, Services};
-use crate::queue::NodeState;
+use super::{Refusal, Services, caller, invalid};
+use crate::queue::{DeclaredLost, NodeState};
+use crate::store::Recovery;
 
 impl Services {
     async fn list_nodes(&self) -> Result<v1::ListNodesResponse, Refusal> {
@@ -23,10 +27,93 @@ impl Services {
                 queued: count(queued),
                 running: count(jobs.len() - queued),
                 pid: u64::from(std::process::id()),
-                incarnation: String::new(),
-                notices: Vec::new(),
+                incarnation: self.store.incarnation().to_owned(),
+                notices: self.notices(),
             }),
         })
+    }
+
+    /// What is not as it should be with the controller itself.
+    fn notices(&self) -> Vec<v1::Notice> {
+        let mut notices = Vec::new();
+        if !self.store.has_room() {
+            notices.push(v1::Notice {
+                what: "the disk of the controller is full: new jobs are refused; those it has go on"
+                    .to_owned(),
+                fix: format!("make room on the disk that holds {}", self.about.state_dir.display()),
+            });
+        }
+        let damaged = self.blobs.damaged();
+        if damaged > 0 {
+            notices.push(v1::Notice {
+                what: format!("{damaged} files of the snapshot store were damaged and taken out of it"),
+                fix: "check the disk and the memory of this machine; jobs that lack a file say so".to_owned(),
+            });
+        }
+        notices.extend(self.store.recovery().map(mended));
+        notices
+    }
+
+    async fn set_node_eligibility(
+        &self,
+        request: v1::SetEligibilityRequest,
+        who: &str,
+    ) -> Result<v1::Node, Refusal> {
+        let id: NodeId = request.node.parse()?;
+        let event = match request.want.as_str() {
+            "drain" => EligibilityEvent::Drain,
+            "cordon" => EligibilityEvent::Cordon,
+            "uncordon" => EligibilityEvent::Uncordon,
+            other => return Err(invalid(format!("`{other}` is not drain, cordon or uncordon")).into()),
+        };
+        let node = self.queue.set_eligibility(&id, event, who).await?.ok_or_else(|| unknown_node(&id))?;
+        Ok(to_wire(node))
+    }
+
+    async fn declare_node_lost(&self, id: &NodeId, who: &str) -> Result<Vec<String>, Refusal> {
+        match self.queue.declare_lost(id, who).await? {
+            DeclaredLost::Done(jobs) => Ok(jobs.into_iter().map(String::from).collect()),
+            DeclaredLost::Unknown => Err(unknown_node(id).into()),
+            DeclaredLost::Answers => {
+                Err(Fault::new(Code::RequestInvalid, format!("{id} answers: it is not lost"))
+                    .why("what runs there would go on while it starts elsewhere")
+                    .fix(format!("to take its jobs from it: agentctl drain {id}"))
+                    .into())
+            }
+        }
+    }
+}
+
+fn unknown_node(id: &NodeId) -> Fault {
+    Fault::new(Code::RequestInvalid, format!("there is no node `{id}`"))
+        .fix("list them with `agentctl nodes`")
+}
+
+/// What became of the database, for people.
+fn mended(recovery: &Recovery) -> v1::Notice {
+    let Some(kept) = &recovery.kept else {
+        return v1::Notice {
+            what: format!(
+                "the controller's database was behind: {}; {} jobs were brought up to date",
+                recovery.problem, recovery.copied
+            ),
+            fix: "nothing, if you restored it from a backup; otherwise check the disk".to_owned(),
+        };
+    };
+    let mut what = format!(
+        "the controller's database was damaged ({}) and rebuilt: {} jobs from what could be read, {} from its \
+         second copy",
+        recovery.problem, recovery.rows, recovery.copied
+    );
+    if recovery.bad > 0 {
+        what.push_str(&format!(", {} rows unreadable", recovery.bad));
+    }
+    if !recovery.lost.is_empty() {
+        what.push_str(&format!("; lost but for the name: {}", recovery.lost.join(", ")));
+    }
+    v1::Notice {
+        what,
+        fix: format!("check the disk; remove {} when nobody needs it any more", kept.display()),
     }
 }
 
@@ -66,15 +153,19 @@ impl v1::nodes_server::Nodes for Services {
 
     async fn set_eligibility(
         &self,
-        _: Request<v1::SetEligibilityRequest>,
+        request: Request<v1::SetEligibilityRequest>,
     ) -> Result<Response<v1::Node>, Status> {
-        Err(Status::unimplemented("not yet"))
+        let who = caller(&request);
+        Ok(Response::new(self.set_node_eligibility(request.into_inner(), &who).await?))
     }
 
     async fn declare_lost(
         &self,
-        _: Request<v1::DeclareLostRequest>,
+        request: Request<v1::DeclareLostRequest>,
     ) -> Result<Response<v1::DeclareLostResponse>, Status> {
-        Err(Status::unimplemented("not yet"))
+        let who = caller(&request);
+        let id: NodeId = request.into_inner().node.parse().map_err(Refusal::from)?;
+        let jobs = self.declare_node_lost(&id, &who).await?;
+        Ok(Response::new(v1::DeclareLostResponse { jobs }))
     }
 }

@@ -19,6 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{Refusal, Services, invalid};
 use crate::archive::{self, Archive, ArchiveError, Channel, Tape};
 use crate::queue::{JobView, Standing};
+use crate::store::Store;
 
 /// Bytes taken from an append stream before they are written.
 const BATCH: usize = 4 * 1024 * 1024;
@@ -109,8 +110,9 @@ impl Intake {
             Standing::Open => true,
             Standing::Settled => false,
             Standing::Fenced => return Err(no_attempt(&replica).into()),
+            Standing::Ahead => return Err(Refusal::Unheard),
             Standing::Unknown => {
-                let job = self.services.view(&replica.job).await?.job;
+                let job = self.services.store.job(&replica.job).await?.ok_or(Refusal::Unheard)?;
                 if replica.epoch > job.epoch {
                     return Err(no_attempt(&replica).into());
                 }

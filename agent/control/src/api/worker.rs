@@ -87,6 +87,7 @@ fn held(wire: v1::HeldReplica) -> Result<Held, Refusal> {
         step: step.ok_or_else(|| invalid(format!("`{}` is not a step", wire.step)))?,
         detail: wire.detail,
         alive: wire.alive,
+        spec: wire.spec.map(TryInto::try_into).transpose()?,
         started_at: (wire.started_ms != 0).then_some(Timestamp(wire.started_ms)),
     })
 }
@@ -109,7 +110,7 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
         }),
     };
     let answers_ms = orders.answers.millis();
-    v1::NodeOrders { lease: Some(lease), answers_ms, orders: orders.list.iter().map(order).collect() }
+    v1::NodeOrders { lease: Some(lease), answers_ms, revision: orders.revision, orders: orders.list.iter().map(order).collect() }
 }
 
 fn duration(duration: std::time::Duration) -> prost_types::Duration {
@@ -132,16 +133,17 @@ impl Services {
         match standing {
             Standing::Open | Standing::Settled => Ok(()),
             Standing::Fenced => Err(Refusal::from(fenced(&replica)).into()),
+            Standing::Ahead => Err(Refusal::Unheard.into()),
             Standing::Unknown => Ok(self.confirm_ended(&replica).await?),
         }
     }
 
     /// A repeated delivery of the outcome that ended a job is welcome; any other is of no present attempt.
     async fn confirm_ended(&self, replica: &ReplicaId) -> Result<(), Refusal> {
-        let job = self.store.job(&replica.job).await?;
-        let known = job.is_some_and(|job| {
-            job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank)
-        });
+        // No controller makes a replica of no job: its record is lost, and the node is being asked for it.
+        let job = self.store.job(&replica.job).await?.ok_or(Refusal::Unheard)?;
+        let known =
+            job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank);
         if known { Ok(()) } else { Err(fenced(replica).into()) }
     }
 
@@ -159,7 +161,7 @@ impl Services {
             if tape.len() < expected.size {
                 return Err(incomplete(&format!("{} log", end.stream), tape.len(), expected.size));
             }
-            let found = Archive::blocking(move || tape.conclude(expected)).await.map_err(Refusal::from)?;
+            let found = self.archive.conclude(tape, expected).await.map_err(Refusal::from)?;
             if found != expected {
                 tracing::warn!(%replica, stream = %end.stream, %found, %expected, "the stored log was wrong");
                 return Err(incomplete(&format!("{} log", end.stream), 0, expected.size));

@@ -7,6 +7,7 @@
 //!
 //! Owned by the one task of `queue`; nobody else sees it.
 
+mod adopt;
 mod nodes;
 
 use std::cmp::Reverse;
@@ -56,6 +57,8 @@ pub(crate) enum Standing {
     Settled,
     /// A later attempt, or a loss, took its place.
     Fenced,
+    /// A later attempt than any on record: it is taken over with the next report of its node.
+    Ahead,
     /// The job ended or never was: only the store knows.
     Unknown,
 }
@@ -94,6 +97,10 @@ pub(crate) struct Book {
     recent: VecDeque<Arc<JobRecord>>,
     nodes: BTreeMap<NodeId, NodeState>,
     settled: BTreeMap<ReplicaId, Settled>,
+    /// What nodes hold and nobody here knows.
+    strangers: BTreeMap<ReplicaId, adopt::Stranger>,
+    /// After a loss: the nodes that must be heard before anything is placed.
+    awaited: BTreeSet<NodeId>,
     /// Replicas of canceled jobs that no node has named yet, and when, by its clock, their node sent the first
     /// report after the cancel.
     withdrawn: BTreeMap<ReplicaId, Boot>,
@@ -120,6 +127,8 @@ impl Book {
             recent: VecDeque::new(),
             nodes: BTreeMap::new(),
             settled: BTreeMap::new(),
+            strangers: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             withdrawn: BTreeMap::new(),
             contacts: Contacts::new(contact),
             leases: Leases::new(terms),
@@ -137,10 +146,15 @@ impl Book {
             if matches!(node.liveness, Liveness::Ready | Liveness::Degraded) {
                 book.contacts.renew(&node.id, now);
             }
+            if loaded.mended && !matches!(node.liveness, Liveness::Down | Liveness::Removed) {
+                book.awaited.insert(node.id.clone());
+            }
             book.nodes.insert(node.id.clone(), NodeState::new(node));
         }
         for job in loaded.jobs {
-            book.leases.grant(&job, None, now);
+            book.leases.grant(&job, None, if broken!(LeasesForgotten) { Boot::default() } else { now });
+            #[cfg(test)]
+            let job = if broken!(CancelForgotten) { uncanceled(job) } else { job };
             book.admit(job);
         }
         book
@@ -206,7 +220,7 @@ impl Book {
         if let Some(id) = self.submitted(&new.request) {
             return Some(id.clone());
         }
-        if self.job(&new.id).is_some() {
+        if self.job(&new.id).is_some() || self.is_stranger(&new.id) {
             return None;
         }
         self.last_seq += 1;
@@ -260,9 +274,14 @@ impl Book {
             return Standing::Settled;
         }
         let Some(job) = self.jobs.get(&replica.job) else { return Standing::Unknown };
+        if broken!(NoEpochCheck) {
+            return Standing::Open;
+        }
         let ours = |r: &ReplicaRecord| r.rank == replica.rank && r.node == *node;
         if job.epoch == replica.epoch && job.replicas.iter().any(ours) {
             Standing::Open
+        } else if adopt::is_ahead(job, replica) {
+            Standing::Ahead
         } else {
             Standing::Fenced
         }
@@ -275,7 +294,8 @@ impl Book {
         }
         match self.jobs.get(&replica.job) {
             None => Standing::Unknown,
-            Some(job) if replica.epoch == Epoch(0) || replica.epoch > job.epoch => Standing::Fenced,
+            Some(_) if replica.epoch == Epoch(0) => Standing::Fenced,
+            Some(job) if adopt::is_ahead(job, replica) => Standing::Ahead,
             Some(_) => Standing::Open,
         }
     }
@@ -334,7 +354,9 @@ impl Book {
         let mut pending = Vec::with_capacity(self.waiting.len());
         let mut waiting = Vec::new();
         for job in self.waiting.iter().filter_map(|(_, _, id)| self.jobs.get(id)) {
-            if self.dates.contains_key(&job.id) {
+            if let Some(nodes) = self.unheard() {
+                waiting.push((job.id.clone(), Wait::Unheard { nodes }));
+            } else if self.dates.contains_key(&job.id) {
                 waiting.push((job.id.clone(), Wait::Date));
             } else {
                 pending.push(Pending {
@@ -553,6 +575,15 @@ fn describe(outcome: &Outcome) -> String {
         Some(fault) => format!("{exit}: {fault}"),
         None => exit,
     }
+}
+
+/// What a controller that forgets cancels would start from.
+#[cfg(test)]
+fn uncanceled(mut job: JobRecord) -> JobRecord {
+    if job.state == JobState::Finalizing(Verdict::Canceled) {
+        (job.state, job.cancel) = (JobState::Running, None);
+    }
+    job
 }
 
 #[cfg(test)]

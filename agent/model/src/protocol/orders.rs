@@ -1,20 +1,22 @@
 //! Which orders count, and what has to be done about them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::{Boot, Epoch, JobId, JobSpec, ReplicaId};
 
 /// Which orders this life of a node's daemon obeys.
 ///
-/// Orders name the report they answer by the time it was sent, on the node's own clock. Those that answer an
-/// earlier report than the ones obeyed before were overtaken, and those that answer a report of before the
-/// daemon started were meant for its predecessor. Because a node is this strict, a controller may conclude
+/// Orders name the report they answer by the time it was sent, on the node's own clock, and those that answer
+/// the same one are numbered. Those that answer an earlier report than the ones obeyed before, or it with a
+/// smaller number, were overtaken; those that answer a report of before the daemon started were meant for its
+/// predecessor. Because a node is this strict, a controller may conclude
 /// from a report that lacks a replica, and that obeyed later orders, that the replica will never start.
 #[derive(Debug, Clone, Copy)]
 pub struct Obedience {
     since: Boot,
-    obeyed: Option<Boot>,
+    obeyed: Option<(Boot, u64)>,
 }
 
 impl Obedience {
@@ -23,22 +25,36 @@ impl Obedience {
         Obedience { since: Boot::from_millis(now.millis()), obeyed: None }
     }
 
-    /// Whether to obey orders that answer the report sent at `answers`; if so, they are the latest from now on.
-    /// Zero is a controller that does not say.
-    pub fn admits(&mut self, answers: Boot) -> bool {
+    /// Whether to obey these orders, which answer the report sent at `answers`; if so, they are the latest from
+    /// now on. Zero is a controller that does not say.
+    pub fn admits(&mut self, answers: Boot, revision: u64) -> bool {
         if answers == Boot::default() {
             return true;
         }
-        let counts = answers >= self.obeyed.unwrap_or(self.since);
+        let counts = answers >= self.since && self.obeyed.is_none_or(|obeyed| (answers, revision) >= obeyed);
         if counts {
-            self.obeyed = Some(answers);
+            self.obeyed = Some((answers, revision));
         }
         counts
     }
 
     /// What the latest orders that were obeyed answered.
     pub fn obeyed(&self) -> Option<Boot> {
-        self.obeyed
+        self.obeyed.map(|(answers, _)| answers)
+    }
+}
+
+/// The times at which a node sends its reports: each later than the one before, even if the clock stands still,
+/// so that of two reports everybody knows the later one.
+#[derive(Debug, Default)]
+pub struct Stamps(AtomicU64);
+
+impl Stamps {
+    /// The stamp of a report that is made at `now`.
+    pub fn next(&self, now: Boot) -> Boot {
+        let later = |last: u64| Some(now.millis().max(last + 1));
+        let last = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later).unwrap_or_default();
+        Boot::from_millis(now.millis().max(last + 1))
     }
 }
 
@@ -107,20 +123,23 @@ pub enum Action {
 ///
 /// | Order | Held | Not held |
 /// |---|---|---|
-/// | run | tell until when | start, unless a later epoch of the job is held or ordered |
+/// | run | tell until when | start, once no other epoch of the job is held; never beside a later one |
 /// | stop, forget | tell | – |
 /// | not understood | – | – |
 /// | not named | disown | – |
 pub fn decide(orders: BTreeMap<ReplicaId, Wanted>, held: &BTreeSet<ReplicaId>) -> Vec<Action> {
     let latest = latest_epochs(&orders, held);
+    let busy = |new: &ReplicaId| held.iter().any(|old| old.job == new.job && old.epoch < new.epoch);
     let mut actions = Vec::new();
     let unnamed: Vec<ReplicaId> = held.iter().filter(|id| !orders.contains_key(*id)).cloned().collect();
     for (replica, wanted) in orders {
-        let held = held.contains(&replica);
+        let (busy, held) = (busy(&replica), held.contains(&replica));
         match wanted {
             Wanted::Run(..) if !held && latest.get(&replica.job) > Some(&replica.epoch) => {
                 actions.push(Action::Refuse(replica));
             }
+            // Whoever holds it ends the earlier attempt first; the order comes again when that is gone.
+            Wanted::Run(..) if !held && busy => {}
             Wanted::Run(spec, until) if !held => actions.push(Action::Start(replica, spec, until)),
             Wanted::Run(_, until) => actions.push(Action::Tell(replica, Desired::Run { until })),
             Wanted::Other(desired) if held => actions.push(Action::Tell(replica, desired)),
@@ -196,12 +215,14 @@ mod tests {
     #[test]
     fn test_an_earlier_epoch_is_never_started_beside_a_later_one() {
         let run = |text| (id(text), Wanted::Run(spec(), None));
-        let actions = decide([run("a.1.0"), run("b.2.0"), run("b.3.0")].into(), &held(&["a.2.0"]));
+        let orders = [run("a.1.0"), run("b.2.0"), run("b.3.0"), run("c.2.0")].into();
+        let actions = decide(orders, &held(&["a.2.0", "c.1.0"]));
         let expected = [
             Action::Refuse(id("a.1.0")),
             Action::Refuse(id("b.2.0")),
             Action::Start(id("b.3.0"), spec(), None),
             Action::Tell(id("a.2.0"), Desired::Disown),
+            Action::Tell(id("c.1.0"), Desired::Disown),
         ];
         assert_eq!(actions, expected);
     }
@@ -216,13 +237,21 @@ mod tests {
     }
 
     #[test]
+    fn test_stamps_grow_even_if_the_clock_does_not() {
+        let (stamps, at) = (Stamps::default(), Boot::from_millis);
+        let made: Vec<_> = [7, 7, 8, 20].map(|now| stamps.next(at(now))).into();
+        assert_eq!(made, [at(7), at(8), at(9), at(20)]);
+    }
+
+    #[test]
     fn test_overtaken_orders_do_not_count() {
         let at = Boot::from_millis;
         let mut obedience = Obedience::new(at(100));
-        assert!(!obedience.admits(at(99)), "meant for the daemon before");
+        assert!(!obedience.admits(at(99), 9), "meant for the daemon before");
         assert_eq!(obedience.obeyed(), None);
-        assert!(obedience.admits(at(0)) && obedience.admits(at(120)) && obedience.admits(at(120)));
-        assert!(!obedience.admits(at(119)));
-        assert_eq!(obedience.obeyed(), Some(at(120)));
+        assert!(obedience.admits(at(0), 0) && obedience.admits(at(120), 5) && obedience.admits(at(120), 5));
+        assert!(!obedience.admits(at(119), 6) && !obedience.admits(at(120), 4));
+        assert!(obedience.admits(at(121), 1));
+        assert_eq!(obedience.obeyed(), Some(at(121)));
     }
 }

@@ -14,11 +14,11 @@ pub(super) const CHUNK: u64 = 256 * 1024;
 /// The most bytes of all files on their way.
 const LARGEST: u64 = 32 * CHUNK;
 /// The fewest.
-const SMALLEST: u64 = 1024;
+const SMALLEST: u64 = 2 * PROBE;
 /// At the start of a connection.
-const FIRST: u64 = 4 * SMALLEST;
+const FIRST: u64 = 2 * SMALLEST;
 /// A request of so many bytes measures what an answer takes.
-const PROBE: u64 = SMALLEST / 4;
+const PROBE: u64 = 256;
 /// Bytes may wait this long for those before them.
 const QUEUE: Duration = Duration::from_millis(500);
 /// A measurement is good for this long, in a window that had to be cut.
@@ -85,10 +85,11 @@ impl Pace {
             return;
         }
         let Some((base, measured)) = self.base else { return };
-        if took > 2 * base + QUEUE {
+        let slack = base.max(QUEUE);
+        if took > base + slack {
             self.window = (self.window / 2).max(SMALLEST);
             self.probing |= now.saturating_duration_since(measured) > STALE;
-        } else if full && took < 2 * base + QUEUE / 2 {
+        } else if full && took < base + slack / 4 {
             self.window = (self.window * 2).min(LARGEST);
         }
     }
@@ -98,8 +99,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A controller that needs `fixed` for every answer, however much it is for, and takes `rate` bytes a second. Gives the
-    /// window after each simulated second, and how long the last byte sent waited.
+    /// A controller that needs `fixed` for every answer, however much it is for, and takes `rate` bytes a
+    /// second. Gives when it ended, and how long the answer before that took.
     fn simulate(
         pace: &mut Pace,
         from: Instant,

@@ -4,12 +4,13 @@
 //! node once named and names no more is lost, also when the machine was restarted; silence takes a job from
 //! its node only when the job may be replaced and its lease is over.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use agent_model::machine::{Before, Eligibility, EligibilityEvent, Liveness, LivenessEvent};
-use agent_model::node::{Grade, Inventory, Load};
+use agent_model::node::{Finding, Grade, Inventory, Load};
 use agent_model::{
-    Boot, Code, Fault, JobEvent, JobId, JobState, NodeId, ReplicaId, ReplicaStep, Timestamp, Verdict,
+    Boot, Code, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, ReplicaId, ReplicaStep, Timestamp, Verdict,
 };
 
 use super::{Book, Moment, Standing, may_retry, without_run};
@@ -18,7 +19,7 @@ use crate::scheduler::{Room, Taken};
 use crate::store::{NodeRecord, ReplicaRecord};
 
 /// What a node says about itself and what it holds.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Report {
     pub(crate) node: NodeId,
     pub(crate) boot_id: String,
@@ -32,7 +33,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    fn holds(&self, replica: &ReplicaId) -> bool {
+    pub(super) fn holds(&self, replica: &ReplicaId) -> bool {
         self.replicas.iter().any(|held| held.replica == *replica)
     }
 }
@@ -46,6 +47,8 @@ pub(crate) struct Held {
     pub(crate) started_at: Option<Timestamp>,
     /// The node has evidence that it goes on.
     pub(crate) alive: bool,
+    /// What was ordered, when the node was asked for it.
+    pub(crate) spec: Option<JobSpec>,
 }
 
 /// What came of declaring a node lost.
@@ -78,14 +81,24 @@ impl NodeState {
     }
 
     /// Why it takes no new work, for people.
-    fn closed(&self) -> Option<&'static str> {
-        match (self.record.eligibility, self.record.liveness) {
-            (Eligibility::Draining, _) => Some("is being drained"),
-            (Eligibility::Cordoned, _) => Some("is cordoned"),
-            (_, Liveness::Degraded) => Some("fails a check, see `agentctl doctor`"),
-            (_, Liveness::NotResponding | Liveness::Down) => Some("does not answer"),
-            (_, Liveness::Removed) => Some("was removed"),
-            (_, Liveness::Enrolling | Liveness::Ready) => (!self.linked).then_some("is not connected"),
+    fn closed(&self) -> Option<Cow<'static, str>> {
+        let why = match (self.record.eligibility, self.record.liveness) {
+            (Eligibility::Draining, _) => "is being drained",
+            (Eligibility::Cordoned, _) => "is cordoned",
+            (_, Liveness::Degraded) => return Some(self.failed_check().into()),
+            (_, Liveness::NotResponding | Liveness::Down) => "does not answer",
+            (_, Liveness::Removed) => "was removed",
+            (_, Liveness::Enrolling | Liveness::Ready) if self.linked => return None,
+            (_, Liveness::Enrolling | Liveness::Ready) => "is not connected",
+        };
+        Some(why.into())
+    }
+
+    /// What is wrong with a node that answers.
+    fn failed_check(&self) -> String {
+        match self.record.inventory.findings.iter().find(|finding| finding.grade == Grade::Bad) {
+            Some(Finding { topic, found, means, .. }) => format!("fails the check `{topic}`: {found}; {means}"),
+            None => "fails a check, see `agentctl doctor`".to_owned(),
         }
     }
 }
@@ -105,7 +118,7 @@ impl Book {
             })
         });
         let rebooted = node.record.boot_id != report.boot_id;
-        if !rebooted && node.sent.is_some_and(|latest| report.sent < latest) {
+        if !rebooted && node.sent.is_some_and(|latest| report.sent < latest) && !broken!(OvertakenReports) {
             self.nodes.insert(id.clone(), node); // a later report overtook it
             return;
         }
@@ -130,11 +143,14 @@ impl Book {
             self.forget_boot(id, &jobs);
         }
 
+        self.meet(report, now);
         for held in &report.replicas {
             self.see(report, held, now);
         }
         for job in jobs {
-            self.miss(&job, report, now);
+            if self.awaited.is_empty() {
+                self.miss(&job, report, now);
+            }
             self.withdraw(&job, report, now);
         }
         self.settled.retain(|replica, settled| {
@@ -163,7 +179,7 @@ impl Book {
         if self.standing(&held.replica, node) != Standing::Open {
             return;
         }
-        if held.alive {
+        if held.alive || broken!(LeaseWithoutEvidence) {
             self.leases.renew(&held.replica, report.sent, now.boot);
         }
         if self.advance(id, JobEvent::SeenAgain) {
@@ -236,6 +252,7 @@ impl Book {
             let name = job.replica(replica.rank);
             let gone = match self.withdrawn.get(&name) {
                 Some(since) => report.obeyed.is_some_and(|obeyed| obeyed > *since),
+                None if broken!(CancelWithoutProof) => true,
                 None => {
                     self.withdrawn.insert(name.clone(), report.sent);
                     false
@@ -283,6 +300,9 @@ impl Book {
                 if self.advance(&job, JobEvent::LeaseExpired) {
                     self.tell(&job, Some(&id), now, format!("{id} stopped answering"));
                 }
+                if broken!(HoldGivenAway) {
+                    self.lose(&job, &id, Fault::new(Code::NodeLost, "silence"), now);
+                }
             }
         }
         for replica in self.leases.over(now.boot) {
@@ -308,6 +328,7 @@ impl Book {
         node.record.liveness = down;
         let jobs: Vec<JobId> = node.jobs.iter().cloned().collect();
         self.dirty_nodes.insert(id.clone());
+        self.awaited.remove(id);
         (self.urgent, self.replan) = (true, true);
         for job in &jobs {
             let fault = Fault::new(Code::NodeLost, format!("{id} was declared lost by {who}"));
@@ -379,7 +400,11 @@ impl Book {
             self.settled.iter().filter(|(_, settled)| settled.node == *node).map(|(replica, _)| replica);
         Orders {
             answers: state.and_then(|node| node.sent).unwrap_or_default(),
-            list: lease::orders(node, &self.leases, jobs.map(|job| &**job), settled),
+            revision: 0,
+            list: lease::orders(node, &self.leases, jobs.map(|job| &**job), settled)
+                .into_iter()
+                .chain(self.questions(node))
+                .collect(),
         }
     }
 }

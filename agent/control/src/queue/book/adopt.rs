@@ -1,0 +1,227 @@
+//! The part of the book that meets replicas it cannot place: what nodes know and this controller does not.
+//!
+//! A node holds nothing that no controller ordered. So a replica of a job that is in no record, or of an
+//! attempt later than the record's, proves that this controller's memory is older than the truth: its
+//! database was rebuilt after damage, or restored from a backup. Whoever has evidence is believed:
+//!
+//! | The node holds | The record says | What follows |
+//! |---|---|---|
+//! | an attempt of a job | nothing at all | the node is asked what was ordered, and the job is taken over |
+//! | a later attempt | an earlier one, or none yet | the later one counts; it was only given because the earlier was over |
+//! | the same attempt | it was given to another node | it is left alone until the job has ended: a person decides |
+//! | an earlier attempt | a later one, or an end | it is not named in the orders, so the node ends it |
+//!
+//! Invariants: nothing is ended because a record is missing; after a loss nothing is placed and nothing is
+//! called lost before every node on record has said what it runs, or was declared lost, so that no number of
+//! an attempt is given twice, and no job ends that goes on elsewhere.
+//!
+//! The store is asked by the task of `queue`, between [`Book::unresolved`] and [`Book::resolve`].
+
+use std::sync::Arc;
+
+use agent_model::machine::Before;
+use agent_model::{JobEvent, JobId, JobSpec, JobState, NodeId, ReplicaId};
+
+use super::{Book, Held, Moment, Report, Standing};
+use crate::lease::{Desired, Order};
+use crate::store::{JobRecord, ReplicaRecord};
+
+/// A replica that a node holds and that belongs to no job of the book.
+#[derive(Debug)]
+pub(super) struct Stranger {
+    node: NodeId,
+    known: Known,
+}
+
+/// What the store says about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Nobody has looked yet.
+    Unasked,
+    /// Its job ended, and this attempt is no news.
+    Ended,
+    /// There is no such job.
+    Not,
+    /// What is on record and what the node has contradict each other: a person has to look.
+    Odd,
+}
+
+impl Book {
+    /// Takes in the replicas of a report that the book cannot place.
+    pub(super) fn meet(&mut self, report: &Report, now: Moment) {
+        self.replan |= self.awaited.remove(&report.node);
+        self.strangers.retain(|replica, stranger| stranger.node != report.node || report.holds(replica));
+        for held in &report.replicas {
+            match self.standing(&held.replica, &report.node) {
+                Standing::Unknown => self.meet_unknown(report, held, now),
+                Standing::Ahead => self.meet_later(report, held, now),
+                Standing::Fenced if self.is_double(&held.replica) => self.meet_double(report, held, now),
+                Standing::Fenced | Standing::Open | Standing::Settled => {
+                    self.strangers.remove(&held.replica);
+                }
+            }
+        }
+    }
+
+    fn meet_unknown(&mut self, report: &Report, held: &Held, now: Moment) {
+        let known = self.strangers.get(&held.replica).map_or(Known::Unasked, |stranger| stranger.known);
+        match &held.spec {
+            Some(spec) if known == Known::Not => self.take_over(report, held, spec, now),
+            _ => {
+                let stranger = Stranger { node: report.node.clone(), known };
+                self.strangers.insert(held.replica.clone(), stranger);
+            }
+        }
+    }
+
+    /// A job that is in no record goes on as if it always had been.
+    fn take_over(&mut self, report: &Report, held: &Held, spec: &JobSpec, now: Moment) {
+        let (id, node) = (&held.replica.job, &report.node);
+        self.last_seq += 1;
+        let job = JobRecord {
+            id: id.clone(),
+            seq: self.last_seq,
+            request: format!("taken over: {}", held.replica),
+            spec: spec.clone(),
+            state: JobState::Preparing,
+            epoch: held.replica.epoch,
+            uncharged: 0,
+            not_before: None,
+            avoid: None,
+            submitted_at: held.started_at.unwrap_or(now.wall),
+            started_at: held.started_at,
+            ended_at: None,
+            cancel: None,
+            replicas: vec![replica_of(report, held)],
+            outcome: None,
+        };
+        self.leases.grant(&job, Some(report.sent), now.boot);
+        self.admit(job);
+        self.dirty_jobs.insert(id.clone());
+        self.adopted(id, node, &held.replica, now, "the controller has no record of this job, but");
+    }
+
+    /// The record is of an earlier attempt: the one that is there counts.
+    fn meet_later(&mut self, report: &Report, held: &Held, now: Moment) {
+        let id = &held.replica.job;
+        let decided =
+            |state| matches!(state, JobState::Finalizing(_) | JobState::NotResponding(Before::Finalizing(_)));
+        if self.state(id).is_some_and(|state| state.is_terminal() || decided(state)) {
+            // How the job ends was decided, so a later attempt of it cannot be.
+            let stranger = Stranger { node: report.node.clone(), known: Known::Odd };
+            self.strangers.insert(held.replica.clone(), stranger);
+            return;
+        }
+        self.leave_queue(id);
+        self.leave_node(id);
+        self.advance(id, JobEvent::Placed);
+        let replica = replica_of(report, held);
+        self.edit(id, |job| {
+            job.epoch = held.replica.epoch;
+            job.not_before = None;
+            job.replicas = vec![replica];
+        });
+        let Some(job) = self.jobs.get(id).cloned() else { return };
+        self.leases.grant(&job, Some(report.sent), now.boot);
+        if let Some(node) = self.nodes.get_mut(&report.node) {
+            node.jobs.insert(id.clone());
+        }
+        self.adopted(id, &report.node, &held.replica, now, "the record of this job is older than the truth:");
+    }
+
+    fn adopted(&mut self, id: &JobId, node: &NodeId, replica: &ReplicaId, now: Moment, why: &str) {
+        self.strangers.remove(replica);
+        (self.urgent, self.replan) = (true, true);
+        tracing::warn!(%replica, %node, "taking over an attempt that is not on record");
+        self.tell(id, Some(node), now, format!("{why} {node} has attempt {} of it", replica.epoch));
+    }
+
+    /// The record gave the very same attempt to another node.
+    fn is_double(&self, replica: &ReplicaId) -> bool {
+        // A job that waits has its last attempt behind it: whoever still holds that is late, not a double.
+        self.jobs.get(&replica.job).is_some_and(|job| job.epoch == replica.epoch && !job.replicas.is_empty())
+    }
+
+    /// Two nodes have the same attempt, which no controller ever does: one of them did it before a restore.
+    fn meet_double(&mut self, report: &Report, held: &Held, now: Moment) {
+        let (id, node) = (&held.replica.job, &report.node);
+        let stranger = Stranger { node: node.clone(), known: Known::Odd };
+        if self.strangers.insert(held.replica.clone(), stranger).is_none() {
+            tracing::error!(replica = %held.replica, %node, "two nodes have the same attempt");
+            let text = format!(
+                "{node} has attempt {} too: both go on; cancel the job, and start it again, if that is not wanted",
+                held.replica.epoch
+            );
+            self.tell(id, Some(node), now, text);
+        }
+    }
+
+    /// The replicas about which the store must be asked.
+    pub(crate) fn unresolved(&self) -> Vec<ReplicaId> {
+        let unasked = self.strangers.iter().filter(|(_, stranger)| stranger.known == Known::Unasked);
+        unasked.map(|(replica, _)| replica.clone()).collect()
+    }
+
+    /// Takes in what the store said.
+    pub(crate) fn resolve(&mut self, replica: &ReplicaId, job: Option<&JobRecord>) {
+        if let Some(stranger) = self.strangers.get_mut(replica) {
+            stranger.known = match job {
+                Some(job) if job.state.is_terminal() && !is_ahead(job, replica) => Known::Ended,
+                Some(_) => Known::Odd,
+                None => Known::Not,
+            };
+            if stranger.known != Known::Ended {
+                tracing::warn!(%replica, node = %stranger.node, "a node runs what is not on record");
+            }
+        }
+    }
+
+    /// The orders about what `node` holds and nobody here knows: go on, and tell.
+    pub(super) fn questions(&self, node: &NodeId) -> impl Iterator<Item = Order> {
+        let ours = move |stranger: &Stranger| stranger.node == *node && stranger.known != Known::Ended;
+        self.strangers
+            .iter()
+            .filter(move |(_, stranger)| ours(stranger))
+            .map(|(replica, _)| Order { replica: replica.clone(), desired: Desired::Describe })
+    }
+
+    /// The nodes that must be heard before anything is placed, for people; `None` when there are none.
+    pub(super) fn unheard(&self) -> Option<Arc<str>> {
+        if self.awaited.is_empty() {
+            return None;
+        }
+        let names: Vec<&str> = self.awaited.iter().map(NodeId::as_str).collect();
+        Some(names.join(", ").into())
+    }
+
+    /// A node runs something of this name.
+    pub(super) fn is_stranger(&self, id: &JobId) -> bool {
+        self.strangers.keys().any(|replica| replica.job == *id)
+    }
+
+    /// Takes a job out of the line.
+    fn leave_queue(&mut self, id: &JobId) {
+        let Some(line) = self.jobs.get(id).map(|job| super::place_in_line(job)) else { return };
+        self.waiting.remove(&line);
+        self.dates.remove(id);
+        self.reasons.remove(id);
+    }
+}
+
+fn replica_of(report: &Report, held: &Held) -> ReplicaRecord {
+    ReplicaRecord {
+        rank: held.replica.rank,
+        node: report.node.clone(),
+        boot_id: report.boot_id.clone(),
+        step: None, // told like any other step, right after
+        detail: String::new(),
+    }
+}
+
+/// Whether `replica` is of an attempt after the latest of `job`, as far as this controller knows.
+pub(super) fn is_ahead(job: &JobRecord, replica: &ReplicaId) -> bool {
+    replica.epoch > job.epoch
+}
+
+#[cfg(test)]
+mod tests;

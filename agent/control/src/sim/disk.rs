@@ -1,0 +1,125 @@
+//! The controller's durable memory as it should be, and the checks that need only what is written to it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use agent_model::{JobId, JobState, NodeId, ReplicaId};
+
+use super::mutant::{self, Mutant};
+use crate::store::{Changes, JobRecord, Loaded, NodeRecord};
+
+/// A promise that was broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Broken {
+    pub(super) invariant: &'static str,
+    pub(super) how: String,
+}
+
+pub(super) fn broken<T>(invariant: &'static str, how: String) -> Result<T, Broken> {
+    Err(Broken { invariant, how })
+}
+
+/// One piece of output: anybody can tell whether it is the right one.
+pub(super) fn line(replica: &ReplicaId, index: u64) -> u32 {
+    let mut hash = 0x811c_9dc5_u32;
+    for byte in replica.job.as_str().bytes() {
+        hash = (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+    }
+    let place = replica.epoch.0 * 1009 + u64::from(replica.rank);
+    (hash ^ (place as u32)).wrapping_mul(0x9E37_79B1) ^ (index as u32).wrapping_mul(0x85EB_CA6B)
+}
+
+pub(super) fn lines(replica: &ReplicaId, range: Range<u64>) -> Vec<u32> {
+    range.map(|index| line(replica, index)).collect()
+}
+
+/// See the module.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Disk {
+    pub(super) jobs: BTreeMap<JobId, Arc<JobRecord>>,
+    nodes: BTreeMap<NodeId, NodeRecord>,
+    settled: BTreeMap<ReplicaId, NodeId>,
+    results: BTreeMap<ReplicaId, u32>,
+    pub(super) logs: BTreeMap<ReplicaId, Vec<u32>>,
+    /// Before the last commit; kept only for the mistake that needs it.
+    before: Option<Box<Disk>>,
+}
+
+impl Disk {
+    /// Writes everything. `alive` says whether a job has a live run.
+    pub(super) fn commit(&mut self, changes: &Changes, alive: impl Fn(&JobId) -> bool) -> Result<(), Broken> {
+        self.keep();
+        for (replica, node) in &changes.settled {
+            let counted = self.results.entry(replica.clone()).or_default();
+            *counted += 1;
+            if *counted > 1 {
+                return broken("a result counts once", format!("{replica} counted again"));
+            }
+            if let Some(job) = self.jobs.get(&replica.job).filter(|job| job.epoch != replica.epoch) {
+                return broken("only the latest epoch counts", format!("{replica} counted at {}", job.epoch));
+            }
+            self.settled.insert(replica.clone(), node.clone());
+        }
+        for replica in &changes.forgotten {
+            self.settled.remove(replica);
+        }
+        for job in &changes.jobs {
+            if let Some(before) = self.jobs.get(&job.id) {
+                let over = before.state.is_terminal();
+                if over && (before.state, before.epoch) != (job.state, job.epoch) {
+                    let how = format!("{}: {:?} became {:?}", job.id, before.state, job.state);
+                    return broken("a terminal state never changes", how);
+                }
+                if job.epoch < before.epoch {
+                    return broken("an epoch never goes back", job.id.to_string());
+                }
+            }
+            if (job.state.is_terminal() || job.state == JobState::Queued) && alive(&job.id) {
+                let how = format!("{} is {} at epoch {}", job.id, job.state, job.epoch);
+                return broken("a job that ended or waits has no live run", how);
+            }
+            self.jobs.insert(job.id.clone(), job.clone());
+        }
+        for node in &changes.nodes {
+            self.nodes.insert(node.id.clone(), node.clone());
+        }
+        Ok(())
+    }
+
+    /// Adds to a log, which must stay the beginning of what was produced.
+    pub(super) fn append(&mut self, replica: &ReplicaId, data: &[u32]) -> Result<(), Broken> {
+        self.keep();
+        let log = self.logs.entry(replica.clone()).or_default();
+        let start = log.len() as u64;
+        log.extend_from_slice(data);
+        let right = data.iter().enumerate().all(|(i, piece)| *piece == line(replica, start + i as u64));
+        if right { Ok(()) } else { broken("a log is what was produced", format!("{replica} at {start}")) }
+    }
+
+    /// What a controller that starts finds.
+    pub(super) fn load(&self) -> Loaded {
+        let open = self.jobs.values().filter(|job| !job.state.is_terminal());
+        Loaded {
+            jobs: open.map(|job| (**job).clone()).collect(),
+            nodes: self.nodes.values().cloned().collect(),
+            settled: self.settled.iter().map(|(replica, node)| (replica.clone(), node.clone())).collect(),
+            last_seq: self.jobs.values().map(|job| job.seq).max().unwrap_or(0),
+            ..Loaded::default()
+        }
+    }
+
+    fn keep(&mut self) {
+        if mutant::is(Mutant::LastCommitLost) {
+            self.before = None;
+            self.before = Some(Box::new(self.clone()));
+        }
+    }
+
+    /// The controller crashed.
+    pub(super) fn crash(&mut self) {
+        if let Some(before) = self.before.take() {
+            *self = *before;
+        }
+    }
+}

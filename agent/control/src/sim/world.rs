@@ -1,0 +1,565 @@
+//! The simulated cluster: time, the network, the clients, the faults, and what is really so.
+//!
+//! Everything happens in events, one at a time, in the order of true time, which nobody in the simulation can
+//! read. A message is bound to the process that it was sent to, as a connection is: it may be lost, late,
+//! doubled or overtaken, but it never reaches a successor of that process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use agent_model::job::{Limits, OnDisconnect, RetryPolicy};
+use agent_model::machine::EligibilityEvent;
+use agent_model::{JobDraft, JobId, JobSpec, JobState, Outcome, ReplicaId};
+
+use super::chance::Chance;
+use super::controller::Controller;
+use super::disk::{Broken, Disk, broken, lines};
+use super::mutant::{self, Mutant};
+use super::node::{Drifting, Node};
+use crate::lease::{Desired, Orders};
+use crate::queue::{DeclaredLost, Report};
+
+/// How long a seed is simulated, and how much of it has faults, in milliseconds.
+const END: u64 = 100 * 60_000;
+const CALM: u64 = 60 * 60_000;
+pub(super) const GRACE: Duration = Duration::from_secs(10);
+
+/// What is on its way.
+#[derive(Debug, Clone)]
+pub(super) enum Message {
+    // From a node.
+    Report {
+        session: u64,
+        report: Report,
+    },
+    Append {
+        replica: ReplicaId,
+        offset: u64,
+        data: Vec<u32>,
+    },
+    Result {
+        replica: ReplicaId,
+        outcome: Outcome,
+        written: u64,
+    },
+    // To a node.
+    Orders(Orders),
+    Stored {
+        replica: ReplicaId,
+        length: u64,
+    },
+    /// Not enough of the log is there for its outcome.
+    Lacking {
+        replica: ReplicaId,
+        length: u64,
+    },
+    Unwanted {
+        replica: ReplicaId,
+    },
+    Taken {
+        replica: ReplicaId,
+    },
+    Fenced {
+        replica: ReplicaId,
+    },
+}
+
+#[derive(Debug, Clone)]
+pub(super) enum Event {
+    Submit(usize),
+    Cancel(usize),
+    /// An operator wants something of a node.
+    Want(usize, EligibilityEvent),
+    DeclareLost(usize),
+    ToController {
+        life: u64,
+        from: usize,
+        message: Message,
+    },
+    ToNode {
+        to: usize,
+        session: u64,
+        message: Message,
+    },
+    NodeFault(usize),
+    ControllerFault,
+    AgentStarts(usize),
+    NodeStarts(usize),
+    ControllerStarts,
+    /// A rule of the controller may apply.
+    Alarm {
+        life: u64,
+    },
+    /// The agent reports, and sends what it has.
+    Beat {
+        node: usize,
+        session: u64,
+    },
+    Prepared {
+        node: usize,
+        session: u64,
+        replica: ReplicaId,
+    },
+    CommandEnds {
+        node: usize,
+        instance: u64,
+        replica: ReplicaId,
+    },
+    DeadlineComes {
+        node: usize,
+        instance: u64,
+        replica: ReplicaId,
+    },
+    Killed {
+        node: usize,
+        instance: u64,
+        replica: ReplicaId,
+    },
+}
+
+/// What a user wants, and what was answered.
+#[derive(Debug, Clone)]
+pub(super) struct Wish {
+    pub(super) id: JobId,
+    pub(super) spec: JobSpec,
+    pub(super) submitted: bool,
+    /// The controller said that it is being canceled.
+    pub(super) canceled: bool,
+}
+
+/// What was simulated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tally {
+    pub(super) events: u64,
+    pub(super) messages: u64,
+    pub(super) faults: u64,
+    pub(super) attempts: u64,
+    pub(super) lost: u64,
+    pub(super) millis: u64,
+    /// A digest of everything that happened.
+    pub(super) trace: u64,
+}
+
+impl Tally {
+    pub(super) fn add(&mut self, other: Tally) {
+        self.events += other.events;
+        self.messages += other.messages;
+        self.faults += other.faults;
+        self.attempts += other.attempts;
+        self.lost += other.lost;
+        self.millis += other.millis;
+        self.trace ^= other.trace;
+    }
+}
+
+/// See the module.
+pub(super) struct World {
+    pub(super) now: u64,
+    pub(super) chance: Chance,
+    queue: BTreeMap<(u64, u64), Event>,
+    serial: u64,
+    pub(super) disk: Disk,
+    pub(super) controller: Option<Controller>,
+    pub(super) controller_clock: Drifting,
+    pub(super) nodes: Vec<Node>,
+    pub(super) wishes: Vec<Wish>,
+    /// Commands that run, and where.
+    pub(super) live: BTreeMap<ReplicaId, usize>,
+    started: BTreeSet<ReplicaId>,
+    pub(super) failure: Option<Broken>,
+    pub(super) tally: Tally,
+}
+
+/// Simulates one seed; `told` hears of each event.
+pub(super) fn run(seed: u64, told: impl Fn(u64, &Event)) -> (Tally, Option<Broken>) {
+    let mut world = World::new(seed);
+    while world.failure.is_none() {
+        let Some(((at, _), event)) = world.queue.pop_first() else { break };
+        if at > END {
+            break;
+        }
+        world.now = at;
+        world.tally.events += 1;
+        world.mark(&event);
+        told(at, &event);
+        world.happen(event);
+    }
+    world.tally.millis = world.now;
+    if world.failure.is_none() {
+        world.failure = world.check_end().err();
+    }
+    (world.tally, world.failure)
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut chance = Chance::new(seed);
+        let drift = |chance: &mut Chance| chance.below(2001) as i64 - 1000;
+        let nodes = (0..chance.between(2, 5)).map(|i| Node {
+            id: format!("n{i}").parse().unwrap(),
+            slots: chance.between(1, 3) as u32,
+            clock: Drifting { since: 0, ppm: drift(&mut chance) },
+            boots: 0,
+            up: false,
+            dead: false,
+            directories: BTreeMap::new(),
+            shims: BTreeMap::new(),
+            agent: None,
+            cut: (0, 0),
+        });
+        let nodes: Vec<Node> = nodes.collect();
+        let wishes = (0..chance.between(5, 11)).map(|i| wish(i, &mut chance)).collect();
+        let controller_clock = Drifting { since: 0, ppm: drift(&mut chance) };
+        let mut world = World {
+            now: 0,
+            chance,
+            queue: BTreeMap::new(),
+            serial: 0,
+            disk: Disk::default(),
+            controller: None,
+            controller_clock,
+            nodes,
+            wishes,
+            live: BTreeMap::new(),
+            started: BTreeSet::new(),
+            failure: None,
+            tally: Tally::default(),
+        };
+        world.plan();
+        world
+    }
+
+    /// What will happen whatever happens.
+    fn plan(&mut self) {
+        self.after(1, Event::ControllerStarts);
+        for node in 0..self.nodes.len() {
+            let soon = self.chance.between(1, 5000);
+            self.after(soon, Event::NodeStarts(node));
+            let first = self.chance.wait(110_000);
+            self.after(first, Event::NodeFault(node));
+            if self.chance.per_mille(300) {
+                let at = self.chance.below(CALM);
+                self.after(at, Event::Want(node, EligibilityEvent::Drain));
+                let back = self.chance.between(at, at + 1_200_000);
+                self.after(back, Event::Want(node, EligibilityEvent::Uncordon));
+            }
+        }
+        let first = self.chance.wait(400_000);
+        self.after(first, Event::ControllerFault);
+        for job in 0..self.wishes.len() {
+            let at = self.chance.below(CALM - 300_000);
+            self.after(at, Event::Submit(job));
+            if self.chance.per_mille(300) {
+                let at = at + self.chance.below(600_000);
+                self.after(at, Event::Cancel(job));
+            }
+        }
+    }
+
+    pub(super) fn after(&mut self, wait: u64, event: Event) {
+        self.at(self.now + wait, event);
+    }
+
+    pub(super) fn at(&mut self, at: u64, event: Event) {
+        self.serial += 1;
+        self.queue.insert((at.max(self.now), self.serial), event);
+    }
+
+    pub(super) fn is_faulty(&self) -> bool {
+        self.now < CALM
+    }
+
+    fn mark(&mut self, event: &Event) {
+        let kind = match event {
+            Event::Submit(i) | Event::Cancel(i) | Event::Want(i, _) | Event::DeclareLost(i) => *i as u64,
+            Event::ToController { from, .. } => 100 + *from as u64,
+            Event::ToNode { to, .. } => 200 + *to as u64,
+            Event::NodeFault(i) | Event::AgentStarts(i) | Event::NodeStarts(i) => 300 + *i as u64,
+            Event::ControllerFault | Event::ControllerStarts | Event::Alarm { .. } => 400,
+            Event::Beat { node, session } => 500 + *node as u64 + session * 8,
+            Event::Prepared { node, replica, .. } => 600 + *node as u64 + replica.epoch.0 * 8,
+            Event::CommandEnds { node, instance, .. }
+            | Event::DeadlineComes { node, instance, .. }
+            | Event::Killed { node, instance, .. } => 700 + *node as u64 + instance * 8,
+        };
+        // What the event found, so that two histories that differ anywhere differ here.
+        for part in [self.now, kind, self.live.len() as u64] {
+            self.tally.trace = (self.tally.trace ^ part).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Submit(job) => self.submit(job),
+            Event::Cancel(job) => self.cancel(job),
+            Event::Want(node, want) => self.want(node, want),
+            Event::DeclareLost(node) => self.declare_lost(node),
+            Event::ToController { life, from, message } => {
+                if self.controller.as_ref().is_some_and(|controller| controller.life == life) {
+                    self.controller_hears(from, message);
+                }
+            }
+            Event::ToNode { to, session, message } => {
+                if self.nodes[to].agent.as_ref().is_some_and(|agent| agent.session == session) {
+                    self.node_hears(to, message);
+                }
+            }
+            Event::NodeFault(node) => self.node_fault(node),
+            Event::ControllerFault => {
+                let next = self.chance.wait(400_000);
+                self.after(next, Event::ControllerFault);
+                if self.is_faulty() && self.controller.take().is_some() {
+                    self.controller_crashed();
+                }
+            }
+            Event::AgentStarts(node) => self.agent_starts(node),
+            Event::NodeStarts(node) => self.node_starts(node),
+            Event::ControllerStarts => self.controller_starts(),
+            Event::Alarm { life } => self.alarm(life),
+            Event::Beat { node, session } => self.beat(node, session),
+            Event::Prepared { node, session, replica } => self.prepared(node, session, &replica),
+            Event::CommandEnds { node, instance, replica } => self.command_ends(node, instance, &replica),
+            Event::DeadlineComes { node, instance, replica } => self.deadline(node, instance, &replica),
+            Event::Killed { node, instance, replica } => self.killed(node, instance, &replica),
+        }
+    }
+
+    /// How long a message takes on its way; `None` when it is lost.
+    fn travel(&mut self, node: usize, up: bool) -> Option<u64> {
+        self.tally.messages += 1;
+        let cut = self.nodes[node].cut;
+        if self.now < if up { cut.0 } else { cut.1 } || (self.is_faulty() && self.chance.per_mille(10)) {
+            return None;
+        }
+        let slow = self.is_faulty() && self.chance.per_mille(60);
+        Some(if slow { self.chance.between(50, 60_000) } else { self.chance.between(1, 50) })
+    }
+
+    /// Sends a message to the controller, perhaps twice.
+    pub(super) fn tell_controller(&mut self, from: usize, message: Message) {
+        let Some(life) = self.controller.as_ref().map(|controller| controller.life) else { return };
+        if self.is_faulty() && self.chance.per_mille(50) {
+            self.deliver_to_controller(life, from, message.clone());
+        }
+        self.deliver_to_controller(life, from, message);
+    }
+
+    fn deliver_to_controller(&mut self, life: u64, from: usize, message: Message) {
+        if let Some(wait) = self.travel(from, true) {
+            self.after(wait, Event::ToController { life, from, message });
+        }
+    }
+
+    /// Sends a message to a process of a node, perhaps twice.
+    pub(super) fn tell_node(&mut self, to: usize, session: u64, message: Message) {
+        if self.is_faulty()
+            && self.chance.per_mille(20)
+            && let Some(wait) = self.travel(to, false)
+        {
+            self.after(wait, Event::ToNode { to, session, message: message.clone() });
+        }
+        if let Some(wait) = self.travel(to, false) {
+            self.after(wait, Event::ToNode { to, session, message });
+        }
+    }
+
+    fn submit(&mut self, job: usize) {
+        if !self.wishes[job].submitted {
+            self.ask_submit(job);
+            self.after(2000, Event::Submit(job));
+        }
+    }
+
+    fn cancel(&mut self, job: usize) {
+        let known = self.wishes[job].submitted;
+        let over = self.disk.jobs.get(&self.wishes[job].id).is_some_and(|job| job.state.is_terminal());
+        if self.wishes[job].canceled || (known && over) {
+            return;
+        }
+        if known {
+            self.ask_cancel(job);
+        }
+        self.after(2000, Event::Cancel(job));
+    }
+
+    fn want(&mut self, node: usize, want: EligibilityEvent) {
+        if !self.ask_eligibility(node, want) {
+            self.after(2000, Event::Want(node, want));
+        }
+    }
+
+    fn declare_lost(&mut self, node: usize) {
+        if !matches!(self.ask_declare_lost(node), Some(DeclaredLost::Done(_) | DeclaredLost::Unknown)) {
+            self.after(5000, Event::DeclareLost(node));
+        }
+    }
+
+    fn node_fault(&mut self, node: usize) {
+        let next = self.chance.wait(110_000);
+        self.after(next, Event::NodeFault(node));
+        if !self.is_faulty() || !self.nodes[node].up {
+            return;
+        }
+        self.tally.faults += 1;
+        match self.chance.below(100) {
+            0..45 => {
+                let until = self.now + self.chance.between(2000, 180_000);
+                let both = self.chance.below(3);
+                let cut = &mut self.nodes[node].cut;
+                if both != 1 {
+                    cut.0 = cut.0.max(until);
+                }
+                if both != 2 {
+                    cut.1 = cut.1.max(until);
+                }
+            }
+            45..85 => {
+                self.nodes[node].agent = None;
+                let long = self.chance.per_mille(250);
+                let wait = self.chance.between(100, if long { 150_000 } else { 4000 });
+                self.after(wait, Event::AgentStarts(node));
+            }
+            85..98 => {
+                self.power_off(node);
+                let wait = self.chance.between(3000, 90_000);
+                self.after(wait, Event::NodeStarts(node));
+            }
+            _ => {
+                let others = self.nodes.iter().filter(|node| !node.dead).count();
+                if others > 1 {
+                    self.power_off(node);
+                    self.nodes[node].dead = true;
+                    let wait = self.chance.between(30_000, 600_000);
+                    self.after(wait, Event::DeclareLost(node));
+                }
+            }
+        }
+    }
+
+    fn power_off(&mut self, node: usize) {
+        let now = self.now;
+        let node_state = &mut self.nodes[node];
+        (node_state.up, node_state.agent) = (false, None);
+        for (replica, shim) in std::mem::take(&mut node_state.shims) {
+            let directory = node_state.directories.get_mut(&replica);
+            if let Some(directory) = directory.filter(|_| !shim.hung) {
+                directory.written = shim.written(now);
+            }
+        }
+        self.live.retain(|_, on| *on != node);
+    }
+
+    /// A command starts: the moment of truth.
+    pub(super) fn executes(&mut self, node: usize, replica: &ReplicaId) {
+        self.tally.attempts += 1;
+        if let Some((other, on)) = self.live.iter().find(|(other, _)| other.job == replica.job) {
+            let how = format!("{replica} starts on n{node} while {other} runs on n{on}");
+            self.failure = broken::<()>("a job has one live run", how).err();
+        }
+        if !self.started.insert(replica.clone()) {
+            self.failure = broken::<()>("an epoch is executed once", replica.to_string()).err();
+        }
+        self.live.insert(replica.clone(), node);
+    }
+
+    /// What must hold when faults have been over for long.
+    fn check_end(&self) -> Result<(), Broken> {
+        for wish in &self.wishes {
+            let Some(job) = self.disk.jobs.get(&wish.id).filter(|_| wish.submitted) else {
+                return broken("a job that was accepted is not lost", wish.id.to_string());
+            };
+            if !job.state.is_terminal() {
+                let how = format!("{} is {:?} at epoch {}", job.id, job.state, job.epoch);
+                return broken("with faults over, every job ends", how);
+            }
+            if wish.canceled && job.state != JobState::Canceled {
+                return broken("a cancel that was answered counts", format!("{}: {}", job.id, job.state));
+            }
+            // The outcome that counted came with its whole log.
+            for replica in job.replicas.iter().filter(|_| job.state == JobState::Completed) {
+                let replica = job.replica(replica.rank);
+                let log = self.disk.logs.get(&replica).map_or(0, Vec::len) as u64;
+                let written = self.nodes.iter().find_map(|node| node.directories.get(&replica));
+                if written.is_some_and(|directory| directory.written != log) {
+                    return broken("a log is what was produced", format!("{replica} has {log}"));
+                }
+            }
+        }
+        for (replica, log) in &self.disk.logs {
+            if *log != lines(replica, 0..log.len() as u64) {
+                return broken("a log is what was produced", replica.to_string());
+            }
+        }
+        if let Some((replica, node)) = self.live.iter().next() {
+            return broken("a job that ended has no live run", format!("{replica} runs on n{node}"));
+        }
+        for node in self.nodes.iter().filter(|node| !node.dead) {
+            if let Some(replica) = node.agent.iter().flat_map(|agent| agent.runs.keys()).next() {
+                return broken("a node is told what it may forget", format!("{} holds {replica}", node.id));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One line of a history, for people.
+pub(super) fn brief(event: &Event) -> String {
+    match event {
+        Event::ToController { from, message: Message::Report { report, .. }, .. } => {
+            let held = report
+                .replicas
+                .iter()
+                .map(|held| format!(" {}:{}{}", held.replica, held.step, if held.alive { "" } else { "?" }));
+            let obeyed = report.obeyed.map_or(0, agent_model::Boot::millis);
+            let held: String = held.collect();
+            format!(
+                "n{from} reports boot {} sent {} obeyed {obeyed}:{held}",
+                report.boot_id,
+                report.sent.millis()
+            )
+        }
+        Event::ToNode { to, message: Message::Orders(orders), .. } => {
+            let list = orders.list.iter().map(|order| match &order.desired {
+                Desired::Run(_, until) => format!(" run {} {:?}", order.replica, until.map(|at| at.millis())),
+                other => format!(" {other:?} {}", order.replica),
+            });
+            let list: String = list.collect();
+            format!("n{to} hears orders for {}:{list}", orders.answers.millis())
+        }
+        Event::ToController { from, message: Message::Append { replica, offset, data }, .. } => {
+            format!("n{from} appends {replica} {offset}+{}", data.len())
+        }
+        Event::ToController { from, message: Message::Result { replica, outcome, written }, .. } => {
+            format!("n{from} delivers {replica} {:?} {written}", outcome.verdict)
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+fn wish(index: u64, chance: &mut Chance) -> Wish {
+    let replace = chance.per_mille(500);
+    let draft = JobDraft {
+        command: "true".into(),
+        limits: Limits {
+            timeout: None,
+            grace: Some(GRACE),
+            on_disconnect: if replace { OnDisconnect::Replace } else { OnDisconnect::Hold },
+        },
+        retry: RetryPolicy {
+            max_attempts: if chance.per_mille(200) { 2 } else { 1000 },
+            backoff: Duration::ZERO,
+        },
+        ..JobDraft::default()
+    };
+    Wish {
+        id: format!("j{index}").parse().unwrap(),
+        spec: draft.validate().unwrap(),
+        submitted: false,
+        canceled: false,
+    }
+}
+
+/// How this mistake is made where the rule is the node's.
+pub(super) fn slips(mutant: Mutant) -> bool {
+    mutant::is(mutant)
+}
