@@ -22,7 +22,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-pub use reader::Reader;
+pub use reader::{Reader, open_plain};
 pub use writer::Writer;
 
 /// The smallest size of a segment, in bytes.

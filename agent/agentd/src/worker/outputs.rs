@@ -4,7 +4,6 @@
 //! `named-outputs/NAME/`, and what was logged through the tracking endpoint at the top. Everything else in
 //! the working directory is dropped. Called by `worker::runner`; redoing it stores nothing twice.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -13,7 +12,7 @@ use agent_cas::{Hasher, Store};
 use agent_model::job::JobDraft;
 use agent_model::{Artifacts, Digest, failpoint};
 use agent_shim::JobDir;
-use agent_shim::segments::Reader;
+use agent_shim::segments::{Reader, open_plain};
 use tracing::{info, warn};
 
 /// Why the outputs could not be stored.
@@ -134,9 +133,9 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
     }
 }
 
-/// The length of a file in bytes; 0 when there is none.
+/// The length of a file in bytes; 0 when there is none, or something else in its place.
 pub(crate) fn length(path: &Path) -> u64 {
-    path.metadata().map_or(0, |found| found.len())
+    path.symlink_metadata().map_or(0, |found| if found.is_file() { found.len() } else { 0 })
 }
 
 /// The last bytes of the job's log, enough for a few lines.
@@ -156,7 +155,7 @@ pub(crate) async fn tail(dir: JobDir) -> Vec<u8> {
 }
 
 fn digest(path: &Path) -> io::Result<Digest> {
-    let mut file = match File::open(path) {
+    let mut file = match open_plain(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Digest::EMPTY),
         Err(error) => return Err(error),

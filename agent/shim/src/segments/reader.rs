@@ -5,10 +5,11 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use agent_model::Stream;
+use nix::fcntl::OFlag;
 
 use super::{path_of, starts};
 use crate::JobDir;
@@ -31,6 +32,21 @@ enum Place {
     Plain(PathBuf),
 }
 
+/// Opens a file for reading in whose place a job may have put something else: a link is not followed, a pipe
+/// does not block, and what is no file counts as absent.
+pub fn open_plain(path: &Path) -> io::Result<File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let absent = || Err(io::Error::from(io::ErrorKind::NotFound));
+    match File::options().read(true).custom_flags(flags.bits()).open(path) {
+        Ok(file) if file.metadata()?.is_file() => Ok(file),
+        Ok(_) => absent(),
+        Err(error) if error.raw_os_error() == Some(nix::libc::ELOOP) => absent(),
+        // A socket.
+        Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => absent(),
+        Err(error) => Err(error),
+    }
+}
+
 impl Reader {
     /// The log of the job in `dir`, whichever release wrote it.
     pub fn of(dir: &JobDir) -> io::Result<Reader> {
@@ -48,7 +64,7 @@ impl Reader {
 
     /// The stream in one file.
     pub fn plain(path: &Path) -> io::Result<Reader> {
-        let file = File::open(path)?;
+        let file = open_plain(path)?;
         Ok(Reader { place: Place::Plain(path.to_owned()), starts: vec![0], open: Some((0, file)) })
     }
 
@@ -62,7 +78,7 @@ impl Reader {
         self.look()?;
         let mut end = self.start();
         for (index, start) in self.starts.iter().enumerate() {
-            end = start + fs::metadata(self.path(*start))?.len();
+            end = start + open_plain(&self.path(*start))?.metadata()?.len();
             match self.starts.get(index + 1) {
                 Some(next) if end < *next => break,
                 Some(next) => end = *next,
@@ -148,7 +164,7 @@ impl Reader {
             None => buffer.len(),
         };
         if self.open.as_ref().is_none_or(|(open, _)| *open != start) {
-            match File::open(self.path(start)) {
+            match open_plain(&self.path(start)) {
                 Ok(file) => self.open = Some((start, file)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0), // trimmed meanwhile
                 Err(error) => return Err(error),

@@ -210,3 +210,18 @@ proptest! {
         prop_assert_eq!(explained(&kept, &produced), Some((gaps.bytes, gaps.lines)));
     }
 }
+
+#[test]
+fn test_what_a_job_put_in_the_place_of_a_file_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    fs::write(at("file"), "x").unwrap();
+    std::os::unix::fs::symlink(at("file"), at("link")).unwrap();
+    fs::create_dir(at("directory")).unwrap();
+    nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    super::open_plain(&at("file")).unwrap();
+    for name in ["link", "directory", "pipe", "socket", "nothing"] {
+        assert_eq!(super::open_plain(&at(name)).unwrap_err().kind(), io::ErrorKind::NotFound, "{name}");
+    }
+}

@@ -9,12 +9,15 @@
 //! whose name begins with `agentd.`, never shown to the script.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use agent_model::Timestamp;
 use agent_model::tracking::TrackingRecord;
+use agent_shim::segments::open_plain;
+use rustix::fs::OFlags;
 
 /// Names of tags that are the endpoint's own begin so.
 pub(super) const OWN: &str = "agentd.";
@@ -84,7 +87,10 @@ impl Book {
         for record in records {
             text.push_str(&labeled(label, record).to_line());
         }
-        let mut file = OpenOptions::new().create(true).append(true).open(&self.path)?;
+        // The job may have put a link or a pipe there.
+        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
+        let flags = i32::try_from(flags).map_err(io::Error::other)?;
+        let mut file = OpenOptions::new().create(true).append(true).custom_flags(flags).open(&self.path)?;
         file.write_all(text.as_bytes())?;
         file.sync_data()
     }
@@ -166,7 +172,7 @@ impl LineReader {
 
     /// Hands over each new line. A file that is not there has none.
     fn read(&mut self, path: &Path, mut take: impl FnMut(&[u8])) -> io::Result<()> {
-        let mut file = match File::open(path) {
+        let mut file = match open_plain(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => other?,
         };
