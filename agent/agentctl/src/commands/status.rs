@@ -8,7 +8,7 @@ use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde_json::json;
 
-use super::view::{ControllerView, JobView, NodeView};
+use super::view::{ControllerView, JobView, NodeView, NoticeView};
 use super::{doctor, jobs};
 use crate::cli::JsonArgs;
 use crate::client::Client;
@@ -115,7 +115,8 @@ fn machine(node: &NodeView, paper: Paper) -> String {
 
 /// What someone who looks should know.
 fn hints(glance: &Glance) -> Vec<String> {
-    let mut hints = Vec::new();
+    let told = |notice: &NoticeView| format!("{}; {}", clean(&notice.what), clean(&notice.fix));
+    let mut hints: Vec<String> = glance.controller.notices.iter().map(told).collect();
     for node in &glance.nodes {
         let inventory = &node.inventory;
         if (node.disk_free_bytes as f64) < LITTLE * inventory.disk as f64 {
@@ -146,6 +147,8 @@ mod tests {
             queued: 0,
             running: 0,
             pid: 7,
+            incarnation: "x".into(),
+            notices: Vec::new(),
         };
         Glance { controller, nodes, jobs }
     }
