@@ -44,6 +44,7 @@ const KEYS: &[Key] = &[
     Key { name: "tracking_port", default: "0" },
     Key { name: "keep_jobs", default: "0s" },
     Key { name: "disk_reserve", default: "1GiB" },
+    Key { name: "lease", default: "60s" },
     Key { name: "log_quota", default: "4GiB" },
     Key { name: "job_user", default: "" },
 ];
@@ -241,6 +242,8 @@ pub(crate) struct Config {
     pub(crate) disk_reserve: u64,
     /// What the log of a job may take of the disk until the controller has it, in bytes.
     pub(crate) log_quota: u64,
+    /// For how long a node that hears nothing from the controller may go on with a job that may be replaced.
+    pub(crate) lease: Duration,
     /// Whom jobs run as; `None` is the daemon's own user.
     pub(crate) job_user: Option<JobUser>,
     /// What of the daemon's environment others see.
@@ -264,7 +267,8 @@ impl Config {
         let controller = controller_socket(&layers, roles, &socket)?;
         let [slots, log] = [layers.get("slots"), layers.get("log")];
         let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
-        let [disk_reserve, job_user] = [layers.get("disk_reserve"), layers.get("job_user")];
+        let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
+        let job_user = layers.get("job_user");
         let log_quota = layers.get("log_quota");
         let config = Config {
             state_dir: state_dir.parse("an absolute path", values::absolute)?,
@@ -280,6 +284,7 @@ impl Config {
             keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
+            lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
             host: HostVariables::select(variables),
             manager: Manager::select(variables),
