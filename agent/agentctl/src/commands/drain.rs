@@ -94,7 +94,7 @@ async fn the_only_one(client: &Client) -> Result<String, Failure> {
 
 async fn find(client: &Client, name: &str) -> Result<NodeView, Failure> {
     let nodes = client.machines().await?.nodes;
-    let gone = || Fault::new(Code::RequestInvalid, format!("there is no node `{name}` any more"));
+    let gone = || Fault::new(Code::NodeUnknown, format!("there is no machine `{name}` any more"));
     Ok(NodeView::try_from(nodes.into_iter().find(|node| node.node == name).ok_or_else(gone)?)?)
 }
 
@@ -138,7 +138,10 @@ async fn until_empty(
         if end.is_some_and(|end| Instant::now() >= end) {
             output.rest();
             let what = format!("{node} is not empty after {} s: {}", timeout.unwrap_or(0), names(&left));
-            return Err(Failure::refused(what, "the drain goes on; wait longer, or end them: agentctl cancel JOB"));
+            return Err(Failure::refused(
+                what,
+                "the drain goes on; wait longer, or end them: agentctl cancel JOB",
+            ));
         }
         sleep(LOOK).await;
     }
