@@ -42,6 +42,15 @@ pub(crate) enum Verb {
     Status(JsonArgs),
     /// List the machines.
     Nodes(JsonArgs),
+    /// Let a machine run empty: no new jobs, and wait for those it has.
+    Drain(DrainArgs),
+    /// Let new jobs onto a machine again.
+    Undrain(NodeArgs),
+    /// Keep new jobs off a machine; those it has go on.
+    Cordon(NodeArgs),
+    /// Act on one machine.
+    #[command(subcommand)]
+    Node(NodeVerb),
     /// Check this machine and say what each finding means for jobs.
     Doctor(JsonArgs),
     /// Explain a fault code; without one, list them all.
@@ -99,6 +108,42 @@ pub(crate) struct JobsArgs {
     /// As JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// The machine; may be left out when there is only one.
+    pub(crate) node: Option<String>,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    #[command(flatten)]
+    pub(crate) node: NodeArgs,
+    /// Do not wait until its jobs have ended.
+    #[arg(long, conflicts_with = "timeout")]
+    pub(crate) no_wait: bool,
+    /// Wait at most this many seconds; the drain goes on afterwards.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeVerb {
+    /// Take a silent machine for gone: its jobs end, or start anew elsewhere.
+    Lost {
+        /// The machine.
+        node: String,
+        /// Do not ask; you are certain that nothing it ran runs any more.
+        #[arg(long)]
+        yes: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -7,10 +7,12 @@
 mod cancel;
 mod doctor;
 mod download;
+mod drain;
 mod explain;
 mod follow;
 mod jobs;
 mod logs;
+mod lost;
 mod metrics;
 mod nodes;
 mod run;
@@ -25,7 +27,7 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, Verb};
+use crate::cli::{Cli, NodeVerb, Verb};
 use crate::failure::Failure;
 use crate::output::Output;
 
@@ -57,6 +59,10 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Download(args) => download::download(&args, socket, output).await?,
         Verb::Status(args) => status::status(&args, socket, output).await?,
         Verb::Nodes(args) => nodes::nodes(&args, socket, output).await?,
+        Verb::Drain(args) => return drain::drain(&args, socket, output).await,
+        Verb::Undrain(args) => drain::set(&args, "uncordon", socket, output).await?,
+        Verb::Cordon(args) => drain::set(&args, "cordon", socket, output).await?,
+        Verb::Node(NodeVerb::Lost { node, yes, json }) => lost::lost(&node, yes, json, socket, output).await?,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
         Verb::Stop => stop::stop(socket, output).await?,
         Verb::Completions { shell } => {

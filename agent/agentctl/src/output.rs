@@ -37,6 +37,9 @@ pub(crate) struct Paper {
 /// The width where there is no terminal: nothing is cut or broken for a program or a file.
 const PLAIN_WIDTH: usize = 10_000;
 
+/// A line of a build log that has more bytes than this is not waited for.
+const LONGEST_LINE: usize = 64 * 1024;
+
 /// Where the program's words go.
 pub(crate) struct Output {
     quiet: bool,
@@ -145,6 +148,9 @@ impl Output {
     /// Bytes of a build log: whole lines, prefixed and dimmed, to standard error.
     pub(crate) fn build_bytes(&mut self, bytes: &[u8]) {
         self.build_line.extend_from_slice(bytes);
+        if self.build_line.len() > LONGEST_LINE && !self.build_line.contains(&b'\n') {
+            return self.build_ended(); // a line without end is shown in pieces
+        }
         let Some(end) = self.build_line.iter().rposition(|byte| *byte == b'\n') else { return };
         let lines: Vec<u8> = self.build_line.drain(..=end).collect();
         self.build_lines(&lines);

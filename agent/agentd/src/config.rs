@@ -44,9 +44,9 @@ const KEYS: &[Key] = &[
     Key { name: "tracking_port", default: "0" },
     Key { name: "keep_jobs", default: "0s" },
     Key { name: "disk_reserve", default: "1GiB" },
+    Key { name: "lease", default: "60s" },
     Key { name: "log_quota", default: "4GiB" },
     Key { name: "job_user", default: "" },
-    Key { name: "lease", default: "60s" },
 ];
 
 /// Where a value was said.
@@ -242,10 +242,10 @@ pub(crate) struct Config {
     pub(crate) disk_reserve: u64,
     /// What the log of a job may take of the disk until the controller has it, in bytes.
     pub(crate) log_quota: u64,
+    /// For how long a node that hears nothing from the controller may go on with a job that may be replaced.
+    pub(crate) lease: Duration,
     /// Whom jobs run as; `None` is the daemon's own user.
     pub(crate) job_user: Option<JobUser>,
-    /// As a controller: how long a job that may be replaced goes on while its node is not heard.
-    pub(crate) lease: Duration,
     /// What of the daemon's environment others see.
     pub(crate) host: HostVariables,
     /// What the service manager asked for.
@@ -267,8 +267,8 @@ impl Config {
         let controller = controller_socket(&layers, roles, &socket)?;
         let [slots, log] = [layers.get("slots"), layers.get("log")];
         let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
-        let [disk_reserve, job_user] = [layers.get("disk_reserve"), layers.get("job_user")];
-        let lease = layers.get("lease");
+        let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
+        let job_user = layers.get("job_user");
         let log_quota = layers.get("log_quota");
         let config = Config {
             state_dir: state_dir.parse("an absolute path", values::absolute)?,
@@ -284,8 +284,8 @@ impl Config {
             keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
+            lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
-            lease: lease.parse("a duration of at least 2s", values::lease)?,
             host: HostVariables::select(variables),
             manager: Manager::select(variables),
             settings: vec![
@@ -301,7 +301,6 @@ impl Config {
                 disk_reserve,
                 log_quota,
                 job_user,
-                lease,
             ],
         };
         Ok(config)

@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_control::{Controller, ControllerConfig};
+use agent_model::lease::Terms;
 use agent_model::{Clock, Code, Fault, SystemClock};
 use agent_node::ProbeConfig;
 use agent_runtime::env::{EnvConfig, Environments};
@@ -259,8 +260,8 @@ async fn start_controller(
     blobs: &Disk,
     socket: &Path,
 ) -> Result<(), StartError> {
-    let mut settings = ControllerConfig::new(&config.state_dir);
-    settings.terms.length = config.lease;
+    let terms = Terms { length: config.lease, ..Terms::default() };
+    let settings = ControllerConfig { terms, ..ControllerConfig::new(&config.state_dir) };
     let controller =
         Controller::open(settings, clock.clone(), blobs.clone()).await.map_err(StartError::Controller)?;
     let routes = controller.routes();

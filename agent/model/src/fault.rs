@@ -102,6 +102,8 @@ codes! {
     NodeLost "NODE-102" Node Retry::OtherNode, "the node stopped answering";
     NodeRebooted "NODE-103" Node Retry::OtherNode, "the node was restarted while the job ran";
     LeaseOver "NODE-104" Network Retry::OtherNode, "the node lost contact for longer than the job allows";
+    NodeUnknown "NODE-105" User Retry::Never, "there is no such machine";
+    NodeAnswers "NODE-106" User Retry::Never, "the machine still answers";
     ControllerStore "CTL-101" Platform SOON, "the controller's store failed";
     Fenced "CTL-102" Platform Retry::Never, "the report belongs to an earlier attempt";
     RequestInvalid "CTL-103" Platform Retry::Never, "the request does not follow the protocol";

@@ -114,7 +114,7 @@ pub fn make(places: &[Place], name: &str, limits: Limits) -> Made {
     };
     let limits = Limits {
         memory: set("memory", limits.memory, limit_memory),
-        pids: set("pids", limits.pids, limit_pids),
+        pids: set("pids", limits.pids.map(|limit| limit.min(half_of_all_pids())), limit_pids),
     };
     Made { groups, containment, limits, unmet, doors }
 }
@@ -161,6 +161,13 @@ fn limit_memory(group: &Path, limit: u64) -> io::Result<()> {
     let _ = fs::write(group.join("memory.swap.max"), "0");
     let _ = fs::write(group.join("memory.memsw.limit_in_bytes"), limit.to_string());
     Ok(())
+}
+
+/// No job may take more of the machine's process numbers, or nobody could even look what goes on.
+fn half_of_all_pids() -> u64 {
+    let all =
+        fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|all| all.trim().parse::<u64>().ok());
+    all.map_or(u64::MAX, |all| all / 2)
 }
 
 /// Limits the number of processes if the group can.

@@ -20,7 +20,9 @@ use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, Timestamp};
 use agent_shim::cgroup::{self, Containment};
 use agent_shim::sys::{Children, reap};
 use agent_shim::wire::{Event, Progress, Request};
-use agent_shim::{End, ExitRecord, Hello, JobDir, Launch, Limits, NotStarted, OomScope, VERSION, WriteError};
+use agent_shim::{
+    CgroupRequest, End, ExitRecord, Hello, JobDir, Launch, Limits, NotStarted, OomScope, VERSION, WriteError,
+};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::Inotify;
@@ -311,7 +313,7 @@ impl Supervisor<'_> {
         for unmet in &made.unmet {
             self.notes.say(format_args!("limit not in effect: {unmet}"));
         }
-        self.life.memory = Some(Memory::watch(&made.groups, &places));
+        self.life.memory = Some(Memory::watch(&made.groups, &cgroup::places(&CgroupRequest::default())));
         self.life.limits = made.limits;
         self.life.limits_unmet = made.unmet;
         self.tree = Tree::new(made.groups);

@@ -87,6 +87,8 @@ fn page(code: Code) -> &'static str {
         Code::NodeLost => page!("NODE-102"),
         Code::NodeRebooted => page!("NODE-103"),
         Code::LeaseOver => page!("NODE-104"),
+        Code::NodeUnknown => page!("NODE-105"),
+        Code::NodeAnswers => page!("NODE-106"),
         Code::ControllerStore => page!("CTL-101"),
         Code::Fenced => page!("CTL-102"),
         Code::RequestInvalid => page!("CTL-103"),

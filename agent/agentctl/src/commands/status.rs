@@ -8,7 +8,7 @@ use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde_json::json;
 
-use super::view::{ControllerView, JobView, NodeView};
+use super::view::{ControllerView, JobView, NodeView, NoticeView};
 use super::{doctor, jobs};
 use crate::cli::JsonArgs;
 use crate::client::Client;
@@ -76,7 +76,7 @@ fn render(glance: &Glance, socket: &Path, now: Timestamp, paper: Paper) -> Strin
             let _ = writeln!(text, "and {} more: agentctl jobs --active --all", glance.jobs.len() - SHOWN);
         }
     }
-    for hint in hints(glance) {
+    for hint in hints(glance, now) {
         let _ = writeln!(text, "\n{} {}", paper.ink.paint(Tone::Warn, "hint:"), wrap(&hint, paper.width, 6));
     }
     text
@@ -101,6 +101,14 @@ fn machine(node: &NodeView, paper: Paper) -> String {
     );
     let _ = writeln!(text, "  {hardware}");
     let _ = writeln!(text, "  disk: {} free of {}", bytes(node.disk_free_bytes), bytes(inventory.disk));
+    // How jobs are kept together, and so how surely nothing of them stays behind.
+    let kept = inventory
+        .findings
+        .iter()
+        .find(|finding| matches!(finding.topic.as_str(), "containment" | "clean kill"));
+    if let Some(kept) = kept {
+        let _ = writeln!(text, "{}", wrap(&format!("  jobs: {}", clean(&kept.found)), paper.width, 8));
+    }
     for grade in [Grade::Bad, Grade::Limited, Grade::Good] {
         let (word, tone) = doctor::grade(grade);
         let of_grade = inventory.findings.iter().filter(|finding| finding.grade == grade);
@@ -114,15 +122,35 @@ fn machine(node: &NodeView, paper: Paper) -> String {
 }
 
 /// What someone who looks should know.
-fn hints(glance: &Glance) -> Vec<String> {
-    let mut hints = Vec::new();
+fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
+    let told = |notice: &NoticeView| format!("{}; {}", clean(&notice.what), clean(&notice.fix));
+    let mut hints: Vec<String> = glance.controller.notices.iter().map(told).collect();
     for node in &glance.nodes {
         let inventory = &node.inventory;
         if (node.disk_free_bytes as f64) < LITTLE * inventory.disk as f64 {
             hints.push(format!("the disk of {} is nearly full: make room, or jobs will wait", node.node));
         }
-        if inventory.findings.iter().any(|finding| finding.grade == Grade::Bad) {
-            hints.push(format!("{} cannot run jobs as it is: agentctl doctor says what to do", node.node));
+        for finding in inventory.findings.iter().filter(|finding| finding.grade == Grade::Bad) {
+            let fix = finding.fix.as_deref().unwrap_or("agentctl doctor says more");
+            let (topic, found) = (clean(&finding.topic), clean(&finding.found));
+            hints.push(format!("{} takes no jobs: {topic}: {found}; {}", node.node, clean(fix)));
+        }
+        match node.eligibility.as_str() {
+            "draining" => hints.push(format!(
+                "{} is being drained: no new jobs until it is opened again: agentctl undrain {0}",
+                node.node
+            )),
+            "cordoned" => {
+                hints.push(format!("{} takes no new jobs: agentctl undrain {0} opens it", node.node))
+            }
+            _ => {}
+        }
+        if matches!(node.liveness.as_str(), "not_responding" | "down") {
+            let seen = age(Timestamp(node.last_seen_ms), now);
+            hints.push(format!(
+                "{} has not answered for {seen}; its jobs go on. If it is gone for good: agentctl node lost {0}",
+                node.node
+            ));
         }
     }
     if let Some(job) = glance.jobs.iter().rev().find(|job| job.state == "Queued" && !job.detail.is_empty()) {
@@ -146,6 +174,8 @@ mod tests {
             queued: 0,
             running: 0,
             pid: 7,
+            incarnation: "x".into(),
+            notices: Vec::new(),
         };
         Glance { controller, nodes, jobs }
     }
@@ -175,9 +205,9 @@ mod tests {
         node.disk_free_bytes = 1_000_000;
         node.inventory.findings[0].grade = Grade::Bad;
         (job.state, job.detail) = ("Queued".into(), "all slots are busy".into());
-        let hints = hints(&glance(vec![node], vec![job]));
+        let hints = hints(&glance(vec![node], vec![job]), Timestamp(0));
         assert_eq!(hints.len(), 3);
-        assert!(hints[0].contains("nearly full") && hints[1].contains("doctor"));
+        assert!(hints[0].contains("nearly full") && hints[1].contains("takes no jobs: python: 3.11"));
         assert_eq!(hints[2], "train-1 waits: all slots are busy");
     }
 }

@@ -272,6 +272,16 @@ pub(crate) struct ControllerView {
     pub(crate) queued: u32,
     pub(crate) running: u32,
     pub(crate) pid: u64,
+    /// Another one after the database was rebuilt or restored.
+    pub(crate) incarnation: String,
+    pub(crate) notices: Vec<NoticeView>,
+}
+
+/// Something that is not as it should be.
+#[derive(Debug, Serialize)]
+pub(crate) struct NoticeView {
+    pub(crate) what: String,
+    pub(crate) fix: String,
 }
 
 impl From<v1::Controller> for ControllerView {
@@ -283,6 +293,8 @@ impl From<v1::Controller> for ControllerView {
             queued: wire.queued,
             running: wire.running,
             pid: wire.pid,
+            incarnation: wire.incarnation,
+            notices: wire.notices.into_iter().map(|n| NoticeView { what: n.what, fix: n.fix }).collect(),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use agent_model::Timestamp;
+use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde_json::{Value, json};
 
@@ -29,7 +29,86 @@ pub(super) async fn why(
         return output.json(&document(&job, &events));
     }
     let paper = output.paper();
-    output.print(&render(&job, &events, paper))
+    output.print(&render(&job, &events, SystemClock.now(), paper))
+}
+
+/// How long a job was in each part of its life.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Phases {
+    waited: Duration,
+    prepared: Duration,
+    ran: Duration,
+    stored: Duration,
+    unheard: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Waiting,
+    Preparing,
+    Running,
+    Storing,
+    Unheard,
+    Over,
+}
+
+/// The part of its life that an event begins.
+fn begins(text: &str) -> Option<Phase> {
+    let table: [(&str, Phase); 8] = [
+        ("queued by", Phase::Waiting),
+        ("placed on", Phase::Preparing),
+        ("running", Phase::Running),
+        ("ending left-over", Phase::Storing),
+        ("storing logs", Phase::Storing),
+        ("attempt ", Phase::Waiting),
+        ("lost:", Phase::Waiting),
+        ("ended:", Phase::Over),
+    ];
+    let known = table.into_iter().find(|(start, _)| text.starts_with(start)).map(|(_, phase)| phase);
+    known.or(text.ends_with("stopped answering").then_some(Phase::Unheard))
+}
+
+/// Adds up the parts of a job's life, up to `now` when it goes on.
+fn phases(events: &[v1::HistoryEvent], now: Timestamp) -> Phases {
+    let mut phases = Phases::default();
+    let (mut at, mut phase, mut before) =
+        (events.first().map_or(now.0, |e| e.at_ms), Phase::Waiting, Phase::Waiting);
+    let end = (now.0, None);
+    let moments = events.iter().map(|event| (event.at_ms, Some(event.text.as_str())));
+    for (next, text) in moments.chain([end]) {
+        let length = Timestamp(next).since(Timestamp(at));
+        match phase {
+            Phase::Waiting => phases.waited += length,
+            Phase::Preparing => phases.prepared += length,
+            Phase::Running => phases.ran += length,
+            Phase::Storing => phases.stored += length,
+            Phase::Unheard => phases.unheard += length,
+            Phase::Over => {}
+        }
+        at = next.max(at);
+        let Some(text) = text else { break };
+        if phase == Phase::Unheard && text.ends_with("answers again") {
+            phase = before;
+        } else if let Some(begun) = begins(text) {
+            (before, phase) = (phase, begun);
+        }
+    }
+    phases
+}
+
+impl Phases {
+    /// `waited 0.6 s, prepared 0.1 s, ran 2.5 s`; parts that were nothing are left out.
+    fn words(&self) -> String {
+        let parts = [
+            ("waited", self.waited),
+            ("prepared", self.prepared),
+            ("ran", self.ran),
+            ("not heard of for", self.unheard),
+            ("stored results for", self.stored),
+        ];
+        let parts = parts.into_iter().filter(|(_, length)| length.as_millis() >= 50);
+        parts.map(|(word, length)| format!("{word} {}", duration(length))).collect::<Vec<_>>().join(", ")
+    }
 }
 
 fn document(job: &JobView, events: &[v1::HistoryEvent]) -> Value {
@@ -37,34 +116,47 @@ fn document(job: &JobView, events: &[v1::HistoryEvent]) -> Value {
         let node = Some(&event.node).filter(|node| !node.is_empty());
         json!({ "at_ms": event.at_ms, "attempt": event.epoch, "node": node, "text": event.text })
     };
+    let phases = phases(events, SystemClock.now());
     json!({
         "job": job.job,
         "state": job.state,
         "detail": job.detail,
         "events": events.iter().map(event).collect::<Vec<_>>(),
+        "waited_s": phases.waited.as_secs_f64(),
+        "prepared_s": phases.prepared.as_secs_f64(),
+        "ran_s": phases.ran.as_secs_f64(),
+        "unheard_s": phases.unheard.as_secs_f64(),
+        "stored_s": phases.stored.as_secs_f64(),
         "fault": job.cause().map(FaultView::from),
     })
 }
 
-fn render(job: &JobView, events: &[v1::HistoryEvent], paper: Paper) -> String {
+fn render(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp, paper: Paper) -> String {
     let state = paper.ink.paint(job.tone(), &job.state);
     let begin = Timestamp(job.submitted_ms);
-    let mut text = format!("{} {state}, submitted {}\n\n", job.job, moment(begin));
+    let mut text = format!("{} {state}, submitted {}\n", job.job, moment(begin));
+    let parts = phases(events, now).words();
+    if !parts.is_empty() {
+        let _ = writeln!(text, "{}", wrap(&parts, paper.width, 0)); // writing to a string cannot fail
+    }
+    text.push('\n');
     let attempts = events.iter().map(|event| event.epoch).max().unwrap_or(0);
     for event in events {
         let at = format!("{:>14}", format!("+{}", since(Timestamp(event.at_ms).since(begin))));
         let attempt =
             if attempts > 1 && event.epoch > 0 { format!("[{}] ", event.epoch) } else { String::new() };
         // A whole fault may stand in it; that is shown in full below.
-        let told = cut(&format!("{attempt}{}", clean(&event.text)), 2 * paper.width);
+        let told = cut(&format!("{attempt}{}", clean(plainly(&event.text))), 2 * paper.width);
         let told = wrap(&told, paper.width, 16);
-        // Writing to a string cannot fail.
         let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Dim, &at));
     }
     if !job.detail.is_empty() {
-        let now = format!("{:>14}", "now");
-        let told = wrap(&clean(&job.detail), paper.width, 16);
-        let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Strong, &now));
+        let label = format!("{:>14}", "now");
+        let told = wrap(&clean(&present(job, now)), paper.width, 16);
+        let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Strong, &label));
+    }
+    if let Some(advice) = advice(job, events) {
+        let _ = writeln!(text, "\n{}", wrap(&advice, paper.width, 0));
     }
     if let Some(cause) = job.cause() {
         let _ = write!(text, "\n{}", fault::render(cause, paper));
@@ -72,6 +164,49 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], paper: Paper) -> String {
         let _ = writeln!(text, "Read more: agentctl explain {}", cause.code);
     }
     text
+}
+
+/// An event without what it only repeats.
+fn plainly(text: &str) -> &str {
+    if text.starts_with("running: environment ") { "running" } else { text }
+}
+
+/// What is done for the job now.
+fn present(job: &JobView, now: Timestamp) -> String {
+    let node = job.replicas.first().map_or("", |replica| replica.node.as_str());
+    match (job.state.as_str(), job.duration(now)) {
+        ("Running", Some(length)) => format!("running on {node} for {}", duration(length)),
+        _ => job.detail.clone(),
+    }
+}
+
+/// What someone who wonders may do, where no fault says it.
+fn advice(job: &JobView, events: &[v1::HistoryEvent]) -> Option<String> {
+    let node = job.replicas.first().map_or("NODE", |replica| replica.node.as_str());
+    let waits = |why: &str| job.state == "Queued" && job.detail.contains(why);
+    let canceled = || events.iter().rev().find(|event| event.text.starts_with("canceled by"));
+    Some(match job.state.as_str() {
+        "NotResponding" if job.cancel_requested => format!(
+            "The wish to end it is remembered and reaches {node} with its first word. If {node} is gone for \
+             good: agentctl node lost {node}"
+        ),
+        "NotResponding" => format!(
+            "Nothing is lost: the job goes on there, and when {node} answers again so does the story. If {node} \
+             is gone for good: agentctl node lost {node}"
+        ),
+        "Canceled" if job.cause().is_none() => {
+            format!("It was {}; nothing went wrong.", clean(&canceled()?.text))
+        }
+        _ if waits("being drained") || waits("cordoned") => {
+            "To let new jobs onto the machine again: agentctl undrain".to_owned()
+        }
+        _ if waits("no node has joined") => "Is agentd running there? agentctl nodes".to_owned(),
+        _ if waits("no node is large enough") => {
+            "It would wait for ever on these machines: ask for less under `resources`, or add a machine."
+                .to_owned()
+        }
+        _ => return None,
+    })
 }
 
 /// Time since the submission, to a thousandth of a second while that matters.
@@ -100,8 +235,9 @@ mod tests {
         ];
         let paper = Paper { ink: Ink::PLAIN, width: 60 };
         assert_eq!(
-            render(&failed(), &events, paper),
+            render(&failed(), &events, Timestamp(1_200_000), paper),
             "train-1 Failed, submitted 1970-01-01 00:16:39 UTC\n\
+             prepared 1 min 40 s\n\
              \n\
              \x20     +0.000 s  queued\n\
              \x20     +0.012 s  placed on box as attempt 1\n\
@@ -114,5 +250,38 @@ mod tests {
              It is up to: the job, its files or its settings.\n\
              Read more: agentctl explain RUN-101\n"
         );
+    }
+
+    #[test]
+    fn test_life_of_a_job_is_added_up_over_attempts_and_silence() {
+        let event = |at_ms, text: &str| v1::HistoryEvent { at_ms, text: text.into(), ..Default::default() };
+        let events = [
+            event(0, "queued by uid 0"),
+            event(100, "waits: next in line"),
+            event(2000, "placed on box as attempt 1"),
+            event(3000, "running: environment x built"),
+            event(10_000, "box stopped answering"),
+            event(30_000, "box answers again"),
+            event(40_000, "lost: NODE-103: box was restarted"),
+            event(40_000, "attempt 2 may start now"),
+            event(41_000, "placed on box as attempt 2"),
+            event(41_500, "running"),
+        ];
+        let phases = phases(&events, Timestamp(45_500));
+        assert_eq!(phases.words(), "waited 3.0 s, prepared 1.5 s, ran 21 s, not heard of for 20 s");
+    }
+
+    #[test]
+    fn test_every_way_of_waiting_has_a_way_on() {
+        let mut job = failed();
+        (job.outcome, job.state) = (None, "NotResponding".into());
+        assert!(advice(&job, &[]).unwrap().contains("agentctl node lost box"));
+        job.cancel_requested = true;
+        assert!(advice(&job, &[]).unwrap().contains("is remembered"));
+        (job.state, job.detail) = ("Queued".into(), "no node takes work now: box is being drained".into());
+        assert!(advice(&job, &[]).unwrap().contains("undrain"));
+        job.state = "Canceled".into();
+        let event = v1::HistoryEvent { text: "canceled by uid 7".into(), ..Default::default() };
+        assert_eq!(advice(&job, &[event]).unwrap(), "It was canceled by uid 7; nothing went wrong.");
     }
 }

@@ -1,9 +1,10 @@
 //! A job's bytes on a terminal: what they say, but not what they command.
 //!
 //! Text, line feeds, tabs, carriage returns (progress bars live by them) and colours pass. Every other
-//! control character, every mark that turns the direction of text, and every byte that is no text, is shown
-//! as what it is: a job's output must not be able to retitle the window, answer for the keyboard or hide a
-//! line.
+//! control character, and every byte that is no text, is shown as what it is: a job's output must not be
+//! able to retitle the window, answer for the keyboard or hide a line.
+
+use super::text::steers;
 
 /// The longest colour sequence that is believed in, in bytes.
 const LONGEST: usize = 48;
@@ -87,13 +88,25 @@ fn escape(rest: &[u8]) -> Piece<'_> {
     let told = |byte: &u8| !matches!(byte, b'0'..=b'9' | b';' | b':');
     match (rest.get(1), rest.iter().skip(2).position(told)) {
         (None, _) => Piece::Unfinished,
-        (Some(b'['), Some(numbers)) if rest[numbers + 2] == b'm' && numbers < LONGEST => {
+        (Some(b'['), Some(numbers))
+            if rest[numbers + 2] == b'm' && numbers < LONGEST && !hides(&rest[2..numbers + 2]) =>
+        {
             let back = rest[2..numbers + 2].iter().all(|byte| matches!(byte, b'0' | b';'));
             Piece::Colour(&rest[..numbers + 3], back)
         }
         (Some(b'['), None) if rest.len() < LONGEST => Piece::Unfinished,
         _ => Piece::Shown(1, byte_form(0x1b)),
     }
+}
+
+/// Text that nobody sees is no colour: number 8, unless it is the name of one (`38;5;8`).
+fn hides(numbers: &[u8]) -> bool {
+    let numbers: Vec<&[u8]> = numbers.split(|byte| matches!(byte, b';' | b':')).collect();
+    numbers.iter().enumerate().any(|(at, number)| {
+        let named = at >= 1 && matches!(numbers[at - 1], b"5")
+            || numbers[..at].iter().rev().take(5).any(|before| *before == b"2");
+        number.iter().skip_while(|digit| **digit == b'0').eq(b"8") && !named
+    })
 }
 
 fn character(rest: &[u8]) -> Piece<'_> {
@@ -104,18 +117,11 @@ fn character(rest: &[u8]) -> Piece<'_> {
     };
     match (valid.chars().next(), broken) {
         // C1 controls come as characters of two bytes.
-        (Some(c), _) if c.is_control() || turns(c) => {
-            Piece::Shown(c.len_utf8(), c.escape_unicode().to_string())
-        }
+        (Some(c), _) if steers(c) => Piece::Shown(c.len_utf8(), c.escape_unicode().to_string()),
         (Some(c), _) => Piece::Pass(c.len_utf8()),
         (None, Some(error)) if error.error_len().is_none() && rest.len() < 4 => Piece::Unfinished,
         (None, _) => Piece::Shown(1, byte_form(rest[0])),
     }
-}
-
-/// It changes the direction of the text around it, and so what a line seems to say.
-fn turns(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// A control byte as `^X`, any other as `\xNN`.
@@ -154,7 +160,6 @@ mod tests {
             (b"\x1bPq", "^[Pq"),
             (b"a\x08b\x7f\0", "a^Hb^?^@"),
             ("\u{9b}31m".as_bytes(), "\\u{9b}31m"),
-            ("\u{202e}fdp.exe\u{2069}".as_bytes(), "\\u{202e}fdp.exe\\u{2069}"),
             (b"\xff\xc3(", "\\xff\\xc3("),
             (b"\x1b", "^["),
             (b"\xe6\xbc", "\\xe6\\xbc"),
@@ -181,5 +186,50 @@ mod tests {
     #[test]
     fn test_colours_left_on_are_taken_off() {
         assert_eq!(shown(b"\x1b[31mred"), "\x1b[31mred\x1b[0m");
+    }
+
+    #[test]
+    fn test_text_that_nobody_would_see_is_shown() {
+        assert_eq!(shown(b"\x1b[8mhidden\x1b[0m"), "^[[8mhidden\x1b[0m");
+        assert_eq!(shown(b"\x1b[1;08mhidden"), "^[[1;08mhidden");
+        for colour in ["\x1b[38;5;8mgrey\x1b[0m", "\x1b[38;2;8;8;8mdark\x1b[0m"] {
+            assert_eq!(shown(colour.as_bytes()), colour);
+        }
+        assert_eq!(shown("a\u{202e}b\u{200f}".as_bytes()), "a\\u{202e}b\\u{200f}");
+    }
+
+    #[test]
+    fn test_no_bytes_at_all_can_steer_the_terminal() {
+        let mut state = 7u64;
+        let mut chance = move || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 33
+        };
+        let likely = b"\x1b[]0;mPX^_\x07\\\x9b\x9d\xc2\xe2\x80\xae\r\n5218";
+        for _ in 0..300 {
+            let bytes: Vec<u8> = (0..400)
+                .map(|_| match chance() % 3 {
+                    0 => chance() as u8,
+                    _ => likely[chance() as usize % likely.len()],
+                })
+                .collect();
+            let (mut filter, mut out) = (Filter::default(), Vec::new());
+            let mut rest = &bytes[..];
+            while !rest.is_empty() {
+                let (part, after) = rest.split_at((1 + chance() as usize % 50).min(rest.len()));
+                out.extend(filter.pass(part));
+                assert!(filter.held.len() <= LONGEST + 4);
+                rest = after;
+            }
+            out.extend(filter.finish());
+            let text = String::from_utf8(out).expect("what is shown is text");
+            let mut text = text.as_str();
+            while let Some(at) = text.find(|c: char| steers(c) && !matches!(c, '\n' | '\t' | '\r')) {
+                let colour = text[at..].strip_prefix("\x1b[").and_then(|rest| rest.split_once('m'));
+                let (numbers, rest) = colour.unwrap_or_else(|| panic!("{:?}", &text[at..]));
+                assert!(numbers.chars().all(|c| c.is_ascii_digit() || matches!(c, ';' | ':')));
+                text = rest;
+            }
+        }
     }
 }

@@ -52,10 +52,17 @@ impl Ink {
     }
 }
 
+/// Whether a character does something to a terminal, or makes a text read as another one: marks that turn the
+/// direction of writing do that.
+pub(crate) fn steers(c: char) -> bool {
+    let turns = |c| {
+        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    c.is_control() || turns(c)
+}
+
 /// `text` on one line with nothing in it that steers a terminal.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    // Marks that turn the direction of writing can make a text read as another one.
-    let steers = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if !text.chars().any(steers) {
         return text.into();
     }

@@ -71,9 +71,9 @@ pub(super) fn duration(text: &str) -> Option<Duration> {
     measured(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86400)]).map(Duration::from_secs)
 }
 
-/// A lease is longer than what its own margin takes of it.
+/// A lease is longer than what rounding and timers may cost, and short enough for a job to move on.
 pub(super) fn lease(text: &str) -> Option<Duration> {
-    duration(text).filter(|lease| *lease >= Duration::from_secs(2))
+    duration(text).filter(|lease| (Duration::from_secs(2)..=Duration::from_secs(3600)).contains(lease))
 }
 
 pub(super) fn size(text: &str) -> Option<u64> {

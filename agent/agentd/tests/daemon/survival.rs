@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use agent_model::JobDraft;
+use agent_model::job::{Limits, OnDisconnect, RetryPolicy};
 use agent_proto::v1;
 use agent_proto::v1::nodes_client::NodesClient;
 use rustix::process::Signal;
@@ -200,7 +201,11 @@ async fn test_node_and_controller_as_two_processes() {
 
 /// A controller and a node of its own.
 async fn pair() -> (Daemon, Daemon) {
-    let controller = Daemon::started("roles: controller").await;
+    pair_of("roles: controller").await
+}
+
+async fn pair_of(controller: &str) -> (Daemon, Daemon) {
+    let controller = Daemon::started(controller).await;
     let config = format!("roles: node\nnode_name: far\ncontroller: unix:{}\n", controller.socket().display());
     let mut node = Daemon::new(&config);
     node.spawn();
@@ -307,4 +312,54 @@ async fn test_attempt_of_a_node_that_was_declared_lost_is_ended_and_kept() {
     let next = controller.run("true").await;
     assert_eq!(controller.ended(&next).await.state, "Completed");
     assert!(dir.exists());
+}
+
+/// What a job wrote down of its starts.
+fn starts(dir: &std::path::Path) -> String {
+    fs::read_to_string(dir.join("work/outputs/starts")).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn test_job_that_may_be_replaced_ends_when_nobody_renews_its_lease() {
+    for agent_too in [false, true] {
+        let (controller, mut node) = pair_of("roles: controller\nlease: 3s").await;
+        let limits = Limits {
+            on_disconnect: OnDisconnect::Replace,
+            grace: Some(Duration::from_secs(1)),
+            ..Limits::default()
+        };
+        let draft = JobDraft {
+            command: "echo $AGENTD_REPLICA >> outputs/starts; echo up; sleep 1000".into(),
+            limits,
+            retry: RetryPolicy { max_attempts: 3, backoff: Duration::ZERO },
+            ..JobDraft::default()
+        };
+        let job = controller.submit(draft).await;
+        eventually("the job is up", async || (controller.log(&job, "job").await == "up\n").then_some(()))
+            .await;
+        // For longer than the lease everybody talks, and nothing ends.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let dir = node.job_dirs().remove(0);
+        assert!(!dir.join("exit.json").exists());
+
+        controller.signal(Signal::STOP);
+        if agent_too {
+            node.kill();
+        }
+        eventually("the job ends", async || dir.join("exit.json").exists().then_some(())).await;
+        let exit = fs::read_to_string(dir.join("exit.json")).unwrap();
+        assert!(exit.contains("\"lease_over\":true") || exit.contains("\"lease_over\": true"), "{exit}");
+        controller.signal(Signal::CONT);
+        if agent_too {
+            node.spawn();
+        }
+        let again = eventually("another attempt runs", async || {
+            let dirs = node.job_dirs().into_iter();
+            dirs.map(|dir| starts(&dir)).find(|starts| starts.contains(".2.0"))
+        })
+        .await;
+        assert_eq!(again, format!("{job}.2.0\n"));
+        controller.cancel(&job).await;
+        assert_eq!(controller.ended(&job).await.state, "Canceled");
+    }
 }

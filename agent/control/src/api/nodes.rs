@@ -75,9 +75,9 @@ impl Services {
             DeclaredLost::Done(jobs) => Ok(jobs.into_iter().map(String::from).collect()),
             DeclaredLost::Unknown => Err(unknown_node(id).into()),
             DeclaredLost::Answers => {
-                Err(Fault::new(Code::RequestInvalid, format!("{id} answers: it is not lost"))
+                Err(Fault::new(Code::NodeAnswers, format!("{id} answers: it is not lost"))
                     .why("what runs there would go on while it starts elsewhere")
-                    .fix(format!("to take its jobs from it: agentctl drain {id}"))
+                    .fix(format!("to let it run empty: agentctl drain {id}"))
                     .into())
             }
         }
@@ -85,7 +85,7 @@ impl Services {
 }
 
 fn unknown_node(id: &NodeId) -> Fault {
-    Fault::new(Code::RequestInvalid, format!("there is no node `{id}`"))
+    Fault::new(Code::NodeUnknown, format!("there is no machine `{id}`"))
         .fix("list them with `agentctl nodes`")
 }
 

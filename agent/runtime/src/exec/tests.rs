@@ -14,6 +14,11 @@ use nix::sys::signal::Signal;
 
 use super::*;
 
+mod cgroups;
+mod leases;
+mod old_shim;
+mod trees;
+
 const LONG: Duration = Duration::from_secs(60);
 
 /// The shim of this build, built if the run of these tests alone has not.
@@ -66,6 +71,16 @@ impl Bench {
         }
     }
 
+    /// An executor whose shim starts after a shell has done something, and inherits what came of it.
+    fn executor_after(&self, script: &str) -> Process {
+        use std::os::unix::fs::PermissionsExt as _;
+        let shim = self.dir.path().join("prepared-shim");
+        let text = format!("#!/bin/sh\n{script}\nexec {} \"$@\"\n", self.executor.shim.display());
+        fs::write(&shim, text).unwrap();
+        fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
+        Process { shim }
+    }
+
     async fn start(&self, script: &str) -> Running {
         self.executor.launch(&self.dir, &self.launch_of(&["bash", "-c", script])).await.unwrap()
     }
@@ -102,7 +117,9 @@ impl Drop for Bench {
             if let Some(shim) = Member::find(hello.pid).filter(|_| self.dir.has_shim().unwrap_or(false)) {
                 let _ = shim.signal(Signal::SIGKILL);
             }
-            agent_shim::process::kill_marked(MARK, &hello.instance, LONG);
+            let groups = agent_shim::cgroup::Groups::of(&hello);
+            agent_shim::process::kill_all(&groups, MARK, &hello.instance, LONG);
+            groups.remove();
         }
     }
 }
@@ -491,12 +508,7 @@ async fn test_command_is_executed_at_most_once_whoever_dies_when() {
 async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     let bench = Bench::new();
     // A file size limit fails writes as a full disk does, for the shim that inherits it.
-    let limited = bench.dir.path().join("limited-shim");
-    let script = format!("#!/bin/sh\nulimit -f 8\nexec {} \"$@\"\n", bench.executor.shim.display());
-    fs::write(&limited, script).unwrap();
-    use std::os::unix::fs::PermissionsExt as _;
-    fs::set_permissions(&limited, fs::Permissions::from_mode(0o755)).unwrap();
-    let executor = Process { shim: limited };
+    let executor = bench.executor_after("ulimit -f 8");
     let launch = bench.launch_of(&["bash", "-c", "head -c 1000000 /dev/zero; exit 5"]);
     let record = ended(&executor.launch(&bench.dir, &launch).await.unwrap()).await;
     assert_eq!(record.end, End::Exited(ExitStatus::Code(5)));

@@ -206,11 +206,11 @@ async fn test_nodes_are_drained_opened_and_written_off() {
     assert_eq!(want("box", "drain").await.unwrap(), "draining");
     rig.submit("b").await;
     assert!(rig.get("b").await.detail.contains("is being drained"), "{}", rig.get("b").await.detail);
-    assert_eq!(code(&want("nobody", "drain").await.unwrap_err()), Code::RequestInvalid);
+    assert_eq!(code(&want("nobody", "drain").await.unwrap_err()), Code::NodeUnknown);
     assert_eq!(code(&want("box", "dance").await.unwrap_err()), Code::RequestInvalid);
     let lost = v1::DeclareLostRequest { node: "box".into() };
     let refused = rig.nodes.declare_lost(lost.clone()).await.unwrap_err();
-    assert_eq!(code(&refused), Code::RequestInvalid, "it answers");
+    assert_eq!(code(&refused), Code::NodeAnswers, "it answers");
     assert_eq!(want("box", "uncordon").await.unwrap(), "open");
     node.ordered("b.1.0").await;
 

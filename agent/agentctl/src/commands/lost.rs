@@ -1,0 +1,86 @@
+//! `node lost`: an operator's word that a silent machine is gone for good.
+//!
+//! It is the one command that can make a job run twice, so it says so and wants to be told twice.
+
+use std::io::{BufRead, IsTerminal};
+use std::path::Path;
+
+use agent_model::{Clock, SystemClock, Timestamp};
+use agent_proto::v1;
+use serde_json::json;
+
+use super::view::NodeView;
+use crate::client::{Client, answer};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::output::text::{age, clean};
+
+/// Takes a machine for gone.
+pub(super) async fn lost(
+    name: &str,
+    yes: bool,
+    json: bool,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let client = Client::find(socket).await?;
+    let nodes = client.machines().await?.nodes;
+    if !yes && let Some(node) = nodes.into_iter().find(|node| node.node == name) {
+        confirm(&NodeView::try_from(node)?, output)?;
+    }
+    let request = v1::DeclareLostRequest { node: name.to_owned() };
+    let jobs = answer(client.nodes().declare_lost(request)).await?.jobs;
+    if json {
+        return output.json(&json!({ "node": name, "jobs": jobs }));
+    }
+    output.note(&match jobs.len() {
+        0 => format!("{name} counts as lost; it had no jobs"),
+        _ => format!("{name} counts as lost, and with it what it ran of: {}", jobs.join(", ")),
+    });
+    if !jobs.is_empty() {
+        output.note("jobs that may be tried again wait for another machine; the others have failed");
+    }
+    Ok(())
+}
+
+/// Explains what may happen, and waits for the machine's name.
+fn confirm(node: &NodeView, output: &mut Output) -> Result<(), Failure> {
+    if node.liveness == "ready" || node.liveness == "degraded" {
+        return Ok(()); // the controller refuses, and says why
+    }
+    let seen = age(Timestamp(node.last_seen_ms), SystemClock.now());
+    output.say(&explain(&clean(&node.node), &seen));
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::refused(
+            format!("nobody confirmed that {} is gone", node.node),
+            "make certain, then repeat the command with --yes",
+        ));
+    }
+    output.say(&format!("Type {} to go on: ", clean(&node.node)));
+    let mut typed = String::new();
+    let read = std::io::stdin().lock().read_line(&mut typed);
+    if read.is_err() || typed.trim() != node.node {
+        return Err(Failure::refused("nothing was changed", "type the machine's name to go on"));
+    }
+    Ok(())
+}
+
+fn explain(node: &str, seen: &str) -> String {
+    format!(
+        "{node} was last heard {seen} ago. If it still runs and only its network is broken, its jobs run too,\n\
+         and every one that is tried again then runs twice: two processes write the same checkpoints.\n\
+         Go on only if it is switched off, destroyed, or its jobs were ended by hand.\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_the_danger_is_named() {
+        let text = explain("gpu-07", "5 min");
+        assert!(text.contains("gpu-07 was last heard 5 min ago") && text.contains("runs twice"));
+        assert!(text.lines().all(|line| line.len() <= 110));
+    }
+}
