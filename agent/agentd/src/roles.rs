@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_cas::{Disk, Remote, Store, Tiered};
-use agent_control::{Controller, ControllerConfig};
+use agent_control::{Controller, ControllerConfig, Rounds};
 use agent_model::lease::Terms;
 use agent_model::{Clock, Code, Fault, SystemClock};
 use agent_node::ProbeConfig;
@@ -32,7 +32,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tracing::{info, warn};
 
 use crate::config::{Config, JobUser};
-use crate::notify::Notifier;
+use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
 use crate::worker::ballast::Ballast;
@@ -53,6 +53,8 @@ const BUILD_STALL: Duration = Duration::from_secs(600);
 /// How often the other side of a silent connection is asked whether it is there, and how long it may take to
 /// answer: a link that swallows everything is noticed after the sum of both.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// The controller's main loop comes round within this time: it forces its database to the disk at most.
+const CONTROLLER_COMES_ROUND: Duration = Duration::from_secs(30);
 
 /// Why the daemon could not start.
 #[derive(Debug, thiserror::Error)]
@@ -168,7 +170,7 @@ pub(crate) async fn start(
         .map_err(StartError::Blobs)?;
     let socket = config.roles.controller.then(|| config.socket.clone());
     if let Some(socket) = &socket {
-        start_controller(&config, supervisor, &clock, &blobs, socket).await?;
+        start_controller(&config, supervisor, notifier, &clock, &blobs, socket).await?;
     }
     let mut adopted = 0;
     if config.roles.node {
@@ -256,6 +258,7 @@ fn own_directory(path: &Path, passes: Option<&JobUser>) -> Result<(), StartError
 async fn start_controller(
     config: &Config,
     supervisor: &Supervisor,
+    notifier: &Notifier,
     clock: &Arc<dyn Clock>,
     blobs: &Disk,
     socket: &Path,
@@ -264,7 +267,9 @@ async fn start_controller(
     let settings = ControllerConfig { terms, ..ControllerConfig::new(&config.state_dir) };
     let controller =
         Controller::open(settings, clock.clone(), blobs.clone()).await.map_err(StartError::Controller)?;
-    let routes = controller.routes();
+    let (routes, rounds) = (controller.routes(), controller.rounds());
+    let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
+    supervisor.spawn_again(TaskKind::Upkeep, "controller pulse", move || follow(rounds.clone(), pulse.clone()));
     let listener = listen(socket, config.user_mode)?;
     let stop = supervisor.stopping(TaskKind::Controller);
     supervisor.spawn_infallible(TaskKind::Controller, "controller", controller.run(stop.cancelled_owned()));
@@ -279,6 +284,15 @@ async fn start_controller(
     supervisor.spawn(TaskKind::Api, "api", serve);
     info!(socket = %socket.display(), "serving");
     Ok(())
+}
+
+/// Beats as long as the controller's main loop comes round.
+async fn follow(rounds: Rounds, pulse: Arc<Pulse>) {
+    loop {
+        rounds.next().await;
+        pulse.beat();
+        tokio::time::sleep(CONTROLLER_COMES_ROUND / 6).await;
+    }
 }
 
 /// Takes the place of a socket that a daemon before this one left; the lock says that it is gone.

@@ -250,9 +250,9 @@ impl Supervisor {
 
     async fn stop(&self, kind: TaskKind) {
         let phase = &self.phases[kind as usize];
+        let tasks = phase.tasks.len();
         phase.stop.cancel();
         phase.tasks.close();
-        let tasks = phase.tasks.len();
         if kind == TaskKind::Intake || tasks > 0 {
             info!(?kind, tasks, on_stop = ?kind.on_stop(), "stopping: {}", kind.stopping());
         }

@@ -133,10 +133,33 @@ impl Controller {
         self.services.routes()
     }
 
+    /// Shows whether the controller goes on, for a watchdog.
+    pub fn rounds(&self) -> Rounds {
+        Rounds(self.services.queue.clone())
+    }
+
     /// Works until `shutdown`, then writes what is left and ends all streams.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         self.task.run(shutdown).await;
         self.store.close().await;
+    }
+}
+
+/// Shows whether a controller goes on. Clones show the same one.
+#[derive(Clone)]
+pub struct Rounds(queue::Queue);
+
+impl Rounds {
+    /// Returns when the controller's main loop has come round once more. Nothing outside this process, and no
+    /// success of the store, is needed for that.
+    pub async fn next(&self) {
+        self.0.come_round().await;
+    }
+}
+
+impl fmt::Debug for Rounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rounds").finish_non_exhaustive()
     }
 }
 

@@ -168,6 +168,11 @@ impl Queue {
         self.ask(move |desk, _| desk.watch(&id)).await
     }
 
+    /// Returns when the task of the queue has come round once more, or has ended.
+    pub(crate) async fn come_round(&self) {
+        let _ = self.ask(|_, _| ()).await;
+    }
+
     /// Every node.
     pub(crate) async fn nodes(&self) -> Result<Vec<NodeState>, AskError> {
         self.ask(|desk, _| desk.book.nodes().cloned().collect()).await

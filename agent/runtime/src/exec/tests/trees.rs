@@ -24,7 +24,7 @@ const TREES: &[(&str, &str)] = &[
     ("stopped", "sleep $T & kill -STOP $!; echo ready; kill -STOP $$"),
     (
         "stopped under a tracer",
-        "perl -e '$T = shift; if (!fork) { syscall 101, 0, 0, 0, 0; kill STOP => $$; exec sleep => $T } \
+        "perl -e 'if (!fork) { syscall 101, 0, 0, 0, 0; kill STOP => $$; exec sleep => $T } \
          select undef, undef, undef, 0.1; syswrite STDOUT, \"ready\\n\"; $SIG{TERM} = \"IGNORE\"; sleep $T while 1' $T",
     ),
     (
@@ -37,7 +37,7 @@ const TREES: &[(&str, &str)] = &[
     ),
     (
         "ladder of sessions",
-        "perl -MPOSIX -e '$0 = $T = shift; $deepest = 1; \
+        "perl -MPOSIX -e '$0 = shift; $deepest = 1; \
          for (1..12) { if (fork) { $deepest = 0; last } POSIX::setsid() } \
          if ($deepest) { syswrite STDOUT, \"ready\\n\" } sleep $T while 1' $T",
     ),
@@ -51,7 +51,7 @@ const TREES: &[(&str, &str)] = &[
     ),
     (
         "many threads",
-        "perl -Mthreads -e '$T = shift; $SIG{TERM} = \"IGNORE\"; threads->create(sub { sleep $T while 1 }) for 1..40; \
+        "perl -Mthreads -e '$SIG{TERM} = \"IGNORE\"; threads->create(sub { sleep $T while 1 }) for 1..40; \
          syswrite STDOUT, \"ready\\n\"; sleep $T while 1' $T",
     ),
     (
