@@ -72,7 +72,7 @@ impl End {
 }
 
 /// Submits `case` to so many threads at a time and gives what came of each.
-fn at_once<C: Send, T: Send>(
+pub(crate) fn at_once<C: Send, T: Send>(
     threads: usize,
     cases: Vec<C>,
     run: impl Fn(&C) -> T + Sync,

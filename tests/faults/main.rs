@@ -16,6 +16,7 @@ mod a_races;
 mod a_store;
 mod a_wire;
 mod b_logs;
+mod c_disk;
 mod c_host;
 mod c_trees;
 mod d_data;
@@ -44,7 +45,7 @@ fn rows() -> Vec<&'static Row> {
         sweep::ROWS,
         b_logs::ROWS,
         c_trees::ROWS,
-        c_host::ROWS,
+        c_host::ROWS, c_disk::ROWS,
         d_data::ROWS,
     ]
     .into_iter()
