@@ -141,17 +141,27 @@ fn refuse(name: &str, errno: i32) -> (bool, bool) {
         std::thread::sleep(Duration::from_millis(30));
     }
     let pid = fleet.controller.pid();
-    truthful(&fleet, job.name.as_ref().expect("it is over"), crate::sweep::LINES);
-    // There is room again: the next job runs, without a restart.
-    let next = fleet.client.run("echo next");
-    let ended = fleet.client.ended(&next);
-    let fault = ended.outcome.as_ref().and_then(|outcome| outcome.fault.clone());
-    if ended.state != "Completed" {
-        // What was left of the four errors may have hit it; not the one after it.
-        assert!(fault.is_some(), "{ended:?}");
-        let last = fleet.client.run("echo last");
-        assert_eq!(fleet.client.ended(&last).state, "Completed", "{:?}", fleet.client.job(&last));
+    let name_of_job = job.name.expect("it is over");
+    let dropped = |job: &str| String::from_utf8_lossy(&fleet.client.log(job, "job")).contains("were dropped here");
+    if !dropped(&name_of_job) {
+        truthful(&fleet, &name_of_job, crate::sweep::LINES);
     }
+    // Every supervisor begins the plan anew, so for their places there is room only after a start without it.
+    if name.starts_with("shim.") {
+        fleet.controller.set(failpoint::VARIABLE, "");
+        fleet.controller.bounce();
+        fleet.ready();
+    }
+    let pid = if name.starts_with("shim.") { fleet.controller.pid() } else { pid };
+    // The errors that are left may hit the next jobs; then there is room, without a restart.
+    let next = || {
+        let job = fleet.client.run("echo next");
+        let ended = fleet.client.ended(&job);
+        let fault = ended.outcome.and_then(|outcome| outcome.fault);
+        assert!(ended.state == "Completed" || fault.is_some(), "{job} failed and nobody says why");
+        (ended.state == "Completed").then_some(())
+    };
+    assert!((0..6).any(|_| next().is_some()), "no job completes, though there is room again");
     assert_eq!((fleet.controller.ended(), fleet.controller.pid()), (None, pid), "the daemon ended");
     assert_eq!(panics(&fleet.controller), Vec::<String>::new());
     fleet.controller.kill();
@@ -203,23 +213,37 @@ fn small_disk() {
     assert_eq!(broken_databases(disk.path()), Vec::<String>::new());
 }
 
-/// Applies what the library recorded: what was to be written when it failed is not there after a power cut.
+/// Applies what the library recorded: what was to be written when it failed, and was not written again, is not
+/// there after a power cut.
 fn lose(record: &Path) -> u32 {
-    let mut lost = 0;
+    let mut losses: Vec<(PathBuf, u64, u64, u64)> = Vec::new();
     for line in fs::read_to_string(record).unwrap_or_default().lines() {
         let fields: Vec<&str> = line.split('\t').collect();
-        let [path, inode, from, to] = fields[..] else { continue };
+        let [what, path, inode, from, to] = fields[..] else { continue };
         let number = |text: &str| text.parse::<u64>().expect("a number");
         let (inode, from, to) = (number(inode), number(from), number(to));
-        let Ok(file) = fs::File::options().write(true).open(path) else { continue };
-        let found = file.metadata().expect("an open file");
-        // A file that was made anew since is another one.
-        if found.ino() != inode || from >= to.min(found.len()) {
+        if what == "lost" {
+            losses.push((path.into(), inode, from, to));
             continue;
         }
-        let zeros = vec![0; usize::try_from(to.min(found.len()) - from).expect("it fits")];
-        file.write_all_at(&zeros, from).expect("the loss is written");
-        lost += 1;
+        let (ours, mut others): (Vec<_>, Vec<_>) = losses.into_iter().partition(|(_, of, _, _)| *of == inode);
+        for (path, inode, begin, end) in ours {
+            others.push((path.clone(), inode, begin, end.min(from)));
+            others.push((path, inode, begin.max(to), end));
+        }
+        losses = others.into_iter().filter(|(_, _, begin, end)| begin < end).collect();
+    }
+    let mut lost = 0;
+    for (path, inode, from, to) in losses {
+        let Ok(file) = fs::File::options().write(true).open(path) else { continue };
+        let found = file.metadata().expect("an open file");
+        let to = to.min(found.len());
+        // A file that was made anew since is another one.
+        if found.ino() == inode && from < to {
+            let zeros = vec![0; usize::try_from(to - from).expect("it fits")];
+            file.write_all_at(&zeros, from).expect("the loss is written");
+            lost += 1;
+        }
     }
     lost
 }

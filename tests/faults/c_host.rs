@@ -77,7 +77,7 @@ fn own_group(hierarchy: &str) -> String {
 const MEMORY: &[(&str, &str, &str, &str)] = &[
     ("the command is ended by the kernel", "exec FIX --allocate 200 --seconds 1", "Failed", "RUN-104"),
     ("a child is, and the command gives up", "FIX --allocate 200 --seconds 1; exit 1", "Failed", "RUN-104"),
-    ("a child is, and the command goes on", "FIX --allocate 200 --seconds 1; exit 0", "Completed", ""),
+    ("a child is, and the command goes on", "FIX --allocate 200 --seconds 1; exit 0", "Completed", "RUN-104"),
     ("somebody kills the command", "kill -9 $$", "Failed", "RUN-103"),
     ("the command returns 137 by itself", "exit 137", "Failed", "RUN-101"),
     ("the command just fails", "exit 3", "Failed", "RUN-101"),

@@ -4,7 +4,8 @@
  * CLOCK_FILE    holds the seconds to be added to the wall clock, as text; read at most every 10 ms.
  * LOSSY_MATCH   part of the paths whose fsync or fdatasync fails.
  * LOSSY_AT      at which such call.
- * LOSSY_RECORD  where the loss is recorded: path, first byte lost, end of what is lost.
+ * LOSSY_RECORD  where the loss is recorded: `lost`, path, inode, first byte, end; then what is written anew or
+ *               cut off of such files, as `new` with the same fields.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -63,17 +64,35 @@ time_t time(time_t *to) {
 /* How much of each file is on the disk. */
 static struct { dev_t device; ino_t inode; off_t safe; } known[256];
 static int count, calls;
+static _Atomic int failed;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static int force(int fd, int number) {
+/* Whether it is a file of interest, and what is known of it. */
+static int matches(int fd, char path[4096], struct stat *file) {
     const char *match = getenv("LOSSY_MATCH");
-    char link[64], path[4096];
-    struct stat file;
+    char link[64];
+    if (!match) return 0;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    if (!match || length < 0 || fstat(fd, &file) != 0 || !S_ISREG(file.st_mode)) return (int)syscall(number, fd);
+    ssize_t length = readlink(link, path, 4095);
+    if (length < 0 || fstat(fd, file) != 0 || !S_ISREG(file->st_mode)) return 0;
     path[length] = 0;
-    if (!strstr(path, match)) return (int)syscall(number, fd);
+    return strstr(path, match) != NULL;
+}
+
+static void record(const char *what, const char *path, const struct stat *file, long long from, long long to) {
+    char line[4300];
+    int length = snprintf(line, sizeof line, "%s\t%s\t%lld\t%lld\t%lld\n", what, path, (long long)file->st_ino, from, to);
+    int fd = open(getenv("LOSSY_RECORD"), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+        syscall(SYS_write, fd, line, length);
+        close(fd);
+    }
+}
+
+static int force(int fd, int number) {
+    char path[4096];
+    struct stat file;
+    if (!matches(fd, path, &file)) return (int)syscall(number, fd);
     pthread_mutex_lock(&lock);
     int at = 0, fails = 0;
     while (at < count && (known[at].device != file.st_dev || known[at].inode != file.st_ino)) at++;
@@ -84,10 +103,8 @@ static int force(int fd, int number) {
         count++;
     }
     if (++calls == atoi(getenv("LOSSY_AT") ? getenv("LOSSY_AT") : "0")) {
-        FILE *record = fopen(getenv("LOSSY_RECORD"), "a");
-        fprintf(record, "%s\t%lld\t%lld\t%lld\n", path, (long long)file.st_ino, (long long)known[at].safe, (long long)file.st_size);
-        fclose(record);
-        fails = 1;
+        record("lost", path, &file, known[at].safe, file.st_size);
+        fails = failed = 1;
     }
     known[at].safe = file.st_size;
     pthread_mutex_unlock(&lock);
@@ -100,3 +117,33 @@ static int force(int fd, int number) {
 
 int fsync(int fd) { return force(fd, SYS_fsync); }
 int fdatasync(int fd) { return force(fd, SYS_fdatasync); }
+
+static void again(int fd, long long from, long long length) {
+    char path[4096];
+    struct stat file;
+    if (failed && length > 0 && matches(fd, path, &file)) record("new", path, &file, from, from + length);
+}
+
+int ftruncate64(int fd, off64_t length) {
+    again(fd, length, 1LL << 40);
+    return (int)syscall(SYS_ftruncate, fd, length);
+}
+int ftruncate(int fd, off_t length) { return ftruncate64(fd, length); }
+
+ssize_t pwrite64(int fd, const void *from, size_t size, off64_t at) {
+    ssize_t done = syscall(SYS_pwrite64, fd, from, size, at);
+    if (done > 0) again(fd, at, done);
+    return done;
+}
+ssize_t pwrite(int fd, const void *from, size_t size, off_t at) { return pwrite64(fd, from, size, at); }
+
+ssize_t write(int fd, const void *from, size_t size) {
+    ssize_t done = syscall(SYS_write, fd, from, size);
+    if (failed && done > 0) {
+        int kept = errno;
+        off_t end = lseek(fd, 0, SEEK_CUR);
+        if (end >= 0) again(fd, end - done, done);
+        errno = kept;
+    }
+    return done;
+}
