@@ -6,6 +6,7 @@
 //!
 //! Called by `queue` whenever room, nodes or the line of waiting jobs changed.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub(crate) struct Taken {
 pub(crate) struct Room {
     pub(crate) node: NodeId,
     /// Why it takes no work at all now, for people: `does not answer`.
-    pub(crate) closed: Option<&'static str>,
+    pub(crate) closed: Option<Cow<'static, str>>,
     pub(crate) slots: u32,
     pub(crate) gpus: u32,
     pub(crate) memory: u64,
@@ -102,6 +103,8 @@ pub(crate) enum Wait {
     Busy { ahead: usize, busy: Arc<str> },
     /// Its next attempt has a date.
     Date,
+    /// After a loss of records, these nodes must first say what they run.
+    Unheard { nodes: Arc<str> },
 }
 
 impl Wait {
@@ -123,6 +126,11 @@ impl fmt::Display for Wait {
             Wait::Busy { ahead: 0, busy } => write!(f, "next in line, {busy}"),
             Wait::Busy { ahead: 1, busy } => write!(f, "1 job ahead, {busy}"),
             Wait::Busy { ahead, busy } => write!(f, "{ahead} jobs ahead, {busy}"),
+            Wait::Unheard { nodes } => write!(
+                f,
+                "the controller's database was mended: {nodes} must first say what runs there, or be declared \
+                 lost (`agentctl node lost NODE`)"
+            ),
             Wait::Date => f.write_str("waits for the date of its next attempt"),
         }
     }
@@ -184,7 +192,7 @@ fn reasons(waiting: &[(&Pending, Option<usize>)], nodes: &[Room]) -> Vec<(JobId,
             let parts: Vec<String> = match open {
                 true => usable.filter(|node| node.closed.is_none()).map(Room::describe).take(3).collect(),
                 false => usable
-                    .filter_map(|node| node.closed.map(|why| format!("{} {why}", node.node)))
+                    .filter_map(|node| node.closed.as_ref().map(|why| format!("{} {why}", node.node)))
                     .take(3)
                     .collect(),
             };

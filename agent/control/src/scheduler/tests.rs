@@ -35,7 +35,7 @@ fn test_job_no_node_could_hold_waits_and_does_not_block() {
     assert!(reason(&decided, "gang").contains("2 nodes"));
     assert!(reason(&decided, "gpu").contains("box has 1 slots, 0 GPUs"));
     assert_eq!(reason(&place(&[job("a", 0, 0)], vec![]), "a"), "no node has joined yet");
-    let closed = Room { closed: Some("does not answer"), ..room("box", 1) };
+    let closed = Room { closed: Some("does not answer".into()), ..room("box", 1) };
     let decided = place(&[job("a", 0, 0)], vec![closed]);
     assert_eq!(reason(&decided, "a"), "no node takes work now: box does not answer");
 }
@@ -68,7 +68,7 @@ proptest! {
             pending
         }).collect();
         let rooms: Vec<Room> = rooms.iter().enumerate().map(|(i, (slots, gpus, memory, closed))| Room {
-            closed: closed.then_some("is closed"), gpus: *gpus, memory: *memory, ..room(&format!("n{i}"), *slots)
+            closed: closed.then_some("is closed".into()), gpus: *gpus, memory: *memory, ..room(&format!("n{i}"), *slots)
         }).collect();
         let decided = place(&pending, rooms.clone());
 
