@@ -269,7 +269,8 @@ async fn start_controller(
         Controller::open(settings, clock.clone(), blobs.clone()).await.map_err(StartError::Controller)?;
     let (routes, rounds) = (controller.routes(), controller.rounds());
     let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
-    supervisor.spawn_again(TaskKind::Upkeep, "controller pulse", move || follow(rounds.clone(), pulse.clone()));
+    supervisor
+        .spawn_again(TaskKind::Upkeep, "controller pulse", move || follow(rounds.clone(), pulse.clone()));
     let listener = listen(socket, config.user_mode)?;
     let stop = supervisor.stopping(TaskKind::Controller);
     supervisor.spawn_infallible(TaskKind::Controller, "controller", controller.run(stop.cancelled_owned()));

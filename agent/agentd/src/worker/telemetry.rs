@@ -24,13 +24,14 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use agent_model::{Code, ReplicaId, Stream, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::telemetry_client::TelemetryClient;
 use agent_shim::JobDir;
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
@@ -346,7 +347,7 @@ impl Connection {
 
 /// Sleeps until a date, which is there.
 async fn until(date: Option<Instant>) {
-    tokio::time::sleep_until(date.unwrap_or_else(Instant::now).into()).await;
+    tokio::time::sleep_until(date.unwrap_or_else(Instant::now)).await;
 }
 
 fn silent() -> Status {
@@ -357,3 +358,6 @@ fn silent() -> Status {
 fn is_refusal(status: &Status) -> bool {
     matches!(agent_proto::fault(status).code, Code::Fenced | Code::JobNotFound)
 }
+
+#[cfg(test)]
+mod tests;

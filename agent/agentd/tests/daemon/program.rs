@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::harness::Daemon;
+use crate::harness::{Daemon, eventually};
 
 fn says(daemon: &Daemon, arguments: &[&str]) -> (i32, String) {
     let output =
@@ -18,6 +18,37 @@ async fn test_second_daemon_gives_up_and_the_first_goes_on() {
     assert_eq!(code, 75, "{text}");
     assert!(text.contains("error[CFG-102]") && text.contains(&daemon.process().to_string()), "{text}");
     daemon.nodes().await.unwrap();
+}
+
+#[tokio::test]
+async fn test_of_many_daemons_on_one_directory_one_lives_and_the_next_takes_over() {
+    let mut home = Daemon::new("roles: controller");
+    for round in 0..4 {
+        let mut many: Vec<_> =
+            (0..6).map(|_| home.command().arg("run").stderr(Stdio::null()).spawn().unwrap()).collect();
+        eventually("all but one give up", async || {
+            many.iter_mut()
+                .map(|one| one.try_wait().unwrap())
+                .filter(Option::is_none)
+                .count()
+                .eq(&1)
+                .then_some(())
+        })
+        .await;
+        eventually("it serves", async || home.nodes().await.ok()).await;
+        for mut one in many {
+            match one.try_wait().unwrap() {
+                Some(status) => assert_eq!(status.code(), Some(75), "round {round}"),
+                None => {
+                    one.kill().unwrap();
+                    one.wait().unwrap();
+                }
+            }
+        }
+    }
+    home.start().await;
+    assert!(!home.state().join("controller/db.damaged-1").exists());
+    assert!(home.stop().await.success());
 }
 
 #[test]

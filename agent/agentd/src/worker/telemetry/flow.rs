@@ -6,12 +6,14 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use agent_model::ReplicaId;
+use agent_model::protocol::log::unsent;
 use agent_shim::JobDir;
 use agent_shim::segments::Reader;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{error, warn};
 
 use super::Content;
@@ -201,7 +203,8 @@ impl Flow {
             self.settling = true;
             return Some(Request::Ask);
         };
-        let length = written.saturating_sub(next).min(allowed.chunk).min(allowed.budget);
+        let unsent = unsent(next, written, allowed.chunk.min(allowed.budget));
+        let length = unsent.map_or(0, |range| range.end - range.start);
         // The first bytes go at once; while they are being stored, what comes after them gathers.
         let worth_it = length == allowed.chunk || (length > 0 && self.pending == 0);
         worth_it.then_some(Request::Send { offset: next, length })

@@ -7,7 +7,9 @@
 //!
 //! Pure: whoever calls says when it is. Called by `super`.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// The most bytes of one request.
 pub(super) const CHUNK: u64 = 256 * 1024;

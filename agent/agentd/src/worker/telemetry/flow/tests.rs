@@ -131,7 +131,7 @@ fn test_segments_are_trimmed_as_far_as_the_controller_has_them() {
     let dir = JobDir::new(temp.path());
     let policy = agent_shim::LogPolicy { segment: 4096, ..agent_shim::LogPolicy::default() };
     let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
-    writer.append(&vec![b'x'; 10_000], Instant::now());
+    writer.append(&vec![b'x'; 10_000], std::time::Instant::now());
     let content = Content::Log(agent_model::Stream::Job);
     let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir.clone()));
     feed.written.store(10_000, Ordering::Release);
@@ -152,7 +152,7 @@ async fn test_controller_that_lost_what_was_trimmed_is_told_once() {
     let dir = JobDir::new(temp.path());
     let policy = agent_shim::LogPolicy { segment: 4096, ..agent_shim::LogPolicy::default() };
     let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
-    writer.append(&vec![b'x'; 10_000], Instant::now());
+    writer.append(&vec![b'x'; 10_000], std::time::Instant::now());
     let content = Content::Log(agent_model::Stream::Job);
     let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir.clone()));
     feed.written.store(10_000, Ordering::Release);

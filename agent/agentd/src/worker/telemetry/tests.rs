@@ -1,0 +1,245 @@
+//! The hub against a controller that misbehaves, over connections that exist in memory alone.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Mutex;
+
+use agent_proto::v1::telemetry_server::{Telemetry as Service, TelemetryServer};
+use agent_shim::LogPolicy;
+use agent_shim::segments::{Reader, Writer};
+use futures_util::{Stream as Answers, StreamExt, stream};
+use hyper_util::rt::TokioIo;
+use tokio::task::JoinSet;
+use tonic::transport::{Endpoint, Server};
+use tonic::{Request as Call, Response};
+
+use super::*;
+
+/// What a connection does after so many answers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mood {
+    Well,
+    /// Never answers again.
+    Silent,
+    /// Breaks.
+    Broken,
+    /// Cannot store for so many requests.
+    Full(u32),
+    /// Has lost the last bytes it acknowledged nothing of, as after a crash.
+    Forgetful,
+}
+
+/// A controller with one connection after the other, each in a mood of its own.
+#[derive(Debug, Clone, Default)]
+struct Controller {
+    moods: Arc<Mutex<VecDeque<(u32, Mood)>>>,
+    stored: Arc<Mutex<BTreeMap<(String, String), Vec<u8>>>>,
+    connections: Arc<Mutex<u32>>,
+}
+
+impl Controller {
+    fn answer(&self, request: v1::AppendRequest, full: bool) -> v1::AppendResponse {
+        let mut stored = self.stored.lock().unwrap();
+        let known = stored.entry((request.replica.clone(), request.channel.clone())).or_default();
+        let offset = request.offset as usize;
+        if !full && offset <= known.len() && offset + request.data.len() > known.len() {
+            let fresh = known.len() - offset;
+            known.extend_from_slice(&request.data[fresh..]);
+        }
+        let failed = if full { "the disk is full".to_owned() } else { String::new() };
+        let stored = known.len() as u64;
+        v1::AppendResponse { replica: request.replica, channel: request.channel, stored, failed }
+    }
+}
+
+type Stream<T> = Pin<Box<dyn Answers<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Service for Controller {
+    type AppendStream = Stream<v1::AppendResponse>;
+    type ReadLogStream = Stream<v1::LogChunk>;
+    type ReadTrackingStream = Stream<v1::TrackingChunk>;
+
+    async fn append(
+        &self,
+        request: Call<Streaming<v1::AppendRequest>>,
+    ) -> Result<Response<Self::AppendStream>, Status> {
+        *self.connections.lock().unwrap() += 1;
+        let (mut left, mut mood) = self.moods.lock().unwrap().pop_front().unwrap_or((0, Mood::Well));
+        if mood == Mood::Forgetful {
+            for known in self.stored.lock().unwrap().values_mut() {
+                known.truncate(known.len() / 2);
+            }
+        }
+        let controller = self.clone();
+        let answers = stream::unfold(request.into_inner(), move |mut requests| {
+            let (controller, well) = (controller.clone(), left > 0);
+            left = left.saturating_sub(1);
+            let now = mood;
+            if let (Mood::Full(times), false) = (mood, well) {
+                mood = if times > 1 { Mood::Full(times - 1) } else { Mood::Well };
+            }
+            async move {
+                let request = requests.message().await.ok()??;
+                let answer = match now {
+                    Mood::Silent if !well => std::future::pending().await,
+                    Mood::Broken if !well => Err(Status::unavailable("broken")),
+                    Mood::Full(_) if !well => Ok(controller.answer(request, true)),
+                    _ => Ok(controller.answer(request, false)),
+                };
+                Some((answer, requests))
+            }
+        });
+        Ok(Response::new(answers.boxed()))
+    }
+
+    async fn read_log(&self, _: Call<v1::ReadLogRequest>) -> Result<Response<Self::ReadLogStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+
+    async fn read_tracking(
+        &self,
+        _: Call<v1::ReadTrackingRequest>,
+    ) -> Result<Response<Self::ReadTrackingStream>, Status> {
+        Err(Status::unimplemented("not here"))
+    }
+}
+
+/// A connection to `controller` in memory; it is made anew whenever it broke.
+fn connect(controller: &Controller, tasks: &Arc<Mutex<JoinSet<()>>>) -> Channel {
+    let (controller, tasks) = (controller.clone(), tasks.clone());
+    let connector = tower::service_fn(move |_| {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let server = Server::builder().add_service(TelemetryServer::new(controller.clone()));
+        let incoming = stream::iter([Ok::<_, std::io::Error>(far)]);
+        tasks.lock().unwrap().spawn(async move {
+            let _ = server.serve_with_incoming(incoming).await;
+        });
+        async move { Ok::<_, std::io::Error>(TokioIo::new(near)) }
+    });
+    Endpoint::from_static("http://controller").connect_with_connector_lazy(connector)
+}
+
+struct Bench {
+    controller: Controller,
+    telemetry: Telemetry,
+    tasks: Arc<Mutex<JoinSet<()>>>,
+    home: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(moods: &[(u32, Mood)]) -> Bench {
+        let controller = Controller::default();
+        *controller.moods.lock().unwrap() = moods.to_vec().into();
+        let tasks = Arc::new(Mutex::new(JoinSet::new()));
+        let (telemetry, hub) = Telemetry::new(connect(&controller, &tasks));
+        tasks.lock().unwrap().spawn(hub.run(CancellationToken::new()));
+        Bench { controller, telemetry, tasks, home: tempfile::tempdir().unwrap() }
+    }
+
+    fn job(&self, replica: &str) -> (ReplicaId, JobDir) {
+        (replica.parse().unwrap(), JobDir::new(self.home.path().join(replica)))
+    }
+
+    fn stored(&self, replica: &str) -> Vec<u8> {
+        let stored = self.controller.stored.lock().unwrap();
+        stored.get(&(replica.to_owned(), "job".to_owned())).cloned().unwrap_or_default()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.tasks.lock().unwrap().abort_all();
+    }
+}
+
+fn numbered(bytes: usize) -> Vec<u8> {
+    (0..).flat_map(|number| format!("line {number}\n").into_bytes()).take(bytes).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn test_whatever_a_controller_does_the_log_arrives_whole() {
+    let moods = [
+        (3, Mood::Silent),
+        (0, Mood::Broken),
+        (2, Mood::Full(3)),
+        (0, Mood::Silent),
+        (5, Mood::Forgetful),
+        (9, Mood::Broken),
+        (0, Mood::Full(9)),
+    ];
+    for first in 0..moods.len() {
+        let mut moods = moods;
+        moods.rotate_left(first);
+        let bench = Bench::new(&moods);
+        let (replica, dir) = bench.job("t.1.0");
+        let mut writer = Writer::open(dir.segments(), LogPolicy::default()).unwrap();
+        let log = numbered(3_000_000);
+        writer.append(&log, std::time::Instant::now());
+        let shipper = bench.telemetry.ship_job(&replica, &dir);
+        assert_eq!(shipper.stored(log.len() as u64).await, log.len() as u64);
+        assert!(bench.stored("t.1.0") == log, "moods from {first}");
+        assert_eq!(shipper.lost(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn test_controller_that_stops_answering_is_left_for_another_connection() {
+    let bench = Bench::new(&[(0, Mood::Silent)]);
+    let (replica, dir) = bench.job("t.1.0");
+    Writer::open(dir.segments(), LogPolicy::default()).unwrap().append(b"hello\n", std::time::Instant::now());
+    let shipper = bench.telemetry.ship_job(&replica, &dir);
+    assert_eq!(shipper.stored(6).await, 6);
+    assert_eq!(
+        (bench.stored("t.1.0"), *bench.controller.connections.lock().unwrap()),
+        (b"hello\n".to_vec(), 2)
+    );
+}
+
+#[tokio::test]
+async fn test_what_is_stored_is_trimmed_and_room_is_made_for_more() {
+    let bench = Bench::new(&[]);
+    let (replica, dir) = bench.job("t.1.0");
+    let policy = LogPolicy { quota: 64 << 10, segment: 8 << 10, block: true };
+    let mut writer = Writer::open(dir.segments(), policy).unwrap();
+    let shipper = bench.telemetry.ship_job(&replica, &dir);
+    let log = numbered(1 << 20);
+    let mut written = 0;
+    while written < log.len() {
+        written += writer.append(&log[written..], std::time::Instant::now());
+        shipper.written(writer.len());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    shipper.stored(writer.len()).await;
+    assert!(bench.stored("t.1.0") == log);
+    assert_eq!(writer.gaps().count, 0, "it waited for room instead");
+    let start = Reader::of(&dir).unwrap().start();
+    assert!(start >= (1 << 20) - (128 << 10), "{start}");
+}
+
+#[tokio::test]
+async fn test_files_take_turns() {
+    let bench = Bench::new(&[]);
+    let log = numbered(64 << 20);
+    let (loud, loud_dir) = bench.job("loud.1.0");
+    let mut writer = Writer::open(loud_dir.segments(), LogPolicy::default()).unwrap();
+    writer.append(&log, std::time::Instant::now());
+    let shippers: Vec<Shipper> = (0..20)
+        .map(|number| {
+            let (quiet, dir) = bench.job(&format!("quiet-{number}.1.0"));
+            Writer::open(dir.segments(), LogPolicy::default())
+                .unwrap()
+                .append(b"a line\n", std::time::Instant::now());
+            bench.telemetry.ship_job(&quiet, &dir)
+        })
+        .collect();
+    let loud = bench.telemetry.ship_job(&loud, &loud_dir);
+    loud.written(log.len() as u64);
+    shippers.iter().for_each(|quiet| quiet.written(7));
+    for quiet in &shippers {
+        quiet.stored(7).await;
+    }
+    assert!(bench.stored("loud.1.0").len() < log.len(), "the quiet ones did not wait for the loud one");
+    loud.stored(log.len() as u64).await;
+    assert!(bench.stored("loud.1.0") == log);
+}
