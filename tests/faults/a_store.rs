@@ -12,7 +12,7 @@ use agent_tests::client::is_over;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::Way;
 
-use crate::judge::{broken, instances, whole};
+use crate::judge::{broken, contents, instances, whole};
 use crate::row::{Row, Scale, Tally};
 
 /// The rows of this module.
@@ -155,29 +155,41 @@ fn damage(scale: &Scale) -> Tally {
         live.iter().for_each(|job| drop(fleet.client.reached(job, &["Running"])));
         let mut all: Vec<String> = live.to_vec();
         let before = instances(&fleet.nodes[0]);
-        let mut reported = 0;
+        let (mut mattered, mut reported) = (0, 0);
         for case in 0..scale.of(6, 10) {
             all.push(fleet.submit("--lines 20 --seconds 0.1")); // acknowledged, and in line
             let number = round * 100 + case;
             tally.case(&format!("damage {number}"), || {
+                // After a stop everything is in the database itself, after a kill most is in its log.
+                if chance.percent(50) {
+                    fleet.controller.stop();
+                    fleet.nodes[0].stop();
+                }
                 fleet.controller.kill();
                 fleet.nodes[0].kill();
                 let journal = fleet.nodes[0].state().join("journal.db");
-                let (database, logged) = match chance.below(2) {
-                    0 => (database(&fleet), fleet.controller.log().len()),
-                    _ => (journal, fleet.nodes[0].log().len()),
-                };
-                let what = hurt(&database, &mut chance);
-                let damaged = broken(&database);
+                let of_controller = chance.percent(60);
+                let hit = if of_controller { database(&fleet) } else { journal };
+                let (before_it, files_before) = (contents(&hit), damaged_files(&fleet));
+                let what = hurt(&hit, &mut chance);
+                let (differs, damage) = (contents(&hit) != before_it, broken(&hit));
+                mattered += u32::from(differs || damage.is_some());
+                let logged = [fleet.controller.log().len(), fleet.nodes[0].log().len()];
                 fleet.controller.spawn();
                 fleet.nodes[0].spawn();
                 fleet.ready();
-                if let Some(damage) = damaged {
+                let log = match of_controller {
+                    true => fleet.controller.log()[logged[0]..].to_lowercase(),
+                    false => fleet.nodes[0].log()[logged[1]..].to_lowercase(),
+                };
+                // What is missing at the end of a journal looks like a kill, and the directories have it all.
+                if damage.is_some() || (of_controller && differs) {
+                    let said = |word: &&str| log.contains(*word);
+                    let told = ["damage", "corrupt", "malformed", "mended"].iter().any(said)
+                        || files_before != damaged_files(&fleet) // set aside
+                        || !fleet.client.notices().unwrap_or_default().is_empty();
+                    assert!(told, "{what}: nobody says so. It is: {damage:?}");
                     reported += 1;
-                    let daemon = if database.ends_with("db") { &fleet.controller } else { &fleet.nodes[0] };
-                    let log = daemon.log()[logged..].to_lowercase();
-                    let told = log.contains("damage") || log.contains("corrupt") || log.contains("malformed");
-                    assert!(told, "{what}: nobody says that the database is damaged: {damage}");
                 }
                 for job in &all {
                     let now =
@@ -201,23 +213,41 @@ fn damage(scale: &Scale) -> Tally {
     tally
 }
 
-/// Flips a bit, or cuts off the end, of a file of a database; says what was done.
+/// The databases that were set aside because they were damaged.
+fn damaged_files(fleet: &Fleet) -> usize {
+    let below = [fleet.controller.state().join("controller"), fleet.nodes[0].state()];
+    let listed = below.iter().flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
+    listed.filter(|entry| entry.file_name().to_string_lossy().contains(".damaged-")).count()
+}
+
+/// Does harm to a file of a database; says what was done.
 fn hurt(database: &Path, chance: &mut Chance) -> String {
-    let files: Vec<PathBuf> =
-        files(database).into_iter().filter(|file| !file.to_string_lossy().ends_with("-shm")).collect();
+    const PAGE: u64 = 4096;
+    let has_more = |file: &PathBuf| fs::metadata(file).is_ok_and(|file| file.len() > 0);
+    let files = files(database).into_iter().filter(|file| !file.to_string_lossy().ends_with("-shm"));
+    let files: Vec<PathBuf> = files.filter(has_more).collect();
     let file = chance.pick(&files);
     let open = fs::File::options().read(true).write(true).open(file).expect("the file opens");
     let length = open.metadata().expect("its length").len();
     let at = chance.below(length);
     let name = file.file_name().expect("a name").to_string_lossy();
-    if chance.percent(30) {
-        open.set_len(at).expect("it is cut");
-        return format!("{name} of {length} bytes was cut at {at}");
+    match chance.below(4) {
+        0 => {
+            open.set_len(at).expect("it is cut");
+            format!("{name} of {length} bytes was cut at {at}")
+        }
+        kind @ (1 | 2) => {
+            let (at, fill) = (at / PAGE * PAGE, if kind == 1 { 0 } else { 0xa5 });
+            let page = vec![fill; usize::try_from(PAGE.min(length - at)).expect("a page")];
+            open.write_all_at(&page, at).expect("it is written");
+            format!("a page of {name} of {length} bytes became {fill:#x} at {at}")
+        }
+        _ => {
+            let mut byte = [0];
+            open.read_exact_at(&mut byte, at).expect("it is read");
+            byte[0] ^= 1 << chance.below(8);
+            open.write_all_at(&byte, at).expect("it is written");
+            format!("a bit of {name} of {length} bytes was flipped at {at}")
+        }
     }
-    let mut byte = [0];
-    if open.read_exact_at(&mut byte, at).is_ok() {
-        byte[0] ^= 1 << chance.below(8);
-        open.write_all_at(&byte, at).expect("it is written");
-    }
-    format!("a bit of {name} of {length} bytes was flipped at {at}")
 }

@@ -72,14 +72,30 @@ pub(crate) fn percentile(times: &mut [Duration], of_a_hundred: usize) -> String 
 /// What is wrong with a database that nobody has open, looked at in a copy; nothing when it is whole.
 pub(crate) fn broken(database: &Path) -> Option<String> {
     const CHECK: &str = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('pragma integrity_check').fetchone()[0])";
+    let said = in_a_copy(database, CHECK);
+    (said != "ok").then_some(said)
+}
+
+/// Everything a database that nobody has open holds, read in a copy; an error is an answer too.
+pub(crate) fn contents(database: &Path) -> String {
+    const DUMP: &str = "
+import sqlite3, sys
+try:
+    print(*sqlite3.connect(sys.argv[1]).iterdump(), sep='\\n')
+except sqlite3.Error as error:
+    print(error)
+";
+    in_a_copy(database, DUMP)
+}
+
+fn in_a_copy(database: &Path, script: &str) -> String {
     let copy = tempfile::tempdir().expect("a temporary directory");
     for ending in ["", "-wal"] {
         let from = PathBuf::from(format!("{}{ending}", database.display()));
         let _ = fs::copy(from, copy.path().join(format!("db{ending}"))); // a database need not have both
     }
-    let said = look::python(CHECK, &[copy.path().join("db").to_str().expect("UTF-8")]).stdout;
-    let said = String::from_utf8_lossy(&said).trim().to_owned();
-    (said != "ok").then_some(said)
+    let said = look::python(script, &[copy.path().join("db").to_str().expect("UTF-8")]).stdout;
+    String::from_utf8_lossy(&said).trim().to_owned()
 }
 
 /// Something that is done again and again at random instants.

@@ -6,6 +6,7 @@
 
 mod dependencies;
 mod documents;
+mod failpoints;
 mod files;
 mod generated;
 mod layering;

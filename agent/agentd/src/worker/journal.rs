@@ -240,7 +240,7 @@ fn set_file_aside(path: &Path) -> Result<PathBuf, JournalError> {
     let fail = |source| JournalError::SetAside { path: path.to_owned(), source };
     let free = (1_u32..).map(|n| path.with_extension(format!("db.damaged-{n}"))).find(|to| !to.exists());
     let to = free.unwrap_or_else(|| path.with_extension("db.damaged"));
-    std::fs::rename(path, &to).map_err(fail)?;
+    failpoint::hit("node.journal.aside").and_then(|()| std::fs::rename(path, &to)).map_err(fail)?;
     for side in ["-wal", "-shm"] {
         let beside = |path: &Path| PathBuf::from(format!("{}{side}", path.display()));
         match std::fs::rename(beside(path), beside(&to)) {

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent_model::EnvSpec;
+use agent_model::{EnvSpec, failpoint};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
@@ -41,7 +41,9 @@ impl Pip {
 
     async fn install(&self, requirements: &[String], bench: &Bench) -> Result<(), AcquireError> {
         let list = bench.prefix().join("requirements.txt");
-        fs::write(&list, requirements.join("\n") + "\n").map_err(AcquireError::io("write", &list))?;
+        let lines = requirements.join("\n") + "\n";
+        let written = failpoint::hit("env.requirements.write").and_then(|()| fs::write(&list, lines));
+        written.map_err(AcquireError::io("write", &list))?;
         bench.say(&format!("{INSTALL}: {}", requirements.join(", ")));
         let command = Command::new(bench.prefix().join("bin/python"))
             .args(["-m", "pip", "install", "--no-input", "--disable-pip-version-check"])

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use agent_model::Boot;
+use agent_model::{Boot, failpoint};
 use agent_shim::cgroup::Groups;
 use agent_shim::wire::{Event, MAX_LINE, Request};
 use agent_shim::{End, ExitRecord, JobDir, NotStarted};
@@ -60,6 +60,7 @@ impl Connection {
     }
 
     pub(super) async fn send(&mut self, request: &Request) -> io::Result<()> {
+        failpoint::hit("node.shim.ask")?;
         self.stream.get_mut().write_all(request.to_line().as_bytes()).await
     }
 

@@ -91,6 +91,7 @@ impl Writer {
         writer.take_over()?;
         let path = writer.dir.join("reserve");
         let reserve = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        failpoint::hit("shim.log.prepare")?;
         reserve.write_all_at(&[b' '; RESERVE], 0)?;
         writer.reserve = Some(reserve);
         Ok(writer)

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use agent_model::failpoint;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Path, Request};
@@ -215,6 +216,7 @@ pub(super) async fn put(Caller(run): Caller, Path(address): Path<String>, reques
     let mut body = request.into_body().into_data_stream();
     while let Some(bytes) = body.next().await {
         let bytes = bytes.map_err(|error| Refusal::invalid(format!("the body broke off: {error}")))?;
+        failpoint::hit("node.artifact.write").map_err(fail)?;
         file.write_all(&bytes).await.map_err(fail)?;
     }
     file.flush().await.map_err(fail)?;

@@ -14,7 +14,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use agent_model::Timestamp;
+use agent_model::{Timestamp, failpoint};
 use agent_model::tracking::TrackingRecord;
 use agent_shim::segments::open_plain;
 use rustix::fs::OFlags;
@@ -91,7 +91,9 @@ impl Book {
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
         let flags = i32::try_from(flags).map_err(io::Error::other)?;
         let mut file = OpenOptions::new().create(true).append(true).custom_flags(flags).open(&self.path)?;
+        failpoint::hit("node.tracking.write")?;
         file.write_all(text.as_bytes())?;
+        failpoint::hit("node.tracking.sync")?;
         file.sync_data()
     }
 
