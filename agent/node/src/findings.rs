@@ -180,38 +180,82 @@ fn clean_kill(machine: &Machine) -> Finding {
         .fix("mount procfs at /proc")
 }
 
-/// Which control groups are mounted, and whether the agent could make its own.
+/// Which control groups are mounted, and what the groups the agent may make in them do for a job.
 fn cgroups(machine: &Machine) -> Finding {
     let mounts = machine.read("proc/self/mounts").unwrap_or_default();
-    let mut kinds = mounts.lines().filter_map(|line| line.split(' ').nth(2));
-    let (v1, v2) = kinds
-        .by_ref()
-        .fold((false, false), |(v1, v2), kind| (v1 || kind == "cgroup", v2 || kind == "cgroup2"));
-    let version = match (v1, v2) {
+    let mounted = |kind: &str| mounts.lines().any(|line| line.split(' ').nth(2) == Some(kind));
+    let version = match (mounted("cgroup"), mounted("cgroup2")) {
         (false, true) => "v2",
         (true, false) => "v1",
         (true, true) => "v1 and v2 mixed",
-        (false, false) => "none",
+        (false, false) => {
+            return finding("cgroups", Grade::Limited, "none mounted", UNLIMITED)
+                .fix("mount them at /sys/fs/cgroup, as every init system does");
+        }
     };
-    let writable = version == "v2" && own_group(machine).is_some_and(|group| is_writable(&group));
-    let found = match (version, writable) {
-        ("none", _) => "none mounted".to_owned(),
-        ("v2", true) => "v2, writable".to_owned(),
-        ("v2", false) => "v2, not writable".to_owned(),
-        _ => version.to_owned(),
-    };
-    finding(
-        "cgroups",
-        Grade::Limited,
-        found,
-        "not used in this version: a job may take all memory and processors of the machine; it still ends cleanly",
-    )
+    let systemd = machine.at("run/systemd/system").is_dir();
+    let limits = ["memory", "pids"].map(|name| can_limit(machine, &mounts, name, systemd));
+    let by = if systemd { format!("{version}, through systemd") } else { version.to_owned() };
+    match limits {
+        [true, true] => finding(
+            "cgroups",
+            Grade::Good,
+            by,
+            "a job gets the memory it asked for and no more, and its processes are limited and killed together",
+        ),
+        [true, false] => finding(
+            "cgroups",
+            Grade::Limited,
+            format!("{by}, memory only"),
+            "a job gets the memory it asked for and no more, but may start processes until the machine has no numbers left",
+        ),
+        [false, true] => finding(
+            "cgroups",
+            Grade::Limited,
+            format!("{by}, processes only"),
+            "the processes of a job are limited and killed together, but it may take all memory of the machine",
+        ),
+        [false, false] => finding("cgroups", Grade::Limited, format!("{by}, without limits"), UNLIMITED)
+            .fix("run agentd as root or under systemd, or give it a group of its own to write to"),
+    }
 }
 
-fn own_group(machine: &Machine) -> Option<std::path::PathBuf> {
+const UNLIMITED: &str = "a job may take all memory and process numbers of the machine; it still ends cleanly, as a tree of processes";
+
+/// Whether a group that limits `controller` can be made where this process is.
+fn can_limit(machine: &Machine, mounts: &str, controller: &str, systemd: bool) -> bool {
+    let has = |dir: &Path, file: &str| {
+        let text = std::fs::read_to_string(dir.join(file)).unwrap_or_default();
+        text.split_whitespace().any(|name| name == controller)
+    };
+    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    fields.any(|mount| {
+        let [_, at, kind, options, ..] = mount[..] else { return false };
+        let at = machine.at(at.trim_start_matches('/'));
+        match kind {
+            "cgroup" if options.split(',').any(|option| option == controller) => {
+                own_group(machine, controller).is_some_and(|group| is_writable(&at.join(group)))
+            }
+            // A scope of systemd has the controllers; below the own group only those that it passes on.
+            "cgroup2" if systemd => has(&at, "cgroup.controllers"),
+            "cgroup2" => own_group(machine, "").is_some_and(|group| {
+                let own = at.join(&group);
+                let passed = group.is_empty() || has(&own, "cgroup.subtree_control");
+                is_writable(&own) && has(&own, "cgroup.controllers") && passed
+            }),
+            _ => false,
+        }
+    })
+}
+
+/// The group this process is in, below the mount of its hierarchy.
+fn own_group(machine: &Machine, controller: &str) -> Option<String> {
     let groups = machine.read("proc/self/cgroup")?;
-    let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    Some(machine.at("sys/fs/cgroup").join(group))
+    groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        controllers.split(',').any(|name| name == controller).then(|| path.trim_start_matches('/').to_owned())
+    })
 }
 
 fn is_writable(path: &Path) -> bool {
@@ -315,22 +359,35 @@ mod tests {
     }
 
     #[test]
-    fn test_cgroups_are_told_apart() {
-        let v1 = "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\n";
+    fn test_cgroups_are_told_apart_by_what_they_limit() {
+        let v1 = "cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\ncgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\n";
         let v2 = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
-        let both = format!("{v1}{v2}");
-        for (mounts, found) in
-            [("", "none mounted"), (v1, "v1"), (v2, "v2, writable"), (&both, "v1 and v2 mixed")]
-        {
-            let (_root, machine) = machine(&[
-                ("proc/self/mounts", mounts),
-                ("proc/self/cgroup", "0::/a/b\n"),
-                ("sys/fs/cgroup/a/b/cgroup.procs", ""),
-            ]);
-            assert_eq!(cgroups(&machine).found, found);
+        let both = format!("{v1}cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n");
+        let own1 = "5:memory:/a\n4:pids:/\n0::/\n";
+        let own2 = "0::/a\n";
+        let dirs1 = [("sys/fs/cgroup/memory/a/x", ""), ("sys/fs/cgroup/pids/x", "")];
+        let dirs2 = [
+            ("sys/fs/cgroup/cgroup.controllers", "cpu memory pids"),
+            ("sys/fs/cgroup/a/cgroup.controllers", "cpu memory pids"),
+            ("sys/fs/cgroup/a/cgroup.subtree_control", "memory pids"),
+        ];
+        let scopes = [dirs2[0], ("run/systemd/system/x", "")];
+        for (mounts, own, files, found, grade) in [
+            ("", own2, &[][..], "none mounted", Grade::Limited),
+            (v1, own1, &dirs1[..], "v1", Grade::Good),
+            (&both, own1, &dirs1[..], "v1 and v2 mixed", Grade::Good),
+            (v1, own1, &dirs1[..1], "v1, memory only", Grade::Limited),
+            (v1, own1, &dirs1[1..], "v1, processes only", Grade::Limited),
+            (v2, own2, &dirs2[..], "v2", Grade::Good),
+            (v2, own2, &dirs2[..2], "v2, without limits", Grade::Limited),
+            (v2, own2, &scopes[..], "v2, through systemd", Grade::Good),
+            (v2, "0::/gone\n", &dirs2[..1], "v2, without limits", Grade::Limited),
+        ] {
+            let known = [("proc/self/mounts", mounts), ("proc/self/cgroup", own)];
+            let (_root, machine) = machine(&[&known[..], files].concat());
+            let finding = cgroups(&machine);
+            assert_eq!((finding.found.as_str(), finding.grade), (found, grade), "{files:?}");
         }
-        let (_root, machine) = machine(&[("proc/self/mounts", v2), ("proc/self/cgroup", "0::/gone\n")]);
-        assert_eq!(cgroups(&machine).found, "v2, not writable");
     }
 
     #[test]

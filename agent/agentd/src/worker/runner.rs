@@ -392,18 +392,23 @@ impl<J: Journal> Runner<J> {
             warn!(replica = %self.record.replica, ?renewed, "the supervisor does not say that it heard the lease");
         }
         self.prove(answered);
-        let (now, grace, deadline) =
-            (self.worker.clock.boot(), self.record.spec.limits.grace(), Deadline::new(Some(until)));
+        let knows_none = matches!(renewed, Err(Some(RenewError::Unsupported { .. })));
+        self.enforce(running, Deadline::new(Some(until)), knows_none).await;
+        answered
+    }
+
+    /// Ends a job whose lease is over and that its supervisor should have ended by now, or `knows_none` to end.
+    async fn enforce(&self, running: &Running, deadline: Deadline, knows_none: bool) {
+        let (now, grace) = (self.worker.clock.boot(), self.record.spec.limits.grace());
         if deadline.kill_at(grace, Terms::default()).is_some_and(|at| at <= now) {
             error!(replica = %self.record.replica, "the job runs on without leave; it is ended from here");
             self.say("ended by the agent: it ran on without leave");
             self.end_tree().await;
-        } else if deadline.is_over(now) && matches!(renewed, Err(Some(RenewError::Unsupported { .. }))) {
+        } else if deadline.is_over(now) && knows_none {
             let stopped =
                 running.stop(grace, "the node has not heard from the controller for too long").await;
             warn!(replica = %self.record.replica, ?stopped, "its lease is over, and its supervisor knows of none");
         }
-        answered
     }
 
     /// Ends every process of the command that can be found.

@@ -300,7 +300,7 @@ async fn test_attempt_of_a_node_that_was_declared_lost_is_ended_and_kept() {
     controller.reached(&job, &["NotResponding"]).await;
     let lost = v1::DeclareLostRequest { node: "far".into() };
     let lost = NodesClient::new(controller.channel()).declare_lost(lost).await.unwrap().into_inner();
-    assert_eq!(lost.jobs, [job.clone()]);
+    assert_eq!(lost.jobs, std::slice::from_ref(&job));
     assert_eq!(controller.ended(&job).await.state, "Failed");
     node.spawn();
     eventually("the attempt is put away", async || dir.join("remove-after").exists().then_some(())).await;

@@ -225,3 +225,118 @@ fn test_what_a_job_put_in_the_place_of_a_file_is_not_followed() {
         assert_eq!(super::open_plain(&at(name)).unwrap_err().kind(), io::ErrorKind::NotFound, "{name}");
     }
 }
+
+/// Runs `test` of this file alone, in a process in which `plan` makes writing fail.
+fn with_failures(plan: &str, test: &str) {
+    #[allow(clippy::disallowed_methods, reason = "a plan of failures is that of a process")]
+    let mut this = std::process::Command::new(std::env::current_exe().unwrap());
+    this.args(["--ignored", "--exact", &format!("segments::tests::{test}")]);
+    let output = this.env(agent_model::failpoint::VARIABLE, plan).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{plan}: {said}");
+}
+
+#[test]
+fn test_every_failure_of_the_disk_is_counted_wherever_it_strikes() {
+    for errno in [28, 122, 5, 30] {
+        // Full, over quota, broken, read-only: at any one write, or from one on.
+        for visit in [1, 2, 3, 7] {
+            with_failures(&format!("shim.log.write=errno:{errno}={visit}"), "some_output");
+        }
+        with_failures(&format!("shim.log.write=errno:{errno}@3"), "some_output");
+        with_failures(&format!("shim.log.open=errno:{errno}@2"), "some_output");
+        with_failures(
+            &format!("shim.log.write=errno:{errno}@3,shim.log.reserve=errno:{errno}"),
+            "silent_end",
+        );
+    }
+    with_failures("shim.log.sync=errno:5=1", "failing_sync");
+}
+
+/// Writes for a while, with pauses long enough for the disk to be tried again; gives what was produced.
+fn produce(writer: &mut Writer) -> Vec<u8> {
+    let mut now = Instant::now();
+    let mut produced = Vec::new();
+    for number in 0..40 {
+        let piece = format!("line {number} {}\n", "x".repeat(number * 7));
+        produced.extend_from_slice(piece.as_bytes());
+        assert_eq!(writer.append(piece.as_bytes(), now), piece.len());
+        now += Duration::from_millis(300);
+    }
+    writer.finish();
+    produced
+}
+
+#[test]
+#[ignore = "run by the test above, with a plan of failures"]
+fn some_output() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(dir.path(), policy(1 << 20, 4096)).unwrap();
+    let produced = produce(&mut writer);
+    let stream = all_from(dir.path(), 0, writer.len());
+    let gaps = writer.gaps();
+    assert_eq!(explained(&stream, &produced), Some((gaps.bytes, gaps.lines)));
+    assert!(gaps.count > 0 && gaps.bytes > 0 && writer.error().is_some());
+    assert_eq!(writer.sha256(), hex_of(&stream));
+}
+
+#[test]
+#[ignore = "run by the test above, with a plan of failures"]
+fn silent_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(dir.path(), policy(1 << 20, 4096)).unwrap();
+    let produced = produce(&mut writer);
+    // Not even the reserve could be used: then the record alone tells what is missing.
+    let stream = all_from(dir.path(), 0, writer.len());
+    assert!(produced.starts_with(&stream));
+    assert_eq!(writer.gaps().bytes, (produced.len() - stream.len()) as u64);
+    assert_eq!(writer.sha256(), hex_of(&stream));
+}
+
+#[test]
+#[ignore = "run by the test above, with a plan of failures"]
+fn failing_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = Writer::open(dir.path(), policy(1 << 20, 4096)).unwrap();
+    writer.append(b"line\n", Instant::now());
+    writer.finish();
+    writer.sync();
+    let error = writer.error().unwrap().to_owned();
+    writer.sync();
+    assert_eq!(writer.error(), Some(error.as_str()), "a later one that succeeds takes nothing back");
+}
+
+#[test]
+fn test_full_file_system_ends_with_an_honest_log() {
+    use nix::mount::{MsFlags, mount, umount};
+    let dir = tempfile::tempdir().unwrap();
+    if mount(Some("tmpfs"), dir.path(), Some("tmpfs"), MsFlags::empty(), Some("size=256k")).is_err() {
+        println!("skipped: mounting needs root");
+        return;
+    }
+    let log = dir.path().join("job");
+    let mut writer = Writer::open(&log, policy(1 << 30, 64 << 10)).unwrap();
+    let mut now = Instant::now();
+    let (mut produced, mut freed) = (Vec::new(), false);
+    let filler = dir.path().join("filler");
+    fs::write(&filler, vec![0; 64 << 10]).unwrap();
+    for number in 0..100_000 {
+        let line = format!("line {number}\n");
+        produced.extend_from_slice(line.as_bytes());
+        writer.append(line.as_bytes(), now);
+        now += Duration::from_millis(1);
+        if writer.gaps().bytes > 10_000 && !freed {
+            fs::remove_file(&filler).unwrap();
+            freed = true;
+        }
+    }
+    writer.finish();
+    writer.sync();
+    let stream = all_from(&log, 0, writer.len());
+    let gaps = writer.gaps();
+    assert_eq!(explained(&stream, &produced), Some((gaps.bytes, gaps.lines)));
+    assert_eq!(writer.sha256(), hex_of(&stream));
+    assert!(gaps.count >= 1 && stream.ends_with(b"]\n"), "the end says what is missing");
+    drop(writer);
+    umount(dir.path()).unwrap();
+}
