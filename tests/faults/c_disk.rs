@@ -264,15 +264,21 @@ fn lost_writes(scale: &Scale) -> Tally {
             victim.set("LOSSY_MATCH", what);
             victim.set("LOSSY_AT", &at.to_string());
             victim.set("LOSSY_RECORD", &record.display().to_string());
-            let restart = |fleet: &mut Fleet| {
+            let mut lost_early = 0;
+            fleet.controller.spawn();
+            fleet.nodes.iter_mut().for_each(agent_tests::fleet::Daemon::spawn);
+            let mut restart = |fleet: &mut Fleet| {
                 for daemon in std::iter::once(&mut fleet.controller).chain(&mut fleet.nodes) {
-                    if daemon.pid() == 0 || daemon.ended().is_some() {
+                    if daemon.ended().is_some() {
+                        // The power goes with it: the library knows only of the life that it was loaded into.
                         daemon.kill();
+                        lost_early += lose(&record);
+                        let _ = fs::remove_file(&record);
+                        ["LD_PRELOAD", "LOSSY_MATCH"].iter().for_each(|name| daemon.set(name, ""));
                         daemon.spawn();
                     }
                 }
             };
-            restart(&mut fleet);
             let mut names = Vec::new();
             for number in 0..3 {
                 let id = format!("{round}-{number}");
@@ -289,7 +295,7 @@ fn lost_writes(scale: &Scale) -> Tally {
             });
             fleet.controller.kill();
             fleet.nodes.iter_mut().for_each(agent_tests::fleet::Daemon::kill);
-            lost += lose(&record);
+            lost += lost_early + lose(&record);
             for daemon in std::iter::once(&mut fleet.controller).chain(&mut fleet.nodes) {
                 ["LD_PRELOAD", "LOSSY_MATCH"].iter().for_each(|name| daemon.set(name, ""));
             }
