@@ -97,6 +97,7 @@ codes! {
     TimeLimit "RUN-105" User Retry::Never, "the command ran longer than its limit";
     LaunchFailed "RUN-106" Node Retry::OtherNode, "the command could not be started";
     RunLost "RUN-107" Node Retry::OtherNode, "the running command was lost";
+    Unkilled "RUN-108" Node Retry::OtherNode, "processes of the job survive the final signal";
     OutputsUnstored "OUT-101" Node SOON, "the outputs could not be stored";
     DiskFull "NODE-101" Node Retry::OtherNode, "the node's disk is full";
     NodeLost "NODE-102" Node Retry::OtherNode, "the node stopped answering";

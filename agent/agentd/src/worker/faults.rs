@@ -55,8 +55,24 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>) -> E
         End::Exited(ExitStatus::Signal(signal)) => (Verdict::Failed, Some(signaled(*signal, tail))),
         End::Exited(ExitStatus::Code(code)) => (Verdict::Failed, Some(returned(*code, tail))),
     };
+    let fault = match (fault, record.unkilled) {
+        (fault, 0) => fault,
+        (Some(fault), left) => Some(fault.why(survivors(left))),
+        (None, left) => Some(unkilled(left)),
+    };
     let (started_at, ended_at) = (record.started_at, record.ended_at);
     Ending { verdict, exit: record.status(), fault, started_at, ended_at }
+}
+
+fn survivors(left: u32) -> String {
+    format!("{left} of its processes survived the final signal")
+}
+
+/// The kernel holds what is left, for example in a file system that does not answer.
+fn unkilled(left: u32) -> Fault {
+    Fault::new(Code::Unkilled, "the job ended, but not all of it")
+        .why(survivors(left))
+        .fix("look on the node for processes in state D, and for the file system or device they wait for")
 }
 
 /// The job did what it should, but not all it said could be kept.
