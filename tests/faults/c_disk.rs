@@ -23,7 +23,11 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "C6", promise: "a wall clock that is set ends no job and loses none", run: clock },
     Row { id: "C7", promise: "a disk that takes nothing costs no result, and no restart", run: disk_full },
     Row { id: "C8", promise: "what could not be forced to the disk is not acknowledged", run: lost_writes },
-    Row { id: "C10", promise: "the service manager hears of progress inside, and of nothing else", run: watchdog },
+    Row {
+        id: "C10",
+        promise: "the service manager hears of progress inside, and of nothing else",
+        run: watchdog,
+    },
 ];
 
 /// The library of `preload.c`, built once.
@@ -34,7 +38,12 @@ fn library() -> &'static Path {
         let (source, path) = (dir.path().join("preload.c"), dir.path().join("preload.so"));
         fs::write(&source, include_str!("preload.c")).expect("a file");
         let mut cc = command("cc");
-        let built = cc.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&path).arg(&source).args(["-ldl", "-lpthread"]).status();
+        let built = cc
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .arg(&path)
+            .arg(&source)
+            .args(["-ldl", "-lpthread"])
+            .status();
         assert!(built.expect("cc starts").success(), "preload.c does not build");
         (dir, path)
     });
@@ -58,13 +67,22 @@ fn clock(scale: &Scale) -> Tally {
     draft.limits.on_disconnect = agent_model::job::OnDisconnect::Replace;
     let long = fleet.client.submit(&draft);
     fleet.client.reached(&long, &["Running"]);
-    for (name, step) in [("an hour on", HOUR), ("an hour back", -HOUR), ("10 years on", YEARS), ("10 years back", -YEARS), ("back to now", 0)] {
+    for (name, step) in [
+        ("an hour on", HOUR),
+        ("an hour back", -HOUR),
+        ("10 years on", YEARS),
+        ("10 years back", -YEARS),
+        ("back to now", 0),
+    ] {
         tally.case(name, || {
             fs::write(&file, step.to_string()).expect("a file");
             std::thread::sleep(Duration::from_millis(scale.of(1500, 30_000)));
             let nodes = fleet.client.nodes().expect("an answer");
             assert!(nodes.iter().all(|node| node.liveness == "ready"), "{nodes:?}");
-            assert_eq!((fleet.client.job(&long).state.as_str(), fleet.client.job(&long).epoch), ("Running", 1));
+            assert_eq!(
+                (fleet.client.job(&long).state.as_str(), fleet.client.job(&long).epoch),
+                ("Running", 1)
+            );
             let job = fleet.client.run("sleep 0.3; echo fine");
             assert_eq!(fleet.client.ended(&job).state, "Completed");
             assert_eq!(fleet.client.log(&job, "job"), b"fine\n");
@@ -82,13 +100,15 @@ fn clock(scale: &Scale) -> Tally {
 /// Names at which something is written or made durable.
 fn write_sites() -> Vec<&'static str> {
     let writes = [
-        "write", "sync", "create", "rename", "commit", "fill", "make", "enter", "done", "keep", "begin", "reserve", "trim", "open",
+        "write", "sync", "create", "rename", "commit", "fill", "make", "enter", "done", "keep", "begin",
+        "reserve", "trim", "open",
     ];
     let is_write = |name: &&&str| writes.iter().any(|word| name.rsplit('.').next() == Some(word));
     failpoint::NAMES.iter().filter(is_write).copied().collect()
 }
 
-const ERRORS: [(i32, &str); 4] = [(28, "disk full"), (122, "quota exceeded"), (5, "input/output error"), (30, "read-only")];
+const ERRORS: [(i32, &str); 4] =
+    [(28, "disk full"), (122, "quota exceeded"), (5, "input/output error"), (30, "read-only")];
 
 fn disk_full(scale: &Scale) -> Tally {
     let mut tally = Tally::default();
@@ -101,7 +121,9 @@ fn disk_full(scale: &Scale) -> Tally {
         }
     }
     let (mut visited, mut restarts) = (0, Vec::new());
-    for ((name, (_, error)), came) in crate::c_trees::at_once(2, cases, |(name, (errno, _))| refuse(name, *errno)) {
+    for ((name, (_, error)), came) in
+        crate::c_trees::at_once(2, cases, |(name, (errno, _))| refuse(name, *errno))
+    {
         let came = tally.case(&format!("{error} at {name}"), || came.unwrap_or_else(|why| panic!("{why}")));
         if let Some((was_visited, restarted)) = came {
             visited += u32::from(was_visited);
@@ -130,19 +152,27 @@ fn refuse(name: &str, errno: i32) -> (bool, bool) {
     while !job.is_over(&fleet) {
         if let Some(status) = fleet.controller.ended() {
             // Where there is no room for what a daemon needs to start, it says so and is started again.
-            assert!(status.code().is_some_and(|code| [70, 75, 78, 1].contains(&code)), "it ended with {status}");
+            assert!(
+                status.code().is_some_and(|code| [70, 75, 78, 1].contains(&code)),
+                "it ended with {status}"
+            );
             assert!(fleet.client.nodes().is_err(), "it ended while it served");
             restarted = true;
             fleet.controller.kill();
             fleet.controller.set(failpoint::VARIABLE, "");
             fleet.controller.spawn();
         }
-        assert!(begun.elapsed() < SOON, "the job does not end: {:?}", job.name.as_ref().map(|job| fleet.client.try_job(job)));
+        assert!(
+            begun.elapsed() < SOON,
+            "the job does not end: {:?}",
+            job.name.as_ref().map(|job| fleet.client.try_job(job))
+        );
         std::thread::sleep(Duration::from_millis(30));
     }
     let pid = fleet.controller.pid();
     let name_of_job = job.name.expect("it is over");
-    let dropped = |job: &str| String::from_utf8_lossy(&fleet.client.log(job, "job")).contains("were dropped here");
+    let dropped =
+        |job: &str| String::from_utf8_lossy(&fleet.client.log(job, "job")).contains("were dropped here");
     if !dropped(&name_of_job) {
         truthful(&fleet, &name_of_job, crate::sweep::LINES);
     }
@@ -181,7 +211,10 @@ fn small_disk() {
     let writer = fleet.submit("--lines 4000 --rate 500");
     fleet.client.reached(&writer, &["Running"]);
     let gate = fleet.home().join("gate");
-    let fill = format!("head -c 200M /dev/zero > fill; touch {0}.full; while [ ! -e {0} ]; do sleep 0.1; done; rm fill", gate.display());
+    let fill = format!(
+        "head -c 200M /dev/zero > fill; touch {0}.full; while [ ! -e {0} ]; do sleep 0.1; done; rm fill",
+        gate.display()
+    );
     let fill = fleet.client.run(&fill);
     eventually("the disk is full", SOON, || gate.with_extension("full").exists().then_some(()));
     let full = Instant::now();
@@ -191,7 +224,9 @@ fn small_disk() {
         std::thread::sleep(Duration::from_millis(200));
     }
     // It may be refused or may wait; it must be answered.
-    let asked = fleet.client.try_submit("while-full", &JobDraft { command: "echo asked".into(), ..JobDraft::default() });
+    let asked = fleet
+        .client
+        .try_submit("while-full", &JobDraft { command: "echo asked".into(), ..JobDraft::default() });
     fs::write(&gate, "").expect("a file");
     let room = Instant::now();
     fleet.client.ended(&fill);
@@ -205,7 +240,10 @@ fn small_disk() {
     let log = fleet.client.log(&writer, "job");
     let lines = agent_tests::witness::lines(&log, 4000);
     let told = lines.strange.iter().any(|line| line.contains("dropped"));
-    assert!(lines.is_whole() || told || ended.state == "Failed", "lines are missing and nobody says so: {lines:?}");
+    assert!(
+        lines.is_whole() || told || ended.state == "Failed",
+        "lines are missing and nobody says so: {lines:?}"
+    );
     assert_eq!(fleet.client.log(&kept, "job"), b"kept\n");
     assert_eq!(panics(&fleet.controller), Vec::<String>::new());
     fleet.controller.kill();
@@ -254,7 +292,12 @@ fn lost_writes(scale: &Scale) -> Tally {
     let mut chance = scale.chance();
     let mut lost = 0;
     for round in 0..scale.of(8, 60) {
-        let (what, on_node) = [("controller/archive", false), ("controller/db-wal", false), ("journal.db-wal", true), ("controller/db.redo", false)][round % 4];
+        let (what, on_node) = [
+            ("controller/archive", false),
+            ("controller/db-wal", false),
+            ("journal.db-wal", true),
+            ("controller/db.redo", false),
+        ][round % 4];
         let at = 1 + chance.below(scale.of(8, 25));
         tally.case(&format!("{what}, write {at}"), || {
             let mut fleet = Fleet::new(&Setup { nodes: 1, ..Setup::default() });
@@ -288,7 +331,9 @@ fn lost_writes(scale: &Scale) -> Tally {
                     fleet.client.try_submit(&id, &draft).ok()
                 }));
             }
-            let over = |fleet: &Fleet, job: &str| fleet.client.try_job(job).ok().filter(agent_tests::client::is_over);
+            let over = |fleet: &Fleet, job: &str| {
+                fleet.client.try_job(job).ok().filter(agent_tests::client::is_over)
+            };
             let before = eventually("the jobs end", SOON, || {
                 restart(&mut fleet);
                 names.iter().map(|job| over(&fleet, job)).collect::<Option<Vec<_>>>()
@@ -362,7 +407,8 @@ fn watchdog(scale: &Scale) -> Tally {
     fleet.client.reached(&job, &["Running"]);
     tally.case("also while its controller does not answer", || {
         fleet.controller.freeze();
-        let pings = catch(|| assert!(manager.pings_within(time) >= least, "a partition would restart the daemon"));
+        let pings =
+            catch(|| assert!(manager.pings_within(time) >= least, "a partition would restart the daemon"));
         fleet.controller.thaw();
         pings.unwrap_or_else(|why| panic!("{why}"));
     });
