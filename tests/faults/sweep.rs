@@ -65,11 +65,18 @@ fn sweep(scale: &Scale) -> Tally {
     let mut cases = Vec::new();
     for apart in scale.of(vec![false], vec![false, true]) {
         for name in failpoint::NAMES {
-            // The first visit, or one of those that follow it.
-            let visit = 1 + chance.below(4);
-            let [error, kill, panic] = ["error", "kill", "panic"].map(|what| format!("{what}={visit}"));
-            let all = vec![error.clone(), kill.clone(), panic, FOR_EVER.to_owned(), "delay:300".to_owned()];
-            for action in scale.of(vec![error, kill], all) {
+            let first = |what: &str| format!("{what}=1");
+            let later = |what: &str, visit: u64| format!("{what}={visit}");
+            let all = vec![
+                first("error"),
+                first("kill"),
+                first("panic"),
+                FOR_EVER.to_owned(),
+                "delay:300".to_owned(),
+                later("error", 2 + chance.below(3)),
+                later("kill", 2 + chance.below(3)),
+            ];
+            for action in scale.of(all[..2].to_vec(), all) {
                 cases.push(Case { name, action, apart, both: false, seed: chance.number() });
             }
         }
