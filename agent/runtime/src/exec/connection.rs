@@ -108,6 +108,7 @@ impl Connection {
 
 /// What there is at a job directory.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub(super) enum Place {
     /// A shim, connected.
     Live(Connection),
