@@ -152,6 +152,9 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
     let nothing = Lost { rebooted: false, killed: 0, left: 0 };
     let Some(hello) = dir.read_hello()? else { return Ok(nothing) };
     if hello.boot_id != agent_shim::process::boot_id() {
+        // A container keeps its groups when it is given another boot.
+        let groups = Groups::of(&hello);
+        let _ = groups.is_empty() && groups.remove();
         return Ok(Lost { rebooted: true, ..nothing });
     }
     let kill = move || {
