@@ -299,6 +299,7 @@ impl Config {
                 tracking_port,
                 keep_jobs,
                 disk_reserve,
+                lease,
                 log_quota,
                 job_user,
             ],

@@ -3,7 +3,7 @@
 //! Drives the real [`crate::queue::Book`] and the node's real decisions (`agent_model::protocol`) through
 //! random histories: crashes of controller and agents, restarts of machines, lost, late, doubled and
 //! overtaken messages, one-way and two-way partitions, drifting clocks, cancels, drains, machines that never
-//! come back. After every event the promises are checked ([`world`], [`disk`]). Every deliberate mistake of
+//! come back. Gangs, which the book does not place yet, follow their rule in [`gang`]. After every event the promises are checked ([`world`], [`disk`]). Every deliberate mistake of
 //! [`mutant`] must break one of them.
 //!
 //! One seed is one history of 100 minutes. `SIM_SEED=N` (and `SIM_MUTANT=name`) runs one again:
@@ -15,6 +15,7 @@ mod agent;
 mod chance;
 mod controller;
 mod disk;
+mod gang;
 pub(crate) mod mutant;
 mod node;
 mod world;

@@ -30,7 +30,7 @@ use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 
 pub use agent_shim::wire::Progress;
 pub use command::{Command, CommandError, Output};
-pub use containment::{Containment, containment};
+pub use containment::{Containment, containment, sweep_groups};
 pub use process::Process;
 pub use running::{RenewError, Running, StopError, WaitError};
 
@@ -50,6 +50,7 @@ pub trait Executor: Send + Sync + 'static {
 
 /// What became of a job.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub enum Found {
     /// It runs.
     Running(Running),

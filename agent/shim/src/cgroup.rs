@@ -23,6 +23,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use agent_model::{ReplicaId, failpoint};
 
@@ -33,6 +34,9 @@ use crate::record::Limits;
 
 /// What a scope that holds one job is called: this, the replica and the instance, and `.scope`.
 pub const SCOPE_PREFIX: &str = "agent-job-";
+
+/// What every group of a job is called first.
+const NAME_PREFIX: &str = "agentd-";
 
 /// How the processes of a job are kept together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +79,7 @@ pub struct Made {
 
 /// What the groups of one run are called. The instance makes it differ from any other, the replica is for people.
 pub fn name_of(replica: &ReplicaId, instance: &str) -> String {
-    format!("agentd-{replica}-{}", instance.get(..8).unwrap_or(instance))
+    format!("{NAME_PREFIX}{replica}-{}", instance.get(..8).unwrap_or(instance))
 }
 
 /// The paths of the groups that [`make`] would make.
@@ -117,6 +121,19 @@ pub fn make(places: &[Place], name: &str, limits: Limits) -> Made {
         pids: set("pids", limits.pids.map(|limit| limit.min(half_of_all_pids())), limit_pids),
     };
     Made { groups, containment, limits, unmet, doors }
+}
+
+/// Removes groups below `parent` that bear a name of ours, are empty and were made more than `age` ago.
+/// Returns how many.
+pub fn sweep(parent: &Path, age: Duration) -> usize {
+    let entries = fs::read_dir(parent).into_iter().flatten().flatten();
+    let old = |path: &Path| {
+        let made = path.metadata().and_then(|found| found.modified());
+        made.is_ok_and(|made| made.elapsed().is_ok_and(|since| since > age))
+    };
+    let ours = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(NAME_PREFIX));
+    let left = ours.map(|entry| entry.path()).filter(|path| old(path));
+    left.map(|path| Groups::new(vec![path])).filter(|group| group.is_empty() && group.remove()).count()
 }
 
 fn make_one(group: &Path) -> io::Result<File> {

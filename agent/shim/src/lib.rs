@@ -7,13 +7,13 @@
 //! |---|---|---|
 //! | `launch.json` | the daemon, before it starts a shim | what to run ([`Launch`]) |
 //! | `shim.log`, locked | the shim, for as long as it lives | a shim stands here; the lock dies with it |
-//! | `hello.json` | the shim, before it listens | which shim this is ([`Hello`]) |
+//! | `hello.json` | the shim, before it listens, and before it makes control groups | which shim this is, and where the job's processes are kept ([`Hello`]) |
 //! | `started`, created exclusively | the shim, durable before the command is executed | never start it again |
 //! | `exit.json` | the shim, durable, last | how it ended ([`ExitRecord`]) |
 //!
 //! Invariants: a command is executed at most once for a directory; a process is never identified by its
-//! number alone (a shim by its lock and the instance in its greeting, a process of the job by the mark in
-//! its environment and its start time); records carry a version and unknown fields in them are ignored.
+//! number alone (a shim by its lock and the instance in its greeting, a process of the job by its control
+//! group, or by the mark in its environment and its start time); records carry a version and unknown fields in them are ignored.
 //!
 //! The library does no async and starts no process; `agent-shim`, the binary, is the supervisor itself.
 //! Callers: that binary and `agent_runtime::exec`.

@@ -121,3 +121,18 @@ fn test_show_names_every_key_and_its_origin() {
     assert!(shown.contains("slots: 7 "), "{shown}");
     assert!(KEYS.iter().all(|key| shown.contains(&format!("{}: ", key.name))), "{shown}");
 }
+
+#[test]
+fn test_watchdog_of_another_process_is_not_ours() {
+    let own = std::process::id().to_string();
+    let manager = |pid: &str, micros: &str| {
+        let said = [("NOTIFY_SOCKET", "/run/n"), ("WATCHDOG_USEC", micros), ("WATCHDOG_PID", pid)];
+        Manager::select(&Variables(said.map(|(name, value)| (name.to_owned(), value.to_owned())).into()))
+    };
+    assert_eq!(manager(&own, "30000000").patience, Some(Duration::from_secs(30)));
+    assert_eq!(manager("", "30000000").patience, Some(Duration::from_secs(30)));
+    for (pid, micros) in [("1", "30000000"), (own.as_str(), "0"), (own.as_str(), "soon")] {
+        let manager = manager(pid, micros);
+        assert_eq!((manager.patience, manager.address.as_deref()), (None, Some("/run/n")));
+    }
+}

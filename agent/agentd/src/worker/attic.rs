@@ -223,6 +223,7 @@ mod tests {
         let [half] = dirs(temp.path(), [".gone-d"]);
         assert_eq!(attic.sweep().unwrap(), Some(Duration::from_secs(7)));
         assert!(!half.path().exists(), "one that a crash left half removed");
+        assert!(".gone-a.1.0".parse::<agent_model::ReplicaId>().is_err(), "it is taken for no replica");
         assert!(!b.path().exists() && c.path().exists() && open.path().exists());
     }
 

@@ -81,7 +81,7 @@ fn cut_log(record: &ExitRecord) -> Option<Fault> {
     Some(
         Fault::new(Code::DiskFull, "part of the log could not be written")
             .why(format!("{} are missing: {error}", bytes(record.log_dropped)))
-            .fix("free space on the node's disk; `agentctl doctor` shows how much there is"),
+            .fix("free space on the node's disk, or raise `log_quota` in its configuration; the log says where it is cut"),
     )
 }
 
@@ -270,6 +270,7 @@ pub(crate) fn disk_full(shortfall: &Shortfall, path: &Path) -> Fault {
 pub(crate) fn fetch(error: &FetchError) -> Fault {
     let code = match error {
         _ if is_no_space(error) => Code::DiskFull,
+        _ if is_damaged(error) => Code::SnapshotDamaged,
         _ if is_absent(error) => Code::SnapshotMissing,
         _ => Code::SnapshotStore,
     };
@@ -280,6 +281,7 @@ pub(crate) fn fetch(error: &FetchError) -> Fault {
             fault.fix("free space on the node's disk; `agentctl doctor` shows how much there is")
         }
         Code::SnapshotMissing => fault.fix("submit the job again: what is missing is then sent again"),
+        Code::SnapshotDamaged => fault.fix("submit the job again: what was damaged is then sent again"),
         _ => fault.fix("look at the log of agentd on the node"),
     }
 }
@@ -367,6 +369,11 @@ pub(crate) fn is_no_space(error: &(dyn Error + 'static)) -> bool {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
     })
+}
+
+/// The store had something else under the name of a part of it.
+fn is_damaged(error: &(dyn Error + 'static)) -> bool {
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(ReadError::is_damage))
 }
 
 /// The store does not have all of it.

@@ -306,7 +306,7 @@ impl<J: Journal> Runner<J> {
     /// known, and an order that an earlier life of the daemon heard is not, and it must not be over: then the
     /// controller may have given the job to somebody else.
     async fn leave_to_start(&mut self) -> Result<Option<Boot>, Interrupted> {
-        let policy = self.record.spec.limits.on_disconnect;
+        let (policy, detail) = (self.record.spec.limits.on_disconnect, self.view.borrow().detail.clone());
         loop {
             let until = match &*self.desired.borrow_and_update() {
                 Desired::Run { until } => *until,
@@ -314,6 +314,7 @@ impl<J: Journal> Runner<J> {
             };
             let deadline = until.map_or(Deadline::found(policy), |until| Deadline::new(Some(until)));
             if !deadline.is_over(self.worker.clock.boot()) {
+                self.say(&detail);
                 return Ok(deadline.at());
             }
             self.say("waiting for the controller to say until when it may run");
@@ -632,8 +633,14 @@ impl<J: Journal> Runner<J> {
 
     /// Says what the step is doing.
     fn say(&self, detail: &str) {
-        self.view.send_modify(|view| detail.clone_into(&mut view.detail));
-        self.changed.notify_one();
+        let changed = self.view.send_if_modified(|view| {
+            let differs = view.detail != detail;
+            detail.clone_into(&mut view.detail);
+            differs
+        });
+        if changed {
+            self.changed.notify_one();
+        }
     }
 }
 

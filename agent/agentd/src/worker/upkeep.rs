@@ -1,4 +1,5 @@
-//! Looks after the machine: how full its disk is, and whether it is still what it said it was.
+//! Looks after the machine: how full its disk is, whether it is still what it said it was, and what control
+//! groups were left on it.
 //!
 //! Owns the inventory, as a watched value that `worker::reconcile` reports whenever it changed. Invariants:
 //! what may change from one moment to the next is looked at every [`LOOK_EVERY`], so a node that became unfit
@@ -66,6 +67,12 @@ impl Upkeep {
             return;
         }
         self.ballast.balance(agent_node::load(&self.probe.state_dir).disk_free);
+        if whole {
+            let swept = agent_runtime::exec::sweep_groups();
+            if swept > 0 {
+                info!(swept, "removed control groups that nobody would");
+            }
+        }
         let found = match whole {
             true => agent_node::probe(&self.probe),
             false => renewed(&self.inventory.borrow(), agent_node::check(&self.probe)),

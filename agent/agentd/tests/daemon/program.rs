@@ -68,6 +68,15 @@ fn test_exit_codes_tell_usage_from_configuration() {
 }
 
 #[test]
+fn test_state_that_cannot_be_used_now_may_be_tried_again() {
+    let daemon = Daemon::new("");
+    std::fs::create_dir_all(daemon.state().join("journal.db")).unwrap();
+    let (code, text) = says(&daemon, &["run"]);
+    assert_eq!(code, 74, "{text}");
+    assert!(text.contains("cannot open the journal"), "{text}");
+}
+
+#[test]
 fn test_probe_needs_no_daemon() {
     let (code, text) = says(&Daemon::new("slots: 5"), &["probe", "--json"]);
     assert_eq!(code, 0, "{text}");

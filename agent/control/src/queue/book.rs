@@ -430,7 +430,11 @@ impl Book {
     }
 
     /// The job reached its terminal state.
-    fn end(&mut self, id: &JobId, outcome: Outcome, now: Moment) {
+    fn end(&mut self, id: &JobId, mut outcome: Outcome, now: Moment) {
+        if self.state(id) == Some(JobState::Failed) && outcome.fault.is_none() {
+            let fault = Fault::new(Code::Bug, "the job failed, and its node did not say why");
+            outcome.fault = Some(fault.fix("the log may say it: `agentctl logs`"));
+        }
         self.leave_node(id);
         let Some(line) = self.jobs.get(id).map(|job| place_in_line(job)) else { return };
         self.waiting.remove(&line);

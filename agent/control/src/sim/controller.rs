@@ -10,7 +10,8 @@ use agent_model::machine::{Eligibility, EligibilityEvent};
 use agent_model::protocol::log::{Splice, splice};
 use agent_model::{JobState, NodeId, Outcome, ReplicaId, Timestamp};
 
-use super::disk::{broken, lines};
+use super::disk::broken;
+use super::gang::{Gangs, is_gang};
 use super::mutant::{self, Mutant};
 use super::node::terms;
 use super::world::{Event, Message, World};
@@ -26,6 +27,7 @@ const LAZY: u64 = 1000;
 pub(super) struct Controller {
     pub(super) life: u64,
     book: Book,
+    gangs: Gangs,
     /// The process that speaks for each node.
     sessions: BTreeMap<NodeId, u64>,
     told: BTreeMap<NodeId, Orders>,
@@ -48,10 +50,12 @@ impl World {
 
     pub(super) fn controller_starts(&mut self) {
         let book = Book::new(self.disk.load(), CONTACT, terms(), self.moment().boot);
+        let gangs = Gangs::new(self.disk.gangs.clone(), self.moment().boot);
         let life = self.chance.below(u64::MAX >> 12);
         self.controller = Some(Controller {
             life,
             book,
+            gangs,
             sessions: BTreeMap::new(),
             told: BTreeMap::new(),
             owed: BTreeSet::new(),
@@ -92,13 +96,18 @@ impl World {
         let sessions = &controller.sessions;
         controller.book.link(|node| sessions.contains_key(node));
         controller.book.schedule(now);
+        let heard = controller.gangs.heard();
+        controller.gangs.tick(now.boot, &heard);
         let due = controller.flush.is_some_and(|at| at <= self.now);
-        let write = controller.book.is_urgent() || due;
+        let write = controller.book.is_urgent() || controller.gangs.urgent || due;
         if write {
             if self.dies_here() {
                 return self.controller_crashed();
             }
             self.write(&mut controller);
+            if std::mem::take(&mut controller.gangs.urgent) {
+                self.disk.commit_gangs(&controller.gangs.all);
+            }
             controller.flush = None;
             if self.dies_here() {
                 return self.controller_crashed();
@@ -117,7 +126,8 @@ impl World {
                 Answer::Canceled(job) => self.wishes[job].canceled = true,
             }
         }
-        let alarm = controller.book.next_alarm(now).map(|at| self.controller_clock.when(at));
+        let alarms = controller.book.next_alarm(now).into_iter().chain(controller.gangs.next(now.boot)).min();
+        let alarm = alarms.map(|at| self.controller_clock.when(at));
         if let Some(at) = alarm.into_iter().chain(controller.flush).min() {
             let at = at.max(self.now + 1);
             if controller.alarm.is_none_or(|set| at < set || set <= self.now) {
@@ -158,6 +168,7 @@ impl World {
             let id = self.nodes[node].id.clone();
             let Some(session) = controller.sessions.get(&id).copied() else { continue };
             let mut orders = controller.book.orders(&id);
+            orders.list.extend(controller.gangs.orders(&id));
             let owed = controller.owed.remove(&id);
             let told = controller.told.get(&id);
             if !owed && told.is_some_and(|told| told.list == orders.list) {
@@ -257,18 +268,24 @@ impl World {
 }
 
 impl Controller {
-    fn report(&mut self, session: u64, report: Report, now: Moment) -> Vec<Answer> {
+    fn report(&mut self, session: u64, mut report: Report, now: Moment) -> Vec<Answer> {
         let known = self.sessions.get(&report.node).copied().unwrap_or(0);
         if session >= known {
             self.sessions.insert(report.node.clone(), session);
             self.owed.insert(report.node.clone());
+            self.gangs.report(&report, now.boot);
+            report.replicas.retain(|held| !is_gang(&held.replica.job));
             self.book.report(&report, now);
         }
         Vec::new()
     }
 
     fn append(&self, world: &mut World, replica: ReplicaId, offset: u64, data: Vec<u32>) -> Message {
-        if self.book.wants_log(&replica) != Standing::Open {
+        let wanted = match is_gang(&replica.job) {
+            true => self.gangs.standing(&replica),
+            false => self.book.wants_log(&replica),
+        };
+        if wanted != Standing::Open {
             return Message::Unwanted { replica };
         }
         let length = |world: &World| world.disk.logs.get(&replica).map_or(0, Vec::len) as u64;
@@ -299,17 +316,19 @@ impl Controller {
         written: u64,
     ) -> Message {
         let node = world.nodes[from].id.clone();
-        let mut standing = self.book.standing(&replica, &node);
+        let gang = is_gang(&replica.job);
+        let mut standing =
+            if gang { self.gangs.standing(&replica) } else { self.book.standing(&replica, &node) };
         if standing == Standing::Open {
             let length = world.disk.logs.get(&replica).map_or(0, Vec::len) as u64;
             if length < written {
                 return Message::Lacking { replica, length };
             }
-            debug_assert_eq!(
-                lines(&replica, 0..length),
-                world.disk.logs.get(&replica).cloned().unwrap_or_default()
-            );
-            standing = self.book.settle(&replica, &node, outcome, world.moment());
+            if gang {
+                self.gangs.settle(&replica, outcome.verdict);
+            } else {
+                standing = self.book.settle(&replica, &node, outcome, world.moment());
+            }
         }
         match standing {
             Standing::Open | Standing::Settled => Message::Taken { replica },

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use agent_model::{JobId, JobState, NodeId, ReplicaId};
 
+use super::gang::Gang;
 use super::mutant::{self, Mutant};
 use crate::store::{Changes, JobRecord, Loaded, NodeRecord};
 
@@ -42,6 +43,7 @@ pub(super) struct Disk {
     settled: BTreeMap<ReplicaId, NodeId>,
     results: BTreeMap<ReplicaId, u32>,
     pub(super) logs: BTreeMap<ReplicaId, Vec<u32>>,
+    pub(super) gangs: Vec<Gang>,
     /// Before the last commit; kept only for the mistake that needs it.
     before: Option<Box<Disk>>,
 }
@@ -107,6 +109,11 @@ impl Disk {
             last_seq: self.jobs.values().map(|job| job.seq).max().unwrap_or(0),
             ..Loaded::default()
         }
+    }
+
+    pub(super) fn commit_gangs(&mut self, gangs: &[Gang]) {
+        self.keep();
+        self.gangs = gangs.to_vec();
     }
 
     fn keep(&mut self) {

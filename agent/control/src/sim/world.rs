@@ -14,6 +14,7 @@ use agent_model::{JobDraft, JobId, JobSpec, JobState, Outcome, ReplicaId};
 use super::chance::Chance;
 use super::controller::Controller;
 use super::disk::{Broken, Disk, broken, lines};
+use super::gang::Gang;
 use super::mutant::{self, Mutant};
 use super::node::{Drifting, Node};
 use crate::lease::{Desired, Orders};
@@ -225,6 +226,10 @@ impl World {
             failure: None,
             tally: Tally::default(),
         };
+        // In every other history two ranks belong together.
+        if seed.is_multiple_of(2) {
+            world.disk.gangs.push(Gang::new("g0"));
+        }
         world.plan();
         world
     }
@@ -452,7 +457,10 @@ impl World {
     /// A command starts: the moment of truth.
     pub(super) fn executes(&mut self, node: usize, replica: &ReplicaId) {
         self.tally.attempts += 1;
-        if let Some((other, on)) = self.live.iter().find(|(other, _)| other.job == replica.job) {
+        // Ranks of one gang run side by side, but only under one epoch.
+        let beside = |other: &ReplicaId| other.epoch == replica.epoch && other.rank != replica.rank;
+        let mut others = self.live.iter().filter(|(other, _)| other.job == replica.job);
+        if let Some((other, on)) = others.find(|(other, _)| !beside(other)) {
             let how = format!("{replica} starts on n{node} while {other} runs on n{on}");
             self.failure = broken::<()>("a job has one live run", how).err();
         }
@@ -484,6 +492,9 @@ impl World {
                     return broken("a log is what was produced", format!("{replica} has {log}"));
                 }
             }
+        }
+        if let Some(gang) = self.disk.gangs.iter().find(|gang| !gang.is_over()) {
+            return broken("with faults over, every gang ends", format!("{gang:?}"));
         }
         for (replica, log) in &self.disk.logs {
             if *log != lines(replica, 0..log.len() as u64) {

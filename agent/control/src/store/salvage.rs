@@ -135,6 +135,9 @@ async fn read_copy(path: &Path, work: &Path, fresh: &Path) -> Result<Salvaged, S
             break;
         }
     }
+    if best.jobs.is_empty() && best.events.is_empty() {
+        best.bad = best.bad.max(1); // all of it
+    }
     Ok(best)
 }
 

@@ -329,14 +329,14 @@ async fn look(path: &Path) -> Result<Looked, OpenStoreError> {
     let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
     let writer = match connect(options(path)).await {
         Ok(writer) => writer,
-        Err(error) if is_damage(&error) => return Ok(Looked::Damaged(error.to_string())),
+        Err(error) if is_damage(&error) => return Ok(Looked::Damaged(words(&error))),
         Err(source) => return Err(cannot(source)),
     };
     let problem = match check(&writer, path).await {
         Ok(()) => return Ok(Looked::Whole(writer)),
         Err(Checked::Refused(error)) => Err(error),
         Err(Checked::Row(RowError::Store(error))) => Ok(error.to_string()),
-        Err(Checked::Row(RowError::Sql(error))) if is_damage(&error) => Ok(error.to_string()),
+        Err(Checked::Row(RowError::Sql(error))) if is_damage(&error) => Ok(words(&error)),
         Err(Checked::Row(RowError::Sql(source))) => Err(cannot(source)),
         Err(Checked::Found(problem)) => Ok(problem),
     };
@@ -388,6 +388,11 @@ async fn believe(
         read(&row).map_err(Checked::Row)?;
     }
     Ok(())
+}
+
+/// What SQLite found, without who said so.
+fn words(error: &sqlx::Error) -> String {
+    error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
 /// Whether an error speaks of the content of the file, not of the disk or the rights to it.

@@ -259,3 +259,79 @@ async fn test_damage_anywhere_in_the_log_loses_no_job() {
     assert!(told > 5, "{told} of 60 were told of");
     store.close().await;
 }
+
+/// Runs one of the tests below in a process of its own, in which something fails.
+fn with_failures(test: &str, plan: &str) {
+    #[allow(clippy::disallowed_methods, reason = "failures are planned for a whole process")]
+    let mut program = std::process::Command::new(std::env::current_exe().unwrap());
+    let name = format!("store::tests::{test}");
+    let run = program
+        .args(["--exact", &name, "--ignored", "--nocapture"])
+        .env(agent_model::failpoint::VARIABLE, plan);
+    let output = run.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("1 passed"), "{plan}: {told}");
+}
+
+#[test]
+fn test_commit_that_fails_in_any_way_is_not_acknowledged() {
+    for plan in
+        ["control.store.commit=errno:5@2", "control.store.commit=error=2", "control.store.commit=errno:28@2"]
+    {
+        with_failures("failing_commit", plan);
+    }
+    with_failures("failing_copy", "control.redo.write=errno:28@2");
+    with_failures("failing_copy", "control.redo.begin=errno:5,control.ballast.fill=errno:28");
+    for place in ["keep", "fill", "rename"] {
+        with_failures("failing_salvage", &format!("control.salvage.{place}=errno:28=1"));
+    }
+}
+
+fn one(name: &str, seq: u64) -> Changes {
+    Changes {
+        jobs: vec![Arc::new(job(name, seq))],
+        events: vec![event(name, "queued")],
+        ..Changes::default()
+    }
+}
+
+#[tokio::test]
+#[ignore = "run by the test above, with a plan of failures"]
+async fn failing_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    store.commit(&one("a", 1)).await.unwrap();
+    store.commit(&one("b", 2)).await.unwrap_err();
+    assert_eq!(store.load().await.unwrap().jobs.len(), 1);
+    assert_eq!(store.job(&"b".parse().unwrap()).await.unwrap(), None, "reads go on");
+}
+
+#[tokio::test]
+#[ignore = "run by the test above, with a plan of failures"]
+async fn failing_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    for seq in 1..4 {
+        store.commit(&one(&format!("j{seq}"), seq)).await.unwrap();
+    }
+    store.close().await;
+    let store = open(dir.path()).await.unwrap();
+    assert_eq!(store.load().await.unwrap().jobs.len(), 3);
+}
+
+#[tokio::test]
+#[ignore = "run by the test above, with a plan of failures"]
+async fn failing_salvage() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    for seq in 1..40 {
+        store.commit(&one(&format!("j{seq}"), seq)).await.unwrap();
+    }
+    store.close().await;
+    let mut bytes = std::fs::read(dir.path().join("db")).unwrap();
+    bytes[..4096].fill(0xa5);
+    std::fs::write(dir.path().join("db"), bytes).unwrap();
+    open(dir.path()).await.unwrap_err();
+    let store = open(dir.path()).await.unwrap();
+    assert_eq!(store.load().await.unwrap().jobs.len(), 39, "a salvage that was cut short begins anew");
+}

@@ -109,6 +109,7 @@ impl Connection {
 
 /// What there is at a job directory.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub(super) enum Place {
     /// A shim, connected.
     Live(Connection),
@@ -152,6 +153,9 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
     let nothing = Lost { rebooted: false, killed: 0, left: 0 };
     let Some(hello) = dir.read_hello()? else { return Ok(nothing) };
     if hello.boot_id != agent_shim::process::boot_id() {
+        // A container keeps its groups when it is given another boot.
+        let groups = Groups::of(&hello);
+        let _ = groups.is_empty() && groups.remove();
         return Ok(Lost { rebooted: true, ..nothing });
     }
     let kill = move || {

@@ -1,6 +1,7 @@
 //! What keeps the processes of a job together on this machine, found out by trying it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use agent_shim::Limits;
 use agent_shim::cgroup::{self, Place};
@@ -41,6 +42,17 @@ pub fn containment() -> Containment {
     made.groups.remove();
     found
 }
+
+/// Removes groups of jobs that nobody will remove: those of a shim that was killed and whose job directory
+/// is gone as well. Only empty ones go, and only those that were there for a while: a group that is about to
+/// be entered is empty too. Blocking, for a moment; returns how many there were.
+pub fn sweep_groups() -> usize {
+    let places = cgroup::places(&agent_shim::CgroupRequest::default());
+    places.iter().map(|place| cgroup::sweep(&place.parent, ABANDONED)).sum()
+}
+
+/// For how long an empty group has been nobody's.
+const ABANDONED: Duration = Duration::from_secs(600);
 
 /// The unified hierarchy has the controller, which a scope of a job is then given.
 fn is_delegated(places: &[Place], controller: &str) -> bool {

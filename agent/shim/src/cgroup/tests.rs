@@ -78,3 +78,19 @@ fn test_groups_of_another_name_are_nobodys() {
     };
     assert_eq!(Groups::of(&hello).dirs(), [PathBuf::from("/sys/fs/cgroup/agentd-train.1.0-01234567")]);
 }
+
+#[test]
+fn test_only_old_empty_groups_of_ours_are_swept() {
+    let root = tempfile::tempdir().unwrap();
+    for (name, procs) in [("agentd-a", ""), ("agentd-b", "7\n"), ("other", "")] {
+        fs::create_dir(root.path().join(name)).unwrap();
+        if !procs.is_empty() {
+            fs::write(root.path().join(name).join("cgroup.procs"), procs).unwrap();
+        }
+    }
+    assert_eq!(sweep(root.path(), Duration::from_secs(3600)), 0);
+    std::thread::sleep(Duration::from_millis(5));
+    assert_eq!(sweep(root.path(), Duration::ZERO), 1);
+    assert!(!root.path().join("agentd-a").exists());
+    assert!(root.path().join("agentd-b").exists() && root.path().join("other").exists());
+}

@@ -88,6 +88,11 @@ impl Reader {
         Ok(end)
     }
 
+    /// Nothing was ever written.
+    pub fn is_empty(&mut self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
     /// Reads from `offset` on; fewer bytes than asked for mean that there are no more.
     pub fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;

@@ -124,7 +124,7 @@ fn test_job_that_asked_to_wait_is_not_cut() {
     reader(dir.path()).trim_below(8192).unwrap();
     assert!(!writer.must_wait());
     assert_eq!(writer.append(&[b'x'; 3_616], Instant::now()), 3_616);
-    assert_eq!((writer.len(), writer.gaps().count), (20_000, 0));
+    assert_eq!((writer.len(), writer.gaps().count, writer.error()), (20_000, 0, None));
 }
 
 #[test]

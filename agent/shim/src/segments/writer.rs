@@ -156,12 +156,12 @@ impl Writer {
             match self.put(&data[taken..]) {
                 Ok(count) => taken += count,
                 Err(refused) => {
-                    let reason = self.reason(&refused);
-                    self.error.get_or_insert_with(|| reason.clone());
                     self.retry_at = matches!(refused, Refused::Error(_)).then(|| now + RETRY);
                     if self.block {
                         return taken;
                     }
+                    let reason = self.reason(&refused);
+                    self.error.get_or_insert_with(|| reason.clone());
                     self.gap = Some(Gap { bytes: 0, lines: 0, reason });
                     self.skip(&data[taken..]);
                     return data.len();

@@ -241,6 +241,8 @@ impl World {
             if job.state.is_terminal() {
                 self.known_ends.insert(job.id.clone(), job.state);
                 assert!(job.outcome.is_some() && job.ended_at.is_some());
+                let cause = job.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref());
+                assert!(job.state != JobState::Failed || cause.is_some(), "it failed for no reason");
             }
             let before = self.epochs.insert(job.id.clone(), job.epoch).unwrap_or_default();
             assert!(job.epoch == before || job.epoch == before.next(), "an epoch was skipped or went back");
@@ -291,4 +293,17 @@ proptest! {
         }
         prop_assert_eq!(world.book.jobs().count(), 0);
     }
+}
+
+#[test]
+fn test_job_whose_node_gives_no_reason_still_has_one() {
+    let mut book = book(1, START);
+    let now = moment(1, START);
+    book.submit(submission("a", Priority::Medium, 1), now);
+    book.schedule(now);
+    let replica: ReplicaId = "a.1.0".parse().unwrap();
+    book.settle(&replica, &"box".parse().unwrap(), ended(Verdict::Failed, None), now);
+    let job = book.job(&replica.job).unwrap();
+    assert_eq!(job.state, JobState::Failed);
+    assert_eq!(job.outcome.as_ref().unwrap().fault.as_ref().unwrap().code, Code::Bug);
 }
