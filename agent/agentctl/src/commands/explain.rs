@@ -82,6 +82,7 @@ fn page(code: Code) -> &'static str {
         Code::TimeLimit => page!("RUN-105"),
         Code::LaunchFailed => page!("RUN-106"),
         Code::RunLost => page!("RUN-107"),
+        Code::Unkilled => page!("RUN-108"),
         Code::OutputsUnstored => page!("OUT-101"),
         Code::DiskFull => page!("NODE-101"),
         Code::NodeLost => page!("NODE-102"),
