@@ -431,7 +431,8 @@ impl World {
             }
             _ => {
                 let others = self.nodes.iter().filter(|node| !node.dead).count();
-                if others > 1 {
+                let needed = if self.disk.gangs.is_empty() { 1 } else { 2 };
+                if others > needed {
                     self.power_off(node);
                     self.nodes[node].dead = true;
                     let wait = self.chance.between(30_000, 600_000);
