@@ -101,13 +101,10 @@ fn machine(node: &NodeView, paper: Paper) -> String {
     );
     let _ = writeln!(text, "  {hardware}");
     let _ = writeln!(text, "  disk: {} free of {}", bytes(node.disk_free_bytes), bytes(inventory.disk));
-    // How jobs are kept together, and so how surely nothing of them stays behind.
-    let kept = inventory
-        .findings
-        .iter()
-        .find(|finding| matches!(finding.topic.as_str(), "containment" | "clean kill"));
-    if let Some(kept) = kept {
-        let _ = writeln!(text, "{}", wrap(&format!("  jobs: {}", clean(&kept.found)), paper.width, 8));
+    // How jobs are kept together and within bounds.
+    if let Some(kept) = inventory.findings.iter().find(|finding| finding.topic == "cgroups") {
+        let kept = format!("  jobs: control groups {}; {}", clean(&kept.found), clean(&kept.means));
+        let _ = writeln!(text, "{}", wrap(&kept, paper.width, 8));
     }
     for grade in [Grade::Bad, Grade::Limited, Grade::Good] {
         let (word, tone) = doctor::grade(grade);

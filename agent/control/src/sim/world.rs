@@ -255,7 +255,9 @@ impl World {
             let at = self.chance.below(CALM - 300_000);
             self.after(at, Event::Submit(job));
             if self.chance.per_mille(300) {
-                let at = at + self.chance.below(600_000);
+                // Many change their mind at once, when the order is still on its way.
+                let within = if self.chance.per_mille(500) { 20_000 } else { 600_000 };
+                let at = at + self.chance.below(within);
                 self.after(at, Event::Cancel(job));
             }
         }
@@ -431,7 +433,8 @@ impl World {
             }
             _ => {
                 let others = self.nodes.iter().filter(|node| !node.dead).count();
-                if others > 1 {
+                let needed = if self.disk.gangs.is_empty() { 1 } else { 2 };
+                if others > needed {
                     self.power_off(node);
                     self.nodes[node].dead = true;
                     let wait = self.chance.between(30_000, 600_000);
@@ -463,6 +466,9 @@ impl World {
         if let Some((other, on)) = others.find(|(other, _)| !beside(other)) {
             let how = format!("{replica} starts on n{node} while {other} runs on n{on}");
             self.failure = broken::<()>("a job has one live run", how).err();
+        }
+        if self.disk.jobs.get(&replica.job).is_some_and(|job| job.state.is_terminal()) {
+            self.failure = broken::<()>("a job that ended starts no run", replica.to_string()).err();
         }
         if !self.started.insert(replica.clone()) {
             self.failure = broken::<()>("an epoch is executed once", replica.to_string()).err();
