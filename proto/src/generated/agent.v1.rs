@@ -1583,6 +1583,9 @@ pub struct AppendResponse {
     /// Why nothing could be stored just now, for people; to be sent again after a while. Empty when all is well.
     #[prost(string, tag = "4")]
     pub failed: ::prost::alloc::string::String,
+    /// Where the request ended that this answers; 0 when the controller does not say.
+    #[prost(uint64, tag = "5")]
+    pub end: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadLogRequest {

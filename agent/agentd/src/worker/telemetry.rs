@@ -153,6 +153,16 @@ struct Pending {
     sent: Sent,
 }
 
+impl Pending {
+    fn is_meant(&self, answer: &v1::AppendResponse) -> bool {
+        // A controller of before does not say which request it answers.
+        let is_told = answer.end == 0 || answer.end == self.end;
+        is_told
+            && answer.channel == self.feed.content.channel()
+            && answer.replica == self.feed.replica.to_string()
+    }
+}
+
 /// One `Append` stream.
 struct Connection {
     requests: mpsc::Sender<v1::AppendRequest>,
@@ -279,8 +289,10 @@ impl Hub {
                 return Err(status);
             }
         };
-        let Some(pending) = connection.pending.pop_front() else {
-            return Err(Status::internal("an answer without a request"));
+        // An answer that comes twice is no answer to the request that is next in line.
+        let Some(pending) = connection.pending.pop_front_if(|pending| pending.is_meant(&answer)) else {
+            debug!(replica = answer.replica, channel = answer.channel, "an answer to no request");
+            return Ok(());
         };
         connection.heard = Instant::now();
         connection.pace.answered(pending.sent, connection.heard);

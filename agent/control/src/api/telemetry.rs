@@ -141,8 +141,9 @@ fn store(work: Vec<(v1::AppendRequest, Arc<Tape>, bool)>) -> Vec<v1::AppendRespo
             tapes.push(tape);
             tapes.len() - 1
         });
+        let end = request.offset.saturating_add(request.data.len() as u64);
         let (replica, channel) = (request.replica, request.channel);
-        answers.push((index, v1::AppendResponse { replica, channel, stored: 0, failed }));
+        answers.push((index, v1::AppendResponse { replica, channel, stored: 0, failed, end }));
     }
     let stored = archive::sync_all(&tapes);
     let complete = |(index, answer): (usize, v1::AppendResponse)| match &stored[index] {

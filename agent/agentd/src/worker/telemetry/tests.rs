@@ -42,13 +42,14 @@ impl Controller {
         let mut stored = self.stored.lock().unwrap();
         let known = stored.entry((request.replica.clone(), request.channel.clone())).or_default();
         let offset = request.offset as usize;
+        let end = request.offset + request.data.len() as u64;
         if !full && offset <= known.len() && offset + request.data.len() > known.len() {
             let fresh = known.len() - offset;
             known.extend_from_slice(&request.data[fresh..]);
         }
         let failed = if full { "the disk is full".to_owned() } else { String::new() };
         let stored = known.len() as u64;
-        v1::AppendResponse { replica: request.replica, channel: request.channel, stored, failed }
+        v1::AppendResponse { replica: request.replica, channel: request.channel, stored, failed, end }
     }
 }
 
