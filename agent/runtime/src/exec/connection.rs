@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use agent_model::protocol::start::{Found, Traces};
 use agent_model::{Boot, failpoint};
 use agent_shim::cgroup::Groups;
-use agent_model::protocol::start::{Found, Traces};
 use agent_shim::wire::{Event, MAX_LINE, Request};
 use agent_shim::{End, ExitRecord, JobDir, NotStarted};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
