@@ -29,11 +29,14 @@ enum Mood {
     Forgetful,
 }
 
+/// What a controller has, by replica and channel.
+type Stored = BTreeMap<(String, String), Vec<u8>>;
+
 /// A controller with one connection after the other, each in a mood of its own.
 #[derive(Debug, Clone, Default)]
 struct Controller {
     moods: Arc<Mutex<VecDeque<(u32, Mood)>>>,
-    stored: Arc<Mutex<BTreeMap<(String, String), Vec<u8>>>>,
+    stored: Arc<Mutex<Stored>>,
     connections: Arc<Mutex<u32>>,
 }
 

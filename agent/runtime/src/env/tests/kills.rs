@@ -23,7 +23,7 @@ impl Fixture {
     async fn slow_python(&self, first: &str) -> String {
         let note = self.path("builds").display().to_string();
         let on_venv = format!(
-            "for P; do :; done; echo begun >> {note}; touch \"$P/junk\"; {first}; {STEPS}; rm \"$P/junk\"; echo ended >> {note}"
+            "for P; do :; done; echo begun $PPID >> {note}; touch \"$P/junk\"; {first}; {STEPS}; rm \"$P/junk\"; echo ended >> {note}"
         );
         self.python("slow", &on_venv).await
     }
@@ -152,22 +152,16 @@ async fn test_builder_that_is_always_killed_is_told() {
 #[tokio::test]
 async fn test_daemons_that_share_a_directory_build_once_though_three_of_them_die() {
     let fixture = Fixture::new();
-    let python = fixture.slow_python(":").await;
+    // The first three builds last until they are killed.
+    let note = fixture.path("builds").display().to_string();
+    let python = fixture.slow_python(&format!("[ $(wc -l < {note}) -gt 3 ] || sleep 60")).await;
     let mut lives: Vec<Child> = (0..4).map(|_| fixture.life(&python, 5, "")).collect();
     for killed in 0..3 {
         until("somebody builds", || fixture.builds("begun") > killed).await;
-        // Who builds is known by the mark of its builder's parent.
-        let builder = |life: &Child| {
-            let pid = i32::try_from(life.id()).unwrap();
-            !agent_shim::process::descendants(pid).is_empty()
-        };
-        let mut who = None;
-        until("it shows who", || {
-            who = lives.iter().position(builder);
-            who.is_some()
-        })
-        .await;
-        let mut life = lives.remove(who.unwrap());
+        let notes = fs::read_to_string(&note).unwrap();
+        let builder = notes.lines().last().unwrap().strip_prefix("begun ").unwrap().to_owned();
+        let who = lives.iter().position(|life| life.id().to_string() == builder);
+        let mut life = lives.remove(who.expect("one of them builds"));
         life.kill().unwrap();
         life.wait().unwrap();
     }
