@@ -201,8 +201,8 @@ fn pressure(scale: &Scale) -> Tally {
                 limit.take(fleet.controller.pid());
             }
             let pid = fleet.controller.pid();
-            let mut draft = JobDraft::default();
-            draft.command = format!("exec {PYTHON} -c \"$SCRIPT\"");
+            let command = format!("exec {PYTHON} -c \"$SCRIPT\"");
+            let mut draft = JobDraft { command, ..JobDraft::default() };
             draft.environment_variables.insert("SCRIPT".into(), (*script).into());
             draft.limits.grace = Some(Duration::ZERO);
             let job = fleet.client.submit(&draft);

@@ -45,7 +45,8 @@ fn rows() -> Vec<&'static Row> {
         sweep::ROWS,
         b_logs::ROWS,
         c_trees::ROWS,
-        c_host::ROWS, c_disk::ROWS,
+        c_host::ROWS,
+        c_disk::ROWS,
         d_data::ROWS,
     ]
     .into_iter()

@@ -62,7 +62,9 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Drain(args) => return drain::drain(&args, socket, output).await,
         Verb::Undrain(args) => drain::set(&args, "uncordon", socket, output).await?,
         Verb::Cordon(args) => drain::set(&args, "cordon", socket, output).await?,
-        Verb::Node(NodeVerb::Lost { node, yes, json }) => lost::lost(&node, yes, json, socket, output).await?,
+        Verb::Node(NodeVerb::Lost { node, yes, json }) => {
+            lost::lost(&node, yes, json, socket, output).await?
+        }
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
         Verb::Stop => stop::stop(socket, output).await?,
         Verb::Completions { shell } => {

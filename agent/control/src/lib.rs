@@ -114,7 +114,8 @@ impl Controller {
         make(&archive_dir)?; // after the database: beside an archive, a missing database is an error
         let loaded = store.load().await.map_err(OpenError::Load)?;
         let store = Arc::new(store);
-        let (queue, task) = queue::queue(loaded, config.lease, config.terms, Arc::clone(&store), Arc::clone(&clock));
+        let (queue, task) =
+            queue::queue(loaded, config.lease, config.terms, Arc::clone(&store), Arc::clone(&clock));
         let services = api::Services {
             queue,
             store: Arc::clone(&store),

@@ -128,7 +128,7 @@ fn test_every_promise_and_every_mistake() {
     let mut survivors = Vec::new();
     println!("{:<70} {:>6}  broken promise", "mistake", "seed");
     for mutant in Mutant::ALL.iter().copied().filter(|mutant| *mutant != Mutant::None) {
-        let (_, caught, _) = simulate_all(seeds.max(1000), mutant, 1);
+        let (_, caught, _) = simulate_all(3 * seeds.max(1000), mutant, 1);
         match caught.first() {
             Some(first) => println!("{:<70} {:>6}  {}", mutant.title(), first.seed, first.broken.invariant),
             None => survivors.push(mutant),

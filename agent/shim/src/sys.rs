@@ -60,8 +60,8 @@ pub fn not_entered(error: &io::Error) -> Option<i32> {
 }
 
 /// Makes `command` start as a job must: in the control groups behind `doors`, in a session of its own, as
-/// `user`, with default signals, the usual file mode mask, no way to gain privileges, and none of the
-/// protection from the memory killer that its supervisor may have.
+/// `user`, with default signals, the usual file mode mask, no way to gain privileges, and before the machine's own
+/// processes when the kernel must end one for want of memory.
 pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedFd>) {
     let prepare = move || {
         for door in &doors {
@@ -72,7 +72,7 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedF
             }
         }
         nix::unistd::setsid()?;
-        forget_oom_protection();
+        go_first_without_memory();
         if let Some(user) = user {
             nix::unistd::setgroups(&[])?;
             nix::unistd::setgid(Gid::from_raw(user.gid))?;
@@ -88,13 +88,16 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedF
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Best effort: raising one's own score is always allowed where the file can be opened at all.
-fn forget_oom_protection() {
+/// Offers this process to the memory killer before logins and services: a job that takes all memory, a fork
+/// bomb for example, must not take the machine with it. Raising one's own score is always allowed; where the
+/// file cannot be opened, the usual score stays.
+fn go_first_without_memory() {
+    let score = c"300";
     // SAFETY: both pointers are to constants of the stated length; the descriptor is closed before return.
     unsafe {
         let fd = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if fd >= 0 {
-            libc::write(fd, c"0".as_ptr().cast(), 1);
+            libc::write(fd, score.as_ptr().cast(), 3);
             libc::close(fd);
         }
     }

@@ -55,9 +55,7 @@ impl Ink {
 /// Whether a character does something to a terminal, or makes a text read as another one: marks that turn the
 /// direction of writing do that.
 pub(crate) fn steers(c: char) -> bool {
-    let turns = |c| {
-        matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
-    };
+    let turns = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns(c)
 }
 

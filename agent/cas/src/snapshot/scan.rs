@@ -138,7 +138,10 @@ pub fn scan_all(base: &Path, parts: &[(&str, &Path)]) -> Result<Snapshot, ScanEr
             Ok(root) => Arc::new(root),
             Err(ScanError::Directory { source, .. }) if source.kind() == io::ErrorKind::NotFound => continue,
             Err(ScanError::Directory { path, source }) if leads_elsewhere(&source) => {
-                left_out.warn(&path.display().to_string(), "is no directory, or a link to one outside; it is left out");
+                left_out.warn(
+                    &path.display().to_string(),
+                    "is no directory, or a link to one outside; it is left out",
+                );
                 continue;
             }
             Err(error) => return Err(error),

@@ -110,7 +110,12 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
         }),
     };
     let answers_ms = orders.answers.millis();
-    v1::NodeOrders { lease: Some(lease), answers_ms, revision: orders.revision, orders: orders.list.iter().map(order).collect() }
+    v1::NodeOrders {
+        lease: Some(lease),
+        answers_ms,
+        revision: orders.revision,
+        orders: orders.list.iter().map(order).collect(),
+    }
 }
 
 fn duration(duration: std::time::Duration) -> prost_types::Duration {
@@ -142,8 +147,7 @@ impl Services {
     async fn confirm_ended(&self, replica: &ReplicaId) -> Result<(), Refusal> {
         // No controller makes a replica of no job: its record is lost, and the node is being asked for it.
         let job = self.store.job(&replica.job).await?.ok_or(Refusal::Unheard)?;
-        let known =
-            job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank);
+        let known = job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank);
         if known { Ok(()) } else { Err(fenced(replica).into()) }
     }
 

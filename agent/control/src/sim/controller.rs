@@ -38,7 +38,7 @@ pub(super) struct Controller {
 
 /// What is answered once everything is written.
 enum Answer {
-    Node(usize, u64, Message),
+    Node(usize, u64, Box<Message>),
     Submitted(usize),
     Canceled(usize),
 }
@@ -121,7 +121,7 @@ impl World {
         }
         for answer in answers {
             match answer {
-                Answer::Node(node, session, message) => self.tell_node(node, session, message),
+                Answer::Node(node, session, message) => self.tell_node(node, session, *message),
                 Answer::Submitted(job) => self.wishes[job].submitted = true,
                 Answer::Canceled(job) => self.wishes[job].canceled = true,
             }
@@ -216,7 +216,7 @@ impl World {
     /// A call is answered over the connection that it came by.
     fn answer(&self, to: usize, message: Message) -> Vec<Answer> {
         let session = self.nodes[to].agent.as_ref().map(|agent| agent.session);
-        session.into_iter().map(|session| Answer::Node(to, session, message.clone())).collect()
+        session.into_iter().map(|session| Answer::Node(to, session, Box::new(message.clone()))).collect()
     }
 
     pub(super) fn ask_submit(&mut self, job: usize) {

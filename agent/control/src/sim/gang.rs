@@ -46,8 +46,7 @@ pub(super) struct Gang {
 impl Gang {
     /// A gang of two ranks that waits.
     pub(super) fn new(name: &str) -> Gang {
-        let limits =
-            Limits { grace: Some(GRACE), on_disconnect: OnDisconnect::Replace, ..Limits::default() };
+        let limits = Limits { grace: Some(GRACE), on_disconnect: OnDisconnect::Replace, ..Limits::default() };
         let draft = JobDraft { command: "true".into(), limits, ..JobDraft::default() };
         let record = JobRecord {
             id: name.parse().unwrap(),
@@ -202,7 +201,13 @@ impl Gangs {
             for (rank, (node, _)) in chosen.iter().enumerate() {
                 let (boot_id, detail) = (String::new(), String::new());
                 let rank = rank as u32;
-                gang.record.replicas.push(ReplicaRecord { rank, node: node.clone(), boot_id, step: None, detail });
+                gang.record.replicas.push(ReplicaRecord {
+                    rank,
+                    node: node.clone(),
+                    boot_id,
+                    step: None,
+                    detail,
+                });
             }
             self.leases.grant(&gang.record, None, now);
             for (rank, (_, sent)) in chosen.iter().enumerate() {

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use agent_model::protocol::start::{Found, Traces};
 use agent_model::{Boot, failpoint};
 use agent_shim::cgroup::Groups;
 use agent_shim::wire::{Event, MAX_LINE, Request};
@@ -129,12 +130,19 @@ pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
     loop {
         // In this order: a shim writes its record, or is killed, before its lock goes.
         let shim = dir.has_shim().map_err(|source| ReattachError::Look { dir: path(), source })?;
-        if let Some(record) = dir.read_exit()? {
-            let may_start = record.end == End::NeverStarted(NotStarted::NoGo) && !dir.is_started();
-            return Ok(if may_start { Place::Fresh } else { Place::Ended(record) });
-        }
-        if !shim {
-            return Ok(if dir.is_started() { Place::Lost } else { Place::Fresh });
+        let record = dir.read_exit()?;
+        let no_go = |record: &ExitRecord| record.end == End::NeverStarted(NotStarted::NoGo);
+        let traces = Traces {
+            supervised: shim,
+            started: dir.is_started(),
+            ended: record.is_some(),
+            may_start: record.as_ref().is_some_and(no_go),
+        };
+        match (traces.found(), record) {
+            (Found::Ended, Some(record)) => return Ok(Place::Ended(record)),
+            (Found::Fresh, _) => return Ok(Place::Fresh),
+            (Found::Lost, _) => return Ok(Place::Lost),
+            (Found::Live | Found::Ended, _) => {}
         }
         match tokio::time::timeout_at(deadline, Connection::open(dir)).await {
             Ok(Ok(connection)) => return Ok(Place::Live(connection)),

@@ -188,7 +188,7 @@ async fn test_job_gets_its_environment_and_nothing_else() {
     assert!(!log.contains("CARGO"), "{log}");
     // The fourth is the directory that ls reads.
     assert!(log.contains("\n0 1 2 3 /dev/null\n0022\n"), "{log}");
-    assert!(log.contains("SigBlk:\t0000000000000000\nNoNewPrivs:\t1\n0\n"), "{log}");
+    assert!(log.contains("SigBlk:\t0000000000000000\nNoNewPrivs:\t1\n300\n"), "{log}");
     assert!(log.ends_with("/train.1.0/work\n"), "{log}");
 }
 

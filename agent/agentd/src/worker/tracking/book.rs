@@ -14,8 +14,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use agent_model::{Timestamp, failpoint};
 use agent_model::tracking::TrackingRecord;
+use agent_model::{Timestamp, failpoint};
 use agent_shim::segments::open_plain;
 use rustix::fs::OFlags;
 

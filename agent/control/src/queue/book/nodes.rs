@@ -97,7 +97,9 @@ impl NodeState {
     /// What is wrong with a node that answers.
     fn failed_check(&self) -> String {
         match self.record.inventory.findings.iter().find(|finding| finding.grade == Grade::Bad) {
-            Some(Finding { topic, found, means, .. }) => format!("fails the check `{topic}`: {found}; {means}"),
+            Some(Finding { topic, found, means, .. }) => {
+                format!("fails the check `{topic}`: {found}; {means}")
+            }
             None => "fails a check, see `agentctl doctor`".to_owned(),
         }
     }
