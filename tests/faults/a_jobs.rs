@@ -177,7 +177,7 @@ fn controller_away(scale: &Scale, nodes: usize) -> Tally {
     const LINES: u64 = 50;
     let mut tally = Tally::default();
     let count = scale.of(12, 100);
-    let away = scale.of(Duration::from_secs(4), Duration::from_secs(1800));
+    let away = scale.of(Duration::from_secs(4), Duration::from_secs(300));
     let mut fleet = Fleet::started(&Setup { nodes, slots: count, ..Setup::default() });
     let go = fleet.home().join("go");
     let wishes = format!("--lines {LINES} --until {}", go.display());

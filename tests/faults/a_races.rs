@@ -36,7 +36,7 @@ fn cancels(scale: &Scale) -> Tally {
     let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 6, ..Setup::default() });
     let go = fleet.home().join("go");
     let bystander = fleet.submit(&format!("--lines {LINES} --until {}", go.display()));
-    for round in 0..scale.of(8, 1000) {
+    for round in 0..scale.of(8, 200) {
         let batch: Vec<(String, Duration)> = (0..5)
             .map(|_| {
                 let timeout = chance.percent(30).then(|| Duration::from_millis(400));

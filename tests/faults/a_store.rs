@@ -185,7 +185,7 @@ fn damage(scale: &Scale) -> Tally {
                 // What is missing at the end of a journal looks like a kill, and the directories have it all.
                 if damage.is_some() || (of_controller && differs) {
                     let said = |word: &&str| log.contains(*word);
-                    let told = ["damage", "corrupt", "malformed", "mended"].iter().any(said)
+                    let told = ["damage", "corrupt", "malformed", "behind its second copy"].iter().any(said)
                         || files_before != damaged_files(&fleet) // set aside
                         || !fleet.client.notices().unwrap_or_default().is_empty();
                     assert!(told, "{what}: nobody says so. It is: {damage:?}");
@@ -205,9 +205,9 @@ fn damage(scale: &Scale) -> Tally {
             let lines = if live.contains(job) { LINES } else { 20 };
             tally.case(&format!("the end of {job}"), || whole(&fleet, job, lines));
         }
+        let cases = scale.of(6, 10);
         tally.note(format!(
-            "{reported} of {} kinds of damage were such that SQLite sees them",
-            scale.of(6, 10)
+            "{mattered} of {cases} damages changed what is read, {reported} had to be reported"
         ));
     }
     tally

@@ -58,6 +58,7 @@ struct Came {
     result: String,
     /// It went on only without the plan.
     helped: bool,
+    took: Duration,
 }
 
 fn sweep(scale: &Scale) -> Tally {
@@ -140,6 +141,10 @@ fn run_all(cases: Vec<Case>) -> Tally {
     came.iter()
         .filter(|(_, came)| came.visited)
         .for_each(|(_, came)| *results.entry(&came.result).or_default() += 1);
+    let mut slow: Vec<_> = came.iter().map(|(name, came)| (came.took.as_millis(), *name)).collect();
+    slow.sort_unstable();
+    slow.reverse();
+    tally.note(format!("slowest, in ms: {:?}", &slow[..slow.len().min(8)]));
     let helped = came.iter().filter(|(_, came)| came.helped).count();
     tally.note(format!("{total} cases; {} of {} names were visited by the job", visited.len(), tried.len()));
     let never: Vec<_> = tried.difference(&visited).copied().collect();
@@ -197,7 +202,7 @@ fn live_through(case: &Case) -> Came {
     heals(&mut fleet);
     let ended = truthful(&fleet, &name, LINES);
     let code = ended.outcome.and_then(|outcome| outcome.fault).map(|fault| fault.code);
-    Came { visited: trace.exists(), result: code.unwrap_or(ended.state), helped }
+    Came { visited: trace.exists(), result: code.unwrap_or(ended.state), helped, took: begun.elapsed() }
 }
 
 /// Without the plan the next job runs, and nothing of the first is left.
