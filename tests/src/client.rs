@@ -51,12 +51,18 @@ pub fn is_over(job: &v1::Job) -> bool {
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
+    patience: Duration,
 }
 
 impl Client {
     /// Of the controller that listens there, now or later.
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { socket: socket.into() }
+        Client { socket: socket.into(), patience: Duration::from_secs(20) }
+    }
+
+    /// One that waits no longer than this for an answer.
+    pub fn hasty(&self, patience: Duration) -> Client {
+        Client { patience, ..self.clone() }
     }
 
     /// A connection of its own, which costs little and is never a broken one of before.
@@ -67,8 +73,8 @@ impl Client {
     /// Waits for an answer, and not for ever.
     pub fn wait<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         runtime().block_on(async {
-            let limited = tokio::time::timeout(Duration::from_secs(20), answer).await;
-            limited.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer for 20 s")))
+            let limited = tokio::time::timeout(self.patience, answer).await;
+            limited.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")))
         })
     }
 
