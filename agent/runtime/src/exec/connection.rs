@@ -24,7 +24,7 @@ pub(super) const LEASES: u32 = 2;
 pub(super) const AGAIN: Duration = Duration::from_millis(10);
 
 /// How long killing the remains of a lost job may take.
-const KILL_WITHIN: Duration = Duration::from_secs(10);
+const KILL_WITHIN: Duration = Duration::from_secs(30);
 
 /// Somebody else answers at the socket.
 #[derive(Debug, thiserror::Error)]
