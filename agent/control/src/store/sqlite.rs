@@ -488,11 +488,17 @@ async fn catch_up(
     let rev = rows::get(&mut to, "rev").await?.and_then(|rev| rev.parse::<u64>().ok()).unwrap_or_default();
     let older =
         |problem: &str, copied| Recovery { problem: problem.to_owned(), copied, ..Recovery::default() };
-    let Some(known) = known.filter(|_| !mended) else { return Ok(None) };
+    if mended {
+        return Ok(None);
+    }
     let Some(remembered) = remembered else {
-        return Ok(Some(older("its second copy is gone: it may have been restored from a backup", 0)));
+        let gone = || older("its second copy is gone: it may have been restored from a backup", 0);
+        return Ok(known.map(|_| gone()));
     };
-    if remembered.incarnation.as_ref().is_some_and(|incarnation| *incarnation != known) {
+    // A database without a name lost even its first commit: then the copy has everything.
+    if let (Some(known), Some(copied)) = (&known, &remembered.incarnation)
+        && known != copied
+    {
         return Ok(Some(older("its second copy is of another database: it was restored from a backup", 0)));
     }
     let behind = remembered.rev.saturating_sub(rev);

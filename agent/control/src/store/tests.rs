@@ -260,6 +260,26 @@ async fn test_damage_anywhere_in_the_log_loses_no_job() {
     store.close().await;
 }
 
+/// A log is read up to its first damaged frame; at the beginning of it there is not even the database's name.
+#[tokio::test]
+async fn test_log_that_breaks_at_its_beginning_loses_no_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let jobs = filled(&store).await;
+    for frame in 0..12 {
+        let copy = tempfile::tempdir().unwrap();
+        copy_files(dir.path(), copy.path());
+        damage(&copy.path().join("db-wal"), 2, 32 + frame * (24 + 4096) + 100);
+        std::fs::create_dir(copy.path().join("archive")).unwrap();
+        let mended = open(copy.path()).await.unwrap();
+        let found = mended.page(None, 1000).await.unwrap();
+        let missing = jobs.iter().filter(|job| !found.contains(job)).count();
+        assert_eq!((missing, mended.recovery().is_some()), (0, true), "frame {frame}");
+        mended.close().await;
+    }
+    store.close().await;
+}
+
 /// Runs one of the tests below in a process of its own, in which something fails.
 fn with_failures(test: &str, plan: &str) {
     #[allow(clippy::disallowed_methods, reason = "failures are planned for a whole process")]
