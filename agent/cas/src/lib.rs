@@ -25,6 +25,8 @@ pub use remote::Remote;
 pub use store::conformance;
 #[cfg(any(test, feature = "fakes"))]
 pub use store::memory::Memory;
+#[cfg(any(test, feature = "fakes"))]
+pub use store::small::SmallDisk;
 pub use store::{
     BlobStore, Chunks, Disk, Ingest, MissingError, OpenError, ReadError, Store, Tiered, WriteError,
 };

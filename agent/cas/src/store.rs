@@ -12,6 +12,8 @@ pub mod conformance;
 mod disk;
 #[cfg(any(test, feature = "fakes"))]
 pub(crate) mod memory;
+#[cfg(any(test, feature = "fakes"))]
+pub(crate) mod small;
 mod tiered;
 
 use std::future::Future;

@@ -264,36 +264,12 @@ async fn test_job_that_writes_to_its_files_does_not_write_to_the_store() {
     assert_eq!(disk.damaged(), 0);
 }
 
-/// A file system of its own, which goes with the value; `None` where that is not allowed.
-struct Small(tempfile::TempDir);
-
-impl Small {
-    fn mount(options: &str) -> Option<Small> {
-        let dir = tempfile::tempdir().unwrap();
-        let options = std::ffi::CString::new(options).unwrap();
-        let flags = rustix::mount::MountFlags::empty();
-        match rustix::mount::mount("tmpfs", dir.path(), "tmpfs", flags, Some(options.as_c_str())) {
-            Ok(()) => Some(Small(dir)),
-            Err(error) => {
-                eprintln!("SKIPPED: a small file system cannot be mounted here: {error}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
 #[tokio::test]
 async fn test_disk_without_room_or_names_keeps_whole_blobs_or_none() {
     // Bytes run out in one, names in the other: the store alone has 260 directories.
     for options in ["size=4m", "size=64m,nr_inodes=400"] {
-        let Some(small) = Small::mount(options) else { return };
-        let disk = Disk::open(&small.0.path().join("store")).unwrap();
+        let Some(small) = crate::SmallDisk::mount(options) else { return };
+        let disk = Disk::open(&small.path().join("store")).unwrap();
         let blobs: Vec<(Digest, Bytes)> =
             (0..300).map(|i| content(i, 30_000)).map(|bytes| (digest_of(&bytes), bytes)).collect();
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
@@ -315,7 +291,7 @@ async fn test_disk_without_room_or_names_keeps_whole_blobs_or_none() {
         assert_eq!(temp_files(&disk), 0);
 
         drop(disk);
-        let disk = Disk::open(&small.0.path().join("store")).unwrap();
+        let disk = Disk::open(&small.path().join("store")).unwrap();
         assert_eq!(disk.missing(&kept).await.unwrap(), [], "what was acknowledged is there");
         assert_eq!(disk.missing(&refused).await.unwrap(), refused, "and nothing else");
         for result in disk.read_batch(kept.clone()).await {

@@ -108,31 +108,6 @@ async fn test_backup_that_is_older_than_a_running_job_ends_and_doubles_nothing()
     rig.stop().await;
 }
 
-/// A file system of its own, of this many bytes, which goes with the value.
-struct Small(tempfile::TempDir);
-
-impl Small {
-    /// None where that is not allowed.
-    fn mount(options: &str) -> Option<Small> {
-        let dir = tempfile::tempdir().unwrap();
-        let options = std::ffi::CString::new(options).unwrap();
-        let flags = rustix::mount::MountFlags::empty();
-        match rustix::mount::mount("tmpfs", dir.path(), "tmpfs", flags, Some(options.as_c_str())) {
-            Ok(()) => Some(Small(dir)),
-            Err(error) => {
-                eprintln!("SKIPPED: a small file system cannot be mounted here: {error}");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
 fn fill(path: &Path) {
     use std::io::Write;
     let mut file = std::fs::File::create(path).unwrap();
@@ -143,8 +118,8 @@ fn fill(path: &Path) {
 
 #[tokio::test]
 async fn test_full_disk_takes_no_new_job_and_ends_those_there_are() {
-    let Some(small) = Small::mount("size=48m") else { return };
-    let dir = small.0.path();
+    let Some(small) = agent_cas::SmallDisk::mount("size=48m") else { return };
+    let dir = small.path();
     let mut rig = Rig::start(dir).await;
     let mut node = Node::join(&rig, 2).await;
     for name in ["a", "b"] {
