@@ -67,7 +67,6 @@ impl Tally {
         }
     }
 
-    #[allow(dead_code, reason = "rows to come")]
     /// Counts `tried` cases of one kind at once, of which so many failed as complaints are given.
     pub(crate) fn count(&mut self, tried: u32, what: &str, complaints: &[String]) {
         let failed = u32::try_from(complaints.len()).unwrap_or(u32::MAX).min(tried.max(1));

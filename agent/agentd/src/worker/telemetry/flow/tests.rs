@@ -125,17 +125,23 @@ fn test_what_could_not_be_stored_is_offered_again_after_a_rest() {
     assert_eq!(push_at(&mut flow, now + REST), Some(Request::Send { offset: 0, length: 10 }));
 }
 
-#[test]
-fn test_segments_are_trimmed_as_far_as_the_controller_has_them() {
+/// Of a job whose log of 10,000 bytes is in segments of 4,096, and its directory.
+fn flow_of_segments() -> (tempfile::TempDir, Flow) {
     let temp = tempfile::tempdir().unwrap();
     let dir = JobDir::new(temp.path());
     let policy = agent_shim::LogPolicy { segment: 4096, ..agent_shim::LogPolicy::default() };
     let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
     writer.append(&vec![b'x'; 10_000], std::time::Instant::now());
     let content = Content::Log(agent_model::Stream::Job);
-    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir.clone()));
+    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir));
     feed.written.store(10_000, Ordering::Release);
-    let mut flow = Flow::new(Arc::new(feed));
+    let flow = Flow::new(Arc::new(feed));
+    (temp, flow)
+}
+
+#[test]
+fn test_segments_are_trimmed_as_far_as_the_controller_has_them() {
+    let (_dir, mut flow) = flow_of_segments();
     flow.has(9_000);
     assert_eq!(flow.should_trim(), None, "more is on its way; it can wait");
     flow.has(10_000);
@@ -148,15 +154,7 @@ fn test_segments_are_trimmed_as_far_as_the_controller_has_them() {
 
 #[tokio::test]
 async fn test_controller_that_lost_what_was_trimmed_is_told_once() {
-    let temp = tempfile::tempdir().unwrap();
-    let dir = JobDir::new(temp.path());
-    let policy = agent_shim::LogPolicy { segment: 4096, ..agent_shim::LogPolicy::default() };
-    let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
-    writer.append(&vec![b'x'; 10_000], std::time::Instant::now());
-    let content = Content::Log(agent_model::Stream::Job);
-    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir.clone()));
-    feed.written.store(10_000, Ordering::Release);
-    let mut flow = Flow::new(Arc::new(feed));
+    let (_dir, mut flow) = flow_of_segments();
     flow.feed.trim(8192).unwrap();
     push(&mut flow);
     flow.answered(0, 0, 100);
