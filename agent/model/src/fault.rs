@@ -90,6 +90,15 @@ codes! {
     EnvBuild "ENV-104" User Retry::Never, "the environment could not be built";
     EnvUnsupported "ENV-105" User Retry::OtherNode, "the node cannot build this kind of environment";
     EnvNetwork "ENV-106" Network SOON, "the package index cannot be reached";
+    EnvDenied "ENV-107" User Retry::Never, "a channel or index wants other credentials";
+    EnvDamaged "ENV-108" Network SOON, "a package arrived damaged";
+    EnvLacks "ENV-109" User Retry::OtherNode, "the machine's Python lacks required packages";
+    EnvUnknown "ENV-110" User Retry::OtherNode, "the node knows no environment of this name";
+    EnvInUse "ENV-111" User Retry::Never, "the environment is in use";
+    ImageMissing "ENV-112" User Retry::Never, "the image is not to be had from its registry";
+    ImageBuild "ENV-113" User Retry::Never, "the image could not be built";
+    ImageCarrier "ENV-114" User Retry::Never, "the image cannot carry a conda environment";
+    ImagePlatform "ENV-115" User Retry::OtherNode, "the image is for other machines";
     CommandFailed "RUN-101" User Retry::Never, "the command returned an error";
     CommandNotFound "RUN-102" User Retry::Never, "the command or its script was not found";
     CommandSignaled "RUN-103" User Retry::Never, "the command was killed";
@@ -105,6 +114,7 @@ codes! {
     LeaseOver "NODE-104" Network Retry::OtherNode, "the node lost contact for longer than the job allows";
     NodeUnknown "NODE-105" User Retry::Never, "there is no such machine";
     NodeAnswers "NODE-106" User Retry::Never, "the machine still answers";
+    GpuLost "NODE-107" Node Retry::OtherNode, "a GPU was lost while the job ran";
     ControllerStore "CTL-101" Platform SOON, "the controller's store failed";
     Fenced "CTL-102" Platform Retry::Never, "the report belongs to an earlier attempt";
     RequestInvalid "CTL-103" Platform Retry::Never, "the request does not follow the protocol";

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
 use crate::{Digest, EnvSpec, JobId};
@@ -111,11 +112,13 @@ pub struct Resources {
     pub memory: u64,
     /// Size of shared memory in a container, in bytes; 0 is the default.
     pub shm: u64,
+    /// What else is asked of the container engine, see [`crate::container`].
+    pub docker_args: Vec<String>,
 }
 
 impl Default for Resources {
     fn default() -> Resources {
-        Resources { nodes: 1, gpus: 0, memory: 0, shm: 0 }
+        Resources { nodes: 1, gpus: 0, memory: 0, shm: 0, docker_args: Vec::new() }
     }
 }
 
@@ -340,7 +343,12 @@ impl JobDraft {
             return Err(Fault::new(Code::JobInvalid, "`limits.timeout` is 0 seconds")
                 .fix("give the longest time the command may run, in seconds, or leave the key out"));
         }
-        Ok(())
+        let refused = |error: ArgumentError| {
+            Fault::new(Code::JobInvalid, "`resources.docker_args` asks for what is not allowed")
+                .why(error.to_string())
+                .fix("leave it out")
+        };
+        Options::parse(&self.resources.docker_args).map(drop).map_err(refused)
     }
 }
 

@@ -10,8 +10,9 @@
 
 mod command_job;
 mod environment;
-mod section;
+pub(crate) mod section;
 
 pub use command_job::{CommandJob, InputRef, command_job};
 pub use environment::{EnvironmentRef, environment_document};
 pub use section::Warning;
+pub(crate) use section::{Refusal, Section, Stranger, within};

@@ -11,10 +11,14 @@
 //! Everybody depends on this crate; it depends on nobody in the workspace.
 
 pub mod clock;
+pub mod condafile;
+pub mod container;
+pub mod curated;
 pub mod env;
 pub mod expr;
 pub mod failpoint;
 pub mod fault;
+pub mod gpu;
 pub mod ids;
 pub mod job;
 pub mod jobfile;
@@ -24,6 +28,8 @@ pub mod node;
 pub mod outcome;
 pub mod paths;
 pub mod protocol;
+pub mod requirement;
+pub mod size;
 pub mod tracking;
 pub mod yaml;
 

@@ -20,24 +20,85 @@ pub struct Inventory {
     pub memory: u64,
     /// Size of the file system of the state directory, in bytes.
     pub disk: u64,
-    /// The GPUs, in the order of the driver.
+    /// What jobs can be given of GPUs, in the order of the driver: each part of a divided one, and the others whole.
     pub gpus: Vec<Gpu>,
+    /// The version of the GPU driver, for example `550.54.15`; empty when none works.
+    pub gpu_driver: String,
+    /// The newest CUDA that it can serve, for example `12.4`; empty when it does not say.
+    pub cuda: String,
     /// How many replicas run at a time.
     pub slots: u32,
     /// What was found out about this machine, good and bad.
     pub findings: Vec<Finding>,
+    /// The interpreters that jobs can name, best first.
+    pub interpreters: Vec<Interpreter>,
+    /// The environments that are kept, in the order of their keys.
+    pub environments: Vec<CachedEnvironment>,
 }
 
-/// One GPU.
+/// An interpreter of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Interpreter {
+    /// What a job calls it, for example `python3.11`.
+    pub name: String,
+    /// For example `3.11.7`.
+    pub version: String,
+}
+
+/// An environment that a node keeps.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct CachedEnvironment {
+    /// Its kind and the start of its digest, for example `conda-3f0a9c1b2d4e`.
+    pub key: String,
+    /// What it was built from, for people: `conda.yml: python=3.11, scikit-learn, 2 pip packages`.
+    pub summary: String,
+    /// The version of its Python; empty for none.
+    pub python: String,
+    /// How many packages it has.
+    pub packages: u32,
+    /// What it takes of the disk that nothing else shares, in bytes.
+    pub bytes: u64,
+    /// When it was ready.
+    pub built: crate::Timestamp,
+    /// When a job last began to use it; told anew at most once a minute.
+    pub used: crate::Timestamp,
+    /// How many jobs use it now.
+    pub uses: u32,
+    /// It is never removed to make room.
+    pub pinned: bool,
+    /// Its lock, in the store of blobs; `None` when nothing can be locked.
+    pub lock: Option<crate::Digest>,
+    /// What its builder printed, in the store of blobs.
+    pub log: Option<crate::Digest>,
+}
+
+/// One GPU, or one part of a divided GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpu {
-    /// The driver's stable identifier.
+    /// The driver's number; that of the whole for a part.
+    pub index: u32,
+    /// The driver's stable identifier; that of a part begins with `MIG-`.
     pub uuid: String,
     /// The product name.
     pub name: String,
-    /// Memory in bytes.
+    /// Memory in bytes; 0 when it is not told.
     pub memory: u64,
+    /// The replica that has it.
+    pub held: Option<String>,
+    /// Why it is not handed out, for people.
+    pub unfit: Option<String>,
+}
+
+impl Gpu {
+    /// It has a place in what its node can hold: it can be handed out, or was.
+    ///
+    /// One that broke under its job counts until that ends, because so does what the job takes.
+    pub fn counts(&self) -> bool {
+        self.unfit.is_none() || self.held.is_some()
+    }
 }
 
 /// One thing found out about a machine, and what it means for jobs.

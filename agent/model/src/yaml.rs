@@ -4,9 +4,10 @@
 //! errors. Every complaint about a document, of syntax or of meaning, is an [`At`] and so names its place.
 
 use std::fmt;
+use std::ops::Range;
 
 use saphyr::{MarkedYaml, ScalarStyle, ScanError, YamlData, YamlLoader};
-use saphyr_parser::Parser;
+use saphyr_parser::{Event, Marker, Parser};
 
 /// A place in a document, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -64,12 +65,14 @@ pub struct Key {
     pub text: String,
 }
 
+const BOM: char = '\u{feff}';
 /// The deepest nesting accepted; a job file has five levels.
 const MAX_DEPTH: usize = 64;
 
 /// Reads the first document of `text`; an empty text is [`Value::Null`].
 pub fn parse(text: &str) -> Result<Node, At> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let text = text.strip_prefix(BOM).unwrap_or(text);
+    check_depth(text)?;
     let mut loader = YamlLoader::<MarkedYaml<'_>>::default();
     loader.early_parse(false);
     Parser::new_from_str(text).load(&mut loader, true).map_err(|error| syntax(&error))?;
@@ -82,14 +85,140 @@ pub fn parse(text: &str) -> Result<Node, At> {
     }
 }
 
+/// A scalar as it stands in a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// Where it starts.
+    pub place: Place,
+    /// Its bytes in the text, quotes included.
+    pub span: Range<usize>,
+}
+
+/// Why a text is not plain YAML.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotPlain {
+    /// It is no YAML.
+    #[error(transparent)]
+    Syntax(At),
+    /// It is, but says more than it shows.
+    #[error(transparent)]
+    Fancy(At),
+}
+
+/// The scalars of a text that holds at most one document, without anchors, aliases and tags: what such a document
+/// says is what a reader sees.
+pub fn plain(text: &str) -> Result<Vec<Written>, NotPlain> {
+    let body = text.strip_prefix(BOM).unwrap_or(text);
+    let mut bytes = Offsets::new(body, text.len() - body.len());
+    let mut scalars = Vec::new();
+    let mut documents = 0;
+    let mut depth = 0;
+    for event in Parser::new_from_str(body) {
+        let (event, span) = event.map_err(|error| NotPlain::Syntax(syntax(&error)))?;
+        let place = place_of(&span.start);
+        let refuse = |message: &str| Err(NotPlain::Fancy(At { place, message: message.to_owned() }));
+        let (anchor, tag) = match &event {
+            Event::Scalar(_, _, anchor, tag) => (*anchor, tag.is_some()),
+            Event::SequenceStart(anchor, tag) | Event::MappingStart(anchor, tag) => (*anchor, tag.is_some()),
+            Event::Alias(_) => return refuse("an alias (`*`) is not read here"),
+            _ => (0, false),
+        };
+        if anchor != 0 {
+            return refuse("an anchor (`&`) is not read here");
+        }
+        if tag {
+            return refuse("a tag (`!`) is not read here");
+        }
+        match event {
+            Event::DocumentStart(_) if documents > 0 => return refuse("a second document begins here"),
+            Event::DocumentStart(_) => documents += 1,
+            Event::Scalar(_, style, ..) => {
+                let (start, end) = (bytes.at(span.start.index()), bytes.at(span.end.index()));
+                scalars
+                    .push(Written { place, span: start..start + written_length(&text[start..end], style) });
+            }
+            other => depth = deeper(depth, &other, place).map_err(NotPlain::Fancy)?,
+        }
+    }
+    Ok(scalars)
+}
+
+/// How much of a text is the scalar it begins with. The parser may count what stands between that and what follows.
+fn written_length(text: &str, style: ScalarStyle) -> usize {
+    let quote = match style {
+        ScalarStyle::SingleQuoted => '\'',
+        ScalarStyle::DoubleQuoted => '"',
+        _ => return text.trim_end().len(),
+    };
+    let mut inside = text.char_indices().skip(1).peekable();
+    while let Some((at, c)) = inside.next() {
+        let escaped = match quote {
+            '"' => c == '\\',
+            _ => c == quote && inside.peek().is_some_and(|(_, next)| *next == quote),
+        };
+        if escaped {
+            inside.next();
+        } else if c == quote {
+            return at + 1;
+        }
+    }
+    text.trim_end().len()
+}
+
+/// Loading recurses, so what is nested too deeply is found before.
+fn check_depth(text: &str) -> Result<(), At> {
+    let mut depth = 0;
+    for event in Parser::new_from_str(text) {
+        let Ok((event, span)) = event else { return Ok(()) }; // loading meets it again, and says so
+        depth = deeper(depth, &event, place_of(&span.start))?;
+    }
+    Ok(())
+}
+
+fn deeper(depth: usize, event: &Event<'_>, place: Place) -> Result<usize, At> {
+    match event {
+        Event::SequenceStart(..) | Event::MappingStart(..) if depth == MAX_DEPTH => {
+            Err(At { place, message: "nested too deeply".to_owned() })
+        }
+        Event::SequenceStart(..) | Event::MappingStart(..) => Ok(depth + 1),
+        Event::SequenceEnd | Event::MappingEnd => Ok(depth.saturating_sub(1)),
+        _ => Ok(depth),
+    }
+}
+
+/// Numbers of characters, asked for in growing order, as numbers of bytes.
+struct Offsets<'a> {
+    text: std::str::Chars<'a>,
+    chars: usize,
+    bytes: usize,
+}
+
+impl Offsets<'_> {
+    fn new(text: &str, before: usize) -> Offsets<'_> {
+        Offsets { text: text.chars(), chars: 0, bytes: before }
+    }
+
+    fn at(&mut self, chars: usize) -> usize {
+        while self.chars < chars
+            && let Some(next) = self.text.next()
+        {
+            self.chars += 1;
+            self.bytes += next.len_utf8();
+        }
+        self.bytes
+    }
+}
+
+fn place_of(marker: &Marker) -> Place {
+    Place { line: marker.line(), column: marker.col() + 1 }
+}
+
 fn syntax(error: &ScanError) -> At {
-    let place = Place { line: error.marker().line(), column: error.marker().col() + 1 };
-    At { place, message: error.info().to_owned() }
+    At { place: place_of(error.marker()), message: error.info().to_owned() }
 }
 
 fn convert(node: MarkedYaml<'_>, depth: usize) -> Result<Node, At> {
-    let start = node.span.start;
-    let place = Place { line: start.line(), column: start.col() + 1 };
+    let place = place_of(&node.span.start);
     let fail = |message: &str| Err(At { place, message: message.to_owned() });
     if depth > MAX_DEPTH {
         return fail("nested too deeply");
@@ -252,5 +381,32 @@ mod tests {
         assert!(parse(&bomb).is_err());
         assert!(parse(&"[".repeat(200)).is_err());
         assert!(parse(&format!("{}{}", "[".repeat(100), "]".repeat(100))).is_err());
+        assert!(plain(&bomb).is_err());
+        for deep in ["[", "{a: ", "- ", "? "] {
+            let deep = deep.repeat(100_000);
+            assert!(parse(&deep).is_err() && plain(&deep).is_err());
+        }
+    }
+
+    #[test]
+    fn test_spans_cover_what_was_written() {
+        let text = "\u{feff}é: [a, 'ü b' , \"c\"]\r\nd:\r\n- -r x.txt  # why\r\n- 'e ''f' # g\r\n# h\r\n- \"i\\\"\" # j\r\n";
+        let written: Vec<_> = plain(text).unwrap().into_iter().map(|scalar| &text[scalar.span]).collect();
+        assert_eq!(written, ["é", "a", "'ü b'", "\"c\"", "d", "-r x.txt", "'e ''f'", "\"i\\\"\""]);
+        let places: Vec<_> = plain(text).unwrap().into_iter().map(|scalar| scalar.place.line).collect();
+        assert_eq!(places, [1, 1, 1, 1, 2, 3, 4, 6]);
+    }
+
+    #[test]
+    fn test_plain_text_is_one_document_that_says_what_it_shows() {
+        for (text, line) in
+            [("a: 1\n---\nb: 2\n", 2), ("a: &x 1\n", 1), ("a:\n- !!str b\n", 2), ("--- !t a", 1)]
+        {
+            let Err(NotPlain::Fancy(at)) = plain(text) else { panic!("{text}") };
+            assert_eq!(at.place.line, line, "{text}");
+        }
+        for text in ["", "---\na: 1\n...\n", "# only a comment\n", "{\"a\": [1]}"] {
+            assert!(plain(text).is_ok(), "{text}");
+        }
     }
 }

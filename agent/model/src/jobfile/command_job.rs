@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use super::environment::{EnvironmentRef, environment, local};
 use super::section::{Refusal, Section, Stranger, Warning, nearest, within};
 use crate::EnvSpec;
+use crate::container::Options;
 use crate::expr::{self, Reference};
 use crate::fault::Fault;
 use crate::job::{Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy};
@@ -154,17 +155,34 @@ fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Reso
         gpus: section.parsed("gpus", "a whole number")?.unwrap_or(0),
         memory: section.bytes("memory")?.unwrap_or(0),
         shm: section.bytes("shm_size")?.unwrap_or(0),
+        docker_args: read_docker_args(&mut section)?,
     };
     section.ignore(&["max_instance_count", "locations", "properties"]);
     section.warn_of(
-        &[
-            ("instance_type", "machines are not rented here; ask with `gpus` and `memory`"),
-            ("docker_args", "no container is started for this job"),
-        ],
+        &[("instance_type", "machines are not rented here; ask with `gpus` and `memory`")],
         warnings,
     );
     section.finish(warnings);
     Ok(resources)
+}
+
+/// One text, or several. Which arguments there may be is a matter of the job, which says so at this place.
+fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Refusal> {
+    let path = section.name("docker_args");
+    let Some(node) = section.node("docker_args") else { return Ok(Vec::new()) };
+    let texts = match node.text() {
+        Ok(text) => vec![text.to_owned()],
+        Err(_) => {
+            let texts = node
+                .list()
+                .and_then(|nodes| nodes.iter().map(|node| node.text().map(str::to_owned)).collect());
+            texts.map_err(|at| within(&path, at))?
+        }
+    };
+    match Options::parse(&texts) {
+        Ok(_) => Ok(texts),
+        Err(error) => Err(Refusal::invalid(node.place, format!("`{path}`: {error}")).fix("leave it out")),
+    }
 }
 
 /// The limits, and where they stand.

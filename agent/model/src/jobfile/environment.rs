@@ -3,7 +3,7 @@
 use super::section::{Refusal, Section, Warning, within};
 use crate::EnvSpec;
 use crate::fault::Fault;
-use crate::yaml::{self, Node, Value};
+use crate::yaml::{self, Node, Place, Value};
 
 /// The environment of a command job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,12 +16,23 @@ pub enum EnvironmentRef {
         python: String,
         /// The file, relative to the document.
         path: String,
+        /// The packages are there already, and nothing is installed.
+        user_managed: bool,
     },
     /// A conda environment file.
     CondaFile {
         /// The image it goes into, if any.
         image: Option<String>,
         /// The file, relative to the document.
+        path: String,
+        /// The lock that goes with it, relative to the document.
+        lock: Option<String>,
+    },
+    /// A lock without a conda file beside it.
+    CondaLock {
+        /// The text of a conda file that was written inline.
+        document: Option<String>,
+        /// The lock, relative to the document.
         path: String,
     },
     /// An image build context.
@@ -79,27 +90,57 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
     refuse_windows(&mut section)?;
     let image = section.text("image")?;
     let conda = section.node("conda_file");
+    let lock = section.text("conda_lock")?;
     let build = section.section("build")?;
     let python = section.text("python")?;
     let requirements = section.node("requirements");
+    let user_managed = user_managed(&mut section, conda.is_some() || lock.is_some() || build.is_some())?;
     if section.node("channels").is_some() || section.node("dependencies").is_some() {
         return Err(Refusal::invalid(place, "this is a conda file, not an environment")
             .fix("save it beside the job file and write `environment: {conda_file: ./conda.yml}`"));
     }
     section.finish(warnings);
-    match (image, conda, build, python, requirements) {
-        (None, None, Some(build), None, None) => build_context(build, warnings),
-        (image, Some(file), None, None, None) => conda_file(image, file),
-        (Some(image), None, None, None, None) => {
+    match (image, conda, lock, build, python, requirements) {
+        (None, None, None, Some(build), None, None) => build_context(build, warnings),
+        (Some(_), _, Some(_), None, None, None) => Err(Refusal::unsupported(
+            place,
+            "`conda_lock` is not used in an image",
+            "remove the `image`, or the `conda_lock`",
+        )),
+        (image, Some(file), lock, None, None, None) => conda_file(image, file, lock),
+        (None, None, Some(lock), None, None, None) => {
+            Ok(EnvironmentRef::CondaLock { document: None, path: local(&lock).to_owned() })
+        }
+        (Some(image), None, None, None, None, None) => {
             Ok(EnvironmentRef::Spec(EnvSpec::Image { image, conda: None }))
         }
-        (None, None, None, python, Some(list)) => requirement_list(python, &list),
-        (None, None, None, Some(python), None) => Ok(EnvironmentRef::Spec(EnvSpec::Host { python })),
-        (None, None, None, None, None) => Err(Refusal::invalid(place, "the environment names nothing")
+        (None, None, None, None, python, Some(list)) => requirement_list(python, &list, user_managed),
+        (None, None, None, None, python, None) if python.is_some() || user_managed => {
+            let python = python.unwrap_or_else(|| EnvSpec::DEFAULT_PYTHON.to_owned());
+            Ok(EnvironmentRef::Spec(EnvSpec::Host { python, requirements: Vec::new() }))
+        }
+        (None, None, None, None, None, None) => Err(Refusal::invalid(place, "the environment names nothing")
             .fix("give it an `image`, a `conda_file`, a `build`, or a `python` with `requirements`")),
-        _ => Err(Refusal::invalid(place, "the environment names two things that exclude each other")
-            .fix("keep one of: `image` with or without `conda_file`, `build`, `python` with `requirements`")),
+        _ => Err(Refusal::invalid(place, "the environment names two things that exclude each other").fix(
+            "keep one of: `image` with or without `conda_file`, `conda_file` with or without `conda_lock`, \
+             `build`, `python` with `requirements`",
+        )),
     }
+}
+
+/// Whether the packages are said to be there already.
+fn user_managed(section: &mut Section, built: bool) -> Result<bool, Refusal> {
+    let key = "user_managed_dependencies";
+    let Some(node) = section.node(key) else { return Ok(false) };
+    let flag = node.flag().map_err(|at| within(&section.name(key), at))?;
+    if flag && built {
+        return Err(Refusal::invalid(
+            node.place,
+            format!("`{key}` leaves nothing to build, but something is to be"),
+        )
+        .fix("remove it, or name a `python` and perhaps its `requirements` instead"));
+    }
+    Ok(flag)
 }
 
 fn refuse_windows(section: &mut Section) -> Result<(), Refusal> {
@@ -125,30 +166,41 @@ fn build_context(mut build: Section, warnings: &mut Vec<Warning>) -> Result<Envi
     Ok(EnvironmentRef::BuildContext { path, dockerfile })
 }
 
-fn conda_file(image: Option<String>, file: Node) -> Result<EnvironmentRef, Refusal> {
+fn conda_file(image: Option<String>, file: Node, lock: Option<String>) -> Result<EnvironmentRef, Refusal> {
+    let lock = lock.map(|lock| local(&lock).to_owned());
     match &file.value {
-        Value::Scalar(path) => Ok(EnvironmentRef::CondaFile { image, path: local(path).to_owned() }),
+        Value::Scalar(path) => Ok(EnvironmentRef::CondaFile { image, path: local(path).to_owned(), lock }),
         Value::Map(_) => {
-            let document = to_json(&file).to_string(); // JSON is YAML
-            Ok(EnvironmentRef::Spec(match image {
-                Some(image) => EnvSpec::Image { image, conda: Some(document) },
-                None => EnvSpec::Conda { document },
-            }))
+            let document = inline_text(&file);
+            Ok(match (image, lock) {
+                (Some(image), _) => EnvironmentRef::Spec(EnvSpec::Image { image, conda: Some(document) }),
+                (None, Some(path)) => EnvironmentRef::CondaLock { document: Some(document), path },
+                (None, None) => {
+                    EnvironmentRef::Spec(EnvSpec::Conda { file: String::new(), document, lock: None })
+                }
+            })
         }
         _ => Err(within("conda_file", file.fault(format!("expected a path, found {}", file.describe())))),
     }
 }
 
-fn requirement_list(python: Option<String>, list: &Node) -> Result<EnvironmentRef, Refusal> {
+fn requirement_list(
+    python: Option<String>,
+    list: &Node,
+    user_managed: bool,
+) -> Result<EnvironmentRef, Refusal> {
     let python = python.unwrap_or_else(|| EnvSpec::DEFAULT_PYTHON.to_owned());
     if let Value::Scalar(path) = &list.value {
-        return Ok(EnvironmentRef::Requirements { python, path: local(path).to_owned() });
+        return Ok(EnvironmentRef::Requirements { python, path: local(path).to_owned(), user_managed });
     }
     let lines = list.list().map_err(|at| within("requirements", at))?;
     let line = |node: &Node| node.text().map(|text| text.trim().to_owned());
     let requirements =
         lines.iter().map(line).collect::<Result<_, _>>().map_err(|at| within("requirements", at))?;
-    Ok(EnvironmentRef::Spec(EnvSpec::Pip { python, requirements }))
+    Ok(EnvironmentRef::Spec(match user_managed {
+        true => EnvSpec::Host { python, requirements },
+        false => EnvSpec::Pip { python, requirements },
+    }))
 }
 
 /// A path without the `file:` that some write before it.
@@ -156,16 +208,53 @@ pub(super) fn local(path: &str) -> &str {
     path.strip_prefix("file:").unwrap_or(path).trim()
 }
 
-fn to_json(node: &Node) -> serde_json::Value {
+/// A part of a document as a document of its own. What is said about a line of it is true of the whole document
+/// too, because everything stays on its line, and where that can be in its column. It is JSON, which is YAML.
+fn inline_text(node: &Node) -> String {
+    let mut text = String::new();
+    write_inline(node, &mut text, &mut Place { line: 1, column: 1 });
+    text
+}
+
+fn write_inline(node: &Node, text: &mut String, at: &mut Place) {
     match &node.value {
-        Value::Null => serde_json::Value::Null,
-        Value::Scalar(text) => text.clone().into(),
-        Value::List(items) => items.iter().map(to_json).collect(),
+        Value::Null => put("null", node.place, text, at),
+        Value::Scalar(scalar) => {
+            put(&serde_json::Value::from(scalar.as_str()).to_string(), node.place, text, at)
+        }
+        Value::List(items) => {
+            put("[", Place { column: 1, ..node.place }, text, at);
+            for (index, item) in items.iter().enumerate() {
+                put(if index > 0 { "," } else { "" }, Place::default(), text, at);
+                write_inline(item, text, at);
+            }
+            put("]", Place::default(), text, at);
+        }
         Value::Map(entries) => {
-            let entries = entries.iter().map(|(key, value)| (key.text.clone(), to_json(value)));
-            serde_json::Value::Object(entries.collect())
+            put("{", Place { column: 1, ..node.place }, text, at);
+            for (index, (key, value)) in entries.iter().enumerate() {
+                put(if index > 0 { "," } else { "" }, Place::default(), text, at);
+                put(&serde_json::Value::from(key.text.as_str()).to_string(), key.place, text, at);
+                put(":", Place::default(), text, at);
+                write_inline(value, text, at);
+            }
+            put("}", Place::default(), text, at);
         }
     }
+}
+
+/// Writes a token no earlier than at its place.
+fn put(token: &str, place: Place, text: &mut String, at: &mut Place) {
+    if at.line < place.line {
+        text.extend(std::iter::repeat_n('\n', place.line - at.line));
+        *at = Place { line: place.line, column: 1 };
+    }
+    if at.line == place.line && at.column < place.column {
+        text.extend(std::iter::repeat_n(' ', place.column - at.column));
+        at.column = place.column;
+    }
+    text.push_str(token);
+    at.column += token.chars().count();
 }
 
 #[cfg(test)]
@@ -188,9 +277,19 @@ mod tests {
         let image = |conda: Option<&str>| {
             EnvironmentRef::Spec(EnvSpec::Image { image: "ubuntu".into(), conda: conda.map(str::to_owned) })
         };
-        let conda_path = |image: Option<&str>| EnvironmentRef::CondaFile {
+        let conda_path = |image: Option<&str>, lock: Option<&str>| EnvironmentRef::CondaFile {
             image: image.map(str::to_owned),
             path: "./c.yml".into(),
+            lock: lock.map(str::to_owned),
+        };
+        let host = |python: &str, lines: &[&str]| {
+            let requirements = lines.iter().map(|line| (*line).to_owned()).collect();
+            EnvironmentRef::Spec(EnvSpec::Host { python: python.into(), requirements })
+        };
+        let requirements = |user_managed| EnvironmentRef::Requirements {
+            python: "python3.11".into(),
+            path: "r.txt".into(),
+            user_managed,
         };
         let table = [
             ("host", EnvironmentRef::Spec(EnvSpec::host())),
@@ -201,19 +300,36 @@ mod tests {
             ),
             ("file:./env.yml", EnvironmentRef::Document { path: "./env.yml".into() }),
             ("{image: ubuntu}", image(None)),
-            ("{image: ubuntu, conda_file: ./c.yml}", conda_path(Some("ubuntu"))),
-            ("{conda_file: ./c.yml}", conda_path(None)),
-            ("{image: ubuntu, conda_file: {name: e}}", image(Some(r#"{"name":"e"}"#))),
+            ("{image: ubuntu, conda_file: ./c.yml}", conda_path(Some("ubuntu"), None)),
+            ("{conda_file: ./c.yml}", conda_path(None, None)),
+            ("{conda_file: file:./c.yml, conda_lock: file:c.lock}", conda_path(None, Some("c.lock"))),
+            ("{conda_lock: ./c.lock}", EnvironmentRef::CondaLock { document: None, path: "./c.lock".into() }),
+            (
+                "conda_lock: c.lock\nconda_file: {name: e}",
+                EnvironmentRef::CondaLock {
+                    document: Some("\n{            \"name\":\"e\"}".into()),
+                    path: "c.lock".into(),
+                },
+            ),
+            ("conda_file: {name: e}\nimage: ubuntu", image(Some("{            \"name\":\"e\"}"))),
             (
                 "{build: {path: ctx}}",
                 EnvironmentRef::BuildContext { path: "ctx".into(), dockerfile: "Dockerfile".into() },
             ),
-            ("{python: python3.11}", EnvironmentRef::Spec(EnvSpec::Host { python: "python3.11".into() })),
-            ("{requirements: [numpy, ' scipy==1.2 ']}", pip(&["numpy", "scipy==1.2"])),
             (
-                "{python: python3.11, requirements: r.txt}",
-                EnvironmentRef::Requirements { python: "python3.11".into(), path: "r.txt".into() },
+                "{python: python3.11}",
+                EnvironmentRef::Spec(EnvSpec::Host { python: "python3.11".into(), requirements: vec![] }),
             ),
+            ("{requirements: [numpy, ' scipy==1.2 ']}", pip(&["numpy", "scipy==1.2"])),
+            ("{python: python3.11, requirements: r.txt}", requirements(false)),
+            (
+                "{python: python3.11, requirements: r.txt, user_managed_dependencies: true}",
+                requirements(true),
+            ),
+            ("{requirements: [numpy], user_managed_dependencies: yes}", host("python3", &["numpy"])),
+            ("{user_managed_dependencies: true}", host("python3", &[])),
+            ("{python: /opt/p, user_managed_dependencies: true}", host("/opt/p", &[])),
+            ("{requirements: [numpy], user_managed_dependencies: false}", pip(&["numpy"])),
         ];
         for (text, expected) in table {
             assert_eq!(inline(text).unwrap(), expected, "{text}");
@@ -229,6 +345,11 @@ mod tests {
             ("{name: x}", Code::JobInvalid, "give it an `image`"),
             ("{dependencies: [python=3.10]}", Code::JobInvalid, "conda_file"),
             ("{image: a, os_type: Windows}", Code::JobUnsupported, "Linux"),
+            ("{conda_file: c.yml, user_managed_dependencies: true}", Code::JobInvalid, "`python`"),
+            ("{python: p, user_managed_dependencies: perhaps}", Code::JobInvalid, "correct"),
+            ("{image: a, conda_lock: l}", Code::JobUnsupported, "`conda_lock`"),
+            ("{conda_lock: l, requirements: [a]}", Code::JobInvalid, "keep one of"),
+            ("./conda.yml", Code::JobInvalid, "`file:./environment.yml`"),
             ("[a]", Code::JobInvalid, ""),
         ] {
             let fault = inline(text).unwrap_err();
@@ -245,5 +366,27 @@ mod tests {
         assert_eq!(warnings[0].message, "`imege` is not known and has no effect; did you mean `image`?");
         assert_eq!(warnings[0].place, yaml::Place { line: 5, column: 1 });
         assert_eq!(environment_document("a: [").unwrap_err().code, Code::JobFile);
+    }
+
+    #[test]
+    fn test_inline_conda_file_keeps_its_lines() {
+        let text = "command: x\nenvironment:\n  name: e\n  conda_file:\n    channels: [conda-forge]  # all\n\n\
+                    \x20   dependencies:\n      - python=3.11\n      - pip\n      - pip:\n          - a\n          - 'b\"'\n";
+        let node = yaml::parse(text).unwrap().map().unwrap().take("environment").unwrap();
+        let EnvironmentRef::Spec(EnvSpec::Conda { document, .. }) =
+            environment(node, &mut Vec::new()).unwrap()
+        else {
+            panic!("no conda environment");
+        };
+        let (file, _) = crate::condafile::parse(&document).unwrap();
+        let lines = |lines: &[crate::condafile::Line]| {
+            lines.iter().map(|line| (line.text.clone(), line.line)).collect::<Vec<_>>()
+        };
+        assert_eq!(lines(&file.channels), [("conda-forge".to_owned(), 5)]);
+        assert_eq!(lines(&file.specs), [("python=3.11".to_owned(), 8), ("pip".to_owned(), 9)]);
+        assert_eq!(lines(&file.pip), [("a".to_owned(), 11), ("b\"".to_owned(), 12)]);
+        let wrong = document.replace("python=3.11", "python=>3.11");
+        let fault = crate::condafile::parse(&wrong).unwrap_err();
+        assert!(fault.what.starts_with("line 8, column 9: "), "{fault}");
     }
 }

@@ -21,7 +21,7 @@ pub struct Warning {
 
 /// Why a document is refused.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(crate) struct Refusal {
     code: Code,
     at: At,
     fix: Option<String>,
@@ -29,24 +29,24 @@ pub(super) struct Refusal {
 
 impl Refusal {
     /// The document breaks a rule at `place`.
-    pub(super) fn invalid(place: Place, message: impl Into<String>) -> Refusal {
+    pub(crate) fn invalid(place: Place, message: impl Into<String>) -> Refusal {
         Refusal { code: Code::JobInvalid, at: At { place, message: message.into() }, fix: None }
     }
 
     /// The document asks at `place` for something that is not run; `fix` says what is.
-    pub(super) fn unsupported(place: Place, message: impl Into<String>, fix: &str) -> Refusal {
+    pub(crate) fn unsupported(place: Place, message: impl Into<String>, fix: &str) -> Refusal {
         let at = At { place, message: message.into() };
         Refusal { code: Code::JobUnsupported, at, fix: Some(fix.to_owned()) }
     }
 
     /// The text is not a document at all.
-    pub(super) fn syntax(at: At) -> Refusal {
+    pub(crate) fn syntax(at: At) -> Refusal {
         let fix = "check the indentation, quotes and brackets around that place".to_owned();
         Refusal { code: Code::JobFile, at, fix: Some(fix) }
     }
 
     /// Says what to write instead.
-    pub(super) fn fix(mut self, fix: impl Into<String>) -> Refusal {
+    pub(crate) fn fix(mut self, fix: impl Into<String>) -> Refusal {
         self.fix = Some(fix.into());
         self
     }
@@ -63,7 +63,7 @@ impl From<Refusal> for Fault {
 }
 
 /// A mapping being read, and the path of keys that leads to it.
-pub(super) struct Section {
+pub(crate) struct Section {
     path: String,
     entries: Entries,
     known: Vec<&'static str>,
@@ -71,40 +71,40 @@ pub(super) struct Section {
 
 impl Section {
     /// Opens the mapping `node`, reached by `path`; the document itself has an empty path.
-    pub(super) fn open(node: Node, path: &str) -> Result<Section, Refusal> {
+    pub(crate) fn open(node: Node, path: &str) -> Result<Section, Refusal> {
         let entries = node.map().map_err(|at| within(path, at))?;
         Ok(Section { path: path.to_owned(), entries, known: Vec::new() })
     }
 
     /// Where the mapping starts.
-    pub(super) fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         self.entries.place
     }
 
     /// The full name of one of its keys.
-    pub(super) fn name(&self, key: &str) -> String {
+    pub(crate) fn name(&self, key: &str) -> String {
         if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
     }
 
     /// The value of `key`; a value of nothing counts as absent.
-    pub(super) fn node(&mut self, key: &'static str) -> Option<Node> {
+    pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
         self.known.push(key);
         self.entries.take(key)
     }
 
     /// The mapping under `key`.
-    pub(super) fn section(&mut self, key: &'static str) -> Result<Option<Section>, Refusal> {
+    pub(crate) fn section(&mut self, key: &'static str) -> Result<Option<Section>, Refusal> {
         let path = self.name(key);
         self.node(key).map(|node| Section::open(node, &path)).transpose()
     }
 
     /// The text of `key`.
-    pub(super) fn text(&mut self, key: &'static str) -> Result<Option<String>, Refusal> {
+    pub(crate) fn text(&mut self, key: &'static str) -> Result<Option<String>, Refusal> {
         self.read(key, |node| node.text().map(str::to_owned))
     }
 
     /// The value of `key`, parsed from its text; `expected` names the type for messages.
-    pub(super) fn parsed<T: FromStr>(
+    pub(crate) fn parsed<T: FromStr>(
         &mut self,
         key: &'static str,
         expected: &str,
@@ -113,7 +113,7 @@ impl Section {
     }
 
     /// A length of time: whole seconds, or a number with `s`, `m`, `h` or `d`.
-    pub(super) fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, Refusal> {
+    pub(crate) fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, Refusal> {
         self.read(key, |node| {
             let text = node.text()?;
             seconds(text).map(Duration::from_secs).ok_or_else(|| {
@@ -123,7 +123,7 @@ impl Section {
     }
 
     /// A number of bytes: a number with `b`, `k`, `m`, `g` or `t`.
-    pub(super) fn bytes(&mut self, key: &'static str) -> Result<Option<u64>, Refusal> {
+    pub(crate) fn bytes(&mut self, key: &'static str) -> Result<Option<u64>, Refusal> {
         self.read(key, |node| {
             let text = node.text()?;
             size(text).ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
@@ -131,7 +131,7 @@ impl Section {
     }
 
     /// One of a few words, in any case; the result is the word as it stands in `words`.
-    pub(super) fn word(
+    pub(crate) fn word(
         &mut self,
         key: &'static str,
         words: &[&'static str],
@@ -145,7 +145,7 @@ impl Section {
     }
 
     /// A mapping of names to texts; a value of nothing is an empty text.
-    pub(super) fn texts(&mut self, key: &'static str) -> Result<BTreeMap<String, String>, Refusal> {
+    pub(crate) fn texts(&mut self, key: &'static str) -> Result<BTreeMap<String, String>, Refusal> {
         let path = self.name(key);
         let Some(section) = self.section(key)? else { return Ok(BTreeMap::new()) };
         let text_of = |node: &Node| match node.value {
@@ -160,12 +160,12 @@ impl Section {
     }
 
     /// Keys that are understood and change nothing here.
-    pub(super) fn ignore(&mut self, keys: &[&'static str]) {
+    pub(crate) fn ignore(&mut self, keys: &[&'static str]) {
         keys.iter().for_each(|key| drop(self.node(key)));
     }
 
     /// Keys that a reader might count on although they change nothing here.
-    pub(super) fn warn_of(&mut self, keys: &[(&'static str, &str)], warnings: &mut Vec<Warning>) {
+    pub(crate) fn warn_of(&mut self, keys: &[(&'static str, &str)], warnings: &mut Vec<Warning>) {
         for (key, consequence) in keys {
             if let Some(node) = self.node(key) {
                 let message = format!("`{}` has no effect: {consequence}", self.name(key));
@@ -175,7 +175,7 @@ impl Section {
     }
 
     /// Ends the reading: the entries nobody asked for.
-    pub(super) fn strangers(self) -> Vec<Stranger> {
+    pub(crate) fn strangers(self) -> Vec<Stranger> {
         let Section { path, entries, known } = self;
         let stranger = |key: Key| Stranger {
             place: key.place,
@@ -186,12 +186,12 @@ impl Section {
     }
 
     /// The free-named entries of the mapping, in the order written.
-    pub(super) fn into_entries(self) -> Vec<(Key, Node)> {
+    pub(crate) fn into_entries(self) -> Vec<(Key, Node)> {
         self.entries.rest()
     }
 
     /// Ends the reading: what is left is warned of.
-    pub(super) fn finish(self, warnings: &mut Vec<Warning>) {
+    pub(crate) fn finish(self, warnings: &mut Vec<Warning>) {
         warnings.extend(self.strangers().into_iter().map(Stranger::into_warning));
     }
 
@@ -206,18 +206,18 @@ impl Section {
 }
 
 /// A key that is not known.
-pub(super) struct Stranger {
+pub(crate) struct Stranger {
     /// Where it stands.
-    pub(super) place: Place,
+    pub(crate) place: Place,
     /// Its full name.
-    pub(super) name: String,
+    pub(crate) name: String,
     /// The known key it is most likely a slip of.
-    pub(super) resembles: Option<&'static str>,
+    pub(crate) resembles: Option<&'static str>,
 }
 
 impl Stranger {
     /// It is read over.
-    pub(super) fn into_warning(self) -> Warning {
+    pub(crate) fn into_warning(self) -> Warning {
         let hint = self.resembles.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
         Warning {
             place: self.place,
@@ -227,7 +227,7 @@ impl Stranger {
 }
 
 /// A complaint about the value under `path`.
-pub(super) fn within(path: &str, at: At) -> Refusal {
+pub(crate) fn within(path: &str, at: At) -> Refusal {
     if path.is_empty() {
         return Refusal::invalid(at.place, at.message);
     }
@@ -240,7 +240,7 @@ fn guess(written: &str, words: &[&'static str]) -> String {
 }
 
 /// The known word that `written` is most likely a slip of.
-pub(super) fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
     let fold = |word: &str| word.to_lowercase().replace('-', "_");
     let written = fold(written);
     let distances = known.iter().map(|word| (distance(&written, &fold(word)), *word));
@@ -280,7 +280,7 @@ fn seconds(text: &str) -> Option<u64> {
     text[..split].parse::<u64>().ok()?.checked_mul(unit)
 }
 
-fn size(text: &str) -> Option<u64> {
+pub(crate) fn size(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let unit = text[split..].trim();

@@ -13,10 +13,22 @@ use crate::{Boot, Epoch, JobId, JobSpec, ReplicaId};
 /// smaller number, were overtaken; those that answer a report of before the daemon started were meant for its
 /// predecessor. Because a node is this strict, a controller may conclude
 /// from a report that lacks a replica, and that obeyed later orders, that the replica will never start.
+///
+/// Numbers of two lives of the controller cannot be compared, so of orders of different lives only those that
+/// answer a later report count. A report echoes the life, which proves that it was made in it.
 #[derive(Debug, Clone, Copy)]
 pub struct Obedience {
     since: Boot,
-    obeyed: Option<(Boot, u64)>,
+    obeyed: Option<(Obeyed, u64)>,
+}
+
+/// The latest orders that were obeyed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Obeyed {
+    /// The life of the controller that made them.
+    pub life: u64,
+    /// When the report that they answer was sent.
+    pub answers: Boot,
 }
 
 impl Obedience {
@@ -25,22 +37,30 @@ impl Obedience {
         Obedience { since: Boot::from_millis(now.millis()), obeyed: None }
     }
 
-    /// Whether to obey these orders, which answer the report sent at `answers`; if so, they are the latest from
-    /// now on. Zero is a controller that does not say.
-    pub fn admits(&mut self, answers: Boot, revision: u64) -> bool {
+    /// Whether to obey these orders of `life`, which answer the report sent at `answers`; if so, they are the
+    /// latest from now on. Zero is a controller that does not say.
+    pub fn admits(&mut self, life: u64, answers: Boot, revision: u64) -> bool {
         if answers == Boot::default() {
             return true;
         }
-        let counts = answers >= self.since && self.obeyed.is_none_or(|obeyed| (answers, revision) >= obeyed);
+        let counts = answers >= self.since
+            && self.obeyed.is_none_or(|(latest, last)| {
+                answers > latest.answers || (latest == Obeyed { life, answers } && revision >= last)
+            });
         if counts {
-            self.obeyed = Some((answers, revision));
+            self.obeyed = Some((Obeyed { life, answers }, revision));
         }
         counts
     }
 
-    /// What the latest orders that were obeyed answered.
-    pub fn obeyed(&self) -> Option<Boot> {
-        self.obeyed.map(|(answers, _)| answers)
+    /// The latest orders that were obeyed.
+    pub fn obeyed(&self) -> Option<Obeyed> {
+        self.obeyed.map(|(latest, _)| latest)
+    }
+
+    /// The life of the latest orders that were obeyed; zero before the first.
+    pub fn life(&self) -> u64 {
+        self.obeyed().map_or(0, |latest| latest.life)
     }
 }
 
@@ -104,6 +124,39 @@ impl Desired {
                 Desired::Run { until: *until.max(before) }
             }
             _ => self.clone(),
+        }
+    }
+}
+
+/// What an order states as the end of a lease when the controller has not heard of the run since it, or the node,
+/// began anew: a time long past, so that nothing is started by it. It is no reason to end what runs.
+pub const UNHEARD: Boot = Boot(Duration::from_millis(1));
+
+/// What an operator wants of an environment that a node keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EnvironmentWant {
+    /// That it goes, once no job uses it.
+    Remove,
+    /// That it is never removed to make room.
+    Pin,
+    /// That it may be.
+    Unpin,
+}
+
+impl EnvironmentWant {
+    const ALL: [EnvironmentWant; 3] = [EnvironmentWant::Remove, EnvironmentWant::Pin, EnvironmentWant::Unpin];
+
+    /// From its word.
+    pub fn parse(word: &str) -> Option<EnvironmentWant> {
+        EnvironmentWant::ALL.into_iter().find(|want| want.name() == word)
+    }
+
+    /// Its word.
+    pub fn name(self) -> &'static str {
+        match self {
+            EnvironmentWant::Remove => "remove",
+            EnvironmentWant::Pin => "pin",
+            EnvironmentWant::Unpin => "unpin",
         }
     }
 }
@@ -247,11 +300,13 @@ mod tests {
     fn test_overtaken_orders_do_not_count() {
         let at = Boot::from_millis;
         let mut obedience = Obedience::new(at(100));
-        assert!(!obedience.admits(at(99), 9), "meant for the daemon before");
-        assert_eq!(obedience.obeyed(), None);
-        assert!(obedience.admits(at(0), 0) && obedience.admits(at(120), 5) && obedience.admits(at(120), 5));
-        assert!(!obedience.admits(at(119), 6) && !obedience.admits(at(120), 4));
-        assert!(obedience.admits(at(121), 1));
-        assert_eq!(obedience.obeyed(), Some(at(121)));
+        assert!(!obedience.admits(7, at(99), 9), "meant for the daemon before");
+        assert_eq!((obedience.obeyed(), obedience.life()), (None, 0));
+        assert!(obedience.admits(7, at(0), 0) && obedience.admits(7, at(120), 5));
+        assert!(obedience.admits(7, at(120), 5));
+        assert!(!obedience.admits(7, at(119), 6) && !obedience.admits(7, at(120), 4));
+        assert!(!obedience.admits(8, at(120), 6), "the numbers of another life say nothing");
+        assert!(obedience.admits(8, at(121), 1) && !obedience.admits(7, at(120), 9));
+        assert_eq!((obedience.obeyed(), obedience.life()), (Some(Obeyed { life: 8, answers: at(121) }), 8));
     }
 }

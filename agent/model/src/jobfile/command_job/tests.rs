@@ -37,7 +37,7 @@ outputs:
   model:
   report: {type: uri_file, mode: upload}
 compute: local
-resources: {instance_count: 2, gpus: 1, memory: 8g, shm_size: 512m}
+resources: {instance_count: 2, gpus: 1, memory: 8g, shm_size: 512m, docker_args: --cpus 2}
 limits: {timeout: 3600, grace: 2m, on_disconnect: Replace}
 retry: {max_attempts: 3, backoff: 5}
 identity: {type: aml_token}
@@ -63,11 +63,12 @@ fn test_every_key_reaches_the_draft() {
     let requirements = "requirements.txt".to_owned();
     assert_eq!(
         job.environment,
-        EnvironmentRef::Requirements { python: "python3.11".into(), path: requirements }
+        EnvironmentRef::Requirements { python: "python3.11".into(), path: requirements, user_managed: false }
     );
     assert_eq!(draft.environment_variables["OMP_NUM_THREADS"], "4");
     assert_eq!(draft.environment_variables["EMPTY"], "");
-    let resources = Resources { nodes: 2, gpus: 1, memory: 8 << 30, shm: 512 << 20 };
+    let docker_args = vec!["--cpus 2".to_owned()];
+    let resources = Resources { nodes: 2, gpus: 1, memory: 8 << 30, shm: 512 << 20, docker_args };
     assert_eq!(draft.resources, resources);
     assert_eq!(draft.limits.timeout, Some(Duration::from_secs(3600)));
     assert_eq!(draft.limits.grace, Some(Duration::from_secs(120)));

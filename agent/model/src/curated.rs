@@ -1,0 +1,98 @@
+//! Environments that are known by name.
+//!
+//! Jobs written for the cloud name environments of its registry. A node has definitions of its own for such names:
+//! `NAME.yml` in a folder of its operator, else one that comes with the program.
+
+/// The definitions that come with the program: a name, and the environment document.
+pub const SHIPPED: &[(&str, &str)] = &[
+    ("sklearn-1.5", include_str!("../../../packaging/environments/sklearn-1.5.yml")),
+    ("lightgbm-3.3", include_str!("../../../packaging/environments/lightgbm-3.3.yml")),
+    ("tensorflow-2.16-cuda12", include_str!("../../../packaging/environments/tensorflow-2.16-cuda12.yml")),
+    (
+        "acpt-pytorch-2.8-cuda12.6",
+        include_str!("../../../packaging/environments/acpt-pytorch-2.8-cuda12.6.yml"),
+    ),
+];
+
+/// The definition that comes with the program for a name.
+pub fn shipped(name: &str) -> Option<&'static str> {
+    SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, document)| *document)
+}
+
+/// The name under which an environment is looked for, in small letters and fit to be a file name; `None` for what
+/// names no environment.
+///
+/// | Reference | Name |
+/// |---|---|
+/// | `azureml:AzureML-sklearn-1.5@latest`, `azureml:sklearn-1.5:3` | `sklearn-1.5` |
+/// | `azureml://registries/REGISTRY/environments/sklearn-1.5/labels/latest` | `sklearn-1.5` |
+/// | `/subscriptions/…/environments/sklearn-1.5/versions/3` | `sklearn-1.5` |
+///
+/// Versions and labels do not count: a node has one definition of a name.
+pub fn name(reference: &str) -> Option<String> {
+    let reference = reference.trim();
+    let path = reference.strip_prefix("azureml:").unwrap_or(reference);
+    let name = if path.starts_with('/') {
+        let mut parts = path.split('/').skip_while(|part| *part != "environments");
+        parts.nth(1)?
+    } else {
+        reference.strip_prefix("azureml:")?.split([':', '@']).next()?
+    };
+    let name = name.to_ascii_lowercase();
+    let name = name.strip_prefix("azureml-").unwrap_or(&name);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let fit = name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain);
+    (fit && name.len() <= 128).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EnvSpec;
+    use crate::condafile;
+    use crate::jobfile::{EnvironmentRef, environment_document};
+
+    #[test]
+    fn test_references_become_names() {
+        for (reference, expected) in [
+            ("azureml:AzureML-sklearn-1.5@latest", Some("sklearn-1.5")),
+            ("azureml:azureml-sklearn-1.5:27", Some("sklearn-1.5")),
+            ("azureml:AzureML-acpt-pytorch-2.8-cuda12.6@latest", Some("acpt-pytorch-2.8-cuda12.6")),
+            ("azureml:My_Env", Some("my_env")),
+            ("azureml://registries/azureml/environments/sklearn-1.5/labels/latest", Some("sklearn-1.5")),
+            (
+                "azureml://registries/azureml/environments/AzureML-lightgbm-3.3/versions/9",
+                Some("lightgbm-3.3"),
+            ),
+            ("/subscriptions/s/resourceGroups/g/x/workspaces/w/environments/e/versions/1", Some("e")),
+            ("azureml://registries/azureml/models/m/versions/1", None),
+            ("azureml:../../etc/passwd:1", None),
+            ("azureml:.hidden@latest", None),
+            ("azureml:AzureML-@latest", None),
+            ("azureml://registries/r/environments/", None),
+            ("azureml:", None),
+            ("sklearn-1.5", None),
+            ("", None),
+        ] {
+            assert_eq!(name(reference).as_deref(), expected, "{reference}");
+        }
+    }
+
+    #[test]
+    fn test_every_definition_that_is_shipped_can_be_read() {
+        for (known, document) in SHIPPED {
+            assert_eq!(name(&format!("azureml:AzureML-{known}@latest")).as_deref(), Some(*known));
+            assert_eq!(shipped(known), Some(*document));
+            let (environment, warnings) = environment_document(document).unwrap();
+            assert_eq!(warnings, [], "{known}");
+            let EnvironmentRef::Spec(EnvSpec::Conda { document, lock: None, .. }) = environment else {
+                panic!("{known} is no conda environment: {environment:?}");
+            };
+            let (file, warnings) = condafile::parse(&document).unwrap();
+            assert_eq!(warnings, [], "{known}");
+            assert!(file.specs.iter().any(|spec| spec.text.starts_with("python=")), "{known}");
+            assert!(file.pip.iter().any(|line| line.text.contains("mlflow")), "{known}");
+        }
+        assert_eq!(shipped("sklearn-9"), None);
+    }
+}

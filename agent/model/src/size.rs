@@ -1,0 +1,68 @@
+//! Numbers of bytes as people read them.
+//!
+//! Two scales, and one rule for which: limits and what is held against them (memory limits, quotas, reserves) are set
+//! in powers of 1024 and told in those; what is counted as it comes (files, packages, transfers, what a machine has)
+//! is told in powers of 1000.
+
+/// In powers of 1024: `412 bytes`, `64 MiB`, `1.5 GiB`.
+pub fn binary(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let unit = (bytes.max(1).ilog2() / 10).min(4);
+    match unit {
+        0 => format!("{bytes} bytes"),
+        // A double holds every size there is to far more digits than are shown.
+        _ => {
+            let shown = format!("{:.1}", bytes as f64 / (1_u64 << (10 * unit)) as f64);
+            format!("{} {}", shown.strip_suffix(".0").unwrap_or(&shown), UNITS[unit as usize - 1])
+        }
+    }
+}
+
+/// In powers of 1000, short enough for a table: `412 B`, `1.5 MB`, `150 GB`.
+pub fn decimal(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 999.5 && unit < UNITS.len() - 1 {
+        value /= 1000.0;
+        unit += 1;
+    }
+    if unit == 0 || value >= 9.95 {
+        format!("{value:.0} {}", UNITS[unit])
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_limits_are_told_in_powers_of_1024() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1536, "1.5 KiB"),
+            (64 << 20, "64 MiB"),
+            (4 << 30, "4 GiB"),
+            (u64::MAX, "16777216 TiB"),
+        ] {
+            assert_eq!(binary(bytes), text);
+        }
+    }
+
+    #[test]
+    fn test_what_is_counted_is_told_in_powers_of_1000() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (412, "412 B"),
+            (1500, "1.5 kB"),
+            (999_600, "1.0 MB"),
+            (2_340_000, "2.3 MB"),
+            (150_000_000_000, "150 GB"),
+            (u64::MAX, "18447 PB"),
+        ] {
+            assert_eq!(decimal(bytes), text);
+        }
+    }
+}
