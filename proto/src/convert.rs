@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use agent_model::job::{self, JobDraft};
-use agent_model::node::{Finding, Gpu, Grade, Inventory, Load};
+use agent_model::node::{CachedEnvironment, Finding, Gpu, Grade, Interpreter, Inventory, Load};
 use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd};
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
 
@@ -88,6 +88,7 @@ impl From<JobSpec> for v1::JobSpec {
                 gpus: draft.resources.gpus,
                 memory_bytes: draft.resources.memory,
                 shm_bytes: draft.resources.shm,
+                docker_args: draft.resources.docker_args,
             }),
             limits: Some(v1::Limits {
                 timeout: draft.limits.timeout.map(to_wire),
@@ -135,6 +136,7 @@ impl TryFrom<v1::JobSpec> for JobSpec {
                 gpus: resources.gpus,
                 memory: resources.memory_bytes,
                 shm: resources.shm_bytes,
+                docker_args: resources.docker_args,
             },
             limits: job::Limits {
                 timeout: limits.timeout.map(from_wire),
@@ -161,9 +163,13 @@ impl From<EnvSpec> for v1::Environment {
     fn from(spec: EnvSpec) -> v1::Environment {
         use v1::environment::Kind;
         let kind = match spec {
-            EnvSpec::Host { python } => Kind::Host(v1::HostEnvironment { python }),
+            EnvSpec::Host { python, requirements } => {
+                Kind::Host(v1::HostEnvironment { python, requirements })
+            }
             EnvSpec::Pip { python, requirements } => Kind::Pip(v1::PipEnvironment { python, requirements }),
-            EnvSpec::Conda { document } => Kind::Conda(v1::CondaEnvironment { document }),
+            EnvSpec::Conda { file, document, lock } => {
+                Kind::Conda(v1::CondaEnvironment { document, file, lock: lock.unwrap_or_default() })
+            }
             EnvSpec::Image { image, conda } => {
                 Kind::Image(v1::ImageEnvironment { image, conda: conda.unwrap_or_default() })
             }
@@ -181,9 +187,11 @@ impl TryFrom<v1::Environment> for EnvSpec {
     fn try_from(wire: v1::Environment) -> Result<EnvSpec, WireError> {
         use v1::environment::Kind;
         Ok(match wire.kind.ok_or(WireError::Missing("environment.kind"))? {
-            Kind::Host(host) => EnvSpec::Host { python: host.python },
+            Kind::Host(host) => EnvSpec::Host { python: host.python, requirements: host.requirements },
             Kind::Pip(pip) => EnvSpec::Pip { python: pip.python, requirements: pip.requirements },
-            Kind::Conda(conda) => EnvSpec::Conda { document: conda.document },
+            Kind::Conda(conda) => {
+                EnvSpec::Conda { file: conda.file, document: conda.document, lock: optional(conda.lock) }
+            }
             Kind::Image(image) => EnvSpec::Image { image: image.image, conda: optional(image.conda) },
             Kind::Build(build) => {
                 EnvSpec::Build { context: build.context.parse()?, dockerfile: build.dockerfile }
@@ -353,13 +361,17 @@ impl From<Inventory> for v1::Inventory {
             cpus: inventory.cpus,
             memory_bytes: inventory.memory,
             disk_bytes: inventory.disk,
-            gpus: inventory
-                .gpus
-                .into_iter()
-                .map(|gpu| v1::Gpu { uuid: gpu.uuid, name: gpu.name, memory_bytes: gpu.memory })
-                .collect(),
+            gpus: inventory.gpus.into_iter().map(v1::Gpu::from).collect(),
+            gpu_driver: inventory.gpu_driver,
+            cuda: inventory.cuda,
             slots: inventory.slots,
             findings: inventory.findings.into_iter().map(v1::Finding::from).collect(),
+            interpreters: inventory
+                .interpreters
+                .into_iter()
+                .map(|python| v1::Interpreter { name: python.name, version: python.version })
+                .collect(),
+            environments: inventory.environments.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -375,13 +387,83 @@ impl TryFrom<v1::Inventory> for Inventory {
             cpus: wire.cpus,
             memory: wire.memory_bytes,
             disk: wire.disk_bytes,
-            gpus: wire
-                .gpus
-                .into_iter()
-                .map(|gpu| Gpu { uuid: gpu.uuid, name: gpu.name, memory: gpu.memory_bytes })
-                .collect(),
+            gpus: wire.gpus.into_iter().map(Gpu::from).collect(),
+            gpu_driver: wire.gpu_driver,
+            cuda: wire.cuda,
             slots: wire.slots,
             findings: wire.findings.into_iter().map(Finding::try_from).collect::<Result<_, _>>()?,
+            interpreters: wire
+                .interpreters
+                .into_iter()
+                .map(|python| Interpreter { name: python.name, version: python.version })
+                .collect(),
+            environments: wire.environments.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl From<Gpu> for v1::Gpu {
+    fn from(gpu: Gpu) -> v1::Gpu {
+        v1::Gpu {
+            uuid: gpu.uuid,
+            name: gpu.name,
+            memory_bytes: gpu.memory,
+            index: gpu.index,
+            held: gpu.held.unwrap_or_default(),
+            unfit: gpu.unfit.unwrap_or_default(),
+        }
+    }
+}
+
+impl From<v1::Gpu> for Gpu {
+    fn from(wire: v1::Gpu) -> Gpu {
+        let said = |text: String| Some(text).filter(|text| !text.is_empty());
+        Gpu {
+            index: wire.index,
+            uuid: wire.uuid,
+            name: wire.name,
+            memory: wire.memory_bytes,
+            held: said(wire.held),
+            unfit: said(wire.unfit),
+        }
+    }
+}
+
+impl From<CachedEnvironment> for v1::CachedEnvironment {
+    fn from(kept: CachedEnvironment) -> v1::CachedEnvironment {
+        let digest = |digest: Option<Digest>| digest.map(String::from).unwrap_or_default();
+        v1::CachedEnvironment {
+            key: kept.key,
+            summary: kept.summary,
+            python: kept.python,
+            packages: kept.packages,
+            bytes: kept.bytes,
+            built_ms: kept.built.0,
+            used_ms: kept.used.0,
+            uses: kept.uses,
+            pinned: kept.pinned,
+            lock: digest(kept.lock),
+            log: digest(kept.log),
+        }
+    }
+}
+
+impl TryFrom<v1::CachedEnvironment> for CachedEnvironment {
+    type Error = WireError;
+    fn try_from(wire: v1::CachedEnvironment) -> Result<CachedEnvironment, WireError> {
+        let digest = |text: String| optional(text).map(|text| text.parse()).transpose();
+        Ok(CachedEnvironment {
+            key: wire.key,
+            summary: wire.summary,
+            python: wire.python,
+            packages: wire.packages,
+            bytes: wire.bytes,
+            built: Timestamp(wire.built_ms),
+            used: Timestamp(wire.used_ms),
+            uses: wire.uses,
+            pinned: wire.pinned,
+            lock: digest(wire.lock)?,
+            log: digest(wire.log)?,
         })
     }
 }
@@ -472,7 +554,7 @@ mod tests {
     fn test_every_environment_round_trips() {
         for spec in [
             EnvSpec::host(),
-            EnvSpec::Conda { document: "x".into() },
+            EnvSpec::Conda { file: "conda.yml".into(), document: "x".into(), lock: Some("@EXPLICIT".into()) },
             EnvSpec::Image { image: "i".into(), conda: Some("c".into()) },
             EnvSpec::Build { context: Digest::EMPTY, dockerfile: "Dockerfile".into() },
             EnvSpec::Named { reference: "azureml:x:1".into() },

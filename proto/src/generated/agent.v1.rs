@@ -176,6 +176,9 @@ pub mod environment {
 pub struct HostEnvironment {
     #[prost(string, tag = "1")]
     pub python: ::prost::alloc::string::String,
+    /// What must be installed there already.
+    #[prost(string, repeated, tag = "2")]
+    pub requirements: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PipEnvironment {
@@ -188,6 +191,12 @@ pub struct PipEnvironment {
 pub struct CondaEnvironment {
     #[prost(string, tag = "1")]
     pub document: ::prost::alloc::string::String,
+    /// The name of the file, for messages.
+    #[prost(string, tag = "2")]
+    pub file: ::prost::alloc::string::String,
+    /// Exactly these packages; empty for what the document asks for.
+    #[prost(string, tag = "3")]
+    pub lock: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ImageEnvironment {
@@ -240,7 +249,7 @@ pub struct Output {
     #[prost(bool, tag = "1")]
     pub is_file: bool,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Resources {
     #[prost(uint32, tag = "1")]
     pub nodes: u32,
@@ -250,6 +259,9 @@ pub struct Resources {
     pub memory_bytes: u64,
     #[prost(uint64, tag = "4")]
     pub shm_bytes: u64,
+    /// Arguments for the container engine, of those that are allowed.
+    #[prost(string, repeated, tag = "5")]
+    pub docker_args: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Limits {
@@ -1000,6 +1012,23 @@ pub struct SetEligibilityRequest {
     pub want: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ManageEnvironmentRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// Its key.
+    #[prost(string, tag = "2")]
+    pub environment: ::prost::alloc::string::String,
+    /// remove, pin or unpin.
+    #[prost(string, tag = "3")]
+    pub want: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ManageEnvironmentResponse {
+    /// As it was before, for a removal; as it is now otherwise.
+    #[prost(message, optional, tag = "1")]
+    pub environment: ::core::option::Option<CachedEnvironment>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeclareLostRequest {
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
@@ -1090,7 +1119,55 @@ pub struct Inventory {
     pub slots: u32,
     #[prost(message, repeated, tag = "10")]
     pub findings: ::prost::alloc::vec::Vec<Finding>,
+    #[prost(message, repeated, tag = "11")]
+    pub interpreters: ::prost::alloc::vec::Vec<Interpreter>,
+    #[prost(message, repeated, tag = "12")]
+    pub environments: ::prost::alloc::vec::Vec<CachedEnvironment>,
+    /// The version of the GPU driver, and the newest CUDA it can serve; empty when none works.
+    #[prost(string, tag = "13")]
+    pub gpu_driver: ::prost::alloc::string::String,
+    #[prost(string, tag = "14")]
+    pub cuda: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Interpreter {
+    /// What a job calls it.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+}
+/// An environment that a node keeps.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CachedEnvironment {
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// What it was built from, for people.
+    #[prost(string, tag = "2")]
+    pub summary: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub python: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "4")]
+    pub packages: u32,
+    #[prost(uint64, tag = "5")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "6")]
+    pub built_ms: u64,
+    #[prost(uint64, tag = "7")]
+    pub used_ms: u64,
+    /// How many jobs use it now.
+    #[prost(uint32, tag = "8")]
+    pub uses: u32,
+    #[prost(bool, tag = "9")]
+    pub pinned: bool,
+    /// Digest of its lock, `hash/size`; empty for none.
+    #[prost(string, tag = "10")]
+    pub lock: ::prost::alloc::string::String,
+    /// Digest of what its builder printed; empty for none.
+    #[prost(string, tag = "11")]
+    pub log: ::prost::alloc::string::String,
+}
+/// A GPU, or a part of a divided one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Gpu {
     #[prost(string, tag = "1")]
@@ -1099,6 +1176,15 @@ pub struct Gpu {
     pub name: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub memory_bytes: u64,
+    /// The driver's number.
+    #[prost(uint32, tag = "4")]
+    pub index: u32,
+    /// The replica that has it; empty for none.
+    #[prost(string, tag = "5")]
+    pub held: ::prost::alloc::string::String,
+    /// Why it is not handed out, for people; empty when it is.
+    #[prost(string, tag = "6")]
+    pub unfit: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Finding {
@@ -1272,6 +1358,32 @@ pub mod nodes_client {
                 .insert(GrpcMethod::new("agent.v1.Nodes", "DeclareLost"));
             self.inner.unary(req, path, codec).await
         }
+        /// Removes an environment from a node, or says whether it may be removed to make room. Answered when the node
+        /// has done it; refused for one that jobs use.
+        pub async fn manage_environment(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ManageEnvironmentRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ManageEnvironmentResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/ManageEnvironment",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Nodes", "ManageEnvironment"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1307,6 +1419,15 @@ pub mod nodes_server {
             request: tonic::Request<super::DeclareLostRequest>,
         ) -> std::result::Result<
             tonic::Response<super::DeclareLostResponse>,
+            tonic::Status,
+        >;
+        /// Removes an environment from a node, or says whether it may be removed to make room. Answered when the node
+        /// has done it; refused for one that jobs use.
+        async fn manage_environment(
+            &self,
+            request: tonic::Request<super::ManageEnvironmentRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ManageEnvironmentResponse>,
             tonic::Status,
         >;
     }
@@ -1503,6 +1624,51 @@ pub mod nodes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = DeclareLostSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/ManageEnvironment" => {
+                    #[allow(non_camel_case_types)]
+                    struct ManageEnvironmentSvc<T: Nodes>(pub Arc<T>);
+                    impl<
+                        T: Nodes,
+                    > tonic::server::UnaryService<super::ManageEnvironmentRequest>
+                    for ManageEnvironmentSvc<T> {
+                        type Response = super::ManageEnvironmentResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ManageEnvironmentRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::manage_environment(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ManageEnvironmentSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2134,6 +2300,10 @@ pub struct NodeReport {
     /// The answers_ms of the latest orders this daemon obeyed; 0 before the first.
     #[prost(uint64, tag = "9")]
     pub obeyed_ms: u64,
+    /// The life of those orders; 0 before the first. The controller concludes from what a report does not name
+    /// only if this is the node's present life: then the report was made in it, and is no copy of before.
+    #[prost(uint64, tag = "10")]
+    pub obeyed_life: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HeldReplica {
@@ -2172,6 +2342,21 @@ pub struct NodeOrders {
     /// Tells orders that answer the same report apart: the greatest are the latest.
     #[prost(uint64, tag = "4")]
     pub revision: u64,
+    #[prost(message, repeated, tag = "5")]
+    pub environments: ::prost::alloc::vec::Vec<EnvironmentOrder>,
+    /// Drawn at random when the controller starts, and changed whenever it hears the node under another boot_id.
+    /// A node that hears of a new life reports at once.
+    #[prost(uint64, tag = "6")]
+    pub life: u64,
+}
+/// What is wanted of an environment that the node keeps. Repeated until the node's inventory shows it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EnvironmentOrder {
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// remove, pin or unpin. What a job uses is not removed.
+    #[prost(string, tag = "2")]
+    pub want: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Order {
