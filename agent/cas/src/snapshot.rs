@@ -18,7 +18,7 @@ mod walk;
 
 pub use materialize::{Laid, MaterializeError, download, materialize};
 pub use push::{Progress, PushError, Pushed, push};
-pub use scan::{ScanError, Snapshot, scan, scan_all, scan_file};
+pub use scan::{ScanError, Snapshot, scan, scan_all, scan_file, scan_whole};
 pub use tree::{Entry, TreeError, list};
 
 /// Directories on the longest path of a tree, the root included.

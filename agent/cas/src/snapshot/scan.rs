@@ -111,6 +111,13 @@ pub fn scan(dir: &Path) -> Result<Snapshot, ScanError> {
     build(folder, left_out)
 }
 
+/// A directory with all it holds: no ignore rules, because somebody else has rules of his own for it. Blocks.
+pub fn scan_whole(dir: &Path) -> Result<Snapshot, ScanError> {
+    let mut left_out = LeftOut::default();
+    let folder = walk(&Arc::new(Root::open(dir)?), Rules::Everything, &mut left_out)?;
+    build(folder, left_out)
+}
+
 /// One file, under its own name. Blocks.
 pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     let not_a_file = || ScanError::NotAFile { path: path.to_owned() };
