@@ -49,6 +49,8 @@ pub enum Containment {
     V1,
     /// No group: what descends from the shim.
     ProcessGroup,
+    /// A container of which the shim is the first process.
+    Container,
 }
 
 impl std::fmt::Display for Containment {
@@ -58,6 +60,7 @@ impl std::fmt::Display for Containment {
             Containment::V2 => "cgroup v2",
             Containment::V1 => "cgroup v1",
             Containment::ProcessGroup => "process group",
+            Containment::Container => "container",
         })
     }
 }
@@ -121,6 +124,37 @@ pub fn make(places: &[Place], name: &str, limits: Limits) -> Made {
         pids: set("pids", limits.pids.map(|limit| limit.min(half_of_all_pids())), limit_pids),
     };
     Made { groups, containment, limits, unmet, doors }
+}
+
+/// The groups of the container this process is in, as they are seen from inside: all hierarchies that count or limit
+/// something. They are the container engine's; nothing is made or written there.
+pub fn of_container() -> Groups {
+    let root = Path::new("/sys/fs/cgroup");
+    let dirs = [root.to_owned(), root.join("memory"), root.join("pids")].into_iter();
+    let of_use = |dir: &PathBuf| {
+        ["memory.events", "memory.oom_control", "pids.max"].iter().any(|file| dir.join(file).exists())
+    };
+    Groups::new(dirs.filter(of_use).collect())
+}
+
+/// Which of the `asked` limits the groups have, which somebody else has set; and of those they do not have, why.
+pub fn limits_of(groups: &Groups, asked: Limits) -> (Limits, Vec<String>) {
+    let mut unmet = Vec::new();
+    let mut look = |what: &str, limit: Option<u64>, files: [&str; 2], unit: u64| {
+        let limit = limit?;
+        let found = files.iter().find_map(|file| fs::read_to_string(groups.with(file)?.join(file)).ok());
+        let found = found.as_deref().map_or("nothing", str::trim);
+        let now = found.parse::<u64>().ok().filter(|now| *now <= limit && limit - now < unit);
+        if now.is_none() {
+            unmet.push(format!("{what} {limit}: it reads back as {found}"));
+        }
+        now.map(|_| limit)
+    };
+    let limits = Limits {
+        memory: look("memory", asked.memory, ["memory.max", "memory.limit_in_bytes"], PAGE),
+        pids: look("pids", asked.pids, ["pids.max", "pids.max"], 1),
+    };
+    (limits, unmet)
 }
 
 /// Removes groups below `parent` that bear a name of ours, are empty and were made more than `age` ago.

@@ -126,6 +126,11 @@ impl JobDir {
         self.path.join("work")
     }
 
+    /// The home of its user, where that has none: in a container.
+    pub fn home(&self) -> PathBuf {
+        self.path.join("home")
+    }
+
     /// Its inputs.
     pub fn inputs(&self) -> PathBuf {
         self.path.join("inputs")

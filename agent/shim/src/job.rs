@@ -50,7 +50,7 @@ pub(crate) fn start(
     command.args(args).env_clear().envs(&launch.env).env(MARK, instance).current_dir(&launch.cwd);
     let error_input = input.try_clone().map_err(failed("make a pipe for the output"))?;
     command.stdin(Stdio::null()).stdout(input).stderr(error_input);
-    sys::start_as_job(&mut command, launch.user, doors);
+    sys::start_as_job(&mut command, launch.user, doors, launch.container);
     match failpoint::hit("shim.exec").and_then(|()| command.spawn()) {
         Ok(child) => Ok(Started { pid: child.id() as i32, output, capacity }),
         Err(error) if let Some(os_error) = sys::not_entered(&error) => {

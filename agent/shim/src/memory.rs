@@ -72,6 +72,15 @@ impl Memory {
         memory
     }
 
+    /// Looks at the container this process is in, whose memory is the job's.
+    pub(crate) fn of_container(groups: &Groups) -> Memory {
+        let own = ["memory.events", "memory.oom_control"].iter().find_map(|file| groups.with(file));
+        let mut memory =
+            Memory { own: own.map(Path::to_owned), around: None, notices: None, before: Counts::default() };
+        memory.before = memory.counts();
+        memory
+    }
+
     /// What has happened since.
     pub(crate) fn evidence(&self) -> Evidence {
         let now = self.counts();
@@ -95,7 +104,10 @@ impl Memory {
             return Counts { kills, own: all.saturating_sub(above), above };
         }
         let met = |dir: &Path| counter(&dir.join("memory.events.local"), "oom");
-        let own = self.own.as_deref().and_then(|own| counter(&own.join("memory.events"), "oom"));
+        let own = self
+            .own
+            .as_deref()
+            .and_then(|own| counter(&own.join("memory.events"), "oom").or_else(|| times_met(own)));
         let above = around.into_iter().flat_map(Path::ancestors).map_while(met).sum();
         Counts { kills, own: own.unwrap_or(0), above }
     }
@@ -108,6 +120,16 @@ fn scope(own: bool, above: bool) -> OomScope {
         (false, true) => OomScope::Parent,
         (false, false) => OomScope::Host,
     }
+}
+
+/// Version 1, where no notices can be had: whether the limit of a group was met, which shows in the most that was used.
+/// Not every kernel counts how often.
+fn times_met(group: &Path) -> Option<u64> {
+    const NEAR: u64 = 1 << 20; // the kernel charges some pages at a time
+    let limits = ["memory.memsw.limit_in_bytes", "memory.limit_in_bytes"];
+    let limit = limits.iter().filter_map(|file| number(&group.join(file))).min()?;
+    let most = number(&group.join("memory.max_usage_in_bytes"))?;
+    Some(u64::from(most.saturating_add(NEAR) >= limit))
 }
 
 /// Processes of a group that the kernel has ended.

@@ -74,6 +74,22 @@ fn all() -> Vec<Process> {
     entries.filter_map(|entry| Process::find(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
+/// Every process that is seen but this one.
+pub fn others() -> Vec<Process> {
+    let own = std::process::id() as i32;
+    all().into_iter().filter(|process| process.pid != own).collect()
+}
+
+/// The processes of the container that its engine calls `id`, its first one among them, as seen from outside.
+pub fn of_container(id: &str) -> Vec<Process> {
+    const SHORTEST: usize = 32; // what is shorter could name something else
+    let holds = |process: &Process| {
+        let groups = fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap_or_default();
+        groups.contains(id)
+    };
+    if id.len() < SHORTEST { Vec::new() } else { all().into_iter().filter(holds).collect() }
+}
+
 /// The children of `root`, their children, and so on.
 pub fn descendants(root: i32) -> Vec<Process> {
     below(&all(), HashSet::from([root]))
@@ -99,13 +115,28 @@ pub fn kill_marked(name: &str, value: &str, within: Duration) -> (usize, usize) 
     kill_all(&Groups::default(), name, value, within)
 }
 
+/// As [`kill_marked`], and everybody else in the container that its engine calls `id`.
+pub fn kill_container(id: &str, name: &str, value: &str, within: Duration) -> (usize, usize) {
+    kill_found(&Groups::default(), name, value, within, || of_container(id))
+}
+
 /// As [`kill_marked`], and those that are in a group of the job, which may have shed the mark.
 pub fn kill_all(groups: &Groups, name: &str, value: &str, within: Duration) -> (usize, usize) {
+    kill_found(groups, name, value, within, || groups.members())
+}
+
+fn kill_found(
+    groups: &Groups,
+    name: &str,
+    value: &str,
+    within: Duration,
+    find: impl Fn() -> Vec<Process>,
+) -> (usize, usize) {
     let deadline = Instant::now() + within;
     let mut seen = HashSet::new();
     let mut quiet_since = None;
     loop {
-        let mut found = groups.members();
+        let mut found = find();
         found.extend(marked(name, value));
         found.sort_unstable_by_key(|process| process.pid);
         found.dedup_by_key(|process| process.pid);

@@ -46,6 +46,10 @@ pub struct Launch {
     /// How the processes of the job are kept together; as well as the machine can when absent.
     #[serde(default)]
     pub cgroup: Option<CgroupRequest>,
+    /// The shim is the first process of a container, and everything else in the container is the job. `limits` are
+    /// the container's then, and `cgroup` means nothing.
+    #[serde(default)]
+    pub container: bool,
 }
 
 /// What a job may take of the machine; what is absent is not limited.
@@ -142,6 +146,9 @@ pub struct Hello {
     /// The job's control groups, by their paths in the file system; named here before they are made.
     #[serde(default)]
     pub groups: Vec<PathBuf>,
+    /// It is the first process of a container: the number above is that of the container's own numbering.
+    #[serde(default)]
+    pub container: bool,
 }
 
 /// How it ended.
@@ -161,6 +168,9 @@ pub struct ExitRecord {
     pub ended_at: Timestamp,
     /// The reason of whoever asked for a stop before the end.
     pub stopped: Option<String>,
+    /// The signal by which the shim was asked for that stop, if nobody asked it in words.
+    #[serde(default)]
+    pub stop_signal: Option<i32>,
     /// It was stopped because its time was over.
     pub timed_out: bool,
     /// It was stopped because its lease was over.
@@ -181,7 +191,7 @@ pub struct ExitRecord {
     /// The limits that were asked for and not in effect, and why.
     #[serde(default)]
     pub limits_unmet: Vec<String>,
-    /// What kept its processes together: `systemd scope`, `cgroup v2`, `cgroup v1` or `process group`.
+    /// What kept its processes together: `container`, `systemd scope`, `cgroup v2`, `cgroup v1` or `process group`.
     #[serde(default)]
     pub containment: String,
     /// Final length of the log, in bytes.

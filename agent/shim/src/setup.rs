@@ -72,7 +72,9 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
     // Orphans of the job become children of this process, so nothing it starts can get away.
     step("become the parent of orphans", nix::sys::prctl::set_child_subreaper(true))?;
     sys::ask_for_oom_protection();
-    remove_groups_of_former(&dir);
+    if !launch.container {
+        remove_groups_of_former(&dir);
+    }
     let signals = step("listen for signals", listen_for_signals())?;
     let alarm = step("make a timer", Alarm::new())?;
     let log = JobLog::new(step("open the job's log", Writer::open(dir.segments(), launch.log))?);
@@ -87,13 +89,14 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
         at: SystemClock.now(),
         containment: String::new(),
         groups: Vec::new(),
+        container: launch.container,
     };
     dir.write_hello(&hello)?;
     let clients = step("listen at the socket", Clients::listen(&dir.socket(), instance.clone()))?;
     greet(&instance);
     notes.say(format_args!("ready for {}, instance {instance}, process {}", launch.replica, hello.pid));
     let life = Life::new(SystemClock.boot(), launch.lease_until);
-    let tree = Tree::default();
+    let tree = if launch.container { Tree::of_container() } else { Tree::default() };
     let supervisor = Supervisor {
         dir,
         launch,

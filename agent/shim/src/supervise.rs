@@ -85,6 +85,7 @@ pub(crate) struct Life {
     started_at: Option<Timestamp>,
     ended_at: Option<Timestamp>,
     stopped: Option<String>,
+    stop_signal: Option<i32>,
     timed_out: bool,
     lease: Option<Boot>,
     lease_over: bool,
@@ -113,6 +114,7 @@ impl Life {
             started_at: None,
             ended_at: None,
             stopped: None,
+            stop_signal: None,
             timed_out: false,
             lease,
             lease_over: false,
@@ -245,7 +247,7 @@ impl Supervisor<'_> {
         while let Ok(Some(signal)) = self.signals.read_signal() {
             let number = signal.ssi_signo as i32;
             if number == Signal::SIGTERM as i32 || number == Signal::SIGINT as i32 {
-                self.stop(self.launch.grace, format!("the supervisor got signal {number}"));
+                self.stop_for(number);
             }
         }
         self.reap();
@@ -304,6 +306,9 @@ impl Supervisor<'_> {
 
     /// Makes the job's control groups, and says before which: whoever finds this shim dead must know them.
     fn contain(&mut self) -> Result<Vec<OwnedFd>, WriteError> {
+        if self.launch.container {
+            return self.contained();
+        }
         let places = cgroup::places(&self.launch.cgroup.clone().unwrap_or_default());
         let name = cgroup::name_of(&self.hello.replica, &self.hello.instance);
         self.hello.groups = cgroup::paths(&places, &name);
@@ -322,6 +327,32 @@ impl Supervisor<'_> {
             self.notes.error(&error); // what matters is in the first
         }
         Ok(made.doors)
+    }
+
+    /// The container keeps the job together, and its limits are those of the job: they are there, and only looked at.
+    fn contained(&mut self) -> Result<Vec<OwnedFd>, WriteError> {
+        let groups = cgroup::of_container();
+        let (limits, unmet) = cgroup::limits_of(&groups, self.launch.limits);
+        for unmet in &unmet {
+            self.notes.say(format_args!("limit not in effect: {unmet}"));
+        }
+        self.life.memory = Some(Memory::of_container(&groups));
+        (self.life.limits, self.life.limits_unmet) = (limits, unmet);
+        self.hello.containment = Containment::Container.to_string();
+        self.dir.write_hello(&self.hello)?;
+        Ok(Vec::new())
+    }
+
+    /// Whoever ends a container says so by a signal: its engine that stops, for example. What was not started then
+    /// may still be started elsewhere.
+    fn stop_for(&mut self, signal: i32) {
+        if self.launch.container && self.life.is_waiting() {
+            return self.over(End::NeverStarted(NotStarted::NoGo));
+        }
+        if self.life.stopped.is_none() {
+            self.life.stop_signal = Some(signal);
+        }
+        self.stop(self.launch.grace, format!("the supervisor got signal {signal}"));
     }
 
     fn stop(&mut self, grace: Duration, reason: String) {
@@ -471,6 +502,7 @@ impl Supervisor<'_> {
             started_at: self.life.started_at,
             ended_at: self.life.ended_at.unwrap_or_else(|| SystemClock.now()),
             stopped: self.life.stopped.clone(),
+            stop_signal: self.life.stop_signal.filter(|_| self.life.stopped.is_some()),
             timed_out: self.life.timed_out,
             lease_over: self.life.lease_over,
             oom: self.life.oom,

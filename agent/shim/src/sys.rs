@@ -61,8 +61,9 @@ pub fn not_entered(error: &io::Error) -> Option<i32> {
 
 /// Makes `command` start as a job must: in the control groups behind `doors`, in a session of its own, as
 /// `user`, with default signals, the usual file mode mask, no way to gain privileges, and before the machine's own
-/// processes when the kernel must end one for want of memory.
-pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedFd>) {
+/// processes when the kernel must end one for want of memory. In a container it loses what the container's first process
+/// may do beyond others, whoever it runs as.
+pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedFd>, container: bool) {
     let prepare = move || {
         for door in &doors {
             // SAFETY: the pointer is to a constant of the stated length.
@@ -73,12 +74,18 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedF
         }
         nix::unistd::setsid()?;
         go_first_without_memory();
+        if container {
+            narrow_capabilities();
+        }
         if let Some(user) = user {
             nix::unistd::setgroups(&[])?;
             nix::unistd::setgid(Gid::from_raw(user.gid))?;
             nix::unistd::setuid(Uid::from_raw(user.uid))?;
         }
         nix::sys::prctl::set_no_new_privs()?;
+        if container {
+            drop_capabilities()?;
+        }
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
         reset_signals();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
@@ -86,6 +93,28 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedF
     };
     // SAFETY: the closure makes system calls only: no allocation, no lock, no environment.
     unsafe { command.pre_exec(prepare) };
+}
+
+/// Leaves nothing that a program could gain. Who may not do that has nothing to gain either: no privileges come with a
+/// program where new ones are forbidden.
+fn narrow_capabilities() {
+    for capability in 0..64 {
+        // SAFETY: no pointer is passed; a capability that does not exist is an error.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
+            return;
+        }
+    }
+}
+
+/// Gives up every capability, which a process of user 0 would have kept.
+fn drop_capabilities() -> io::Result<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    let none = [0_u32; 6];
+    // SAFETY: the pointers are to locals of the sizes that version 3 of the call reads: a version and a process number,
+    // and twice three sets of 32.
+    let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Offers this process to the memory killer before logins and services: a job that takes all memory, a fork

@@ -1,25 +1,40 @@
-//! The processes of the job: everybody in its control groups, and every descendant of this process, which
-//! is where orphans of the job end up. Each way finds what could leave the other.
+//! The processes of the job. On the machine itself: everybody in its control groups, and every descendant of this
+//! process, which is where orphans of the job end up; each way finds what could leave the other. In a container of
+//! which this is the first process: everybody else in it.
 //!
 //! The one place that knows how the whole of a job is found and signalled.
 
 use agent_shim::cgroup::Groups;
 use agent_shim::process::{self, Process};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// Everybody but this process and, in a container, its first one, which is this.
+const EVERYBODY: Pid = Pid::from_raw(-1);
 
 /// Where the processes of the job are.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     groups: Groups,
+    container: bool,
 }
 
 impl Tree {
     /// The processes in `groups`, and the descendants of this one.
     pub(crate) fn new(groups: Groups) -> Tree {
-        Tree { groups }
+        Tree { groups, container: false }
+    }
+
+    /// Everybody else in the container this is the first process of. Of any other process it is nobody: it would be
+    /// the whole machine.
+    pub(crate) fn of_container() -> Tree {
+        Tree { groups: Groups::default(), container: std::process::id() == 1 }
     }
 
     fn members(&self) -> Vec<Process> {
+        if self.container {
+            return process::others();
+        }
         let mut members = self.groups.members();
         members.extend(descendants());
         members.sort_unstable_by_key(|member| member.pid);
@@ -32,13 +47,16 @@ impl Tree {
         u32::try_from(self.members().len()).unwrap_or(u32::MAX)
     }
 
-    /// Nobody is in the groups; descendants are known by being reaped.
+    /// Nobody is there who is not a descendant; descendants are known by being reaped.
     pub(crate) fn is_vacant(&self) -> bool {
-        self.groups.is_empty()
+        if self.container { process::others().is_empty() } else { self.groups.is_empty() }
     }
 
     /// Asks each of them to end. A stopped one is continued, or it could not hear.
     pub(crate) fn ask(&self) {
+        if self.container {
+            return [Signal::SIGTERM, Signal::SIGCONT].into_iter().for_each(tell_everybody);
+        }
         for member in self.members() {
             let _ = member.signal(Signal::SIGTERM); // one that is gone, or not ours to signal, is counted later
             let _ = member.signal(Signal::SIGCONT);
@@ -48,6 +66,9 @@ impl Tree {
 
     /// Kills each of them. To be said again until there is none.
     pub(crate) fn kill(&self) {
+        if self.container {
+            return tell_everybody(Signal::SIGKILL);
+        }
         self.groups.kill();
         for member in descendants() {
             let _ = member.signal(Signal::SIGKILL);
@@ -58,6 +79,11 @@ impl Tree {
     pub(crate) fn clear(&self) -> bool {
         self.groups.remove()
     }
+}
+
+/// All at once, so that none can start another one unseen.
+fn tell_everybody(signal: Signal) {
+    let _ = kill(EVERYBODY, signal); // nobody there is what it is for
 }
 
 fn descendants() -> Vec<Process> {

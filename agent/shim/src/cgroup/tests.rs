@@ -75,6 +75,7 @@ fn test_groups_of_another_name_are_nobodys() {
         at: agent_model::Timestamp(0),
         containment: String::new(),
         groups: vec!["/sys/fs/cgroup/agentd-train.1.0-01234567".into(), "/sys/fs/cgroup".into()],
+        container: false,
     };
     assert_eq!(Groups::of(&hello).dirs(), [PathBuf::from("/sys/fs/cgroup/agentd-train.1.0-01234567")]);
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-use agent_model::failpoint;
+use agent_model::{failpoint, size};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::statvfs::statvfs;
@@ -396,7 +396,7 @@ impl Writer {
 
     fn reason(&self, refused: &Refused) -> String {
         match refused {
-            Refused::Quota => format!("the log's quota of {} was full", size(self.quota)),
+            Refused::Quota => format!("the log's quota of {} was full", size::binary(self.quota)),
             Refused::Error(error) => error.to_string(),
         }
     }
@@ -413,13 +413,4 @@ fn free_bytes(disk: &nix::sys::statvfs::Statvfs) -> u64 {
 
 fn unless_missing(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
-}
-
-/// A size for people: whole units where it has them.
-fn size(bytes: u64) -> String {
-    let units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    match units.iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
-        Some((name, unit)) => format!("{} {name}", bytes / unit),
-        None => format!("{bytes} bytes"),
-    }
 }
