@@ -4,7 +4,9 @@
 
 use std::path::Path;
 
+use agent_model::gpu::{Driver, Look, Seen};
 use agent_model::node::{Finding, Grade};
+use agent_model::size;
 
 use crate::docker::{self, Engine};
 use crate::{Disk, Machine, ProbeConfig, disk, python};
@@ -23,12 +25,13 @@ pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
         init(machine),
         privileges(rustix::process::geteuid().is_root()),
         python_of(python::find(&config.path)),
+        conda(&config.engine),
         disk_of(&config.state_dir, config.disk_reserve),
         clean_kill(machine),
         cgroups(machine),
         isolation(),
         gpu(machine),
-        docker_of(docker::ask(&machine.at("var/run/docker.sock"))),
+        docker_of(docker::ask(&config.docker), gpus_of(machine)),
     ]
 }
 
@@ -125,6 +128,28 @@ fn python_of(found: Option<python::Python>) -> Finding {
     }
 }
 
+/// Whether the engine of conda environments is there; that it works shows at the first job that needs it.
+fn conda(engine: &Path) -> Finding {
+    let program = engine.metadata().is_ok_and(|found| {
+        found.is_file() && std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o111 != 0
+    });
+    if program {
+        return finding(
+            "conda",
+            Grade::Good,
+            engine.display().to_string(),
+            "jobs with a conda file get their environment; no conda needs to be installed",
+        );
+    }
+    finding(
+        "conda",
+        Grade::Limited,
+        format!("no {}", engine.display()),
+        "jobs with a conda file, or a curated environment, are refused (ENV-105); all others run",
+    )
+    .fix("install `agent-env` beside `agentd`; from the sources: cargo build --release -p agent-env --features engine")
+}
+
 /// The disk of the state directory, of which `reserve` bytes must stay free.
 pub(crate) fn disk_of(state_dir: &Path, reserve: u64) -> Finding {
     match disk(state_dir) {
@@ -136,7 +161,7 @@ pub(crate) fn disk_of(state_dir: &Path, reserve: u64) -> Finding {
 fn judge_disk(disk: &Disk, state_dir: &Path, reserve: u64) -> Finding {
     let place = state_dir.display();
     let bad = |found: String, means: &str| finding("disk", Grade::Bad, found, means);
-    let found = format!("{:.1} of {:.1} GiB free for {place}", gibibytes(disk.free), gibibytes(disk.size));
+    let found = format!("{} of {} free for {place}", size::binary(disk.free), size::binary(disk.size));
     match disk {
         Disk { read_only: true, .. } => {
             bad(format!("{place} can only be read"), "nothing can be written, so no job starts (NODE-101)")
@@ -163,10 +188,6 @@ fn judge_disk(disk: &Disk, state_dir: &Path, reserve: u64) -> Finding {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "shown with one digit after the point")]
-fn gibibytes(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 30)
-}
-
 fn clean_kill(machine: &Machine) -> Finding {
     if machine.at("proc/self/stat").exists() {
         return finding(
@@ -271,48 +292,128 @@ fn isolation() -> Finding {
     )
 }
 
+/// What can be known of GPUs without the driver's library, which may hang: it says more once it was asked.
 fn gpu(machine: &Machine) -> Finding {
-    let models: Vec<String> = machine
-        .at("proc/driver/nvidia/gpus")
-        .read_dir()
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|gpu| std::fs::read_to_string(gpu.path().join("information")).ok())
-        .map(|text| {
-            text.lines().find_map(|line| line.strip_prefix("Model:")).unwrap_or("GPU").trim().to_owned()
-        })
-        .collect();
-    if let Some(model) = models.first() {
-        return finding(
+    match gpus_of(machine) {
+        0 if machine.at("dev/nvidiactl").exists() => {
+            finding("gpu", Grade::Good, "a driver, but no GPU behind it", PROCESSORS_ONLY)
+        }
+        0 => finding("gpu", Grade::Good, "none", PROCESSORS_ONLY),
+        count => finding(
             "gpu",
             Grade::Limited,
-            format!("{} x {model}", models.len()),
-            "jobs see every GPU and may use the same one: they are not handed out in this version",
-        )
-        .fix("choose one in the job: set `CUDA_VISIBLE_DEVICES` under `environment_variables`");
+            format!("{count} behind the driver, which was not asked yet"),
+            "jobs that ask for GPUs wait until the daemon has asked it",
+        ),
     }
-    let found = if machine.at("dev/nvidiactl").exists() { "a driver, but no GPU behind it" } else { "none" };
-    finding("gpu", Grade::Good, found, "jobs run on processors")
 }
 
-fn docker_of(engine: Engine) -> Finding {
-    let found = match engine {
-        Engine::Answers => "answers",
-        Engine::Absent => "not there",
-        Engine::Denied => "there, but not for this user",
-        Engine::Silent => "there, but does not answer",
-    };
-    finding(
-        "docker",
-        Grade::Limited,
-        found,
-        "not used in this version: jobs that name an image do not run here",
-    )
+const PROCESSORS_ONLY: &str = "jobs run on processors; those that ask for GPUs wait";
+const GPUS_WAIT: &str = "jobs that ask for GPUs wait; all others run";
+
+/// How many GPUs the kernel module has. The names of the directories are known without asking a GPU.
+fn gpus_of(machine: &Machine) -> usize {
+    machine.at("proc/driver/nvidia/gpus").read_dir().map_or(0, |gpus| gpus.flatten().count())
+}
+
+/// What the driver says of the GPUs.
+pub(crate) fn gpus(look: &Look) -> Finding {
+    let limited = |found: String| finding("gpu", Grade::Limited, found, GPUS_WAIT);
+    match &look.driver {
+        Driver::Absent => finding("gpu", Grade::Good, "none", PROCESSORS_ONLY),
+        Driver::NotLoaded => limited("the driver is installed, its kernel module is not loaded".to_owned())
+            .fix(
+                "if there is a GPU: `modprobe nvidia`, or restart the machine; if there is none, all is well",
+            ),
+        Driver::Mismatch { detail } => {
+            limited(detail.clone()).fix("restart the machine: the driver was upgraded while it ran")
+        }
+        Driver::Failed { detail } => limited(format!("the driver does not work: {detail}")).fix(
+            "see what `nvidia-smi` and `dmesg` say; a restart of the machine or a fresh driver may help",
+        ),
+        Driver::Hung { after_s } => limited(format!("the driver did not answer for {after_s} s")).fix(
+            "look into `dmesg` for lines with `Xid` and reset the GPU they name, or restart the machine; \
+             it is asked again by itself",
+        ),
+        Driver::Works { version, cuda } => works(&look.gpus, version, cuda),
+    }
+}
+
+fn works(gpus: &[Seen], version: &str, cuda: &str) -> Finding {
+    let mut driver = format!("driver {}", if version.is_empty() { "of unknown version" } else { version });
+    if !cuda.is_empty() {
+        driver += &format!(", CUDA {cuda}");
+    }
+    if gpus.is_empty() {
+        return finding("gpu", Grade::Good, format!("{driver}, but no GPU behind it"), PROCESSORS_ONLY);
+    }
+    let mut models: Vec<(&str, usize)> = Vec::new();
+    for gpu in gpus {
+        let name = if gpu.name.is_empty() { "GPU" } else { &gpu.name };
+        match models.iter_mut().find(|(model, _)| *model == name) {
+            Some((_, count)) => *count += 1,
+            None => models.push((name, 1)),
+        }
+    }
+    let mut found = models.iter().map(|(model, count)| format!("{count} x {model}")).collect::<Vec<_>>();
+    found.push(driver);
+    let divided = gpus.iter().filter(|gpu| gpu.mig && gpu.broken.is_none());
+    found.extend(divided.map(|gpu| format!("GPU {} in {} parts", gpu.index, gpu.parts.len())));
+    let mut found = found.join(", ");
+    let broken: Vec<&Seen> = gpus.iter().filter(|gpu| gpu.broken.is_some()).collect();
+    for gpu in &broken {
+        let error = gpu.xid.as_ref().filter(|xid| xid.is_fatal());
+        let logged = error.map(|xid| format!(" (Xid {}: {})", xid.code, xid.detail)).unwrap_or_default();
+        let why = gpu.broken.as_deref().unwrap_or_default();
+        found += &format!("; GPU {} cannot be used: {why}{logged}", gpu.index);
+    }
+    match broken.len() {
+        0 => finding("gpu", Grade::Good, found, "each is given to one job at a time, by its identifier"),
+        all if all == gpus.len() => finding("gpu", Grade::Limited, found, GPUS_WAIT).fix(MEND),
+        _ => finding("gpu", Grade::Limited, found, "jobs are given the others").fix(MEND),
+    }
+}
+
+const MEND: &str = "look into `dmesg` for lines with `Xid`; reset the GPU (`nvidia-smi --gpu-reset -i N`) or \
+                    restart the machine; if it comes back, have it replaced";
+
+/// Whether jobs can run in containers; and with GPUs, when there are `gpus`.
+fn docker_of(engine: Engine, gpus: usize) -> Finding {
+    let limited = |found: &str, means: &str| finding("docker", Grade::Limited, found, means);
+    match engine {
+        Engine::Answers { gpus: Some(false) } if gpus > 0 => limited(
+            "answers, but cannot give GPUs to containers",
+            "jobs that name an image run; those of them that ask for GPUs do not start",
+        )
+        .fix(
+            "install the NVIDIA container toolkit (`apt install nvidia-container-toolkit`), then \
+             `nvidia-ctk runtime configure --runtime=docker` and restart the engine",
+        ),
+        Engine::Answers { .. } => {
+            finding("docker", Grade::Good, "answers", "jobs can name an image, and run in containers")
+        }
+        Engine::Absent => limited("not there", "jobs that name an image wait; all others run")
+            .fix("install Docker 20.10 or later, or say with `docker_socket` where its engine listens"),
+        Engine::Denied => limited(
+            "there, but not for this user",
+            "jobs that name an image wait; all others run",
+        )
+        .fix(
+            "add the user of agentd to the group `docker` and start agentd anew; whoever is in that group can \
+             become root on this machine",
+        ),
+        Engine::Silent => limited(
+            "there, but does not answer",
+            "jobs that name an image wait until it does; jobs in containers that run already go on",
+        )
+        .fix("see whether `docker ps` answers, and restart the engine if it does not"),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use agent_model::gpu::Xid;
+
     use super::*;
 
     fn machine(files: &[(&str, &str)]) -> (tempfile::TempDir, Machine) {
@@ -348,7 +449,7 @@ mod tests {
         assert_eq!(judge(Disk { free: 4 << 30, ..disk }, 1 << 30).grade, Grade::Limited);
         assert_eq!(judge(Disk { files: None, ..disk }, 1 << 30).grade, Grade::Good);
         for (disk, found) in [
-            (Disk { free: 1 << 29, ..disk }, "0.5 of 100.0 GiB free for /s"),
+            (Disk { free: 1 << 29, ..disk }, "512 MiB of 100 GiB free for /s"),
             (Disk { files: Some(7), ..disk }, "7 files can still be made in /s"),
             (Disk { read_only: true, ..disk }, "/s can only be read"),
         ] {
@@ -391,15 +492,67 @@ mod tests {
     }
 
     #[test]
-    fn test_gpus_are_counted_from_the_driver() {
+    fn test_gpus_are_counted_without_asking_the_driver() {
         let (_root, none) = machine(&[]);
-        assert_eq!(gpu(&none).grade, Grade::Good);
-        let information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 1\n";
-        let (_root, two) = machine(&[
-            ("proc/driver/nvidia/gpus/0000:01:00.0/information", information),
-            ("proc/driver/nvidia/gpus/0000:02:00.0/information", information),
-        ]);
-        assert_eq!(gpu(&two).found, "2 x NVIDIA H200");
+        assert_eq!(gpu(&none).found, "none");
+        let (_root, driver) = machine(&[("dev/nvidiactl", "")]);
+        assert_eq!(gpu(&driver).found, "a driver, but no GPU behind it");
+        let gpus = ["0000:01:00.0", "0000:02:00.0"].map(|at| format!("proc/driver/nvidia/gpus/{at}/power"));
+        let (_root, two) = machine(&gpus.each_ref().map(|path| (path.as_str(), "")));
+        assert_eq!((gpus_of(&two), gpu(&two).grade), (2, Grade::Limited));
+    }
+
+    #[test]
+    fn test_every_state_of_the_driver_says_what_becomes_of_jobs() {
+        let detail = || "words".to_owned();
+        let judged = |driver| gpus(&Look { driver, gpus: Vec::new() });
+        for driver in [
+            Driver::NotLoaded,
+            Driver::Mismatch { detail: detail() },
+            Driver::Failed { detail: detail() },
+            Driver::Hung { after_s: 10 },
+        ] {
+            let judged = judged(driver);
+            assert_eq!((judged.grade, judged.means.as_str()), (Grade::Limited, GPUS_WAIT));
+            assert!(judged.fix.is_some(), "{judged:?}");
+        }
+        assert_eq!(judged(Driver::Absent).grade, Grade::Good);
+        let empty = judged(Driver::Works { version: String::new(), cuda: String::new() });
+        assert_eq!(empty.found, "driver of unknown version, but no GPU behind it");
+    }
+
+    #[test]
+    fn test_gpu_that_cannot_be_used_is_named_with_its_last_error() {
+        let xid = Xid { code: 79, at_us: 1, detail: "GPU has fallen off the bus".to_owned() };
+        let broken =
+            Seen { index: 1, broken: Some("it is lost".to_owned()), xid: Some(xid), ..Seen::default() };
+        let whole = Seen { name: "NVIDIA A100".to_owned(), ..Seen::default() };
+        let driver = Driver::Works { version: "550.1".to_owned(), cuda: "12.4".to_owned() };
+        let judged = gpus(&Look { driver: driver.clone(), gpus: vec![whole, broken.clone()] });
+        assert_eq!(
+            judged.found,
+            "1 x NVIDIA A100, 1 x GPU, driver 550.1, CUDA 12.4; GPU 1 cannot be used: it is lost (Xid 79: GPU has \
+             fallen off the bus)"
+        );
+        assert_eq!((judged.grade, judged.means.as_str()), (Grade::Limited, "jobs are given the others"));
+        assert_eq!(gpus(&Look { driver, gpus: vec![broken] }).means, GPUS_WAIT);
+    }
+
+    #[test]
+    fn test_engine_is_judged_by_what_it_can_do_for_jobs() {
+        for (engine, gpus, grade) in [
+            (Engine::Answers { gpus: Some(false) }, 0, Grade::Good),
+            (Engine::Answers { gpus: Some(false) }, 1, Grade::Limited),
+            (Engine::Answers { gpus: Some(true) }, 1, Grade::Good),
+            (Engine::Answers { gpus: None }, 1, Grade::Good),
+            (Engine::Absent, 0, Grade::Limited),
+            (Engine::Denied, 0, Grade::Limited),
+            (Engine::Silent, 0, Grade::Limited),
+        ] {
+            let judged = docker_of(engine, gpus);
+            assert_eq!((judged.grade, judged.fix.is_some()), (grade, grade == Grade::Limited), "{judged:?}");
+            assert!(judged.means.contains("image"), "{judged:?}");
+        }
     }
 
     #[test]
@@ -412,8 +565,14 @@ mod tests {
     #[test]
     fn test_topics_are_unique() {
         let (root, machine) = machine(&[]);
-        let config =
-            ProbeConfig { state_dir: root.path().to_owned(), slots: 1, path: String::new(), disk_reserve: 0 };
+        let config = ProbeConfig {
+            state_dir: root.path().to_owned(),
+            slots: 1,
+            path: String::new(),
+            disk_reserve: 0,
+            engine: root.path().join("agent-env"),
+            docker: root.path().join("docker.sock"),
+        };
         let mut topics: Vec<_> = all(&machine, &config).into_iter().map(|finding| finding.topic).collect();
         let count = topics.len();
         topics.sort();

@@ -1,15 +1,17 @@
 //! Knows this machine.
 //!
 //! Owns the look at the machine a daemon runs on: what it has ([`probe`]), how full it is ([`load`]), and which
-//! boot this is ([`boot_id`]). Hides procfs, sysfs, the file system calls and the ways of distributions.
+//! boot this is ([`boot_id`]); and what the driver says of its GPUs ([`gpu`]). Hides procfs, sysfs, the file system calls and the ways of distributions.
 //!
-//! Invariants: nothing here starts a process, needs a right, or waits longer than a second; what cannot be
-//! found out is absent or said to be unknown, never invented. A finding always says what it means for jobs *in
+//! Invariants: nothing here starts a process, needs a right, or waits longer than a second, but for
+//! [`gpu::look`], which is called in a process of its own; what cannot be found out is absent or said to be
+//! unknown, never invented. A finding always says what it means for jobs *in
 //! this version*. There are no tasks: every function is a plain, blocking call, made by the worker when it
 //! starts and when it reports.
 
 mod docker;
 mod findings;
+pub mod gpu;
 mod python;
 
 use std::io;
@@ -29,11 +31,15 @@ pub struct ProbeConfig {
     pub path: String,
     /// Bytes of the disk that no job may be started into.
     pub disk_reserve: u64,
+    /// Where the program is that makes conda environments, if it is installed.
+    pub engine: PathBuf,
+    /// The socket of the container engine.
+    pub docker: PathBuf,
 }
 
 /// Looks at this machine. Blocking, for less than a second even when what it looks at hangs.
 ///
-/// No GPU is listed, although one may be there (a finding says so): a listed GPU is one the node hands out.
+/// No GPU is listed, although one may be there (a finding says so): only [`gpu::look`] asks the driver.
 pub fn probe(config: &ProbeConfig) -> Inventory {
     let machine = Machine::here();
     let uname = rustix::system::uname();
@@ -49,6 +55,7 @@ pub fn probe(config: &ProbeConfig) -> Inventory {
         gpus: Vec::new(),
         slots: config.slots,
         findings: findings::all(&machine, config),
+        ..Inventory::default()
     }
 }
 
@@ -171,6 +178,8 @@ mod tests {
             slots: 3,
             path: "/usr/local/bin:/usr/bin:/bin".to_owned(),
             disk_reserve: 0,
+            engine: PathBuf::from("/nowhere"),
+            docker: PathBuf::from("/nowhere"),
         }
     }
 
