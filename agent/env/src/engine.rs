@@ -1,0 +1,70 @@
+//! The conda engine: what is known of channels, packages and prefixes, on top of the rattler crates.
+//!
+//! Owns the choice of the task and the runtime it runs on. Hides rattler: nothing above names it.
+//!
+//! Invariants: what a task ends with is one event; threads that are still busy then die with the process.
+
+mod activate;
+mod build;
+mod cache;
+mod disk;
+mod explicit;
+mod fetch;
+mod inspect;
+mod link;
+mod net;
+pub(crate) mod orphan;
+mod probe;
+mod repodata;
+mod routes;
+mod solve;
+mod specs;
+mod sweep;
+pub(crate) mod tell;
+
+use std::sync::Arc;
+
+use agent_env::{Event, Failure, FailureKind, Phase, Task};
+
+use tell::Teller;
+
+/// What a step of the engine comes to.
+pub(crate) type Done<T> = Result<T, Failure>;
+
+/// A failure of which nothing more is known.
+pub(crate) fn failed(kind: FailureKind, message: impl Into<String>) -> Failure {
+    Failure { kind, message: message.into(), lines: Vec::new(), hint: None }
+}
+
+/// What can be done about a failure.
+pub(crate) trait Advise {
+    /// Adds it.
+    fn advise(self, hint: impl Into<String>) -> Self;
+}
+
+impl Advise for Failure {
+    fn advise(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+/// Does one task.
+pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> Event {
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return Event::Failed(failed(FailureKind::Other, format!("no threads: {error}"))),
+    };
+    teller.beat();
+    let outcome = match task {
+        Task::Probe => probe::probe().map(Event::Probed),
+        Task::Build(build) => runtime.block_on(build::build(*build, teller.clone())).map(Event::Built),
+        Task::Sweep(sweep) => {
+            teller.mark(tell::busy(Phase::Check, "the package cache"));
+            sweep::sweep(&sweep).map(|freed| Event::Swept { freed })
+        }
+    };
+    // A failed build may leave a thread that unpacks something; it is not waited for.
+    runtime.shutdown_background();
+    outcome.unwrap_or_else(Event::Failed)
+}

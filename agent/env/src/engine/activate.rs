@@ -1,0 +1,270 @@
+//! Activation: what an environment sets.
+//!
+//! Owns running the activation scripts, once, and the difference they make. Hides the shell.
+//!
+//! Invariants: scripts see an environment of their own and nothing of the daemon's; they end within their time,
+//! and whatever they started ends with them; an environment that cannot be activated is still an environment.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::tell::Teller;
+
+/// How long all scripts together may take.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// Where programs of the system are.
+const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// What a shell changes by itself.
+const NOISE: &[&str] = &["_", "SHLVL", "PWD", "OLDPWD", "PATH", "HOME", "LANG", "BASH_EXECUTION_STRING"];
+
+/// What activating an environment sets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Activation {
+    /// Variables but `PATH`.
+    pub(crate) vars: BTreeMap<String, String>,
+    /// What comes first on `PATH`.
+    pub(crate) path_entries: Vec<PathBuf>,
+}
+
+/// Finds out what activating the environment at `prefix` sets.
+pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Activation {
+    let bin = prefix.join("bin");
+    let mut vars = BTreeMap::from([
+        ("CONDA_PREFIX".to_owned(), prefix.display().to_string()),
+        ("CONDA_DEFAULT_ENV".to_owned(), prefix.display().to_string()),
+    ]);
+    for file in listed(&prefix.join("etc/conda/env_vars.d"), "json") {
+        match std::fs::read_to_string(&file)
+            .map(|text| serde_json::from_str::<BTreeMap<String, String>>(&text))
+        {
+            Ok(Ok(set)) => vars.extend(set.into_iter().filter(|(name, _)| is_name(name))),
+            Ok(Err(error)) => teller.say(format!("{} is not a list of variables: {error}", file.display())),
+            Err(error) => teller.say(format!("cannot read {}: {error}", file.display())),
+        }
+    }
+    let scripts = listed(&prefix.join("etc/conda/activate.d"), "sh");
+    let mut path_entries = vec![bin.clone()];
+    if !scripts.is_empty() {
+        let path = format!("{}:{SYSTEM_PATH}", bin.display());
+        match run(&scripts, prefix, &path, &vars) {
+            Ok((after, said)) => {
+                said.iter().for_each(|line| teller.say(format!("activation: {line}")));
+                path_entries = entries(after.get("PATH").map_or(path.as_str(), String::as_str), &bin);
+                vars.extend(
+                    after.into_iter().filter(|(name, _)| is_name(name) && !NOISE.contains(&name.as_str())),
+                );
+            }
+            Err(why) => teller.say(format!("the {} activation scripts are left out: {why}", scripts.len())),
+        }
+    }
+    Activation { vars, path_entries }
+}
+
+/// The files of a directory with an extension, in the order in which conda takes them.
+fn listed(dir: &Path, extension: &str) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension().is_some_and(|e| e == extension))
+        .collect();
+    files.sort();
+    files
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// What of a `PATH` comes before the system's, with the environment's own directory in it.
+fn entries(path: &str, bin: &Path) -> Vec<PathBuf> {
+    let system: Vec<&str> = SYSTEM_PATH.split(':').collect();
+    let mut entries: Vec<PathBuf> = Vec::new();
+    for entry in path.split(':').filter(|entry| entry.starts_with('/') && !system.contains(entry)) {
+        let entry = PathBuf::from(entry);
+        if !entries.contains(&entry) {
+            entries.push(entry);
+        }
+    }
+    if !entries.iter().any(|entry| entry == bin) {
+        entries.push(bin.to_owned());
+    }
+    entries
+}
+
+type After = (BTreeMap<String, String>, Vec<String>);
+
+/// Runs scripts in one shell; what is set afterwards, and what they said.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the scripts of packages are for a shell, and this is the process that may be killed"
+)]
+fn run(
+    scripts: &[PathBuf],
+    prefix: &Path,
+    path: &str,
+    vars: &BTreeMap<String, String>,
+) -> Result<After, String> {
+    let home = tempfile::tempdir().map_err(|error| format!("no directory for them: {error}"))?;
+    // What they say goes the same way as the errors; what is asked for at the end has standard output for itself.
+    let text = r#"exec 3>&1 1>&2; for script in "$@"; do . "$script"; done; exec 1>&3 3>&-; command env -0"#;
+    let mut shell = Command::new("bash");
+    shell
+        .args(["--noprofile", "--norc", "-c", text, "activate"])
+        .args(scripts)
+        .env_clear()
+        .envs(vars)
+        .env("PATH", path)
+        .env("HOME", home.path())
+        .env("LANG", "C.UTF-8")
+        .current_dir(prefix)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let child = shell.spawn().map_err(|error| format!("this machine has no bash ({error})"))?;
+    let (out, said, status) = end_within(child, WITHIN)?;
+    let said: Vec<String> = String::from_utf8_lossy(&said)
+        .lines()
+        .take(20)
+        .map(|line| line.chars().take(300).collect())
+        .collect();
+    if !status {
+        return Err(format!("they failed: {}", said.last().map_or("", String::as_str)));
+    }
+    let text = String::from_utf8_lossy(&out);
+    let pairs = text.split('\0').filter_map(|pair| pair.split_once('='));
+    Ok((pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(), said))
+}
+
+/// Reads what a child says until it ends; ends it, and all it started, when its time is over.
+fn end_within(mut child: Child, within: Duration) -> Result<(Vec<u8>, Vec<u8>, bool), String> {
+    // Whatever the child leaves behind becomes a child of this process, which can then end it.
+    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+    let reader = |pipe: Option<Box<dyn Read + Send>>| {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            if let Some(pipe) = pipe {
+                let _ = pipe.take(4 << 20).read_to_end(&mut bytes);
+            }
+            bytes
+        })
+    };
+    let out = reader(child.stdout.take().map(|pipe| Box::new(pipe) as _));
+    let said = reader(child.stderr.take().map(|pipe| Box::new(pipe) as _));
+    let begun = Instant::now();
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(status.success()),
+            Ok(None) if begun.elapsed() < within => std::thread::sleep(Duration::from_millis(3)),
+            Ok(None) | Err(_) => break None,
+        }
+    };
+    if status.is_none() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    end_leftovers();
+    let (out, said) = (out.join().unwrap_or_default(), said.join().unwrap_or_default());
+    let status = status.ok_or_else(|| format!("they did not end within {} s", within.as_secs()))?;
+    Ok((out, said, status))
+}
+
+/// Ends every child of this process, and theirs, until there is none.
+fn end_leftovers() {
+    use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
+    for _ in 0..100 {
+        let own = std::process::id();
+        let text = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+        let others = std::fs::read_dir(format!("/proc/{own}/task")).into_iter().flatten().flatten();
+        let all: String = others
+            .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
+            .chain([text])
+            .collect::<Vec<_>>()
+            .join(" ");
+        let children: Vec<Pid> =
+            all.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect();
+        if children.is_empty() {
+            return;
+        }
+        children.iter().for_each(|pid| {
+            let _ = kill_process(*pid, Signal::KILL);
+        });
+        while matches!(wait(WaitOptions::NOHANG), Ok(Some(_))) {}
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use super::*;
+
+    /// What ends the children of a process ends those of all its tests.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn prefix(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn test_activation_is_what_scripts_change() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = prefix(&[
+            ("etc/conda/env_vars.d/a.json", r#"{"FROM_JSON": "one two", "bad-name": "x"}"#),
+            (
+                "etc/conda/activate.d/10.sh",
+                "echo hello; export A=\"$FROM_JSON\nline\"; cd /; unset NOTHING\n",
+            ),
+            ("etc/conda/activate.d/20.sh", "export B=$A; export PATH=\"$CONDA_PREFIX/extra:$PATH\"\n"),
+            ("etc/conda/activate.d/ignored.csh", "setenv C d\n"),
+        ]);
+        let activation = activate(dir.path(), &Teller::to_stdout());
+        let own = dir.path().display().to_string();
+        let expected: BTreeMap<String, String> = [
+            ("A", "one two\nline"),
+            ("B", "one two\nline"),
+            ("CONDA_DEFAULT_ENV", own.as_str()),
+            ("CONDA_PREFIX", own.as_str()),
+            ("FROM_JSON", "one two"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+        assert_eq!(activation.vars, expected);
+        assert_eq!(activation.path_entries, [dir.path().join("extra"), dir.path().join("bin")]);
+    }
+
+    #[test]
+    fn test_a_path_without_scripts_is_the_own_directory() {
+        let dir = prefix(&[]);
+        assert_eq!(activate(dir.path(), &Teller::to_stdout()).path_entries, [dir.path().join("bin")]);
+        assert_eq!(entries("/usr/bin:relative::/bin", Path::new("/p/bin")), [PathBuf::from("/p/bin")]);
+    }
+
+    #[test]
+    fn test_a_script_that_hangs_is_ended_with_what_it_started() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        #[allow(clippy::disallowed_methods, reason = "a child to end")]
+        let child = Command::new("bash")
+            .args(["-c", "sleep 600 & exec sleep 600"])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let error = end_within(child, Duration::from_millis(200)).unwrap_err();
+        assert!(error.contains("did not end"), "{error}");
+    }
+}

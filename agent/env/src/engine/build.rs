@@ -1,0 +1,238 @@
+//! Making an environment, from a request to a prefix.
+//!
+//! Owns the order of the steps. Hides nothing.
+//!
+//! Invariants: an environment is made in its final place; what an attempt left there of which nobody took the
+//! outcome is emptied first, and nothing but such a thing is; packages are held until they are linked.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use agent_env::{Build, Built, Failure, FailureKind, Phase};
+use rattler_conda_types::package::{BuildString, CondaArchiveIdentifier, DistArchiveType};
+use rattler_conda_types::{MatchSpec, PackageRecord, RepoDataRecord};
+
+use super::cache::Cache;
+use super::fetch::{Fetcher, Held};
+use super::link::{self, Plan, Unlinked, WORKSHOP};
+use super::net::Net;
+use super::tell::{Teller, busy};
+use super::{Advise, Done, activate, disk, explicit, failed, repodata, solve, specs};
+
+/// What was made here and not taken for ready may be made again.
+const MARK: &str = "conda-meta/agent-env";
+
+/// Written by who takes an environment for ready.
+const TAKEN: &str = "ready.json";
+
+/// Makes an environment.
+pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
+    let begun = Instant::now();
+    allow_many_files();
+    prepare(&build.prefix).await?;
+    let cache = Cache::open(&build.cache)
+        .map_err(|error| disk::trouble(&build.cache, "making the package cache", &error))?;
+    let net = Arc::new(Net::of(&build)?);
+    let begin = if build.lock.is_some() { Phase::Download } else { Phase::Repodata };
+    teller.mark(busy(begin, ""));
+    let (records, wanted) = match &build.lock {
+        Some(lock) => (locked(lock, &build)?, Vec::new()),
+        None => chosen(&build, &net, &teller).await?,
+    };
+    let chosen_at = begun.elapsed();
+    let fetcher = Fetcher::into_cache(cache.clone(), net, teller.clone(), build.offline);
+    let held = fetcher.all(records).await.map_err(|failure| located(failure, &build))?;
+    let fetched_at = begun.elapsed();
+    let held = join(&build, &cache, &fetcher, held, wanted, &teller).await?;
+    link::open_records(&build.prefix)
+        .map_err(|error| disk::trouble(&build.prefix, "opening the records of packages", &error))?;
+    teller.mark(busy(Phase::Check, ""));
+    let linked_at = begun.elapsed();
+    let (prefix, told) = (build.prefix.clone(), teller.clone());
+    let activation = tokio::task::spawn_blocking(move || activate::activate(&prefix, &told))
+        .await
+        .map_err(|error| failed(FailureKind::Other, format!("activation: {error}")))?;
+    std::fs::write(build.prefix.join(MARK), b"")
+        .and_then(|()| std::fs::remove_dir_all(build.prefix.join(WORKSHOP)))
+        .map_err(|error| disk::trouble(&build.prefix, "finishing the environment", &error))?;
+    teller.say(format!(
+        "{} packages: chosen after {:.2} s, in the cache after {:.2} s, linked after {:.2} s",
+        held.len(),
+        chosen_at.as_secs_f64(),
+        fetched_at.as_secs_f64(),
+        linked_at.as_secs_f64()
+    ));
+    let python = held.iter().find(|held| held.record.package_record.name.as_normalized() == "python");
+    let packages: Vec<_> = held
+        .iter()
+        .map(|held| {
+            (held.record.url.clone(), held.record.package_record.sha256.map(|digest| digest.to_vec()))
+        })
+        .collect();
+    Ok(Built {
+        python_version: python.map(|held| held.record.package_record.version.to_string()),
+        vars: activation.vars,
+        path_entries: activation.path_entries,
+        lock: explicit::print(&build.platform.subdir, &packages),
+        packages: u32::try_from(held.len()).unwrap_or(u32::MAX),
+        files: held.iter().map(|held| held.whole.files).sum(),
+    })
+}
+
+/// Each package is held by an open file, and some environments have a thousand of them.
+fn allow_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+async fn prepare(prefix: &Path) -> Done<()> {
+    let trouble = |error: std::io::Error| disk::trouble(prefix, "making the environment", &error);
+    if !prefix.is_absolute() {
+        return Err(failed(FailureKind::Spec, format!("{} is not an absolute path", prefix.display())));
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/+@".contains(c);
+    if !prefix.to_str().is_some_and(|text| text.chars().all(plain)) {
+        return Err(failed(
+            FailureKind::Spec,
+            format!(
+                "environments cannot be in {}: only letters, digits and ._-/ may be in the path",
+                prefix.display()
+            ),
+        )
+        .advise("Give the node another directory for environments."));
+    }
+    std::fs::create_dir_all(prefix).map_err(trouble)?;
+    let workshop = prefix.join(WORKSHOP);
+    let made = prefix.join(MARK).exists() && !prefix.join(TAKEN).exists();
+    if workshop.exists() || made {
+        link::empty(prefix).await?;
+    } else if std::fs::read_dir(prefix).map_err(trouble)?.next().is_some() {
+        return Err(failed(FailureKind::Other, format!("{} is not empty", prefix.display())));
+    }
+    std::fs::create_dir_all(workshop).map_err(trouble)
+}
+
+async fn chosen(
+    build: &Build,
+    net: &Net,
+    teller: &Arc<Teller>,
+) -> Done<(Vec<RepoDataRecord>, Vec<MatchSpec>)> {
+    let wanted = specs::understand(build)?;
+    let asked = wanted.specs.clone();
+    let offers = repodata::read(&wanted, &build.cache, build.offline, net, teller).await?;
+    let records = solve::choose(wanted, offers, build, teller).await?;
+    Ok((records, asked))
+}
+
+/// Adds the lines that ask for the package that a failure is about.
+fn located(mut failure: Failure, build: &Build) -> Failure {
+    if failure.lines.is_empty() {
+        let asks = |spec: &&agent_env::Spec| {
+            let named = spec.text.rsplit("::").next().unwrap_or_default().trim();
+            let end = named
+                .find(|c: char| !(c.is_ascii_alphanumeric() || "._-".contains(c)))
+                .unwrap_or(named.len());
+            !named[..end].is_empty() && failure.message.contains(&format!("package {}-", &named[..end]))
+        };
+        failure.lines = specs::lines(build.specs.iter().filter(asks).map(|spec| spec.line));
+    }
+    failure
+}
+
+/// The packages of a lock. Of each only what its address says is known, until it is fetched.
+fn locked(text: &str, build: &Build) -> Done<Vec<RepoDataRecord>> {
+    let list = explicit::parse(text).map_err(|error| failed(FailureKind::Spec, error.to_string()))?;
+    specs::subdir(build)?;
+    if let Some(platform) = &list.platform
+        && *platform != build.platform.subdir
+    {
+        return Err(failed(
+            FailureKind::Spec,
+            format!("the lock is for {platform}, and this machine is {}", build.platform.subdir),
+        )
+        .advise("Make a lock on a machine of this kind, or leave the lock out."));
+    }
+    list.entries.iter().map(record).collect()
+}
+
+fn record(entry: &explicit::Entry) -> Done<RepoDataRecord> {
+    let wrong = |why: &str| {
+        failed(
+            FailureKind::Spec,
+            format!("line {} of the lock: {} {why}", entry.line, super::net::scrub_urls(entry.url.as_str())),
+        )
+    };
+    let identifier =
+        CondaArchiveIdentifier::try_from_url(&entry.url).ok_or_else(|| wrong("is not a conda package"))?;
+    let id = &identifier.identifier;
+    let name = id.name.parse().map_err(|_| wrong("has no name of a package"))?;
+    let version: rattler_conda_types::VersionWithSource =
+        id.version.parse().map_err(|_| wrong("has no version of a package"))?;
+    let mut package = PackageRecord::new(name, version, BuildString::new_unchecked(&id.build_string));
+    package.sha256 = entry.sha256.map(Into::into);
+    package.md5 = entry.md5.map(Into::into);
+    let mut segments: Vec<&str> = entry.url.path().split('/').collect();
+    segments.pop();
+    package.subdir = segments.pop().unwrap_or_default().to_owned();
+    let mut channel = entry.url.clone();
+    channel.set_path(&format!("{}/", segments.join("/")));
+    let archive_type = DistArchiveType::from(identifier.archive_type);
+    Ok(RepoDataRecord {
+        package_record: package,
+        identifier: rattler_conda_types::package::DistArchiveIdentifier::new(
+            identifier.identifier.clone(),
+            archive_type,
+        ),
+        url: entry.url.clone(),
+        channel: Some(channel.to_string()),
+    })
+}
+
+/// Links what is held. A package that cannot be linked is fetched once more: perhaps it is not what it was.
+async fn join(
+    build: &Build,
+    cache: &Cache,
+    fetcher: &Fetcher,
+    mut held: Vec<Held>,
+    specs: Vec<MatchSpec>,
+    teller: &Arc<Teller>,
+) -> Done<Vec<Held>> {
+    let subdir = specs::subdir(build)?;
+    let mut again = true;
+    loop {
+        let plan = Plan {
+            prefix: &build.prefix,
+            cache,
+            records: held.iter().map(|held| held.record.clone()).collect(),
+            specs: specs.clone(),
+            subdir,
+            hard_links: build.hard_links,
+        };
+        let (name, failure) = match link::link(plan, teller).await {
+            Ok(()) => return Ok(held),
+            Err(Unlinked::Package(name, failure)) if again => (name, failure),
+            Err(Unlinked::Package(_, failure) | Unlinked::Otherwise(failure)) => return Err(failure),
+        };
+        again = false;
+        teller.say(format!("{}; the package is fetched anew", failure.message));
+        let at =
+            held.iter().position(|held| name.starts_with(&held.place.name)).ok_or_else(|| failure.clone())?;
+        let broken = held.swap_remove(at);
+        held.push(renew(broken, fetcher, &failure).await?);
+        link::empty(&build.prefix).await?;
+    }
+}
+
+/// Fetches a package anew, unless somebody else uses it just now and so finds nothing wrong with it.
+async fn renew(broken: Held, fetcher: &Fetcher, failure: &Failure) -> Done<Held> {
+    let (place, record) = (broken.place.clone(), broken.record.clone());
+    drop(broken);
+    let lock = place.lock_file().map_err(|error| disk::trouble(&place.dir, "keeping a package", &error))?;
+    lock.try_lock().map_err(|_| failure.clone())?;
+    place.evict().map_err(|error| disk::trouble(&place.dir, "removing a package", &error))?;
+    drop(lock);
+    fetcher.ensure(record).await
+}

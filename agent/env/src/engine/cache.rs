@@ -1,0 +1,206 @@
+//! The package cache: which packages are there, whole, and who uses or changes them.
+//!
+//! Owns `pkgs` (extracted packages, laid out as the libraries do it) and `locks` (a lock file for each package)
+//! below the cache. Hides how a whole package is told from a broken one.
+//!
+//! Invariants: a package is used under its shared lock and changed under its exclusive one, so that fetching one
+//! package delays nobody who does not need it; a package is used only if it was completed (its digest is written
+//! down last) and every file of it is there in its size, so a power cut or a hand in the cache leads to another
+//! download and never to a broken environment.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rattler_conda_types::PackageRecord;
+use rattler_conda_types::package::{IndexJson, PackageFile, PathType, PathsJson};
+
+/// Where the digest begins in the file that completes a package: after a revision.
+const DIGEST_AT: usize = 8;
+
+/// A package cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Cache {
+    /// The extracted packages.
+    pub(crate) pkgs: PathBuf,
+    locks: PathBuf,
+}
+
+/// The place of one package.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Its name, version and build.
+    pub(crate) name: String,
+    /// Its directory.
+    pub(crate) dir: PathBuf,
+    lock: PathBuf,
+}
+
+/// A whole package.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    /// What it says about itself.
+    pub(crate) index: IndexJson,
+    /// How many files it has.
+    pub(crate) files: u64,
+    /// Digest of the archive it came from.
+    pub(crate) sha256: Option<[u8; 32]>,
+}
+
+impl Cache {
+    /// Opens a cache, making what is missing.
+    pub(crate) fn open(root: &Path) -> io::Result<Self> {
+        let cache = Self { pkgs: root.join("pkgs"), locks: root.join("locks") };
+        std::fs::create_dir_all(&cache.pkgs)?;
+        std::fs::create_dir_all(&cache.locks)?;
+        std::fs::create_dir_all(root.join("repodata"))?;
+        Ok(cache)
+    }
+
+    /// The place of a package.
+    pub(crate) fn place(&self, record: &PackageRecord) -> Place {
+        self.named(&format!("{}-{}-{}", record.name.as_normalized(), record.version, record.build))
+    }
+
+    /// The place of a package by the name of its directory.
+    pub(crate) fn named(&self, name: &str) -> Place {
+        Place { name: name.to_owned(), dir: self.pkgs.join(name), lock: self.locks.join(name) }
+    }
+
+    /// The file of the lock of all lists of channels; shared by those who fetch one.
+    pub(crate) fn lists(&self) -> io::Result<File> {
+        open_lock(&self.locks.join("lists of channels")) // no package is called so
+    }
+}
+
+fn open_lock(path: &Path) -> io::Result<File> {
+    std::fs::OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o644).open(path)
+}
+
+impl Place {
+    /// The file of its lock, which also says when it was last used.
+    pub(crate) fn lock_file(&self) -> io::Result<File> {
+        open_lock(&self.lock)
+    }
+
+    /// Notes that it is used now. Who cannot, for a full disk or otherwise, uses it all the same.
+    pub(crate) fn touch(&self, lock: &File) {
+        use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
+        let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ };
+        let _ = futimens(lock, &Timestamps { last_access: now, last_modification: now });
+    }
+
+    fn completion(&self) -> PathBuf {
+        let mut path = self.dir.clone().into_os_string();
+        path.push(".lock");
+        path.into()
+    }
+
+    /// The package, if it is whole and, where a digest is wanted, has it. Touches every file: for blocking threads.
+    pub(crate) fn check(&self, wanted: Option<[u8; 32]>) -> Option<Whole> {
+        let completion = std::fs::read(self.completion()).ok()?;
+        let sha256: Option<[u8; 32]> =
+            completion.get(DIGEST_AT..DIGEST_AT + 32).and_then(|digest| digest.try_into().ok());
+        if sha256.is_none() || wanted.is_some() && wanted != sha256 {
+            return None;
+        }
+        let index = IndexJson::from_package_directory(&self.dir).ok()?;
+        let paths = paths(&self.dir).ok()?;
+        let whole = paths.paths.iter().all(|entry| {
+            let path = self.dir.join(&entry.relative_path);
+            match entry.path_type {
+                PathType::HardLink => std::fs::metadata(path).is_ok_and(|meta| {
+                    meta.is_file() && entry.size_in_bytes.is_none_or(|size| size == meta.len())
+                }),
+                PathType::SoftLink => path.is_symlink(),
+                PathType::Directory => path.is_dir(),
+            }
+        });
+        whole.then(|| Whole { index, files: paths.paths.len() as u64, sha256 })
+    }
+
+    /// Removes the package; its exclusive lock is held.
+    pub(crate) fn evict(&self) -> io::Result<()> {
+        let gone = |result: io::Result<()>| match result {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        };
+        // What completes it goes first: what is left over when this is killed is not taken for a package.
+        gone(std::fs::remove_file(self.completion()))?;
+        gone(std::fs::remove_dir_all(&self.dir))
+    }
+}
+
+/// The files of an extracted package.
+pub(crate) fn paths(dir: &Path) -> io::Result<PathsJson> {
+    match PathsJson::from_package_directory(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            PathsJson::from_deprecated_package_directory(dir)
+        }
+        read => read,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(cache: &Cache, name: &str) -> Place {
+        let place = cache.named(name);
+        std::fs::create_dir_all(place.dir.join("info")).unwrap();
+        std::fs::write(place.dir.join("a"), b"abc").unwrap();
+        std::fs::write(
+            place.dir.join("info/index.json"),
+            r#"{"name":"a","version":"1","build":"0","build_number":0,"depends":[],"subdir":"noarch"}"#,
+        )
+        .unwrap();
+        std::fs::write(
+            place.dir.join("info/paths.json"),
+            r#"{"paths_version":1,"paths":[{"_path":"a","path_type":"hardlink","size_in_bytes":3}]}"#,
+        )
+        .unwrap();
+        let mut completion = vec![0; DIGEST_AT];
+        completion.extend([9; 32]);
+        std::fs::write(place.completion(), completion).unwrap();
+        place
+    }
+
+    #[test]
+    fn test_only_a_whole_and_completed_package_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        let place = package(&cache, "a-1-0");
+        assert_eq!(place.check(Some([9; 32])).map(|whole| whole.files), Some(1));
+        assert!(place.check(None).is_some());
+        assert!(place.check(Some([8; 32])).is_none(), "another archive");
+
+        std::fs::write(place.dir.join("a"), b"").unwrap();
+        assert!(place.check(None).is_none(), "zero length, as after a power cut");
+        std::fs::remove_file(place.dir.join("a")).unwrap();
+        assert!(place.check(None).is_none(), "missing");
+        std::fs::write(place.dir.join("a"), b"abc").unwrap();
+        assert!(place.check(None).is_some());
+
+        std::fs::write(place.completion(), [0; DIGEST_AT]).unwrap();
+        assert!(place.check(None).is_none(), "not completed");
+        place.evict().unwrap();
+        place.evict().unwrap();
+        assert!(!place.dir.exists() && !place.completion().exists());
+    }
+
+    #[test]
+    fn test_users_exclude_whoever_changes_a_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        let place = cache.named("a-1-0");
+        let (one, two) = (place.lock_file().unwrap(), place.lock_file().unwrap());
+        one.try_lock_shared().unwrap();
+        two.try_lock_shared().unwrap();
+        assert!(place.lock_file().unwrap().try_lock().is_err());
+        drop((one, two));
+        let lock = place.lock_file().unwrap();
+        lock.try_lock().unwrap();
+        place.touch(&lock);
+    }
+}

@@ -1,0 +1,116 @@
+//! Disks: how full they are, and which errors mean that one is full.
+//!
+//! Owns the measures. Hides the many layers an error of the disk comes through.
+//!
+//! Invariants: none.
+
+use std::error::Error;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use agent_env::{Failure, FailureKind};
+
+use super::{Advise, failed};
+
+/// Bytes that may still be written below a directory, if that can be told.
+pub(crate) fn free(at: &Path) -> Option<u64> {
+    let stat = rustix::fs::statvfs(at).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Bytes on disk of everything below a path, and how many regular files have another name elsewhere.
+pub(crate) fn measure(at: &Path) -> io::Result<(u64, u64)> {
+    let meta = std::fs::symlink_metadata(at)?;
+    let mut bytes = meta.blocks() * 512;
+    let mut shared = u64::from(meta.is_file() && meta.nlink() > 1);
+    if meta.is_dir() {
+        for entry in std::fs::read_dir(at)? {
+            match measure(&entry?.path()) {
+                Ok((b, s)) => {
+                    bytes += b;
+                    shared += s;
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // it is being worked on
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok((bytes, shared))
+}
+
+/// Whether an error, or what caused it, is a full disk.
+pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
+    chain(error).any(|cause| {
+        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+            || cause.to_string().contains("No space left on device")
+    })
+}
+
+/// An error and what caused it, outermost first.
+pub(crate) fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
+}
+
+/// An error and what caused it as one text, without saying anything twice.
+pub(crate) fn tell_chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in chain(error) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            if !text.is_empty() {
+                text.push_str(": ");
+            }
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// The failure of a full disk.
+pub(crate) fn full(at: &Path, doing: &str) -> Failure {
+    failed(FailureKind::DiskFull, format!("the disk of {} is full: {doing}", at.display())).advise(
+        "Make room there, for example with `agentctl gc` on the node, or give environments a larger disk.",
+    )
+}
+
+/// The failure of something that was done to files.
+pub(crate) fn trouble(at: &Path, doing: &str, error: &(dyn Error + 'static)) -> Failure {
+    if is_full(error) {
+        return full(at, doing);
+    }
+    failed(FailureKind::Other, format!("{doing} ({}): {}", at.display(), tell_chain(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] io::Error);
+
+    #[test]
+    fn test_a_full_disk_is_seen_through_layers() {
+        assert!(is_full(&Outer(io::Error::from(io::ErrorKind::StorageFull))));
+        assert!(is_full(&Outer(io::Error::other("writing a: No space left on device (os error 28)"))));
+        assert!(!is_full(&Outer(io::Error::from(io::ErrorKind::PermissionDenied))));
+    }
+
+    #[test]
+    fn test_a_chain_says_nothing_twice() {
+        assert_eq!(tell_chain(&Outer(io::Error::other("inner"))), "outer: inner");
+    }
+
+    #[test]
+    fn test_measure_counts_files_with_a_second_name() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("a"), [1; 8192]).unwrap();
+        std::fs::create_dir(dir.path().join("d")).unwrap();
+        std::fs::hard_link(dir.path().join("a"), dir.path().join("d/b")).unwrap();
+        let (bytes, shared) = measure(dir.path()).unwrap();
+        assert!(bytes >= 8192);
+        assert_eq!(shared, 2);
+    }
+}

@@ -1,0 +1,441 @@
+//! The network: one client for everything that is fetched.
+//!
+//! Owns routes to mirrors, trying again, credentials and what went wrong. Hides HTTP: others ask for an address
+//! and, when a step failed, for the [`Net::blame`].
+//!
+//! Invariants: the client is made when the first request is, because reading the certificates of the system
+//! takes longer than many builds; credentials are added below everything else, so that no address that is
+//! recorded or told holds one; offline, no request leaves this process.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use agent_env::{Build, Failure, FailureKind};
+use rattler_networking::authentication_storage::backends::file::FileStorage;
+use rattler_networking::{AuthenticationMiddleware, AuthenticationStorage, LazyClient, OfflineMiddleware};
+use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
+use reqwest::{Request, Response, StatusCode};
+use reqwest_middleware::{ClientBuilder, Middleware, Next};
+use url::Url;
+
+use super::routes::Routes;
+use super::{Advise, Done, failed};
+
+/// How often a request is made altogether.
+const ROUNDS: u32 = 4;
+
+/// The longest a server can make a request wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// What is wrong with an answer, or that there is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Fault {
+    /// It is a failure.
+    #[error("{host} answered {status} for {}", plainly(path))]
+    Status { status: u16, host: String, path: String, known: bool },
+    /// A page for people.
+    #[error("{host} answered with a web page instead of {}", plainly(path))]
+    WebPage { host: String, path: String },
+    /// Redirects without end.
+    #[error("{host} redirects requests for {} in a circle", plainly(path))]
+    Circle { host: String, path: String },
+    /// Silence.
+    #[error("{host} stopped sending {}", plainly(path))]
+    Stalled { host: String, path: String },
+    /// No connection, or it broke.
+    #[error("cannot fetch {} from {host}: {why}", plainly(path))]
+    Broken { host: String, path: String, why: String },
+}
+
+/// What people know a file as: a channel comes in more files than they have heard of.
+fn plainly(path: &str) -> String {
+    match path.rsplit_once('/') {
+        Some((dir, file)) if file.starts_with("repodata") => format!("the list of packages in {dir}"),
+        _ => path.to_owned(),
+    }
+}
+
+/// The client and what it met.
+pub(crate) struct Net {
+    /// For the libraries; it is made when it is first used.
+    pub(crate) client: LazyClient,
+    /// Where files are.
+    pub(crate) routes: Arc<Routes>,
+    notes: Arc<Notes>,
+    storage: AuthenticationStorage,
+    offline: bool,
+}
+
+#[derive(Default)]
+struct Notes {
+    worst: Mutex<Option<Fault>>,
+    secrets: Mutex<Vec<String>>,
+}
+
+impl Net {
+    /// The network of a build.
+    pub(crate) fn of(build: &Build) -> Done<Self> {
+        let notes = Arc::new(Notes::default());
+        let routes = Arc::new(Routes::to(&build.channels));
+        let storage = credentials(build, &notes)?;
+        let offline = build.offline;
+        let kept_storage = storage.clone();
+        let (stall, kept, ways) = (Duration::from_secs(build.stall_s.max(1)), notes.clone(), routes.clone());
+        let client = LazyClient::new(move || {
+            let builder = ClientBuilder::new(plain(stall));
+            if offline {
+                return builder.with(OfflineMiddleware).build();
+            }
+            let courier = Courier { routes: ways, notes: kept, storage: storage.clone() };
+            builder.with(courier).with(AuthenticationMiddleware::from_auth_storage(storage)).build()
+        });
+        Ok(Self { client, routes, notes, storage: kept_storage, offline })
+    }
+
+    /// A client that fetches nothing.
+    pub(crate) fn none() -> LazyClient {
+        LazyClient::new(|| ClientBuilder::new(plain(Duration::from_secs(1))).with(OfflineMiddleware).build())
+    }
+
+    /// The fault of an answer that is a failure.
+    pub(crate) fn of_status(&self, url: &Url, status: StatusCode) -> Fault {
+        of_status(&self.storage, url, status)
+    }
+
+    /// The fault of a request that came to nothing.
+    pub(crate) fn fault(&self, url: &Url, error: &reqwest_middleware::Error) -> Fault {
+        match error {
+            reqwest_middleware::Error::Reqwest(error) => of_error(url, error),
+            reqwest_middleware::Error::Middleware(error) => match error.downcast_ref::<Fault>() {
+                Some(fault) => fault.clone(),
+                None => Fault::Broken { host: host(url), path: url.path().into(), why: error.to_string() },
+            },
+        }
+    }
+
+    /// What the gravest fault so far means, if there was one; it is forgotten then.
+    pub(crate) fn blame(&self) -> Option<Failure> {
+        if self.offline {
+            return None;
+        }
+        self.notes
+            .worst
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .map(|fault| self.explain(&fault))
+    }
+
+    /// What a fault means.
+    pub(crate) fn explain(&self, fault: &Fault) -> Failure {
+        let message = self.scrub(&fault.to_string());
+        match fault {
+            Fault::Status { status: 401 | 403 | 407, host, known, .. } => {
+                let hint = if *known {
+                    format!("The credentials that the node has for {host} are not accepted: renew them in the file that `conda_credentials` names.")
+                } else {
+                    format!("Put credentials for {host} into the file that `conda_credentials` names in the node's configuration.")
+                };
+                failed(FailureKind::Denied, message).advise(hint)
+            }
+            Fault::WebPage { host, .. } => failed(FailureKind::Denied, message).advise(format!(
+                "That is mostly a login page or a wrong address: check the channel, and the credentials for {host}."
+            )),
+            Fault::Status { status: 404 | 410, .. } => failed(FailureKind::NotFound, message)
+                .advise("The server does not have it: check the address, or ask whoever keeps the channel."),
+            Fault::Circle { .. } => failed(FailureKind::Network, message).advise("Check the address of the channel."),
+            Fault::Broken { why, .. } if why.to_lowercase().contains("certificate") => {
+                failed(FailureKind::Network, message).advise(
+                    "This machine does not trust the server: install the certificate of its authority (or the package \
+                     ca-certificates), and check the clock.",
+                )
+            }
+            _ => failed(FailureKind::Network, message),
+        }
+    }
+
+    /// A text without secrets.
+    pub(crate) fn scrub(&self, text: &str) -> String {
+        let mut text = text.to_owned();
+        for secret in self.notes.secrets.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            text = text.replace(secret.as_str(), "***");
+        }
+        scrub_urls(&text)
+    }
+}
+
+/// A text in which no address has credentials: neither `//user:password@` nor `/t/token/`.
+pub(crate) fn scrub_urls(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        out.push_str(before);
+        let end = after.find(|c: char| c == '/' || c.is_whitespace() || c == '"').unwrap_or(after.len());
+        let host = &after[..end];
+        out.push_str(host.rsplit_once('@').map_or(host, |(_, host)| host));
+        rest = &after[end..];
+        if let Some(token) = rest.strip_prefix("/t/") {
+            let end = token.find(|c: char| c == '/' || c.is_whitespace() || c == '"').unwrap_or(token.len());
+            out.push_str("/t/***");
+            rest = &token[end..];
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+fn credentials(build: &Build, notes: &Notes) -> Done<AuthenticationStorage> {
+    let mut storage = AuthenticationStorage::empty();
+    let Some(path) = &build.credentials else { return Ok(storage) };
+    let refused = |why: String| {
+        failed(FailureKind::Denied, format!("the credentials file {} cannot be used: {why}", path.display()))
+            .advise(
+                "It is a JSON object of host names, each with `BearerToken`, `CondaToken` or `BasicHTTP`.",
+            )
+    };
+    let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    // Not the error itself: it may quote what is in the file.
+    let value: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| refused(format!("no JSON at line {}", error.line())))?;
+    let file = FileStorage::from_path(path.clone()).map_err(|_| refused("it has another form".into()))?;
+    storage.add_backend(Arc::new(file));
+    collect_secrets(&value, &mut notes.secrets.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok(storage)
+}
+
+/// Every text of a credentials file but user names, which are in many words.
+fn collect_secrets(value: &serde_json::Value, secrets: &mut Vec<String>) {
+    match value {
+        serde_json::Value::String(text) if text.len() > 3 => secrets.push(text.clone()),
+        serde_json::Value::Object(map) => {
+            map.iter()
+                .filter(|(key, _)| key.as_str() != "username")
+                .for_each(|(_, v)| collect_secrets(v, secrets));
+        }
+        _ => {}
+    }
+}
+
+fn plain(stall: Duration) -> reqwest::Client {
+    // Somebody else may have chosen one already, which does as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let builder = || {
+        reqwest::Client::builder()
+            .user_agent(concat!("agent-env/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(Duration::from_secs(15))
+            .read_timeout(stall)
+    };
+    // Without certificates of the system, plain addresses still work, and the others say what is wrong.
+    builder().build().or_else(|_| builder().tls_certs_only([]).build()).unwrap_or_default()
+}
+
+impl Notes {
+    fn note(&self, fault: Fault) {
+        let weight = |fault: &Fault| match fault {
+            Fault::Status { status: 401 | 403 | 407, .. } => 4,
+            Fault::WebPage { .. } => 3,
+            Fault::Circle { .. } => 2,
+            _ => 1,
+        };
+        let mut worst = self.worst.lock().unwrap_or_else(PoisonError::into_inner);
+        if worst.as_ref().is_none_or(|known| weight(&fault) >= weight(known)) {
+            *worst = Some(fault);
+        }
+    }
+}
+
+/// Carries requests to the mirrors of a channel, more than once if need be.
+struct Courier {
+    routes: Arc<Routes>,
+    notes: Arc<Notes>,
+    storage: AuthenticationStorage,
+}
+
+/// What to do about an answer.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is the answer.
+    Take,
+    /// It is the answer unless another mirror has a better one.
+    Elsewhere,
+    /// Ask again, not before some time.
+    Again(Duration),
+}
+
+#[async_trait::async_trait]
+impl Middleware for Courier {
+    async fn handle(
+        &self,
+        request: Request,
+        extensions: &mut http::Extensions,
+        next: Next<'_>,
+    ) -> reqwest_middleware::Result<Response> {
+        let mut best: Option<(Url, reqwest_middleware::Result<Response>)> = None;
+        for round in 0..ROUNDS {
+            let (mut pause, mut definite) = (Duration::MAX, false);
+            for url in self.routes.of(request.url()) {
+                let Some(mut attempt) = request.try_clone() else {
+                    return next.run(request, extensions).await;
+                };
+                *attempt.url_mut() = url.clone();
+                let outcome =
+                    next.clone().run(attempt, extensions).await.and_then(|answer| no_page(&url, answer));
+                match judge(&outcome, round) {
+                    Verdict::Take => return outcome,
+                    Verdict::Elsewhere => definite = true,
+                    Verdict::Again(wait) => {
+                        self.routes.shun(&url);
+                        pause = pause.min(wait);
+                    }
+                }
+                if best.as_ref().is_none_or(|(_, known)| telling(&outcome) > telling(known)) {
+                    best = Some((url, outcome));
+                }
+            }
+            // Where one mirror has an answer, those that have none are not waited for.
+            if definite || round + 1 == ROUNDS {
+                break;
+            }
+            tokio::time::sleep(pause.min(LONGEST_WAIT)).await;
+        }
+        let Some((url, outcome)) = best else { return next.run(request, extensions).await };
+        if let Some(fault) = self.fault(&url, &outcome) {
+            self.notes.note(fault);
+        }
+        outcome
+    }
+}
+
+impl Courier {
+    /// What is worth a note. That a file is missing is not: libraries ask for some that many servers lack.
+    fn fault(&self, url: &Url, outcome: &reqwest_middleware::Result<Response>) -> Option<Fault> {
+        match outcome {
+            Ok(answer) if answer.status() == StatusCode::NOT_FOUND => None,
+            Ok(answer) => Some(of_status(&self.storage, url, answer.status())),
+            Err(reqwest_middleware::Error::Reqwest(error)) => Some(of_error(url, error)),
+            Err(reqwest_middleware::Error::Middleware(error)) => error.downcast_ref::<Fault>().cloned(),
+        }
+    }
+}
+
+fn of_status(storage: &AuthenticationStorage, url: &Url, status: StatusCode) -> Fault {
+    let known = storage.get_by_url_with_host(url.clone()).is_ok_and(|(_, found)| found.is_some());
+    Fault::Status { status: status.as_u16(), host: host(url), path: url.path().into(), known }
+}
+
+/// The fault behind an error of the client.
+pub(crate) fn of_error(url: &Url, error: &reqwest::Error) -> Fault {
+    let (host, path) = (host(url), url.path().to_owned());
+    if let Some(status) = error.status() {
+        return Fault::Status { status: status.as_u16(), host, path, known: false };
+    }
+    if error.is_redirect() {
+        return Fault::Circle { host, path };
+    }
+    if error.is_timeout() && !error.is_connect() {
+        return Fault::Stalled { host, path };
+    }
+    let why = super::disk::chain(error).last().map_or_else(|| error.to_string(), ToString::to_string);
+    Fault::Broken { host, path, why }
+}
+
+/// What people call the other side.
+pub(crate) fn host(url: &Url) -> String {
+    match (url.host_str(), url.port()) {
+        (Some(host), Some(port)) => format!("{host}:{port}"),
+        (Some(host), None) => host.to_owned(),
+        (None, _) => "this machine".to_owned(),
+    }
+}
+
+/// A page for people is never what was asked for.
+fn no_page(url: &Url, answer: Response) -> reqwest_middleware::Result<Response> {
+    let page = answer
+        .headers()
+        .get(CONTENT_TYPE)
+        .and_then(|kind| kind.to_str().ok())
+        .is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("text/html"));
+    if page && answer.status().is_success() {
+        let fault = Fault::WebPage { host: host(url), path: url.path().into() };
+        return Err(reqwest_middleware::Error::middleware(fault));
+    }
+    Ok(answer)
+}
+
+fn judge(outcome: &reqwest_middleware::Result<Response>, round: u32) -> Verdict {
+    let backoff = Duration::from_millis(300 << round.min(8));
+    match outcome {
+        Ok(answer) => {
+            let asked = answer.headers().get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.trim().parse().ok());
+            judge_status(answer.status(), asked.map(Duration::from_secs), backoff)
+        }
+        Err(reqwest_middleware::Error::Reqwest(error)) if error.is_redirect() => Verdict::Elsewhere,
+        Err(reqwest_middleware::Error::Reqwest(_)) => Verdict::Again(backoff),
+        Err(reqwest_middleware::Error::Middleware(_)) => Verdict::Elsewhere,
+    }
+}
+
+/// How much an answer tells. That a file is not there is an answer, and libraries ask for files that need not
+/// be there; whatever else is wrong with a mirror is not.
+fn telling(outcome: &reqwest_middleware::Result<Response>) -> u8 {
+    match outcome {
+        Ok(answer) if matches!(answer.status().as_u16(), 404 | 410) => 4,
+        Ok(answer) if matches!(answer.status().as_u16(), 401 | 403 | 407) => 3,
+        Ok(_) | Err(reqwest_middleware::Error::Middleware(_)) => 2,
+        Err(reqwest_middleware::Error::Reqwest(_)) => 1,
+    }
+}
+
+fn judge_status(status: StatusCode, asked: Option<Duration>, backoff: Duration) -> Verdict {
+    match status.as_u16() {
+        // 501 is what some servers say to a kind of request they do not know.
+        501 => Verdict::Elsewhere,
+        408 | 425 | 429 | 500..=599 => Verdict::Again(asked.unwrap_or(backoff).min(LONGEST_WAIT)),
+        400..=499 => Verdict::Elsewhere,
+        _ => Verdict::Take,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_no_address_keeps_credentials() {
+        for (text, scrubbed) in [
+            ("see https://u:p@h.example/c and done", "see https://h.example/c and done"),
+            ("https://h.example/t/tok-1/c/noarch", "https://h.example/t/***/c/noarch"),
+            ("\"https://u:p@h.example/t/x\" a@b", "\"https://h.example/t/***\" a@b"),
+            ("nothing", "nothing"),
+            ("file:///a/b", "file:///a/b"),
+        ] {
+            assert_eq!(scrub_urls(text), scrubbed);
+        }
+    }
+
+    #[test]
+    fn test_which_answers_are_asked_for_again() {
+        let backoff = Duration::from_millis(300);
+        let judge = |status: u16, asked| judge_status(StatusCode::from_u16(status).unwrap(), asked, backoff);
+        assert_eq!(judge(200, None), Verdict::Take);
+        assert_eq!(judge(304, None), Verdict::Take);
+        for again in [429, 500, 502, 503, 504] {
+            assert_eq!(judge(again, None), Verdict::Again(backoff), "{again}");
+        }
+        assert_eq!(judge(429, Some(Duration::from_secs(2))), Verdict::Again(Duration::from_secs(2)));
+        assert_eq!(judge(503, Some(Duration::from_secs(9000))), Verdict::Again(LONGEST_WAIT));
+        for elsewhere in [401, 403, 404, 501] {
+            assert_eq!(judge(elsewhere, None), Verdict::Elsewhere, "{elsewhere}");
+        }
+    }
+
+    #[test]
+    fn test_secrets_are_all_texts_but_user_names() {
+        let value = serde_json::json!({"h": {"BasicHTTP": {"username": "some", "password": "hidden"}}, "g": {"BearerToken": "tok-tok"}});
+        let mut secrets = Vec::new();
+        collect_secrets(&value, &mut secrets);
+        secrets.sort();
+        assert_eq!(secrets, ["hidden", "tok-tok"]);
+    }
+}
