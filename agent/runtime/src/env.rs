@@ -13,50 +13,67 @@
 //! There are no tasks: a build is a shared future, polled by those who wait for it. Called by the runner of the
 //! daemon. A new kind of environment is a new [`EnvBuilder`].
 
+mod aftercare;
 mod bench;
+mod channels;
+mod conda;
+mod config;
+mod curated;
+mod dists;
+mod engine;
 mod error;
 #[cfg(any(test, feature = "fakes"))]
 mod fake;
 mod flight;
+mod glibc;
 mod host;
+mod image;
+mod install;
 mod interpreter;
+mod kept;
+mod marker;
 mod pip;
+mod pip_output;
+mod pip_settings;
+mod present;
+mod progress;
 mod shelf;
 #[cfg(test)]
 mod tests;
+mod uv;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::io::Write as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::EnvSpec;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio::sync::watch;
 
-pub use bench::{Bench, Built};
+pub use agent_env::{Phase, Progress};
+pub use bench::{Bench, Built, Image};
+pub use config::{CondaConfig, Contexts, EnvConfig, Uv};
 pub use error::{AcquireError, OpenEnvError};
 #[cfg(any(test, feature = "fakes"))]
 pub use fake::{Script, Scripted};
+pub use image::{GpuVerdict, judge_gpu};
+pub use kept::{Kept, RemoveError};
+pub use progress::describe;
 pub use shelf::EnvLease;
 
+use conda::Conda;
+use curated::Curated;
+use engine::Engine;
 use flight::Flights;
 use host::Host;
+use image::Images;
+use install::Installer;
 use interpreter::Interpreters;
 use pip::Pip;
 use shelf::Shelf;
-
-/// Where environments live, and what their builders are given.
-#[derive(Debug, Clone)]
-pub struct EnvConfig {
-    /// The directory that holds them, absolute; made when absent.
-    pub root: PathBuf,
-    /// Where interpreters are looked for, as in `PATH`; also the `PATH` of builders.
-    pub path: String,
-    /// Variables of builders: `HOME`, `PIP_*`, proxies, certificates.
-    pub vars: BTreeMap<String, String>,
-    /// A builder that prints nothing for this long is ended.
-    pub stall: Duration,
-}
 
 /// Makes environments of one kind.
 pub trait EnvBuilder: Send + Sync + 'static {
@@ -66,6 +83,22 @@ pub trait EnvBuilder: Send + Sync + 'static {
     /// Everything that makes the environment what it is, as one text: the specification, the interpreter, the
     /// platform, the version of the builder. Cheap when asked again, because every job asks.
     fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>>;
+
+    /// The variables that the specification sets for whatever runs in the environment; no part of its identity.
+    fn variables(&self, spec: &EnvSpec) -> BTreeMap<String, String> {
+        let _ = spec;
+        BTreeMap::new()
+    }
+
+    /// How an environment that is there is damaged in a place that its directory does not show, if it is.
+    fn verify<'a>(
+        &'a self,
+        spec: &'a EnvSpec,
+        lease: &'a EnvLease,
+    ) -> BoxFuture<'a, Result<Option<String>, AcquireError>> {
+        let _ = (spec, lease);
+        Box::pin(std::future::ready(Ok(None)))
+    }
 
     /// Makes the environment in the empty directory of the bench, in its final place. May be dropped at any
     /// await; what it left is wiped.
@@ -77,6 +110,10 @@ pub trait EnvBuilder: Send + Sync + 'static {
 #[derive(Clone)]
 pub struct Environments {
     builders: Arc<[Arc<dyn EnvBuilder>]>,
+    interpreters: Arc<Interpreters>,
+    engine: Arc<Engine>,
+    curated: Arc<Curated>,
+    images: Option<Arc<Images>>,
     shelf: Shelf,
     flights: Arc<Flights>,
 }
@@ -86,9 +123,20 @@ impl Environments {
     pub fn open(config: EnvConfig) -> Result<Environments, OpenEnvError> {
         let config = Arc::new(config);
         let interpreters = Arc::new(Interpreters::new(config.clone()));
-        let builders: [Arc<dyn EnvBuilder>; 2] =
-            [Arc::new(Pip::new(config.clone(), interpreters.clone())), Arc::new(Host::new(interpreters))];
-        Environments::with_builders(&config, Arc::new(builders))
+        let installer = Arc::new(Installer::new(config.clone()));
+        let engine = Arc::new(Engine::new(config.clone()));
+        let images = config.docker.clone().map(|docker| {
+            let conda = Conda::new(config.clone(), engine.clone(), installer.clone());
+            Arc::new(Images::new(config.clone(), docker, conda))
+        });
+        let mut builders: Vec<Arc<dyn EnvBuilder>> = vec![
+            Arc::new(Conda::new(config.clone(), engine, installer.clone())),
+            Arc::new(Pip::new(config.clone(), interpreters.clone(), installer)),
+            Arc::new(Host::new(config.clone(), interpreters.clone())),
+        ];
+        builders.extend(images.iter().flat_map(|images| images.builders()));
+        let environments = Environments::assemble(&config, builders.into(), interpreters)?;
+        Ok(Environments { images, ..environments })
     }
 
     /// With other builders than those of a node; the first that handles a specification makes it.
@@ -96,33 +144,173 @@ impl Environments {
         config: &EnvConfig,
         builders: Arc<[Arc<dyn EnvBuilder>]>,
     ) -> Result<Environments, OpenEnvError> {
+        let interpreters = Arc::new(Interpreters::new(Arc::new(config.clone())));
+        Environments::assemble(config, builders, interpreters)
+    }
+
+    fn assemble(
+        config: &EnvConfig,
+        builders: Arc<[Arc<dyn EnvBuilder>]>,
+        interpreters: Arc<Interpreters>,
+    ) -> Result<Environments, OpenEnvError> {
         let shelf = Shelf::open(&config.root)?;
-        Ok(Environments { builders, shelf, flights: Arc::new(Flights::new(config.stall)) })
+        let engine = Engine::new(Arc::new(config.clone()));
+        let flights = Arc::new(Flights::new(config.stall, config.memory));
+        Ok(Environments {
+            builders,
+            interpreters,
+            engine: Arc::new(engine),
+            curated: Arc::new(Curated::new(config)),
+            images: None,
+            shelf,
+            flights,
+        })
+    }
+
+    /// The interpreters of this node that jobs can name and that work, best first. Each is asked once, so this is
+    /// cheap when repeated.
+    pub async fn interpreters(&self) -> Vec<agent_model::node::Interpreter> {
+        self.interpreters.all().await
     }
 
     /// The environment of a specification, ready; built when it is not there.
     ///
     /// What its builder prints is appended to the file `log` meanwhile, also when another caller or another
     /// process started the build. Dropping the future ends the wait, and ends the build when nobody else waits.
-    /// A build that failed for a lasting reason is not tried again for ten seconds.
-    pub async fn acquire(&self, spec: &EnvSpec, log: &Path) -> Result<EnvLease, AcquireError> {
-        let builder = self.builders.iter().find(|builder| builder.handles(spec));
-        let builder = builder.ok_or(AcquireError::Unsupported { kind: spec.kind() })?;
+    /// How far it is, is told as it gets on; `None` when nothing is being built. A build that failed for a lasting
+    /// reason is not tried again for a minute.
+    pub async fn acquire(
+        &self,
+        spec: &EnvSpec,
+        log: &Path,
+        told: &watch::Sender<Option<Progress>>,
+    ) -> Result<EnvLease, AcquireError> {
+        let named;
+        let spec = match spec {
+            EnvSpec::Named { reference } => {
+                named = self.curated.resolve(reference)?;
+                &named
+            }
+            other => other,
+        };
+        match (&self.images, spec) {
+            (Some(images), EnvSpec::Image { image, conda: Some(document) }) => {
+                self.compose(images, spec, image, document, log, told).boxed().await
+            }
+            _ => {
+                let builder = self.builders.iter().find(|builder| builder.handles(spec));
+                let builder = builder.ok_or(AcquireError::Unsupported { kind: spec.kind() })?;
+                self.get(builder, spec, log, told).await
+            }
+        }
+    }
+
+    /// The environment that a builder makes of a specification.
+    async fn get(
+        &self,
+        builder: &Arc<dyn EnvBuilder>,
+        spec: &EnvSpec,
+        log: &Path,
+        told: &watch::Sender<Option<Progress>>,
+    ) -> Result<EnvLease, AcquireError> {
         let place = self.shelf.place(spec.kind(), &builder.identity(spec).await?);
         let mut reused = true;
         loop {
             if let Some(lease) = place.lease(reused)? {
-                return Ok(lease);
+                let damage = match place.inspect(&lease).await? {
+                    None => builder.verify(spec, &lease).await?,
+                    damage => damage,
+                };
+                let Some(damage) = damage else {
+                    self.flights.look_after(&place, &lease);
+                    return Ok(lease.with_variables(builder.variables(spec)));
+                };
+                place.condemn()?;
+                note(
+                    log,
+                    &format!("{} was changed since it was built: {damage}; it is built anew\n", lease.key()),
+                );
             }
             reused = false;
-            Flights::join(&self.flights, &place, builder, spec)?.follow(log).await?;
+            Flights::join(&self.flights, &place, builder, spec)?.follow(log, told).await?;
         }
+    }
+
+    /// An image with a conda environment of this machine: two environments of their own, which others may share,
+    /// and one that says that they fit together.
+    async fn compose(
+        &self,
+        images: &Arc<Images>,
+        spec: &EnvSpec,
+        image: &str,
+        document: &str,
+        log: &Path,
+        told: &watch::Sender<Option<Progress>>,
+    ) -> Result<EnvLease, AcquireError> {
+        let ground = EnvSpec::Image { image: image.to_owned(), conda: None };
+        let packages = EnvSpec::Conda { file: String::new(), document: document.to_owned(), lock: None };
+        images.conda().identity(&packages).await?; // a file that cannot be read is told before anything is pulled
+        let ground = self.get(images.pull(), &ground, log, told).await?;
+        let (conda, glibc) = images.conda_in(&ground).await?;
+        let packages = self.get(&conda, &packages, log, told).await?;
+        let together = images.together(&ground, glibc, &packages);
+        let lease = self.get(&together, spec, log, told).await?;
+        Ok(lease.with_parts(vec![ground, packages]))
     }
 
     /// Holds the environment of this key, as [`EnvLease::key`] gave it to an earlier life of the daemon: for a
     /// command that still runs in it. `None` when it is not there, or somebody works on it.
     pub fn hold(&self, key: &str) -> Option<EnvLease> {
         let place = self.shelf.found(key)?;
-        place.lease(true).inspect_err(|error| tracing::warn!(key, %error, "it cannot be held")).ok()?
+        let lease = place
+            .lease(true)
+            .inspect_err(|error| tracing::warn!(key, %error, "it cannot be held"))
+            .ok()??;
+        let parts = lease.parts().iter().filter_map(|part| self.hold(part)).collect();
+        Some(lease.with_parts(parts))
+    }
+
+    /// The environments that are ready, in the order of their keys. Blocking: looks at each.
+    pub fn list(&self) -> Vec<Kept> {
+        self.shelf.list()
+    }
+
+    /// Removes an environment that nobody uses, and says how many bytes that frees; its files may go a little
+    /// later. Blocking.
+    pub fn remove(&self, key: &str) -> Result<u64, RemoveError> {
+        self.flights.leave(key);
+        self.shelf.remove(key)
+    }
+
+    /// Removes the images that were brought for environments that are gone. What cannot be removed now stays noted.
+    pub async fn discard(&self) {
+        if let Some(images) = &self.images {
+            images.discard(&self.shelf).await;
+        }
+    }
+
+    /// Marks an environment as one that is never removed to make room, or takes the mark away. Blocking, briefly.
+    pub fn pin(&self, key: &str, pinned: bool) -> Result<(), RemoveError> {
+        self.shelf.pin(key, pinned)
+    }
+
+    /// Removes from the package cache what no environment shares and nobody used for this long, and what killed
+    /// builds and removals left. Returns how many bytes that freed.
+    pub async fn sweep(&self, unused_for: Duration) -> Result<u64, AcquireError> {
+        // First what is removed already: packages that it shares are needed by nobody.
+        let shelf = self.shelf.clone();
+        let emptied = tokio::task::spawn_blocking(move || shelf::remove_all(shelf.trash())).await;
+        if let Err(error) = emptied {
+            tracing::warn!(%error, "what was removed is left");
+        }
+        self.engine.sweep(unused_for).await
+    }
+}
+
+/// Adds a line to the log of one who waits; not more than that is lost when it fails.
+pub fn note(log: &Path, line: &str) {
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+    if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+        tracing::warn!(path = %log.display(), %error, "a line of a build log is lost");
     }
 }

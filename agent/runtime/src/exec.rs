@@ -16,7 +16,10 @@
 
 mod command;
 mod connection;
+mod container;
 mod containment;
+mod launcher;
+mod memory_group;
 mod process;
 mod running;
 mod scope;
@@ -26,16 +29,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::docker::DockerError;
 use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
 
 pub use agent_shim::wire::Progress;
-pub use command::{Command, CommandError, Output};
+pub use command::{Command, CommandError, Leash, Output};
+pub use connection::end_all;
+pub use container::{CarryError, Container, Containers, Enclosure, own_user};
 pub use containment::{Containment, containment, sweep_groups};
+pub use launcher::Launcher;
+pub(crate) use memory_group::MemoryGroup;
 pub use process::Process;
 pub use running::{RenewError, Running, StopError, WaitError};
 
 /// Starts jobs and finds them again.
-pub trait Executor: Send + Sync + 'static {
+pub trait Executor: Send + Sync {
     /// Starts the command of a job, or finds that it is started already: a shim that stands there is
     /// adopted, an ended job is a [`Running`] that has ended. Never executes the command twice.
     fn launch(
@@ -63,7 +71,7 @@ pub enum Found {
 }
 
 /// What is known of a lost job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
     /// The machine was restarted since it was started.
     pub rebooted: bool,
@@ -71,6 +79,8 @@ pub struct Lost {
     pub killed: usize,
     /// Processes of it that could not be killed in time; they may still be there.
     pub left: usize,
+    /// Why its container ended, as far as that can be told; of a job that had one.
+    pub why: Option<String>,
 }
 
 /// Why a job could not be started.
@@ -141,6 +151,66 @@ pub enum LaunchError {
         #[source]
         source: io::Error,
     },
+    /// The container engine did not do its part.
+    #[error(transparent)]
+    Engine(#[from] DockerError),
+    /// The image is not there any more.
+    #[error("the image `{reference}` is not on this machine any more")]
+    ImageGone {
+        /// What it is called.
+        reference: String,
+        /// What the engine says.
+        #[source]
+        source: DockerError,
+    },
+    /// Somebody else has a container of the name.
+    #[error("a container called `{name}` is there already, and not this job's: {id}")]
+    NameTaken {
+        /// The name.
+        name: String,
+        /// The engine's own name for the one that is there.
+        id: String,
+        /// The job directory it is of; empty for one that is no job's.
+        of: String,
+    },
+    /// Which container it is could not be written down.
+    #[error("could not write down which container is that of {}", dir.display())]
+    Note {
+        /// The job directory.
+        dir: PathBuf,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
+    /// The shim cannot be brought into a container.
+    #[error("could not bring the supervisor into a container")]
+    Carry(#[from] CarryError),
+    /// The container ended before the shim in it was ready.
+    #[error("the container of {} ended with {status} before its supervisor was ready: {said}", dir.display())]
+    Unready {
+        /// The job directory.
+        dir: PathBuf,
+        /// How it ended.
+        status: i64,
+        /// What it, or the engine, says.
+        said: String,
+    },
+}
+
+impl LaunchError {
+    /// The container engine did not answer, or cannot do anything now: another try, later, may succeed.
+    pub fn is_engine_away(&self) -> bool {
+        const MIDWAY: &[&str] = &["containerd", "context canceled", "shutting down"];
+        match self {
+            LaunchError::Engine(DockerError::Refused { status, message, .. }) => {
+                *status >= 500
+                    && MIDWAY.iter().any(|word| message.contains(word))
+                    && !message.contains("OCI runtime")
+            }
+            LaunchError::Engine(error) => error.is_unknown(),
+            _ => false,
+        }
+    }
 }
 
 /// Why it cannot be told what became of a job.

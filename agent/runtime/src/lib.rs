@@ -1,10 +1,11 @@
 //! Environments and execution: everything that starts a process.
 //!
 //! [`env`] makes software environments ready and keeps them; [`exec`] starts jobs, finds them again after
-//! the daemon died, stops them and waits for them. Within this crate only `exec` starts processes: `env`
-//! runs its builders through [`exec::Command`].
+//! the daemon died, stops them and waits for them; [`docker`] is the container engine that both of them ask.
+//! Within this crate only `exec` starts processes: `env` runs its builders through [`exec::Command`].
 //!
 //! Caller: the runner of `agentd`, one per replica.
 
+pub mod docker;
 pub mod env;
 pub mod exec;

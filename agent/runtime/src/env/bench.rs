@@ -4,27 +4,65 @@ use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use agent_model::failpoint;
+use serde::{Deserialize, Serialize};
 
 use super::AcquireError;
+use super::Progress;
 use super::flight::Transcript;
-use crate::exec::Command;
+use super::progress::sizes;
+use crate::exec::{Command, MemoryGroup};
 
 /// How much of a command's output is kept to judge it by, in bytes.
 const KEPT: usize = 64 << 10;
 
+/// How much builders give way to jobs.
+const NICE: i32 = 5;
+
 /// What a builder made of its directory.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Built {
     /// The variables a command needs to use it, besides `PATH`.
     pub vars: BTreeMap<String, String>,
     /// What goes first on `PATH`.
     pub path_entries: Vec<PathBuf>,
-    /// The version of its interpreter.
+    /// The version of its interpreter, which is `python` in one of these places; empty for none.
     pub python_version: String,
+    /// What it was built from, for people.
+    pub summary: String,
+    /// How many packages it has.
+    pub packages: u32,
+    /// The explicit list of its packages; `None` when nothing can be locked.
+    pub lock: Option<String>,
+    /// It holds the files of its packages, which nothing but a builder may change. Not so for what only refers to an
+    /// interpreter elsewhere.
+    pub holds_files: bool,
+    /// Its Python files are compiled already.
+    pub compiled: bool,
+    /// The image that commands run in; `None` for those that run on the machine itself.
+    pub image: Option<Image>,
+    /// What removing it frees elsewhere, in bytes: the image that was brought for it.
+    pub elsewhere: u64,
+    /// The environments it is put together from, by their keys.
+    pub parts: Vec<String>,
+}
+
+/// An image that is on this machine, and what commands find in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Image {
+    /// The engine's name of its content, `sha256:` and so on.
+    pub id: String,
+    /// What the job calls it, for people.
+    pub reference: String,
+    /// The variables that the image sets, `PATH` among them.
+    pub env: BTreeMap<String, String>,
+    /// Directories of this machine that are mounted into its containers at the same path, read-only.
+    pub mounts: Vec<PathBuf>,
+    /// It is made for GPUs, or not, as far as it says.
+    pub gpu: Option<bool>,
 }
 
 /// How a command of a builder ended.
@@ -39,11 +77,14 @@ pub struct Bench {
     prefix: PathBuf,
     transcript: Arc<Transcript>,
     stall: Duration,
+    /// The limit of memory, and the group that has it once a command was run.
+    memory: u64,
+    group: OnceLock<Option<Arc<MemoryGroup>>>,
 }
 
 impl Bench {
-    pub(super) fn new(prefix: PathBuf, transcript: Arc<Transcript>, stall: Duration) -> Bench {
-        Bench { prefix, transcript, stall }
+    pub(super) fn new(prefix: PathBuf, transcript: Arc<Transcript>, stall: Duration, memory: u64) -> Bench {
+        Bench { prefix, transcript, stall, memory, group: OnceLock::new() }
     }
 
     /// The directory to build in, empty at first. The environment stays there.
@@ -51,32 +92,99 @@ impl Bench {
         &self.prefix
     }
 
+    /// How long a builder may be silent.
+    pub(super) fn stall(&self) -> Duration {
+        self.stall
+    }
+
     /// Adds a line of the agent's own to the build log.
     pub fn say(&self, line: &str) {
         self.transcript.write(format!("{line}\n").as_bytes());
     }
 
+    /// Tells how far the build is.
+    pub fn tell(&self, progress: Progress) {
+        self.transcript.tell(Some(progress));
+    }
+
     /// Runs a command; what it prints goes to the build log. It is ended when it is silent for too long, when the
     /// build is dropped, and, by its mark, when the daemon dies.
     pub(super) async fn run(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
+        let mut kept = Kept::default();
+        let sink = |bytes: &[u8]| {
+            self.transcript.write(bytes);
+            kept.add(bytes);
+        };
+        let status = self.prepare(command)?.stream(sink).await.map_err(AcquireError::command(step))?;
+        kept.ran(step, status)
+    }
+
+    /// As [`Bench::run`] of a command that talks to us on its standard output: only its standard error goes to the
+    /// build log.
+    pub(super) async fn talk(
+        &self,
+        step: &'static str,
+        command: Command,
+        output: impl FnMut(&[u8]) + Send,
+    ) -> Result<Ran, AcquireError> {
+        let mut kept = Kept::default();
+        let error = |bytes: &[u8]| {
+            self.transcript.write(bytes);
+            kept.add(bytes);
+        };
+        let status = self.prepare(command)?.talk(output, error).await.map_err(AcquireError::command(step))?;
+        kept.ran(step, status)
+    }
+
+    /// Runs a command that only answers a question; nothing of it goes to the build log.
+    pub(super) async fn ask(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
+        let output = self.prepare(command)?.capture().await.map_err(AcquireError::command(step))?;
+        let text = String::from_utf8_lossy(&output.text).into_owned();
+        Ok(Ran { success: output.status.success(), text })
+    }
+
+    fn prepare(&self, command: Command) -> Result<Command, AcquireError> {
         failpoint::hit("env.build.spawn").map_err(AcquireError::io("build in", &self.prefix))?;
         let command = command.cwd(&self.prefix).mark(&self.prefix.to_string_lossy()).stall(self.stall);
-        let mut kept = Vec::new();
-        let status = command
-            .stream(|bytes| {
-                self.transcript.write(bytes);
-                kept.extend_from_slice(bytes);
-                let excess = kept.len().saturating_sub(2 * KEPT);
-                if excess > 0 {
-                    kept.drain(..excess + KEPT);
-                }
-            })
-            .await
-            .map_err(AcquireError::command(step))?;
-        if let Some(signal) = killed_by(status) {
-            return Err(AcquireError::Killed { step, signal });
+        Ok(command.nice(NICE).within(self.group()))
+    }
+
+    /// The group that limits the memory of this build, if there is a limit and it can be had.
+    fn group(&self) -> Option<Arc<MemoryGroup>> {
+        let make = || match self.memory {
+            0 => None,
+            limit => MemoryGroup::make(limit)
+                .inspect_err(|why| {
+                    let limit = sizes::readable(limit);
+                    self.say(&format!("the memory of this build is not limited to {limit}: {why}"));
+                })
+                .ok()
+                .map(Arc::new),
+        };
+        self.group.get_or_init(make).clone()
+    }
+}
+
+/// The end of what a command printed.
+#[derive(Default)]
+struct Kept(Vec<u8>);
+
+impl Kept {
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+        let excess = self.0.len().saturating_sub(2 * KEPT);
+        if excess > 0 {
+            self.0.drain(..excess + KEPT);
         }
-        Ok(Ran { success: status.success(), text: String::from_utf8_lossy(&kept).into_owned() })
+    }
+
+    fn ran(&self, step: &'static str, status: ExitStatus) -> Result<Ran, AcquireError> {
+        match killed_by(status) {
+            Some(signal) => Err(AcquireError::Killed { step, signal }),
+            None => {
+                Ok(Ran { success: status.success(), text: String::from_utf8_lossy(&self.0).into_owned() })
+            }
+        }
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::progress::sizes;
+use crate::docker::DockerError;
 use crate::exec::CommandError;
 
 /// Why environments cannot be kept in a directory.
@@ -63,6 +65,133 @@ pub enum AcquireError {
         /// What the installer said.
         detail: String,
     },
+    /// The program that makes conda environments is not installed.
+    #[error("the conda engine `agent-env` is not installed on this node")]
+    EngineMissing {
+        /// Where it was looked for.
+        looked: Option<PathBuf>,
+    },
+    /// No choice of packages satisfies the file of the user.
+    #[error("{}{detail}", at_of(at))]
+    Unsolvable {
+        /// The lines at fault, for example ``conda.yml, line 7: `numpy=99` ``; empty when none is known.
+        at: Vec<String>,
+        /// What the solver said.
+        detail: String,
+        /// What to do about it, when something particular can be done.
+        hint: Option<String>,
+    },
+    /// The file of the user cannot be understood, or asks for what is not installed.
+    #[error("{}{detail}", at_of(at))]
+    Refused {
+        /// The lines at fault; empty when none is known.
+        at: Vec<String>,
+        /// Why.
+        detail: String,
+        /// What to do about it, when something particular can be done.
+        hint: Option<String>,
+    },
+    /// Choosing packages took too long.
+    #[error("choosing packages took too long: {detail}")]
+    TooLong {
+        /// What the solver said.
+        detail: String,
+    },
+    /// A server wants other credentials.
+    #[error("a server refused the packages: {detail}")]
+    Denied {
+        /// What the engine said.
+        detail: String,
+    },
+    /// What arrived is not what was announced.
+    #[error("a package is damaged: {detail}")]
+    Damaged {
+        /// What the engine said.
+        detail: String,
+    },
+    /// The interpreter of the host has not what the job lists.
+    #[error("the Python at {} lacks {}", python.display(), missing.join(", "))]
+    Lacks {
+        /// The interpreter.
+        python: PathBuf,
+        /// What is missing or of another version, for example `scipy>=1.9 (1.8.0 is installed)`.
+        missing: Vec<String>,
+    },
+    /// A named environment is not defined on this node.
+    #[error("the environment `{reference}` is not defined on this node")]
+    NameUnknown {
+        /// As written.
+        reference: String,
+        /// The names that are defined.
+        known: Vec<String>,
+    },
+    /// The container engine did not answer, or broke off: nothing is known, and asking again later may help.
+    #[error("{0}")]
+    Engine(DockerError),
+    /// A registry has no such image, or not for us.
+    #[error("the image `{image}` is not to be had from {registry}: {detail}")]
+    ImageMissing {
+        /// Its name.
+        image: String,
+        /// The host that was asked.
+        registry: String,
+        /// It wants other credentials, as far as it says; it may not say so of what it hides.
+        denied: bool,
+        /// What it said.
+        detail: String,
+    },
+    /// A registry cannot be reached, or does not go on.
+    #[error("the registry {registry} cannot be used: {detail}")]
+    Registry {
+        /// The host.
+        registry: String,
+        /// What the engine said.
+        detail: String,
+    },
+    /// An image could not be built.
+    #[error("{step} failed: {detail}{}", lines_of(tail))]
+    ImageBuild {
+        /// The step of the Dockerfile, for example ``step 2 of 5, `RUN make` ``.
+        step: String,
+        /// What the engine said.
+        detail: String,
+        /// The last lines it printed.
+        tail: Vec<String>,
+    },
+    /// The image is for other machines.
+    #[error("the image `{image}` is for {has}, and this node is {node}")]
+    WrongPlatform {
+        /// Its name.
+        image: String,
+        /// For example `linux/arm64`.
+        has: String,
+        /// The same of this machine.
+        node: String,
+    },
+    /// No conda environment of this machine works in the image.
+    #[error("the image `{image}` cannot carry a conda environment: {why}")]
+    CannotCarry {
+        /// Its name.
+        image: String,
+        /// Why not.
+        why: String,
+    },
+    /// The image is for machines with GPUs.
+    #[error("the image `{image}` cannot be used: {why}")]
+    NeedsGpu {
+        /// Its name.
+        image: String,
+        /// Why not.
+        why: String,
+    },
+    /// A builder was ended because it took too much memory.
+    #[error("the builder was ended at its memory limit of {}: {step}", sizes::readable(*limit))]
+    OutOfMemory {
+        /// What the command was to do.
+        step: &'static str,
+        /// The limit, in bytes.
+        limit: u64,
+    },
     /// The disk is full.
     #[error("no space is left for {}", path.display())]
     DiskFull {
@@ -115,6 +244,16 @@ pub enum AcquireError {
     },
 }
 
+/// The last lines of a log as the end of a message.
+fn lines_of(tail: &[String]) -> String {
+    if tail.is_empty() { String::new() } else { format!(" ({})", tail.join(" | ")) }
+}
+
+/// The lines at fault as the beginning of a message.
+fn at_of(at: &[String]) -> String {
+    if at.is_empty() { String::new() } else { format!("{}: ", at.join("; ")) }
+}
+
 impl AcquireError {
     /// Turns a refusal of the file system into the error it is.
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AcquireError {
@@ -129,8 +268,22 @@ impl AcquireError {
     pub(super) fn command(step: &'static str) -> impl FnOnce(CommandError) -> AcquireError {
         move |error| match error {
             CommandError::Stalled { after, .. } => AcquireError::Stalled { step, after },
+            CommandError::OutOfMemory { limit, .. } => AcquireError::OutOfMemory { step, limit },
             other => AcquireError::Command { step, source: Arc::new(other) },
         }
+    }
+
+    /// Turns an answer of the container engine, or its silence, into the error it is.
+    pub(super) fn engine(step: &'static str) -> impl FnOnce(DockerError) -> AcquireError {
+        move |error| match error {
+            DockerError::Refused { message, .. } => AcquireError::Failed { step, detail: message },
+            unknown => AcquireError::Engine(unknown),
+        }
+    }
+
+    /// Nobody knows, and waiting may help: the container engine is not there, or silent.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self, AcquireError::Engine(error) if error.is_unknown())
     }
 
     /// The same would happen at once again, so it is remembered for a while.
@@ -138,7 +291,16 @@ impl AcquireError {
         use AcquireError as E;
         !matches!(
             self,
-            E::Network { .. } | E::DiskFull { .. } | E::Killed { .. } | E::Command { .. } | E::Io { .. }
+            E::Network { .. }
+                | E::Denied { .. }
+                | E::Damaged { .. }
+                | E::DiskFull { .. }
+                | E::Engine(_)
+                | E::ImageMissing { denied: true, .. }
+                | E::Registry { .. }
+                | E::Killed { .. }
+                | E::Command { .. }
+                | E::Io { .. }
         )
     }
 }

@@ -56,7 +56,12 @@ impl EnvBuilder for Scripted {
             let python = bin.join("python");
             std::fs::write(&python, "").map_err(AcquireError::io("write", &python))?;
             bench.say("the script ends");
-            Ok(Built { vars: BTreeMap::new(), path_entries: vec![bin], python_version: "3.0.0".to_owned() })
+            Ok(Built {
+                vars: BTreeMap::new(),
+                path_entries: vec![bin],
+                python_version: "3.0.0".to_owned(),
+                ..Built::default()
+            })
         }
         .boxed()
     }

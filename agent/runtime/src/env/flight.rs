@@ -18,11 +18,12 @@ use futures_util::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::aftercare::Aftercare;
 use super::shelf::Place;
-use super::{AcquireError, Bench, EnvBuilder};
+use super::{AcquireError, Bench, EnvBuilder, EnvLease, Phase, Progress};
 
 /// How long a lasting failure is answered from memory.
-const REMEMBERED: Duration = Duration::from_secs(10);
+const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// How often a build is begun whose commands somebody kills.
 const ATTEMPTS: u32 = 5;
@@ -34,6 +35,8 @@ type Build = Shared<BoxFuture<'static, Outcome>>;
 pub(super) struct Flights {
     by_name: Mutex<HashMap<String, Flight>>,
     stall: Duration,
+    memory: u64,
+    aftercare: Aftercare,
 }
 
 enum Flight {
@@ -42,8 +45,18 @@ enum Flight {
 }
 
 impl Flights {
-    pub(super) fn new(stall: Duration) -> Flights {
-        Flights { by_name: Mutex::default(), stall }
+    pub(super) fn new(stall: Duration, memory: u64) -> Flights {
+        Flights { by_name: Mutex::default(), stall, memory, aftercare: Aftercare::default() }
+    }
+
+    /// Does what is left to be done for a new environment, see [`super::aftercare`].
+    pub(super) fn look_after(&self, place: &Place, lease: &EnvLease) {
+        self.aftercare.start(place, place.left(lease));
+    }
+
+    /// Nothing works on a place for its own sake any more.
+    pub(super) fn leave(&self, name: &str) {
+        self.aftercare.stop(name);
     }
 
     /// Joins the build of a place, or the memory of its failure, or starts one.
@@ -78,7 +91,7 @@ impl Flights {
         spec: EnvSpec,
         transcript: Arc<Transcript>,
     ) -> Outcome {
-        let outcome = build(&place, builder.as_ref(), &spec, &transcript, flights.stall).await;
+        let outcome = build(&place, builder.as_ref(), &spec, &transcript, &flights).await;
         let mut by_name = flights.lock();
         by_name.remove(place.name());
         if let Err(error) = outcome.as_ref()
@@ -119,16 +132,19 @@ async fn build(
     builder: &dyn EnvBuilder,
     spec: &EnvSpec,
     transcript: &Arc<Transcript>,
-    stall: Duration,
+    flights: &Flights,
 ) -> Outcome {
-    let waiting = || transcript.write(b"waiting for another agent that works on this environment\n");
+    let waiting = || {
+        transcript.write(b"waiting for another agent that works on this environment\n");
+        transcript.tell(Some(Progress::of(Phase::Waiting, "another agent")));
+    };
     let Some(lock) = place.exclusive(waiting).await? else {
         return transcript.repeat(place);
     };
     transcript.keep(place)?;
     let scaffold = lock.scaffold().await?;
     let started = Instant::now();
-    let bench = Bench::new(place.prefix().to_owned(), transcript.clone(), stall);
+    let bench = Bench::new(place.prefix().to_owned(), transcript.clone(), flights.stall, flights.memory);
     let mut built = builder.build(spec, &bench).await;
     for _ in 1..ATTEMPTS {
         let Err(killed @ AcquireError::Killed { .. }) = &built else { break };
@@ -156,20 +172,27 @@ pub(super) struct Seat {
 }
 
 impl Seat {
-    /// Waits for the end of the build and appends what it prints to a log meanwhile.
-    pub(super) async fn follow(mut self, log: &Path) -> Outcome {
+    /// Waits for the end of the build; appends what it prints to a log and tells how far it is meanwhile.
+    pub(super) async fn follow(mut self, log: &Path, told: &watch::Sender<Option<Progress>>) -> Outcome {
         let fail = |error| AcquireError::io("write", log)(error);
         let mut file = OpenOptions::new().create(true).append(true).open(log).map_err(fail)?;
         let mut grown = self.transcript.length.subscribe();
+        let mut further = self.transcript.progress.subscribe();
+        further.mark_changed(); // what was told before this one came
         let mut copied = 0;
         loop {
             let outcome = tokio::select! {
                 biased;
                 outcome = &mut self.build => Some(outcome),
-                _ = grown.changed() => None, // the sender lives in this seat
+                _ = grown.changed() => None, // the senders live in this seat
+                _ = further.changed() => {
+                    told.send_replace(further.borrow_and_update().clone());
+                    None
+                }
             };
             copied = self.transcript.copy(copied, &mut file).map_err(fail)?;
             if let Some(outcome) = outcome {
+                told.send_replace(None);
                 return outcome;
             }
         }
@@ -181,6 +204,7 @@ pub(super) struct Transcript {
     path: PathBuf,
     file: File,
     length: watch::Sender<u64>,
+    progress: watch::Sender<Option<Progress>>,
 }
 
 impl Transcript {
@@ -191,7 +215,7 @@ impl Transcript {
         let mut options = OpenOptions::new();
         options.create(true).truncate(true).read(true).write(true).mode(0o600);
         let file = options.open(&path).map_err(AcquireError::io("create", &path))?;
-        Ok(Transcript { path, file, length: watch::Sender::new(0) })
+        Ok(Transcript { path, file, length: watch::Sender::new(0), progress: watch::Sender::new(None) })
     }
 
     /// Appends; when that fails the text is lost, because the build matters more than its log.
@@ -201,6 +225,11 @@ impl Transcript {
             Ok(()) => drop(self.length.send_replace(at + bytes.len() as u64)),
             Err(error) => tracing::warn!(path = %self.path.display(), %error, "part of a build log is lost"),
         }
+    }
+
+    /// Tells how far the build is.
+    pub(super) fn tell(&self, progress: Option<Progress>) {
+        self.progress.send_replace(progress);
     }
 
     /// Becomes the log of the place: this is the process that builds.

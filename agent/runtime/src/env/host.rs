@@ -13,7 +13,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::interpreter::{Interpreter, Interpreters};
-use super::{AcquireError, Bench, Built, EnvBuilder};
+use super::present::Present;
+use super::{AcquireError, Bench, Built, EnvBuilder, EnvConfig};
 use crate::exec::Command;
 
 /// Grows when the same identity would be built in another way.
@@ -22,18 +23,22 @@ const VERSION: u32 = 1;
 /// Finds interpreters of the host.
 pub(super) struct Host {
     interpreters: Arc<Interpreters>,
+    present: Present,
 }
 
 impl Host {
-    pub(super) fn new(interpreters: Arc<Interpreters>) -> Host {
-        Host { interpreters }
+    pub(super) fn new(config: Arc<EnvConfig>, interpreters: Arc<Interpreters>) -> Host {
+        Host { interpreters, present: Present::new(config) }
     }
 
+    /// The interpreter, which has what the job lists.
     async fn interpreter(&self, spec: &EnvSpec) -> Result<Arc<Interpreter>, AcquireError> {
-        let EnvSpec::Host { python } = spec else {
+        let EnvSpec::Host { python, requirements } = spec else {
             return Err(AcquireError::Unsupported { kind: spec.kind() });
         };
-        self.interpreters.find(python).await
+        let python = self.interpreters.find(python).await?;
+        self.present.check(&python, requirements).await?;
+        Ok(python)
     }
 }
 
@@ -58,6 +63,8 @@ impl EnvBuilder for Host {
                 vars: BTreeMap::new(),
                 path_entries: vec![bench.prefix().join("bin")],
                 python_version: python.version.clone(),
+                summary: format!("{} {}", python.executable.display(), python.version),
+                ..Built::default()
             };
             if python.prefix != python.base_prefix {
                 return Ok(in_place(&python, built));

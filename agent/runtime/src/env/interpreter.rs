@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde::Deserialize;
 
 use super::{AcquireError, EnvConfig};
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const QUESTION: &str = "import json, sys, sysconfig
 print(json.dumps(dict(
     executable=sys.executable, version='%d.%d.%d' % sys.version_info[:3], prefix=sys.prefix,
-    base_prefix=sys.base_prefix, implementation=sys.implementation.name, platform=sysconfig.get_platform())))";
+    base_prefix=sys.base_prefix, stdlib=sysconfig.get_path('stdlib'), implementation=sys.implementation.name, platform=sysconfig.get_platform())))";
 
 /// What an interpreter says about itself.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -33,6 +34,9 @@ pub(super) struct Interpreter {
     pub(super) prefix: PathBuf,
     /// Where its library is; differs from the prefix in a virtual environment.
     pub(super) base_prefix: PathBuf,
+    /// Where its own modules are.
+    #[serde(default)]
+    pub(super) stdlib: PathBuf,
     implementation: String,
     platform: String,
 }
@@ -75,18 +79,47 @@ struct Known {
 /// The interpreters of this node, each asked once.
 pub(super) struct Interpreters {
     config: Arc<EnvConfig>,
-    known: tokio::sync::Mutex<HashMap<String, Known>>,
+    known: tokio::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Known>>>>>,
+    /// Names whose files do not work, for [`Interpreters::all`]: one that hangs is not tried again and again.
+    broken: tokio::sync::Mutex<HashMap<String, Vec<Stamp>>>,
 }
 
 impl Interpreters {
     pub(super) fn new(config: Arc<EnvConfig>) -> Interpreters {
-        Interpreters { config, known: tokio::sync::Mutex::default() }
+        Interpreters { config, known: tokio::sync::Mutex::default(), broken: tokio::sync::Mutex::default() }
+    }
+
+    /// What jobs can call by a name, best first: `python3`, `python`, then the versions, the newest first. What does
+    /// not work is left out.
+    pub(super) async fn all(&self) -> Vec<agent_model::node::Interpreter> {
+        let path = self.config.path.clone();
+        let names = tokio::task::spawn_blocking(move || names(&path)).await.unwrap_or_default();
+        let mut broken = self.broken.lock().await;
+        broken.retain(|_, stamps| stamps.iter().all(Stamp::still_holds));
+        let tried = names.iter().filter(|name| !broken.contains_key(*name));
+        let found = join_all(tried.map(async |name| (name, self.find(name).await))).await;
+        let mut all = Vec::new();
+        for (name, found) in found {
+            match found {
+                Ok(found) => all.push(agent_model::node::Interpreter {
+                    name: name.clone(),
+                    version: found.version.clone(),
+                }),
+                Err(_) => {
+                    let stamps = candidates(name, &self.config.path).into_iter().map(Stamp::of);
+                    broken.insert(name.clone(), stamps.collect());
+                }
+            }
+        }
+        all
     }
 
     /// The interpreter of this name or absolute path.
     pub(super) async fn find(&self, name: &str) -> Result<Arc<Interpreter>, AcquireError> {
-        let mut known = self.known.lock().await;
-        if let Some(found) = known.get(name)
+        // One name is asked once, however many want it; nobody waits for another name.
+        let slot = self.known.lock().await.entry(name.to_owned()).or_default().clone();
+        let mut slot = slot.lock().await;
+        if let Some(found) = slot.as_ref()
             && found.stamps.iter().all(Stamp::still_holds)
         {
             return Ok(found.interpreter.clone());
@@ -97,7 +130,7 @@ impl Interpreters {
                 Ok(interpreter) => {
                     let interpreter = Arc::new(interpreter);
                     let stamps = stamps(&candidate, &interpreter);
-                    known.insert(name.to_owned(), Known { stamps, interpreter: interpreter.clone() });
+                    *slot = Some(Known { stamps, interpreter: interpreter.clone() });
                     return Ok(interpreter);
                 }
                 Err(detail) => refusal = AcquireError::PythonUnusable { path: candidate, detail },
@@ -118,6 +151,21 @@ impl Interpreters {
             said => said.to_owned(),
         })
     }
+}
+
+/// The names of interpreters that the search path has files for.
+fn names(search: &str) -> Vec<String> {
+    let mut versions = std::collections::BTreeSet::new();
+    for dir in search.split(':').filter(|dir| dir.starts_with('/')) {
+        for entry in Path::new(dir).read_dir().into_iter().flatten().flatten() {
+            let minor =
+                entry.file_name().to_str().and_then(|name| name.strip_prefix("python3.")?.parse().ok());
+            versions.extend(minor.filter(|_: &u32| is_executable(&entry.path())));
+        }
+    }
+    let plain = ["python3", "python"].map(str::to_owned).into_iter();
+    let plain = plain.filter(|name| !candidates(name, search).is_empty());
+    plain.chain(versions.into_iter().rev().map(|minor| format!("python3.{minor}"))).collect()
 }
 
 /// The files a name may mean, best first.
@@ -144,4 +192,60 @@ fn stamps(found: &Path, interpreter: &Interpreter) -> Vec<Stamp> {
     stamps
         .extend(manager.map(|manager| Stamp::of(manager.join("version"))).filter(|stamp| stamp.1.is_some()));
     stamps
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use super::*;
+
+    /// A script that says what an interpreter of this version says, and counts how often it was asked.
+    fn python(dir: &Path, name: &str, version: &str) -> PathBuf {
+        let path = dir.join(name);
+        let said = format!(
+            r#"{{"executable":"{}","version":"{version}","prefix":"/p","base_prefix":"/p","implementation":"cpython","platform":"x"}}"#,
+            path.display()
+        );
+        write(&path, &format!("echo asked >> {}.asked\necho '{said}'\n", path.display()));
+        path
+    }
+
+    fn write(path: &Path, script: &str) {
+        let mut file =
+            fs::File::options().create(true).truncate(true).write(true).mode(0o755).open(path).unwrap();
+        std::io::Write::write_all(&mut file, format!("#!/bin/sh\n{script}").as_bytes()).unwrap();
+    }
+
+    #[tokio::test]
+    async fn test_interpreters_are_listed_by_name_and_asked_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = python(dir.path(), "python3", "3.11.7");
+        for (name, version) in [("python3.9", "3.9.2"), ("python3.11", "3.11.7")] {
+            python(dir.path(), name, version);
+        }
+        write(&dir.path().join("python3.8"), "echo asked >> $0.asked; exit 1\n");
+        for other in ["python3-config", "python3.11-config", "python2.7"] {
+            write(&dir.path().join(other), "exit 1\n");
+        }
+        fs::write(dir.path().join("python3.10"), "no program").unwrap();
+        let path = format!("{}:relative:/nowhere", dir.path().display());
+        let root = dir.path().join("envs");
+        fs::create_dir(&root).unwrap();
+        let interpreters = Interpreters::new(Arc::new(EnvConfig::plain(root, path)));
+        for _ in 0..2 {
+            let all = interpreters.all().await;
+            let all: Vec<_> = all.iter().map(|one| (one.name.as_str(), one.version.as_str())).collect();
+            assert_eq!(all, [("python3", "3.11.7"), ("python3.11", "3.11.7"), ("python3.9", "3.9.2")]);
+        }
+        for name in ["python3", "python3.8", "python3.11"] {
+            let asked = fs::read_to_string(dir.path().join(format!("{name}.asked"))).unwrap();
+            assert_eq!(asked, "asked\n", "{name}");
+        }
+        fs::remove_file(first).unwrap();
+        python(dir.path(), "python3.8", "3.8.10");
+        let all: Vec<String> = interpreters.all().await.into_iter().map(|one| one.name).collect();
+        assert_eq!(all, ["python3.11", "python3.9", "python3.8"]);
+    }
 }

@@ -3,11 +3,23 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Instant;
 
 use tempfile::TempDir;
+use tokio::sync::watch;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use super::*;
 use crate::exec::Command;
 
+mod conda;
+mod images;
+mod installers;
 mod kills;
+
+/// Nobody wants to know how far it is.
+fn nobody() -> watch::Sender<Option<Progress>> {
+    watch::Sender::new(None)
+}
 
 /// A directory with everything a test needs: environments, logs, and what lies around.
 struct Fixture {
@@ -30,8 +42,8 @@ impl Fixture {
     }
 
     fn config(&self) -> EnvConfig {
-        let (root, path) = (self.path("envs"), self.search.clone());
-        EnvConfig { root, path, vars: BTreeMap::new(), stall: Duration::from_secs(120) }
+        let stall = Duration::from_secs(120);
+        EnvConfig { stall, ..EnvConfig::plain(self.path("envs"), self.search.clone()) }
     }
 
     fn open(&self) -> Environments {
@@ -126,7 +138,7 @@ async fn test_pip_environment_is_built_then_reused_at_once() {
     let mut lines = fixture.wheel("tiny", "1.5", "").await;
     lines.push("tiny".to_owned());
     let (environments, spec) = (fixture.open(), pip("python3", &lines));
-    let lease = environments.acquire(&spec, &fixture.path("log")).await.unwrap();
+    let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
     assert!(!lease.reused());
     assert_eq!(run(&lease, "import tiny; print(tiny.VERSION)").await, "1.5");
     assert_eq!(
@@ -141,7 +153,7 @@ async fn test_pip_environment_is_built_then_reused_at_once() {
     let mut best = Duration::MAX;
     for _ in 0..20 {
         let started = Instant::now();
-        let again = environments.acquire(&spec, &fixture.path("again")).await.unwrap();
+        let again = environments.acquire(&spec, &fixture.path("again"), &nobody()).await.unwrap();
         best = best.min(started.elapsed());
         assert!(again.reused() && again.key() == lease.key());
     }
@@ -149,7 +161,21 @@ async fn test_pip_environment_is_built_then_reused_at_once() {
     assert!(!fixture.path("again").exists(), "nothing was built, so nothing is logged");
 
     let next_life = fixture.open();
-    assert!(next_life.acquire(&spec, &fixture.path("again")).await.unwrap().reused());
+    assert!(next_life.acquire(&spec, &fixture.path("again"), &nobody()).await.unwrap().reused());
+}
+
+#[tokio::test]
+async fn test_environment_that_did_not_reach_the_disk_is_none_in_the_next_boot() {
+    let fixture = Fixture::new();
+    let (environments, spec) = (fixture.open(), pip("python3", &[]));
+    let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
+    let marker = lease.prefix().join("ready.json");
+    drop(lease);
+    let told = || fs::read_to_string(&marker).unwrap();
+    until("it is on the disk", || !told().contains("\"boot\"")).await;
+    assert!(fixture.open().acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap().reused());
+    fs::write(&marker, told().replacen('{', "{\"boot\": \"an earlier one\",", 1)).unwrap();
+    assert!(!environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap().reused());
 }
 
 #[tokio::test]
@@ -158,14 +184,16 @@ async fn test_requirement_that_cannot_be_met_is_named() {
     let mut lines = fixture.wheel("tiny", "1.5", "absent==9").await;
     lines.push("tiny".to_owned());
     let environments = fixture.open();
-    let error = environments.acquire(&pip("python3", &lines), &fixture.path("log")).await.unwrap_err();
+    let error =
+        environments.acquire(&pip("python3", &lines), &fixture.path("log"), &nobody()).await.unwrap_err();
     let AcquireError::Unsatisfied { requirement, .. } = &error else { panic!("{error:?}") };
     assert!(requirement.starts_with("absent==9"), "{requirement}");
     let log = fixture.log("log");
     assert!(log.contains("No matching distribution found for absent==9"), "{log}");
 
     let started = Instant::now();
-    let again = environments.acquire(&pip("python3", &lines), &fixture.path("again")).await.unwrap_err();
+    let again =
+        environments.acquire(&pip("python3", &lines), &fixture.path("again"), &nobody()).await.unwrap_err();
     assert_eq!(again.to_string(), error.to_string());
     assert!(started.elapsed() < Duration::from_millis(500), "a lasting failure is remembered");
     assert_eq!(fixture.log("again"), log);
@@ -184,7 +212,8 @@ async fn test_packages_that_exclude_each_other_are_named() {
     fixture.wheel("left", "1", "base==1").await;
     let mut lines = fixture.wheel("right", "1", "base==2").await;
     lines.extend(["left".to_owned(), "right".to_owned()]);
-    let error = fixture.open().acquire(&pip("python3", &lines), &fixture.path("log")).await.unwrap_err();
+    let error =
+        fixture.open().acquire(&pip("python3", &lines), &fixture.path("log"), &nobody()).await.unwrap_err();
     let AcquireError::Unsatisfied { requirement, detail } = &error else { panic!("{error:?}") };
     assert!(requirement.contains("left") && requirement.contains("right"), "{requirement}");
     assert!(detail.contains("base==1") && detail.contains("base==2"), "{detail}");
@@ -198,7 +227,8 @@ async fn test_index_that_cannot_be_reached_is_a_matter_of_the_network() {
     let mut config = fixture.config();
     config.vars = BTreeMap::from([("PIP_RETRIES".to_owned(), "1".to_owned())]);
     let environments = Environments::open(config).unwrap();
-    let error = environments.acquire(&pip("python3", &lines), &fixture.path("log")).await.unwrap_err();
+    let error =
+        environments.acquire(&pip("python3", &lines), &fixture.path("log"), &nobody()).await.unwrap_err();
     assert!(matches!(error, AcquireError::Network { .. }), "{error:?}");
 }
 
@@ -208,21 +238,22 @@ async fn test_python_that_is_missing_or_broken_is_told() {
     let environments = fixture.open();
     let log = fixture.path("log");
     for name in ["python-of-nobody", "/not/there/python", "relative/python"] {
-        let error = environments.acquire(&pip(name, &[]), &log).await.unwrap_err();
+        let error = environments.acquire(&pip(name, &[]), &log, &nobody()).await.unwrap_err();
         assert!(matches!(&error, AcquireError::PythonMissing { name: told } if told == name), "{error:?}");
     }
     let broken = fixture.path("broken");
     fs::write(&broken, "#!/bin/sh\necho version 9 is not installed >&2; exit 127\n").unwrap();
     fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
-    let spec = EnvSpec::Host { python: broken.display().to_string() };
-    let error = environments.acquire(&spec, &log).await.unwrap_err();
+    let spec = EnvSpec::Host { python: broken.display().to_string(), requirements: vec![] };
+    let error = environments.acquire(&spec, &log, &nobody()).await.unwrap_err();
     assert!(
         matches!(&error, AcquireError::PythonUnusable { detail, .. }
         if detail == "version 9 is not installed"),
         "{error:?}"
     );
-    let error = environments.acquire(&EnvSpec::Named { reference: "x".into() }, &log).await.unwrap_err();
-    assert!(matches!(error, AcquireError::Unsupported { kind: "named" }));
+    let error =
+        environments.acquire(&EnvSpec::Named { reference: "x".into() }, &log, &nobody()).await.unwrap_err();
+    assert!(matches!(error, AcquireError::NameUnknown { .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -231,7 +262,7 @@ async fn test_missing_venv_names_the_package_to_install() {
     let debian = "echo 'The virtual environment was not created successfully because ensurepip is not available.'; exit 1";
     let python = fixture.python("bare", debian).await;
     let environments = fixture.open();
-    let error = environments.acquire(&pip(&python, &[]), &fixture.path("log")).await.unwrap_err();
+    let error = environments.acquire(&pip(&python, &[]), &fixture.path("log"), &nobody()).await.unwrap_err();
     let AcquireError::VenvMissing { package, .. } = &error else { panic!("{error:?}") };
     assert!(package.starts_with("python3.") && package.ends_with("-venv") && package.len() < 16, "{package}");
 }
@@ -242,7 +273,8 @@ async fn test_silent_builder_is_given_up() {
     let python = fixture.python("silent", "sleep 1000").await;
     let environments =
         Environments::open(EnvConfig { stall: Duration::from_millis(300), ..fixture.config() });
-    let error = environments.unwrap().acquire(&pip(&python, &[]), &fixture.path("log")).await.unwrap_err();
+    let error =
+        environments.unwrap().acquire(&pip(&python, &[]), &fixture.path("log"), &nobody()).await.unwrap_err();
     assert!(matches!(error, AcquireError::Stalled { .. }), "{error:?}");
 }
 
@@ -250,12 +282,12 @@ async fn test_silent_builder_is_given_up() {
 async fn test_host_interpreter_is_found_as_python_with_its_packages() {
     let fixture = Fixture::new();
     let environments = fixture.open();
-    let lease = environments.acquire(&EnvSpec::host(), &fixture.path("log")).await.unwrap();
+    let lease = environments.acquire(&EnvSpec::host(), &fixture.path("log"), &nobody()).await.unwrap();
     let prefix = "import sys; print(sys.prefix)";
     let real = Command::new(fixture.real_python().await).args(["-c", prefix]).capture().await.unwrap();
     assert_eq!(run(&lease, prefix).await, String::from_utf8(real.text).unwrap().trim_end());
     assert!(lease.path_entries()[0].join("python3").exists() && lease.vars().is_empty());
-    assert!(environments.acquire(&EnvSpec::host(), &fixture.path("log")).await.unwrap().reused());
+    assert!(environments.acquire(&EnvSpec::host(), &fixture.path("log"), &nobody()).await.unwrap().reused());
 }
 
 #[tokio::test]
@@ -265,8 +297,8 @@ async fn test_virtual_environment_of_the_user_is_used_in_place() {
     let python = fixture.real_python().await;
     let made = Command::new(python).args(["-m", "venv", "--without-pip"]).arg(&venv).capture().await.unwrap();
     assert!(made.status.success());
-    let spec = EnvSpec::Host { python: venv.join("bin/python").display().to_string() };
-    let lease = fixture.open().acquire(&spec, &fixture.path("log")).await.unwrap();
+    let spec = EnvSpec::Host { python: venv.join("bin/python").display().to_string(), requirements: vec![] };
+    let lease = fixture.open().acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
     assert_eq!(run(&lease, "import sys; print(sys.prefix)").await, venv.display().to_string());
     assert_eq!(lease.vars()["VIRTUAL_ENV"], venv.display().to_string());
 }
@@ -281,7 +313,7 @@ async fn test_many_waiters_share_one_build_and_one_log() {
     for number in 0..8 {
         let (environments, spec) = (environments.clone(), spec.clone());
         let log = fixture.path(&format!("log-{number}"));
-        waiters.spawn(async move { environments.acquire(&spec, &log).await.unwrap() });
+        waiters.spawn(async move { environments.acquire(&spec, &log, &nobody()).await.unwrap() });
     }
     let leases = waiters.join_all().await;
     assert!(leases.iter().all(|lease| lease.key() == leases[0].key() && !lease.reused()));
@@ -299,10 +331,11 @@ async fn test_two_processes_on_one_directory_build_once() {
     let (one, two) = (fixture.scripted([script()]), fixture.scripted([script()]));
     let spec = EnvSpec::host();
     let (log_one, log_two) = (fixture.path("one"), fixture.path("two"));
-    let (first, second) = tokio::join!(one.acquire(&spec, &log_one), async {
+    let told = nobody();
+    let (first, second) = tokio::join!(one.acquire(&spec, &log_one, &told), async {
         until("the first builds", || fixture.path("one").exists() && fixture.log("one").contains("begins"))
             .await;
-        two.acquire(&spec, &log_two).await
+        two.acquire(&spec, &log_two, &nobody()).await
     });
     assert_eq!(first.unwrap().prefix(), second.unwrap().prefix());
     let second = fixture.log("two");
@@ -318,8 +351,9 @@ async fn test_build_goes_on_while_one_waits_and_ends_with_the_last() {
     let python = fixture.python("slow", &on_venv).await;
     let (environments, spec) = (fixture.open(), pip(&python, &[]));
     let (log_one, log_two) = (fixture.path("one"), fixture.path("two"));
-    let mut one = Box::pin(environments.acquire(&spec, &log_one));
-    let mut two = Box::pin(environments.acquire(&spec, &log_two));
+    let told = nobody();
+    let mut one = Box::pin(environments.acquire(&spec, &log_one, &told));
+    let mut two = Box::pin(environments.acquire(&spec, &log_two, &told));
     tokio::select! {
         _ = &mut one => panic!("it sleeps"),
         _ = &mut two => panic!("it sleeps"),
@@ -341,7 +375,8 @@ async fn test_build_goes_on_while_one_waits_and_ends_with_the_last() {
 
 fn pip_of(fixture: &Fixture) -> Pip {
     let config = Arc::new(fixture.config());
-    Pip::new(config.clone(), Arc::new(Interpreters::new(config)))
+    let installer = Arc::new(Installer::new(config.clone()));
+    Pip::new(config.clone(), Arc::new(Interpreters::new(config)), installer)
 }
 
 #[tokio::test]
@@ -350,7 +385,7 @@ async fn test_what_a_killed_daemon_left_is_ended_and_built_anew() {
     let spec = EnvSpec::host();
     let prefix = {
         let environments = fixture.scripted([]);
-        let lease = environments.acquire(&spec, &fixture.path("log")).await.unwrap();
+        let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
         lease.prefix().to_owned()
     };
     // As a kill leaves it: files without a marker, and a builder that is still at work.
@@ -371,7 +406,7 @@ async fn test_what_a_killed_daemon_left_is_ended_and_built_anew() {
     .unwrap();
     assert!(!orphans.join_next().await.unwrap().unwrap().unwrap().status.success());
     assert!(!prefix.exists());
-    let lease = environments.acquire(&spec, &fixture.path("again")).await.unwrap();
+    let lease = environments.acquire(&spec, &fixture.path("again"), &nobody()).await.unwrap();
     assert!(!lease.reused() && !prefix.join("junk").exists());
 }
 
@@ -381,8 +416,8 @@ async fn test_failure_of_the_network_is_not_remembered() {
     let fails = Some(AcquireError::Network { detail: "down".to_owned() });
     let environments = fixture.scripted([Script { fails, ..Script::default() }]);
     let (spec, log) = (EnvSpec::host(), fixture.path("log"));
-    assert!(matches!(environments.acquire(&spec, &log).await, Err(AcquireError::Network { .. })));
-    assert!(environments.acquire(&spec, &log).await.is_ok());
+    assert!(matches!(environments.acquire(&spec, &log, &nobody()).await, Err(AcquireError::Network { .. })));
+    assert!(environments.acquire(&spec, &log, &nobody()).await.is_ok());
 }
 
 #[tokio::test]
@@ -390,14 +425,14 @@ async fn test_damaged_or_moved_environment_is_built_anew() {
     let fixture = Fixture::new();
     let environments = fixture.scripted([]);
     let (spec, log) = (EnvSpec::host(), fixture.path("log"));
-    let prefix = environments.acquire(&spec, &log).await.unwrap().prefix().to_owned();
+    let prefix = environments.acquire(&spec, &log, &nobody()).await.unwrap().prefix().to_owned();
     fs::remove_file(prefix.join("bin/python")).unwrap();
-    assert!(!environments.acquire(&spec, &log).await.unwrap().reused());
+    assert!(!environments.acquire(&spec, &log, &nobody()).await.unwrap().reused());
 
     fs::rename(fixture.path("envs"), fixture.path("old")).unwrap();
     let environments = fixture.scripted([]);
     fs::rename(fixture.path("old").join(prefix.file_name().unwrap()), &prefix).unwrap();
-    assert!(environments.acquire(&spec, &log).await.unwrap().reused());
+    assert!(environments.acquire(&spec, &log, &nobody()).await.unwrap().reused());
     let elsewhere = fixture.path("envs").join("host-000000000000");
     fs::rename(&prefix, &elsewhere).unwrap();
     fixture.scripted([]);
@@ -409,10 +444,10 @@ async fn test_environment_in_use_is_not_taken_for_building() {
     let fixture = Fixture::new();
     let environments = fixture.scripted([]);
     let spec = EnvSpec::host();
-    let lease = environments.acquire(&spec, &fixture.path("log")).await.unwrap();
+    let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
     fs::remove_file(lease.prefix().join("bin/python")).unwrap();
-    let log = fixture.path("second");
-    let mut second = Box::pin(environments.acquire(&spec, &log));
+    let (log, told) = (fixture.path("second"), nobody());
+    let mut second = Box::pin(environments.acquire(&spec, &log, &told));
     tokio::select! {
         _ = &mut second => panic!("a lease is held"),
         () = until("it says what it waits for", || log.exists() && !fixture.log("second").is_empty()) => {}

@@ -2,29 +2,41 @@
 //!
 //! Each child leads a process group of its own. The group is killed when the child has ended (before it is
 //! reaped, while its number cannot be anybody else's), when it is silent for too long, and when the future
-//! that waits for it is dropped. A daemon that is killed cannot do any of that: callers whose children must
-//! not survive it give them a mark, and [`agent_shim::process::kill_marked`] finds them in
-//! the next life.
+//! that waits for it is dropped; what a [`MemoryGroup`] holds goes with that, even if it left the process group.
+//! A daemon that is killed cannot do any of that: callers whose children must not survive it give them a mark,
+//! and [`agent_shim::process::kill_marked`] finds them in the next life.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
 
+use super::memory_group::{Kills, MemoryGroup};
+
 /// The most output [`Command::capture`] keeps, in bytes; what comes later is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
 
+/// Enters the groups whose doors come first and becomes the program. Before it, since what a program starts while it
+/// is being moved stays outside.
+const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ 2>/dev/null > "$1"; shift; done; shift; exec "$@""#;
+
+/// How readily the kernel ends a child that gives way to others, of 1000.
+const OOM_SCORE: &str = "500";
+
 /// A short child to run. Its environment is what [`envs`](Command::envs) gives it and nothing else, its
-/// standard input is empty.
+/// standard input is what [`input`](Command::input) gives it.
 #[derive(Debug, Clone)]
 pub struct Command {
     program: PathBuf,
@@ -32,6 +44,30 @@ pub struct Command {
     env: BTreeMap<OsString, OsString>,
     cwd: PathBuf,
     stall: Duration,
+    input: Option<Arc<[u8]>>,
+    nice: i32,
+    within: Option<Arc<MemoryGroup>>,
+    leash: Option<Leash>,
+}
+
+/// Tells whether a child is gone, also when nobody waits for it any more: what is killed may stay for long in the
+/// kernel. Clones watch the same child.
+#[derive(Debug, Clone, Default)]
+pub struct Leash(Arc<Mutex<Option<Exit>>>);
+
+/// Readable once the child has ended.
+type Exit = Arc<AsyncFd<OwnedFd>>;
+
+impl Leash {
+    /// Whether the last child that was started with it has ended; so it is when none was.
+    pub fn is_gone(&self) -> bool {
+        let exit = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        exit.is_none_or(|exit| {
+            exit.readable()
+                .now_or_never()
+                .is_some_and(|ready| ready.map(|mut ready| ready.retain_ready()).is_ok())
+        })
+    }
 }
 
 /// What a child left.
@@ -64,6 +100,14 @@ pub enum CommandError {
         #[source]
         source: io::Error,
     },
+    /// It, or a process it started, was ended because all that is confined with it took too much memory.
+    #[error("{} was ended at its memory limit of {limit} bytes", program.display())]
+    OutOfMemory {
+        /// The program.
+        program: PathBuf,
+        /// The limit, in bytes.
+        limit: u64,
+    },
     /// It wrote nothing for too long, and was killed.
     #[error("{} was killed: it wrote nothing for {after:?}", program.display())]
     Stalled {
@@ -84,7 +128,18 @@ impl Command {
             env: BTreeMap::new(),
             cwd: PathBuf::from("/"),
             stall: Duration::from_secs(60),
+            input: None,
+            nice: 0,
+            within: None,
+            leash: None,
         }
+    }
+
+    /// Lets somebody see whether the child is gone.
+    #[must_use]
+    pub fn leash(mut self, leash: &Leash) -> Command {
+        self.leash = Some(leash.clone());
+        self
     }
 
     /// Adds an argument.
@@ -134,6 +189,27 @@ impl Command {
         self
     }
 
+    /// What it reads from its standard input. It lies in memory, so that a child that reads nothing holds up nobody.
+    #[must_use]
+    pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Command {
+        self.input = Some(bytes.into().into());
+        self
+    }
+
+    /// How much more than this process it gives way to others, 0 to 19, from right after its start.
+    #[must_use]
+    pub fn nice(mut self, nice: i32) -> Command {
+        self.nice = nice;
+        self
+    }
+
+    /// Its processes are limited, and killed, together with what else is confined there.
+    #[must_use]
+    pub(crate) fn within(mut self, limited: Option<Arc<MemoryGroup>>) -> Command {
+        self.within = limited;
+        self
+    }
+
     /// Runs it to its end and returns what it wrote.
     pub async fn capture(&self) -> Result<Output, CommandError> {
         let mut text = Vec::new();
@@ -144,51 +220,127 @@ impl Command {
 
     /// Runs it to its end and hands over what it writes, standard output and standard error in one order.
     pub async fn stream(&self, mut sink: impl FnMut(&[u8]) + Send) -> Result<ExitStatus, CommandError> {
+        let started = io::pipe().and_then(|(output, input)| {
+            let group = self.spawn(input.try_clone()?.into(), input.into())?;
+            Ok((group, pipe::Receiver::from_owned_fd(output.into())?))
+        });
+        let (group, output) = started.map_err(|source| self.not_started(source))?;
+        self.follow(group, [Some(output), None], |_, bytes| sink(bytes)).await
+    }
+
+    /// Runs it to its end and hands over what it writes to its standard output, and what to its standard error.
+    pub async fn talk(
+        &self,
+        mut output: impl FnMut(&[u8]) + Send,
+        mut error: impl FnMut(&[u8]) + Send,
+    ) -> Result<ExitStatus, CommandError> {
+        let started = io::pipe().and_then(|(said, output)| {
+            let (complained, error) = io::pipe()?;
+            let group = self.spawn(output.into(), error.into())?;
+            let receiver = pipe::Receiver::from_owned_fd;
+            Ok((group, [Some(receiver(said.into())?), Some(receiver(complained.into())?)]))
+        });
+        let (group, pipes) = started.map_err(|source| self.not_started(source))?;
+        let sink = |index, bytes: &[u8]| if index == 0 { output(bytes) } else { error(bytes) };
+        self.follow(group, pipes, sink).await
+    }
+
+    async fn follow(
+        &self,
+        mut group: Group,
+        mut pipes: [Option<pipe::Receiver>; 2],
+        mut sink: impl FnMut(usize, &[u8]) + Send,
+    ) -> Result<ExitStatus, CommandError> {
         let follow = |source| CommandError::Follow { program: self.program.clone(), source };
-        let (mut group, output) =
-            self.spawn().map_err(|source| CommandError::Spawn { program: self.program.clone(), source })?;
-        let mut buffer = vec![0; 64 << 10];
-        let mut open = true;
-        while open {
-            tokio::select! {
+        let stalled = || CommandError::Stalled { program: self.program.clone(), after: self.stall };
+        let mut buffers = [vec![0; 64 << 10], vec![0; if pipes[1].is_some() { 64 << 10 } else { 0 }]];
+        let [first, second] = &mut buffers;
+        if let (Some((limited, _)), Some(id)) = (&group.within, group.id) {
+            // Boxed: it runs a command of its own.
+            Box::pin(limited.enclose(id.as_raw())).await;
+        }
+        while pipes.iter().any(Option::is_some) {
+            let (index, read) = tokio::select! {
                 biased;
                 ended = group.exited() => {
                     ended.map_err(follow)?;
                     break;
                 }
-                read = read_some(&output, &mut buffer) => match read.map_err(follow)? {
-                    0 => open = false,
-                    length => sink(&buffer[..length]),
-                },
-                () = tokio::time::sleep(self.stall) => {
-                    return Err(CommandError::Stalled { program: self.program.clone(), after: self.stall });
-                }
+                read = read_some(pipes[0].as_ref(), first) => (0, read),
+                read = read_some(pipes[1].as_ref(), second) => (1, read),
+                () = tokio::time::sleep(self.stall) => return Err(stalled()),
+            };
+            match read.map_err(follow)? {
+                0 => pipes[index] = None,
+                length => sink(index, &if index == 0 { &*first } else { &*second }[..length]),
             }
         }
         match tokio::time::timeout(self.stall, group.exited()).await {
             Ok(ended) => ended.map_err(follow)?,
-            Err(_) => return Err(CommandError::Stalled { program: self.program.clone(), after: self.stall }),
+            Err(_) => return Err(stalled()),
         }
+        let out_of_memory = group.out_of_memory();
         group.kill();
-        while let Ok(length @ 1..) = output.try_read(&mut buffer) {
-            sink(&buffer[..length]);
+        for (index, pipe) in pipes.iter().enumerate() {
+            while let Some(Ok(length @ 1..)) = pipe.as_ref().map(|pipe| pipe.try_read(first)) {
+                sink(index, &first[..length]);
+            }
         }
-        group.child.wait().await.map_err(follow)
+        let status = group.child.wait().await.map_err(follow)?;
+        match out_of_memory {
+            Some(limit) if !status.success() => {
+                Err(CommandError::OutOfMemory { program: self.program.clone(), limit })
+            }
+            _ => Ok(status),
+        }
     }
 
-    fn spawn(&self) -> io::Result<(Group, pipe::Receiver)> {
-        let (output, input) = io::pipe()?;
+    fn not_started(&self, source: io::Error) -> CommandError {
+        CommandError::Spawn { program: self.program.clone(), source }
+    }
+
+    fn spawn(&self, output: Stdio, error: Stdio) -> io::Result<Group> {
+        let input =
+            self.input.as_ref().map_or(Ok(Stdio::null()), |bytes| in_memory(bytes).map(Stdio::from))?;
         #[allow(clippy::disallowed_methods, reason = "this module starts the short children")]
-        let mut command = tokio::process::Command::new(&self.program);
+        let mut command = match &self.within {
+            None => tokio::process::Command::new(&self.program),
+            Some(limited) => {
+                let mut shell = tokio::process::Command::new("/bin/sh");
+                shell.args(["-c", ENTER, "sh"]).args(limited.doors()).arg("--").arg(&self.program);
+                shell
+            }
+        };
         command.args(&self.args).env_clear().envs(&self.env).current_dir(&self.cwd).process_group(0);
-        command.stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
-        let child = command.spawn()?;
-        let group = Group::of(child)?;
-        Ok((group, pipe::Receiver::from_owned_fd(output.into())?))
+        let kills = self.within.as_deref().map(MemoryGroup::kills);
+        let mut group = Group::of(command.stdin(input).stdout(output).stderr(error).spawn()?)?;
+        if let Some(Leash(watched)) = &self.leash {
+            *watched.lock().unwrap_or_else(PoisonError::into_inner) = Some(group.exit.clone());
+        }
+        // A child that ended already can not be slowed down, nor needs to be.
+        if let Some(id) = group.id.filter(|_| self.nice != 0) {
+            let child = rustix::process::Pid::from_raw(id.as_raw());
+            let own = rustix::process::getpriority_process(None).unwrap_or(0);
+            let _ = rustix::process::setpriority_process(child, (own + self.nice).min(19));
+            // When the machine runs out of memory, neither the daemon nor a job goes before it.
+            let _ = std::fs::write(format!("/proc/{id}/oom_score_adj"), OOM_SCORE);
+        }
+        group.within = self.within.clone().zip(kills);
+        Ok(group)
     }
 }
 
-async fn read_some(output: &pipe::Receiver, buffer: &mut [u8]) -> io::Result<usize> {
+/// A file in memory that is read from its beginning.
+fn in_memory(bytes: &[u8]) -> io::Result<File> {
+    let mut file = File::from(rustix::fs::memfd_create("input", rustix::fs::MemfdFlags::CLOEXEC)?);
+    file.write_all(bytes)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+/// Waits for output; for ever where none is to come.
+async fn read_some(output: Option<&pipe::Receiver>, buffer: &mut [u8]) -> io::Result<usize> {
+    let Some(output) = output else { return std::future::pending().await };
     loop {
         output.readable().await?;
         match output.try_read(buffer) {
@@ -202,7 +354,9 @@ async fn read_some(output: &pipe::Receiver, buffer: &mut [u8]) -> io::Result<usi
 struct Group {
     child: Child,
     id: Option<Pid>,
-    exit: AsyncFd<OwnedFd>,
+    exit: Exit,
+    /// What it is confined in, and how many processes had been killed there before it came.
+    within: Option<(Arc<MemoryGroup>, Kills)>,
 }
 
 impl Group {
@@ -212,12 +366,18 @@ impl Group {
         let pidfd = agent_shim::sys::pidfd_open(id)?;
         #[allow(deprecated, reason = "unsound for a type that may change its descriptor; an OwnedFd cannot")]
         let exit = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)?;
-        Ok(Group { child, id: Some(Pid::from_raw(id)), exit })
+        Ok(Group { child, id: Some(Pid::from_raw(id)), exit: Arc::new(exit), within: None })
     }
 
     /// Waits until the child has ended, and leaves it to be reaped.
     async fn exited(&mut self) -> io::Result<()> {
         self.exit.readable().await.map(|mut ready| ready.retain_ready())
+    }
+
+    /// The limit at which the kernel ended a process of it, if it did.
+    fn out_of_memory(&self) -> Option<u64> {
+        let (limited, before) = self.within.as_ref()?;
+        (limited.kills() != *before).then_some(limited.limit())
     }
 
     /// Kills what is there of the group. Once: after that the number may be somebody else's.

@@ -7,11 +7,12 @@ use agent_model::protocol::start::{Found, Traces};
 use agent_model::{Boot, failpoint};
 use agent_shim::cgroup::Groups;
 use agent_shim::wire::{Event, MAX_LINE, Request};
-use agent_shim::{End, ExitRecord, JobDir, NotStarted};
+use agent_shim::{End, ExitRecord, Hello, JobDir, MARK, NotStarted, process};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
+use super::container::note::Note;
 use super::{Lost, ReattachError};
 
 /// How long a shim may take to answer. Generous: it fsyncs, and machines that train are busy.
@@ -156,9 +157,9 @@ pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
     }
 }
 
-/// Kills what is left of a job whose shim is gone. Safe to repeat.
+/// Kills what is left of a job whose shim is gone, and finds out why it is. Safe to repeat.
 pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
-    let nothing = Lost { rebooted: false, killed: 0, left: 0 };
+    let nothing = Lost { rebooted: false, killed: 0, left: 0, why: None };
     let Some(hello) = dir.read_hello()? else { return Ok(nothing) };
     if hello.boot_id != agent_shim::process::boot_id() {
         // A container keeps its groups when it is given another boot.
@@ -166,14 +167,32 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
         let _ = groups.is_empty() && groups.remove();
         return Ok(Lost { rebooted: true, ..nothing });
     }
+    let (found, left) = kill(dir, hello, KILL_WITHIN).await;
+    let why = super::container::fate::of(dir).await;
+    Ok(Lost { killed: found - left, left, why, ..nothing })
+}
+
+/// Kills every process of a job that can be found, with its shim where that is in a container. Returns how many there
+/// were, and how many are left.
+pub async fn end_all(dir: &JobDir, within: Duration) -> Result<(usize, usize), ReattachError> {
+    match dir.read_hello()? {
+        Some(hello) => Ok(kill(dir, hello, within).await),
+        None => Ok((0, 0)),
+    }
+}
+
+async fn kill(dir: &JobDir, hello: Hello, within: Duration) -> (usize, usize) {
+    let container = Note::read(dir).ok().flatten().map(|note| note.id).filter(|_| hello.container);
     let kill = move || {
+        if let Some(id) = container {
+            return process::kill_container(&id, MARK, &hello.instance, within);
+        }
         let groups = Groups::of(&hello);
-        let counts = agent_shim::process::kill_all(&groups, agent_shim::MARK, &hello.instance, KILL_WITHIN);
+        let counts = process::kill_all(&groups, MARK, &hello.instance, within);
         if counts.1 == 0 && !groups.remove() {
             tracing::warn!(groups = ?groups.dirs(), "the control groups of a lost job cannot be removed");
         }
         counts
     };
-    let (found, left) = tokio::task::spawn_blocking(kill).await.unwrap_or_default();
-    Ok(Lost { killed: found - left, left, ..nothing })
+    tokio::task::spawn_blocking(kill).await.unwrap_or_default()
 }

@@ -27,15 +27,10 @@ impl Executor for Process {
         let path = || dir.path().to_owned();
         let deadline = Instant::now() + ANSWER;
         while Instant::now() < deadline {
-            let place = look(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
-            let (connection, child) = match place {
+            let (connection, child) = match told_by(dir).await? {
                 Place::Live(connection) => (connection, None),
                 Place::Ended(_) => return Ok(Running::ended(dir.clone())),
-                Place::Lost => {
-                    let lost =
-                        clear_lost(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
-                    return Err(LaunchError::Lost { dir: path(), lost });
-                }
+                Place::Lost => return Err(lost(dir).await?),
                 Place::Fresh => match self.start_shim(dir, launch).await? {
                     Some((connection, child)) => (connection, Some(child)),
                     // Another shim has the place, or has not quite left it: look again.
@@ -51,15 +46,32 @@ impl Executor for Process {
     }
 
     async fn reattach(&self, dir: &JobDir) -> Result<Found, ReattachError> {
-        Ok(match look(dir).await? {
-            Place::Live(connection) if connection.gone => {
-                Found::Running(Running::follow(dir.clone(), connection, None))
-            }
-            Place::Live(_) | Place::Fresh => Found::NotStarted,
-            Place::Ended(record) => Found::Ended(record),
-            Place::Lost => Found::Lost(clear_lost(dir).await?),
-        })
+        reattach(dir).await
     }
+}
+
+/// What became of a job, however it was started.
+pub(super) async fn reattach(dir: &JobDir) -> Result<Found, ReattachError> {
+    Ok(match look(dir).await? {
+        Place::Live(connection) if connection.gone => {
+            Found::Running(Running::follow(dir.clone(), connection, None))
+        }
+        Place::Live(_) | Place::Fresh => Found::NotStarted,
+        Place::Ended(record) => Found::Ended(record),
+        Place::Lost => Found::Lost(clear_lost(dir).await?),
+    })
+}
+
+/// What there is at the directory of a job that is to be started.
+pub(super) async fn told_by(dir: &JobDir) -> Result<Place, LaunchError> {
+    look(dir).await.map_err(|source| LaunchError::Look { dir: dir.path().to_owned(), source })
+}
+
+/// The error for a job that cannot be started because it was lost before; what is left of it is killed.
+pub(super) async fn lost(dir: &JobDir) -> Result<LaunchError, LaunchError> {
+    let path = || dir.path().to_owned();
+    let lost = clear_lost(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
+    Ok(LaunchError::Lost { dir: path(), lost })
 }
 
 impl Process {
@@ -110,25 +122,34 @@ impl Process {
 
 /// Says `go` and waits until the command is started, or could not be. The shim may have been started by an
 /// earlier life of the daemon, whose lease was another.
-async fn say_go(
+pub(super) async fn say_go(
     dir: &JobDir,
     launch: &Launch,
     mut connection: Connection,
     child: Option<Child>,
 ) -> Result<Running, LaunchError> {
-    let talk = |source: io::Error| match source.kind() {
-        io::ErrorKind::TimedOut => LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER },
-        _ => LaunchError::Talk { dir: dir.path().to_owned(), source },
+    let source = match tell(dir, launch, &mut connection).await {
+        Ok(()) => return Ok(Running::follow(dir.clone(), connection, child)),
+        Err(source) => source,
     };
+    if source.kind() == io::ErrorKind::TimedOut {
+        return Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER });
+    }
+    // It may have ended under our hands.
+    match told_by(dir).await? {
+        Place::Ended(_) => Ok(Running::ended(dir.clone())),
+        _ => Err(LaunchError::Talk { dir: dir.path().to_owned(), source }),
+    }
+}
+
+async fn tell(dir: &JobDir, launch: &Launch, connection: &mut Connection) -> io::Result<()> {
     if !connection.gone {
         enclose(dir).await;
         if let Some(until) = launch.lease_until {
-            renew(dir, &mut connection, until).await.map_err(talk)?;
+            renew(dir, connection, until).await?;
         }
     }
-    let started = connection.ask(&Request::Go, |event| matches!(event, Event::Going | Event::Ended)).await;
-    started.map_err(talk)?;
-    Ok(Running::follow(dir.clone(), connection, child))
+    connection.ask(&Request::Go, |event| matches!(event, Event::Going | Event::Ended)).await.map(drop)
 }
 
 async fn renew(dir: &JobDir, connection: &mut Connection, until: Boot) -> io::Result<()> {
@@ -143,9 +164,11 @@ async fn renew(dir: &JobDir, connection: &mut Connection, until: Boot) -> io::Re
     Ok(())
 }
 
-/// Puts the shim into a scope where there are some. Without one the job runs as well.
+/// Puts the shim into a scope where there are some. Without one the job runs as well; that in a container needs none,
+/// and its number means somebody else here.
 async fn enclose(dir: &JobDir) {
     if let Ok(Some(hello)) = dir.read_hello()
+        && !hello.container
         && let Err(error) = scope::enclose(&hello).await
     {
         let error = &error as &dyn std::error::Error;
@@ -153,14 +176,14 @@ async fn enclose(dir: &JobDir) {
     }
 }
 
-fn remove_if_there(path: PathBuf) -> Result<(), LaunchError> {
+pub(super) fn remove_if_there(path: PathBuf) -> Result<(), LaunchError> {
     match fs::remove_file(&path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(LaunchError::Clean { path, source }),
         _ => Ok(()),
     }
 }
 
-fn last_words(dir: &JobDir) -> String {
+pub(super) fn last_words(dir: &JobDir) -> String {
     let log = fs::read_to_string(dir.shim_log()).unwrap_or_default();
     log.lines().last().unwrap_or("it left no word").to_owned()
 }

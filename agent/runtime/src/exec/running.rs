@@ -146,19 +146,20 @@ impl Running {
     }
 
     /// Lets the job run until `until` at least. The shim ends it then by itself, unless it is told a later
-    /// moment before. Of a job that has ended it is done already.
-    pub async fn renew(&self, until: Boot) -> Result<(), RenewError> {
+    /// moment before. Returns until when it has leave now; `None` of a job that has ended.
+    pub async fn renew(&self, until: Boot) -> Result<Option<Boot>, RenewError> {
         let dir = || self.dir.path().to_owned();
-        let Place::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
+        let Place::Live(mut connection) = look(&self.dir).await? else { return Ok(None) };
         if connection.version < LEASES {
             return Err(RenewError::Unsupported { dir: dir(), version: connection.version });
         }
         match connection.renew(until).await {
             Ok(Event::Refused { why }) => Err(RenewError::Refused { dir: dir(), why }),
-            Ok(_) => Ok(()),
+            Ok(Event::Renewed { until_ms }) => Ok(Some(Boot::from_millis(until_ms))),
+            Ok(_) => Ok(None),
             Err(source) => match look(&self.dir).await? {
                 Place::Live(_) => Err(RenewError::Talk { dir: dir(), source }),
-                _ => Ok(()),
+                _ => Ok(None),
             },
         }
     }

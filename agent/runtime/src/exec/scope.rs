@@ -4,7 +4,7 @@
 //! Asked for through `busctl`, which is there wherever systemd is. A machine without systemd, or one that
 //! refuses, costs nothing: the shim then makes groups where it stands.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_shim::Hello;
@@ -59,23 +59,56 @@ pub(super) async fn enclose(hello: &Hello) -> Result<(), ScopeError> {
     if !is_possible() || is_in_scope(hello.pid) {
         return Ok(());
     }
+    make(&request(hello)).await?;
+    within(|| is_in_scope(hello.pid)).await
+}
+
+/// Puts a child into a scope of its own that limits its memory, and returns its control group.
+pub(super) async fn limit(pid: i32, number: u64, memory: u64) -> Result<PathBuf, ScopeError> {
+    let name = format!("agent-builder-{}-{number}.scope", std::process::id());
+    let (process, memory) = (pid.to_string(), memory.to_string());
+    let properties: [&[&str]; 7] = [
+        &["Description", "s", "Builder of an environment"],
+        &["Slice", "s", SLICE],
+        &["PIDs", "au", "1", &process],
+        &["MemoryMax", "t", &memory],
+        &["MemorySwapMax", "t", "0"],
+        &["CPUWeight", "t", "20"],
+        &["CollectMode", "s", "inactive-or-failed"],
+    ];
+    make(&call(&name, &properties)).await?;
+    let group = || {
+        let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?.to_owned();
+        path.ends_with(&name).then(|| Path::new("/sys/fs/cgroup").join(path))
+    };
+    within(|| group().is_some()).await?;
+    group().ok_or(ScopeError::Slow)
+}
+
+async fn make(request: &[String]) -> Result<(), ScopeError> {
     let mut command = Command::new("busctl").envs([("PATH", PATH)]).stall(WITHIN);
     if let Some(dir) = user_bus().filter(|_| !is_root()) {
         command = command.envs([("XDG_RUNTIME_DIR", dir)]).arg("--user");
     }
-    let output = command.args(request(hello)).capture().await?;
+    let output = command.args(request).capture().await?;
     if !output.status.success() {
         return Err(ScopeError::Refused(String::from_utf8_lossy(&output.text).trim().to_owned()));
     }
+    Ok(())
+}
+
+/// Waits until systemd did what it promised.
+async fn within(done: impl Fn() -> bool) -> Result<(), ScopeError> {
     let there = async {
-        while !is_in_scope(hello.pid) {
+        while !done() {
             tokio::time::sleep(LOOK).await;
         }
     };
     tokio::time::timeout(WITHIN, there).await.map_err(|_| ScopeError::Slow)
 }
 
-/// The call, in the words of `busctl`: each property is its name, its type and its value.
+/// The call for the scope of a job.
 fn request(hello: &Hello) -> Vec<String> {
     let instance = hello.instance.get(..8).unwrap_or(&hello.instance);
     let unit = format!("{SCOPE_PREFIX}{}-{instance}.scope", hello.replica);
@@ -88,6 +121,11 @@ fn request(hello: &Hello) -> Vec<String> {
         &["TasksMax", "t", "18446744073709551615"], // the job's own group has the limit
         &["CollectMode", "s", "inactive-or-failed"],
     ];
+    call(&unit, &properties)
+}
+
+/// The call, in the words of `busctl`: each property is its name, its type and its value.
+fn call(unit: &str, properties: &[&[&str]]) -> Vec<String> {
     let call = [
         "--quiet",
         "call",
@@ -96,11 +134,11 @@ fn request(hello: &Hello) -> Vec<String> {
         "org.freedesktop.systemd1.Manager",
         "StartTransientUnit",
         "ssa(sv)a(sa(sv))",
-        &unit,
+        unit,
         "fail",
     ];
     let count = properties.len().to_string();
-    let words = call.into_iter().chain([count.as_str()]).chain(properties.into_iter().flatten().copied());
+    let words = call.into_iter().chain([count.as_str()]).chain(properties.iter().copied().flatten().copied());
     words.chain(["0"]).map(str::to_owned).collect()
 }
 
@@ -125,6 +163,7 @@ mod tests {
             at: agent_model::Timestamp(0),
             containment: String::new(),
             groups: Vec::new(),
+            container: false,
         };
         let words = request(&hello).join(" ");
         assert!(words.contains(" agent-job-train.1.0-01234567.scope fail 6 Description s "), "{words}");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use agent_model::ExitStatus;
@@ -15,6 +15,8 @@ use nix::sys::signal::Signal;
 use super::*;
 
 mod cgroups;
+mod containers;
+mod engines;
 mod leases;
 mod old_shim;
 mod trees;
@@ -68,6 +70,7 @@ impl Bench {
             limits: agent_shim::Limits::default(),
             lease_until: None,
             cgroup: None,
+            container: false,
         }
     }
 
@@ -379,7 +382,7 @@ async fn test_killed_shim_loses_the_job_and_what_is_left_is_killed() {
     bench.kill_shim();
     let lost = tokio::time::timeout(LONG, running.wait()).await.unwrap().unwrap_err();
     let WaitError::Lost { lost, .. } = lost else { panic!("{lost}") };
-    assert_eq!(lost, Lost { rebooted: false, killed: 3, left: 0 });
+    assert_eq!(lost, Lost { rebooted: false, killed: 3, left: 0, why: None });
     assert!(bench.members().is_empty());
     assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::Lost(_)));
     let launch = bench.launch_of(&["true"]);
@@ -621,4 +624,42 @@ fn test_shim_is_looked_for_in_the_search_path() {
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(dir.path().join(SHIM), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(find_shim(&list).unwrap(), dir.path().join(SHIM));
+}
+
+#[tokio::test]
+async fn test_child_reads_its_input_and_its_two_outputs_stay_apart() {
+    // More than a pipe holds, to a child that never reads it.
+    let idle = Command::new("/bin/echo").arg("done").input(vec![b'x'; 1 << 20]).capture().await.unwrap();
+    assert_eq!(idle.text, b"done\n");
+    let command = Command::new("/bin/sh").envs([("PATH", "/usr/bin:/bin")]).nice(7);
+    // A child is slowed down right after its start: it looks until it sees that, or has looked for long.
+    let slowed = format!(
+        "n=0; while [ $(nice) = {} ] && [ $((n += 1)) -lt 600 ]; do sleep 0.1; done; nice",
+        own_nice()
+    );
+    let command = command.args(["-c", &format!("cat; echo oops >&2; {slowed}")]).input("hello\n");
+    let (mut output, mut error) = (Vec::new(), Vec::new());
+    let status =
+        command.talk(|bytes| output.extend_from_slice(bytes), |bytes| error.extend_from_slice(bytes));
+    assert!(status.await.unwrap().success());
+    let expected = format!("hello\n{}\n", own_nice() + 7);
+    assert_eq!((String::from_utf8(output).unwrap(), error.as_slice()), (expected, &b"oops\n"[..]));
+}
+
+fn own_nice() -> i32 {
+    rustix::process::getpriority_process(None).unwrap()
+}
+
+#[tokio::test]
+async fn test_child_that_takes_too_much_memory_is_told_apart() {
+    let limit = 64 << 20;
+    let Ok(group) = MemoryGroup::make(limit) else { return }; // this machine lets nobody limit memory
+    let group = Arc::new(group);
+    // Not without end, wherever the limit should fail.
+    let hungry = "head -c 400000000 /dev/zero | tail | wc -c; exit 1";
+    let command = Command::new("/bin/sh").envs([("PATH", "/usr/bin:/bin")]).args(["-c", hungry]);
+    let error = command.within(Some(group.clone())).capture().await.unwrap_err();
+    assert!(matches!(error, CommandError::OutOfMemory { limit: told, .. } if told == limit), "{error:?}");
+    let fine = Command::new("/bin/true").within(Some(group)).capture().await.unwrap();
+    assert!(fine.status.success());
 }

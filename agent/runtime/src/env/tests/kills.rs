@@ -51,18 +51,13 @@ async fn test_life_that_others_kill() {
     let mut told = told.split('|');
     let mut next = || told.next().unwrap().to_owned();
     let (dir, python, jobs) = (PathBuf::from(next()), next(), next().parse::<usize>().unwrap());
-    let config = EnvConfig {
-        root: dir.join("envs"),
-        path: std::env::var("PATH").unwrap(),
-        vars: BTreeMap::new(),
-        stall: Duration::from_secs(60),
-    };
+    let config = EnvConfig::plain(dir.join("envs"), std::env::var("PATH").unwrap());
     let environments = Environments::open(config).unwrap();
     let mut waiters = tokio::task::JoinSet::new();
     for number in 0..jobs {
         let (environments, spec) = (environments.clone(), pip(&python, &[]));
         let log = dir.join(format!("log-{}-{number}", std::process::id()));
-        waiters.spawn(async move { environments.acquire(&spec, &log).await.unwrap() });
+        waiters.spawn(async move { environments.acquire(&spec, &log, &nobody()).await.unwrap() });
     }
     assert!(waiters.join_all().await.iter().all(is_whole), "somebody got half an environment");
 }
@@ -74,9 +69,14 @@ async fn assert_recovers(fixture: &Fixture, python: &str, when: &str) {
         tokio::task::spawn_blocking(move || Environments::open(config).unwrap()).await.unwrap();
     for entry in fixture.path("envs").read_dir().unwrap() {
         let path = entry.unwrap().path();
-        assert!(!path.is_dir() || path.join("ready.json").exists(), "{when}: {} is left", path.display());
+        let gone = path.file_name().unwrap().to_string_lossy().starts_with(".trash-");
+        assert!(
+            gone || !path.is_dir() || path.join("ready.json").exists(),
+            "{when}: {} is left",
+            path.display()
+        );
     }
-    let lease = environments.acquire(&spec, &fixture.path("log")).await.unwrap();
+    let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
     assert!(is_whole(&lease), "{when}: half an environment is used");
     let prefix = lease.prefix().to_owned();
     drop(lease);
@@ -133,7 +133,7 @@ async fn test_killed_builder_is_started_anew_for_all_who_wait() {
     for number in 0..20 {
         let (environments, spec) = (environments.clone(), spec.clone());
         let log = fixture.path(&format!("log-{number}"));
-        waiters.spawn(async move { environments.acquire(&spec, &log).await.unwrap() });
+        waiters.spawn(async move { environments.acquire(&spec, &log, &nobody()).await.unwrap() });
     }
     let leases = waiters.join_all().await;
     assert!(leases.iter().all(|lease| is_whole(lease) && lease.key() == leases[0].key()));
@@ -145,7 +145,8 @@ async fn test_killed_builder_is_started_anew_for_all_who_wait() {
 async fn test_builder_that_is_always_killed_is_told() {
     let fixture = Fixture::new();
     let python = fixture.slow_python("kill -9 $$").await;
-    let error = fixture.open().acquire(&pip(&python, &[]), &fixture.path("log")).await.unwrap_err();
+    let error =
+        fixture.open().acquire(&pip(&python, &[]), &fixture.path("log"), &nobody()).await.unwrap_err();
     assert!(matches!(error, AcquireError::Killed { signal: 9, .. }), "{error:?}");
 }
 
@@ -175,7 +176,7 @@ async fn test_environment_of_a_running_job_is_held_after_a_restart() {
     let spec = EnvSpec::host();
     let key = {
         let environments = fixture.scripted([]);
-        environments.acquire(&spec, &fixture.path("log")).await.unwrap().key().to_owned()
+        environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap().key().to_owned()
     };
     let next_life = fixture.scripted([]);
     let held = next_life.hold(&key).unwrap();

@@ -106,7 +106,9 @@ async fn grow_and_end(name: &str, script: &str, way: Way, without: Vec<Controlle
         let record = ended(&running).await;
         assert_eq!((record.unkilled, record.status().is_some()), (0, true), "{what}");
     } else {
-        bench.kill_shim();
+        if let Some(shim) = Member::find(bench.dir.read_hello().unwrap().unwrap().pid) {
+            let _ = shim.signal(Signal::SIGKILL); // unless the tree came to an end by itself
+        }
         match tokio::time::timeout(LONG, running.wait()).await.unwrap() {
             Err(WaitError::Lost { lost, .. }) => assert_eq!(lost.left, 0, "{what}"),
             // It ended before the shim was killed.

@@ -1,0 +1,342 @@
+//! Conda environments: what a file of the user means on this node, made by the engine and, for its pip part, by
+//! the installer of pip packages.
+//!
+//! What makes an environment what it is: the platform, the channels, what is asked for and what the machine
+//! offers, in versions that do not change with every update; or a lock, and then nothing else. Not the names,
+//! variables and comments of the file.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use agent_env::{Channel, Phase, Platform, Progress, Spec};
+use agent_model::EnvSpec;
+use agent_model::condafile::{self, CondaFile, Line, Lock};
+use agent_model::fault::Fault;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use sha2::{Digest as _, Sha256};
+
+use super::channels::channels;
+use super::dists;
+use super::engine::{self, Engine};
+use super::glibc::Glibc;
+use super::install::{Installer, Wanted, indexes, local_files};
+use super::{AcquireError, Bench, Built, EnvBuilder, EnvConfig};
+
+/// Grows when the same identity would be built in another way.
+const VERSION: u32 = 1;
+
+/// Makes conda environments.
+pub(super) struct Conda {
+    config: Arc<EnvConfig>,
+    engine: Arc<Engine>,
+    installer: Arc<Installer>,
+    /// The C library that packages find where commands run, when that is not this machine's.
+    glibc: Option<Glibc>,
+}
+
+/// What is asked for.
+struct Order<'a> {
+    /// What the user calls the file.
+    name: &'a str,
+    file: CondaFile,
+    lock: Option<Lock>,
+}
+
+impl<'a> Order<'a> {
+    fn read(spec: &'a EnvSpec) -> Result<Order<'a>, AcquireError> {
+        let EnvSpec::Conda { file, document, lock } = spec else {
+            return Err(AcquireError::Unsupported { kind: spec.kind() });
+        };
+        let name = if file.is_empty() { "the conda file" } else { file.as_str() };
+        let locked = lock.is_some();
+        let lock = lock.as_deref().map(condafile::parse_lock).transpose();
+        let lock = lock.map_err(|fault| refused("the lock", &fault))?;
+        let file = match document.trim() {
+            "" if locked => CondaFile::default(),
+            _ => condafile::parse(document).map_err(|fault| refused(name, &fault))?.0,
+        };
+        Ok(Order { name, file, lock })
+    }
+
+    /// The lines of the pip part.
+    fn pip(&self) -> Vec<String> {
+        match &self.lock {
+            Some(lock) => lock.pip.clone(),
+            None => self.file.pip.iter().map(|line| line.text.clone()).collect(),
+        }
+    }
+
+    /// What a line of the file is called: ``conda.yml, line 7: `numpy=99` ``.
+    fn at(&self, number: usize) -> String {
+        let lines = self.file.specs.iter().chain(&self.file.pip).chain(&self.file.channels);
+        match lines.into_iter().find(|line| line.line == number) {
+            Some(line) => self.line(line),
+            None => format!("{}, line {number}", self.name),
+        }
+    }
+
+    fn line(&self, line: &Line) -> String {
+        format!("{}, line {}: `{}`", self.name, line.line, line.text)
+    }
+
+    /// An error of the pip part, with the lines of the file.
+    fn blame(&self, error: AcquireError) -> AcquireError {
+        let AcquireError::Unsatisfied { requirement, detail } = error else { return error };
+        let is_named = |line: &&Line| requirement.split(" and ").any(|part| concerns(part, &line.text));
+        let at: Vec<String> = self.file.pip.iter().filter(is_named).map(|line| self.line(line)).collect();
+        if at.is_empty() {
+            return AcquireError::Unsatisfied { requirement, detail };
+        }
+        AcquireError::Unsolvable { at, detail, hint: None }
+    }
+
+    fn summary(&self) -> String {
+        match &self.lock {
+            Some(lock) => {
+                let name = if self.name.is_empty() { "a lock" } else { self.name };
+                format!("{name}: {} locked packages", lock.packages.len() + lock.pip.len())
+            }
+            None => format!("{}: {}", self.name, self.file),
+        }
+    }
+}
+
+/// What an installer calls a requirement is a line of the file.
+fn concerns(part: &str, line: &str) -> bool {
+    let package = super::uv::package;
+    part == line || (!package(line).is_empty() && dists::same(package(part)) == dists::same(package(line)))
+}
+
+fn refused(name: &str, fault: &Fault) -> AcquireError {
+    let why = fault.why.join(": ");
+    let detail = if why.is_empty() { fault.what.clone() } else { format!("{}: {why}", fault.what) };
+    AcquireError::Refused { at: vec![name.to_owned()], detail, hint: fault.fix.clone() }
+}
+
+impl Conda {
+    pub(super) fn new(config: Arc<EnvConfig>, engine: Arc<Engine>, installer: Arc<Installer>) -> Conda {
+        Conda { config, engine, installer, glibc: None }
+    }
+
+    /// The same for commands that find another C library: the older one counts.
+    pub(super) fn on(&self, glibc: Glibc) -> Conda {
+        let (config, engine) = (self.config.clone(), self.engine.clone());
+        Conda { config, engine, installer: self.installer.clone(), glibc: Some(glibc) }
+    }
+
+    /// What packages may rely on.
+    async fn platform(&self) -> Result<Platform, AcquireError> {
+        let platform = self.engine.platform().await?;
+        Ok(match self.glibc {
+            Some(glibc) => limited(platform, glibc),
+            None => platform,
+        })
+    }
+
+    fn channels(&self, file: &CondaFile) -> Vec<Channel> {
+        let of_specs = file.channels_of_specs();
+        let written: Vec<&str> = file.channels.iter().map(|line| line.text.as_str()).collect();
+        let words: Vec<&str> = match written.is_empty() {
+            true => self.config.conda.channels.iter().map(String::as_str).collect(),
+            false => written,
+        };
+        channels(words.into_iter().chain(of_specs.iter().map(|line| line.text.as_str())), &self.config.conda)
+    }
+
+    fn identity_of(&self, order: &Order<'_>, platform: &Platform) -> String {
+        let pip = order.pip();
+        let pip_part = match pip.is_empty() {
+            true => String::new(),
+            false => format!("{}\n{}{}", pip.join("\n"), local_files(&pip), indexes(&self.config)),
+        };
+        let head = format!("conda {VERSION} {} {}", agent_env::VERSION, platform.subdir);
+        if let Some(lock) = &order.lock {
+            let packages = Lock { pip: Vec::new(), ..lock.clone() }.to_string();
+            let digest = agent_model::ids::hex(&Sha256::digest(packages));
+            return format!("{head}\nlock {digest}\n{pip_part}");
+        }
+        let urls: Vec<String> = self.channels(&order.file).into_iter().map(|channel| channel.url).collect();
+        let priority = if self.config.conda.flexible { "flexible" } else { "strict" };
+        let offers = platform.virtual_packages.iter().filter_map(|package| lasting(package));
+        format!(
+            "{head}\n{}\n{priority}\n{}\n{}\n{pip_part}",
+            urls.join("\n"),
+            order.file.normalized_specs().join("\n"),
+            offers.collect::<Vec<_>>().join("\n"),
+        )
+    }
+
+    async fn install_conda(
+        &self,
+        order: &Order<'_>,
+        text: Option<String>,
+        bench: &Bench,
+    ) -> Result<agent_env::Built, AcquireError> {
+        let platform = self.platform().await?;
+        let mut build = engine::blank(&self.config, &self.engine, bench.prefix(), platform);
+        build.lock = text;
+        build.channels = self.channels(&order.file);
+        let spec = |line: &Line| Spec { text: line.text.clone(), line: line.line };
+        build.specs = order.file.specs.iter().map(spec).collect();
+        if order.lock.is_none() && order.file.lacks_pip() {
+            for name in ["python", "pip"].into_iter().filter(|name| order.file.spec_of(name).is_none()) {
+                bench.say(&format!(
+                    "warning: {} has pip packages and no `{name}`; the newest that fits is added",
+                    order.name
+                ));
+                build.specs.push(Spec { text: name.to_owned(), line: 0 });
+            }
+        }
+        self.engine.build(build, bench, |line| order.at(line)).await
+    }
+
+    async fn install_pip(
+        &self,
+        order: &Order<'_>,
+        lines: Vec<String>,
+        vars: &BTreeMap<String, String>,
+        bench: &Bench,
+    ) -> Result<Vec<String>, AcquireError> {
+        if !bench.prefix().join("bin/python").exists() {
+            let detail = "it has pip packages, and nothing in it brings a Python".to_owned();
+            let hint = Some("add `python` to its dependencies".to_owned());
+            return Err(AcquireError::Refused { at: vec![order.name.to_owned()], detail, hint });
+        }
+        let uv = self.installer.uv(&lines, bench).await;
+        let hashed =
+            |line: &String| line.contains("--hash=") || line.contains("#sha256=") || line.starts_with('-');
+        let all_hashed = order.lock.is_some() && lines.iter().all(hashed);
+        let mut wanted =
+            Wanted { lines, exact: order.lock.is_some(), compiled_later: true, vars: vars.clone() };
+        if all_hashed {
+            wanted.lines.insert(0, "--require-hashes".to_owned());
+        }
+        wanted.vars.insert("CONDA_PREFIX".to_owned(), bench.prefix().display().to_string());
+        let mut locked =
+            self.installer.install(uv.as_ref(), &wanted, bench).await.map_err(|error| order.blame(error))?;
+        locked.retain(|line| line != "--require-hashes");
+        Ok(locked)
+    }
+}
+
+impl EnvBuilder for Conda {
+    fn handles(&self, spec: &EnvSpec) -> bool {
+        matches!(spec, EnvSpec::Conda { .. })
+    }
+
+    fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>> {
+        async move {
+            let order = Order::read(spec)?;
+            Ok(self.identity_of(&order, &self.platform().await?))
+        }
+        .boxed()
+    }
+
+    fn variables(&self, spec: &EnvSpec) -> BTreeMap<String, String> {
+        Order::read(spec).map(|order| order.file.variables).unwrap_or_default()
+    }
+
+    fn build<'a>(
+        &'a self,
+        spec: &'a EnvSpec,
+        bench: &'a Bench,
+    ) -> BoxFuture<'a, Result<Built, AcquireError>> {
+        async move {
+            let order = Order::read(spec)?;
+            let text = match spec {
+                EnvSpec::Conda { lock, .. } => lock.clone(),
+                _ => None,
+            };
+            let made = self.install_conda(&order, text, bench).await?;
+            let pip = order.pip();
+            let (mut lock, mut count) = (made.lock, made.packages);
+            if !pip.is_empty() {
+                let before = dists::dists(bench.prefix());
+                let lines = self.install_pip(&order, pip, &made.vars, bench).await?;
+                let after = dists::dists(bench.prefix());
+                let (new, replaced) = dists::changes(&before, &after);
+                count += u32::try_from(new.len() - replaced.len()).unwrap_or(0);
+                lines.iter().for_each(|line| lock.push_str(&format!("# pip {line}\n")));
+            }
+            bench.tell(Progress::of(Phase::Check, ""));
+            open_records(bench.prefix()).map_err(AcquireError::io("open", bench.prefix()))?;
+            Ok(Built {
+                vars: made.vars,
+                path_entries: made.path_entries,
+                python_version: made.python_version.unwrap_or_default(),
+                summary: order.summary(),
+                packages: count,
+                lock: Some(lock),
+                holds_files: true,
+                compiled: false,
+                ..Built::default()
+            })
+        }
+        .boxed()
+    }
+}
+
+/// What was installed may be read by everybody: commands run as other users.
+fn open_records(prefix: &Path) -> io::Result<()> {
+    let entries = prefix.join("conda-meta").read_dir().into_iter().flatten();
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let mode = path.metadata()?.permissions().mode();
+        if mode & 0o044 != 0o044 {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode | 0o044))?;
+        }
+    }
+    Ok(())
+}
+
+/// A platform with this C library, unless its own is older.
+fn limited(mut platform: Platform, glibc: Glibc) -> Platform {
+    const NAME: &str = "__glibc=";
+    for package in &mut platform.virtual_packages {
+        let own = package.strip_prefix(NAME).and_then(|rest| Glibc::parse(rest.split('=').next()?));
+        if own.is_some_and(|own| glibc < own) {
+            *package = format!("{NAME}{glibc}=0");
+        }
+    }
+    platform
+}
+
+/// The part of a virtual package that makes another environment: `__cuda=12.4=0` is `__cuda=12.4`. A new kernel is
+/// no reason to build anew, nor is a bug fix of the C library.
+fn lasting(package: &str) -> Option<String> {
+    let mut parts = package.splitn(3, '=');
+    let (name, version, build) = (parts.next()?, parts.next().unwrap_or_default(), parts.next());
+    let minor: Vec<&str> = version.splitn(3, '.').take(2).collect();
+    match name {
+        "__glibc" | "__cuda" => Some(format!("{name}={}", minor.join("."))),
+        "__archspec" => Some(format!("{name}={}", build.unwrap_or(version))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_updates_of_the_machine_make_no_other_environment() {
+        assert_eq!(lasting("__glibc=2.36=0").as_deref(), Some("__glibc=2.36"));
+        assert_eq!(lasting("__cuda=12.4.1=0").as_deref(), Some("__cuda=12.4"));
+        assert_eq!(lasting("__archspec=1=x86_64_v3").as_deref(), Some("__archspec=x86_64_v3"));
+        assert_eq!(lasting("__linux=6.1.0=0"), None);
+        assert_eq!(lasting("__unix=0=0"), None);
+    }
+
+    #[test]
+    fn test_the_older_c_library_counts() {
+        let packages = || ["__glibc=2.36=0", "__linux=6.1=0"].map(str::to_owned).to_vec();
+        let platform = || Platform { subdir: "linux-64".into(), virtual_packages: packages() };
+        let older = limited(platform(), Glibc::parse("2.31").unwrap()).virtual_packages;
+        assert_eq!(older, ["__glibc=2.31=0", "__linux=6.1=0"]);
+        assert_eq!(limited(platform(), Glibc::parse("2.39").unwrap()), platform());
+    }
+}

@@ -1,0 +1,196 @@
+//! The Python packages in an environment, as their installers noted them in `site-packages`.
+//!
+//! Read from files, without starting an interpreter: a name and version in the name of a folder, who installed it,
+//! and where it came from when that was an address.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// A Python package that is installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Dist {
+    pub(super) name: String,
+    pub(super) version: String,
+    /// `conda`, `pip`, `uv` or nothing.
+    installer: String,
+    /// Where it came from, if that was an address and no index.
+    url: Option<String>,
+    sha256: Option<String>,
+}
+
+/// The Python packages of an environment, by a name that is the same however it is written.
+pub(super) type Dists = BTreeMap<String, Dist>;
+
+#[derive(Deserialize)]
+struct DirectUrl {
+    url: String,
+    archive_info: Option<ArchiveInfo>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ArchiveInfo {
+    hash: Option<String>,
+    hashes: HashMap<String, String>,
+}
+
+impl ArchiveInfo {
+    fn sha256(self) -> Option<String> {
+        let old = self.hash.as_deref().and_then(|hash| hash.strip_prefix("sha256=")).map(str::to_owned);
+        self.hashes.get("sha256").cloned().or(old)
+    }
+}
+
+/// A name however it is written.
+pub(super) fn same(name: &str) -> String {
+    let mut plain = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c {
+            '-' | '_' | '.' if plain.ends_with('-') => {}
+            '-' | '_' | '.' => plain.push('-'),
+            c => plain.push(c.to_ascii_lowercase()),
+        }
+    }
+    plain
+}
+
+/// What is installed below a prefix.
+pub(super) fn dists(prefix: &Path) -> Dists {
+    let pythons = prefix.join("lib").read_dir().into_iter().flatten().flatten();
+    let folders = pythons.filter_map(|python| python.path().join("site-packages").read_dir().ok());
+    let entries = folders.flatten().flatten().map(|entry| entry.path());
+    entries.filter_map(|path| dist(&path)).map(|dist| (same(&dist.name), dist)).collect()
+}
+
+fn dist(path: &Path) -> Option<Dist> {
+    let (name, version) = path.file_name()?.to_str()?.strip_suffix(".dist-info")?.rsplit_once('-')?;
+    let installer = fs::read_to_string(path.join("INSTALLER")).unwrap_or_default().trim().to_owned();
+    let direct = fs::read(path.join("direct_url.json")).ok();
+    let direct: Option<DirectUrl> = direct.and_then(|text| serde_json::from_slice(&text).ok());
+    let (url, info) = direct.map(|direct| (direct.url, direct.archive_info)).unzip();
+    let sha256 = info.flatten().and_then(ArchiveInfo::sha256);
+    Some(Dist { name: name.to_owned(), version: version.to_owned(), installer, url, sha256 })
+}
+
+/// What differs between two looks: what came, and which packages of conda were replaced by it.
+pub(super) fn changes<'a>(before: &'a Dists, after: &'a Dists) -> (Vec<&'a Dist>, Vec<(&'a Dist, &'a Dist)>) {
+    let new: Vec<(&String, &Dist)> =
+        after.iter().filter(|(name, dist)| before.get(*name) != Some(dist)).collect();
+    let replaced = new.iter().filter_map(|(name, dist)| {
+        let old = before.get(*name).filter(|old| old.installer == "conda")?;
+        Some((old, *dist))
+    });
+    let replaced = replaced.collect();
+    (new.into_iter().map(|(_, dist)| dist).collect(), replaced)
+}
+
+/// The hashes that an installer reported, by the name of the package.
+pub(super) type Hashes = HashMap<String, Vec<String>>;
+
+/// The line of a lock that installs the same again.
+pub(super) fn locked(dist: &Dist, hashes: &Hashes) -> String {
+    let Dist { name, version, url, sha256, .. } = dist;
+    if let Some(url) = url {
+        let fragment = sha256.as_ref().map(|hex| format!("#sha256={hex}")).unwrap_or_default();
+        return format!("{name} @ {url}{fragment}");
+    }
+    let hashes = hashes.get(&same(name)).into_iter().flatten();
+    hashes.fold(format!("{name}=={version}"), |line, hash| format!("{line} --hash=sha256:{hash}"))
+}
+
+/// What pip reported of an installation (`--report`).
+pub(super) fn hashes_of_report(text: &[u8]) -> Hashes {
+    #[derive(Deserialize)]
+    struct Report {
+        install: Vec<Item>,
+    }
+    #[derive(Deserialize)]
+    struct Item {
+        download_info: Download,
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    struct Download {
+        archive_info: Option<ArchiveInfo>,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        name: String,
+    }
+    let items = serde_json::from_slice::<Report>(text).map(|report| report.install).unwrap_or_default();
+    let of = |item: Item| Some((same(&item.metadata.name), vec![item.download_info.archive_info?.sha256()?]));
+    items.into_iter().filter_map(of).collect()
+}
+
+/// What uv prints of frozen requirements (`pip compile --generate-hashes`): each package on lines of its own.
+pub(super) fn hashes_of_list(text: &str) -> Hashes {
+    let mut hashes = Hashes::new();
+    let mut current = None;
+    for line in text.lines().map(|line| line.trim().trim_end_matches('\\').trim_end()) {
+        if let Some((name, _)) = line.split_once("==").filter(|_| !line.starts_with(['-', '#'])) {
+            current = Some(same(name));
+        }
+        for word in line.split_whitespace() {
+            if let (Some(name), Some(hash)) = (&current, word.strip_prefix("--hash=sha256:")) {
+                hashes.entry(name.clone()).or_default().push(hash.to_owned());
+            }
+        }
+    }
+    hashes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn install(prefix: &Path, folder: &str, installer: &str) -> PathBuf {
+        let path = prefix.join("lib/python3.11/site-packages").join(folder);
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("INSTALLER"), installer).unwrap();
+        path
+    }
+
+    #[test]
+    fn test_what_came_and_what_it_replaced_is_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        install(dir.path(), "numpy-1.26.4.dist-info", "conda\n");
+        install(dir.path(), "scipy-1.11.0.dist-info", "conda");
+        let before = dists(dir.path());
+        fs::remove_dir_all(dir.path().join("lib/python3.11/site-packages/numpy-1.26.4.dist-info")).unwrap();
+        install(dir.path(), "NumPy-2.0.0.dist-info", "pip\n");
+        let path = install(dir.path(), "My_Own.pkg-1.dist-info", "uv");
+        let direct =
+            r#"{"url": "https://h/My_Own.pkg-1-py3-none-any.whl", "archive_info": {"hash": "sha256=ab"}}"#;
+        fs::write(path.join("direct_url.json"), direct).unwrap();
+        let after = dists(dir.path());
+        let (new, replaced) = changes(&before, &after);
+        let hashes = hashes_of_list("numpy==2.0.0 \\\n    --hash=sha256:01 \\\n    --hash=sha256:02\n");
+        let lines: Vec<String> = new.iter().map(|dist| locked(dist, &hashes)).collect();
+        assert_eq!(
+            lines,
+            [
+                "My_Own.pkg @ https://h/My_Own.pkg-1-py3-none-any.whl#sha256=ab",
+                "NumPy==2.0.0 --hash=sha256:01 --hash=sha256:02"
+            ]
+        );
+        let [(old, now)] = replaced[..] else { panic!("{replaced:?}") };
+        assert_eq!((old.version.as_str(), now.version.as_str()), ("1.26.4", "2.0.0"));
+    }
+
+    #[test]
+    fn test_report_of_pip_gives_hashes() {
+        let report = r#"{"install": [
+            {"download_info": {"url": "x", "archive_info": {"hashes": {"sha256": "0a"}}}, "metadata": {"name": "A_b"}},
+            {"download_info": {"url": "y", "dir_info": {}}, "metadata": {"name": "c"}}]}"#;
+        assert_eq!(
+            hashes_of_report(report.as_bytes()),
+            Hashes::from([("a-b".to_owned(), vec!["0a".to_owned()])])
+        );
+        assert!(hashes_of_report(b"nothing").is_empty());
+    }
+}

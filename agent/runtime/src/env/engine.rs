@@ -1,0 +1,241 @@
+//! The conda engine: a program of its own that is asked, followed and, when nobody waits any more, killed.
+//!
+//! Owns what a request of this node looks like, where the answer of a probe is remembered, and what an answer means
+//! here. Hides the protocol of `agent-env`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agent_env::{Build, Event, Failure, FailureKind, Platform, Request, Sweep, Task};
+
+use super::progress::Narrator;
+use super::{AcquireError, Bench, EnvConfig};
+use crate::exec::Command;
+
+const ASK: &str = "asking the conda engine what this machine offers";
+const BUILD: &str = "installing conda packages";
+const SWEEP: &str = "sweeping the package cache";
+
+/// Solving that takes longer is given up.
+pub(super) const SOLVE_WITHIN: Duration = Duration::from_secs(120);
+/// A download that makes no progress for this long is begun anew.
+pub(super) const STALL: Duration = Duration::from_secs(30);
+/// How long the engine may take to look at the machine: a driver may be slow.
+const PROBE_WITHIN: Duration = Duration::from_secs(60);
+
+/// What tells the version of a graphics driver.
+const DRIVER: &str = "/proc/driver/nvidia/version";
+
+/// The engine of this node.
+pub(super) struct Engine {
+    config: Arc<EnvConfig>,
+    /// What the machine offers, and what it looked like when that was asked.
+    known: tokio::sync::Mutex<Option<(Look, Platform)>>,
+}
+
+/// What could change the answer of a probe: another engine, another driver.
+#[derive(PartialEq, Eq)]
+struct Look(Option<(u64, i64, u64)>, Option<String>);
+
+impl Look {
+    fn at(engine: &Path) -> Look {
+        let engine = engine.metadata().ok().map(|file| (file.ino(), file.mtime(), file.size()));
+        Look(engine, fs::read_to_string(DRIVER).ok())
+    }
+}
+
+impl Engine {
+    pub(super) fn new(config: Arc<EnvConfig>) -> Engine {
+        Engine { config, known: tokio::sync::Mutex::default() }
+    }
+
+    fn program(&self) -> Result<&Path, AcquireError> {
+        let missing = || AcquireError::EngineMissing { looked: self.config.engine.clone() };
+        self.config.engine.as_deref().filter(|program| program.is_file()).ok_or_else(missing)
+    }
+
+    /// The packages that conda environments share.
+    pub(super) fn cache(&self) -> PathBuf {
+        self.config.packages.join("conda")
+    }
+
+    /// What this machine offers to packages. Asked once, and again when something changed or it failed.
+    pub(super) async fn platform(&self) -> Result<Platform, AcquireError> {
+        let look = Look::at(self.program()?);
+        let mut known = self.known.lock().await;
+        if let Some((then, platform)) = known.as_ref()
+            && *then == look
+        {
+            return Ok(platform.clone());
+        }
+        match self.alone(ASK, Task::Probe, PROBE_WITHIN).await? {
+            Event::Probed(platform) => {
+                *known = Some((look, platform.clone()));
+                Ok(platform)
+            }
+            other => Err(unexpected(ASK, &other)),
+        }
+    }
+
+    /// Makes an environment in the prefix of a bench. `at` names a line of the file of the user.
+    pub(super) async fn build(
+        &self,
+        build: Build,
+        bench: &Bench,
+        at: impl Fn(usize) -> String + Send + Sync,
+    ) -> Result<agent_env::Built, AcquireError> {
+        let cache = self.cache();
+        fs::create_dir_all(&cache).map_err(AcquireError::io("create", &cache))?;
+        let (mut ear, mut narrator) = (Ear::default(), Narrator::default());
+        let mut hear = |event: Option<Event>, line: &str| match event {
+            Some(Event::Progress(progress)) => {
+                narrator.hear(&progress, Instant::now()).iter().for_each(|line| bench.say(line));
+                bench.tell(progress);
+            }
+            Some(Event::Say { line }) => bench.say(&line),
+            Some(_) => {}
+            None => bench.say(line),
+        };
+        let prefix = build.prefix.clone();
+        let command = self.command(Task::Build(Box::new(build)))?;
+        let ran = bench.talk(BUILD, command, |bytes| ear.hear(bytes, &mut hear)).await?;
+        ear.end(&mut hear);
+        narrator.end(Instant::now()).iter().for_each(|line| bench.say(line));
+        match ear.last {
+            Some(Event::Built(built)) if ran.success => Ok(built),
+            Some(Event::Failed(failure)) => Err(failed(BUILD, failure, &prefix, at)),
+            _ => Err(AcquireError::Failed { step: BUILD, detail: ran.tail() }),
+        }
+    }
+
+    /// Removes what no environment needs. Returns how many bytes that freed.
+    pub(super) async fn sweep(&self, unused_for: Duration) -> Result<u64, AcquireError> {
+        let cache = self.cache();
+        if self.program().is_err() || !cache.is_dir() {
+            return Ok(0);
+        }
+        let task = Task::Sweep(Sweep { cache, unused_for_s: unused_for.as_secs() });
+        match self.alone(SWEEP, task, self.config.stall).await? {
+            Event::Swept { freed } => Ok(freed),
+            other => Err(unexpected(SWEEP, &other)),
+        }
+    }
+
+    /// Does a task that belongs to no build.
+    async fn alone(&self, step: &'static str, task: Task, stall: Duration) -> Result<Event, AcquireError> {
+        let (mut ear, mut complaint) = (Ear::default(), Vec::new());
+        let command = self.command(task)?.cwd(&self.config.root).stall(stall);
+        let command = command.mark(&self.cache().to_string_lossy());
+        let keep = |bytes: &[u8]| complaint.extend_from_slice(bytes);
+        command
+            .talk(|bytes| ear.hear(bytes, &mut |_, _| {}), keep)
+            .await
+            .map_err(AcquireError::command(step))?;
+        ear.end(&mut |_, _| {});
+        match ear.last {
+            Some(Event::Failed(failure)) => {
+                Err(failed(step, failure, &self.config.packages, |_| String::new()))
+            }
+            Some(event) => Ok(event),
+            None => {
+                let said = String::from_utf8_lossy(&complaint).trim().to_owned();
+                let detail = if said.is_empty() { "it said nothing".to_owned() } else { said };
+                Err(AcquireError::Failed { step, detail })
+            }
+        }
+    }
+
+    fn command(&self, task: Task) -> Result<Command, AcquireError> {
+        let request = Request { version: agent_env::VERSION, task };
+        let request = serde_json::to_vec(&request).map_err(|error| AcquireError::Failed {
+            step: BUILD,
+            detail: format!("the request cannot be written: {error}"),
+        })?;
+        let command = Command::new(self.program()?).envs(&self.config.vars);
+        Ok(command.envs([("PATH", self.config.path.as_str()), ("LC_ALL", "C.UTF-8")]).input(request))
+    }
+}
+
+fn unexpected(step: &'static str, event: &Event) -> AcquireError {
+    AcquireError::Failed { step, detail: format!("the engine answered something else: {event:?}") }
+}
+
+/// Puts together the lines in which the engine tells.
+#[derive(Default)]
+struct Ear {
+    rest: Vec<u8>,
+    /// What came last that ends a task.
+    last: Option<Event>,
+}
+
+impl Ear {
+    fn hear(&mut self, bytes: &[u8], what: &mut impl FnMut(Option<Event>, &str)) {
+        self.rest.extend_from_slice(bytes);
+        while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.rest.drain(..=end).collect();
+            self.line(&line, what);
+        }
+    }
+
+    fn end(&mut self, what: &mut impl FnMut(Option<Event>, &str)) {
+        let line = std::mem::take(&mut self.rest);
+        self.line(&line, what);
+    }
+
+    fn line(&mut self, line: &[u8], what: &mut impl FnMut(Option<Event>, &str)) {
+        let line = String::from_utf8_lossy(line);
+        let line = line.trim();
+        if line.is_empty() {
+            return;
+        }
+        match serde_json::from_str(line) {
+            Ok(event @ (Event::Progress(_) | Event::Say { .. })) => what(Some(event), line),
+            Ok(event) => self.last = Some(event),
+            Err(_) => what(None, line), // some library prints; it is still a line of the log
+        }
+    }
+}
+
+/// What a failure of the engine means to whoever waits.
+fn failed(step: &'static str, failure: Failure, place: &Path, at: impl Fn(usize) -> String) -> AcquireError {
+    let Failure { kind, message: detail, lines, hint } = failure;
+    let at = || lines.iter().filter(|line| **line > 0).map(|line| at(*line)).collect();
+    // Where the error has no place for a hint it is part of the words.
+    let advised = || hint.as_ref().map_or_else(|| detail.clone(), |hint| format!("{detail} ({hint})"));
+    match kind {
+        FailureKind::NotFound | FailureKind::Unsatisfiable => {
+            AcquireError::Unsolvable { at: at(), detail, hint }
+        }
+        FailureKind::Spec | FailureKind::Refused => AcquireError::Refused { at: at(), detail, hint },
+        FailureKind::Network => AcquireError::Network { detail: advised() },
+        FailureKind::Denied => AcquireError::Denied { detail: advised() },
+        FailureKind::Damaged => AcquireError::Damaged { detail: advised() },
+        FailureKind::DiskFull => AcquireError::DiskFull { path: place.to_owned() },
+        FailureKind::TooLong => AcquireError::TooLong { detail: advised() },
+        FailureKind::Other => AcquireError::Failed { step, detail: advised() },
+    }
+}
+
+/// A build that asks for nothing yet.
+pub(super) fn blank(config: &EnvConfig, engine: &Engine, prefix: &Path, platform: Platform) -> Build {
+    Build {
+        prefix: prefix.to_owned(),
+        cache: engine.cache(),
+        channels: Vec::new(),
+        specs: Vec::new(),
+        lock: None,
+        priority: match config.conda.flexible {
+            true => agent_env::Priority::Flexible,
+            false => agent_env::Priority::Strict,
+        },
+        offline: config.conda.offline,
+        platform,
+        credentials: config.conda.credentials.clone(),
+        solve_within_s: SOLVE_WITHIN.as_secs(),
+        stall_s: STALL.as_secs(),
+        hard_links: config.hard_links,
+    }
+}

@@ -1,0 +1,226 @@
+//! Environments that are container images: pulled, built from a context, or with a conda environment beside them.
+//!
+//! Their directories hold little more than the marker: the image is with the container engine, and its name for the
+//! content stands in the marker. Owns everything that the engine is asked about images. Hides how images are
+//! fetched and built, whose they are ([`held`]), and what of a conda environment of this machine works in which
+//! image ([`carrier`]).
+//!
+//! Invariants: an image that was here before is never removed by us; an engine that does not answer is waited for
+//! ([`AcquireError::is_waiting`]) and never taken for one that has no such image.
+//!
+//! Called by [`Environments`](super::Environments). No tasks but the removal of a container that nobody waits for
+//! any more.
+
+mod build;
+mod carrier;
+mod context;
+mod credentials;
+mod gpu;
+mod held;
+mod layers;
+mod pull;
+mod reference;
+mod refusal;
+mod together;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bollard::models::ImageInspect;
+
+use super::conda::Conda;
+use super::glibc::Glibc;
+use super::shelf::Shelf;
+use super::{AcquireError, EnvBuilder, EnvConfig, EnvLease, Image};
+use crate::docker::{Docker, DockerError};
+
+use build::Build;
+use carrier::Carriers;
+use pull::Pull;
+use together::Together;
+
+pub use gpu::{GpuVerdict, judge_gpu};
+
+/// How long the engine may take for what it has at hand.
+const ASK: Duration = Duration::from_secs(60);
+/// How long it may take to say that it is there.
+const PING: Duration = Duration::from_secs(10);
+
+const LOOK: &str = "look at an image";
+
+/// Variables of an image that lead a Python astray that is not its own.
+const MISLEADING: [&str; 2] = ["PYTHONHOME", "PYTHONPATH"];
+
+/// The label of what is made for an environment, and its value: the environment's key.
+const LABEL: &str = "agentd.environment";
+
+/// What makes environments of images.
+pub(super) struct Images {
+    access: Arc<Access>,
+    conda: Conda,
+    pull: Arc<dyn EnvBuilder>,
+    build: Arc<dyn EnvBuilder>,
+    carriers: Carriers,
+}
+
+impl Images {
+    pub(super) fn new(config: Arc<EnvConfig>, docker: Docker, conda: Conda) -> Images {
+        let access = Arc::new(Access { config, docker });
+        Images {
+            pull: Arc::new(Pull::new(access.clone())),
+            build: Arc::new(Build::new(access.clone())),
+            carriers: Carriers::new(access.clone()),
+            conda,
+            access,
+        }
+    }
+
+    /// The builders of what is one image.
+    pub(super) fn builders(&self) -> [Arc<dyn EnvBuilder>; 2] {
+        [self.pull.clone(), self.build.clone()]
+    }
+
+    /// What makes an environment of an image that exists somewhere.
+    pub(super) fn pull(&self) -> &Arc<dyn EnvBuilder> {
+        &self.pull
+    }
+
+    /// What makes conda environments for this machine.
+    pub(super) fn conda(&self) -> &Conda {
+        &self.conda
+    }
+
+    /// What makes conda environments that work in an image as well, and its C library.
+    pub(super) async fn conda_in(
+        &self,
+        ground: &EnvLease,
+    ) -> Result<(Arc<dyn EnvBuilder>, Glibc), AcquireError> {
+        let glibc = self.carriers.glibc(image_of(ground)?).await?;
+        Ok((Arc::new(self.conda.on(glibc)), glibc))
+    }
+
+    /// What says that the two fit together.
+    pub(super) fn together(
+        &self,
+        ground: &EnvLease,
+        glibc: Glibc,
+        packages: &EnvLease,
+    ) -> Arc<dyn EnvBuilder> {
+        Arc::new(Together::new(self.access.clone(), ground, glibc, packages))
+    }
+
+    /// Removes the images that were brought for environments that are gone.
+    pub(super) async fn discard(&self, shelf: &Shelf) {
+        self.carriers.discard().await;
+        held::discard(&self.access, shelf).await;
+    }
+}
+
+/// The image of an environment that is one.
+fn image_of(lease: &EnvLease) -> Result<&Image, AcquireError> {
+    lease.image().ok_or_else(|| AcquireError::Failed {
+        step: "reading the record of an image",
+        detail: format!("{} names none", lease.key()),
+    })
+}
+
+/// The engine, as far as images go.
+#[derive(Debug)]
+struct Access {
+    config: Arc<EnvConfig>,
+    docker: Docker,
+}
+
+/// An image that the engine has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Found {
+    image: Image,
+    /// With what it shares with others.
+    size: u64,
+    platform: String,
+    /// Its names.
+    tags: Vec<String>,
+}
+
+impl Access {
+    /// The engine is there.
+    async fn ping(&self) -> Result<(), AcquireError> {
+        self.docker.ping(PING).await.map_err(AcquireError::engine("asking the container engine"))
+    }
+
+    /// What the engine has under a name; `None` when it says that it has nothing.
+    async fn look(&self, name: &str) -> Result<Option<Found>, DockerError> {
+        let asked = name.to_owned();
+        let answer =
+            self.docker.ask(LOOK, ASK, |client| async move { client.inspect_image(&asked).await }).await;
+        match answer {
+            Ok(inspect) => Ok(Some(Found::read(name, inspect))),
+            Err(error) if error.is_missing() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn inspect(&self, name: &str) -> Result<Option<Found>, AcquireError> {
+        self.look(name).await.map_err(AcquireError::engine("looking at the image"))
+    }
+
+    /// Refuses an image that this machine has no use for.
+    fn admit(&self, found: &Found) -> Result<(), AcquireError> {
+        let node = platform();
+        if found.platform != node {
+            let (image, has) = (found.image.reference.clone(), found.platform.clone());
+            return Err(AcquireError::WrongPlatform { image, has, node });
+        }
+        self.admit_gpu(&found.image.reference, found.image.gpu)
+    }
+
+    /// Refuses an image for GPUs where there are none.
+    fn admit_gpu(&self, image: &str, says: Option<bool>) -> Result<(), AcquireError> {
+        let node = *self.config.gpus.borrow();
+        match judge_gpu(says, node, false) {
+            GpuVerdict::Refuse(why) => {
+                Err(AcquireError::NeedsGpu { image: image.to_owned(), why: why.to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Found {
+    fn read(reference: &str, inspect: ImageInspect) -> Found {
+        let config = inspect.config.unwrap_or_default();
+        let pairs = config.env.unwrap_or_default().into_iter();
+        let pair =
+            |line: String| line.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let env: BTreeMap<String, String> = pairs.filter_map(pair).collect();
+        let labels: HashMap<String, String> = config.labels.unwrap_or_default();
+        let os = inspect.os.filter(|os| !os.is_empty()).unwrap_or_else(|| "linux".to_owned());
+        let arch = inspect.architecture.filter(|arch| !arch.is_empty());
+        Found {
+            image: Image {
+                id: inspect.id.unwrap_or_default(),
+                reference: reference.to_owned(),
+                gpu: gpu::of_image(&env, &labels).or_else(|| gpu::of_name(reference)),
+                env,
+                mounts: Vec::new(),
+            },
+            size: inspect.size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0),
+            platform: format!("{os}/{}", arch.as_deref().unwrap_or_else(|| architecture())),
+            tags: inspect.repo_tags.unwrap_or_default(),
+        }
+    }
+}
+
+/// What images call this machine.
+fn platform() -> String {
+    format!("linux/{}", architecture())
+}
+
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}

@@ -1,0 +1,280 @@
+//! The context of an image build on its way to the engine: a tar stream of a directory, compressed as it is read.
+//!
+//! `.dockerignore` means what it means to Docker: a pattern is relative to the root, holds for what is below what
+//! it names, and the last that matches decides. The Dockerfile and `.dockerignore` are sent all the same, because the
+//! engine reads them; it leaves them out of the image by the same rules. What the stream holds depends on the files
+//! alone, not on when they were laid out or by whom.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use futures_util::Stream;
+use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use tar::{Builder, EntryType, Header};
+use tokio::sync::mpsc;
+
+/// What extra certificates are called in a context.
+pub(super) const CA_FILE: &str = ".agentd-ca.pem";
+const IGNORE_FILE: &str = ".dockerignore";
+
+/// When every file was changed last, as far as the engine hears: not before 1980, which archives of Python refuse.
+const TIME: u64 = 946_684_800;
+/// How much of the stream waits for the engine: chunks, and the size of one.
+const CHUNKS: usize = 8;
+const CHUNK: usize = 64 << 10;
+
+/// What is sent.
+#[derive(Debug, Clone)]
+pub(super) struct Context {
+    /// The directory.
+    pub(super) dir: PathBuf,
+    /// The Dockerfile, relative to it.
+    pub(super) dockerfile: String,
+    /// Extra certificates.
+    pub(super) ca: Option<PathBuf>,
+}
+
+impl Context {
+    /// The stream. It is read on a thread of its own, which ends when the stream is dropped.
+    pub(super) fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+        let (sender, receiver) = mpsc::channel(CHUNKS);
+        let work = move || {
+            let pipe = Pipe(sender.clone());
+            if let Err(error) = self.write(BufWriter::with_capacity(CHUNK, pipe)) {
+                let _ = sender.blocking_send(Err(error)); // nobody reads it any more
+            }
+        };
+        tokio::task::spawn_blocking(work); // it ends with the receiver
+        futures_util::stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|chunk| (chunk, receiver))
+        })
+    }
+
+    /// Writes all of it. Blocking.
+    fn write(&self, to: impl Write) -> io::Result<()> {
+        let mut tar = Builder::new(GzEncoder::new(to, Compression::fast()));
+        let rules = Rules::read(&self.dir)?;
+        self.folder(&mut tar, &rules, "")?;
+        if let Some(ca) = &self.ca {
+            append(&mut tar, CA_FILE, &fs::read(ca)?)?;
+        }
+        tar.into_inner()?.finish()?.flush()
+    }
+
+    fn folder(&self, tar: &mut Builder<impl Write>, rules: &Rules, at: &str) -> io::Result<()> {
+        let mut entries = self.dir.join(at).read_dir()?.collect::<io::Result<Vec<_>>>()?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let path = if at.is_empty() { name } else { format!("{at}/{name}") };
+            let kind = entry.file_type()?;
+            let excluded = rules.exclude(&path, kind.is_dir()) && !self.is_needed(&path);
+            if kind.is_dir() {
+                if !excluded {
+                    let mut header = header(EntryType::Directory, 0o755, 0);
+                    tar.append_data(&mut header, format!("{path}/"), io::empty())?;
+                }
+                // What is below may be an exception, or be needed.
+                if !excluded || rules.has_exceptions() || self.dockerfile.starts_with(&format!("{path}/")) {
+                    self.folder(tar, rules, &path)?;
+                }
+            } else if !excluded {
+                self.file(tar, &path, kind.is_symlink())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&self, tar: &mut Builder<impl Write>, path: &str, is_link: bool) -> io::Result<()> {
+        let full = self.dir.join(path);
+        if is_link {
+            let mut header = header(EntryType::Symlink, 0o777, 0);
+            return tar.append_link(&mut header, path, fs::read_link(full)?);
+        }
+        if path == IGNORE_FILE && self.ca.is_some() {
+            let mut text = fs::read(full)?;
+            text.extend_from_slice(format!("\n!{CA_FILE}\n").as_bytes());
+            return append(tar, path, &text);
+        }
+        let file = File::open(full)?;
+        let metadata = file.metadata()?;
+        let mode = if metadata.permissions().mode() & 0o100 != 0 { 0o755 } else { 0o644 };
+        let mut header = header(EntryType::Regular, mode, metadata.len());
+        tar.append_data(&mut header, path, io::Read::take(file, metadata.len()))
+    }
+
+    /// The engine reads it, whatever the rules say.
+    fn is_needed(&self, path: &str) -> bool {
+        path == IGNORE_FILE || path == self.dockerfile
+    }
+}
+
+fn append(tar: &mut Builder<impl Write>, path: &str, text: &[u8]) -> io::Result<()> {
+    let mut header = header(EntryType::Regular, 0o644, text.len() as u64);
+    tar.append_data(&mut header, path, text)
+}
+
+fn header(kind: EntryType, mode: u32, size: u64) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_mtime(TIME);
+    header.set_uid(0);
+    header.set_gid(0);
+    header
+}
+
+/// What a `.dockerignore` says.
+#[derive(Debug, Default)]
+struct Rules {
+    /// Each pattern by itself, because the last that matches decides for a file and for what it is in.
+    patterns: Vec<(Gitignore, bool)>,
+}
+
+impl Rules {
+    fn read(dir: &Path) -> io::Result<Rules> {
+        match fs::read_to_string(dir.join(IGNORE_FILE)) {
+            Ok(text) => Ok(Rules::parse(&text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Rules::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn parse(text: &str) -> Rules {
+        let lines = text.trim_start_matches('\u{feff}').lines().filter(|line| !line.starts_with('#'));
+        Rules { patterns: lines.filter_map(pattern).collect() }
+    }
+
+    fn exclude(&self, path: &str, is_dir: bool) -> bool {
+        let matches = |rule: &Gitignore| rule.matched_path_or_any_parents(path, is_dir).is_ignore();
+        let decides = self.patterns.iter().rev().find(|(rule, _)| matches(rule));
+        decides.is_some_and(|(_, excludes)| *excludes)
+    }
+
+    fn has_exceptions(&self) -> bool {
+        self.patterns.iter().any(|(_, excludes)| !excludes)
+    }
+}
+
+/// One line: what it names, and whether that is left out.
+fn pattern(line: &str) -> Option<(Gitignore, bool)> {
+    let line = line.trim();
+    let (named, excludes) = match line.strip_prefix('!') {
+        Some(rest) => (rest.trim(), false),
+        None => (line, true),
+    };
+    let mut parts: Vec<&str> = Vec::new();
+    for part in named.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    if parts.is_empty() {
+        return None;
+    }
+    let mut builder = GitignoreBuilder::new("");
+    builder.add_line(None, &format!("/{}", parts.join("/"))).ok()?;
+    Some((builder.build().ok()?, excludes))
+}
+
+/// Hands bytes to whoever reads the stream.
+struct Pipe(mpsc::Sender<io::Result<Bytes>>);
+
+impl Write for Pipe {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
+        self.0.blocking_send(Ok(Bytes::copy_from_slice(bytes))).map_err(gone)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Read;
+    use std::os::unix::fs::symlink;
+
+    use flate2::read::GzDecoder;
+
+    use super::*;
+
+    fn excluded(rules: &str, paths: &[&str]) -> Vec<bool> {
+        let rules = Rules::parse(rules);
+        paths.iter().map(|path| rules.exclude(path, false)).collect()
+    }
+
+    #[test]
+    fn test_ignore_rules_are_those_of_docker() {
+        assert_eq!(excluded("foo", &["foo", "foo/a", "a/foo"]), [true, true, false]);
+        assert_eq!(excluded("**/foo", &["foo", "a/foo", "a/b/foo/c"]), [true, true, true]);
+        assert_eq!(excluded("*.md\n!README.md", &["a.md", "README.md", "d/a.md"]), [true, false, false]);
+        assert_eq!(excluded("*\n!src\nsrc/secret", &["a", "src/a", "src/secret"]), [true, false, true]);
+        assert_eq!(excluded("# x\n\n./a/../b/\n", &["b/c", "a", "x"]), [true, false, false]);
+        assert_eq!(excluded("a?c\n/d", &["abc", "ac", "d"]), [true, false, true]);
+        assert_eq!(excluded("a/**/z", &["a/z", "a/b/c/z", "z"]), [true, true, false]);
+    }
+
+    fn entries(context: &Context) -> BTreeMap<String, (u32, String)> {
+        let mut bytes = Vec::new();
+        context.write(&mut bytes).unwrap();
+        let mut again = Vec::new();
+        context.write(&mut again).unwrap();
+        assert!(bytes == again, "the same files give the same stream");
+        let mut tar = tar::Archive::new(GzDecoder::new(bytes.as_slice()));
+        let read = |entry: io::Result<tar::Entry<'_, GzDecoder<&[u8]>>>| {
+            let mut entry = entry.unwrap();
+            let mut text = String::new();
+            entry.read_to_string(&mut text).unwrap();
+            if let Some(link) = entry.link_name().unwrap() {
+                text = format!("-> {}", link.display());
+            }
+            (entry.path().unwrap().display().to_string(), (entry.header().mode().unwrap(), text))
+        };
+        tar.entries().unwrap().map(read).collect()
+    }
+
+    #[test]
+    fn test_stream_holds_what_is_wanted() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().join("c");
+        fs::create_dir_all(dir.join("docker/deep")).unwrap();
+        for (path, text) in [
+            (".dockerignore", "*\n!src"),
+            ("docker/Dockerfile", "FROM x"),
+            ("docker/deep/x", ""),
+            ("left", ""),
+        ] {
+            fs::write(dir.join(path), text).unwrap();
+        }
+        let long = format!("src/{}", "n".repeat(150));
+        fs::create_dir(dir.join("src")).unwrap();
+        fs::write(dir.join(&long), "long").unwrap();
+        fs::write(dir.join("src/run"), "#!").unwrap();
+        fs::set_permissions(dir.join("src/run"), fs::Permissions::from_mode(0o700)).unwrap();
+        symlink("run", dir.join("src/link")).unwrap();
+        fs::write(temp.path().join("ca"), "PEM").unwrap();
+        let mut context = Context { dir, dockerfile: "docker/Dockerfile".to_owned(), ca: None };
+        let sent = entries(&context);
+        let names: Vec<&str> = sent.keys().map(String::as_str).collect();
+        assert_eq!(names, [".dockerignore", "docker/Dockerfile", "src/", "src/link", &long, "src/run"]);
+        assert_eq!(sent["src/run"], (0o755, "#!".to_owned()));
+        assert_eq!(sent["src/link"].1, "-> run");
+        assert_eq!(sent[&long], (0o644, "long".to_owned()));
+        context.ca = Some(temp.path().join("ca"));
+        let sent = entries(&context);
+        assert_eq!(sent[CA_FILE].1, "PEM");
+        assert!(sent[IGNORE_FILE].1.ends_with(&format!("!{CA_FILE}\n")));
+    }
+}

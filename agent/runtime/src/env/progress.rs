@@ -1,0 +1,138 @@
+//! How far a build is, in words: for the build log and for whoever watches a job.
+
+use std::time::{Duration, Instant};
+
+use agent_env::{Phase, Progress};
+
+/// How often the build log says how far a phase is.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// How far a build is: `downloading packages, 12 of 40, 30 of 120 MB: numpy`.
+pub fn describe(progress: &Progress) -> String {
+    let mut text = counted(progress);
+    if !progress.what.is_empty() {
+        text.push_str(": ");
+        text.push_str(&progress.what);
+    }
+    text
+}
+
+fn counted(progress: &Progress) -> String {
+    let mut text = progress.phase.to_string();
+    if progress.total > 0 {
+        text.push_str(&format!(", {} of {}", progress.done, progress.total));
+    }
+    if progress.bytes_total > 0 {
+        text.push_str(&format!(", {}", sizes::part(progress.bytes, progress.bytes_total)));
+    } else if progress.bytes > 0 {
+        text.push_str(&format!(", {}", sizes::readable(progress.bytes)));
+    }
+    text
+}
+
+/// Which lines of progress go to the build log: the first of a phase, one now and then, and how it ended.
+#[derive(Debug, Default)]
+pub(super) struct Narrator {
+    current: Option<Current>,
+}
+
+#[derive(Debug)]
+struct Current {
+    last: Progress,
+    began: Instant,
+    said: Instant,
+}
+
+impl Narrator {
+    /// Takes what is told, and gives what is to be said.
+    pub(super) fn hear(&mut self, progress: &Progress, now: Instant) -> Vec<String> {
+        match &mut self.current {
+            Some(current) if current.last.phase == progress.phase => {
+                current.last = progress.clone();
+                if now - current.said < EVERY {
+                    return Vec::new();
+                }
+                current.said = now;
+                vec![describe(progress)]
+            }
+            _ => {
+                let mut lines = self.end(now);
+                self.current = Some(Current { last: progress.clone(), began: now, said: now });
+                lines.push(describe(progress));
+                lines
+            }
+        }
+    }
+
+    /// How the last phase ended.
+    pub(super) fn end(&mut self, now: Instant) -> Vec<String> {
+        let Some(Current { last, began, .. }) = self.current.take() else { return Vec::new() };
+        if last.phase == Phase::Waiting {
+            return Vec::new();
+        }
+        vec![format!("{}: {:.1} s", counted(&last), now.duration_since(began).as_secs_f64())]
+    }
+}
+
+/// Numbers of bytes for people.
+pub(super) mod sizes {
+    const UNITS: [(u64, &str); 4] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB"), (1, "bytes")];
+
+    fn unit(bytes: u64) -> (u64, &'static str) {
+        UNITS.into_iter().find(|(size, _)| bytes >= *size).unwrap_or((1, "bytes"))
+    }
+
+    fn count(bytes: u64, unit: u64) -> String {
+        let whole = bytes / unit;
+        match unit {
+            1_000_000_000 if whole < 100 => format!("{whole}.{}", bytes % unit / (unit / 10)),
+            _ => whole.to_string(),
+        }
+    }
+
+    /// For example `120 MB`.
+    pub(in crate::env) fn readable(bytes: u64) -> String {
+        let (size, name) = unit(bytes);
+        format!("{} {name}", count(bytes, size))
+    }
+
+    /// For example `30 of 120 MB`.
+    pub(in crate::env) fn part(done: u64, total: u64) -> String {
+        let (size, name) = unit(total);
+        format!("{} of {} {name}", count(done, size), count(total, size))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(phase: Phase, done: u64, what: &str) -> Progress {
+        let bytes = done * 1_000_000;
+        Progress { phase, done, total: 40, bytes, bytes_total: 120_000_000, what: what.to_owned() }
+    }
+
+    #[test]
+    fn test_phases_are_told_at_both_ends_and_now_and_then() {
+        let (mut narrator, now) = (Narrator::default(), Instant::now());
+        let first = narrator.hear(&progress(Phase::Download, 1, "numpy"), now);
+        assert_eq!(first, ["downloading packages, 1 of 40, 1 of 120 MB: numpy"]);
+        assert!(narrator.hear(&progress(Phase::Download, 2, "scipy"), now).is_empty());
+        let now = now + EVERY;
+        let third = narrator.hear(&progress(Phase::Download, 3, ""), now);
+        assert_eq!(third, ["downloading packages, 3 of 40, 3 of 120 MB"]);
+        let linking = Progress { bytes: 0, bytes_total: 0, ..progress(Phase::Link, 0, "") };
+        let ends = narrator.hear(&linking, now);
+        assert_eq!(ends, ["downloading packages, 3 of 40, 3 of 120 MB: 2.0 s", "linking packages, 0 of 40"]);
+        assert_eq!(narrator.end(now), ["linking packages, 0 of 40: 0.0 s"]);
+        assert!(narrator.end(now).is_empty());
+    }
+
+    #[test]
+    fn test_sizes_are_readable() {
+        assert_eq!(sizes::readable(0), "0 bytes");
+        assert_eq!(sizes::readable(1_500), "1 kB");
+        assert_eq!(sizes::readable(3_250_000_000), "3.2 GB");
+        assert_eq!(sizes::part(30_000_000, 1_200_000_000), "0.0 of 1.2 GB");
+    }
+}

@@ -1,0 +1,360 @@
+//! Jobs in containers, each with the shim as the first process.
+//!
+//! The container engine makes the container and starts the shim in it, and from then on is not needed: log, stop, lease
+//! and exit record are the shim's, in the job directory, which is at the same place inside. So an engine that is silent
+//! means nothing for a job that runs, and what became of a job is told, as of any other, by its directory: its shim's
+//! lock says whether it lives, and with the first process of a container the kernel ends all others.
+//!
+//! Owns: the names and labels of containers, `container.json` in the job directory (`note`), what a container may do
+//! (`body`), how the shim gets into any image (`carry`), and the words for why a container ended (`fate`).
+//!
+//! Invariants: the job directory names the container before the engine is asked for it, and by the engine's own name
+//! before anything is started in it; a container is removed by force only while nothing of the command was started,
+//! or when its shim is gone; what the engine does not answer is never taken for an answer.
+//!
+//! Networking is the machine's own: the tracking endpoint listens on its loopback. Callers: [`super::Launcher`].
+
+mod body;
+mod carry;
+pub(super) mod fate;
+pub(super) mod note;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use agent_model::container::Options;
+use agent_model::{ReplicaId, failpoint};
+use agent_shim::{JobDir, Launch, User};
+use bollard::Docker as Client;
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, InspectContainerOptions, ListContainersOptionsBuilder,
+    StartContainerOptions,
+};
+use tokio::time::Instant;
+
+use super::connection::{AGAIN, ANSWER, Place};
+use super::process::{last_words, lost, remove_if_there, say_go, told_by};
+use super::{Executor, Found, LaunchError, ReattachError, Running};
+use crate::docker::{Docker, DockerError};
+use crate::env::Image;
+
+pub use carry::CarryError;
+use carry::{Carried, Stamp, carry};
+use note::{Engine, Note};
+
+/// How long the engine may take for each thing it is asked. An answer is asked for first, so that silence shows soon.
+const ANSWERS: Duration = Duration::from_secs(5);
+const CREATE: Duration = Duration::from_secs(60);
+const START: Duration = Duration::from_secs(60);
+const REMOVE: Duration = Duration::from_secs(30);
+const LIST: Duration = Duration::from_secs(30);
+
+/// How often the engine is asked whether a container whose shim is not heard yet is still there.
+const STILL_THERE: Duration = Duration::from_millis(500);
+
+/// Between two tries to take a name that is being given up.
+const NAME_AGAIN: Duration = Duration::from_millis(100);
+
+/// What containers are labelled with, so that they are found again.
+const JOB: &str = "agentd.job";
+const REPLICA: &str = "agentd.replica";
+const EPOCH: &str = "agentd.epoch";
+const NODE: &str = "agentd.node";
+const DIR: &str = "agentd.dir";
+
+/// What surrounds a job in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Enclosure {
+    /// The image, and what of this machine is mounted into it.
+    pub image: Image,
+    /// Size of its shared memory, in bytes; 0 is the usual 2 GiB.
+    pub shm: u64,
+    /// The GPUs it gets, by UUID.
+    pub gpus: Vec<String>,
+    /// What else the job says.
+    pub options: Options,
+}
+
+/// The containers of one node; clones share what they know.
+#[derive(Debug, Clone)]
+pub struct Containers {
+    docker: Docker,
+    shim: PathBuf,
+    node: String,
+    carried: Arc<Mutex<Option<(Stamp, Carried)>>>,
+}
+
+/// An executor whose jobs run in containers of one kind.
+#[derive(Debug)]
+pub struct Container<'a> {
+    containers: &'a Containers,
+    enclosure: &'a Enclosure,
+}
+
+impl Executor for Container<'_> {
+    async fn launch(&self, dir: &JobDir, launch: &Launch) -> Result<Running, LaunchError> {
+        let deadline = Instant::now() + ANSWER;
+        loop {
+            match told_by(dir).await? {
+                Place::Live(connection) => return say_go(dir, launch, connection, None).await,
+                Place::Ended(_) => return Ok(Running::ended(dir.clone())),
+                Place::Lost => return Err(lost(dir).await?),
+                Place::Fresh if Instant::now() < deadline => {
+                    self.containers.stand(dir, launch, self.enclosure).await?;
+                }
+                Place::Fresh => {
+                    return Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER });
+                }
+            }
+        }
+    }
+
+    async fn reattach(&self, dir: &JobDir) -> Result<Found, ReattachError> {
+        super::process::reattach(dir).await
+    }
+}
+
+impl Containers {
+    /// Those that `docker` makes for the node called `node`, a name that no other node on that engine has.
+    pub fn new(docker: Docker, shim: PathBuf, node: impl Into<String>) -> Containers {
+        Containers { docker, shim, node: node.into(), carried: Arc::default() }
+    }
+
+    /// Jobs in containers of this kind.
+    pub fn within<'a>(&'a self, enclosure: &'a Enclosure) -> Container<'a> {
+        Container { containers: self, enclosure }
+    }
+
+    /// Makes the container and waits until the shim in it listens; the command is not started. Changes nothing where it
+    /// listens already, and where the job has ended or was lost. May be dropped, and done again.
+    pub async fn prepare(
+        &self,
+        dir: &JobDir,
+        launch: &Launch,
+        enclosure: &Enclosure,
+    ) -> Result<(), LaunchError> {
+        match told_by(dir).await? {
+            Place::Fresh => self.stand(dir, launch, enclosure).await,
+            Place::Live(_) | Place::Ended(_) | Place::Lost => Ok(()),
+        }
+    }
+
+    /// Removes the container of a job that is over, or that nobody will start any more; there is nothing to do for a job
+    /// without one, and for one that runs.
+    pub async fn clear(&self, dir: &JobDir) -> Result<(), DockerError> {
+        let Ok(Some(note)) = Note::read(dir) else { return Ok(()) };
+        while dir.is_started() && dir.has_shim().unwrap_or(true) {
+            if !dir.exit().exists() {
+                return Ok(());
+            }
+            tokio::time::sleep(AGAIN).await; // a shim takes a moment to go after it said how the job ended
+        }
+        if !note.id.is_empty() {
+            return self.remove(&note.id).await;
+        }
+        // It may never have been made, because somebody else's has the name.
+        match self.named(&note.name).await? {
+            Some((id, of)) if Path::new(&of) == dir.path() => self.remove(&id).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes containers of this node that nobody needs: their shim is gone, and `is_open` says of no runner that it
+    /// still wants to know why. Returns how many there were.
+    pub async fn sweep(&self, is_open: impl Fn(&ReplicaId) -> bool) -> Result<usize, DockerError> {
+        let label = format!("{NODE}={}", self.node);
+        let filters = HashMap::from([("label".to_owned(), vec![label])]);
+        let options = ListContainersOptionsBuilder::default().all(true).filters(&filters).build();
+        let step = "list its containers";
+        failpoint::hit("node.container.list").map_err(DockerError::planned(step))?;
+        let list = |client: Client| async move { client.list_containers(Some(options)).await };
+        let mut swept = 0;
+        for found in self.docker.ask(step, LIST, list).await? {
+            let labels = found.labels.unwrap_or_default();
+            let (Some(id), Some(dir)) = (found.id, labels.get(DIR).map(JobDir::new)) else { continue };
+            let replica = labels.get(REPLICA).and_then(|replica| replica.parse::<ReplicaId>().ok());
+            // A directory that cannot be looked at may have a shim.
+            let wanted = replica.is_some_and(|replica| is_open(&replica)) || dir.has_shim().unwrap_or(true);
+            if !wanted {
+                self.remove(&id).await?;
+                swept += 1;
+            }
+        }
+        Ok(swept)
+    }
+
+    /// Has a shim stand at a directory where nothing was started yet.
+    async fn stand(&self, dir: &JobDir, launch: &Launch, enclosure: &Enclosure) -> Result<(), LaunchError> {
+        remove_if_there(dir.exit())?;
+        dir.write_launch(&Launch { container: true, ..launch.clone() })?;
+        let carried = self.carry().await?;
+        self.docker.ping(ANSWERS).await?;
+        let mut note = Note {
+            version: Note::VERSION,
+            name: format!("agentd-{}", launch.replica),
+            id: String::new(),
+            socket: self.docker.socket().to_owned(),
+            engine: Engine::at(self.docker.socket()).await,
+        };
+        self.note(&note, dir)?;
+        note.id = self.create(&note.name, dir, launch, enclosure, &carried).await?;
+        self.note(&note, dir)?;
+        if let Err(error) = self.start(&note.id).await {
+            if !error.is_unknown() {
+                let removed = self.remove(&note.id).await;
+                tracing::debug!(name = note.name, ?removed, "a container could not be started");
+            }
+            return Err(error.into());
+        }
+        self.until_ready(dir, &note.id).await
+    }
+
+    fn note(&self, note: &Note, dir: &JobDir) -> Result<(), LaunchError> {
+        note.write(dir).map_err(|source| LaunchError::Note { dir: dir.path().to_owned(), source })
+    }
+
+    /// What brings the shim into a container; found out again when the shim is another one.
+    async fn carry(&self) -> Result<Carried, CarryError> {
+        let stamp = Stamp::of(&self.shim)?;
+        let known = self.carried.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some((of, carried)) = known
+            && of == stamp
+        {
+            return Ok(carried);
+        }
+        let carried = carry(&self.shim).await?;
+        *self.carried.lock().unwrap_or_else(PoisonError::into_inner) = Some((stamp, carried.clone()));
+        Ok(carried)
+    }
+
+    /// Makes the container; gives the engine's name for it. One of the same name that an earlier try left goes first.
+    async fn create(
+        &self,
+        name: &str,
+        dir: &JobDir,
+        launch: &Launch,
+        enclosure: &Enclosure,
+        carried: &Carried,
+    ) -> Result<String, LaunchError> {
+        let labels = self.labels(dir, launch);
+        let body = body::body(dir.path(), launch, enclosure, carried, labels, own_user());
+        let step = "make a container";
+        let deadline = Instant::now() + ANSWER;
+        loop {
+            failpoint::hit("node.container.create").map_err(DockerError::planned(step))?;
+            let options = CreateContainerOptionsBuilder::default().name(name).build();
+            let create = |client: Client| {
+                let body = body.clone();
+                async move { client.create_container(Some(options), body).await }
+            };
+            match self.docker.ask(step, CREATE, create).await {
+                Ok(made) => {
+                    for warning in made.warnings {
+                        tracing::warn!(name, warning, "the container engine warns");
+                    }
+                    return Ok(made.id);
+                }
+                Err(error) if error.is_conflict() && Instant::now() < deadline => {
+                    self.free_name(name, dir).await?;
+                }
+                Err(error) if error.is_missing() => {
+                    return Err(LaunchError::ImageGone {
+                        reference: enclosure.image.reference.clone(),
+                        source: error,
+                    });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn labels(&self, dir: &JobDir, launch: &Launch) -> HashMap<String, String> {
+        let replica = &launch.replica;
+        let labels = [
+            (JOB, replica.job.to_string()),
+            (REPLICA, replica.to_string()),
+            (EPOCH, replica.epoch.to_string()),
+            (NODE, self.node.clone()),
+            (DIR, dir.path().display().to_string()),
+        ];
+        labels.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    /// Removes a container of this job that has the name; nothing was ever started in it, for the directory would say.
+    /// One of somebody else is left alone.
+    async fn free_name(&self, name: &str, dir: &JobDir) -> Result<(), LaunchError> {
+        let Some((id, of)) = self.named(name).await? else { return Ok(()) };
+        if Path::new(&of) != dir.path() {
+            return Err(LaunchError::NameTaken { name: name.to_owned(), id, of });
+        }
+        match told_by(dir).await? {
+            Place::Fresh => {
+                self.remove(name).await?;
+                tokio::time::sleep(NAME_AGAIN).await;
+                Ok(())
+            }
+            // Its shim was about to stand when it was looked at before.
+            _ => Err(LaunchError::Silent { dir: dir.path().to_owned(), after: Duration::ZERO }),
+        }
+    }
+
+    /// The container of a name, and the job directory it is labelled with; empty for one of somebody else.
+    async fn named(&self, name: &str) -> Result<Option<(String, String)>, DockerError> {
+        let step = "look whose container has the name";
+        failpoint::hit("node.container.look").map_err(DockerError::planned(step))?;
+        let ask = |client: Client| async move {
+            client.inspect_container(name, None::<InspectContainerOptions>).await
+        };
+        let found = match self.docker.ask(step, LIST, ask).await {
+            Err(error) if error.is_missing() => return Ok(None),
+            found => found?,
+        };
+        let labels = found.config.and_then(|config| config.labels).unwrap_or_default();
+        let id = found.id.unwrap_or_default().chars().take(12).collect();
+        Ok(Some((id, labels.get(DIR).cloned().unwrap_or_default())))
+    }
+
+    async fn start(&self, id: &str) -> Result<(), DockerError> {
+        let step = "start a container";
+        failpoint::hit("node.container.start").map_err(DockerError::planned(step))?;
+        let start =
+            |client: Client| async move { client.start_container(id, None::<StartContainerOptions>).await };
+        self.docker.ask(step, START, start).await
+    }
+
+    async fn remove(&self, key: &str) -> Result<(), DockerError> {
+        failpoint::hit("node.container.remove").map_err(DockerError::planned("remove a container"))?;
+        self.docker.remove_container(key, REMOVE).await
+    }
+
+    /// Waits until the shim of a container that was started listens.
+    async fn until_ready(&self, dir: &JobDir, id: &str) -> Result<(), LaunchError> {
+        let deadline = Instant::now() + ANSWER;
+        let mut ask_at = Instant::now() + STILL_THERE;
+        while Instant::now() < deadline {
+            if !matches!(told_by(dir).await?, Place::Fresh) {
+                return Ok(());
+            }
+            if Instant::now() >= ask_at {
+                ask_at = Instant::now() + STILL_THERE;
+                let state = fate::inspect(&self.docker, id).await?;
+                if state.running != Some(true) && matches!(told_by(dir).await?, Place::Fresh) {
+                    let status = state.exit_code.unwrap_or_default();
+                    let said = [state.error.unwrap_or_default(), last_words(dir)];
+                    let said = said.into_iter().find(|said| !said.is_empty()).unwrap_or_default();
+                    let _ = self.remove(id).await; // else it goes when the name is needed, or with a sweep
+                    return Err(LaunchError::Unready { dir: dir.path().to_owned(), status, said });
+                }
+            }
+            tokio::time::sleep(AGAIN / 2).await;
+        }
+        Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER })
+    }
+}
+
+/// Whom the shim runs as: this process's user, who owns the job directory.
+pub fn own_user() -> User {
+    User { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() }
+}

@@ -1,0 +1,151 @@
+//! What the engine is asked to make: pure.
+//!
+//! The whole of what a job may do in its container is decided here. Nothing is given that is not named here: no
+//! privileges, no engine, no devices but the GPUs that were asked for, nothing of this machine's files but the job's own
+//! directory and, read-only, its environment and the shim.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use agent_model::container::Options;
+use agent_shim::{Launch, User};
+use bollard::models::{
+    ContainerCreateBody, DeviceRequest, HealthConfig, HostConfig, HostConfigCgroupnsModeEnum,
+    HostConfigLogConfig, Mount, MountType, ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
+};
+
+use super::Enclosure;
+use super::carry::Carried;
+
+/// Shared memory where the job says nothing, in bytes: what the cloud gives.
+const SHM: u64 = 2 << 30;
+
+/// What the first process of a container needs of what user 0 may do: to become the job's user, to signal its
+/// processes and to own files that are both's. The job itself keeps none of it.
+const CAPABILITIES: [&str; 7] = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID"];
+
+/// Variables by which an image would change programs that are not its own.
+const LOADER_VARIABLES: [&str; 4] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "LD_BIND_NOW"];
+
+/// What a container engine's own add-on for GPUs goes by.
+const GPU_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
+const GPU_ABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
+
+/// How much longer than the job's own grace the engine waits when it ends a container.
+const BEYOND_GRACE: Duration = Duration::from_secs(10);
+
+/// The container of one job.
+pub(super) fn body(
+    dir: &Path,
+    launch: &Launch,
+    enclosure: &Enclosure,
+    carried: &Carried,
+    labels: HashMap<String, String>,
+    shim_user: User,
+) -> ContainerCreateBody {
+    let text = |path: &Path| path.display().to_string();
+    let host_config = HostConfig {
+        mounts: Some(mounts(dir, &enclosure.image.mounts, carried)),
+        log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
+        network_mode: Some("host".to_owned()),
+        ipc_mode: Some("private".to_owned()),
+        cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
+        restart_policy: Some(RestartPolicy {
+            name: Some(RestartPolicyNameEnum::NO),
+            maximum_retry_count: None,
+        }),
+        init: Some(false),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        cap_add: (shim_user.uid == 0).then(|| CAPABILITIES.map(str::to_owned).to_vec()),
+        security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        device_requests: gpus(&enclosure.gpus),
+        ..limits(launch, enclosure)
+    };
+    ContainerCreateBody {
+        image: Some(enclosure.image.id.clone()),
+        user: Some(format!("{}:{}", shim_user.uid, shim_user.gid)),
+        entrypoint: Some(carried.command.iter().cloned().chain([text(dir)]).collect()),
+        cmd: Some(Vec::new()),
+        env: Some(variables(enclosure)),
+        working_dir: Some("/".to_owned()),
+        labels: Some(labels),
+        stop_signal: Some("SIGTERM".to_owned()),
+        stop_timeout: Some(signed((launch.grace + BEYOND_GRACE).as_secs())),
+        healthcheck: Some(HealthConfig { test: Some(vec!["NONE".to_owned()]), ..HealthConfig::default() }),
+        host_config: Some(host_config),
+        ..ContainerCreateBody::default()
+    }
+}
+
+/// What the container may take of the machine.
+fn limits(launch: &Launch, enclosure: &Enclosure) -> HostConfig {
+    let Options { cpus, shm, ulimits } = &enclosure.options;
+    let memory = launch.limits.memory.map(signed);
+    let ulimit = |limit: &agent_model::container::Ulimit| ResourcesUlimits {
+        name: Some(limit.name.clone()),
+        soft: Some(limit.soft),
+        hard: Some(limit.hard),
+    };
+    HostConfig {
+        memory,
+        memory_swap: memory, // memory that may be swapped out is not limited memory
+        pids_limit: launch.limits.pids.map(signed),
+        nano_cpus: cpus.map(signed),
+        shm_size: Some(signed(
+            [enclosure.shm, shm.unwrap_or(0), SHM].into_iter().find(|size| *size > 0).unwrap_or(SHM),
+        )),
+        ulimits: (!ulimits.is_empty()).then(|| ulimits.iter().map(ulimit).collect()),
+        ..HostConfig::default()
+    }
+}
+
+/// The job's own directory, where it is on the machine; its environment likewise, and the shim.
+fn mounts(dir: &Path, environment: &[PathBuf], carried: &Carried) -> Vec<Mount> {
+    let mount = |source: &Path, target: String, read_only| Mount {
+        source: Some(source.display().to_string()),
+        target: Some(target),
+        typ: Some(MountType::BIND),
+        read_only: Some(read_only),
+        ..Mount::default()
+    };
+    let own = mount(dir, dir.display().to_string(), false);
+    let environment = environment.iter().map(|path| mount(path, path.display().to_string(), true));
+    let carried = carried.files.iter().map(|(path, inside)| mount(path, inside.clone(), true));
+    std::iter::once(own).chain(environment).chain(carried).collect()
+}
+
+/// The variables of the first process. Those of the image are for the job, which gets them from its launch record: here
+/// each is taken away, which a name without a value says.
+fn variables(enclosure: &Enclosure) -> Vec<String> {
+    let mut variables: BTreeMap<&str, Option<String>> =
+        LOADER_VARIABLES.into_iter().map(|name| (name, None)).collect();
+    variables.extend(enclosure.image.env.keys().map(|name| (name.as_str(), None)));
+    // What the image says here would count: many say `all`.
+    let visible = if enclosure.gpus.is_empty() { "void".to_owned() } else { enclosure.gpus.join(",") };
+    variables.insert(GPU_VARIABLE, Some(visible));
+    let abilities = enclosure.image.env.get(GPU_ABILITIES).cloned();
+    variables.insert(GPU_ABILITIES, Some(abilities.unwrap_or_else(|| "compute,utility".to_owned())));
+    let plan = agent_model::failpoint::plan().and_then(|plan| plan.into_string().ok());
+    if plan.is_some() {
+        variables.insert(agent_model::failpoint::VARIABLE, plan);
+    }
+    let text = |(name, value): (&str, Option<String>)| match value {
+        Some(value) => format!("{name}={value}"),
+        None => name.to_owned(),
+    };
+    variables.into_iter().map(text).collect()
+}
+
+fn gpus(uuids: &[String]) -> Option<Vec<DeviceRequest>> {
+    let request = || DeviceRequest {
+        device_ids: Some(uuids.to_vec()),
+        capabilities: Some(vec![vec!["gpu".to_owned()]]),
+        ..DeviceRequest::default()
+    };
+    (!uuids.is_empty()).then(|| vec![request()])
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,79 @@
+//! What a job directory says about its container, written before the engine hears of it: a daemon that is killed at any
+//! instruction leaves a name to look for.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use agent_model::failpoint;
+use agent_shim::JobDir;
+use agent_shim::process::Process;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+
+const FILE: &str = "container.json";
+
+/// Which container is a job's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) struct Note {
+    pub(super) version: u32,
+    /// What it is called.
+    pub(super) name: String,
+    /// The engine's own name for it; empty until it is made, and known before anything is started in it.
+    #[serde(default)]
+    pub(in super::super) id: String,
+    /// Where the engine listens.
+    pub(super) socket: PathBuf,
+    /// The process of the engine, as far as it can be seen.
+    #[serde(default)]
+    pub(super) engine: Option<Engine>,
+}
+
+/// A process that is an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Engine {
+    pid: i32,
+    started: u64,
+}
+
+impl Engine {
+    /// Who listens at `socket` now. A service manager that listens in its place is never restarted.
+    pub(super) async fn at(socket: &Path) -> Option<Engine> {
+        let pid = UnixStream::connect(socket).await.ok()?.peer_cred().ok()?.pid()?;
+        Process::find(pid).map(|process| Engine { pid, started: process.started })
+    }
+
+    /// It is there no more.
+    pub(super) fn is_gone(self) -> bool {
+        Process::find(self.pid).is_none_or(|process| process.started != self.started)
+    }
+}
+
+impl Note {
+    pub(super) const VERSION: u32 = 1;
+
+    /// The note of a job that has, or may have, a container.
+    pub(in super::super) fn read(dir: &JobDir) -> io::Result<Option<Note>> {
+        match fs::read(dir.path().join(FILE)) {
+            Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whole and durable, or not at all.
+    pub(super) fn write(&self, dir: &JobDir) -> io::Result<()> {
+        failpoint::hit("node.container.write")?;
+        let (path, half) = (dir.path().join(FILE), dir.path().join("container.json.new"));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
+        file.write_all(&serde_json::to_vec(self)?)?;
+        file.sync_all()?;
+        fs::rename(half, path)
+    }
+
+    /// What the engine is asked by.
+    pub(super) fn key(&self) -> &str {
+        if self.id.is_empty() { &self.name } else { &self.id }
+    }
+}

@@ -1,0 +1,108 @@
+//! What a builder may take: a control group that its commands run in.
+//!
+//! Made as the groups of jobs are (see [`agent_shim::cgroup`]), so a machine where jobs cannot be limited cannot
+//! limit builders either. Where systemd makes scopes it is asked for one around each command instead, because a
+//! service may not limit a part of itself. A limit on address space instead would fail builders that only map much.
+//!
+//! Invariant: when it goes, whoever is still in the group is killed and the group is removed; a group that a
+//! killed daemon left is removed with those of jobs, once it is empty.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use agent_shim::Limits;
+use agent_shim::cgroup::{self, Groups};
+
+use super::scope;
+
+/// How many processes of a group the kernel has ended for want of memory.
+pub(super) type Kills = u64;
+
+/// A group that commands are confined in.
+#[derive(Debug)]
+pub(crate) struct MemoryGroup {
+    groups: Groups,
+    limit: u64,
+    /// Made by systemd, one for each command: the group of the last.
+    scope: Option<Mutex<PathBuf>>,
+}
+
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
+impl MemoryGroup {
+    /// Makes a group whose processes may take this much memory together, in bytes. Says why it cannot be done.
+    /// Blocking, for a moment.
+    pub(crate) fn make(limit: u64) -> Result<MemoryGroup, String> {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("agentd-builder-{}-{number}", std::process::id());
+        let places = cgroup::places(&agent_shim::CgroupRequest::default());
+        let made = cgroup::make(&places, &name, Limits { memory: Some(limit), pids: None });
+        let mut group = MemoryGroup { groups: made.groups, limit, scope: None };
+        match made.limits.memory {
+            Some(_) => Ok(group),
+            None if scope::is_possible() => {
+                group.scope = Some(Mutex::default());
+                Ok(group)
+            }
+            None if group.groups.dirs().is_empty() => Err("no control group can be made here".to_owned()),
+            None => Err(made.unmet.join("; ")),
+        }
+    }
+
+    /// The limit, in bytes.
+    pub(super) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The files by which a process enters the group: it writes its number.
+    pub(super) fn doors(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs"))
+    }
+
+    /// Puts a process into a scope of its own where systemd makes the groups, before it does much.
+    pub(super) async fn enclose(&self, pid: i32) {
+        let Some(known) = &self.scope else { return };
+        match scope::limit(pid, NUMBER.fetch_add(1, Ordering::Relaxed), self.limit).await {
+            Ok(group) => *known.lock().unwrap_or_else(PoisonError::into_inner) = group,
+            // A command that ends at once is gone before systemd hears of it.
+            Err(error) => tracing::debug!(%error, "the memory of a builder is not limited"),
+        }
+    }
+
+    pub(super) fn kills(&self) -> Kills {
+        if let Some(scope) = &self.scope {
+            let group = scope.lock().unwrap_or_else(PoisonError::into_inner);
+            return counter(&group.join("memory.events"));
+        }
+        let count = |file: &str| Some(counter(&self.groups.with(file)?.join(file)));
+        count("memory.events").or_else(|| count("memory.oom_control")).unwrap_or(0)
+    }
+}
+
+/// Both versions write `oom_kill COUNT` on a line of its own.
+fn counter(file: &Path) -> Kills {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
+    count.unwrap_or(0)
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        let groups = std::mem::take(&mut self.groups);
+        if groups.dirs().is_empty() {
+            return;
+        }
+        groups.kill();
+        let finish = move || {
+            groups.kill(); // who was being started meanwhile
+            groups.remove()
+        };
+        // It may take a moment until the group is empty; nobody waits for that.
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(finish)),
+            Err(_) => drop(finish()),
+        }
+    }
+}
