@@ -20,6 +20,7 @@ use std::time::Duration;
 use agent_model::job::OnDisconnect;
 use agent_model::lease::Terms;
 use agent_model::machine::Before;
+use agent_model::protocol::orders::{EnvironmentWant, UNHEARD};
 use agent_model::{Boot, Code, JobId, JobSpec, JobState, NodeId, ReplicaId, Verdict};
 
 use crate::store::{JobRecord, ReplicaRecord};
@@ -47,11 +48,15 @@ pub(crate) struct Order {
 /// Everything a node should hold.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Orders {
+    /// Echoed by the node, which proves that it heard orders of this life of the controller.
+    pub(crate) life: u64,
     /// The `sent` of the latest report that was heard before they were made.
     pub(crate) answers: Boot,
     /// Grows with all that are sent over one stream.
     pub(crate) revision: u64,
     pub(crate) list: Vec<Order>,
+    /// What is wanted of environments, by key.
+    pub(crate) environments: Vec<(String, EnvironmentWant)>,
 }
 
 /// Until when each node counts as connected.
@@ -154,7 +159,7 @@ impl Leases {
     /// Until when the node may run it: `None` is as long as it takes.
     pub(crate) fn until(&self, replica: &ReplicaId) -> Option<Boot> {
         let lease = self.of.get(replica)?;
-        Some(lease.sent.map_or(Boot::default(), |sent| self.terms.held_until(sent)))
+        Some(lease.sent.map_or(UNHEARD, |sent| self.terms.held_until(sent)))
     }
 
     /// The runs that have ended at `now`, wherever they were.
@@ -304,7 +309,7 @@ mod tests {
         leases.renew(&replica, at(7), at(102));
         assert_eq!((leases.until(&replica), leases.next()), (held(7), ends(102)));
         leases.rebooted(&replica);
-        assert_eq!((leases.until(&replica), leases.next()), (Some(Boot::default()), ends(102)));
+        assert_eq!((leases.until(&replica), leases.next()), (Some(UNHEARD), ends(102)));
         leases.offer(&replica, at(1), at(103));
         assert_eq!((leases.until(&replica), leases.next()), (held(1), ends(103)));
         assert!(leases.over(at(103)).is_empty());

@@ -87,6 +87,9 @@ pub enum OpenError {
     /// Its database holds something that cannot be understood.
     #[error("the jobs of an earlier run cannot be read")]
     Load(#[source] StoreError),
+    /// It could not be told from the controllers before it.
+    #[error("the system gave no random numbers")]
+    Chance(#[source] io::Error),
 }
 
 /// A controller. Serve [`Controller::routes`] while [`Controller::run`] works.
@@ -114,8 +117,10 @@ impl Controller {
         make(&archive_dir)?; // after the database: beside an archive, a missing database is an error
         let loaded = store.load().await.map_err(OpenError::Load)?;
         let store = Arc::new(store);
+        let life =
+            getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;
         let (queue, task) =
-            queue::queue(loaded, config.lease, config.terms, Arc::clone(&store), Arc::clone(&clock));
+            queue::queue(loaded, config.lease, config.terms, life, Arc::clone(&store), Arc::clone(&clock));
         let services = api::Services {
             queue,
             store: Arc::clone(&store),

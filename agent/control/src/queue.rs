@@ -19,13 +19,16 @@ use std::time::Duration;
 
 use agent_model::lease::Terms;
 use agent_model::machine::EligibilityEvent;
+use agent_model::node::CachedEnvironment;
 use agent_model::{Clock, JobId, NodeId, Outcome, ReplicaId, failpoint};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::lease::Orders;
 use crate::store::{JobRecord, Loaded, Store};
-pub(crate) use book::{Book, DeclaredLost, Held, Moment, NodeState, Report, Standing, Submission};
+pub(crate) use book::{
+    Book, DeclaredLost, Held, Moment, NodeState, Report, Standing, Submission, Wish, WishState,
+};
 
 /// How long a level may stay unwritten.
 const LAZY: Duration = Duration::from_secs(1);
@@ -90,6 +93,8 @@ struct Desk {
     watchers: HashMap<JobId, watch::Sender<JobView>>,
     links: BTreeMap<NodeId, Link>,
     last_link: u64,
+    /// Those who wait until something became of an environment.
+    wishers: Vec<(Wish, watch::Sender<WishState>)>,
 }
 
 /// One open Sync stream.
@@ -100,17 +105,19 @@ struct Link {
     owed: bool,
 }
 
-/// The queue of a controller that starts from `loaded`.
+/// The queue of a controller that starts from `loaded`; `life` is random, and tells it from those before.
 pub(crate) fn queue<S: Store>(
     loaded: Loaded,
     contact: Duration,
     terms: Terms,
+    life: u64,
     store: Arc<S>,
     clock: Arc<dyn Clock>,
 ) -> (Queue, Task<S>) {
     let (sender, asks) = mpsc::channel(WAITING);
-    let book = Book::new(loaded, contact, terms, clock.boot());
-    let desk = Desk { book, watchers: HashMap::new(), links: BTreeMap::new(), last_link: 0 };
+    let book = Book::new(loaded, contact, terms, life, clock.boot());
+    let desk =
+        Desk { book, watchers: HashMap::new(), links: BTreeMap::new(), last_link: 0, wishers: Vec::new() };
     (Queue { asks: sender }, Task { desk, asks, store, clock, flush: None })
 }
 
@@ -206,6 +213,26 @@ impl Queue {
         .await
     }
 
+    /// Wishes something of an environment of a node: as the node showed it before, and how the wish stands from now
+    /// on. It is withdrawn when nobody holds the answer any more.
+    pub(crate) async fn wish(
+        &self,
+        wish: Wish,
+        who: &str,
+    ) -> Result<(Option<CachedEnvironment>, watch::Receiver<WishState>), AskError> {
+        let who = who.to_owned();
+        self.ask(move |desk, _| {
+            let Wish { node, key, want } = &wish;
+            let before = desk.book.environment(node, key).cloned();
+            let state = desk.book.wish(&wish);
+            tracing::info!(%node, key, who, want = want.name(), ?state, "asked of an environment");
+            let (sender, receiver) = watch::channel(state);
+            desk.wishers.push((wish, sender));
+            (before, receiver)
+        })
+        .await
+    }
+
     /// Writes what is not written yet, so that the store has everything that was said so far.
     pub(crate) async fn flush(&self) -> Result<(), AskError> {
         self.ask(|desk, _| desk.book.hurry()).await
@@ -286,8 +313,30 @@ impl Desk {
         self.book.schedule(now);
     }
 
+    /// Tells those who wait for an environment how their wishes stand; a wish nobody waits for is forgotten.
+    fn attend_wishers(&mut self) {
+        let book = &mut self.book;
+        self.wishers.retain(|(wish, told)| {
+            let state = book.wish_state(wish, false);
+            let open = matches!(state, WishState::Open { .. }) && told.receiver_count() > 0;
+            told.send_if_modified(|known| {
+                let settled = !matches!(known, WishState::Open { .. });
+                let changed = !settled && *known != state;
+                if changed {
+                    *known = state;
+                }
+                changed
+            });
+            if !open {
+                book.unwish(wish);
+            }
+            open
+        });
+    }
+
     /// Tells watchers and nodes what changed.
     fn publish(&mut self) {
+        self.attend_wishers();
         let book = &self.book;
         self.watchers.retain(|id, watcher| {
             let Some(job) = book.job(id) else { return false };
@@ -304,7 +353,11 @@ impl Desk {
             let orders = book.orders(node);
             let owed = std::mem::take(&mut link.owed);
             let revision = link.orders.borrow().revision;
-            if owed || link.orders.borrow().list != orders.list {
+            let same = {
+                let told = link.orders.borrow();
+                told.list == orders.list && told.environments == orders.environments
+            };
+            if owed || !same {
                 link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));
             }
         }

@@ -1,26 +1,43 @@
 //! Which waiting job goes to which node: one pure function.
 //!
 //! Owns the rule of order and of room. Hides nothing else: no clock, no store, no wire. Invariants, held by
-//! property tests: a node never gets more than its slots, GPUs and memory; a job never takes room on a node
-//! where an earlier waiting job could run; every job left waiting has a [`Wait`] that says why.
+//! property tests: a node never gets more than its slots, GPUs and memory; a job never goes where its Python is
+//! known to be missing; a job never takes room on a node where an earlier waiting job could run; every job left
+//! waiting has a [`Wait`] that says why.
 //!
 //! Called by `queue` whenever room, nodes or the line of waiting jobs changed.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
 use agent_model::job::Resources;
-use agent_model::{JobId, NodeId};
+use agent_model::node::Interpreter;
+use agent_model::{EnvSpec, JobId, NodeId, size};
 
 /// A job that may start now.
 #[derive(Debug, Clone)]
 pub(crate) struct Pending {
     pub(crate) job: JobId,
     pub(crate) wants: Resources,
+    /// The interpreter of the machine that it runs on, see [`python_of`].
+    pub(crate) python: Option<String>,
     /// Where the attempt before failed; any other node is better.
     pub(crate) avoid: Option<NodeId>,
+}
+
+/// The interpreters that nodes say they have. A node that says nothing is not in it: it may have any.
+pub(crate) type Pythons<'a> = BTreeMap<&'a NodeId, &'a [Interpreter]>;
+
+/// The name of the interpreter that a node must have for an environment. A path is not judged from afar.
+pub(crate) fn python_of(environment: &EnvSpec) -> Option<&str> {
+    match environment {
+        EnvSpec::Host { python, .. } | EnvSpec::Pip { python, .. } => {
+            Some(python.as_str()).filter(|name| !name.contains('/'))
+        }
+        _ => None,
+    }
 }
 
 /// What one job takes on a node.
@@ -38,7 +55,10 @@ pub(crate) struct Room {
     /// Why it takes no work at all now, for people: `does not answer`.
     pub(crate) closed: Option<Cow<'static, str>>,
     pub(crate) slots: u32,
+    /// Those it hands out.
     pub(crate) gpus: u32,
+    /// Which of its GPUs it does not hand out, and why, for people; empty when there is none.
+    pub(crate) unfit: String,
     pub(crate) memory: u64,
     pub(crate) taken: Vec<Taken>,
 }
@@ -64,8 +84,16 @@ impl Room {
         self.free_slots() > 0 && wants.gpus <= self.free_gpus() && wants.memory <= self.free_memory()
     }
 
+    /// What a job that wants GPUs is told of those it cannot get.
+    fn without(&self, wants_gpus: bool) -> String {
+        match wants_gpus && !self.unfit.is_empty() {
+            true => format!(" ({})", self.unfit),
+            false => String::new(),
+        }
+    }
+
     /// `both slots of box busy: train-a, train-b`
-    fn describe(&self) -> String {
+    fn describe(&self, wants_gpus: bool) -> String {
         const SHOWN: usize = 4;
         let names: Vec<&str> = self.taken.iter().take(SHOWN).map(|taken| taken.job.as_str()).collect();
         let more = match self.taken.len().saturating_sub(SHOWN) {
@@ -77,13 +105,14 @@ impl Room {
             (0, 2) => format!("both slots of {} busy", self.node),
             (0, slots) => format!("all {slots} slots of {} busy", self.node),
             (free, slots) => format!(
-                "{} has {free} of {slots} slots, {} of {} GPUs and {} MiB of memory free",
+                "{} has {free} of {slots} slots, {} of {} GPUs and {} of memory free",
                 self.node,
                 self.free_gpus(),
                 self.gpus,
-                self.free_memory() >> 20
+                size::binary(self.free_memory())
             ),
         };
+        let busy = format!("{busy}{}", self.without(wants_gpus));
         if names.is_empty() { busy } else { format!("{busy}: {}{more}", names.join(", ")) }
     }
 }
@@ -97,6 +126,8 @@ pub(crate) enum Wait {
     Gang { nodes: u32 },
     /// No node could ever hold it.
     TooLarge { wants: String, largest: String },
+    /// Nodes could hold it, but none has its interpreter.
+    NoPython { python: String, have: Arc<str> },
     /// Nodes could hold it, but none takes work now.
     Closed { why: Arc<str> },
     /// The room it needs is taken, or promised to jobs before it.
@@ -122,6 +153,7 @@ impl fmt::Display for Wait {
                 write!(f, "it asks for {nodes} nodes at once; this version runs a job on one node")
             }
             Wait::TooLarge { wants, largest } => write!(f, "no node is large enough for {wants}: {largest}"),
+            Wait::NoPython { python, have } => write!(f, "no node has a Python called {python}; {have}"),
             Wait::Closed { why } => write!(f, "no node takes work now: {why}"),
             Wait::Busy { ahead: 0, busy } => write!(f, "next in line, {busy}"),
             Wait::Busy { ahead: 1, busy } => write!(f, "1 job ahead, {busy}"),
@@ -143,18 +175,27 @@ pub(crate) struct Placements {
     pub(crate) waiting: Vec<(JobId, Wait)>,
 }
 
+/// Whether a node could run a job once it has room and takes work.
+fn suits(node: &Room, job: &Pending, pythons: &Pythons<'_>) -> bool {
+    let has = |name: &String| match pythons.get(&node.node) {
+        Some(said) => said.iter().any(|interpreter| interpreter.name == *name),
+        None => true,
+    };
+    node.could_hold(&job.wants) && job.python.as_ref().is_none_or(has)
+}
+
 /// Places `pending`, in their order, on `nodes`.
 ///
 /// A job that must wait for room closes every node it could run on to the jobs behind it, so that a large
 /// job is never starved by small ones; nodes it could not use stay open.
-pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>) -> Placements {
+pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons<'_>) -> Placements {
     let mut decided = Placements::default();
     let mut promised = vec![false; nodes.len()];
     let mut waiting: Vec<(&Pending, Option<usize>)> = Vec::new();
     let mut ahead = 0;
     for job in pending {
         let wants = &job.wants;
-        let usable = |node: &Room| node.closed.is_none() && node.could_hold(wants);
+        let usable = |node: &Room| node.closed.is_none() && suits(node, job, pythons);
         if wants.nodes > 1 || !nodes.iter().any(usable) {
             waiting.push((job, None));
             continue;
@@ -178,19 +219,27 @@ pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>) -> Placements {
             ahead += 1;
         }
     }
-    decided.waiting = reasons(&waiting, &nodes);
+    decided.waiting = reasons(&waiting, &nodes, pythons);
     decided
 }
 
-fn reasons(waiting: &[(&Pending, Option<usize>)], nodes: &[Room]) -> Vec<(JobId, Wait)> {
-    // Jobs of one size have one text; a long line of them must not cost a text each.
-    let mut texts: HashMap<(bool, u32, u64), Arc<str>> = HashMap::new();
-    let mut text = |wants: &Resources, open: bool| -> Arc<str> {
-        let key = (open, wants.gpus, wants.memory);
+fn reasons<'a>(
+    waiting: &[(&'a Pending, Option<usize>)],
+    nodes: &[Room],
+    pythons: &Pythons<'_>,
+) -> Vec<(JobId, Wait)> {
+    // Jobs of one size and interpreter have one text; a long line of them must not cost a text each.
+    let mut texts: HashMap<(bool, u32, u64, Option<&str>), Arc<str>> = HashMap::new();
+    let mut text = |job: &'a Pending, open: bool| -> Arc<str> {
+        let Pending { wants, python, .. } = job;
+        let key = (open, wants.gpus, wants.memory, python.as_deref());
         Arc::clone(texts.entry(key).or_insert_with(|| {
-            let usable = nodes.iter().filter(|node| node.could_hold(wants));
+            let usable = nodes.iter().filter(|node| suits(node, job, pythons));
             let parts: Vec<String> = match open {
-                true => usable.filter(|node| node.closed.is_none()).map(Room::describe).take(3).collect(),
+                true => {
+                    let open = usable.filter(|node| node.closed.is_none());
+                    open.map(|node| node.describe(wants.gpus > 0)).take(3).collect()
+                }
                 false => usable
                     .filter_map(|node| node.closed.as_ref().map(|why| format!("{} {why}", node.node)))
                     .take(3)
@@ -199,34 +248,50 @@ fn reasons(waiting: &[(&Pending, Option<usize>)], nodes: &[Room]) -> Vec<(JobId,
             parts.join("; ").into()
         }))
     };
+    let have: Arc<str> = have(pythons).into();
     waiting
         .iter()
-        .map(|(job, ahead)| {
+        .map(|&(job, ahead)| {
             let wants = &job.wants;
-            let wait = match ahead {
-                Some(ahead) => Wait::Busy { ahead: *ahead, busy: text(wants, true) },
-                None if wants.nodes > 1 => Wait::Gang { nodes: wants.nodes },
-                None if nodes.is_empty() => Wait::NoNode,
-                None if nodes.iter().any(|node| node.could_hold(wants)) => {
-                    Wait::Closed { why: text(wants, false) }
+            let wait = match (ahead, &job.python) {
+                (Some(ahead), _) => Wait::Busy { ahead, busy: text(job, true) },
+                _ if wants.nodes > 1 => Wait::Gang { nodes: wants.nodes },
+                _ if nodes.is_empty() => Wait::NoNode,
+                _ if nodes.iter().any(|node| suits(node, job, pythons)) => {
+                    Wait::Closed { why: text(job, false) }
                 }
-                None => too_large(wants, nodes),
+                (None, Some(python)) if nodes.iter().any(|node| node.could_hold(wants)) => {
+                    Wait::NoPython { python: python.clone(), have: have.clone() }
+                }
+                _ => too_large(wants, nodes),
             };
             (job.job.clone(), wait)
         })
         .collect()
 }
 
-fn too_large(wants: &Resources, nodes: &[Room]) -> Wait {
-    let size = |gpus: u32, memory: u64| match memory {
-        0 => format!("{gpus} GPUs"),
-        memory => format!("{gpus} GPUs and {} MiB of memory", memory >> 20),
+/// `box has python3 (3.11.7), python (3.11.7)`
+fn have(pythons: &Pythons<'_>) -> String {
+    const NODES: usize = 3;
+    let of_node = |(node, said): (&&NodeId, &&[Interpreter])| {
+        let names: Vec<_> = said.iter().map(|one| format!("{} ({})", one.name, one.version)).collect();
+        format!("{node} has {}", names.join(", "))
     };
-    let largest = nodes
-        .iter()
-        .max_by_key(|node| (node.gpus, node.memory))
-        .map(|node| format!("{} has {} slots, {}", node.node, node.slots, size(node.gpus, node.memory)));
-    Wait::TooLarge { wants: size(wants.gpus, wants.memory), largest: largest.unwrap_or_default() }
+    let mut parts: Vec<String> = pythons.iter().take(NODES).map(of_node).collect();
+    parts.extend((pythons.len() > NODES).then(|| format!("and {} more nodes", pythons.len() - NODES)));
+    parts.join("; ")
+}
+
+fn too_large(wants: &Resources, nodes: &[Room]) -> Wait {
+    let needs = |gpus: u32, memory: u64| match memory {
+        0 => format!("{gpus} GPUs"),
+        memory => format!("{gpus} GPUs and {} of memory", size::binary(memory)),
+    };
+    let largest = nodes.iter().max_by_key(|node| (node.gpus, node.memory)).map(|node| {
+        let has = needs(node.gpus, node.memory);
+        format!("{} has {} slots, {has}{}", node.node, node.slots, node.without(wants.gpus > 0))
+    });
+    Wait::TooLarge { wants: needs(wants.gpus, wants.memory), largest: largest.unwrap_or_default() }
 }
 
 #[cfg(test)]

@@ -1,16 +1,23 @@
-//! `Nodes`: what clients ask about the machines, and about the controller itself.
+//! `Nodes`: what clients ask about the machines, the environments they keep, and the controller itself.
 //!
 //! Whoever may connect may drain a node and write one off, as he may cancel a job: the socket decides who
 //! connects, and what somebody did is written down with his name.
 
+use std::time::Duration;
+
 use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
+use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::{Code, Fault, JobState, NodeId};
 use agent_proto::v1;
+use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
 use super::{Refusal, Services, caller, invalid};
-use crate::queue::{DeclaredLost, NodeState};
+use crate::queue::{DeclaredLost, NodeState, Wish, WishState};
 use crate::store::Recovery;
+
+/// How long a node may take to do something with one of its environments.
+const ENVIRONMENT_WITHIN: Duration = Duration::from_secs(60);
 
 impl Services {
     async fn list_nodes(&self) -> Result<v1::ListNodesResponse, Refusal> {
@@ -81,6 +88,73 @@ impl Services {
                     .into())
             }
         }
+    }
+}
+
+impl Services {
+    async fn manage(
+        &self,
+        request: v1::ManageEnvironmentRequest,
+        who: &str,
+        within: Duration,
+    ) -> Result<v1::ManageEnvironmentResponse, Refusal> {
+        let want = EnvironmentWant::parse(&request.want)
+            .ok_or_else(|| invalid(format!("`{}` is not remove, pin or unpin", request.want)))?;
+        let wish = Wish { node: request.node.parse()?, key: request.environment, want };
+        let (before, mut state) = self.queue.wish(wish.clone(), who).await?;
+        let end = Instant::now() + within;
+        loop {
+            let now = state.borrow_and_update().clone();
+            match now {
+                WishState::NoNode => return Err(unknown_node(&wish.node).into()),
+                WishState::NoEnvironment { has } => return Err(unknown_environment(&wish, &has).into()),
+                WishState::InUse { jobs } => return Err(in_use(&wish, &jobs).into()),
+                WishState::Done(after) => {
+                    let environment = after.or(before).map(Into::into);
+                    return Ok(v1::ManageEnvironmentResponse { environment });
+                }
+                WishState::Open { connected, uses } => tokio::select! {
+                    changed = state.changed() => changed.map_err(|_| Refusal::Stopping)?,
+                    () = sleep_until(end) => return Err(not_done(&wish, connected, uses, within).into()),
+                },
+            }
+        }
+    }
+}
+
+fn unknown_environment(wish: &Wish, has: &[String]) -> Fault {
+    let Wish { node, key, .. } = wish;
+    let why = match has {
+        [] => format!("{node} keeps no environment at all"),
+        has => format!("{node} keeps {}", has.join(", ")),
+    };
+    Fault::new(Code::EnvUnknown, format!("{node} keeps no environment `{key}`"))
+        .why(why)
+        .fix("list them with `agentctl envs list`")
+}
+
+fn in_use(wish: &Wish, jobs: &[agent_model::JobId]) -> Fault {
+    let names: Vec<&str> = jobs.iter().map(agent_model::JobId::as_str).collect();
+    Fault::new(Code::EnvInUse, format!("the environment `{}` of {} is in use", wish.key, wish.node))
+        .why(format!("by {}", names.join(", ")))
+        .fix(format!("wait until they have ended, or end them: agentctl cancel {}", names.join(" ")))
+}
+
+/// The node did not do it in time; nobody asks it any more.
+fn not_done(wish: &Wish, connected: bool, uses: u32, within: Duration) -> Fault {
+    let Wish { node, key, want } = wish;
+    let what = format!("{node} did not {} `{key}` within {} s", want.name(), within.as_secs());
+    if uses > 0 && *want == EnvironmentWant::Remove {
+        return Fault::new(Code::EnvInUse, what)
+            .why(format!("{uses} of its jobs hold the environment, or something else on that machine does"))
+            .fix("see with `agentctl jobs --active` what runs there, and try again");
+    }
+    let fault = Fault::new(Code::NodeLost, what);
+    match connected {
+        true => fault
+            .why("it is connected, and its list of environments still shows it as before")
+            .fix(format!("look at the log of agentd on {node}, and try again")),
+        false => fault.why("it is not connected").fix("see with `agentctl nodes` when it is, and try again"),
     }
 }
 
@@ -167,5 +241,13 @@ impl v1::nodes_server::Nodes for Services {
         let id: NodeId = request.into_inner().node.parse().map_err(Refusal::from)?;
         let jobs = self.declare_node_lost(&id, &who).await?;
         Ok(Response::new(v1::DeclareLostResponse { jobs }))
+    }
+
+    async fn manage_environment(
+        &self,
+        request: Request<v1::ManageEnvironmentRequest>,
+    ) -> Result<Response<v1::ManageEnvironmentResponse>, Status> {
+        let who = caller(&request);
+        Ok(Response::new(self.manage(request.into_inner(), &who, ENVIRONMENT_WITHIN).await?))
     }
 }

@@ -6,6 +6,7 @@
 use std::pin::Pin;
 
 use agent_cas::BlobStore;
+use agent_model::protocol::orders::{EnvironmentWant, Obeyed};
 use agent_model::{Boot, Code, Fault, NodeId, Outcome, ReplicaId, ReplicaStep, Retry, Timestamp};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
@@ -73,7 +74,8 @@ fn from_wire(wire: v1::NodeReport) -> Result<Report, Refusal> {
         node: wire.node.parse()?,
         boot_id: wire.boot_id,
         sent: Boot::from_millis(wire.sent_ms),
-        obeyed: (wire.obeyed_ms != 0).then(|| Boot::from_millis(wire.obeyed_ms)),
+        obeyed: (wire.obeyed_life != 0)
+            .then(|| Obeyed { life: wire.obeyed_life, answers: Boot::from_millis(wire.obeyed_ms) }),
         inventory: wire.inventory.map(TryInto::try_into).transpose()?,
         load: wire.load.unwrap_or_default().into(),
         replicas: wire.replicas.into_iter().map(held).collect::<Result<_, _>>()?,
@@ -97,10 +99,10 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
     let order = |order: &Order| v1::Order {
         replica: order.replica.to_string(),
         desired: Some(match &order.desired {
-            // A time of 0 would be no limit at all.
+            // 0 is no limit at all, which no lease ever is.
             Desired::Run(spec, until) => Wire::Run(v1::RunOrder {
                 spec: Some(spec.clone().into()),
-                until_ms: until.map_or(0, |until| until.millis().max(1)),
+                until_ms: until.map_or(0, Boot::millis),
             }),
             Desired::Describe => Wire::Describe(v1::DescribeOrder {}),
             Desired::Stop { grace, reason } => {
@@ -109,12 +111,18 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
             Desired::Forget => Wire::Forget(v1::ForgetOrder {}),
         }),
     };
+    let environment = |(key, want): &(String, EnvironmentWant)| v1::EnvironmentOrder {
+        key: key.clone(),
+        want: want.name().to_owned(),
+    };
     let answers_ms = orders.answers.millis();
     v1::NodeOrders {
         lease: Some(lease),
         answers_ms,
         revision: orders.revision,
+        life: orders.life,
         orders: orders.list.iter().map(order).collect(),
+        environments: orders.environments.iter().map(environment).collect(),
     }
 }
 

@@ -8,6 +8,7 @@
 //! Owned by the one task of `queue`; nobody else sees it.
 
 mod adopt;
+mod environments;
 mod nodes;
 
 use std::cmp::Reverse;
@@ -25,6 +26,7 @@ use agent_model::{
     Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, ReplicaId,
     Retry, Timestamp, Verdict,
 };
+pub(crate) use environments::{Wish, WishState};
 pub(crate) use nodes::{DeclaredLost, Held, NodeState, Report};
 
 /// How many ended jobs stay in memory, so that a repeated submission that crosses the end of its job in
@@ -104,9 +106,13 @@ pub(crate) struct Book {
     /// Replicas of canceled jobs that no node has named yet, and when, by its clock, their node sent the first
     /// report after the cancel.
     withdrawn: BTreeMap<ReplicaId, Boot>,
+    /// What is wanted of the environments that nodes keep, while somebody waits for it.
+    wishes: environments::Wishes,
     contacts: Contacts,
     leases: Leases,
     last_seq: u64,
+    /// The last one that a node was given; see [`nodes`].
+    life: u64,
     dirty_jobs: BTreeSet<JobId>,
     dirty_nodes: BTreeSet<NodeId>,
     changes: Changes,
@@ -116,8 +122,8 @@ pub(crate) struct Book {
 
 impl Book {
     /// What a controller starts from. Every node counts as just heard and every lease as just answered:
-    /// neither is remembered. `contact` is how long a node counts as connected after a report.
-    pub(crate) fn new(loaded: Loaded, contact: Duration, terms: Terms, now: Boot) -> Book {
+    /// neither is remembered. `contact` is how long a node counts as connected after a report; `life` is random.
+    pub(crate) fn new(loaded: Loaded, contact: Duration, terms: Terms, life: u64, now: Boot) -> Book {
         let mut book = Book {
             jobs: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -130,9 +136,11 @@ impl Book {
             strangers: BTreeMap::new(),
             awaited: BTreeSet::new(),
             withdrawn: BTreeMap::new(),
+            wishes: environments::Wishes::new(),
             contacts: Contacts::new(contact),
             leases: Leases::new(terms),
             last_seq: loaded.last_seq,
+            life,
             dirty_jobs: BTreeSet::new(),
             dirty_nodes: BTreeSet::new(),
             changes: Changes::default(),
@@ -149,7 +157,7 @@ impl Book {
             if loaded.mended && !matches!(node.liveness, Liveness::Down | Liveness::Removed) {
                 book.awaited.insert(node.id.clone());
             }
-            book.nodes.insert(node.id.clone(), NodeState::new(node));
+            book.nodes.insert(node.id.clone(), NodeState::new(node, life));
         }
         for job in loaded.jobs {
             book.leases.grant(&job, None, if broken!(LeasesForgotten) { Boot::default() } else { now });
@@ -362,12 +370,13 @@ impl Book {
                 pending.push(Pending {
                     job: job.id.clone(),
                     wants: job.spec.resources.clone(),
+                    python: scheduler::python_of(&job.spec.environment).map(str::to_owned),
                     avoid: job.avoid.clone(),
                 });
             }
         }
         let rooms = self.nodes.values().map(|node| self.room(node)).collect();
-        let decided = scheduler::place(&pending, rooms);
+        let decided = scheduler::place(&pending, rooms, &self.pythons());
         for (job, node) in decided.placed {
             self.place(&job, &node, now);
         }

@@ -45,7 +45,8 @@ async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
     let loaded = inner.load().await.unwrap();
     let store = Arc::new(Moody { inner, refuses: AtomicBool::new(false), commits: AtomicUsize::new(0) });
     let clock = Arc::new(ManualClock::new(Timestamp(1000)));
-    let (queue, task) = queue(loaded, Duration::from_secs(15), Terms::default(), Arc::clone(&store), clock);
+    let (contact, terms) = (Duration::from_secs(15), Terms::default());
+    let (queue, task) = queue(loaded, contact, terms, 7, Arc::clone(&store), clock);
     let tasks = JoinSet::from_iter([task.run(std::future::pending())]);
     (queue, store, tasks)
 }

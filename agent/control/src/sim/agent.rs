@@ -204,7 +204,10 @@ impl World {
     fn obey(&mut self, node: usize, orders: lease::Orders) {
         let boot = self.boot(node);
         let Some(agent) = &mut self.nodes[node].agent else { return };
-        if !agent.obedience.admits(orders.answers, orders.revision) && !slips(Mutant::OvertakenOrders) {
+        let (life, of_life) = (agent.obedience.life(), orders.life);
+        if !agent.obedience.admits(of_life, orders.answers, orders.revision)
+            && !slips(Mutant::OvertakenOrders)
+        {
             return;
         }
         let wanted = orders.list.into_iter().map(|order| {
@@ -212,7 +215,7 @@ impl World {
                 // On the wire a time of 0 is no limit.
                 lease::Desired::Run(spec, until) => {
                     let receipt = slips(Mutant::LeaseFromReceipt).then(|| terms().held_until(boot));
-                    let until = until.map(|until| receipt.unwrap_or(until.max(Boot::from_millis(1))));
+                    let until = until.map(|until| receipt.unwrap_or(until));
                     Wanted::Run(spec, until)
                 }
                 lease::Desired::Stop { grace, reason } => Wanted::Other(Desired::Stop { grace, reason }),
@@ -239,6 +242,9 @@ impl World {
                 Action::Tell(replica, desired) => self.tell(node, &replica, desired),
                 Action::Refuse(_) => {}
             }
+        }
+        if life != of_life {
+            self.report(node); // the proof that it was heard
         }
     }
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use agent_model::machine::{Eligibility, EligibilityEvent};
+use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
 use agent_model::protocol::log::{Splice, splice};
 use agent_model::{JobState, NodeId, Outcome, ReplicaId, Timestamp};
 
@@ -16,10 +16,12 @@ use super::mutant::{self, Mutant};
 use super::node::terms;
 use super::world::{Event, Message, World};
 use crate::lease::{Desired, Orders};
-use crate::queue::{Book, DeclaredLost, Moment, Report, Standing, Submission};
+use crate::queue::{Book, DeclaredLost, Moment, NodeState, Report, Standing, Submission};
 
 /// How long a node counts as connected after a report.
 const CONTACT: Duration = Duration::from_secs(45);
+/// The process at the end of a stream that only repeats what was said.
+const NOBODY: u64 = 0;
 /// How long a level may stay unwritten.
 const LAZY: u64 = 1000;
 
@@ -49,9 +51,9 @@ impl World {
     }
 
     pub(super) fn controller_starts(&mut self) {
-        let book = Book::new(self.disk.load(), CONTACT, terms(), self.moment().boot);
-        let gangs = Gangs::new(self.disk.gangs.clone(), self.moment().boot);
         let life = self.chance.below(u64::MAX >> 12);
+        let book = Book::new(self.disk.load(), CONTACT, terms(), life, self.moment().boot);
+        let gangs = Gangs::new(self.disk.gangs.clone(), self.moment().boot);
         self.controller = Some(Controller {
             life,
             book,
@@ -63,6 +65,16 @@ impl World {
             alarm: None,
         });
         self.turn(|_, _| Vec::new());
+        (0..self.nodes.len()).for_each(|node| self.perhaps_repeat(node, 300, 20_000));
+    }
+
+    /// Hears a copy of a report on a stream of its own, whose answers nobody reads.
+    pub(super) fn controller_hears_again(&mut self, report: Report) {
+        self.turn(|controller, world| {
+            controller.sessions.insert(report.node.clone(), NOBODY);
+            controller.hear(&report, world.moment());
+            Vec::new()
+        });
     }
 
     /// Its process is gone; another one will come.
@@ -96,7 +108,11 @@ impl World {
         let sessions = &controller.sessions;
         controller.book.link(|node| sessions.contains_key(node));
         controller.book.schedule(now);
-        let heard = controller.gangs.heard();
+        let mut heard = controller.gangs.heard();
+        heard.retain(|(id, _)| {
+            let ready = |node: &NodeState| node.record.id == *id && node.record.liveness == Liveness::Ready;
+            controller.book.nodes().any(ready)
+        });
         controller.gangs.tick(now.boot, &heard);
         let due = controller.flush.is_some_and(|at| at <= self.now);
         let write = controller.book.is_urgent() || controller.gangs.urgent || due;
@@ -148,7 +164,7 @@ impl World {
             }
             let placed = before.is_none_or(|before| before.epoch < job.epoch) && job.state.is_placed();
             for replica in job.replicas.iter().filter(|_| placed) {
-                let open = |node: &&crate::queue::NodeState| node.record.id == replica.node;
+                let open = |node: &&NodeState| node.record.id == replica.node;
                 let node = controller.book.nodes().find(open);
                 if node.is_none_or(|node| node.record.eligibility != Eligibility::Open) {
                     let how = format!("{} on {}", job.id, replica.node);
@@ -268,16 +284,21 @@ impl World {
 }
 
 impl Controller {
-    fn report(&mut self, session: u64, mut report: Report, now: Moment) -> Vec<Answer> {
+    fn report(&mut self, session: u64, report: Report, now: Moment) -> Vec<Answer> {
         let known = self.sessions.get(&report.node).copied().unwrap_or(0);
         if session >= known {
             self.sessions.insert(report.node.clone(), session);
-            self.owed.insert(report.node.clone());
-            self.gangs.report(&report, now.boot);
-            report.replicas.retain(|held| !is_gang(&held.replica.job));
-            self.book.report(&report, now);
+            self.hear(&report, now);
         }
         Vec::new()
+    }
+
+    fn hear(&mut self, report: &Report, now: Moment) {
+        self.owed.insert(report.node.clone());
+        let mut jobs = report.clone();
+        jobs.replicas.retain(|held| !is_gang(&held.replica.job));
+        self.book.report(&jobs, now);
+        self.gangs.report(report, self.book.believes(report), now.boot);
     }
 
     fn append(&self, world: &mut World, replica: ReplicaId, offset: u64, data: Vec<u32>) -> Message {

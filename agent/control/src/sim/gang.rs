@@ -104,8 +104,8 @@ impl Gangs {
         Gangs { all, leases, boots: BTreeMap::new(), urgent: false }
     }
 
-    /// Takes in what a node says of the ranks of gangs.
-    pub(super) fn report(&mut self, report: &Report, now: Boot) {
+    /// Takes in what a node says of the ranks of gangs, and is `believed` to have no more.
+    pub(super) fn report(&mut self, report: &Report, believed: bool, now: Boot) {
         let latest = self.boots.insert(report.node.clone(), (report.boot_id.clone(), report.sent));
         let rebooted = latest.as_ref().is_none_or(|(boot, _)| *boot != report.boot_id);
         if let Some((_, sent)) = latest.filter(|(_, sent)| !rebooted && report.sent < *sent) {
@@ -129,6 +129,7 @@ impl Gangs {
                             self.leases.renew(&replica, report.sent, now);
                         }
                     }
+                    None if gang.ranks[rank].named && !believed => {}
                     None if gang.ranks[rank].named => {
                         self.urgent = true;
                         gang.lose(rank);

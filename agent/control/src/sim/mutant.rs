@@ -55,6 +55,8 @@ mutants! {
     CancelForgotten "a controller that restarts forgets cancels";
     LeaseOfAnotherBoot "a time granted in one boot of a node is sent to the next";
     OvertakenReports "a report counts although a later one was heard";
+    LifeNotChecked "a report counts although it may be a copy from before the controller started";
+    LifeOfAnotherBoot "a report counts although it may be a copy from before the machine started";
     OvertakenOrders "orders are obeyed although later ones were";
     CancelWithoutProof "a canceled job ends before its node can no longer start it";
     StartsUnleased "a command is started although its lease is over";

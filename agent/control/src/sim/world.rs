@@ -2,9 +2,10 @@
 //!
 //! Everything happens in events, one at a time, in the order of true time, which nobody in the simulation can
 //! read. A message is bound to the process that it was sent to, as a connection is: it may be lost, late,
-//! doubled or overtaken, but it never reaches a successor of that process.
+//! doubled or overtaken, but it never reaches a successor of that process. Only copies of reports do: the
+//! network keeps some, and delivers them when the controller or the machine has been started anew.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use agent_model::job::{Limits, OnDisconnect, RetryPolicy};
@@ -23,6 +24,8 @@ use crate::queue::{DeclaredLost, Report};
 /// How long a seed is simulated, and how much of it has faults, in milliseconds.
 const END: u64 = 100 * 60_000;
 const CALM: u64 = 60 * 60_000;
+/// How many reports of a node the network keeps.
+const KEPT: usize = 12;
 pub(super) const GRACE: Duration = Duration::from_secs(10);
 
 /// What is on its way.
@@ -84,6 +87,8 @@ pub(super) enum Event {
     },
     NodeFault(usize),
     ControllerFault,
+    /// A copy of some report of a node comes.
+    Repeat(usize),
     AgentStarts(usize),
     NodeStarts(usize),
     ControllerStarts,
@@ -167,6 +172,8 @@ pub(super) struct World {
     /// Commands that run, and where.
     pub(super) live: BTreeMap<ReplicaId, usize>,
     started: BTreeSet<ReplicaId>,
+    /// Copies of reports, of each node.
+    kept: Vec<VecDeque<Report>>,
     pub(super) failure: Option<Broken>,
     pub(super) tally: Tally,
 }
@@ -209,6 +216,7 @@ impl World {
             cut: (0, 0),
         });
         let nodes: Vec<Node> = nodes.collect();
+        let kept = vec![VecDeque::new(); nodes.len()];
         let wishes = (0..chance.between(5, 11)).map(|i| wish(i, &mut chance)).collect();
         let controller_clock = Drifting { since: 0, ppm: drift(&mut chance) };
         let mut world = World {
@@ -223,6 +231,7 @@ impl World {
             wishes,
             live: BTreeMap::new(),
             started: BTreeSet::new(),
+            kept,
             failure: None,
             tally: Tally::default(),
         };
@@ -282,6 +291,7 @@ impl World {
             Event::ToController { from, .. } => 100 + *from as u64,
             Event::ToNode { to, .. } => 200 + *to as u64,
             Event::NodeFault(i) | Event::AgentStarts(i) | Event::NodeStarts(i) => 300 + *i as u64,
+            Event::Repeat(i) => 350 + *i as u64,
             Event::ControllerFault | Event::ControllerStarts | Event::Alarm { .. } => 400,
             Event::Beat { node, session } => 500 + *node as u64 + session * 8,
             Event::Prepared { node, replica, .. } => 600 + *node as u64 + replica.epoch.0 * 8,
@@ -319,8 +329,12 @@ impl World {
                     self.controller_crashed();
                 }
             }
+            Event::Repeat(node) => self.repeat(node),
             Event::AgentStarts(node) => self.agent_starts(node),
-            Event::NodeStarts(node) => self.node_starts(node),
+            Event::NodeStarts(node) => {
+                self.node_starts(node);
+                self.perhaps_repeat(node, 300, 20_000);
+            }
             Event::ControllerStarts => self.controller_starts(),
             Event::Alarm { life } => self.alarm(life),
             Event::Beat { node, session } => self.beat(node, session),
@@ -348,7 +362,32 @@ impl World {
         if self.is_faulty() && self.chance.per_mille(50) {
             self.deliver_to_controller(life, from, message.clone());
         }
+        if let Message::Report { report, .. } = &message
+            && self.chance.per_mille(250)
+        {
+            self.kept[from].push_back(report.clone());
+            while self.kept[from].len() > KEPT {
+                self.kept[from].pop_front();
+            }
+            self.perhaps_repeat(from, 40, 600_000);
+        }
         self.deliver_to_controller(life, from, message);
+    }
+
+    /// So many times in a thousand a copy of some report comes within so many milliseconds.
+    pub(super) fn perhaps_repeat(&mut self, node: usize, per_mille: u64, within: u64) {
+        if self.is_faulty() && self.chance.per_mille(per_mille) {
+            let wait = self.chance.between(1, within);
+            self.after(wait, Event::Repeat(node));
+        }
+    }
+
+    fn repeat(&mut self, node: usize) {
+        if self.is_faulty() && self.controller.is_some() && !self.kept[node].is_empty() {
+            self.tally.faults += 1;
+            let index = self.chance.below(self.kept[node].len() as u64) as usize;
+            self.controller_hears_again(self.kept[node][index].clone());
+        }
     }
 
     fn deliver_to_controller(&mut self, life: u64, from: usize, message: Message) {
@@ -384,6 +423,11 @@ impl World {
             return;
         }
         if known {
+            // What was ordered may still be on its way when later orders are lost.
+            if self.is_faulty() && self.chance.per_mille(300) {
+                let until = self.now + self.chance.between(1000, 60_000);
+                self.nodes.iter_mut().for_each(|node| node.cut.1 = node.cut.1.max(until));
+            }
             self.ask_cancel(job);
         }
         self.after(2000, Event::Cancel(job));
@@ -396,9 +440,9 @@ impl World {
     }
 
     fn declare_lost(&mut self, node: usize) {
-        if !matches!(self.ask_declare_lost(node), Some(DeclaredLost::Done(_) | DeclaredLost::Unknown)) {
-            self.after(5000, Event::DeclareLost(node));
-        }
+        let done = matches!(self.ask_declare_lost(node), Some(DeclaredLost::Done(_) | DeclaredLost::Unknown));
+        // A copy of what the machine once said may make it look alive again.
+        self.after(if done { 60_000 } else { 5000 }, Event::DeclareLost(node));
     }
 
     fn node_fault(&mut self, node: usize) {
@@ -527,10 +571,10 @@ pub(super) fn brief(event: &Event) -> String {
                 .replicas
                 .iter()
                 .map(|held| format!(" {}:{}{}", held.replica, held.step, if held.alive { "" } else { "?" }));
-            let obeyed = report.obeyed.map_or(0, agent_model::Boot::millis);
+            let obeyed = report.obeyed.map(|latest| (latest.life, latest.answers.millis()));
             let held: String = held.collect();
             format!(
-                "n{from} reports boot {} sent {} obeyed {obeyed}:{held}",
+                "n{from} reports boot {} sent {} obeyed {obeyed:?}:{held}",
                 report.boot_id,
                 report.sent.millis()
             )

@@ -182,6 +182,8 @@ pub(super) struct Node {
     name: String,
     pub(super) boot_id: String,
     pub(super) held: Vec<v1::HeldReplica>,
+    /// Of the latest orders that it heard.
+    life: u64,
     reports: mpsc::Sender<v1::NodeReport>,
     pub(super) orders: Streaming<v1::NodeOrders>,
     appends: mpsc::Sender<v1::AppendRequest>,
@@ -204,14 +206,18 @@ impl Node {
         let mut telemetry = v1::telemetry_client::TelemetryClient::new(channel);
         let stored = telemetry.append(ReceiverStream::new(receiver)).await.unwrap().into_inner();
         let (name, boot_id) = ("box".to_owned(), boot_id.to_owned());
-        let mut node = Node { name, boot_id, held, reports, orders, appends, stored, worker };
+        let mut node = Node { name, boot_id, held, life: 0, reports, orders, appends, stored, worker };
         node.send(Some(v1::Inventory { slots, ..Default::default() })).await;
+        // As the daemon does: it echoes the first orders at once, and is believed from then on.
+        node.until("the answer to the first report", |_| true).await;
+        node.report().await;
         node
     }
 
-    async fn send(&mut self, inventory: Option<v1::Inventory>) {
+    pub(super) async fn send(&mut self, inventory: Option<v1::Inventory>) {
         let report = v1::NodeReport {
             obeyed_ms: 0,
+            obeyed_life: self.life,
             sent_ms: 0,
             node: self.name.clone(),
             boot_id: self.boot_id.clone(),
@@ -256,6 +262,7 @@ impl Node {
         within(what, async {
             loop {
                 let orders = self.orders.message().await.unwrap().expect("orders went on");
+                self.life = orders.life;
                 if wanted(&orders.orders) {
                     return orders.orders;
                 }

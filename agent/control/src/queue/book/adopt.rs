@@ -49,7 +49,9 @@ enum Known {
 impl Book {
     /// Takes in the replicas of a report that the book cannot place.
     pub(super) fn meet(&mut self, report: &Report, now: Moment) {
-        self.replan |= self.awaited.remove(&report.node);
+        if self.believes(report) {
+            self.replan |= self.awaited.remove(&report.node);
+        }
         self.strangers.retain(|replica, stranger| stranger.node != report.node || report.holds(replica));
         for held in &report.replicas {
             match self.standing(&held.replica, &report.node) {

@@ -3,12 +3,20 @@
 //! Invariants: a report is the whole truth about its node, unless a later one overtook it; a replica that the
 //! node once named and names no more is lost, also when the machine was restarted; silence takes a job from
 //! its node only when the job may be replaced and its lease is over.
+//!
+//! A report may also be a copy of one from before this controller started, or from before its machine did,
+//! and nothing heard since tells. So each node has a *life*: a number that no other controller process gives,
+//! and another one whenever the node is heard under another boot. Orders carry it, and reports echo that of the
+//! orders that were obeyed. One that echoes the present life was made in it, and only such a report is believed
+//! about what it does not name ([`Book::believes`]). The others say what the node is and what it holds: that
+//! was so once, and at worst a lease ends later for it.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use agent_model::machine::{Before, Eligibility, EligibilityEvent, Liveness, LivenessEvent};
 use agent_model::node::{Finding, Grade, Inventory, Load};
+use agent_model::protocol::orders::Obeyed;
 use agent_model::{
     Boot, Code, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, ReplicaId, ReplicaStep, Timestamp, Verdict,
 };
@@ -25,8 +33,8 @@ pub(crate) struct Report {
     pub(crate) boot_id: String,
     /// When it said so, by its own clock.
     pub(crate) sent: Boot,
-    /// The `answers` of the latest orders it obeyed; none yet, or it does not say.
-    pub(crate) obeyed: Option<Boot>,
+    /// The latest orders it obeyed; none yet, or it does not say.
+    pub(crate) obeyed: Option<Obeyed>,
     pub(crate) inventory: Option<Inventory>,
     pub(crate) load: Load,
     pub(crate) replicas: Vec<Held>,
@@ -69,6 +77,8 @@ pub(crate) struct NodeState {
     pub(crate) load: Load,
     /// When it sent the latest report, by its own clock.
     pub(crate) sent: Option<Boot>,
+    /// See the module.
+    life: u64,
     /// Its Sync stream is open.
     pub(crate) linked: bool,
     /// The jobs placed on it.
@@ -76,8 +86,8 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    pub(super) fn new(record: NodeRecord) -> NodeState {
-        NodeState { record, load: Load::default(), sent: None, linked: false, jobs: BTreeSet::new() }
+    pub(super) fn new(record: NodeRecord, life: u64) -> NodeState {
+        NodeState { record, load: Load::default(), sent: None, life, linked: false, jobs: BTreeSet::new() }
     }
 
     /// Why it takes no new work, for people.
@@ -110,14 +120,15 @@ impl Book {
     pub(crate) fn report(&mut self, report: &Report, now: Moment) {
         let id = &report.node;
         let mut node = self.nodes.remove(id).unwrap_or_else(|| {
-            NodeState::new(NodeRecord {
+            let record = NodeRecord {
                 id: id.clone(),
                 boot_id: String::new(),
                 liveness: Liveness::Enrolling,
                 eligibility: Eligibility::Open,
                 last_seen: now.wall,
                 inventory: Inventory::default(),
-            })
+            };
+            NodeState::new(record, self.life)
         });
         let rebooted = node.record.boot_id != report.boot_id;
         if !rebooted && node.sent.is_some_and(|latest| report.sent < latest) && !broken!(OvertakenReports) {
@@ -125,6 +136,10 @@ impl Book {
             return;
         }
         node.sent = Some(report.sent);
+        if rebooted && !broken!(LifeOfAnotherBoot) {
+            self.life = self.life.wrapping_add(1);
+            node.life = self.life;
+        }
         let before = NodeRecord { last_seen: now.wall, ..node.record.clone() };
         if let Some(inventory) = &report.inventory {
             node.record.inventory = inventory.clone();
@@ -155,13 +170,22 @@ impl Book {
             }
             self.withdraw(&job, report, now);
         }
+        let believed = self.believes(report);
         self.settled.retain(|replica, settled| {
-            let gone = settled.node == *id && settled.hear(report.holds(replica));
+            let held = report.holds(replica);
+            let gone = settled.node == *id && (held || believed) && settled.hear(held);
             if gone {
                 self.changes.forgotten.push(replica.clone());
             }
             !gone
         });
+    }
+
+    /// Whether what a report does not name is not there: it was made after its node obeyed orders of its present
+    /// life, so it is no copy of before.
+    pub(crate) fn believes(&self, report: &Report) -> bool {
+        let present = |life| self.nodes.get(&report.node).is_some_and(|node| node.life == life);
+        report.obeyed.is_some_and(|obeyed| present(obeyed.life) || broken!(LifeNotChecked))
     }
 
     /// The node was restarted: no time of its clock from before means anything to it now.
@@ -226,9 +250,10 @@ impl Book {
             .replicas
             .iter()
             .filter(|replica| replica.node == report.node && !report.holds(&job.replica(replica.rank)));
+        let believed = self.believes(report);
         let mut lost = None;
         for replica in missing {
-            lost = lost.or(lease::lost(replica, &report.boot_id));
+            lost = lost.or_else(|| lease::lost(replica, &report.boot_id).filter(|_| believed));
             if replica.step.is_none() {
                 self.leases.offer(&job.replica(replica.rank), report.sent, now.boot);
             }
@@ -249,11 +274,12 @@ impl Book {
         let Some(job) = self.jobs.get(id).filter(|job| job.state == canceled || job.state == silent) else {
             return;
         };
+        let obeyed = report.obeyed.filter(|_| self.believes(report));
         let mut untaken = true;
         for replica in &job.replicas {
             let name = job.replica(replica.rank);
             let gone = match self.withdrawn.get(&name) {
-                Some(since) => report.obeyed.is_some_and(|obeyed| obeyed > *since),
+                Some(since) => obeyed.is_some_and(|obeyed| obeyed.answers > *since),
                 None if broken!(CancelWithoutProof) => true,
                 None => {
                     self.withdrawn.insert(name.clone(), report.sent);
@@ -379,7 +405,8 @@ impl Book {
             node: node.record.id.clone(),
             closed: node.closed(),
             slots: inventory.slots,
-            gpus: u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX),
+            gpus: u32::try_from(inventory.gpus.iter().filter(|gpu| gpu.counts()).count()).unwrap_or(u32::MAX),
+            unfit: unfit(inventory),
             memory: inventory.memory,
             taken: node
                 .jobs
@@ -401,12 +428,60 @@ impl Book {
         let settled =
             self.settled.iter().filter(|(_, settled)| settled.node == *node).map(|(replica, _)| replica);
         Orders {
+            life: state.map_or(self.life, |node| node.life),
             answers: state.and_then(|node| node.sent).unwrap_or_default(),
             revision: 0,
             list: lease::orders(node, &self.leases, jobs.map(|job| &**job), settled)
                 .into_iter()
                 .chain(self.questions(node))
                 .collect(),
+            environments: self.wishes_for(node),
         }
+    }
+}
+
+/// What of its GPUs a node does not hand out, and why, for people; empty when it hands out all of them.
+fn unfit(inventory: &Inventory) -> String {
+    const SHOWN: usize = 3;
+    let unfit: Vec<_> = inventory.gpus.iter().filter(|gpu| !gpu.counts()).collect();
+    if unfit.is_empty() {
+        return String::new();
+    }
+    let why = |gpu: &&agent_model::node::Gpu| {
+        format!("GPU {}: {}", gpu.index, gpu.unfit.as_deref().unwrap_or_default())
+    };
+    let reasons: Vec<String> = unfit.iter().take(SHOWN).map(why).collect();
+    let more = match unfit.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    let (all, count) = (inventory.gpus.len(), unfit.len());
+    format!("{count} of its {all} GPUs not handed out: {}{more}", reasons.join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::node::Gpu;
+
+    use super::*;
+
+    #[test]
+    fn test_unfit_gpus_are_named_and_a_held_one_counts() {
+        let gpu = |index, held: Option<&str>, unfit: Option<&str>| Gpu {
+            index,
+            held: held.map(str::to_owned),
+            unfit: unfit.map(str::to_owned),
+            ..Gpu::default()
+        };
+        let with = |gpus| Inventory { gpus, ..Inventory::default() };
+        let lost = || Some("it fell off the bus");
+        assert_eq!(unfit(&with(vec![gpu(0, None, None), gpu(1, Some("a.1.0"), lost())])), "");
+        let mut gpus: Vec<Gpu> = (0..5).map(|index| gpu(index, None, lost())).collect();
+        gpus.push(gpu(5, None, None));
+        assert_eq!(
+            unfit(&with(gpus)),
+            "5 of its 6 GPUs not handed out: GPU 0: it fell off the bus; GPU 1: it fell off the bus; \
+             GPU 2: it fell off the bus; and 2 more"
+        );
     }
 }

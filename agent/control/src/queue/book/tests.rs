@@ -1,19 +1,20 @@
 use super::*;
 use agent_model::job::{Resources, RetryPolicy};
 use agent_model::node::{Inventory, Load};
+use agent_model::protocol::orders::Obeyed;
 use agent_model::{JobDraft, ReplicaStep};
 use proptest::prelude::*;
 
 use crate::lease;
 
 /// When the controller of these tests was started.
-const START: Boot = Boot(Duration::from_secs(1000));
+pub(super) const START: Boot = Boot(Duration::from_secs(1000));
 
-fn moment(seconds: u64, start: Boot) -> Moment {
+pub(super) fn moment(seconds: u64, start: Boot) -> Moment {
     Moment { wall: Timestamp(1_000_000 + seconds * 1000), boot: start + Duration::from_secs(seconds) }
 }
 
-fn submission(name: &str, priority: Priority, attempts: u32) -> Submission {
+pub(super) fn submission(name: &str, priority: Priority, attempts: u32) -> Submission {
     let draft = JobDraft {
         command: "true".into(),
         priority,
@@ -25,7 +26,7 @@ fn submission(name: &str, priority: Priority, attempts: u32) -> Submission {
     Submission { request: format!("r-{name}"), id: name.parse().unwrap(), spec, who: "uid 1".into() }
 }
 
-fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
+pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
     Report {
         node: "box".parse().unwrap(),
         boot_id: boot.into(),
@@ -37,7 +38,15 @@ fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
     }
 }
 
-fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
+/// A node reports, and once more when it has heard the orders that answer the first report.
+fn hear(book: &mut Book, mut report: Report, now: Moment) {
+    book.report(&report, now);
+    let orders = book.orders(&report.node);
+    report.obeyed = Some(Obeyed { life: orders.life, answers: orders.answers });
+    book.report(&report, now);
+}
+
+pub(super) fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
     Held { replica, step, detail: String::new(), started_at: None, alive: true, spec: None }
 }
 
@@ -45,9 +54,9 @@ fn ended(verdict: Verdict, fault: Option<Fault>) -> Outcome {
     Outcome { exit: Some(ExitStatus::Code(0)), ..without_run(verdict, fault, Timestamp(7)) }
 }
 
-fn book(slots: u32, start: Boot) -> Book {
-    let mut book = Book::new(Loaded::default(), Duration::from_secs(15), Terms::default(), start);
-    book.report(&report(slots, "b1", Vec::new()), moment(0, start));
+pub(super) fn book(slots: u32, start: Boot) -> Book {
+    let mut book = Book::new(Loaded::default(), Duration::from_secs(15), Terms::default(), 7, start);
+    hear(&mut book, report(slots, "b1", Vec::new()), moment(0, start));
     book.link(|_| true);
     book
 }
@@ -100,7 +109,7 @@ fn test_retry_waits_for_its_date_and_takes_a_new_epoch() {
     assert_eq!((job.state, job.epoch), (JobState::Preparing, Epoch(2)));
     assert_eq!(book.standing(&first, &node), Standing::Settled);
     for _ in 0..2 {
-        book.report(&report(1, "b1", Vec::new()), moment(32, start));
+        hear(&mut book, report(1, "b1", Vec::new()), moment(32, start));
     }
     assert_eq!(book.standing(&first, &node), Standing::Fenced);
 }
@@ -135,11 +144,13 @@ fn test_report_older_than_an_outcome_does_not_forget_the_replica() {
     book.settle(&replica, &node, ended(Verdict::Completed, None), now);
     book.retire();
     let forget = [lease::Order { replica: replica.clone(), desired: lease::Desired::Forget }];
-    book.report(&report(1, "b1", Vec::new()), now); // made before the node heard of the job
+    hear(&mut book, report(1, "b1", Vec::new()), now); // made before the node heard of the job
     assert_eq!(book.orders(&node).list, forget);
     book.report(&report(1, "b1", vec![held(replica, ReplicaStep::Reported)]), now);
     assert_eq!(book.orders(&node).list, forget);
-    book.report(&report(1, "b1", Vec::new()), now);
+    book.report(&report(1, "b1", Vec::new()), now); // perhaps a copy of before
+    assert_eq!(book.orders(&node).list, forget);
+    hear(&mut book, report(1, "b1", Vec::new()), now);
     assert_eq!(book.orders(&node).list, []);
     assert_eq!(book.changes().forgotten.len(), 1);
 }
@@ -187,7 +198,8 @@ impl World {
 
     fn tell(&mut self) {
         let replicas = self.held.iter().map(|(replica, step)| held(replica.clone(), *step)).collect();
-        self.book.report(&report(2, &format!("b{}", self.boots), replicas), self.now());
+        let now = self.now();
+        hear(&mut self.book, report(2, &format!("b{}", self.boots), replicas), now);
     }
 
     fn take(&mut self, step: Step) {
@@ -306,4 +318,57 @@ fn test_job_whose_node_gives_no_reason_still_has_one() {
     let job = book.job(&replica.job).unwrap();
     assert_eq!(job.state, JobState::Failed);
     assert_eq!(job.outcome.as_ref().unwrap().fault.as_ref().unwrap().code, Code::Bug);
+}
+
+/// A book with the job `a` running on `box`, and the controller after it.
+fn restarted() -> (Book, ReplicaId) {
+    let mut book = book(1, START);
+    let id = book.submit(submission("a", Priority::Medium, 1), moment(1, START)).unwrap();
+    book.schedule(moment(1, START));
+    let replica = book.job(&id).unwrap().replica(0);
+    hear(&mut book, report(1, "b1", vec![held(replica.clone(), ReplicaStep::Running)]), moment(2, START));
+    let jobs = book.jobs().map(|job| (**job).clone()).collect();
+    let nodes = book.nodes().map(|node| node.record.clone()).collect();
+    let loaded = Loaded { jobs, nodes, ..Loaded::default() };
+    let mut book = Book::new(loaded, Duration::from_secs(15), Terms::default(), 1000, START);
+    book.link(|_| true);
+    (book, replica)
+}
+
+fn echoing(orders: &lease::Orders, report: Report) -> Report {
+    Report { obeyed: Some(Obeyed { life: orders.life, answers: orders.answers }), ..report }
+}
+
+#[test]
+fn test_copy_of_a_report_from_before_the_controller_started_costs_no_job() {
+    let (mut book, replica) = restarted();
+    let (now, state) = (moment(3, START), |book: &Book| book.job(&replica.job).unwrap().state);
+    let before = lease::Orders { life: 7, ..lease::Orders::default() };
+    for boot in ["b1", "b0", "b1"] {
+        book.report(&echoing(&before, report(1, boot, Vec::new())), now);
+        book.report(&report(1, boot, Vec::new()), now);
+        assert_eq!(state(&book), JobState::Running, "{boot}");
+    }
+    hear(&mut book, report(1, "b1", vec![held(replica.clone(), ReplicaStep::Running)]), now);
+    assert_eq!(state(&book), JobState::Running);
+    hear(&mut book, report(1, "b1", Vec::new()), now);
+    assert_eq!(state(&book), JobState::Failed, "now it is known to be gone");
+}
+
+#[test]
+fn test_copy_of_a_report_from_before_the_machine_started_costs_no_job() {
+    let (mut book, replica) = restarted();
+    let (now, state) = (moment(3, START), |book: &Book| book.job(&replica.job).unwrap().state);
+    let node = "box".parse().unwrap();
+    book.report(&report(1, "b1", vec![held(replica.clone(), ReplicaStep::Running)]), now);
+    let earlier = echoing(&book.orders(&node), report(1, "b1", Vec::new()));
+    hear(&mut book, report(1, "b2", vec![held(replica.clone(), ReplicaStep::Uploading)]), now);
+    let later = echoing(&book.orders(&node), report(1, "b2", Vec::new()));
+    book.report(&earlier, now);
+    assert_eq!(state(&book), JobState::Running);
+    book.report(&later, now);
+    assert_eq!(state(&book), JobState::Running, "nobody knows which of the two boots is the present one");
+    let orders = book.orders(&node);
+    book.report(&echoing(&orders, report(1, "b2", Vec::new())), now);
+    assert_eq!(state(&book), JobState::Failed);
 }

@@ -3,6 +3,7 @@ use std::time::Duration;
 use agent_model::lease::Terms;
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::{Inventory, Load};
+use agent_model::protocol::orders::Obeyed;
 use agent_model::{Boot, Outcome, ReplicaStep, Timestamp, Verdict};
 
 use super::*;
@@ -29,7 +30,7 @@ fn mended(jobs: Vec<JobRecord>, nodes: &[&str]) -> Book {
     let last_seq = jobs.len() as u64;
     let nodes = nodes.iter().map(|name| node(name)).collect();
     let loaded = Loaded { jobs, nodes, last_seq, mended: true, ..Loaded::default() };
-    Book::new(loaded, Duration::from_secs(15), Terms::default(), now(0).boot)
+    Book::new(loaded, Duration::from_secs(15), Terms::default(), 7, now(0).boot)
 }
 
 fn holding(replica: &str, step: ReplicaStep) -> Held {
@@ -43,8 +44,9 @@ fn holding(replica: &str, step: ReplicaStep) -> Held {
     }
 }
 
+/// A node reports, and once more when it has heard the orders that answer the first report.
 fn hear(book: &mut Book, from: &str, at: u64, replicas: Vec<Held>) {
-    let report = Report {
+    let mut report = Report {
         node: from.parse().unwrap(),
         boot_id: "b".into(),
         sent: Boot(Duration::from_secs(at)),
@@ -53,6 +55,9 @@ fn hear(book: &mut Book, from: &str, at: u64, replicas: Vec<Held>) {
         load: Load::default(),
         replicas,
     };
+    book.report(&report, now(at));
+    let orders = book.orders(&report.node);
+    report.obeyed = Some(Obeyed { life: orders.life, answers: orders.answers });
     book.report(&report, now(at));
     book.link(|_| true);
     book.schedule(now(at));
