@@ -36,7 +36,7 @@ pub(crate) struct Flags {
     pub(crate) slots: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub(crate) enum Verb {
     /// Run the daemon
     Run,
@@ -50,10 +50,21 @@ pub(crate) enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Print what the GPU driver says, as one line of JSON. The daemon runs this in a process of its own,
+    /// because the driver may hang.
+    #[command(hide = true)]
+    GpuLook {
+        /// The driver's library, by path or by the name under which the system finds it; without it the
+        /// configuration is asked
+        #[arg(long, value_name = "LIBRARY")]
+        library: Option<PathBuf>,
+    },
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     #[test]
@@ -64,5 +75,12 @@ mod tests {
             assert!(cli.flags.user && matches!(cli.verb, None | Some(Verb::Run)));
             assert_eq!(cli.flags.slots.as_deref(), Some("3"));
         }
+    }
+
+    #[test]
+    fn test_verb_of_the_helper_is_known_and_not_shown() {
+        let cli = Cli::try_parse_from(["agentd", "gpu-look", "--library", "/x"]).unwrap();
+        assert_eq!(cli.verb, Some(Verb::GpuLook { library: Some("/x".into()) }));
+        assert!(!Cli::command().render_long_help().to_string().contains("gpu-look"));
     }
 }

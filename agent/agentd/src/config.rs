@@ -8,6 +8,8 @@
 //!
 //! Called by `main`; [`crate::roles`] reads the result.
 
+mod devices;
+mod environments;
 mod read;
 mod values;
 
@@ -20,6 +22,8 @@ use agent_model::NodeId;
 use agent_model::paths::{MAX_SOCKET_PATH, Places};
 
 use crate::cli::Flags;
+pub(crate) use devices::DeviceSettings;
+pub(crate) use environments::{EnvironmentSettings, UvChoice};
 use read::Layers;
 pub(crate) use values::JobUser;
 
@@ -47,6 +51,25 @@ const KEYS: &[Key] = &[
     Key { name: "lease", default: "60s" },
     Key { name: "log_quota", default: "4GiB" },
     Key { name: "job_user", default: "" },
+    Key { name: "conda_channels", default: "conda-forge" },
+    Key { name: "conda_alias", default: "https://conda.anaconda.org" },
+    Key { name: "conda_mirrors", default: "" },
+    Key { name: "conda_credentials", default: "" },
+    Key { name: "conda_priority", default: "strict" },
+    Key { name: "offline", default: "false" },
+    Key { name: "uv", default: "auto" },
+    Key { name: "pip_index_url", default: "" },
+    Key { name: "pip_extra_index_url", default: "" },
+    Key { name: "pip_find_links", default: "" },
+    Key { name: "curated_environments", default: "" },
+    Key { name: "environments_size", default: "50GiB" },
+    Key { name: "environments_age", default: "30d" },
+    Key { name: "builder_memory", default: "0" },
+    Key { name: "docker_socket", default: "/var/run/docker.sock" },
+    Key { name: "docker_credentials", default: "" },
+    Key { name: "docker_build_ca", default: "" },
+    Key { name: "container_user", default: "" },
+    Key { name: "nvml_library", default: "" },
 ];
 
 /// Where a value was said.
@@ -151,6 +174,12 @@ impl Variables {
         self.0.get(name).filter(|value| !value.is_empty()).cloned()
     }
 
+    /// Where the user's configuration files are.
+    fn config_home(&self) -> Option<PathBuf> {
+        let home = || Some(PathBuf::from(self.get("HOME")?).join(".config"));
+        self.get("XDG_CONFIG_HOME").map(PathBuf::from).or_else(home)
+    }
+
     fn select(&self, wanted: impl Fn(&str) -> bool) -> BTreeMap<String, String> {
         self.0.iter().filter(|(name, _)| wanted(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
     }
@@ -246,6 +275,10 @@ pub(crate) struct Config {
     pub(crate) lease: Duration,
     /// Whom jobs run as; `None` is the daemon's own user.
     pub(crate) job_user: Option<JobUser>,
+    /// How environments are made and kept.
+    pub(crate) environments: EnvironmentSettings,
+    /// The container engine and the GPUs.
+    pub(crate) devices: DeviceSettings,
     /// What of the daemon's environment others see.
     pub(crate) host: HostVariables,
     /// What the service manager asked for.
@@ -270,7 +303,11 @@ impl Config {
         let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
         let job_user = layers.get("job_user");
         let log_quota = layers.get("log_quota");
-        let config = Config {
+        let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
+        let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
+        let mut host = HostVariables::select(variables);
+        host.builder.extend(environments.pip.clone()); // what is configured outranks what is inherited
+        let mut config = Config {
             state_dir: state_dir.parse("an absolute path", values::absolute)?,
             socket: socket.parse("an absolute path of at most 107 bytes", values::socket)?,
             journald: variables.get("JOURNAL_STREAM").is_some(),
@@ -286,7 +323,9 @@ impl Config {
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
-            host: HostVariables::select(variables),
+            environments,
+            devices,
+            host,
             manager: Manager::select(variables),
             settings: vec![
                 state_dir,
@@ -304,6 +343,7 @@ impl Config {
                 job_user,
             ],
         };
+        config.settings.extend(said.into_iter().chain(of_devices));
         Ok(config)
     }
 }
@@ -348,7 +388,7 @@ impl Setting {
 /// The lines of `show-config`.
 pub(crate) fn show(config: &Config) -> String {
     let line = |setting: &Setting| {
-        let said = format!("{}: {}", setting.key, setting.value);
+        let said = format!("{}: {}", setting.key, values::without_credentials(&setting.value));
         format!("{said:<48}  # {}\n", setting.origin)
     };
     config.settings.iter().map(line).collect()

@@ -20,6 +20,7 @@ mod supervisor;
 mod worker;
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -56,6 +57,10 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
+    // What the daemon told its helper to load is enough: a file that was changed since must not matter.
+    if let Some(Verb::GpuLook { library: Some(library) }) = &cli.verb {
+        return look_at_gpus(Some(library));
+    }
     let config = match Config::resolve(&cli.flags, &Variables::of_process()) {
         Ok(config) => config,
         Err(error) => {
@@ -68,6 +73,7 @@ fn main() -> ExitCode {
         Verb::CheckConfig => print("the configuration is valid\n"),
         Verb::ShowConfig => print(&config::show(&config)),
         Verb::Probe { json } => probe(&config, json),
+        Verb::GpuLook { .. } => look_at_gpus(config.devices.nvml_library.as_deref()),
     }
 }
 
@@ -157,6 +163,12 @@ fn probe(config: &Config, json: bool) -> ExitCode {
         )
     };
     print(&inventory.findings.iter().map(line).collect::<String>())
+}
+
+/// All of it may hang or crash: it is for the daemon to wait no longer than it wants, and to kill this process.
+fn look_at_gpus(library: Option<&Path>) -> ExitCode {
+    let look = agent_node::gpu::look(library);
+    print(&format!("{}\n", serde_json::to_string(&look).unwrap_or_default()))
 }
 
 fn print(text: &str) -> ExitCode {

@@ -22,10 +22,12 @@ use agent_control::{Controller, ControllerConfig, Rounds};
 use agent_model::lease::Terms;
 use agent_model::{Clock, Code, Fault, SystemClock};
 use agent_node::ProbeConfig;
-use agent_runtime::env::{EnvConfig, Environments};
-use agent_runtime::exec::{Process, find_shim};
+use agent_runtime::docker::Docker;
+use agent_runtime::env::Environments;
+use agent_runtime::exec::{Containers, Launcher, Process, find_shim};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
@@ -36,20 +38,20 @@ use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
 use crate::worker::ballast::Ballast;
+use crate::worker::environments::Keeper;
+use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
 use crate::worker::reconcile::{Link, Reconciler, SYNC_COMES_ROUND};
 use crate::worker::report::Outbox;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::tracking::Tracking;
 use crate::worker::upkeep::Upkeep;
-use crate::worker::{Worker, jobs_dir, recover};
+use crate::worker::{Worker, enclosure, environments, jobs_dir, recover};
 
 /// Bytes either side may send on a connection before the other has read them: enough for logs at full speed.
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// The same for one stream of a connection.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// A builder of environments that prints nothing for this long is ended.
-const BUILD_STALL: Duration = Duration::from_secs(600);
 /// How often the other side of a silent connection is asked whether it is there, and how long it may take to
 /// answer: a link that swallows everything is noticed after the sum of both.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -214,7 +216,7 @@ async fn take_state(config: &Config) -> Result<File, StartError> {
     }
     // Only for the message above, so a full disk may refuse it.
     let _ = lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id()));
-    for name in ["controller", "cas"] {
+    for name in ["controller", "cas", "packages"] {
         own_directory(&state.join(name), None)?;
     }
     for name in ["envs", "jobs"] {
@@ -332,7 +334,8 @@ async fn start_node(
     let jobs = jobs_dir(&config.state_dir);
     let found = recover::open_replicas(&journal, &jobs).await.map_err(StartError::Recover)?;
     let adopted = found.len();
-    let (environments, inventory) = survey(&config).await?;
+    let gpus_there = watch::Sender::new(None);
+    let (environments, inventory) = survey(&config, store.clone(), gpus_there.subscribe()).await?;
     let listener = listen_for_tracking(&config).await?;
     let stop = supervisor.stopping(TaskKind::Tracking).cancelled_owned();
     let started = Tracking::start(listener, clock.clone(), stop);
@@ -346,11 +349,24 @@ async fn start_node(
     let sweeper = attic.clone();
     supervisor.spawn_again(TaskKind::Upkeep, "attic", move || sweeper.clone().run());
     let upkeep = Upkeep::new(probe_config(&config), ballast.clone(), inventory);
-    let inventory = upkeep.inventory();
+    let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
+    let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));
+    let kept = (environments.clone(), store.clone(), publisher.clone());
+    let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone(), clock.clone(), &config);
+    let (sweeper, discarder) = (keeper.clone(), keeper.clone());
+    supervisor.spawn_again(TaskKind::Upkeep, "images", move || discarder.clone().discard());
+    supervisor.spawn_again(TaskKind::Upkeep, "environments", move || keeper.clone().run());
+    supervisor.spawn_again(TaskKind::Upkeep, "package cache", move || sweeper.clone().sweep());
     supervisor.spawn_again(TaskKind::Upkeep, "upkeep", move || upkeep.clone().run());
+    let held = recover::held_gpus(&found, &jobs_dir(&config.state_dir));
+    let gpus = Gpus::new(Looker::new(&config), publisher, gpus_there, held);
+    let looked_after = gpus.clone();
+    supervisor.spawn_again(TaskKind::Upkeep, "gpus", move || looked_after.clone().run());
     let outbox = Outbox::new(controller.clone(), config.node_name.clone());
     info!(node = %config.node_name, slots = config.slots, shim = %shim.display(), "running jobs");
-    let executor = Process { shim };
+    let docker = Docker::at(&config.devices.docker_socket);
+    let containers = Containers::new(docker, shim.clone(), config.state_dir.display().to_string());
+    let executor = Launcher { processes: Process { shim }, containers };
     let worker = Arc::new(Worker {
         config,
         clock,
@@ -358,14 +374,18 @@ async fn start_node(
         journal,
         store,
         environments,
+        built,
         executor,
+        gpus,
         telemetry,
         outbox,
         tracking,
         attic,
         ballast,
     });
-    let link = Link { controller, inventory, pulse: notifier.pulse("sync", SYNC_COMES_ROUND) };
+    let kept = worker.clone();
+    supervisor.spawn_again(TaskKind::Upkeep, "containers", move || enclosure::sweep(kept.clone()));
+    let link = Link { controller, inventory, wishes, pulse: notifier.pulse("sync", SYNC_COMES_ROUND) };
     let reconciler = Reconciler::new(worker, supervisor.clone(), link, found);
     // Jobs that run are known to the endpoint now; their requests waited on the listener until here.
     supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
@@ -392,21 +412,22 @@ fn dial(socket: PathBuf) -> Channel {
 }
 
 /// What is on this machine: the environments that are ready, and the inventory.
-async fn survey(config: &Config) -> Result<(Environments, agent_model::node::Inventory), StartError> {
-    let environments = EnvConfig {
-        root: config.state_dir.join("envs"),
-        path: config.host.path.clone(),
-        vars: config.host.builder.clone(),
-        stall: BUILD_STALL,
-    };
-    let probe = probe_config(config);
+async fn survey(
+    config: &Config,
+    store: Store,
+    gpus: watch::Receiver<Option<bool>>,
+) -> Result<(Environments, agent_model::node::Inventory), StartError> {
+    let (probe, config) = (probe_config(config), config.clone());
     let looked = tokio::task::spawn_blocking(move || {
-        Ok((Environments::open(environments)?, agent_node::probe(&probe)))
+        let inventory = agent_node::probe(&probe);
+        Ok((Environments::open(environments::settings(&config, inventory.memory, store, gpus))?, inventory))
     });
-    match looked.await {
-        Ok(found) => found.map_err(StartError::Environments),
+    let (kept, mut inventory) = match looked.await {
+        Ok(found) => found.map_err(StartError::Environments)?,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
+    };
+    inventory.interpreters = environments::first_interpreters(&kept).await;
+    Ok((kept, inventory))
 }
 
 /// What the probe of this machine needs to know.
@@ -416,6 +437,8 @@ pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
         slots: config.slots,
         path: config.host.path.clone(),
         disk_reserve: config.disk_reserve,
+        engine: environments::engine(),
+        docker: config.devices.docker_socket.clone(),
     }
 }
 

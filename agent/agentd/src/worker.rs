@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Owns: what all runners share ([`Worker`]). The step modules do not know each other; only `runner` calls
-//! them. Tasks: one each of `reconcile`, `telemetry`, `attic` and `upkeep`, one for each replica.
+//! them. Tasks: one each of `reconcile`, `telemetry`, `attic`, `enclosure`, `gpus` and `upkeep`, two of
+//! `environments`, one for each replica.
 //!
 //! Built by `crate::roles`.
 
@@ -15,8 +16,11 @@ pub(crate) mod attic;
 mod backoff;
 pub(crate) mod ballast;
 mod budget;
+pub(crate) mod enclosure;
+pub(crate) mod environments;
 mod faults;
 mod fetch;
+pub(crate) mod gpus;
 pub(crate) mod journal;
 mod launch;
 mod outputs;
@@ -34,12 +38,14 @@ use std::sync::Arc;
 use agent_cas::Store;
 use agent_model::{Clock, ReplicaId};
 use agent_runtime::env::Environments;
-use agent_runtime::exec::Process;
+use agent_runtime::exec::Launcher;
 use agent_shim::JobDir;
+use tokio::sync::Notify;
 
 use crate::config::Config;
 use attic::Attic;
 use ballast::Ballast;
+use gpus::Gpus;
 use report::Outbox;
 use telemetry::Telemetry;
 use tracking::Tracking;
@@ -53,7 +59,10 @@ pub(crate) struct Worker<J> {
     pub(crate) journal: J,
     pub(crate) store: Store,
     pub(crate) environments: Environments,
-    pub(crate) executor: Process,
+    /// Notified when one was made.
+    pub(crate) built: Arc<Notify>,
+    pub(crate) executor: Launcher,
+    pub(crate) gpus: Gpus,
     pub(crate) telemetry: Telemetry,
     pub(crate) outbox: Outbox,
     pub(crate) tracking: Tracking,

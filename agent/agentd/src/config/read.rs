@@ -78,11 +78,7 @@ impl Layers {
 fn file(flags: &Flags, variables: &Variables) -> Result<Option<(PathBuf, String)>, ConfigError> {
     let usual = || match flags.user {
         false => Some(PathBuf::from(SYSTEM_FILE)),
-        true => {
-            let config = variables.get("XDG_CONFIG_HOME").map(PathBuf::from);
-            let config = config.or_else(|| Some(PathBuf::from(variables.get("HOME")?).join(".config")));
-            config.map(|config| config.join("agentd/agentd.yaml"))
-        }
+        true => variables.config_home().map(|config| config.join("agentd/agentd.yaml")),
     };
     let named = flags.config.clone().or_else(|| variables.get("AGENTD_CONFIG").map(PathBuf::from));
     let must_exist = named.is_some();

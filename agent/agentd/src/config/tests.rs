@@ -56,6 +56,16 @@ fn test_bad_value_is_refused_with_its_place() {
         ("state_dir: here", "state_dir: expected an absolute path"),
         ("log: loud", "log: expected a level"),
         ("job_user: no such person", "job_user: expected a user of /etc/passwd"),
+        ("conda_channels: []", "conda_channels: expected names or addresses"),
+        ("conda_alias: anaconda.org", "conda_alias: expected an address"),
+        ("conda_mirrors: https://a", "conda_mirrors: expected `URL=URL` pairs"),
+        ("conda_credentials: creds.json", "conda_credentials: expected an absolute path"),
+        ("conda_priority: lax", "conda_priority: expected `strict` or `flexible`"),
+        ("offline: maybe", "offline: expected `true` or `false`"),
+        ("uv: uv", "uv: expected `auto`, `never` or an absolute path"),
+        ("environments_size: much", "environments_size: expected a size"),
+        ("environments_age: old", "environments_age: expected a duration"),
+        ("builder_memory: all", "builder_memory: expected a size"),
         ("slots: [1, [2]]", "expected a plain value, found a list"),
         ("- slots", "expected a mapping"),
     ] {
@@ -111,6 +121,49 @@ fn test_jobs_see_a_chosen_part_of_the_environment() {
     assert_eq!(host.job.keys().collect::<Vec<_>>(), ["HOME", "SSL_CERT_FILE", "https_proxy"]);
     assert!(host.builder.contains_key("PIP_INDEX_URL") && !host.builder.contains_key("SECRET"));
     assert_eq!(HostVariables::select(&Variables::default()).path, FALLBACK_PATH);
+}
+
+#[test]
+fn test_environments_have_usable_defaults_and_can_be_told_otherwise() {
+    let (_dir, mut flags) = file("");
+    let usual = Config::resolve(&flags, &Variables::default()).unwrap().environments;
+    assert_eq!(usual.channels, ["conda-forge"]);
+    assert_eq!((usual.alias.as_str(), usual.uv), ("https://conda.anaconda.org", UvChoice::Auto));
+    assert_eq!((usual.size, usual.age.as_secs(), usual.builder_memory), (50 << 30, 30 * 86_400, 0));
+    assert_eq!(usual.curated, Path::new("/etc/agentd/environments"));
+    flags.user = true;
+    let own = Config::resolve(&flags, &variables(&[("HOME", "/home/ada")])).unwrap().environments;
+    assert_eq!(own.curated, Path::new("/home/ada/.config/agentd/environments"));
+
+    let (_dir, flags) = file(
+        "conda_channels: [mine, conda-forge]\nconda_priority: flexible\noffline: true\nuv: /opt/uv\n\
+         conda_mirrors: [https://a/c=https://m/c]\nconda_credentials: /etc/x.json\n\
+         pip_index_url: https://u:word@host/simple\nbuilder_memory: 2GiB\n",
+    );
+    let config =
+        Config::resolve(&flags, &variables(&[("PIP_INDEX_URL", "x"), ("PIP_NO_INDEX", "1")])).unwrap();
+    let said = &config.environments;
+    assert_eq!(said.channels, ["mine", "conda-forge"]);
+    assert!(said.flexible && said.offline && said.mirrors["https://a/c"] == ["https://m/c"]);
+    assert_eq!((&said.uv, said.builder_memory), (&UvChoice::At("/opt/uv".into()), 2 << 30));
+    assert_eq!(said.credentials.as_deref(), Some(Path::new("/etc/x.json")));
+    assert_eq!(config.host.builder["PIP_INDEX_URL"], "https://u:word@host/simple");
+    assert_eq!(
+        config.host.builder["PIP_NO_INDEX"], "1",
+        "what is inherited stays where nothing else is said"
+    );
+    assert!(!show(&config).contains("word") && show(&config).contains("https://***@host/simple"));
+}
+
+#[test]
+fn test_every_key_is_documented_with_its_default() {
+    let page = include_str!("../../../docs/configuration.md");
+    for key in KEYS {
+        let row =
+            page.lines().find(|line| line.starts_with('|') && line.contains(&format!("`{}`", key.name)));
+        let row = row.unwrap_or_else(|| panic!("{} is not documented", key.name));
+        assert!(key.default.is_empty() || row.contains(&format!("`{}`", key.default)), "{row}");
+    }
 }
 
 #[test]

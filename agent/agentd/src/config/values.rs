@@ -1,11 +1,12 @@
 //! What the text of a setting means. Each reader gives `None` for a text that means nothing.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use super::{MAX_SOCKET_PATH, Roles};
+use super::{MAX_SOCKET_PATH, Roles, UvChoice};
 
 /// Whom jobs run as.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,6 +115,80 @@ fn find_user(passwd: &str, name: &str) -> Option<JobUser> {
     })
 }
 
+/// The parts of a list, without blanks and empty ones.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+/// One of these words.
+pub(super) fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Option<T> {
+    words.iter().find(|(word, _)| word.eq_ignore_ascii_case(text)).map(|(_, value)| *value)
+}
+
+pub(super) fn path_or_none(text: &str) -> Option<Option<PathBuf>> {
+    if text.is_empty() { Some(None) } else { absolute(text).map(Some) }
+}
+
+pub(super) fn uv(text: &str) -> Option<UvChoice> {
+    match text {
+        "auto" => Some(UvChoice::Auto),
+        "never" => Some(UvChoice::Never),
+        path => absolute(path).map(UvChoice::At),
+    }
+}
+
+/// Where the scheme of an address ends, if it has one.
+fn scheme(text: &str) -> Option<usize> {
+    let end = text.find("://")?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+    (end > 0 && text[..end].chars().all(plain)).then_some(end + 3)
+}
+
+/// An address that holds no secret: no user before the host, no `/t/TOKEN`.
+pub(super) fn url(text: &str) -> Option<String> {
+    let rest = &text[scheme(text)?..];
+    let host = rest.split('/').next().unwrap_or_default();
+    let secret = host.contains('@') || format!("/{rest}/").contains("/t/");
+    (!secret && !rest.is_empty() && !text.contains(char::is_whitespace)).then(|| text.to_owned())
+}
+
+/// Channels by name or address, at least one.
+pub(super) fn channels(text: &str) -> Option<Vec<String>> {
+    let channel = |part: &str| match part.contains("://") {
+        true => url(part),
+        false => (!part.contains(['@', ' '])).then(|| part.to_owned()),
+    };
+    let channels: Option<Vec<String>> = parts(text).map(channel).collect();
+    channels.filter(|channels| !channels.is_empty())
+}
+
+/// `URL=URL` pairs; several of one address are tried in their order.
+pub(super) fn mirrors(text: &str) -> Option<BTreeMap<String, Vec<String>>> {
+    let mut mirrors: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for pair in parts(text) {
+        // An address may hold the sign too: what follows the one that is meant is an address.
+        let (at, _) = pair.match_indices('=').find(|(at, _)| scheme(pair[at + 1..].trim()).is_some())?;
+        let (from, to) = (url(pair[..at].trim().trim_end_matches('/'))?, url(pair[at + 1..].trim())?);
+        mirrors.entry(from).or_default().push(to.trim_end_matches('/').to_owned());
+    }
+    Some(mirrors)
+}
+
+/// A value as anybody may see it: `https://user:word@host` without what is before the host.
+pub(super) fn without_credentials(value: &str) -> String {
+    let mut shown = String::with_capacity(value.len());
+    let mut rest = value;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        let end = after.find(['/', ' ', ',']).unwrap_or(after.len());
+        let host = after[..end].rfind('@').map_or(0, |at| at + 1);
+        shown.push_str(before);
+        shown.push_str(if host > 0 { "***@" } else { "" });
+        rest = &after[host..];
+    }
+    shown + rest
+}
+
 /// The host's name as a node name: what may not stand in one becomes `-`.
 pub(super) fn host_name() -> String {
     let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
@@ -148,6 +223,40 @@ mod tests {
             assert_eq!(node_name(host), node, "{host}");
             node_name(host).parse::<agent_model::NodeId>().unwrap();
         }
+    }
+
+    #[test]
+    fn test_addresses_hold_no_secrets() {
+        assert_eq!(url("https://host:8080/a/b"), Some("https://host:8080/a/b".into()));
+        assert_eq!(url("file:///srv/channel"), Some("file:///srv/channel".into()));
+        for text in
+            ["host/a", "https://", "https://u:p@host/a", "https://host/t/tk-1/a", "https://a b", "://x"]
+        {
+            assert_eq!(url(text), None, "{text}");
+        }
+        for (value, shown) in [
+            ("https://u:p@host/s, https://host/x@y", "https://***@host/s, https://host/x@y"),
+            ("plain", "plain"),
+            ("a://u@p@h", "a://***@h"),
+        ] {
+            assert_eq!(without_credentials(value), shown);
+        }
+    }
+
+    #[test]
+    fn test_channels_and_mirrors_are_lists() {
+        assert_eq!(
+            channels("conda-forge,  https://h/c,"),
+            Some(vec!["conda-forge".into(), "https://h/c".into()])
+        );
+        assert_eq!((channels(" , "), channels("u@h"), channels("https://u:p@h/c")), (None, None, None));
+        let of = mirrors("https://a/c/=https://m/c, https://a/c=file:///m?x=1").unwrap();
+        assert_eq!(of["https://a/c"], ["https://m/c", "file:///m?x=1"]);
+        assert_eq!(mirrors(""), Some(BTreeMap::new()));
+        assert_eq!(
+            (mirrors("https://a"), mirrors("a=https://b"), mirrors("https://a=https://u@b")),
+            (None, None, None)
+        );
     }
 
     #[test]

@@ -11,11 +11,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use agent_model::failpoint;
+use agent_model::{failpoint, size};
 use rustix::fs::{FallocateFlags, fallocate};
 use tracing::{debug, info, warn};
 
-use super::budget::{self, bytes};
+use super::budget;
 
 /// The ballast of a state directory.
 #[derive(Debug)]
@@ -57,9 +57,12 @@ impl Ballast {
         };
         match &resized {
             Ok(()) if chosen < held => {
-                warn!(left = bytes(chosen), "the disk is full; room that was held for records is given up");
+                warn!(
+                    left = size::binary(chosen),
+                    "the disk is full; room that was held for records is given up"
+                );
             }
-            Ok(()) => info!(held = bytes(chosen), "room is held for records on a full disk"),
+            Ok(()) => info!(held = size::binary(chosen), "room is held for records on a full disk"),
             Err(error) => debug!(%error, "no room can be held for a full disk"),
         }
         (resized.is_ok() && chosen < held).then_some(true)

@@ -8,13 +8,14 @@ use std::io;
 use std::path::Path;
 
 use agent_cas::ReadError;
-use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict};
+use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
+use agent_shim::cgroup::Containment;
 use agent_shim::{End, ExitRecord, NotStarted, OomScope};
 use serde::{Deserialize, Serialize};
 
-use super::budget::{Shortfall, bytes};
+use super::budget::Shortfall;
 use super::fetch::FetchError;
 use super::outputs::CollectError;
 
@@ -43,10 +44,13 @@ impl Ending {
 /// What an exit record means. `tail` are the last lines of the log, oldest first.
 pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>) -> Ending {
     let (verdict, fault) = match &record.end {
+        _ if let Some(signal) = ended_from_outside(record) => {
+            (Verdict::Failed, Some(container_stopped(signal)))
+        }
         _ if record.stopped.is_some() => (Verdict::Canceled, None),
         End::NeverStarted(NotStarted::Stopped) => (Verdict::Canceled, None),
         _ if record.lease_over => (Verdict::Failed, Some(lease_over())),
-        End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason))),
+        End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason, in_container(record)))),
         End::Exited(_) if record.timed_out => (Verdict::Failed, Some(time_limit(spec, tail))),
         End::Exited(status) if status.is_success() => {
             (Verdict::Completed, cut_log(record).or_else(|| survived_kills(record)))
@@ -80,7 +84,7 @@ fn cut_log(record: &ExitRecord) -> Option<Fault> {
     let error = record.log_error.as_deref()?;
     Some(
         Fault::new(Code::DiskFull, "part of the log could not be written")
-            .why(format!("{} are missing: {error}", bytes(record.log_dropped)))
+            .why(format!("{} are missing: {error}", size::binary(record.log_dropped)))
             .fix("free space on the node's disk, or raise `log_quota` in its configuration; the log says where it is cut"),
     )
 }
@@ -89,15 +93,37 @@ fn cut_log(record: &ExitRecord) -> Option<Fault> {
 pub(crate) fn log_lost(bytes_lost: u64, dir: &Path) -> Fault {
     let why = match bytes_lost {
         0 => "what it stores is not what the job wrote, however often it is sent".to_owned(),
-        lost => format!("{} are gone that it had acknowledged", bytes(lost)),
+        lost => format!("{} are gone that it had acknowledged", size::binary(lost)),
     };
     Fault::new(Code::ControllerStore, "the controller does not have the whole log")
         .why(why)
         .fix(format!("what the node still has is in `{}`", dir.join("log").display()))
 }
 
-fn never_started(reason: &NotStarted) -> Fault {
+fn in_container(record: &ExitRecord) -> bool {
+    record.containment == Containment::Container.to_string()
+}
+
+/// The signal by which somebody other than the controller had a container stopped.
+fn ended_from_outside(record: &ExitRecord) -> Option<i32> {
+    record.stop_signal.filter(|_| in_container(record))
+}
+
+fn container_stopped(signal: i32) -> Fault {
+    Fault::new(Code::RunLost, "the running command was lost")
+        .why(format!("its container was stopped from outside, by {}", signal_text(signal)))
+        .fix("look whether the container engine of the node was stopped or restarted, or who stopped the container")
+}
+
+fn never_started(reason: &NotStarted, in_container: bool) -> Fault {
     let system = |error: i32| io::Error::from_raw_os_error(error).to_string();
+    if let NotStarted::Exec { program, os_error } = reason
+        && in_container
+    {
+        return Fault::new(Code::CommandNotFound, "the image cannot run the command")
+            .why(format!("`{program}` of the image: {}", system(*os_error)))
+            .fix("commands are given to a shell of the image: use an image that has `sh` or `bash`");
+    }
     let fault = Fault::new(Code::LaunchFailed, "the command could not be started");
     let fault = match reason {
         NotStarted::Exec { program, os_error } => fault.why(format!("{program}: {}", system(*os_error))),
@@ -158,17 +184,14 @@ fn survived_kills(record: &ExitRecord) -> Option<Fault> {
 }
 
 fn at_its_limit(record: &ExitRecord) -> String {
-    let limit = record
-        .limits
-        .memory
-        .map(|limit| format!(" at its {} memory limit", bytes(limit).replace(".0 ", " ")));
+    let limit = record.limits.memory.map(|limit| format!(" at its {} memory limit", size::binary(limit)));
     limit.unwrap_or_else(|| " for want of memory".to_owned())
 }
 
 fn peak(record: &ExitRecord) -> String {
     match record.memory_peak {
-        Some(peak) => format!("peak seen {}", bytes(peak)),
-        None => format!("its largest process had {} in memory", bytes(record.max_rss)),
+        Some(peak) => format!("peak seen {}", size::binary(peak)),
+        None => format!("its largest process had {} in memory", size::binary(record.max_rss)),
     }
 }
 
@@ -286,14 +309,19 @@ pub(crate) fn fetch(error: &FetchError) -> Fault {
     }
 }
 
-/// The environment could not be had. `name` is what users call it.
+/// The environment could not be had. `kind` is what users call it.
 pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
     use AcquireError as E;
     let what = format!("could not prepare the {kind} environment");
     let fault = |code| Fault::new(code, what.clone()).because(error);
+    let advised = |code, hint: &Option<String>, usual: &str| {
+        fault(code).fix(hint.clone().unwrap_or_else(|| usual.to_owned()))
+    };
     match error {
         E::Unsupported { .. } => fault(Code::EnvUnsupported)
-            .fix("use `environment: host`, or `{python, requirements}` for pip packages"),
+            .fix("use a `conda_file`, `{python, requirements}` for pip packages, or `environment: host`"),
+        E::EngineMissing { .. } => fault(Code::EnvUnsupported)
+            .fix("install `agent-env` beside `agentd` on the node; `agentctl doctor` says whether it is there"),
         E::PythonMissing { name } => fault(Code::PythonMissing)
             .fix(format!("install `{name}` on the node, or name a Python it has under `environment.python`")),
         E::PythonUnusable { .. } => fault(Code::PythonIncomplete)
@@ -302,10 +330,39 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
             .fix(format!("install it on the node: sudo apt-get install {package}")),
         E::Unsatisfied { requirement, .. } => fault(Code::EnvUnsatisfied)
             .fix(format!("correct `{requirement}` in the requirements; the build log says what there is")),
-        E::Network { .. } => {
-            fault(Code::EnvNetwork).fix("check the node's network, proxy variables and PIP_INDEX_URL")
+        E::Unsolvable { at, hint, .. } => {
+            let usual = match at.is_empty() {
+                true => "relax a version in the conda file, or add the channel that has the package",
+                false => "relax these lines, or add the channel that has the packages",
+            };
+            advised(Code::EnvUnsatisfied, hint, usual)
         }
-        E::DiskFull { .. } => fault(Code::DiskFull).fix("free space on the node's disk"),
+        E::Refused { hint, .. } => advised(Code::EnvBuild, hint, "correct what it names in the conda file"),
+        E::TooLong { .. } => {
+            fault(Code::EnvBuild).fix("give versions for the largest packages: then there is less to choose from")
+        }
+        E::Denied { .. } => fault(Code::EnvDenied).fix(
+            "put credentials for that host into the file that `conda_credentials` names in the node's configuration",
+        ),
+        E::Damaged { .. } => fault(Code::EnvDamaged)
+            .fix("it is tried again; if it stays so, compare the channel or its mirror with its origin"),
+        E::Lacks { missing, .. } => fault(Code::EnvLacks).fix(format!(
+            "install them on the node ({}), or let an environment be made: leave out `user_managed_dependencies`",
+            shortly(missing)
+        )),
+        E::NameUnknown { known, .. } => fault(Code::EnvUnknown).fix(match known.is_empty() {
+            true => "put its definition into the folder of `curated_environments` on the node".to_owned(),
+            false => format!("name one that is defined: {}", shortly(known)),
+        }),
+        E::Network { .. } => fault(Code::EnvNetwork)
+            .fix("check the node's network and proxy variables, and where packages come from: `agentd show-config`"),
+        E::Engine(_) | E::ImageMissing { .. } | E::Registry { .. } | E::ImageBuild { .. } => image(error, &what),
+        E::WrongPlatform { .. } | E::CannotCarry { .. } | E::NeedsGpu { .. } => image(error, &what),
+        E::DiskFull { .. } => fault(Code::DiskFull)
+            .fix("free space on the node's disk; `agentctl envs list` shows what environments take of it"),
+        E::OutOfMemory { limit, .. } => fault(Code::EnvBuild)
+            .why(format!("builders may take {}", size::binary(*limit)))
+            .fix("raise `builder_memory` in the node's configuration, or ask for fewer packages"),
         E::Stalled { .. } | E::Killed { .. } | E::Failed { .. } => {
             fault(Code::EnvBuild).fix("the build log says more: `agentctl logs --build`")
         }
@@ -313,6 +370,43 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
             fault(Code::EnvBuild).fix("look at the log of agentd on the node")
         }
     }
+}
+
+/// The image of an environment could not be had, or is of no use here.
+fn image(error: &AcquireError, what: &str) -> Fault {
+    use AcquireError as E;
+    let fault = |code| Fault::new(code, what.to_owned()).because(error);
+    match error {
+        E::ImageMissing { registry, denied: true, .. } => fault(Code::ImageMissing).fix(format!(
+            "check the spelling; if it is private, put credentials for {registry} into the file that \
+             `docker_credentials` names in the node's configuration"
+        )),
+        E::ImageMissing { image, .. } => fault(Code::ImageMissing).fix(format!(
+            "correct `image` or its tag: `docker pull {image}` must work for whoever may see it"
+        )),
+        E::Registry { registry, .. } => fault(Code::EnvNetwork).fix(format!(
+            "it is tried again; check from the node whether {registry} answers, and the proxy of its container engine"
+        )),
+        E::ImageBuild { .. } => fault(Code::ImageBuild)
+            .fix("correct that step of the Dockerfile; the build log has all of it: `agentctl logs --build`"),
+        E::CannotCarry { .. } => fault(Code::ImageCarrier).fix(
+            "use an image with a newer glibc, such as `ubuntu:22.04` or `debian:12`, or install the packages in a \
+             Dockerfile: `build: {path: …}`",
+        ),
+        E::NeedsGpu { .. } => fault(Code::ImagePlatform)
+            .fix("ask for GPUs in `resources.gpus`, so that a node with GPUs is chosen, or name an image for processors"),
+        E::WrongPlatform { node, .. } => fault(Code::ImagePlatform)
+            .fix(format!("name an image that is made for {node}, or for several platforms")),
+        _ => fault(Code::EnvBuild).fix("look at the container engine on the node: `agentctl doctor`"),
+    }
+}
+
+/// The first few of a list.
+fn shortly(list: &[String]) -> String {
+    const SHOWN: usize = 8;
+    let more = list.len().saturating_sub(SHOWN);
+    let shown = list[..list.len() - more].join(", ");
+    if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
 /// The shim may have heard `go` all the same.
@@ -323,7 +417,21 @@ pub(crate) fn is_unsure(error: &LaunchError) -> bool {
 /// The shim or the command could not be started.
 pub(crate) fn launch(error: &LaunchError) -> Fault {
     match error {
-        LaunchError::Lost { lost: found, .. } => lost(*found),
+        LaunchError::Lost { lost: found, .. } => lost(found),
+        LaunchError::NameTaken { name, .. } => {
+            Fault::new(Code::LaunchFailed, "the container could not be made")
+                .because(error)
+                .fix(format!("remove or rename it on the node: `docker rm --force {name}`"))
+        }
+        LaunchError::ImageGone { .. } => Fault::new(Code::LaunchFailed, "the container could not be made")
+            .because(error)
+            .fix("somebody removed the image on the node; the next attempt gets it again")
+            .with_retry(Retry::SameNode),
+        LaunchError::Engine(_) | LaunchError::Unready { .. } | LaunchError::Carry(_) => {
+            Fault::new(Code::LaunchFailed, "the container could not be started")
+                .because(error)
+                .fix("run `agentctl doctor` on the node; the container engine's own log says more")
+        }
         other => Fault::new(Code::LaunchFailed, "the command could not be started")
             .because(other)
             .fix("run `agentctl doctor` on the node; what it marks as bad keeps jobs from starting"),
@@ -331,18 +439,37 @@ pub(crate) fn launch(error: &LaunchError) -> Fault {
 }
 
 /// The command was started, and nobody can say how it ended.
-pub(crate) fn lost(lost: Lost) -> Fault {
+pub(crate) fn lost(lost: &Lost) -> Fault {
     if lost.rebooted {
         return rebooted();
     }
     let fault = Fault::new(Code::RunLost, "the running command was lost")
         .why("the process that watched over it is gone and left no record");
+    let fault = lost.why.iter().cloned().fold(fault, Fault::why);
     let fault = match (lost.killed, lost.left) {
         (0, 0) => fault.why("no process of the job was left"),
         (killed, 0) => fault.why(format!("{killed} processes of the job were left and were ended")),
         (_, left) => fault.why(format!("{left} processes of the job are left and cannot be ended")),
     };
-    fault.fix("look for what killed `agent-shim` on the node, for example the kernel with `dmesg`")
+    fault.fix(match lost.why {
+        Some(_) => "look on the node for who ended the container, and at the log of its container engine",
+        None => "look for what killed `agent-shim` on the node, for example the kernel with `dmesg`",
+    })
+}
+
+/// The command failed after a GPU that it had was lost: that is the better reason, and its own is kept below it.
+pub(crate) fn gpu_lost(ending: Ending, trouble: &[String]) -> Ending {
+    let own = |code| matches!(code, Code::CommandFailed | Code::CommandSignaled);
+    match ending.fault {
+        Some(fault) if !trouble.is_empty() && own(fault.code) => {
+            let lost = Fault::new(Code::GpuLost, "the command failed after a GPU of it was lost");
+            let lost = trouble.iter().cloned().fold(lost, Fault::why).why(fault.what);
+            let lost = fault.why.into_iter().fold(lost, Fault::why);
+            let lost = lost.fix("look on the node for `Xid` in the kernel's log (`sudo dmesg`); `retry` gives the job more attempts");
+            Ending { fault: Some(lost), ..ending }
+        }
+        fault => Ending { fault, ..ending },
+    }
 }
 
 /// The machine was restarted under the job.
@@ -411,6 +538,7 @@ mod tests {
             started_at: Some(Timestamp(1)),
             ended_at: Timestamp(2),
             stopped: None,
+            stop_signal: None,
             timed_out: false,
             lease_over: false,
             oom: None,
@@ -471,6 +599,29 @@ mod tests {
             ),
             (ExitRecord { timed_out: true, ..killed.clone() }, "", (Failed, Some(Code::TimeLimit))),
             (ExitRecord { timed_out: true, ..code(0) }, "", (Failed, Some(Code::TimeLimit))),
+            (
+                ExitRecord { stopped: Some("TERM".into()), stop_signal: Some(15), ..killed.clone() },
+                "",
+                (Canceled, None),
+            ),
+            (
+                ExitRecord {
+                    stopped: Some("TERM".into()),
+                    stop_signal: Some(15),
+                    containment: "container".into(),
+                    ..killed.clone()
+                },
+                "",
+                (Failed, Some(Code::RunLost)),
+            ),
+            (
+                ExitRecord {
+                    containment: "container".into(),
+                    ..never(NotStarted::Exec { program: "sh".into(), os_error: 2 })
+                },
+                "",
+                (Failed, Some(Code::CommandNotFound)),
+            ),
             (ExitRecord { stopped: Some("ada".into()), ..killed }, "", (Canceled, None)),
             (ExitRecord { stopped: Some("ada".into()), ..code(0) }, "", (Canceled, None)),
             (never(NotStarted::Stopped), "", (Canceled, None)),
@@ -483,6 +634,68 @@ mod tests {
         ] {
             assert_eq!(judged(&record, tail), expected, "{record:?}");
         }
+    }
+
+    #[test]
+    fn test_every_failure_of_an_environment_has_its_code_and_a_way_on() {
+        use AcquireError as E;
+        let (detail, none) = (|| "it said so".to_owned(), Vec::new);
+        let at = vec!["conda.yml, line 7: `numpy=99`".to_owned()];
+        let missing =
+            |denied| E::ImageMissing { image: "a:1".into(), registry: "h".into(), denied, detail: detail() };
+        for (error, code, fix) in [
+            (E::Unsupported { kind: "image" }, Code::EnvUnsupported, "conda_file"),
+            (E::EngineMissing { looked: None }, Code::EnvUnsupported, "agent-env"),
+            (
+                E::Unsolvable { at: at.clone(), detail: detail(), hint: None },
+                Code::EnvUnsatisfied,
+                "relax these lines",
+            ),
+            (
+                E::Unsolvable { at: none(), detail: detail(), hint: Some("use `=`".into()) },
+                Code::EnvUnsatisfied,
+                "use `=`",
+            ),
+            (E::Refused { at, detail: detail(), hint: None }, Code::EnvBuild, "conda file"),
+            (E::TooLong { detail: detail() }, Code::EnvBuild, "versions"),
+            (E::Denied { detail: detail() }, Code::EnvDenied, "conda_credentials"),
+            (E::Damaged { detail: detail() }, Code::EnvDamaged, "mirror"),
+            (E::Lacks { python: "/p".into(), missing: vec!["x>1".into()] }, Code::EnvLacks, "(x>1)"),
+            (
+                E::NameUnknown { reference: "a".into(), known: none() },
+                Code::EnvUnknown,
+                "curated_environments",
+            ),
+            (
+                E::NameUnknown { reference: "a".into(), known: vec!["b".into()] },
+                Code::EnvUnknown,
+                "defined: b",
+            ),
+            (E::Network { detail: detail() }, Code::EnvNetwork, "network"),
+            (missing(true), Code::ImageMissing, "docker_credentials"),
+            (missing(false), Code::ImageMissing, "docker pull a:1"),
+            (E::Registry { registry: "h".into(), detail: detail() }, Code::EnvNetwork, "whether h answers"),
+            (
+                E::ImageBuild { step: "step 1 of 2".into(), detail: detail(), tail: none() },
+                Code::ImageBuild,
+                "Dockerfile",
+            ),
+            (E::CannotCarry { image: "a".into(), why: detail() }, Code::ImageCarrier, "glibc"),
+            (E::NeedsGpu { image: "a".into(), why: detail() }, Code::ImagePlatform, "resources.gpus"),
+            (
+                E::WrongPlatform { image: "a".into(), has: "x".into(), node: "linux/amd64".into() },
+                Code::ImagePlatform,
+                "linux/amd64",
+            ),
+            (E::OutOfMemory { step: "solving", limit: 3 << 30 }, Code::EnvBuild, "builder_memory"),
+        ] {
+            let fault = environment(&error, "conda");
+            assert_eq!(fault.code, code, "{fault}");
+            assert!(fault.fix.as_ref().is_some_and(|said| said.contains(fix)), "{fault:?}");
+            assert!(fault.why[0] == error.to_string(), "{fault:?}");
+        }
+        let many: Vec<String> = (0..10).map(|n| n.to_string()).collect();
+        assert_eq!(shortly(&many), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
     }
 
     #[test]
@@ -525,6 +738,20 @@ mod tests {
         assert_eq!(tail_lines(log), ["two", "three", "100%", "four", "[31mred[0m\u{fffd}"]);
         assert_eq!(tail_lines(&[b'x'; 9000])[0].len(), TAIL_WIDTH);
         assert!(tail_lines(b"\n\n").is_empty());
+    }
+
+    #[test]
+    fn test_lost_gpu_is_the_reason_of_a_failure_and_of_nothing_else() {
+        let lost = vec!["GPU 3 (GPU-c): it fell off the bus".to_owned()];
+        let failed = judge(&code(3), &spec(), vec!["last words".into()]);
+        let fault = gpu_lost(failed.clone(), &lost).fault.unwrap();
+        assert_eq!((fault.code, fault.retry), (Code::GpuLost, Retry::OtherNode));
+        assert_eq!(fault.why, [&*lost[0], "the command returned 3", "last words"]);
+        assert_eq!(gpu_lost(failed.clone(), &[]), failed);
+        let late = judge(&ExitRecord { timed_out: true, ..code(1) }, &spec(), Vec::new());
+        for other in [judge(&code(0), &spec(), Vec::new()), late] {
+            assert_eq!(gpu_lost(other.clone(), &lost), other);
+        }
     }
 
     #[test]

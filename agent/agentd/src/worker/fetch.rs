@@ -62,6 +62,20 @@ pub(crate) async fn lay_out(
     blocking(&path, move || finish(&dir, user.as_ref())).await
 }
 
+/// Makes a home for the user in a container, and, if `all` is to be its, gives it what was laid out for somebody else.
+pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Result<(), FetchError> {
+    let (path, dir) = (dir.home(), dir.clone());
+    let settle = move || {
+        std::fs::create_dir_all(dir.home())?;
+        let Some(user) = user else { return Ok(()) };
+        if all {
+            finish(&dir, Some(&user))?;
+        }
+        chown(dir.home(), Some(user.uid), Some(user.gid))
+    };
+    blocking(&path, settle).await
+}
+
 /// Empty folders for code, inputs and outputs.
 fn clear(dir: &JobDir, outputs: &[String]) -> io::Result<()> {
     for folder in [dir.work(), dir.inputs(), dir.out()] {

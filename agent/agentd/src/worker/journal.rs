@@ -50,6 +50,9 @@ pub(crate) struct Record {
     /// The key of the environment it was started in, which is held until it has ended.
     #[serde(default)]
     pub(crate) environment: Option<String>,
+    /// The GPUs it has, from before its command is started until nothing of it can use them any more.
+    #[serde(default)]
+    pub(crate) gpus: Vec<String>,
 }
 
 impl Record {
@@ -66,6 +69,7 @@ impl Record {
             outcome: None,
             precious: false,
             environment: None,
+            gpus: Vec::new(),
         }
     }
 }
@@ -350,6 +354,15 @@ pub(crate) mod tests {
         let draft = JobDraft { command: "python train.py".into(), ..JobDraft::default() };
         let spec = draft.validate().unwrap();
         Record::accepted(replica.parse().unwrap(), spec, "boot", "secret".into())
+    }
+
+    #[test]
+    fn test_record_from_before_there_were_gpus_is_read() {
+        let with = Record { gpus: vec!["GPU-1".into()], ..record("a.1.0") };
+        let mut json = serde_json::to_value(&with).unwrap();
+        assert_eq!(serde_json::from_value::<Record>(json.clone()).unwrap(), with);
+        json.as_object_mut().unwrap().remove("gpus");
+        assert_eq!(serde_json::from_value::<Record>(json).unwrap(), record("a.1.0"));
     }
 
     async fn steps(path: &Path) -> Vec<(String, ReplicaStep)> {

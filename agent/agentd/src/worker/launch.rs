@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use agent_model::expr::{self, Reference};
 use agent_model::job::{Input, Output};
 use agent_model::{Boot, Fault, JobSpec, ReplicaId};
+use agent_runtime::env::Image;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
 use super::tracking::experiment_id;
@@ -25,10 +26,14 @@ pub(crate) struct Facts<'a> {
     pub(crate) path_entries: &'a [PathBuf],
     /// The environment's own variables.
     pub(crate) environment: &'a BTreeMap<String, String>,
+    /// The image it runs in; `None` for the machine itself.
+    pub(crate) image: Option<&'a Image>,
     pub(crate) tracking_uri: &'a str,
     pub(crate) tracking_token: &'a str,
     /// What its log may take of the disk.
     pub(crate) log_quota: u64,
+    /// The GPUs it is given; as many as it asked for.
+    pub(crate) gpus: &'a [String],
     /// Until when the job may run if nothing more is heard; for ever when absent.
     pub(crate) lease_until: Option<Boot>,
 }
@@ -36,6 +41,22 @@ pub(crate) struct Facts<'a> {
 /// Processes and threads a job may have at a time: more than any does that works, and few enough to leave
 /// the machine some.
 const PIDS: u64 = 32_768;
+
+/// What container engines go by.
+const NVIDIA_VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// The GPUs that a command was, or was to be, started with.
+pub(crate) fn gpus_of(launch: &Launch) -> Vec<String> {
+    let visible = launch.env.get(NVIDIA_VISIBLE).map(String::as_str).unwrap_or_default();
+    visible.split(',').filter(|gpu| !gpu.is_empty() && *gpu != "void").map(str::to_owned).collect()
+}
+
+/// Where programs of an image are looked for that does not say it.
+const IMAGE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Gives the command to `bash` where the image has it. Nobody outside can look.
+const IMAGE_SHELL: &str =
+    r#"if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi"#;
 
 /// The file an output of the kind `file` is written to, or the folder of one of the kind `folder`.
 fn output_path(dir: &JobDir, name: &str, output: Output) -> PathBuf {
@@ -61,7 +82,7 @@ impl Facts<'_> {
         Ok(Launch {
             version: VERSION,
             replica: self.replica.clone(),
-            argv: vec![shell(&self.host.path), "-c".to_owned(), command],
+            argv: self.argv(command),
             env: self.variables(),
             cwd: self.dir.work(),
             grace: self.spec.limits.grace(),
@@ -74,7 +95,18 @@ impl Facts<'_> {
             },
             lease_until: self.lease_until,
             cgroup: None,
+            container: self.image.is_some(),
         })
+    }
+
+    /// A shell that runs the command: the machine's, or one of the image.
+    fn argv(&self, command: String) -> Vec<String> {
+        match self.image {
+            None => vec![shell(&self.host.path), "-c".to_owned(), command],
+            Some(_) => {
+                ["sh", "-c", IMAGE_SHELL, "sh"].map(str::to_owned).into_iter().chain([command]).collect()
+            }
+        }
     }
 
     fn resolve(&self, reference: &Reference) -> String {
@@ -97,9 +129,14 @@ impl Facts<'_> {
 
     /// The whole environment; what the job itself says comes last and wins.
     fn variables(&self) -> BTreeMap<String, String> {
-        let mut variables = self.host.job.clone();
+        let mut variables = match self.image {
+            None => self.host.job.clone(),
+            Some(image) => self.of_image(image),
+        };
         if let Some(user) = self.user {
-            for (name, value) in [("HOME", &user.home), ("USER", &user.name), ("LOGNAME", &user.name)] {
+            let home =
+                if self.image.is_some() { self.dir.home().display().to_string() } else { user.home.clone() };
+            for (name, value) in [("HOME", &home), ("USER", &user.name), ("LOGNAME", &user.name)] {
                 variables.insert(name.to_owned(), value.clone());
             }
         }
@@ -108,12 +145,33 @@ impl Facts<'_> {
         variables.extend(self.environment.clone());
         variables.extend(self.contract());
         variables.extend(self.spec.environment_variables.clone());
+        // Which GPUs it sees is not the job's to say: the others are somebody else's.
+        variables.extend(self.visible_gpus());
+        variables
+    }
+
+    /// What an image says, a home that can be written to, and the way out that the machine has: its network is shared,
+    /// its files are not.
+    fn of_image(&self, image: &Image) -> BTreeMap<String, String> {
+        let mut variables: BTreeMap<String, String> = self
+            .host
+            .job
+            .iter()
+            .filter(|(name, _)| is_proxy(name))
+            .map(|(n, v)| (n.clone(), v.clone()))
+            .collect();
+        variables.extend(image.env.clone());
+        variables.insert("HOME".to_owned(), self.dir.home().display().to_string());
         variables
     }
 
     fn search_path(&self) -> String {
+        let usual = match self.image {
+            None => self.host.path.clone(),
+            Some(image) => image.env.get("PATH").cloned().unwrap_or_else(|| IMAGE_PATH.to_owned()),
+        };
         let entries = self.path_entries.iter().map(|entry| entry.display().to_string());
-        entries.chain([self.host.path.clone()]).collect::<Vec<_>>().join(":")
+        entries.chain([usual]).collect::<Vec<_>>().join(":")
     }
 
     /// The variables that say which job this is and where its things are.
@@ -153,19 +211,30 @@ impl Facts<'_> {
             let path = output_path(self.dir, name, *output);
             variables.insert(format!("AZURE_ML_OUTPUT_{name}"), text(&path));
         }
-        if self.spec.resources.gpus == 0 {
-            // A job that asked for no GPU sees none.
-            variables.insert("CUDA_VISIBLE_DEVICES".to_owned(), String::new());
-            variables.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned());
-        }
         variables
     }
+
+    /// The variables that libraries and container engines obey: a job sees the GPUs it was given, by names that do
+    /// not change when another one is lost. One that asked for none sees none.
+    fn visible_gpus(&self) -> [(String, String); 3] {
+        let gpus = self.gpus.join(",");
+        let void = if gpus.is_empty() { "void".to_owned() } else { gpus.clone() };
+        [
+            ("CUDA_VISIBLE_DEVICES", gpus),
+            (NVIDIA_VISIBLE, void),
+            ("CUDA_DEVICE_ORDER", "PCI_BUS_ID".to_owned()),
+        ]
+        .map(|(name, value)| (name.to_owned(), value))
+    }
+}
+
+fn is_proxy(name: &str) -> bool {
+    name.to_ascii_lowercase().ends_with("_proxy")
 }
 
 /// Where a proxy is set, loopback must stay reachable without it: the tracking endpoint is there.
 fn keep_loopback_direct(variables: &mut BTreeMap<String, String>) {
-    let proxied = |name: &str| name.to_ascii_lowercase().ends_with("_proxy");
-    if !variables.keys().any(|name| proxied(name)) {
+    if !variables.keys().any(|name| is_proxy(name)) {
         return;
     }
     for name in ["NO_PROXY", "no_proxy"] {
@@ -200,6 +269,16 @@ mod tests {
     }
 
     fn launch(draft: JobDraft, host: &HostVariables, user: Option<&JobUser>) -> Launch {
+        launch_in(None, draft, host, user)
+    }
+
+    fn launch_in(
+        image: Option<&Image>,
+        draft: JobDraft,
+        host: &HostVariables,
+        user: Option<&JobUser>,
+    ) -> Launch {
+        let gpus: Vec<String> = (0..draft.resources.gpus).map(|n| format!("GPU-{n}")).collect();
         let facts = Facts {
             replica: &"train.3.0".parse().unwrap(),
             spec: &draft.validate().unwrap(),
@@ -208,9 +287,11 @@ mod tests {
             user,
             path_entries: &["/envs/pip-1/bin".into()],
             environment: &[("VIRTUAL_ENV".to_owned(), "/envs/pip-1".to_owned())].into(),
+            image,
             tracking_uri: "http://127.0.0.1:5",
             tracking_token: "token",
             log_quota: 1 << 30,
+            gpus: &gpus,
             lease_until: Some(Boot::from_millis(60_000)),
         };
         facts.launch().unwrap()
@@ -282,11 +363,51 @@ mod tests {
     }
 
     #[test]
+    fn test_job_sees_the_gpus_it_was_given_whatever_it_says() {
+        let said = [("CUDA_VISIBLE_DEVICES".to_owned(), "0,1".to_owned())];
+        let mut job = JobDraft { environment_variables: said.into(), ..draft("true") };
+        let none = launch(job.clone(), &host(&[]), None);
+        assert_eq!((none.env["CUDA_VISIBLE_DEVICES"].as_str(), gpus_of(&none)), ("", Vec::new()));
+        job.resources.gpus = 2;
+        let two = launch(job, &host(&[("CUDA_VISIBLE_DEVICES", "7")]), None);
+        assert_eq!(two.env["CUDA_VISIBLE_DEVICES"], "GPU-0,GPU-1");
+        assert_eq!(two.env["NVIDIA_VISIBLE_DEVICES"], "GPU-0,GPU-1");
+        assert_eq!(two.env["CUDA_DEVICE_ORDER"], "PCI_BUS_ID");
+        assert_eq!(gpus_of(&two), ["GPU-0", "GPU-1"]);
+    }
+
+    #[test]
     fn test_job_user_has_its_own_home() {
         let user = JobUser { name: "job".into(), uid: 900, gid: 901, home: "/var/job".into() };
         let launch = launch(draft("true"), &host(&[("HOME", "/root"), ("USER", "root")]), Some(&user));
         assert_eq!((launch.env["HOME"].as_str(), launch.env["USER"].as_str()), ("/var/job", "job"));
         assert_eq!(launch.user, Some(User { uid: 900, gid: 901 }));
+    }
+
+    #[test]
+    fn test_image_says_what_its_commands_find_and_the_machine_does_not() {
+        let env = [("PATH", "/image/bin"), ("LANG", "C.UTF-8"), ("HOME", "/root")];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let image = Image { env, ..Image::default() };
+        let user = JobUser { name: "job".into(), uid: 900, gid: 901, home: "/var/job".into() };
+        let machine = host(&[("LANG", "de_DE"), ("SSL_CERT_FILE", "/etc/x"), ("https_proxy", "http://p")]);
+        let launch = launch_in(Some(&image), draft("t 1"), &machine, Some(&user));
+        for (name, value) in [
+            ("PATH", "/envs/pip-1/bin:/image/bin"),
+            ("LANG", "C.UTF-8"),
+            ("HOME", "/j/train.3.0/home"),
+            ("USER", "job"),
+            ("https_proxy", "http://p"),
+            ("NO_PROXY", "127.0.0.1,localhost"),
+            ("AZUREML_RUN_ID", "train"),
+        ] {
+            assert_eq!(launch.env.get(name).map(String::as_str), Some(value), "{name}");
+        }
+        assert!(launch.container && !launch.env.contains_key("SSL_CERT_FILE"));
+        assert_eq!((launch.argv[0].as_str(), launch.argv[4].as_str()), ("sh", "t 1"));
+        let plain = launch_in(Some(&Image::default()), draft("t"), &machine, None);
+        assert_eq!(plain.env["PATH"], format!("/envs/pip-1/bin:{IMAGE_PATH}"));
+        assert_eq!(plain.env["HOME"], "/j/train.3.0/home");
     }
 
     #[test]

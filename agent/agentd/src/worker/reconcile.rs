@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use agent_model::job::Limits;
 use agent_model::node::Inventory;
-use agent_model::protocol::orders::{Action, Desired, Obedience, Stamps, Wanted, decide};
+use agent_model::protocol::orders::{Action, Desired, EnvironmentWant, Obedience, Stamps, Wanted, decide};
 use agent_model::{Boot, JobSpec, ReplicaId, ReplicaStep, failpoint, ids};
 use agent_proto::v1::worker_client::WorkerClient;
 use agent_proto::{WireError, v1};
@@ -31,6 +31,7 @@ use tonic::{Status, Streaming};
 use tracing::{debug, error, info, warn};
 
 use super::backoff::Backoff;
+use super::environments::Wish;
 use super::journal::{Journal, Record};
 use super::runner::{ReplicaView, Runner};
 use super::{Worker, recover};
@@ -71,6 +72,8 @@ pub(crate) const SYNC_COMES_ROUND: Duration = Duration::from_secs(25);
 pub(crate) struct Link {
     pub(crate) controller: Channel,
     pub(crate) inventory: watch::Receiver<Inventory>,
+    /// What is wanted of environments, for [`super::environments`].
+    pub(crate) wishes: watch::Sender<Vec<Wish>>,
     pub(crate) pulse: Pulse,
 }
 
@@ -174,10 +177,14 @@ impl<J: Journal> Reconciler<J> {
                     with.inventory_due = with.inventory_due.saturating_sub(1);
                     with.lease = orders.lease.and_then(|lease| lease.try_into().ok()).unwrap_or(with.lease);
                     backoff.reset();
+                    let life = self.obedience.life();
                     if !intake.is_cancelled() {
                         self.obey(orders);
                     }
-                    continue;
+                    if self.obedience.life() == life {
+                        continue;
+                    }
+                    // A new life of the controller believes what is missing here only when told after this.
                 }
                 () = self.changed.notified() => self.sweep(intake),
                 Ok(()) = self.link.inventory.changed() => with.inventory_due = INVENTORY_TIMES,
@@ -200,6 +207,7 @@ impl<J: Journal> Reconciler<J> {
         let failed = |error: std::io::Error| SyncError::Ended(Status::unavailable(error.to_string()));
         failpoint::hit("node.sync.open").map_err(failed)?;
         self.link.inventory.mark_unchanged();
+        self.link.wishes.send_if_modified(|known| !std::mem::take(known).is_empty()); // those who wished may be gone
         // Reports are a level: one that is overtaken before it is sent need not be sent.
         let (reports, stream) = watch::channel(self.report(true));
         let mut client = WorkerClient::new(self.link.controller.clone());
@@ -221,13 +229,15 @@ impl<J: Journal> Reconciler<J> {
             let spec = self.asked.contains(replica).then(|| held.spec.clone().into());
             Some(v1::HeldReplica { spec, ..to_wire(replica, &held.view.borrow(), !held.dead)? })
         });
+        let obeyed = self.obedience.obeyed();
         v1::NodeReport {
             node: self.worker.config.node_name.to_string(),
             boot_id: self.worker.boot_id.clone(),
             session: self.session.clone(),
             clock_ms: self.worker.clock.now().0,
             sent_ms: self.stamps.next(self.worker.clock.boot()).millis(),
-            obeyed_ms: self.obedience.obeyed().map_or(0, Boot::millis),
+            obeyed_ms: obeyed.map_or(0, |latest| latest.answers.millis()),
+            obeyed_life: self.obedience.life(),
             inventory: whole.then(|| self.link.inventory.borrow().clone().into()),
             load: Some(agent_node::load(&self.worker.config.state_dir).into()),
             replicas: held.collect(),
@@ -235,7 +245,8 @@ impl<J: Journal> Reconciler<J> {
     }
 
     fn obey(&mut self, orders: v1::NodeOrders) {
-        if !self.obedience.admits(Boot::from_millis(orders.answers_ms), orders.revision) {
+        let answers = Boot::from_millis(orders.answers_ms);
+        if !self.obedience.admits(orders.life, answers, orders.revision) {
             debug!(orders.answers_ms, "orders that were overtaken");
             return;
         }
@@ -244,6 +255,12 @@ impl<J: Journal> Reconciler<J> {
             self.asked = asked;
             self.changed.notify_one();
         }
+        let wishes: Vec<Wish> = orders.environments.iter().filter_map(wish).collect();
+        self.link.wishes.send_if_modified(|known| {
+            let differs = *known != wishes;
+            *known = wishes;
+            differs
+        });
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
             match action {
@@ -353,6 +370,12 @@ fn to_wire(replica: &ReplicaId, view: &ReplicaView, has_runner: bool) -> Option<
 fn asked(orders: &v1::NodeOrders) -> BTreeSet<ReplicaId> {
     let describe = |order: &&v1::Order| matches!(order.desired, Some(v1::order::Desired::Describe(_)));
     orders.orders.iter().filter(describe).filter_map(|order| order.replica.parse().ok()).collect()
+}
+
+/// What is wanted of an environment; a want of a stranger release is none.
+fn wish(order: &v1::EnvironmentOrder) -> Option<Wish> {
+    let want = EnvironmentWant::parse(&order.want)?;
+    Some(Wish { key: order.key.clone(), want })
 }
 
 /// An order, understood; `None` when it does not even name a replica.

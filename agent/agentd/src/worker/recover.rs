@@ -16,6 +16,7 @@ use tracing::warn;
 
 use super::attic;
 use super::journal::{Journal, JournalError, Record};
+use super::launch::gpus_of;
 
 const ORDER: &str = "order.json";
 
@@ -63,6 +64,20 @@ pub(crate) async fn open_replicas(journal: &impl Journal, jobs: &Path) -> Result
         }
     }
     Ok(records)
+}
+
+/// The GPUs of these replicas, which are nobody else's until they give them back. A replica that the journal forgot
+/// is believed what its command was started with.
+pub(crate) fn held_gpus(found: &[Record], jobs: &Path) -> Vec<(ReplicaId, Vec<String>)> {
+    let held = |record: &Record| {
+        let mut gpus = record.gpus.clone();
+        if gpus.is_empty() && record.spec.resources.gpus > 0 && record.ending.is_none() {
+            let launch = JobDir::new(jobs.join(record.replica.to_string())).read_launch();
+            gpus = launch.ok().flatten().as_ref().map(gpus_of).unwrap_or_default();
+        }
+        (record.replica.clone(), gpus)
+    };
+    found.iter().map(held).collect()
 }
 
 /// The record with which a replica was accepted, read from its directory. A directory without one was never

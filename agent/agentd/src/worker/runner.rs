@@ -18,16 +18,20 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_model::EnvSpec;
 use agent_model::lease::Terms;
-use agent_model::protocol::orders::Desired;
+use agent_model::protocol::orders::{Desired, UNHEARD};
 use agent_model::protocol::start::Deadline;
 use agent_model::{Boot, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
-use agent_runtime::env::EnvLease;
-use agent_runtime::exec::{Executor, Found, ReattachError, RenewError, Running, WaitError};
-use agent_shim::{ExitRecord, JobDir};
+use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
+use agent_runtime::exec::{
+    Enclosure, Found, LaunchError, ReattachError, RenewError, Running, WaitError, end_all,
+};
+use agent_shim::{ExitRecord, JobDir, Launch};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{error, info, warn};
@@ -40,7 +44,8 @@ use super::outputs::LogEnd;
 use super::report::Delivered;
 use super::telemetry::{Content, Shipper};
 use super::tracking::{Registration, TrackedRun};
-use super::{Worker, attic, budget, fetch, outputs, recover};
+use super::{Worker, attic, budget, enclosure, fetch, outputs, recover};
+use crate::config::JobUser;
 
 /// A replica as the node reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +109,8 @@ pub(crate) struct Runner<J> {
     refusals: u32,
     /// The stop that the shim has heard.
     told_to_stop: Option<Desired>,
+    /// What is wrong with the GPUs of the command, as it was last told.
+    trouble: Vec<String>,
 }
 
 /// How often the logs are sent again to a controller that finds them incomplete. What differs still will not be
@@ -113,6 +120,9 @@ const REFUSALS: u32 = 5;
 /// How often a build log is looked at, and only while something is built: everything else announces itself.
 const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 
+/// How often the numbers of a build are told.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+
 /// How often a shim is asked whether it is there, and told how long it may go on.
 const RENEW_EVERY: Duration = Duration::from_secs(5);
 /// How long it may take to answer that.
@@ -120,6 +130,9 @@ const RENEW_WITHIN: Duration = Duration::from_secs(5);
 
 /// How often a full disk is looked at while a job waits for room.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
+
+/// How often a job that waits for GPUs asks again though nothing is known to have changed.
+const GPUS_EVERY: Duration = Duration::from_secs(10);
 
 /// How often storing outputs is tried.
 const OUTPUT_ATTEMPTS: u32 = 3;
@@ -160,6 +173,7 @@ impl<J: Journal> Runner<J> {
             tracked: Some(tracked),
             refusals: 0,
             told_to_stop: None,
+            trouble: Vec::new(),
         }
     }
 
@@ -178,7 +192,8 @@ impl<J: Journal> Runner<J> {
         }
         .await;
         let ending = self.release(ended).await;
-        self.upload(&ending).await;
+        let (worker, dir) = (self.worker.clone(), self.dir.clone());
+        tokio::join!(self.upload(&ending), enclosure::clear(&worker, &dir));
         self.report(&ending).await;
         self.forget().await;
     }
@@ -220,7 +235,7 @@ impl<J: Journal> Runner<J> {
                 }
                 Ok(Found::Ended(exit)) => return Err(Interrupted::Ended(Box::new(exit))),
                 Ok(Found::NotStarted) => return self.may_start().map(|()| None).map_err(Interrupted::Failed),
-                Ok(Found::Lost(lost)) => return Err(faults::lost(lost).into()),
+                Ok(Found::Lost(lost)) => return Err(faults::lost(&lost).into()),
                 Err(error @ ReattachError::Record(_)) => return Err(faults::unusable(&error).into()),
                 // Silence is not death: whoever is silent may run.
                 Err(error) => {
@@ -245,8 +260,8 @@ impl<J: Journal> Runner<J> {
     async fn fetch(&mut self) -> Result<(), Interrupted> {
         self.enter(ReplicaStep::Fetching, "").await?;
         self.admit().await?;
-        let user = self.worker.config.job_user.as_ref();
-        let laid = fetch::lay_out(&self.worker.store, &self.record.spec, &self.dir, user);
+        let user = self.user(enclosure::is_sure(&self.record.spec.environment));
+        let laid = fetch::lay_out(&self.worker.store, &self.record.spec, &self.dir, user.as_ref());
         unless_stopped(self.desired.clone(), laid).await?.map_err(|error| faults::fetch(&error).into())
     }
 
@@ -256,13 +271,62 @@ impl<J: Journal> Runner<J> {
         self.enter(ReplicaStep::Building, wanted.kind()).await?;
         self.admit().await?;
         let log = self.dir.log(Stream::Build);
-        let acquire = self.worker.environments.acquire(&wanted, &log);
+        let told = watch::Sender::new(None);
+        let acquire = self.acquire(&wanted, &log, &told);
         let acquired = tokio::select! {
             acquired = unless_stopped(self.desired.clone(), acquire) => acquired?,
             never = self.follow_build_log() => match never {},
+            never = self.follow_progress(told.subscribe()) => match never {},
         };
         self.shipping.build.written(outputs::length(&log));
-        acquired.map_err(|error| faults::environment(&error, wanted.kind()).into())
+        let environment = acquired.map_err(|error| faults::environment(&error, wanted.kind()))?;
+        if !environment.reused() {
+            self.worker.built.notify_one();
+        }
+        let wants = self.record.spec.resources.gpus > 0;
+        let image =
+            environment.image().map(|image| judge_gpu(image.gpu, self.worker.gpus.are_there(), wants));
+        if let Some(GpuVerdict::Warn(why)) = image {
+            note(&log, &format!("warning: {why}\n"));
+            self.shipping.build.written(outputs::length(&log));
+        }
+        Ok(environment)
+    }
+
+    /// The environment, as soon as the container engine answers if it takes one.
+    async fn acquire(
+        &self,
+        wanted: &EnvSpec,
+        log: &Path,
+        told: &watch::Sender<Option<Progress>>,
+    ) -> Result<EnvLease, AcquireError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let error = match self.worker.environments.acquire(wanted, log, told).await {
+                Err(error) if error.is_waiting() => error,
+                acquired => return acquired,
+            };
+            let what = format!("for the container engine: {error}");
+            warn!(replica = %self.record.replica, "waiting {what}");
+            told.send_replace(Some(Progress::of(Phase::Waiting, what)));
+            tokio::time::sleep(backoff.next()).await;
+        }
+    }
+
+    /// Says how far a build is: what it is busy with at once, the numbers now and then.
+    async fn follow_progress(&self, mut told: watch::Receiver<Option<Progress>>) -> Infallible {
+        let usual = self.view.borrow().detail.clone();
+        loop {
+            let progress = told.borrow_and_update().clone();
+            self.say(&progress.as_ref().map_or_else(|| usual.clone(), describe));
+            let phase = progress.map(|progress| progress.phase);
+            let other = |told: &Option<Progress>| told.as_ref().map(|told| told.phase) != phase;
+            let next = tokio::time::timeout(PROGRESS_EVERY, told.wait_for(other));
+            let gone = matches!(next.await, Ok(Err(_)));
+            if gone {
+                std::future::pending::<()>().await; // what came of it is heard elsewhere
+            }
+        }
     }
 
     /// Ships a build log as it grows.
@@ -278,28 +342,100 @@ impl<J: Journal> Runner<J> {
     async fn launch(&mut self, environment: &EnvLease) -> Result<Running, Interrupted> {
         self.record.environment = Some(environment.key().to_owned());
         self.enter(ReplicaStep::Launching, &about(environment)).await?;
+        self.take_gpus(&about(environment)).await?;
         let lease_until = self.leave_to_start().await?;
+        let enclosure = enclosure::of(environment, &self.record.spec, &self.record.gpus);
+        let user = self.user(enclosure.is_some());
         let facts = Facts {
             replica: &self.record.replica,
             spec: &self.record.spec,
             dir: &self.dir,
             host: &self.worker.config.host,
-            user: self.worker.config.job_user.as_ref(),
+            user: user.as_ref(),
+            image: enclosure.as_ref().map(|enclosure| &enclosure.image),
             log_quota: self.worker.config.log_quota,
             path_entries: environment.path_entries(),
             environment: environment.vars(),
             tracking_uri: &self.worker.tracking.uri(),
             tracking_token: &self.record.token,
+            gpus: &self.record.gpus,
             lease_until,
         };
-        match self.worker.executor.launch(&self.dir, &facts.launch()?).await {
-            Ok(running) => Ok(running),
-            // Nobody may say that it failed while it may run.
-            Err(error) if faults::is_unsure(&error) => {
-                self.recall().await?.ok_or_else(|| faults::launch(&error).into())
-            }
-            Err(error) => Err(faults::launch(&error).into()),
+        let mut launch = facts.launch()?;
+        if enclosure.is_some() {
+            self.settle(user).await?;
         }
+        loop {
+            if let Some(enclosure) = &enclosure {
+                self.prepare(&mut launch, enclosure).await?;
+            }
+            match self.worker.executor.launch(&self.dir, &launch, enclosure.as_ref()).await {
+                Ok(running) => return Ok(running),
+                // What stood there had gone, and the engine with it.
+                Err(error) if error.is_engine_away() => {}
+                // Nobody may say that it failed while it may run.
+                Err(error) if faults::is_unsure(&error) => {
+                    return self.recall().await?.ok_or_else(|| faults::launch(&error).into());
+                }
+                Err(error) => return Err(faults::launch(&error).into()),
+            }
+        }
+    }
+
+    /// Whom the command runs as; the daemon's own user when nobody is named.
+    fn user(&self, in_container: bool) -> Option<JobUser> {
+        let config = &self.worker.config;
+        if in_container { enclosure::user(config) } else { config.job_user.clone() }
+    }
+
+    /// Gives the user in a container a home, and the job's files where it was not known before that it would be one.
+    async fn settle(&self, user: Option<JobUser>) -> Result<(), Fault> {
+        let known = enclosure::is_sure(&self.record.spec.environment);
+        fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error))
+    }
+
+    /// Has the container stand there. An engine that is away is waited for; whoever asks why is told. It may take long,
+    /// so until when the job may run is asked again.
+    async fn prepare(&mut self, launch: &mut Launch, enclosure: &Enclosure) -> Result<(), Interrupted> {
+        let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
+        loop {
+            let prepare = self.worker.executor.prepare(&self.dir, launch, enclosure);
+            let error = match unless_stopped(self.desired.clone(), prepare).await? {
+                Ok(()) => break,
+                Err(error) => error,
+            };
+            if !error.is_engine_away() && !matches!(error, LaunchError::Silent { .. }) {
+                return Err(faults::launch(&error).into());
+            }
+            warn!(replica = %self.record.replica, %error, "waiting for the container engine");
+            self.say(&format!("waiting for the container engine: {error}"));
+            unless_stopped(self.desired.clone(), tokio::time::sleep(backoff.next())).await?;
+        }
+        self.say(&usual);
+        launch.lease_until = self.leave_to_start().await?;
+        Ok(())
+    }
+
+    /// Waits until it has the GPUs it asked for, each of them empty, and writes down which.
+    async fn take_gpus(&mut self, detail: &str) -> Result<(), Interrupted> {
+        let wanted = self.record.spec.resources.gpus;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let mut changes = self.worker.gpus.changes();
+        let gpus = loop {
+            changes.mark_unchanged();
+            let taken = self.worker.gpus.take(&self.record.replica, wanted);
+            match unless_stopped(self.desired.clone(), taken).await? {
+                Ok(gpus) => break gpus,
+                Err(wait) => self.say(&wait.to_string()),
+            }
+            let changed = tokio::time::timeout(GPUS_EVERY, changes.changed());
+            let _ = unless_stopped(self.desired.clone(), changed).await?;
+        };
+        self.record.gpus = gpus;
+        let detail = format!("{detail}; on {}", self.record.gpus.join(", "));
+        Ok(self.enter(ReplicaStep::Launching, &detail).await?)
     }
 
     /// Waits for leave to start; gives until when it holds. The lease of a job that may be replaced must be
@@ -333,6 +469,8 @@ impl<J: Journal> Runner<J> {
         self.enter_anyway(ReplicaStep::Running, &detail).await;
         let (mut progress, mut desired) = (running.progress(), self.desired.clone());
         let (mut backoff, mut again) = (Backoff::default(), Instant::now());
+        let mut gpus = self.worker.gpus.changes();
+        self.tell_trouble(&detail);
         let exit = loop {
             let written = *progress.borrow_and_update();
             self.shipping.job.written(written.log_bytes);
@@ -340,6 +478,10 @@ impl<J: Journal> Runner<J> {
             tokio::select! {
                 exit = running.wait() => break exit,
                 Ok(()) = progress.changed() => continue,
+                Ok(()) = gpus.changed() => {
+                    self.tell_trouble(&detail);
+                    continue;
+                }
                 Ok(()) = desired.changed() => backoff.reset(),
                 () = tokio::time::sleep_until(again) => {}
             }
@@ -348,9 +490,23 @@ impl<J: Journal> Runner<J> {
             again = Instant::now() + if heard { RENEW_EVERY } else { backoff.next() };
         };
         exit.map_err(|error| match error {
-            WaitError::Lost { lost, .. } => faults::lost(lost).into(),
+            WaitError::Lost { lost, .. } => faults::lost(&lost).into(),
             WaitError::Look(error) => faults::unusable(&error).into(),
         })
+    }
+
+    /// Says what is wrong with the GPUs of the command, which goes on as long as it can.
+    fn tell_trouble(&mut self, usual: &str) {
+        let trouble = self.worker.gpus.trouble(&self.record.replica);
+        if trouble == self.trouble {
+            return;
+        }
+        warn!(replica = %self.record.replica, ?trouble, "the GPUs of a running command");
+        if self.told_to_stop.is_none() {
+            let all = [usual].into_iter().chain(trouble.iter().map(String::as_str));
+            self.say(&all.filter(|said| !said.is_empty()).collect::<Vec<_>>().join("; "));
+        }
+        self.trouble = trouble;
     }
 
     /// Passes on to the shim what is wanted; `false` when it did not hear.
@@ -385,21 +541,25 @@ impl<J: Journal> Runner<J> {
             Ok(renewed) => renewed.map_err(Some),
             Err(_) => Err(None),
         };
-        let answered = matches!(
-            renewed,
-            Ok(()) | Err(Some(RenewError::Unsupported { .. } | RenewError::Refused { .. }))
-        );
+        let answered =
+            matches!(renewed, Ok(_) | Err(Some(RenewError::Unsupported { .. } | RenewError::Refused { .. })));
         if !answered {
             warn!(replica = %self.record.replica, ?renewed, "the supervisor does not say that it heard the lease");
         }
         self.prove(answered);
         let knows_none = matches!(renewed, Err(Some(RenewError::Unsupported { .. })));
-        self.enforce(running, Deadline::new(Some(until)), knows_none).await;
+        // The supervisor knows what earlier lives of this agent passed on.
+        let known = renewed.ok().flatten().unwrap_or_default().max(until);
+        self.enforce(running, known, knows_none).await;
         answered
     }
 
     /// Ends a job whose lease is over and that its supervisor should have ended by now, or `knows_none` to end.
-    async fn enforce(&self, running: &Running, deadline: Deadline, knows_none: bool) {
+    async fn enforce(&self, running: &Running, until: Boot, knows_none: bool) {
+        if until <= UNHEARD {
+            return; // it had leave from an earlier life of the controller, until a time nobody here knows
+        }
+        let deadline = Deadline::new(Some(until));
         let (now, grace) = (self.worker.clock.boot(), self.record.spec.limits.grace());
         if deadline.kill_at(grace, Terms::default()).is_some_and(|at| at <= now) {
             error!(replica = %self.record.replica, "the job runs on without leave; it is ended from here");
@@ -414,16 +574,7 @@ impl<J: Journal> Runner<J> {
 
     /// Ends every process of the command that can be found.
     async fn end_tree(&self) {
-        let hello = match self.dir.read_hello() {
-            Ok(Some(hello)) => hello,
-            hello => {
-                error!(replica = %self.record.replica, ?hello, "its processes cannot be told from others");
-                return;
-            }
-        };
-        let within = Terms::default().kill;
-        let kill = move || agent_shim::process::kill_marked(agent_shim::MARK, &hello.instance, within);
-        let ended = tokio::task::spawn_blocking(kill).await;
+        let ended = end_all(&self.dir, Terms::default().kill).await;
         warn!(replica = %self.record.replica, ?ended, "processes of the job were ended: found, and left");
     }
 
@@ -439,16 +590,36 @@ impl<J: Journal> Runner<J> {
     async fn release(&mut self, ended: Result<ExitRecord, Interrupted>) -> Ending {
         let now = self.worker.clock.now();
         let ending = match ended {
-            Err(Interrupted::Settled(ending)) => return ending,
+            Err(Interrupted::Settled(ending)) => {
+                self.give_gpus_back().await;
+                return ending;
+            }
             Err(Interrupted::Stopped) => Ending::canceled(now),
             Err(Interrupted::Failed(fault)) => Ending::failed(fault, now),
             Err(Interrupted::Ended(exit)) => self.judge(&exit).await,
             Ok(exit) => self.judge(&exit).await,
         };
+        let trouble = self.give_gpus_back().await;
+        let ending = faults::gpu_lost(ending, &trouble);
         self.tracked = None;
         self.record.ending = Some(ending.clone());
         self.enter_anyway(ReplicaStep::Uploading, "").await;
         ending
+    }
+
+    /// Proves that the GPUs of the command are empty, or leaves them to be looked after; gives what was wrong with
+    /// them.
+    async fn give_gpus_back(&mut self) -> Vec<String> {
+        if !self.record.gpus.is_empty() {
+            self.say("waiting until its GPUs are empty");
+        }
+        let mut trouble = self.worker.gpus.give_back(&self.record.replica).await;
+        if trouble.is_empty() {
+            // A GPU that was reset while the command failed looks well again.
+            trouble = std::mem::take(&mut self.trouble);
+        }
+        self.record.gpus.clear();
+        trouble
     }
 
     async fn judge(&mut self, exit: &ExitRecord) -> Ending {

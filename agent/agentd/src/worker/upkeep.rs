@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::ballast::Ballast;
+use super::gpus;
 
 /// How often the disk is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -42,6 +43,11 @@ impl Upkeep {
     /// What the machine is, now and whenever that changed.
     pub(crate) fn inventory(&self) -> watch::Receiver<Inventory> {
         self.inventory.subscribe()
+    }
+
+    /// Where others put into the inventory what they know: [`super::environments`].
+    pub(crate) fn publisher(&self) -> watch::Sender<Inventory> {
+        self.inventory.clone()
     }
 
     /// Looks again and again.
@@ -73,11 +79,15 @@ impl Upkeep {
                 info!(swept, "removed control groups that nobody would");
             }
         }
-        let found = match whole {
+        let mut found = match whole {
             true => agent_node::probe(&self.probe),
             false => renewed(&self.inventory.borrow(), agent_node::check(&self.probe)),
         };
         self.inventory.send_if_modified(|known| {
+            // Somebody else looks after these.
+            found.environments.clone_from(&known.environments);
+            found.interpreters.clone_from(&known.interpreters);
+            gpus::keep_known(known, &mut found);
             let differs = !is_same(known, &found);
             if differs {
                 tell(known, &found);
@@ -129,7 +139,8 @@ mod tests {
     async fn test_disk_that_fills_and_empties_changes_the_inventory_within_seconds() {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().to_owned();
-        let probe = ProbeConfig { state_dir, slots: 1, path: String::new(), disk_reserve: 0 };
+        let [engine, docker] = ["/nowhere"; 2].map(std::path::PathBuf::from);
+        let probe = ProbeConfig { state_dir, slots: 1, path: String::new(), disk_reserve: 0, engine, docker };
         let inventory = agent_node::probe(&probe);
         let grade = |inventory: &Inventory| {
             inventory.findings.iter().find(|finding| finding.topic == "disk").unwrap().grade

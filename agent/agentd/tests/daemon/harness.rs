@@ -19,7 +19,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
 /// How long anything may take that normally takes a moment.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_secs(120);
 
 /// The supervisor of jobs stands beside the daemon; it is built when the first test needs it.
 #[allow(clippy::disallowed_methods, reason = "builds what it tests")]

@@ -65,8 +65,8 @@ async fn test_what_keeps_a_job_from_starting_is_told() {
     let daemon = Daemon::started("").await;
     for (environment, command, code) in [
         (EnvSpec::host(), "no-such-command", "RUN-102"),
-        (EnvSpec::Host { python: "python9.9".into() }, "true", "ENV-101"),
-        (EnvSpec::Conda { document: "dependencies: []".into() }, "true", "ENV-105"),
+        (EnvSpec::Host { python: "/nowhere/python9.9".into(), requirements: vec![] }, "true", "ENV-101"),
+        (EnvSpec::Named { reference: "azureml:none:1".into() }, "true", "ENV-110"),
     ] {
         let draft = JobDraft { command: command.into(), environment, ..JobDraft::default() };
         let job = daemon.submit(draft).await;

@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod environments;
+mod gpu_jobs;
+mod gpus;
 mod harness;
 mod jobs;
 mod program;

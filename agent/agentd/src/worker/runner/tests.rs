@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use agent_cas::{Disk, Store};
 use agent_model::job::{Limits, OnDisconnect};
 use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
+use agent_runtime::docker::Docker;
 use agent_runtime::env::{EnvConfig, Environments};
-use agent_runtime::exec::Process;
+use agent_runtime::exec::{Containers, Launcher, Process};
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
@@ -15,6 +16,7 @@ use crate::cli::Flags;
 use crate::config::{Config, Variables};
 use crate::worker::attic::Attic;
 use crate::worker::ballast::Ballast;
+use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
 use crate::worker::report::Outbox;
 use crate::worker::telemetry::Telemetry;
@@ -100,7 +102,7 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
     config.disk_reserve = 0;
     std::fs::create_dir_all(crate::worker::jobs_dir(state)).unwrap();
     let (root, path, vars) = (state.join("envs"), config.host.path.clone(), config.host.builder.clone());
-    let environments = EnvConfig { root, path, vars, stall: Duration::from_secs(60) };
+    let environments = EnvConfig { vars, stall: Duration::from_secs(60), ..EnvConfig::plain(root, path) };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let clock: Arc<dyn agent_model::Clock> = Arc::new(SystemClock);
     Arc::new(Worker {
@@ -109,7 +111,12 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
         journal: Twin::open(state, left).await,
         store: Store::Disk(Disk::open(&state.join("cas")).unwrap()),
         environments: Environments::open(environments).unwrap(),
-        executor: Process { shim: shim() },
+        built: Arc::default(),
+        executor: Launcher {
+            processes: Process { shim: shim() },
+            containers: Containers::new(Docker::at("/nowhere"), shim(), "test"),
+        },
+        gpus: Gpus::new(Looker::new(&config), watch::Sender::default(), watch::Sender::default(), []),
         telemetry: Telemetry::new(nobody()).0,
         outbox: Outbox::new(nobody(), config.node_name.clone()),
         tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
@@ -299,7 +306,7 @@ async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
     let signal =
         |signal| rustix::process::kill_process(rustix::process::Pid::from_raw(shim.pid).unwrap(), signal);
     signal(rustix::process::Signal::STOP).unwrap();
-    desired.send_replace(Desired::Run { until: Some(Boot::from_millis(1)) });
+    desired.send_replace(Desired::Run { until: Some(Boot::from_millis(2)) });
     tokio::select! {
         () = &mut live => panic!("nobody gave leave to go"),
         seen = view.wait_for(|view| !view.alive && view.detail.starts_with("ended by the agent")) => drop(seen.unwrap()),

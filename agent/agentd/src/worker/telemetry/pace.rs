@@ -1,9 +1,11 @@
 //! How much may be on its way at a time: as much as the controller takes in a moment.
 //!
 //! Without this, what a loud job has written would stand for minutes before a line of another one when the
-//! controller is slow. A window that answers come back late through is halved, one that is full and quick is
-//! doubled. "Late" is measured against what an answer takes when nothing else is on its way; when the window
-//! had to be cut, that is measured anew now and then, by letting everything on its way arrive first.
+//! controller is slow. The window is what the controller was seen to take in the time that bytes may wait, on
+//! top of what an answer takes when nothing else is on its way. So an answer that is late by itself, as a forced
+//! write on a busy disk is, costs nothing, and one that is late because of what stands before it makes the
+//! window smaller. When it had to be made smaller, the time of a lone answer is measured anew now and then, by
+//! letting everything on its way arrive first.
 //!
 //! Pure: whoever calls says when it is. Called by `super`.
 
@@ -23,8 +25,10 @@ const FIRST: u64 = 2 * SMALLEST;
 const PROBE: u64 = 256;
 /// Bytes may wait this long for those before them.
 const QUEUE: Duration = Duration::from_millis(500);
-/// A measurement is good for this long, in a window that had to be cut.
+/// The time of a lone answer is good for this long, in a window that had to be cut.
 const STALE: Duration = Duration::from_secs(5);
+/// The best rate seen is good for this long.
+const RECENT: Duration = Duration::from_secs(2);
 
 /// The window of one connection.
 #[derive(Debug)]
@@ -32,6 +36,10 @@ pub(super) struct Pace {
     window: u64,
     in_flight: u64,
     pending: usize,
+    /// Bytes that were answered so far.
+    taken: u64,
+    /// The most bytes a second the controller took of late, and when that was seen.
+    rate: Option<(f64, Instant)>,
     /// What an answer takes when nothing else is on its way, and when that was measured.
     base: Option<(Duration, Instant)>,
     probing: bool,
@@ -43,11 +51,13 @@ pub(super) struct Sent {
     pub(super) at: Instant,
     bytes: u64,
     alone: bool,
+    /// Bytes that were answered before.
+    taken: u64,
 }
 
 impl Pace {
     pub(super) fn new() -> Pace {
-        Pace { window: FIRST, in_flight: 0, pending: 0, base: None, probing: true }
+        Pace { window: FIRST, in_flight: 0, pending: 0, taken: 0, rate: None, base: None, probing: true }
     }
 
     /// Bytes that may be sent now.
@@ -73,13 +83,14 @@ impl Pace {
         let alone = self.pending == 0 && bytes <= PROBE;
         self.in_flight += bytes;
         self.pending += 1;
-        Sent { at: now, bytes, alone }
+        Sent { at: now, bytes, alone, taken: self.taken }
     }
 
     pub(super) fn answered(&mut self, sent: Sent, now: Instant) {
         let full = self.in_flight >= self.window / 4;
         self.in_flight = self.in_flight.saturating_sub(sent.bytes);
         self.pending = self.pending.saturating_sub(1);
+        self.taken += sent.bytes;
         let took = now.saturating_duration_since(sent.at);
         if sent.alone {
             self.base = Some((took, now));
@@ -87,13 +98,26 @@ impl Pace {
             return;
         }
         let Some((base, measured)) = self.base else { return };
-        let slack = base.max(QUEUE);
-        if took > base + slack {
-            self.window = (self.window / 2).max(SMALLEST);
+        let may_take = base + base.max(QUEUE);
+        let fits = self.rate(sent, took, now) * may_take.as_secs_f64();
+        if took > may_take {
+            self.window = self.within(fits, self.window / 2, self.window);
             self.probing |= now.saturating_duration_since(measured) > STALE;
-        } else if full && took < base + slack / 4 {
-            self.window = (self.window * 2).min(LARGEST);
+        } else if full {
+            self.window = self.within(fits, self.window, self.window * 2);
         }
+    }
+
+    /// The best rate of late, of which this answer is the newest sign: what was answered since its request was
+    /// sent is what the controller took meanwhile.
+    fn rate(&mut self, sent: Sent, took: Duration, now: Instant) -> f64 {
+        let seen = (self.taken - sent.taken) as f64 / took.as_secs_f64().max(1e-6);
+        let best = self.rate.filter(|(best, at)| *best > seen && now.saturating_duration_since(*at) < RECENT);
+        self.rate.insert(best.unwrap_or((seen, now))).0
+    }
+
+    fn within(&self, bytes: f64, least: u64, most: u64) -> u64 {
+        (bytes as u64).clamp(least, most).clamp(SMALLEST, LARGEST)
     }
 }
 
@@ -145,6 +169,18 @@ mod tests {
         let (now, _) = simulate(&mut pace, Instant::now(), 1, Duration::from_millis(2), 500_000_000);
         simulate(&mut pace, now, 60, Duration::from_secs(2), 500_000_000);
         assert!(pace.window >= LARGEST / 2, "{}", pace.window);
+    }
+
+    #[test]
+    fn test_answers_that_are_late_by_chance_do_not_keep_the_window_small() {
+        let (mut pace, mut now) = (Pace::new(), Instant::now());
+        let lone = pace.sent(PROBE, now);
+        now += Duration::from_millis(3);
+        pace.answered(lone, now);
+        for turn in 0..20 {
+            (now, _) = simulate(&mut pace, now, 1, Duration::from_millis(150 + turn * 97 % 350), 500_000_000);
+        }
+        assert_eq!(pace.window, LARGEST);
     }
 
     #[test]

@@ -1,0 +1,408 @@
+//! Looks after the environments of a node: which there are, which must go, and what an operator wants of them.
+//!
+//! Owns the part of the inventory that tells of environments and interpreters, and the copies of locks and build
+//! logs in the store of blobs. Which environments make room is decided by [`super::budget::choose_victims`]; how one
+//! is removed is hidden by `agent_runtime::env`.
+//!
+//! Invariants: nothing that a job uses, or that is pinned, is removed; what is wanted is tried again until it is
+//! no longer wanted; a number that changes all the time is told at most once a minute.
+//!
+//! It holds nothing that matters, so it may be started again at any time. Started by `crate::roles`; the wishes
+//! come from `worker::reconcile`.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use agent_cas::snapshot::download;
+use agent_cas::{BlobStore, Store, digest_of};
+use agent_model::node::{CachedEnvironment, Interpreter, Inventory};
+use agent_model::protocol::orders::EnvironmentWant as Want;
+use agent_model::{Clock, Digest, Timestamp, size};
+use agent_runtime::docker::Docker;
+use agent_runtime::env::{
+    AcquireError, CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv,
+};
+use futures_util::FutureExt;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::budget::{self, Candidate, Limits};
+use crate::config::{Config, UvChoice};
+
+/// How often it is looked which environments there are.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How often it is looked which must go, while there is room.
+const EVICT_EVERY: Duration = Duration::from_secs(60);
+/// How often it is looked which interpreters there are.
+const ASK_EVERY: Duration = Duration::from_secs(60);
+/// How long the start waits for interpreters to say what they are; later ones are told later.
+const FIRST_ANSWERS: Duration = Duration::from_millis(500);
+/// How often the package cache is swept, and how often when the disk is low.
+const SWEEP_EVERY: Duration = Duration::from_secs(24 * 3600);
+const SWEEP_LOW_EVERY: Duration = Duration::from_secs(600);
+/// How often it is looked which images go.
+const DISCARD_EVERY: Duration = Duration::from_secs(10);
+/// A time of last use is told anew when it differs by this much.
+const USED_EVERY: u64 = 60_000;
+/// Of a build log longer than this, its end is kept, in bytes.
+const LOG_KEPT: usize = 512 << 10;
+/// A builder of environments that prints nothing for this long is ended.
+const BUILD_STALL: Duration = Duration::from_secs(600);
+
+/// What the environments of this daemon are made with, on a machine with so much memory.
+/// `gpus` is told whether it has GPUs, once that is known.
+pub(crate) fn settings(
+    config: &Config,
+    memory: u64,
+    store: Store,
+    gpus: watch::Receiver<Option<bool>>,
+) -> EnvConfig {
+    let said = &config.environments;
+    EnvConfig {
+        packages: config.state_dir.join("packages"),
+        vars: config.host.builder.clone(),
+        stall: BUILD_STALL,
+        engine: Some(engine()),
+        conda: CondaConfig {
+            channels: said.channels.clone(),
+            alias: said.alias.clone(),
+            mirrors: said.mirrors.clone(),
+            credentials: said.credentials.clone(),
+            offline: said.offline,
+            flexible: said.flexible,
+        },
+        uv: match &said.uv {
+            UvChoice::Auto => Uv::Auto,
+            UvChoice::Never => Uv::Never,
+            UvChoice::At(path) => Uv::At(path.clone()),
+        },
+        curated: Some(said.curated.clone()),
+        curated_builtin: agent_model::curated::SHIPPED,
+        memory: if said.builder_memory > 0 { said.builder_memory } else { memory / 4 * 3 },
+        // A job of another user cannot write to them.
+        hard_links: config.job_user.is_some(),
+        docker: Some(Docker::at(&config.devices.docker_socket)),
+        registry_credentials: config.devices.docker_credentials.clone(),
+        build_ca: config.devices.docker_build_ca.clone(),
+        contexts: Some(contexts(store)),
+        gpus,
+        ..EnvConfig::plain(config.state_dir.join("envs"), config.host.path.clone())
+    }
+}
+
+/// How the contexts of image builds are laid out, from the store.
+fn contexts(store: Store) -> Contexts {
+    Contexts(Arc::new(move |root, dir: PathBuf| {
+        let store = store.clone();
+        async move {
+            let laid = download(&store, root, &dir).await;
+            laid.map(drop).map_err(|error| causes(&error))
+        }
+        .boxed()
+    }))
+}
+
+/// An error with its causes.
+fn causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Where the conda engine is looked for: beside this program.
+pub(crate) fn engine() -> PathBuf {
+    const ENGINE: &str = "agent-env";
+    let own = std::env::current_exe().ok();
+    own.as_deref().and_then(Path::parent).map_or_else(|| PathBuf::from(ENGINE), |dir| dir.join(ENGINE))
+}
+
+/// What an operator wants of an environment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub(crate) key: String,
+    pub(crate) want: Want,
+}
+
+/// The texts of an environment that are in the store of blobs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Stored {
+    built: Timestamp,
+    lock: Option<Digest>,
+    log: Option<Digest>,
+}
+
+/// Looks after the environments of a node. Clones look after the same ones.
+#[derive(Clone)]
+pub(crate) struct Keeper {
+    environments: Environments,
+    store: Store,
+    inventory: watch::Sender<Inventory>,
+    wishes: watch::Receiver<Vec<Wish>>,
+    changed: Arc<Notify>,
+    limits: Limits,
+    clock: Arc<dyn Clock>,
+    state_dir: PathBuf,
+    stored: Arc<Mutex<HashMap<String, Stored>>>,
+}
+
+impl Keeper {
+    /// Of the environments of this daemon. `changed` says that one was made.
+    pub(crate) fn new(
+        environments: Environments,
+        store: Store,
+        inventory: watch::Sender<Inventory>,
+        wishes: watch::Receiver<Vec<Wish>>,
+        changed: Arc<Notify>,
+        clock: Arc<dyn Clock>,
+        config: &Config,
+    ) -> Keeper {
+        let said = &config.environments;
+        let limits = Limits { size: said.size, age: said.age, reserve: config.disk_reserve };
+        let (state_dir, stored) = (config.state_dir.clone(), Arc::default());
+        Keeper { environments, store, inventory, wishes, changed, limits, clock, state_dir, stored }
+    }
+
+    /// Looks again and again.
+    pub(crate) async fn run(mut self) {
+        let (mut evicted, known) = (None, !self.inventory.borrow().interpreters.is_empty());
+        let mut asked = known.then(Instant::now);
+        loop {
+            self.fulfil().await;
+            if is_due(&mut evicted, EVICT_EVERY) || self.is_low() {
+                self.make_room().await;
+            }
+            self.show().await;
+            if is_due(&mut asked, ASK_EVERY) {
+                let interpreters = self.environments.interpreters().await;
+                show_interpreters(&self.inventory, interpreters);
+            }
+            tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = self.changed.notified() => {}
+                Ok(()) = self.wishes.changed() => {}
+            }
+        }
+    }
+
+    /// Sweeps the package cache, at the start and daily, and more often while the disk is low.
+    pub(crate) async fn sweep(self) {
+        let mut swept = None;
+        loop {
+            let (due, low) = (is_due(&mut swept, SWEEP_EVERY), self.is_low());
+            if due || low {
+                let unused_for = if low { SWEEP_LOW_EVERY } else { self.limits.age };
+                tell_swept(self.environments.sweep(unused_for).await);
+            }
+            tokio::time::sleep(SWEEP_LOW_EVERY).await;
+        }
+    }
+
+    /// Removes the images of environments that are gone, by itself: the container engine may take its time.
+    pub(crate) async fn discard(self) {
+        loop {
+            self.environments.discard().await;
+            tokio::time::sleep(DISCARD_EVERY).await;
+        }
+    }
+
+    fn is_low(&self) -> bool {
+        budget::admit(agent_node::load(&self.state_dir).disk_free, self.limits.reserve).is_err()
+    }
+
+    /// Does what is wanted, as far as it can be done now.
+    async fn fulfil(&mut self) {
+        let wishes = self.wishes.borrow_and_update().clone();
+        for Wish { key, want } in wishes {
+            let (environments, name) = (self.environments.clone(), key.clone());
+            let done = blocking(move || match want {
+                Want::Remove => environments.remove(&name).map(Some),
+                Want::Pin => environments.pin(&name, true).map(|()| None),
+                Want::Unpin => environments.pin(&name, false).map(|()| None),
+            });
+            tell_done(&key, want, done.await);
+        }
+    }
+
+    /// Removes what takes too much room, or was not used for too long.
+    async fn make_room(&self) {
+        let free = agent_node::load(&self.state_dir).disk_free;
+        let kept = self.list().await;
+        let candidates: Vec<_> = kept.iter().map(candidate).collect();
+        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(self.clock.now().0);
+        let victims = budget::choose_victims(&candidates, &self.limits, now, free);
+        for key in victims {
+            let (environments, name) = (self.environments.clone(), key.clone());
+            match blocking(move || environments.remove(&name)).await {
+                Ok(freed) => {
+                    info!(
+                        key,
+                        freed = size::binary(freed),
+                        free = size::binary(free),
+                        "removed an environment to make room"
+                    );
+                }
+                Err(RemoveError::InUse { .. } | RemoveError::Unknown { .. }) => {}
+                Err(error) => warn!(key, %error, "an environment could not be removed"),
+            }
+        }
+    }
+
+    async fn list(&self) -> Vec<Kept> {
+        let environments = self.environments.clone();
+        blocking(move || environments.list()).await
+    }
+
+    /// Brings the inventory up to date.
+    async fn show(&self) {
+        let kept = self.list().await;
+        let mut shown = Vec::with_capacity(kept.len());
+        for kept in &kept {
+            let texts = self.texts(kept).await;
+            shown.push(describe(kept, texts));
+        }
+        self.lock().retain(|key, _| kept.iter().any(|kept| kept.key == *key));
+        self.inventory.send_if_modified(|known| {
+            let differs = !is_same(&known.environments, &shown);
+            if differs {
+                known.environments = shown;
+            }
+            differs
+        });
+    }
+
+    /// The texts of an environment, which are stored when it is first seen.
+    async fn texts(&self, kept: &Kept) -> Stored {
+        let built = timestamp(kept.built);
+        let known = self.lock().get(&kept.key).copied().filter(|known| known.built == built);
+        if let Some(known) = known {
+            return known;
+        }
+        let lock = self.keep(kept.lock_file().map(Path::to_owned), usize::MAX).await;
+        let log = self.keep(Some(kept.log_file().to_owned()), LOG_KEPT).await;
+        match (lock, log) {
+            (Ok(lock), Ok(log)) => {
+                let stored = Stored { built, lock, log };
+                self.lock().insert(kept.key.clone(), stored);
+                stored
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                debug!(key = kept.key, %error, "its lock and its log are not stored yet");
+                Stored::default()
+            }
+        }
+    }
+
+    /// Stores the end of a file; nothing when there is none.
+    async fn keep(&self, path: Option<PathBuf>, at_most: usize) -> io::Result<Option<Digest>> {
+        let Some(path) = path else { return Ok(None) };
+        let text = match blocking(move || std::fs::read(path)).await {
+            Ok(text) => text[text.len().saturating_sub(at_most)..].to_vec(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let digest = digest_of(&text);
+        let written = self.store.write_batch(vec![(digest, text.into())]).await;
+        written.into_iter().collect::<Result<(), _>>().map_err(io::Error::other)?;
+        Ok(Some(digest))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Stored>> {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The interpreters of this machine, as far as they say at once what they are.
+pub(crate) async fn first_interpreters(environments: &Environments) -> Vec<Interpreter> {
+    tokio::time::timeout(FIRST_ANSWERS, environments.interpreters()).await.unwrap_or_default()
+}
+
+fn show_interpreters(inventory: &watch::Sender<Inventory>, found: Vec<Interpreter>) {
+    inventory.send_if_modified(|known| {
+        let differs = known.interpreters != found;
+        if differs {
+            info!(?found, "the interpreters of the machine changed");
+            known.interpreters = found;
+        }
+        differs
+    });
+}
+
+fn tell_swept(swept: Result<u64, AcquireError>) {
+    match swept {
+        Ok(0) => debug!("nothing was to be swept from the package cache"),
+        Ok(freed) => info!(freed = size::binary(freed), "swept the package cache"),
+        Err(AcquireError::EngineMissing { .. }) => debug!("there is no engine to sweep with"),
+        Err(error) => warn!(%error, "the package cache could not be swept"),
+    }
+}
+
+fn tell_done(key: &str, want: Want, done: Result<Option<u64>, RemoveError>) {
+    match done {
+        Ok(Some(freed)) => info!(key, freed = size::binary(freed), "removed an environment as asked"),
+        Ok(None) => debug!(key, ?want, "did as asked"),
+        // It is asked again for as long as somebody waits for it.
+        Err(error @ RemoveError::InUse { .. }) => debug!(%error, "not removed yet"),
+        Err(RemoveError::Unknown { .. }) => {}
+        Err(error) => warn!(key, %error, ?want, "could not do what is wanted of an environment"),
+    }
+}
+
+/// Whether the time has come; then it begins anew.
+fn is_due(last: &mut Option<Instant>, every: Duration) -> bool {
+    let due = last.is_none_or(|last| last.elapsed() >= every);
+    if due {
+        *last = Some(Instant::now());
+    }
+    due
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(stopped) => match stopped.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => std::future::pending().await, // the daemon stops
+        },
+    }
+}
+
+fn timestamp(time: SystemTime) -> Timestamp {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn candidate(kept: &Kept) -> Candidate<'_> {
+    let spared = kept.pinned || kept.uses > 0;
+    Candidate { key: &kept.key, bytes: kept.bytes, used: kept.used.max(kept.built), spared }
+}
+
+fn describe(kept: &Kept, texts: Stored) -> CachedEnvironment {
+    CachedEnvironment {
+        key: kept.key.clone(),
+        summary: kept.summary.clone(),
+        python: kept.python.clone(),
+        packages: kept.packages,
+        bytes: kept.bytes,
+        built: timestamp(kept.built),
+        used: timestamp(kept.used),
+        uses: kept.uses,
+        pinned: kept.pinned,
+        lock: texts.lock,
+        log: texts.log,
+    }
+}
+
+/// Whether two lists say the same, but for times of use that hardly differ.
+fn is_same(known: &[CachedEnvironment], found: &[CachedEnvironment]) -> bool {
+    let same = |(known, found): (&CachedEnvironment, &CachedEnvironment)| {
+        let near = known.used.0.abs_diff(found.used.0) < USED_EVERY;
+        near && *known == CachedEnvironment { used: known.used, ..found.clone() }
+    };
+    known.len() == found.len() && known.iter().zip(found).all(same)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! Knows the GPUs of this machine, gives them to jobs, and proves them empty afterwards.
+//!
+//! ```text
+//! helper ──▶ look ──▶ ledger ──▶ inventory ──▶ worker::reconcile
+//!                        ▲
+//!           take, give_back: worker::runner
+//! ```
+//!
+//! Owns the one view of the GPUs, and the task that renews it ([`Gpus::run`]). Hides the helper, the rules of
+//! quarantine, and whose a stray process is.
+//!
+//! Invariants: a GPU is one job's at a time, from before its runner writes that down until it was found empty, or is
+//! kept from others, after the job's end; nothing here waits longer than [`TAKE_WITHIN`] or [`PROVE_WITHIN`] for a
+//! driver that does not answer, and nobody but those who want GPUs waits at all; who asks for a look gets one that
+//! was begun after that.
+//!
+//! The task holds nothing that matters, so it may be started again at any time. Started by `crate::roles`; called by
+//! `worker::runner`.
+
+mod assign;
+mod ledger;
+mod look;
+mod owner;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use agent_model::ReplicaId;
+use agent_model::gpu::Look;
+use agent_model::node::{Finding, Gpu, Inventory};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+pub(crate) use assign::Wait;
+use ledger::Ledger;
+pub(crate) use look::Looker;
+
+/// How often the GPUs are looked at while there are some, and while there are none.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+const LOOK_FOR_SOME_EVERY: Duration = Duration::from_secs(60);
+/// How long a job waits for a look before it is told that there is none.
+const TAKE_WITHIN: Duration = Duration::from_secs(30);
+/// How long the outcome of a job may wait for the proof that its GPUs are empty.
+const PROVE_WITHIN: Duration = Duration::from_secs(30);
+/// How often that is tried.
+const PROVE_EVERY: Duration = Duration::from_millis(500);
+
+/// The GPUs of this machine. Clones are the same ones.
+#[derive(Clone)]
+pub(crate) struct Gpus(Arc<Shared>);
+
+struct Shared {
+    looker: Looker,
+    ledger: Mutex<Ledger>,
+    /// How many looks were asked for, and how many of those were made.
+    asked: watch::Sender<u64>,
+    made: watch::Sender<u64>,
+    /// Changes with all that is told of the GPUs.
+    changed: watch::Sender<u64>,
+    inventory: watch::Sender<Inventory>,
+    /// Whether there are GPUs; `None` while nobody knows.
+    there: watch::Sender<Option<bool>>,
+}
+
+impl Gpus {
+    /// Not looked at yet; `held` are those that jobs of an earlier life of the daemon have. Tells in `there` whether
+    /// there are any, once that is known.
+    pub(crate) fn new(
+        looker: Looker,
+        inventory: watch::Sender<Inventory>,
+        there: watch::Sender<Option<bool>>,
+        held: impl IntoIterator<Item = (ReplicaId, Vec<String>)>,
+    ) -> Gpus {
+        let counter = || watch::Sender::new(0);
+        let ledger = Mutex::new(Ledger::new(held));
+        let (asked, made, changed) = (counter(), counter(), counter());
+        Gpus(Arc::new(Shared { looker, ledger, asked, made, changed, inventory, there }))
+    }
+
+    /// Looks again and again, and whenever somebody asks.
+    pub(crate) async fn run(self) {
+        let mut asked = self.0.asked.subscribe();
+        loop {
+            let number = *asked.borrow_and_update();
+            let look = self.0.looker.look().await;
+            self.absorb(look, number).await;
+            let every = if self.ledger().is_in_use() { LOOK_EVERY } else { LOOK_FOR_SOME_EVERY };
+            let _ = tokio::time::timeout(every, asked.changed()).await;
+        }
+    }
+
+    async fn absorb(&self, look: Look, number: u64) {
+        let strangers = self.ledger().strangers(&look);
+        let owners = owner::owners(strangers).await;
+        let mut ledger = self.ledger();
+        ledger.absorb(&look, number, owners);
+        let there = ledger.are_there();
+        self.0.there.send_if_modified(|known| std::mem::replace(known, there) != there);
+        self.publish(&ledger);
+        drop(ledger);
+        self.0.made.send_replace(number);
+    }
+
+    /// Waits for a look that is begun after this was called.
+    async fn look_anew(&self) {
+        self.0.asked.send_modify(|asked| *asked += 1);
+        let number = *self.0.asked.borrow();
+        // The sender lives as long as this does.
+        let _ = self.0.made.subscribe().wait_for(|made| *made >= number).await;
+    }
+
+    /// Gives a replica `wanted` GPUs that are empty now, or says what it waits for.
+    pub(crate) async fn take(&self, replica: &ReplicaId, wanted: u32) -> Result<Vec<String>, Wait> {
+        if tokio::time::timeout(TAKE_WITHIN, self.look_anew()).await.is_err() {
+            return Err(Wait::unseen(wanted));
+        }
+        let mut ledger = self.ledger();
+        let given = ledger.assign(replica, wanted);
+        self.publish(&ledger);
+        given
+    }
+
+    /// Takes back what a replica has, once its job has ended: when that is empty, or is never going to be in time. What
+    /// is not empty is kept from others until it is. Gives what was wrong with them, one line each.
+    pub(crate) async fn give_back(&self, replica: &ReplicaId) -> Vec<String> {
+        if self.ledger().held_by(replica).is_empty() {
+            return Vec::new();
+        }
+        self.ledger().ends(replica);
+        let deadline = Instant::now() + PROVE_WITHIN;
+        let mut seen = false;
+        while tokio::time::timeout_at(deadline, self.look_anew()).await.is_ok() {
+            seen = true;
+            if !self.ledger().may_clear(replica) || Instant::now() + PROVE_EVERY >= deadline {
+                break;
+            }
+            tokio::time::sleep(PROVE_EVERY).await;
+        }
+        let next = (!seen).then(|| {
+            self.0.asked.send_modify(|asked| *asked += 1);
+            *self.0.asked.borrow()
+        });
+        let mut ledger = self.ledger();
+        let trouble = ledger.trouble(replica);
+        ledger.release(replica, next);
+        self.publish(&ledger);
+        trouble
+    }
+
+    /// What is wrong with the GPUs of a replica now, one line each, for people.
+    pub(crate) fn trouble(&self, replica: &ReplicaId) -> Vec<String> {
+        self.ledger().trouble(replica)
+    }
+
+    /// Whether this machine has GPUs; `None` while nobody knows.
+    pub(crate) fn are_there(&self) -> Option<bool> {
+        *self.0.there.borrow()
+    }
+
+    /// Changes whenever what is known of the GPUs does.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changed.subscribe()
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        // What panics in there leaves it whole: each change is made in one step.
+        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the controller and those who wait, when there is something to tell.
+    fn publish(&self, ledger: &Ledger) {
+        let (gpus, (driver, cuda), finding) = (ledger.gpus(), ledger.versions(), ledger.finding());
+        let changed = self.0.inventory.send_if_modified(|known| {
+            let place = known.findings.iter().position(|finding| finding.topic == ledger::TOPIC);
+            let told =
+                place.and_then(|place| known.findings.get(place)) == finding.as_ref() || finding.is_none();
+            if known.gpus == gpus && known.gpu_driver == driver && known.cuda == cuda && told {
+                return false;
+            }
+            tell(&known.gpus, &gpus);
+            (known.gpus, known.gpu_driver, known.cuda) = (gpus, driver, cuda);
+            match (place, finding) {
+                (Some(place), Some(finding)) => known.findings[place] = finding,
+                (None, Some(finding)) => known.findings.push(finding),
+                (_, None) => {}
+            }
+            true
+        });
+        if changed {
+            self.0.changed.send_modify(|changed| *changed += 1);
+        }
+    }
+}
+
+/// Lets a machine that was looked at anew keep what is `known` of its GPUs: those who look at the rest know less.
+pub(crate) fn keep_known(known: &Inventory, found: &mut Inventory) {
+    found.gpus.clone_from(&known.gpus);
+    found.gpu_driver.clone_from(&known.gpu_driver);
+    found.cuda.clone_from(&known.cuda);
+    let topic = |finding: &&Finding| finding.topic == ledger::TOPIC;
+    if let Some(told) = known.findings.iter().find(topic) {
+        for finding in found.findings.iter_mut().filter(|finding| finding.topic == ledger::TOPIC) {
+            finding.clone_from(told);
+        }
+    }
+}
+
+/// Writes into the log which GPUs are handed out no longer, and which again.
+fn tell(known: &[Gpu], found: &[Gpu]) {
+    for gpu in found {
+        let before = known.iter().find(|before| before.uuid == gpu.uuid);
+        match (before, &gpu.unfit) {
+            (Some(before), unfit) if before.unfit == *unfit => {}
+            (_, Some(unfit)) => warn!(gpu = gpu.index, uuid = gpu.uuid, unfit, "a GPU is not handed out"),
+            (_, None) => info!(gpu = gpu.index, uuid = gpu.uuid, name = gpu.name, "a GPU can be handed out"),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

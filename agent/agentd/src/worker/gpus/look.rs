@@ -1,0 +1,165 @@
+//! Runs the helper that asks the GPU driver, and gives up on it in time.
+//!
+//! Invariants: the driver's library is never loaded into this process; a look is over within its deadline whatever
+//! the driver does; a helper that cannot be killed (the driver holds it in the kernel) is left alone, and no second
+//! one is started until it is gone. Called by [`super`] alone.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use agent_model::failpoint;
+use agent_model::gpu::{Driver, Look};
+use agent_node::gpu;
+use agent_runtime::exec::{Command, CommandError, Leash};
+use tracing::warn;
+
+use crate::config::Config;
+use crate::supervisor::chain;
+
+/// How long a look may take.
+const WITHIN: Duration = Duration::from_secs(10);
+/// The most that is kept of what it complains about, in bytes.
+const COMPLAINT: usize = 4 << 10;
+
+/// Looks at the GPUs through a helper.
+#[derive(Debug)]
+pub(crate) struct Looker {
+    program: PathBuf,
+    args: Vec<OsString>,
+    within: Duration,
+    leash: Leash,
+}
+
+impl Looker {
+    /// By way of this program itself.
+    pub(crate) fn new(config: &Config) -> Looker {
+        // Always told: a configuration that was changed since is not the helper's to read.
+        let library = config.devices.nvml_library.as_deref().unwrap_or(Path::new(gpu::LIBRARY));
+        let own = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
+        let args = ["gpu-look".into(), "--library".into(), library.into()];
+        Looker { program: own, args: args.into(), within: WITHIN, leash: Leash::default() }
+    }
+
+    /// What the driver says now.
+    pub(super) async fn look(&self) -> Look {
+        let driver = match self.ask().await {
+            Ok(look) => return look,
+            Err(driver) => driver,
+        };
+        Look { driver, gpus: Vec::new() }
+    }
+
+    async fn ask(&self) -> Result<Look, Driver> {
+        let failed = |detail: String| Driver::Failed { detail };
+        let hung = || Driver::Hung { after_s: self.within.as_secs() };
+        if !self.leash.is_gone() {
+            return Err(hung());
+        }
+        failpoint::hit("node.gpu.look").map_err(|error| failed(error.to_string()))?;
+        let (mut printed, mut complaint) = (Vec::new(), Vec::new());
+        let command = Command::new(&self.program).args(&self.args).stall(self.within).leash(&self.leash);
+        let talk = command.talk(
+            |bytes| printed.extend_from_slice(&bytes[..bytes.len().min(gpu::LONGEST + 1 - printed.len())]),
+            |bytes| complaint.extend_from_slice(&bytes[..bytes.len().min(COMPLAINT - complaint.len())]),
+        );
+        let status = match tokio::time::timeout(self.within, talk).await {
+            Err(_) | Ok(Err(CommandError::Stalled { .. })) => {
+                warn!(within = ?self.within, "the GPU driver does not answer");
+                return Err(hung());
+            }
+            Ok(Err(error)) => return Err(failed(chain(&error))),
+            Ok(Ok(status)) => status,
+        };
+        if !status.success() {
+            let text = String::from_utf8_lossy(&complaint);
+            let last: String = text.trim().lines().next_back().unwrap_or_default().to_owned();
+            let last: String = last.chars().filter(|c| !c.is_control()).collect();
+            return Err(failed(format!("the helper ended with {status}: {last}")));
+        }
+        gpu::parse(&printed).map_err(|error| failed(chain(&error)))
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A helper that is this script.
+    pub(in crate::worker) fn scripted(dir: &Path, script: &str, within: Duration) -> Looker {
+        let program = dir.join("look.sh");
+        fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        Looker { program, args: Vec::new(), within, leash: Leash::default() }
+    }
+
+    async fn driver(script: &str, within: Duration) -> Driver {
+        let dir = tempfile::tempdir().unwrap();
+        scripted(dir.path(), script, within).look().await.driver
+    }
+
+    const LONG: Duration = Duration::from_secs(120);
+
+    #[tokio::test]
+    async fn test_every_way_in_which_a_helper_fails_is_a_state() {
+        let works = r#"echo '{"driver": {"state": "works", "version": "1", "cuda": "2"}, "gpus": []}'"#;
+        let version = Driver::Works { version: "1".into(), cuda: "2".into() };
+        assert_eq!(driver(works, LONG).await, version);
+        for (script, said) in [
+            ("echo oops >&2; exit 3", "oops"),
+            ("kill -9 $$", "signal: 9"),
+            ("echo '{\"driver\": 7'", "cannot be read"),
+            (
+                "head -c 3000000 /bin/sh /bin/sh /bin/sh /bin/sh /bin/sh /bin/sh /bin/sh /bin/sh /bin/sh /bin/sh",
+                "more than",
+            ),
+            ("head -c 100000 /dev/zero >&2; exit 1", "exit status: 1"),
+        ] {
+            let Driver::Failed { detail } = driver(script, LONG).await else { panic!("{script}") };
+            assert!(detail.contains(said), "{script}: {detail}");
+        }
+        let gone = Looker { program: "/nowhere".into(), args: vec![], within: LONG, leash: Leash::default() };
+        assert!(matches!(gone.look().await.driver, Driver::Failed { .. }));
+    }
+
+    #[tokio::test]
+    async fn test_helper_that_hangs_is_given_up_and_another_is_started_once_it_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pids, go) = (dir.path().join("pids"), dir.path().join("go"));
+        let script = format!(
+            "echo $$ >> {}; [ -e {} ] && exec echo '{{\"driver\": {{\"state\": \"not_loaded\"}}, \"gpus\": []}}'; sleep 1000",
+            pids.display(),
+            go.display()
+        );
+        let looker = scripted(dir.path(), &script, Duration::from_secs(1));
+        assert_eq!(looker.look().await.driver, Driver::Hung { after_s: 1 });
+        fs::write(&go, "").unwrap();
+        let end = tokio::time::Instant::now() + LONG;
+        let patient = Looker { within: LONG, ..looker };
+        while !matches!(patient.look().await.driver, Driver::NotLoaded) {
+            assert!(tokio::time::Instant::now() < end, "the helper that was killed is never gone");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn test_no_second_helper_is_started_beside_one_that_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let starts = dir.path().join("starts");
+        let looker = scripted(dir.path(), &format!("echo x >> {}; sleep 1000", starts.display()), LONG);
+        let mut first = Box::pin(looker.look());
+        // While the first is there, as one that cannot be killed would be, all others are told at once.
+        let end = tokio::time::Instant::now() + LONG;
+        while !starts.exists() {
+            assert!(tokio::time::Instant::now() < end, "the helper never starts");
+            let _ = tokio::time::timeout(Duration::from_millis(10), &mut first).await;
+        }
+        for _ in 0..3 {
+            assert!(matches!(looker.look().await.driver, Driver::Hung { .. }));
+        }
+        assert_eq!(fs::read_to_string(&starts).unwrap().lines().count(), 1);
+    }
+}
