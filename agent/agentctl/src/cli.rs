@@ -51,6 +51,9 @@ pub(crate) enum Verb {
     /// Act on one machine.
     #[command(subcommand)]
     Node(NodeVerb),
+    /// The environments that machines keep: list, show, build, export, remove and pin them.
+    #[command(subcommand)]
+    Envs(EnvsVerb),
     /// Check this machine and say what each finding means for jobs.
     Doctor(JsonArgs),
     /// Explain a fault code; without one, list them all.
@@ -144,6 +147,68 @@ pub(crate) enum NodeVerb {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EnvsVerb {
+    /// List them, with their size and when they were last used.
+    List {
+        /// Only those of this machine.
+        #[arg(long, value_name = "NODE")]
+        node: Option<String>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show everything about one: what it was made of, its packages, the end of its build log.
+    #[command(after_help = "Example:\n  agentctl envs show conda-3f0a")]
+    Show(EnvArgs),
+    /// Make an environment ahead of the jobs that need it, and print its key.
+    #[command(after_help = "Examples:\n  agentctl envs build environment.yml    a conda file\n  \
+                            agentctl envs build requirements.txt   packages for pip\n  \
+                            agentctl envs build my-project         what its job.yml names\n  \
+                            agentctl envs build env.lock           exactly the packages of a lock")]
+    Build(EnvBuildArgs),
+    /// Write down exactly which packages one has; a job can name that file as `conda_lock`.
+    #[command(after_help = "Example:\n  agentctl envs export conda-3f0a -o env.lock")]
+    Export {
+        /// Its key, or the beginning of it.
+        key: String,
+        /// The machine that keeps it; may be left out when only one does.
+        #[arg(long, value_name = "NODE")]
+        node: Option<String>,
+        /// The file to write; otherwise standard output.
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Remove one that no job uses; the next job that needs it builds it again.
+    #[command(after_help = "Example:\n  agentctl envs rm conda-3f0a")]
+    Rm(EnvArgs),
+    /// Keep one, however little room there is.
+    Pin(EnvArgs),
+    /// Let one go when room is needed.
+    Unpin(EnvArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnvArgs {
+    /// Its key, or the beginning of it.
+    pub(crate) key: String,
+    /// The machine that keeps it; may be left out when only one does.
+    #[arg(long, value_name = "NODE")]
+    pub(crate) node: Option<String>,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EnvBuildArgs {
+    /// A conda file, a requirements file, a lock, a job file, or a directory with one.
+    pub(crate) target: PathBuf,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

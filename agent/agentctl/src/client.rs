@@ -179,10 +179,18 @@ impl Client {
 
 /// The answer to a call, in time.
 pub(crate) async fn answer<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Failure> {
-    match timeout(CALL, call).await {
+    answer_within(CALL, call).await
+}
+
+/// The answer to a call that may take longer than most.
+pub(crate) async fn answer_within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Failure> {
+    match timeout(limit, call).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
         Ok(Err(status)) => Err(fault(&status).into()),
-        Err(_) => Err(silent().into()),
+        Err(_) => Err(silent(limit).into()),
     }
 }
 
@@ -190,7 +198,7 @@ pub(crate) async fn answer<T>(call: impl Future<Output = Result<Response<T>, Sta
 pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> Result<Option<T>, Failure> {
     match timeout(CALL, stream.message()).await {
         Ok(message) => message.map_err(|status| fault(&status).into()),
-        Err(_) => Err(silent().into()),
+        Err(_) => Err(silent(CALL).into()),
     }
 }
 
@@ -205,8 +213,8 @@ pub(crate) fn fault(status: &Status) -> Fault {
     agent_proto::fault(status)
 }
 
-fn silent() -> Fault {
-    Fault::new(Code::Unreachable, format!("the daemon did not answer within {} s", CALL.as_secs()))
+fn silent(limit: Duration) -> Fault {
+    Fault::new(Code::Unreachable, format!("the daemon did not answer within {} s", limit.as_secs()))
         .fix("look at its log; if it hangs, stop and start it: jobs go on meanwhile")
 }
 

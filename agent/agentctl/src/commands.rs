@@ -8,8 +8,10 @@ mod cancel;
 mod doctor;
 mod download;
 mod drain;
+mod envs;
 mod explain;
 mod follow;
+mod gpus;
 mod jobs;
 mod logs;
 mod lost;
@@ -47,9 +49,9 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
 async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
     let socket = cli.socket.as_deref();
     match cli.verb {
-        Verb::Run(args) => return run::run(args, socket, output).await,
+        Verb::Run(args) => return Box::pin(run::run(args, socket, output)).await,
         Verb::Doctor(args) => return doctor::doctor(&args, socket, output).await,
-        Verb::Submit(args) => submit::submit(args, socket, output).await?,
+        Verb::Submit(args) => Box::pin(submit::submit(args, socket, output)).await?,
         Verb::Jobs(args) => jobs::jobs(&args, socket, output).await?,
         Verb::Show(args) => show::show(&args, socket, output).await?,
         Verb::Why(args) => why::why(&args, socket, output).await?,
@@ -65,6 +67,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Node(NodeVerb::Lost { node, yes, json }) => {
             lost::lost(&node, yes, json, socket, output).await?
         }
+        Verb::Envs(verb) => return Box::pin(envs::envs(verb, socket, output)).await,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
         Verb::Stop => stop::stop(socket, output).await?,
         Verb::Completions { shell } => {

@@ -8,11 +8,32 @@
 //! directories and sends what the store lacks. Owns the meaning of a directory without a job file.
 //! Callers: `run` and `submit`.
 
+mod conda;
 mod plan;
 mod requirements;
 mod ship;
 
+use std::io;
+use std::path::Path;
+
+use agent_model::{Code, Fault};
+
 pub(crate) use plan::{Changes, Plan};
+
+/// A fault about what stands in `file`.
+fn in_file(file: &Path, mut fault: Fault) -> Fault {
+    fault.what = format!("{}: {}", file.display(), fault.what);
+    fault
+}
+
+fn unreadable(path: &Path, what: &str, error: &io::Error) -> Fault {
+    let fix = match error.kind() {
+        io::ErrorKind::NotFound => "correct the path: it is relative to the file that names it",
+        io::ErrorKind::InvalidData => "save it as UTF-8",
+        _ => "make it readable for you",
+    };
+    Fault::new(Code::JobFile, format!("{what} `{}` cannot be read", path.display())).because(error).fix(fix)
+}
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use agent_cas::snapshot::{self, MaterializeError};
-use agent_model::{Code, Fault, Stream};
+use agent_model::{Code, Fault, Stream, size};
 use agent_proto::v1;
 
 use super::view::JobView;
@@ -16,7 +16,7 @@ use crate::cli::DownloadArgs;
 use crate::client::{Client, answer, next};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::{bytes, count};
+use crate::output::text::count;
 
 /// The folder of logs in a download, as the cloud names it.
 const LOGS: &str = "user_logs";
@@ -67,7 +67,7 @@ pub(super) async fn download(
     put_in_place(&tree, &dest, &room.path().join("replaced")).map_err(unwritable)?;
     let (files, size) = artifacts.map_or((0, 0), |a| (a.files, a.bytes));
     let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
-    output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), bytes(size)));
+    output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::decimal(size)));
     Ok(())
 }
 

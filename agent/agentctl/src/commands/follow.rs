@@ -8,13 +8,14 @@
 
 use std::pin::Pin;
 
-use agent_model::{Code, Fault, ReplicaStep, Stream};
+use agent_model::{Code, Fault, Stream};
 use agent_proto::v1;
 use futures_util::stream::{SelectAll, Stream as AnyStream, StreamExt};
 use tokio::time::{Duration, Instant, sleep};
 use tonic::{Status, Streaming};
 
 use super::view::JobView;
+use super::why::waiting_advice;
 use crate::client::{self, Client, answer};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -73,6 +74,8 @@ struct Follower<'a> {
     /// What was last said about waiting, and about the environment.
     said: String,
     environment: String,
+    /// What was last advised.
+    advice: &'static str,
 }
 
 /// Follows `job` to its end.
@@ -93,6 +96,7 @@ pub(crate) async fn follow(
         away: None,
         said: String::new(),
         environment: String::new(),
+        advice: "",
     };
     tokio::select! {
         ended = follower.until_ended(output) => ended,
@@ -206,14 +210,26 @@ impl Follower<'_> {
         }
         match job.state.as_str() {
             "Queued" if !job.detail.is_empty() => {
-                self.waits(&format!("waiting: {}", job.detail), true, output)
+                self.advise(job, output);
+                self.waits(&format!("waiting: {}", job.detail), true, output);
             }
             "Queued" => output.busy("waiting"),
-            "Preparing" => self.waits(&work(job), false, output),
+            "Preparing" => self.waits(&job.work(), false, output),
             "NotResponding" => self.waits(&job.detail, true, output),
             "Finalizing" => output.busy(&job.detail),
             _ => output.rest(),
         }
+    }
+
+    /// Says what someone may do about a wait that does not end by itself.
+    fn advise(&mut self, job: &JobView, output: &mut Output) {
+        let advice = waiting_advice(&job.detail).unwrap_or_default();
+        if !advice.is_empty() && self.advice != advice {
+            self.said = format!("waiting: {}", job.detail);
+            output.note(&self.said);
+            output.note(&format!("{advice} Or end it: agentctl cancel {}", job.job));
+        }
+        self.advice = advice;
     }
 
     /// Shows a reason to wait; one that `matters` also where there is no terminal.
@@ -267,17 +283,6 @@ fn is_over(job: &JobView, log: Stream, shown: Position) -> bool {
     // The outcome speaks of the latest attempt; one that wrote nothing was never seen.
     let missing = |size: u64| if shown.epoch == job.attempt { shown.offset < size } else { size > 0 };
     job.has_ended() && !ends.any(|end| missing(end.digest.size))
-}
-
-/// What the node does for the job now.
-fn work(job: &JobView) -> String {
-    let Some(replica) = job.replicas.first() else { return job.detail.clone() };
-    let step = ReplicaStep::ALL.into_iter().find(|step| step.to_string() == replica.step);
-    match step.map(ReplicaStep::describe) {
-        Some(step) if replica.detail.is_empty() => step.to_owned(),
-        Some(step) => format!("{step}: {}", replica.detail),
-        None => job.detail.clone(),
-    }
 }
 
 /// `environment KEY reused` beside the lines about the code and the job.

@@ -61,6 +61,7 @@ pub(super) fn table(jobs: &[JobView], now: Timestamp, paper: Paper) -> String {
     for job in jobs {
         let title = match job.state.as_str() {
             "Queued" if !job.detail.is_empty() => format!("{} ({})", job.title, job.detail),
+            "Preparing" if !job.work().is_empty() => format!("{} ({})", job.title, job.work()),
             _ => job.title.clone(),
         };
         table.row([

@@ -1,16 +1,17 @@
-//! `nodes`: the machines, one line each.
+//! `nodes`: the machines, one line each, and below them their GPUs.
 
 use std::path::Path;
 
-use agent_model::{Clock, SystemClock, Timestamp};
+use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::json;
 
+use super::gpus;
 use super::view::NodeView;
 use crate::cli::JsonArgs;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
-use crate::output::text::{age, bytes};
+use crate::output::text::age;
 use crate::output::{Output, Paper};
 
 /// Lists the machines.
@@ -26,7 +27,9 @@ pub(super) async fn nodes(
         return output.json(&json!({ "nodes": nodes }));
     }
     let paper = output.paper();
-    output.print(&table(&nodes, SystemClock.now(), paper))
+    let gpus = gpus::table(&nodes, paper);
+    let gap = if gpus.is_empty() { "" } else { "\n" };
+    output.print(&format!("{}{gap}{gpus}", table(&nodes, SystemClock.now(), paper)))
 }
 
 /// Machines as a table.
@@ -40,9 +43,9 @@ pub(super) fn table(nodes: &[NodeView], now: Timestamp, paper: Paper) -> String 
             Cell::new(node.tone(), node.condition()),
             Cell::from(format!("{}/{}", node.slots_used, inventory.slots)),
             Cell::from(inventory.cpus.to_string()),
-            Cell::from(inventory.gpus.len().to_string()),
-            Cell::from(bytes(inventory.memory)),
-            Cell::from(bytes(node.disk_free_bytes)),
+            Cell::from(gpus::fit(inventory)),
+            Cell::from(size::decimal(inventory.memory)),
+            Cell::from(size::decimal(node.disk_free_bytes)),
             Cell::from(age(Timestamp(node.last_seen_ms), now)),
             Cell::from(&inventory.os),
         ]);

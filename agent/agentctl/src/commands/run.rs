@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use agent_cas::snapshot::{self, Entry};
-use agent_model::{Clock, Stream, SystemClock};
+use agent_model::{Clock, Stream, SystemClock, size};
 
 use super::follow::{Ended, Wants, follow};
 use super::metrics::Recorded;
@@ -14,7 +14,7 @@ use super::view::JobView;
 use crate::cli::RunArgs;
 use crate::client::Client;
 use crate::failure::{DETACHED, Failure, NEVER_RAN};
-use crate::output::text::{bytes, count, duration};
+use crate::output::text::{count, duration};
 use crate::output::{Output, Paper};
 
 /// Outputs that are named one by one.
@@ -99,10 +99,15 @@ fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) 
         let _ = write!(text, "\n{}", recorded.table(paper));
     }
     if let Some(artifacts) = &job.artifacts {
-        let _ = writeln!(text, "\noutputs: {}, {}", count(artifacts.files, "file"), bytes(artifacts.bytes));
+        let _ = writeln!(
+            text,
+            "\noutputs: {}, {}",
+            count(artifacts.files, "file"),
+            size::decimal(artifacts.bytes)
+        );
         for entry in outputs.iter().take(SHOWN) {
             let path = crate::output::text::clean(&entry.path);
-            let _ = writeln!(text, "  {:>8}  {path}", bytes(entry.digest.size));
+            let _ = writeln!(text, "  {:>8}  {path}", size::decimal(entry.digest.size));
         }
         if outputs.len() > SHOWN {
             let _ = writeln!(text, "  and {} more", outputs.len() - SHOWN);

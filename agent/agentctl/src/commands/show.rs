@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
-use agent_model::{Clock, SystemClock, Timestamp};
-use serde_json::Value;
+use agent_model::node::Gpu;
+use agent_model::{Clock, SystemClock, Timestamp, size};
+use serde_json::{Value, json};
 
-use super::view::{JobView, environment_words};
+use super::gpus;
+use super::view::{JobView, NodeView, environment_words};
 use crate::cli::JobJsonArgs;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::output::text::{Tone, age, bytes, clean, count, duration, moment, wrap};
+use crate::output::text::{Tone, age, clean, count, duration, moment, wrap};
 use crate::output::{Output, Paper, fault};
 
 /// Shows one job.
@@ -20,22 +22,32 @@ pub(super) async fn show(
 ) -> Result<(), Failure> {
     let client = Client::find(socket).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
+    let nodes = match job.spec.resources.gpus > 0 && !job.has_ended() {
+        true => client.machines().await?.nodes,
+        false => Vec::new(),
+    };
+    let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
+    let gpus = gpus::of_job(&job.job, &nodes);
     if args.json {
-        return output.json(&document(&job));
+        return output.json(&document(&job, &gpus));
     }
     let paper = output.paper();
-    output.print(&render(&job, SystemClock.now(), paper))
+    output.print(&render(&job, &gpus, SystemClock.now(), paper))
 }
 
-fn document(job: &JobView) -> Value {
+fn document(job: &JobView, gpus: &[(&str, &Gpu)]) -> Value {
     let mut document = serde_json::to_value(job).unwrap_or_default(); // our own plain struct
     document["spec"] = job.spec_json();
+    let gpu = |(node, gpu): &(&str, &Gpu)| json!({ "node": node, "gpu": gpu });
+    document["gpus"] = gpus.iter().map(gpu).collect();
     document
 }
 
-fn render(job: &JobView, now: Timestamp, paper: Paper) -> String {
+fn render(job: &JobView, gpus: &[(&str, &Gpu)], now: Timestamp, paper: Paper) -> String {
     let mut text = String::new();
-    for (label, value) in facts(job, now) {
+    let gpus: Vec<String> = gpus.iter().map(|(_, gpu)| gpus::line(gpu)).collect();
+    let gpus = (!gpus.is_empty()).then(|| ("gpus", gpus.join("\n")));
+    for (label, value) in facts(job, now).into_iter().chain(gpus) {
         let label = paper.ink.paint(Tone::Strong, &format!("{label:<12}")).into_owned();
         let lines: Vec<String> = value.lines().map(|line| wrap(&clean(line), paper.width, 13)).collect();
         text.push_str(&format!("{label} {}\n", lines.join(&format!("\n{:13}", ""))));
@@ -70,7 +82,8 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("ran for", job.duration(now).map(duration));
     let node = job.replicas.first().map(|replica| format!(" on {}", replica.node)).unwrap_or_default();
     add("attempt", (job.attempt > 0).then(|| format!("{}{node}", job.attempt)));
-    let stored = |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), bytes(a.bytes));
+    let stored =
+        |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), size::decimal(a.bytes));
     add("outputs", job.artifacts.as_ref().map(stored));
     facts
 }
@@ -93,7 +106,7 @@ fn needs(job: &JobView) -> Option<String> {
         needs.push(count(resources.gpus.into(), "GPU"));
     }
     if resources.memory > 0 {
-        needs.push(format!("{} of memory", bytes(resources.memory)));
+        needs.push(format!("{} of memory", size::binary(resources.memory)));
     }
     needs.extend(job.spec.limits.timeout.map(|limit| format!("at most {}", duration(limit))));
     (!needs.is_empty()).then(|| needs.join(", "))
@@ -110,7 +123,7 @@ mod tests {
     #[test]
     fn test_a_failed_job_is_shown_with_its_fault() {
         assert_eq!(
-            render(&failed(), Timestamp(1_059_000), PAPER),
+            render(&failed(), &[], Timestamp(1_059_000), PAPER),
             "job          train-1\n\
              state        Failed, exit code 3\n\
              title        python t.py\n\
@@ -128,7 +141,12 @@ mod tests {
 
     #[test]
     fn test_document_holds_the_specification() {
-        let document = document(&ended());
+        let gpu = Gpu { index: 3, held: Some("train-1.1.0".into()), ..Gpu::default() };
+        let document = document(&ended(), &[("box", &gpu)]);
+        assert_eq!(
+            (&document["gpus"][0]["node"], &document["gpus"][0]["gpu"]["index"]),
+            (&json!("box"), &json!(3))
+        );
         assert_eq!(document["spec"]["command"], "python t.py");
         assert_eq!(document["spec"]["environment"]["kind"], "host");
         assert_eq!(document["spec"]["limits"]["grace_s"], 30.0);

@@ -4,16 +4,16 @@ use std::fmt::Write;
 use std::path::Path;
 
 use agent_model::node::Grade;
-use agent_model::{Clock, SystemClock, Timestamp};
+use agent_model::{Clock, SystemClock, Timestamp, size};
 use agent_proto::v1;
 use serde_json::json;
 
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
-use super::{doctor, jobs};
+use super::{doctor, gpus, jobs};
 use crate::cli::JsonArgs;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::output::text::{Tone, age, bytes, clean, count, wrap};
+use crate::output::text::{Tone, age, clean, count, wrap};
 use crate::output::{Output, Paper};
 
 /// Jobs shown at most.
@@ -96,11 +96,29 @@ fn machine(node: &NodeView, paper: Paper) -> String {
         "{}, {}, {}, {}",
         clean(&inventory.os),
         count(inventory.cpus.into(), "CPU"),
-        count(inventory.gpus.len() as u64, "GPU"),
-        bytes(inventory.memory)
+        gpus::total(inventory),
+        size::decimal(inventory.memory)
     );
     let _ = writeln!(text, "  {hardware}");
-    let _ = writeln!(text, "  disk: {} free of {}", bytes(node.disk_free_bytes), bytes(inventory.disk));
+    for line in gpus::lines(inventory, paper) {
+        let _ = writeln!(text, "{line}");
+    }
+    let _ = writeln!(
+        text,
+        "  disk: {} free of {}",
+        size::decimal(node.disk_free_bytes),
+        size::decimal(inventory.disk)
+    );
+    if !inventory.environments.is_empty() {
+        let kept = inventory.environments.len() as u64;
+        let size = inventory.environments.iter().map(|kept| kept.bytes).sum();
+        let _ = writeln!(
+            text,
+            "  envs: {} of {}: agentctl envs list",
+            size::decimal(size),
+            count(kept, "environment")
+        );
+    }
     // How jobs are kept together and within bounds.
     if let Some(kept) = inventory.findings.iter().find(|finding| finding.topic == "cgroups") {
         let kept = format!("  jobs: control groups {}; {}", clean(&kept.found), clean(&kept.means));

@@ -40,13 +40,13 @@ pub(super) async fn place(
     let hint = plan.hint.clone();
     let spec = plan.ship(&client.blobs(), output).await?;
     output.busy("submitting");
-    let job = enqueue(&client, spec, hint).await?;
+    let job = Box::pin(enqueue(&client, spec, hint)).await?;
     output.rest();
     Ok((client, job))
 }
 
 /// Puts the job into the queue. The request has a name of its own, so asking again submits once.
-async fn enqueue(client: &Client, spec: JobSpec, name_hint: String) -> Result<String, Failure> {
+pub(super) async fn enqueue(client: &Client, spec: JobSpec, name_hint: String) -> Result<String, Failure> {
     let request = v1::SubmitRequest { request_id: random_id()?, spec: Some(spec.into()), name_hint };
     let end = Instant::now() + PATIENCE;
     loop {

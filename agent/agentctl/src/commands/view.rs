@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use agent_model::job::{Input, Output as JobOutput};
-use agent_model::node::{Inventory, Load};
+use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::Outcome;
-use agent_model::{Blame, Code, EnvSpec, Fault, JobSpec, Retry, Timestamp};
+use agent_model::{Blame, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, Timestamp};
 use agent_proto::v1;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -145,6 +145,17 @@ impl JobView {
         Some(ended.since(started))
     }
 
+    /// What its node does for it now: `building the environment: linking packages, 3 of 40`.
+    pub(crate) fn work(&self) -> String {
+        let Some(replica) = self.replicas.first() else { return self.detail.clone() };
+        let step = ReplicaStep::ALL.into_iter().find(|step| step.to_string() == replica.step);
+        match step.map(ReplicaStep::describe) {
+            Some(step) if replica.detail.is_empty() => step.to_owned(),
+            Some(step) => format!("{step}: {}", replica.detail),
+            None => self.detail.clone(),
+        }
+    }
+
     /// The colour of its state.
     pub(crate) fn tone(&self) -> Tone {
         match self.state.as_str() {
@@ -204,9 +215,14 @@ fn input_json(input: &Input) -> Value {
 /// An environment in a few words.
 pub(crate) fn environment_words(environment: &EnvSpec) -> String {
     match environment {
-        EnvSpec::Host { python } => format!("{python} of the machine, as it is"),
+        EnvSpec::Host { python, requirements } if requirements.is_empty() => {
+            format!("{python} of the machine, as it is")
+        }
+        EnvSpec::Host { python, requirements } => {
+            format!("{python} of the machine, which must have {}", requirements.join(", "))
+        }
         EnvSpec::Pip { python, requirements } => format!("{python} with {}", requirements.join(", ")),
-        EnvSpec::Conda { .. } => "a conda file".to_owned(),
+        EnvSpec::Conda { file, lock, .. } => conda_words(file, lock.is_some()),
         EnvSpec::Image { image, conda: None } => format!("image {image}"),
         EnvSpec::Image { image, conda: Some(_) } => format!("image {image} with a conda file"),
         EnvSpec::Build { dockerfile, .. } => format!("an image built from {dockerfile}"),
@@ -214,8 +230,13 @@ pub(crate) fn environment_words(environment: &EnvSpec) -> String {
     }
 }
 
+fn conda_words(file: &str, locked: bool) -> String {
+    let file = if file.is_empty() { "a conda file" } else { file };
+    if locked { format!("{file}, exactly the packages of its lock") } else { file.to_owned() }
+}
+
 /// A machine.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct NodeView {
     pub(crate) node: String,
     pub(crate) liveness: String,
@@ -224,7 +245,50 @@ pub(crate) struct NodeView {
     pub(crate) slots_used: u32,
     pub(crate) disk_free_bytes: u64,
     pub(crate) memory_free_bytes: u64,
+    #[serde(serialize_with = "inventory_json")]
     pub(crate) inventory: Inventory,
+}
+
+/// An inventory in which environments look as everywhere else.
+fn inventory_json<S: serde::Serializer>(inventory: &Inventory, to: S) -> Result<S::Ok, S::Error> {
+    let mut document = serde_json::to_value(inventory).map_err(serde::ser::Error::custom)?;
+    let kept = inventory.environments.iter().map(EnvironmentView::from);
+    document["environments"] = json!(kept.collect::<Vec<_>>());
+    document.serialize(to)
+}
+
+/// An environment that a machine keeps.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct EnvironmentView {
+    pub(crate) key: String,
+    pub(crate) summary: String,
+    pub(crate) python: Option<String>,
+    pub(crate) packages: u32,
+    pub(crate) bytes: u64,
+    pub(crate) built_ms: u64,
+    pub(crate) used_ms: u64,
+    pub(crate) uses: u32,
+    pub(crate) pinned: bool,
+    pub(crate) lock: Option<String>,
+    pub(crate) log: Option<String>,
+}
+
+impl From<&CachedEnvironment> for EnvironmentView {
+    fn from(kept: &CachedEnvironment) -> EnvironmentView {
+        EnvironmentView {
+            key: kept.key.clone(),
+            summary: kept.summary.clone(),
+            python: Some(kept.python.clone()).filter(|version| !version.is_empty()),
+            packages: kept.packages,
+            bytes: kept.bytes,
+            built_ms: kept.built.0,
+            used_ms: kept.used.0,
+            uses: kept.uses,
+            pinned: kept.pinned,
+            lock: kept.lock.map(|digest| digest.to_string()),
+            log: kept.log.map(|digest| digest.to_string()),
+        }
+    }
 }
 
 impl TryFrom<v1::Node> for NodeView {

@@ -176,6 +176,7 @@ fn present(job: &JobView, now: Timestamp) -> String {
     let node = job.replicas.first().map_or("", |replica| replica.node.as_str());
     match (job.state.as_str(), job.duration(now)) {
         ("Running", Some(length)) => format!("running on {node} for {}", duration(length)),
+        ("Preparing", _) => job.work(),
         _ => job.detail.clone(),
     }
 }
@@ -183,7 +184,6 @@ fn present(job: &JobView, now: Timestamp) -> String {
 /// What someone who wonders may do, where no fault says it.
 fn advice(job: &JobView, events: &[v1::HistoryEvent]) -> Option<String> {
     let node = job.replicas.first().map_or("NODE", |replica| replica.node.as_str());
-    let waits = |why: &str| job.state == "Queued" && job.detail.contains(why);
     let canceled = || events.iter().rev().find(|event| event.text.starts_with("canceled by"));
     Some(match job.state.as_str() {
         "NotResponding" if job.cancel_requested => format!(
@@ -197,16 +197,28 @@ fn advice(job: &JobView, events: &[v1::HistoryEvent]) -> Option<String> {
         "Canceled" if job.cause().is_none() => {
             format!("It was {}; nothing went wrong.", clean(&canceled()?.text))
         }
-        _ if waits("being drained") || waits("cordoned") => {
-            "To let new jobs onto the machine again: agentctl undrain".to_owned()
-        }
-        _ if waits("no node has joined") => "Is agentd running there? agentctl nodes".to_owned(),
-        _ if waits("no node is large enough") => {
-            "It would wait for ever on these machines: ask for less under `resources`, or add a machine."
-                .to_owned()
-        }
+        "Queued" => waiting_advice(&job.detail)?.to_owned(),
         _ => return None,
     })
+}
+
+/// What someone may do about a wait for this reason, if it does not end by itself.
+pub(super) fn waiting_advice(why: &str) -> Option<&'static str> {
+    let waits = |text: &str| why.contains(text);
+    if waits("being drained") || waits("cordoned") {
+        Some("To let new jobs onto the machine again: agentctl undrain.")
+    } else if waits("no node has joined") {
+        Some("Is agentd running there? agentctl nodes.")
+    } else if waits("no node has a Python called") {
+        Some(
+            "It waits until a machine has that Python; one that is installed is noticed within a minute. To use \
+             another, name it under `environment.python`.",
+        )
+    } else if waits("no node is large enough") {
+        Some("It would wait for ever on these machines: ask for less under `resources`, or add a machine.")
+    } else {
+        None
+    }
 }
 
 /// Time since the submission, to a thousandth of a second while that matters.
@@ -280,6 +292,8 @@ mod tests {
         assert!(advice(&job, &[]).unwrap().contains("is remembered"));
         (job.state, job.detail) = ("Queued".into(), "no node takes work now: box is being drained".into());
         assert!(advice(&job, &[]).unwrap().contains("undrain"));
+        job.detail = "no node has a Python called python3.9; box has python3 (3.11.7)".into();
+        assert!(advice(&job, &[]).unwrap().contains("environment.python"));
         job.state = "Canceled".into();
         let event = v1::HistoryEvent { text: "canceled by uid 7".into(), ..Default::default() };
         assert_eq!(advice(&job, &[event]).unwrap(), "It was canceled by uid 7; nothing went wrong.");

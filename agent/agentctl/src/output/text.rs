@@ -75,21 +75,6 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// A size for people: `412 B`, `1.5 MB`.
-pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
-    let (mut value, mut unit) = (count as f64, 0);
-    while value >= 999.5 && unit < UNITS.len() - 1 {
-        value /= 1000.0;
-        unit += 1;
-    }
-    if unit == 0 || value >= 9.95 {
-        format!("{value:.0} {}", UNITS[unit])
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
 /// A length of time for people: `30 ms`, `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
 pub(crate) fn duration(length: Duration) -> String {
     let seconds = length.as_secs();
@@ -189,17 +174,6 @@ pub(crate) fn wrap(text: &str, width: usize, indent: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn test_sizes_read_well() {
-        let table =
-            [(0, "0 B"), (412, "412 B"), (1500, "1.5 kB"), (999_600, "1.0 MB"), (2_340_000, "2.3 MB")];
-        for (size, text) in table {
-            assert_eq!(bytes(size), text);
-        }
-        assert_eq!(bytes(150_000_000_000), "150 GB");
-        assert_eq!(bytes(u64::MAX), "18447 PB");
-    }
 
     #[test]
     fn test_times_read_well() {

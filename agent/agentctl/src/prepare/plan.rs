@@ -1,14 +1,13 @@
 //! What a person names, read: a draft, and the files that still have to travel.
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use agent_model::job::Input;
 use agent_model::jobfile::{self, CommandJob, EnvironmentRef, InputRef};
 use agent_model::{Code, EnvSpec, Fault, JobDraft};
 
-use super::requirements;
+use super::{conda, in_file, requirements, unreadable};
 
 /// The names a job file may have in a directory.
 const JOB_FILES: [&str; 2] = ["job.yml", "job.yaml"];
@@ -109,7 +108,7 @@ impl Plan {
             context: None,
             warnings: warnings.into_iter().map(place).collect(),
         };
-        plan.environment(base, environment)?;
+        plan.environment(file, environment)?;
         if plan.draft.experiment.is_empty() {
             plan.draft.experiment = directory_name(base);
         }
@@ -120,17 +119,38 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Brings the files an environment names, which are relative to `base`.
-    fn environment(&mut self, base: &Path, environment: EnvironmentRef) -> Result<(), Fault> {
+    /// Brings the files an environment names, which are relative to `file`, where it stands.
+    fn environment(&mut self, file: &Path, environment: EnvironmentRef) -> Result<(), Fault> {
+        let base = file.parent().unwrap_or(Path::new(""));
+        let warnings = &mut self.warnings;
         self.draft.environment = match environment {
-            EnvironmentRef::Spec(spec) => spec,
-            EnvironmentRef::Requirements { python, path } => pip(&python, &base.join(path))?,
-            EnvironmentRef::CondaFile { image, path } => {
-                let document = read(&base.join(path), "the conda file")?;
+            EnvironmentRef::Spec(spec) => complete(spec, file, warnings)?,
+            EnvironmentRef::Requirements { python, path, user_managed } => {
+                let requirements = requirements::read(&base.join(path))?;
+                match user_managed {
+                    true => EnvSpec::Host { python, requirements },
+                    false => EnvSpec::Pip { python, requirements },
+                }
+            }
+            EnvironmentRef::CondaFile { image, path, lock } => {
+                let file = base.join(&path);
+                let text = conda::read(&file, "the conda file")?;
+                let (document, parsed) = conda::document(&text, &file, warnings)?;
+                let lock =
+                    lock.map(|lock| conda::lock(&base.join(lock), Some(&parsed), warnings)).transpose()?;
                 match image {
                     Some(image) => EnvSpec::Image { image, conda: Some(document) },
-                    None => EnvSpec::Conda { document },
+                    None => EnvSpec::Conda { file: path, document, lock },
                 }
+            }
+            EnvironmentRef::CondaLock { document: None, path } => {
+                let lock = conda::lock(&base.join(&path), None, warnings)?;
+                EnvSpec::Conda { file: path, document: String::new(), lock: Some(lock) }
+            }
+            EnvironmentRef::CondaLock { document: Some(document), path } => {
+                let (document, parsed) = conda::document(&document, file, warnings)?;
+                let lock = conda::lock(&base.join(path), Some(&parsed), warnings)?;
+                EnvSpec::Conda { file: file_name(file), document, lock: Some(lock) }
             }
             EnvironmentRef::BuildContext { path, dockerfile } => {
                 self.context = Some((base.join(path), dockerfile));
@@ -143,7 +163,7 @@ impl Plan {
                     jobfile::environment_document(&text).map_err(|fault| in_file(&file, fault))?;
                 let place = |w: jobfile::Warning| format!("{}: {}: {}", file.display(), w.place, w.message);
                 self.warnings.extend(warnings.into_iter().map(place));
-                return self.environment(file.parent().unwrap_or(base), environment);
+                return self.environment(&file, environment);
             }
         };
         Ok(())
@@ -185,26 +205,37 @@ impl Plan {
     }
 }
 
+/// An environment that was written into `file`, with the files its lines include.
+fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<String>) -> Result<EnvSpec, Fault> {
+    Ok(match spec {
+        EnvSpec::Conda { document, lock, .. } => {
+            let (document, _) = conda::document(&document, file, warnings)?;
+            EnvSpec::Conda { file: file_name(file), document, lock }
+        }
+        EnvSpec::Image { image, conda: Some(document) } => {
+            let (document, _) = conda::document(&document, file, warnings)?;
+            EnvSpec::Image { image, conda: Some(document) }
+        }
+        EnvSpec::Pip { python, requirements } => {
+            EnvSpec::Pip { python, requirements: requirements::listed(&requirements, file)? }
+        }
+        EnvSpec::Host { python, requirements } => {
+            EnvSpec::Host { python, requirements: requirements::listed(&requirements, file)? }
+        }
+        other => other,
+    })
+}
+
 fn pip(python: &str, file: &Path) -> Result<EnvSpec, Fault> {
     Ok(EnvSpec::Pip { python: python.to_owned(), requirements: requirements::read(file)? })
 }
 
 fn read(path: &Path, what: &str) -> Result<String, Fault> {
-    fs::read_to_string(path).map_err(|error| {
-        let fix = match error.kind() {
-            io::ErrorKind::NotFound => "correct the path: it is relative to the file that names it",
-            io::ErrorKind::InvalidData => "save it as UTF-8",
-            _ => "make it readable for you",
-        };
-        Fault::new(Code::JobFile, format!("{what} `{}` cannot be read", path.display()))
-            .because(&error)
-            .fix(fix)
-    })
+    fs::read_to_string(path).map_err(|error| unreadable(path, what, &error))
 }
 
-fn in_file(file: &Path, mut fault: Fault) -> Fault {
-    fault.what = format!("{}: {}", file.display(), fault.what);
-    fault
+fn file_name(file: &Path) -> String {
+    file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 fn input_path(file: &Path, input: InputRef) -> Result<(String, PathBuf), Fault> {
@@ -277,7 +308,7 @@ mod tests {
             ("job.yaml", job),
             ("data/x", "1"),
             ("env/e.yml", "conda_file: c.yml\nfoo: 1\n"),
-            ("env/c.yml", "name: c\n"),
+            ("env/c.yml", "dependencies: [numpy]\nprefix: /p\n"),
         ]);
         let changes = Changes {
             set: vec![("inputs.n".into(), "7".into())],
@@ -288,10 +319,71 @@ mod tests {
         let plan = Plan::read(&dir.path().join("job.yaml"), changes).unwrap();
         assert_eq!(plan.code, Some(dir.path().join("src")));
         assert_eq!(plan.inputs, [("data".to_owned(), dir.path().join("data/x"))]);
-        assert_eq!(plan.draft.environment, EnvSpec::Conda { document: "name: c\n".into() });
+        assert_eq!(
+            plan.draft.environment,
+            EnvSpec::Conda {
+                file: "c.yml".into(),
+                document: "dependencies: [numpy]\nprefix: /p\n".into(),
+                lock: None
+            }
+        );
         assert_eq!(plan.draft.inputs["n"], Input::Literal("7".into()));
         assert_eq!(plan.draft.environment_variables["A"], "1");
         assert!(plan.warnings[0].contains("e.yml: line 2, column 1: `foo`"), "{:?}", plan.warnings);
+        assert!(plan.warnings[1].contains("c.yml: line 2, column 9: `prefix`"), "{:?}", plan.warnings);
+    }
+
+    fn environment(files: &[(&str, &str)]) -> Result<EnvSpec, Fault> {
+        let dir = project(files);
+        let plan = Plan::read(&dir.path().join("job.yml"), Changes::default())?;
+        assert!(plan.warnings.iter().all(|warning| warning.contains("no `code`")), "{:?}", plan.warnings);
+        Ok(plan.draft.environment)
+    }
+
+    #[test]
+    fn test_locks_travel_with_their_conda_file_or_alone() {
+        let lock = "@EXPLICIT\nhttps://h/c/noarch/a-1-0.conda\n";
+        let conda = |file: &str, document: &str| EnvSpec::Conda {
+            file: file.into(),
+            document: document.into(),
+            lock: Some(lock.into()),
+        };
+        let files = |job| [("job.yml", job), ("c.yml", "dependencies: [a]"), ("l", lock)];
+        let job = "command: x\nenvironment: {conda_file: ./c.yml, conda_lock: l}\n";
+        assert_eq!(environment(&files(job)).unwrap(), conda("./c.yml", "dependencies: [a]"));
+        let job = "command: x\nenvironment: {conda_lock: ./l}\n";
+        assert_eq!(environment(&files(job)).unwrap(), conda("./l", ""));
+        let job = "environment:\n  conda_lock: l\n  conda_file:\n    dependencies: [a]\ncommand: x\n";
+        let EnvSpec::Conda { file, document, lock: Some(_) } = environment(&files(job)).unwrap() else {
+            panic!("no lock");
+        };
+        assert_eq!((file.as_str(), document.lines().count()), ("job.yml", 4));
+        let job = "command: x\nenvironment: {conda_lock: c.yml}\n";
+        let fault = environment(&files(job)).unwrap_err();
+        assert!(fault.what.contains("c.yml: line 1, column 1: `dependencies"), "{fault}");
+    }
+
+    #[test]
+    fn test_environments_written_into_the_job_are_looked_through() {
+        let job = "command: x\nenvironment:\n  conda_file:\n    dependencies:\n    - pip\n    - pip:\n      - -r r.txt\n";
+        let EnvSpec::Conda { file, document, .. } =
+            environment(&[("job.yml", job), ("r.txt", "b\n")]).unwrap()
+        else {
+            panic!("no conda environment");
+        };
+        assert_eq!(file, "job.yml");
+        assert!(document.contains(r#"["b"]"#), "{document}");
+        let fault = environment(&[("job.yml", &job.replace("- -r r.txt", "- ./a.whl"))]).unwrap_err();
+        assert!(fault.what.contains("job.yml: line 7, column 9: `./a.whl`"), "{fault}");
+        let job = "command: x\nenvironment: {requirements: [a, ./b]}\n";
+        assert!(environment(&[("job.yml", job)]).unwrap_err().what.contains("job.yml: `./b` names a path"));
+    }
+
+    #[test]
+    fn test_user_managed_requirements_are_read_and_not_installed() {
+        let job = "command: x\nenvironment: {requirements: r.txt, user_managed_dependencies: true}\n";
+        let expected = EnvSpec::Host { python: "python3".into(), requirements: vec!["a>=1".into()] };
+        assert_eq!(environment(&[("job.yml", job), ("r.txt", "a>=1 # b\n")]).unwrap(), expected);
     }
 
     #[test]

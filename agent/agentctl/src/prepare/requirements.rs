@@ -1,17 +1,28 @@
 //! A requirements file as the list of lines a node can install from.
 //!
 //! The node sees the list and nothing else of this machine, so files that are included are read in here, and
-//! lines that name a path of this machine are refused with their place.
+//! lines a node cannot use are refused with their place. What those are is decided by [`agent_model::requirement`].
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use agent_model::requirement::{Line, Refused, judge, logical_lines};
 use agent_model::{Code, Fault};
 
 /// Reads a requirements file and every file it includes with `-r`.
 pub(super) fn read(path: &Path) -> Result<Vec<String>, Fault> {
     let mut reader = Reader { lines: Vec::new(), open: Vec::new() };
     reader.file(path)?;
+    Ok(reader.lines)
+}
+
+/// The same for lines that stand in another file, `file`, themselves.
+pub(super) fn listed(lines: &[String], file: &Path) -> Result<Vec<String>, Fault> {
+    let mut reader = Reader { lines: Vec::new(), open: Vec::new() };
+    let base = file.parent().unwrap_or(Path::new(""));
+    for line in lines.iter().map(|line| line.trim()).filter(|line| !line.is_empty()) {
+        reader.line(line, base, &file.display().to_string())?;
+    }
     Ok(reader.lines)
 }
 
@@ -41,100 +52,26 @@ impl Reader {
         let parent = real.parent().unwrap_or(Path::new("/")).to_owned();
         self.open.push(real);
         for (number, line) in logical_lines(&text) {
-            match judge(&line) {
-                Line::Package => self.lines.push(line),
-                Line::Include(other) => self.file(&parent.join(other))?,
-                Line::Local(why, fix) => {
-                    let what = format!("{}, line {number}: `{line}` {why}", path.display());
-                    return Err(Fault::new(Code::JobUnsupported, what).fix(fix));
-                }
-            }
+            self.line(&line, &parent, &format!("{}, line {number}", path.display()))?;
         }
         self.open.pop();
         Ok(())
     }
-}
 
-/// Lines without comments and blanks, continued ones joined, with the number each begins at.
-fn logical_lines(text: &str) -> Vec<(usize, String)> {
-    let mut lines: Vec<(usize, String)> = Vec::new();
-    let mut continued = false;
-    for (index, raw) in text.trim_start_matches('\u{feff}').lines().enumerate() {
-        let comment = raw.match_indices('#').find(|(at, _)| {
-            *at == 0 || raw[..*at].ends_with(char::is_whitespace) // `#` inside a URL is a fragment
-        });
-        let line = comment.map_or(raw, |(at, _)| &raw[..at]);
-        let (line, more) = match line.strip_suffix('\\') {
-            Some(line) => (line, true),
-            None => (line, false),
-        };
-        match lines.last_mut() {
-            Some((_, last)) if continued => last.push_str(line),
-            _ => lines.push((index + 1, line.to_owned())),
+    fn line(&mut self, line: &str, base: &Path, place: &str) -> Result<(), Fault> {
+        match judge(line) {
+            Line::Package => self.lines.push(line.to_owned()),
+            Line::Include(other) => self.file(&base.join(other))?,
+            Line::Refused(Refused { why, fix, secret }) => {
+                let (line, code) = match secret {
+                    true => ("the line".to_owned(), Code::JobInvalid),
+                    false => (format!("`{line}`"), Code::JobUnsupported),
+                };
+                return Err(Fault::new(code, format!("{place}: {line} {why}")).fix(fix));
+            }
         }
-        continued = more;
+        Ok(())
     }
-    let trimmed = lines.into_iter().map(|(number, line)| (number, line.trim().to_owned()));
-    trimmed.filter(|(_, line)| !line.is_empty()).collect()
-}
-
-enum Line<'a> {
-    /// Passed on as it is.
-    Package,
-    /// Another file to read in.
-    Include(&'a str),
-    /// Something of this machine: why it is refused, and what to do.
-    Local(&'static str, &'static str),
-}
-
-const SHIP_IT: &str =
-    "put the package into the code directory, where the command can import it, or install it from an index";
-
-fn judge(line: &str) -> Line<'_> {
-    if let Some(other) = option(line, "-r", "--requirement") {
-        return match is_url(other) {
-            true => Line::Package,
-            false => Line::Include(other),
-        };
-    }
-    if option(line, "-c", "--constraint").is_some_and(|other| !is_url(other)) {
-        return Line::Local(
-            "names a constraints file, which the node does not have",
-            "write the versions into the requirements themselves",
-        );
-    }
-    if option(line, "-e", "--editable").is_some() {
-        return Line::Local("installs a directory of this machine, which the node does not have", SHIP_IT);
-    }
-    if option(line, "-f", "--find-links").is_some_and(|from| !is_url(from)) {
-        return Line::Local("looks for packages on this machine, which the node cannot see", SHIP_IT);
-    }
-    if !line.starts_with('-') && is_path(line) {
-        return Line::Local("names a path of this machine, which the node does not have", SHIP_IT);
-    }
-    Line::Package
-}
-
-/// The value of an option written `-x VALUE`, `--long VALUE` or `--long=VALUE`.
-fn option<'a>(line: &'a str, short: &str, long: &str) -> Option<&'a str> {
-    let value = match line.strip_prefix(long) {
-        Some(rest) => rest.strip_prefix('=').or_else(|| rest.strip_prefix(char::is_whitespace))?,
-        None => line.strip_prefix(short).filter(|_| !line.starts_with("--"))?,
-    };
-    Some(value.trim())
-}
-
-fn is_url(text: &str) -> bool {
-    text.contains("://")
-}
-
-fn is_path(line: &str) -> bool {
-    let name = line.split([' ', '\t', ';', '@', '[']).next().unwrap_or_default();
-    if is_url(name) || is_url(line) {
-        return false;
-    }
-    let archive = [".whl", ".zip", ".tar.gz", ".tgz", ".tar.bz2"].iter().any(|end| name.ends_with(end));
-    name.starts_with(['.', '/', '~']) || name.contains('/') || archive
 }
 
 #[cfg(test)]
@@ -185,6 +122,31 @@ mod tests {
             assert!(fault.what.contains(&format!("line 2: `{line}`")), "{}", fault.what);
             assert!(fault.fix.is_some());
         }
+    }
+
+    #[test]
+    fn test_credentials_are_refused_and_not_repeated() {
+        let dir =
+            project(&[("requirements.txt", "numpy\n--extra-index-url https://me:hunter2@host/simple\n")]);
+        let fault = read(&dir.path().join("requirements.txt")).unwrap_err();
+        assert_eq!(fault.code, Code::JobInvalid);
+        assert!(fault.what.contains("requirements.txt, line 2: the line holds credentials"), "{fault}");
+        assert!(!fault.to_string().contains("hunter2") && fault.fix.unwrap().contains("netrc"));
+    }
+
+    #[test]
+    fn test_lines_of_another_file_are_judged_alike() {
+        let dir = project(&[("job.yml", ""), ("r.txt", "b\n")]);
+        let file = dir.path().join("job.yml");
+        let listed =
+            |lines: &[&str]| listed(&lines.iter().map(|l| (*l).to_owned()).collect::<Vec<_>>(), &file);
+        assert_eq!(listed(&["a", "", "-r r.txt"]).unwrap(), ["a", "b"]);
+        assert!(
+            listed(&["a", "./pkg"])
+                .unwrap_err()
+                .what
+                .ends_with("job.yml: `./pkg` names a path of this machine, which the node does not have")
+        );
     }
 
     #[test]

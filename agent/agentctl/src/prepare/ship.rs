@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use agent_cas::Remote;
 use agent_cas::snapshot::{self, Progress, PushError, ScanError, Snapshot};
 use agent_model::job::Input;
-use agent_model::{Code, Digest, EnvSpec, Fault, JobSpec};
+use agent_model::{Code, Digest, EnvSpec, Fault, JobSpec, size};
 use tonic::Status;
 
 use super::Plan;
 use crate::client;
 use crate::output::Output;
-use crate::output::text::{bytes, count};
+use crate::output::text::count;
 
 /// Code above this size, in bytes, is remarked upon.
 const LARGE: u64 = 300_000_000;
@@ -40,7 +40,7 @@ impl Plan {
             draft.inputs.insert(name, input);
         }
         if let Some((dir, dockerfile)) = context {
-            let context = send("build context", &dir, blobs, output).await?;
+            let context = send_all("build context", &dir, blobs, output).await?;
             draft.environment = EnvSpec::Build { context, dockerfile };
         }
         draft.validate()
@@ -48,25 +48,44 @@ impl Plan {
 }
 
 async fn send(what: &str, path: &Path, blobs: &Remote, output: &mut Output) -> Result<Digest, Fault> {
+    let file = path.is_file();
+    let by_rules = move |path: &Path| if file { snapshot::scan_file(path) } else { snapshot::scan(path) };
+    transfer(what, path, by_rules, blobs, output).await
+}
+
+/// Sends a directory with all it holds: a build has ignore rules of its own, and whoever builds knows them.
+async fn send_all(what: &str, dir: &Path, blobs: &Remote, output: &mut Output) -> Result<Digest, Fault> {
+    transfer(what, dir, snapshot::scan_whole, blobs, output).await
+}
+
+async fn transfer(
+    what: &str,
+    path: &Path,
+    scan: impl FnOnce(&Path) -> Result<Snapshot, ScanError> + Send + 'static,
+    blobs: &Remote,
+    output: &mut Output,
+) -> Result<Digest, Fault> {
     output.busy(&format!("{what}: reading {}", path.display()));
-    let snapshot = scan(path.to_owned()).await.map_err(|error| unreadable(what, path, &error))?;
+    let snapshot = read(path.to_owned(), scan).await.map_err(|error| unreadable(what, path, &error))?;
     warn(&snapshot, path, output);
     output.busy(&format!("{what}: asking what is new"));
     let tick = output.ticker();
     let progress = |sent: Progress| {
-        let (done, all) = (bytes(sent.bytes), bytes(sent.bytes_total));
+        let (done, all) = (size::decimal(sent.bytes), size::decimal(sent.bytes_total));
         tick(format!("{what}: {} of {} files, {done} of {all} sent", sent.files, sent.files_total));
     };
     let pushed =
         snapshot::push(&snapshot, blobs, progress).await.map_err(|error| unsent(what, path, &error))?;
-    let (files, sent) = (count(pushed.files, "file"), bytes(pushed.bytes_sent));
+    let (files, sent) = (count(pushed.files, "file"), size::decimal(pushed.bytes_sent));
     output.note(&format!("{what}: {files}, {} changed, {sent} sent", pushed.files_sent));
     Ok(snapshot.root)
 }
 
-async fn scan(path: PathBuf) -> Result<Snapshot, ScanError> {
-    let scan = move || if path.is_file() { snapshot::scan_file(&path) } else { snapshot::scan(&path) };
-    match tokio::task::spawn_blocking(scan).await {
+async fn read(
+    path: PathBuf,
+    scan: impl FnOnce(&Path) -> Result<Snapshot, ScanError> + Send + 'static,
+) -> Result<Snapshot, ScanError> {
+    match tokio::task::spawn_blocking(move || scan(&path)).await {
         Ok(scanned) => scanned,
         Err(panicked) => std::panic::resume_unwind(panicked.into_panic()), // it is never cancelled
     }
@@ -81,11 +100,12 @@ fn warn(snapshot: &Snapshot, path: &Path, output: &mut Output) {
     }
     if snapshot.bytes > LARGE {
         let largest = snapshot.largest.iter().take(3);
-        let largest: Vec<_> = largest.map(|(name, size)| format!("{name} ({})", bytes(*size))).collect();
+        let largest: Vec<_> =
+            largest.map(|(name, size)| format!("{name} ({})", size::decimal(*size))).collect();
         output.warn(&format!(
             "{} has {}; the largest: {}. What the job does not need can stand in a .amlignore there",
             path.display(),
-            bytes(snapshot.bytes),
+            size::decimal(snapshot.bytes),
             largest.join(", ")
         ));
     }

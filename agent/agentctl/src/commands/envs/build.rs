@@ -1,0 +1,182 @@
+//! `envs build`: an environment ahead of the jobs that need it.
+//!
+//! It is made by a job that does nothing in it, so everything that goes for jobs goes for it too: it waits its
+//! turn, its build log is stored, and `agentctl why` tells its story.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use agent_model::{Code, Fault, JobDraft, Stream};
+use agent_proto::v1;
+use serde_json::json;
+
+use crate::cli::EnvBuildArgs;
+use crate::client::{Client, answer};
+use crate::commands::follow::{Ended, Wants, follow};
+use crate::commands::submit;
+use crate::failure::{DETACHED, Failure};
+use crate::output::Output;
+use crate::prepare::{Changes, Plan};
+
+/// What the job runs.
+const NOTHING: &str = "true";
+
+/// Builds, follows, and prints the key.
+pub(super) async fn build(
+    args: EnvBuildArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<ExitCode, Failure> {
+    let plan = plan(&args.target)?;
+    plan.warnings.iter().for_each(|warning| output.warn(warning));
+    let client = Client::find_or_start(socket, output).await?;
+    let hint = plan.hint.clone();
+    let spec = plan.ship(&client.blobs(), output).await?;
+    let job = Box::pin(submit::enqueue(&client, spec, hint)).await?;
+    output.note(&format!("job:  {job}"));
+    let wants = Wants { log: Stream::Job, story: true, tail: 0, attempt: 0 };
+    let ended = match follow(&client, &job, wants, output).await? {
+        Ended::Job(ended) => ended,
+        Ended::Detached => {
+            output.note(&format!("detached; the build goes on. Follow it: agentctl logs -f --build {job}"));
+            return Ok(ExitCode::from(DETACHED));
+        }
+    };
+    if let Some(fault) = ended.cause() {
+        output.fault(fault);
+    }
+    if ended.state != "Completed" {
+        return Ok(ExitCode::FAILURE);
+    }
+    let (key, how) = made(&client, &job).await?;
+    let node = ended.replicas.first().map(|replica| replica.node.clone());
+    if args.json {
+        output.json(&json!({ "job": job, "node": node, "key": key, "built": how == "built" }))?;
+    } else {
+        output.print(&format!("{key}\n"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The job's history has the key, and whether it was built or was there already.
+async fn made(client: &Client, job: &str) -> Result<(String, String), Failure> {
+    let request = v1::GetJobRequest { job: job.to_owned() };
+    let history = answer(client.jobs().history(request)).await?;
+    let told = |event: &v1::HistoryEvent| {
+        let (_, told) = event.text.split_once("environment ")?;
+        let (key, how) = told.split_once(' ')?;
+        matches!(how, "built" | "reused").then(|| (key.to_owned(), how.to_owned()))
+    };
+    let unknown = || Fault::new(Code::Bug, "the job ended without a word about its environment");
+    Ok(history.events.iter().rev().find_map(told).ok_or_else(unknown)?)
+}
+
+/// A job that only has the environment of what is named.
+fn plan(target: &Path) -> Result<Plan, Failure> {
+    let changes = || Changes { command: vec![NOTHING.to_owned()], ..Changes::default() };
+    let mut plan = match form(target) {
+        Form::Job => Plan::read(target, changes())?,
+        Form::Part(environment) => {
+            let dir = tempfile::tempdir().map_err(|error| {
+                Failure::refused(format!("cannot make a temporary file: {error}"), "make room below /tmp")
+            })?;
+            let file = dir.path().join("job.yml");
+            let text = format!("command: {NOTHING}\nenvironment: {environment}\n");
+            fs::write(&file, text).map_err(|error| {
+                Failure::refused(format!("cannot write a temporary file: {error}"), "make room below /tmp")
+            })?;
+            Plan::read(&file, changes())?
+        }
+    };
+    let name = target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    plan.draft = JobDraft {
+        command: NOTHING.to_owned(),
+        environment: plan.draft.environment,
+        display_name: format!("build the environment of {name}"),
+        experiment: "environments".to_owned(),
+        ..JobDraft::default()
+    };
+    (plan.code, plan.hint) = (None, "env".to_owned());
+    plan.inputs.clear();
+    Ok(plan)
+}
+
+/// What a file is.
+#[derive(Debug, PartialEq, Eq)]
+enum Form {
+    /// A directory or a job file, which names its environment.
+    Job,
+    /// A part of one: what a job file would say under `environment`.
+    Part(String),
+}
+
+/// What is named, told by its content: users call these files as they like.
+fn form(target: &Path) -> Form {
+    let Ok(text) = fs::read_to_string(target) else { return Form::Job }; // reading it says what is wrong
+    let path = target.canonicalize().unwrap_or_else(|_| PathBuf::from(target));
+    let quoted = format!("'{}'", path.display().to_string().replace('\'', "''"));
+    let has = |key: &str| text.lines().any(|line| line.starts_with(&format!("{key}:")));
+    if text.lines().any(|line| line.trim() == "@EXPLICIT") {
+        return Form::Part(format!("{{conda_lock: {quoted}}}"));
+    }
+    if path.extension().is_some_and(|end| end == "txt" || end == "in") {
+        return Form::Part(format!("{{requirements: {quoted}}}"));
+    }
+    if has("command") {
+        return Form::Job;
+    }
+    if has("dependencies") {
+        return Form::Part(format!("{{conda_file: {quoted}}}"));
+    }
+    let document = ["image", "conda_file", "conda_lock", "build", "python", "requirements"];
+    match document.into_iter().any(has) {
+        true => Form::Part(format!("'file:{}'", path.display().to_string().replace('\'', "''"))),
+        false => Form::Job,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::EnvSpec;
+
+    use super::*;
+
+    #[test]
+    fn test_files_are_told_by_what_is_in_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let is = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, text).unwrap();
+            match form(&path) {
+                Form::Job => "job".to_owned(),
+                Form::Part(part) => {
+                    part.replace(&dir.path().canonicalize().unwrap().display().to_string(), "")
+                }
+            }
+        };
+        assert_eq!(is("e.yml", "name: x\ndependencies: [python]\n"), "{conda_file: '/e.yml'}");
+        assert_eq!(is("it's.txt", "numpy\n"), "{requirements: '/it''s.txt'}");
+        assert_eq!(is("env.lock", "# platform: linux-64\n@EXPLICIT\n"), "{conda_lock: '/env.lock'}");
+        assert_eq!(is("job.yml", "command: x\nenvironment: host\n"), "job");
+        assert_eq!(is("d.yml", "conda_file: c.yml\n"), "'file:/d.yml'");
+        assert_eq!(form(dir.path()), Form::Job);
+    }
+
+    #[test]
+    fn test_job_has_the_environment_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("requirements.txt"), "numpy\n").unwrap();
+        let job =
+            "command: python t.py\ncode: .\ninputs: {n: 1}\nenvironment: {requirements: requirements.txt}\n";
+        fs::write(dir.path().join("job.yml"), job).unwrap();
+        let pip = EnvSpec::Pip { python: "python3".into(), requirements: vec!["numpy".into()] };
+        for target in [dir.path().to_owned(), dir.path().join("job.yml"), dir.path().join("requirements.txt")]
+        {
+            let plan = plan(&target).ok().unwrap();
+            assert_eq!(plan.draft.environment, pip, "{}", target.display());
+            assert!(plan.code.is_none() && plan.draft.inputs.is_empty());
+            assert_eq!(plan.draft.command, NOTHING);
+        }
+    }
+}

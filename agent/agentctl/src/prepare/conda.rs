@@ -1,0 +1,167 @@
+//! Conda files and locks as texts a node can build from.
+//!
+//! What is wrong with one is told here, where its writer reads it, and not when a node comes to build it. Files of
+//! pip requirements that a conda file includes are read into it, because the node has nothing but its text.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use agent_model::condafile::{self, CondaFile, Lock};
+use agent_model::jobfile::Warning;
+use agent_model::{Code, Fault};
+
+use super::requirements;
+
+/// Where nodes run.
+const PLATFORM: &str = "linux-";
+
+/// Reads a conda file or a lock; more than could be right is not read.
+pub(super) fn read(path: &Path, what: &str) -> Result<String, Fault> {
+    let text = || {
+        let mut bytes = Vec::new();
+        File::open(path)?.take(condafile::LARGEST as u64 * 2 + 4).read_to_end(&mut bytes)?;
+        decode(bytes)
+    };
+    text().map_err(|error| super::unreadable(path, what, &error))
+}
+
+/// UTF-8, or the UTF-16 that a redirected `conda env export` leaves on Windows.
+fn decode(bytes: Vec<u8>) -> io::Result<String> {
+    let unit = |pair: &[u8]| match bytes[0] {
+        0xff => u16::from_le_bytes([pair[0], pair[1]]),
+        _ => u16::from_be_bytes([pair[0], pair[1]]),
+    };
+    let wrong = |_| io::Error::from(io::ErrorKind::InvalidData);
+    match bytes.as_slice() {
+        [0xff, 0xfe, text @ ..] | [0xfe, 0xff, text @ ..] => {
+            let units: Vec<u16> = text.chunks_exact(2).map(unit).collect();
+            String::from_utf16(&units).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+        }
+        _ if bytes.len() > condafile::LARGEST => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        _ => String::from_utf8(bytes).map_err(wrong),
+    }
+}
+
+/// The text of a conda file that stands in `file`, complete and looked through.
+pub(super) fn document(
+    text: &str,
+    file: &Path,
+    warnings: &mut Vec<String>,
+) -> Result<(String, CondaFile), Fault> {
+    let base = file.parent().unwrap_or(Path::new(""));
+    let mut included = false;
+    let text = condafile::inline(text, |path| {
+        included = true;
+        let lines = requirements::read(&base.join(path));
+        lines.map_err(|fault| fault.why(format!("`{}` includes it", file.display())))
+    });
+    let text = text.map_err(|fault| if included { fault } else { super::in_file(file, fault) })?;
+    let (parsed, warned) = condafile::parse(&text).map_err(|fault| super::in_file(file, fault))?;
+    let place = |Warning { place, message }| format!("{}: {place}: {message}", file.display());
+    warnings.extend(warned.into_iter().map(place));
+    Ok((text, parsed))
+}
+
+/// The text of the lock in `path`, looked through, beside the conda file it may belong to.
+pub(super) fn lock(
+    path: &Path,
+    beside: Option<&CondaFile>,
+    warnings: &mut Vec<String>,
+) -> Result<String, Fault> {
+    let text = read(path, "the lock")?;
+    let lock = condafile::parse_lock(&text).map_err(|fault| super::in_file(path, fault))?;
+    if let Some(platform) = lock.platform.as_ref().filter(|platform| !platform.starts_with(PLATFORM)) {
+        let what = format!("{}: the lock is for `{platform}`, and nodes run Linux", path.display());
+        return Err(Fault::new(Code::JobUnsupported, what)
+            .fix("make it on a node: run the job once without it, then `agentctl envs export`"));
+    }
+    let missing = beside.map(|file| missing(file, &lock)).unwrap_or_default();
+    if !missing.is_empty() {
+        let missing: Vec<String> = missing.iter().map(|name| format!("`{name}`")).collect();
+        warnings.push(format!(
+            "{}: the lock lacks {}, which the conda file names; what is installed is what the lock says",
+            path.display(),
+            missing.join(", ")
+        ));
+    }
+    Ok(text)
+}
+
+/// What a conda file names and a lock lacks.
+fn missing(file: &CondaFile, lock: &Lock) -> Vec<String> {
+    let locked: BTreeSet<String> =
+        lock.packages.iter().filter_map(|package| Some(package.name()?.to_ascii_lowercase())).collect();
+    file.names().into_iter().filter(|name| !locked.contains(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::project;
+    use super::*;
+
+    #[test]
+    fn test_included_requirements_travel_inside_the_document() {
+        let dir = project(&[("c.yml", ""), ("more/r.txt", "a # why\n-r s.txt\n"), ("more/s.txt", "b>=1\n")]);
+        let text = "dependencies:\n- pip\n- pip:\n  - -r more/r.txt\n  - c\n";
+        let mut warnings = Vec::new();
+        let (text, file) = document(text, &dir.path().join("c.yml"), &mut warnings).unwrap();
+        assert!(text.contains(r#"  - ["a","b>=1"]"#), "{text}");
+        assert_eq!(file.pip.iter().map(|line| line.line).collect::<Vec<_>>(), [4, 4, 5]);
+        assert!(warnings.is_empty());
+    }
+
+    #[test]
+    fn test_faults_name_the_file_they_are_in() {
+        let dir = project(&[("c.yml", ""), ("bad.txt", "numpy\n-e .\n")]);
+        let file = dir.path().join("c.yml");
+        let refused = |text: &str| document(text, &file, &mut Vec::new()).unwrap_err();
+        let fault = refused("dependencies: [python=>3]\n");
+        assert!(fault.what.contains("c.yml: line 1, column 16: "), "{fault}");
+        let fault = refused("dependencies:\n- pip: [-r bad.txt]\n");
+        assert!(fault.what.contains("bad.txt, line 2: `-e .`") && !fault.what.contains("c.yml"), "{fault}");
+        assert!(fault.why[0].contains("c.yml` includes it"), "{fault}");
+        let fault = refused("dependencies:\n- pip: [-r gone.txt]\n");
+        assert!(fault.what.contains("gone.txt` cannot be read"), "{fault}");
+        let mut warnings = Vec::new();
+        document("prefix: /x\ndependencies: [a]", &file, &mut warnings).unwrap();
+        assert!(warnings[0].contains("c.yml: line 1, column 9: `prefix` has no effect"), "{warnings:?}");
+    }
+
+    #[test]
+    fn test_texts_of_windows_are_read() {
+        let dir = project(&[]);
+        let path = dir.path().join("c.yml");
+        for big in [false, true] {
+            let units = "\u{feff}dependencies: [a]\r\n".encode_utf16();
+            let bytes: Vec<u8> =
+                units.flat_map(|unit| if big { unit.to_be_bytes() } else { unit.to_le_bytes() }).collect();
+            std::fs::write(&path, bytes).unwrap();
+            assert_eq!(read(&path, "it").unwrap(), "dependencies: [a]\r\n");
+        }
+        std::fs::write(&path, b"dependencies: [\xe9]\n").unwrap();
+        assert_eq!(read(&path, "the conda file").unwrap_err().fix.unwrap(), "save it as UTF-8");
+        std::fs::write(&path, vec![b'-'; 10 << 20]).unwrap();
+        let text = read(&path, "it").unwrap();
+        let fault = document(&text, &path, &mut Vec::new()).unwrap_err();
+        assert!(fault.what.contains("more than 1 MiB"), "{fault}");
+    }
+
+    #[test]
+    fn test_a_lock_fits_its_file_and_the_nodes() {
+        let text =
+            "# platform: linux-64\n@EXPLICIT\nhttps://h/c/linux-64/python-3.11.1-0.conda\n# pip six==1.16\n";
+        let dir = project(&[("l", text), ("osx", &text.replace("linux-64", "osx-arm64")), ("c.yml", "")]);
+        let (_, file) =
+            document("dependencies: [Python=3.11, numpy]", &dir.path().join("c.yml"), &mut Vec::new())
+                .unwrap();
+        let mut warnings = Vec::new();
+        assert_eq!(lock(&dir.path().join("l"), None, &mut warnings).unwrap(), text);
+        assert!(warnings.is_empty());
+        lock(&dir.path().join("l"), Some(&file), &mut warnings).unwrap();
+        assert!(warnings[0].contains("the lock lacks `numpy`, which"), "{warnings:?}");
+        let fault = lock(&dir.path().join("osx"), None, &mut warnings).unwrap_err();
+        assert!(fault.what.contains("osx: the lock is for `osx-arm64`"), "{fault}");
+    }
+}
