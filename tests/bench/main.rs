@@ -1,11 +1,18 @@
-//! What the product costs, as ratios to what the machine itself does, measured in one run.
+//! What the product costs, as ratios to what the machine itself and other programs do, measured in one run.
+//!
+//! ```text
+//! bench [jobs] [environments] [containers]
+//! ```
 //!
 //! Nothing is asserted: machines differ, and so do their moods. Both sides of a ratio take turns, so that a
 //! slow moment hits both; the median of the rounds is printed, with the least beside it.
 
 #![allow(clippy::print_stdout, reason = "printing is what a benchmark is for")]
 
+mod containers;
+mod environments;
 mod measure;
+mod peers;
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -15,6 +22,20 @@ use agent_tests::{Host, SOON, cpu_seconds, eventually, resident};
 use measure::{Series, first_line, time};
 
 fn main() {
+    let parts: Vec<String> = std::env::args().skip(1).collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|named| named == part);
+    if wanted("jobs") {
+        jobs();
+    }
+    if wanted("environments") {
+        environments::all();
+    }
+    if wanted("containers") {
+        containers::all();
+    }
+}
+
+fn jobs() {
     println!("{:<46} {:>10} {:>10} {:>7}", "measure", "ours", "other", "ratio");
     let host = Host::started();
     submit_to_first_line(&host);

@@ -21,6 +21,10 @@ impl Series {
     pub(crate) fn least(&self) -> Duration {
         self.0[0]
     }
+
+    pub(crate) fn most(&self) -> Duration {
+        self.0[self.0.len() - 1]
+    }
 }
 
 /// From the start of a command to its end.

@@ -11,29 +11,29 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually};
 
 use crate::judge::{Every, Samples, broken, instances, lost_and_unexpected, percentile, whole};
-use crate::row::{Row, Scale, Tally};
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[
     Row {
         id: "A1",
         promise: "no job is lost or invented while controller and nodes are killed",
-        run: |scale| keep_jobs(scale, 2),
+        run: |tally, scale| tally.add(keep_jobs(scale, 2)),
     },
     Row {
         id: "A4",
         promise: "a daemon killed at any instant costs its jobs nothing: not a line, not a restart",
-        run: |scale| kill_agent(scale, 1),
+        run: |tally, scale| tally.add(kill_agent(scale, 1)),
     },
     Row {
         id: "A6",
         promise: "results of jobs that end while the controller is away count, once",
-        run: |scale| controller_away(scale, 1),
+        run: |tally, scale| tally.add(controller_away(scale, 1)),
     },
     Row {
         id: "A8",
         promise: "a controller that is killed stops, moves and restarts nothing",
-        run: |scale| kill_controller(scale, 1),
+        run: |tally, scale| tally.add(kill_controller(scale, 1)),
     },
     Row { id: "A19", promise: "one box keeps the promises of A1, A4, A6 and A8 as well", run: on_one_box },
 ];
@@ -224,9 +224,8 @@ fn controller_away(scale: &Scale, nodes: usize) -> Tally {
 }
 
 /// The same on one box, where the daemon is both; smaller, because it is the same code.
-fn on_one_box(scale: &Scale) -> Tally {
+fn on_one_box(tally: &mut Tally, scale: &Scale) {
     let small = Scale { full: false, ..*scale };
-    let mut all = Tally::default();
     for (name, run) in [
         ("A1", keep_jobs as fn(&Scale, usize) -> Tally),
         ("A4", kill_agent),
@@ -234,11 +233,10 @@ fn on_one_box(scale: &Scale) -> Tally {
         ("A8", kill_controller),
     ] {
         let one = run(&small, 0);
-        all.add(Tally {
+        tally.add(Tally {
             notes: one.notes.iter().map(|note| format!("{name}: {note}")).collect(),
             failures: one.failures.iter().map(|failure| format!("{name}: {failure}")).collect(),
             ..one
         });
     }
-    all
 }

@@ -11,21 +11,24 @@ use agent_tests::witness::boottime;
 use agent_tests::{SOON, eventually, signal};
 use rustix::process::Signal;
 
-use crate::row::{Row, Scale, Tally};
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
     Row {
         id: "A2",
         promise: "a job that may be replaced never runs twice at once, and soon runs again",
-        run: |scale| side_by_side(scale, &Fault::ALL, scale.of(6, 70), (LEASE / 2, LEASE * 3)),
+        run: |tally, scale| {
+            tally.add(side_by_side(scale, &Fault::ALL, scale.of(6, 70), (LEASE / 2, LEASE * 5)));
+            both_begin_anew(tally, scale);
+        },
     },
     Row {
         id: "A11",
         promise: "after a long partition a held job was not touched, a replaceable one runs once",
-        run: |scale| {
+        run: |tally, scale| {
             let long = scale.of(Duration::from_secs(20), Duration::from_secs(600));
-            side_by_side(scale, &Fault::PARTITIONS, scale.of(2, 3), (long, long))
+            tally.add(side_by_side(scale, &Fault::PARTITIONS, scale.of(2, 3), (long, long)));
         },
     },
 ];
@@ -117,6 +120,29 @@ fn suffer(chance: &mut Chance, faults: impl Iterator<Item = Fault>, span: (Durat
     }
     tally.note(format!("{moves} new attempts, lease {} s", LEASE.as_secs()));
     tally
+}
+
+/// Agent and controller are killed and started at one moment: neither knows how long the run has leave, and the
+/// supervisor does.
+fn both_begin_anew(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
+    let controller = format!("lease: {}s\n", 4 * LEASE.as_secs());
+    let mut fleet = Fleet::started(&Setup { nodes: 1, controller, ..Setup::default() });
+    let job = fleet.client.submit(&draft(&fleet, OnDisconnect::Replace));
+    fleet.client.reached(&job, &["Running"]);
+    for round in 0..scale.of(6, 60) {
+        std::thread::sleep(chance.millis(0, 1500));
+        tally.case(&format!("agent and controller begin anew at once, {round}"), || {
+            fleet.controller.kill();
+            fleet.nodes[0].bounce();
+            std::thread::sleep(chance.millis(0, 300));
+            fleet.controller.spawn();
+            fleet.ready();
+            std::thread::sleep(Duration::from_millis(700));
+            let job = fleet.client.job(&job);
+            assert!(job.epoch == 1 && job.outcome.is_none(), "its run was ended: {job:?}");
+        });
+    }
 }
 
 /// A job that runs for as long as it is let.

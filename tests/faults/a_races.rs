@@ -11,7 +11,7 @@ use agent_tests::witness::boottime;
 use agent_tests::{SOON, eventually};
 
 use crate::judge::{truthful, whole};
-use crate::row::{Row, Scale, Tally};
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -31,8 +31,8 @@ pub(crate) const ROWS: &[Row] = &[
 const LINES: u64 = 20;
 
 /// Jobs are canceled at random instants around their end, their limit and the death of their daemon.
-fn cancels(scale: &Scale) -> Tally {
-    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+fn cancels(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
     let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 6, ..Setup::default() });
     let go = fleet.home().join("go");
     let bystander = fleet.submit(&format!("--lines {LINES} --until {}", go.display()));
@@ -74,12 +74,11 @@ fn cancels(scale: &Scale) -> Tally {
         fs::write(go, "").expect("the sign to end");
         whole(&fleet, &bystander, LINES);
     });
-    tally
 }
 
 /// Jobs come in while nodes are drained and opened again.
-fn drains(scale: &Scale) -> Tally {
-    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+fn drains(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
     let mut fleet = Fleet::started(&Setup { nodes: 2, slots: 2, ..Setup::default() });
     let mut jobs = Vec::new();
     for round in 0..scale.of(12, 200) {
@@ -108,7 +107,6 @@ fn drains(scale: &Scale) -> Tally {
         });
     }
     tally.note(format!("{} jobs around drains", jobs.len()));
-    tally
 }
 
 /// A state of a job, and the place that is slow so that it can be met there.
@@ -121,8 +119,8 @@ const STATES: [(&str, &str); 5] = [
 ];
 
 /// Each state meets each verb.
-fn stops(scale: &Scale) -> Tally {
-    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+fn stops(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
     for _ in 0..scale.of(1, 5) {
         for (state, slow) in STATES {
             for verb in ["stop", "kill", "drain"] {
@@ -133,7 +131,6 @@ fn stops(scale: &Scale) -> Tally {
             }
         }
     }
-    tally
 }
 
 fn meet(state: &str, slow: &str, verb: &str, pause: Duration) {

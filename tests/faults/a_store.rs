@@ -13,7 +13,7 @@ use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::Way;
 
 use crate::judge::{broken, contents, instances, whole};
-use crate::row::{Row, Scale, Tally};
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -33,8 +33,8 @@ pub(crate) const ROWS: &[Row] = &[
 const LINES: u64 = 200;
 
 /// The machine of a node goes down at random phases of its jobs.
-fn reboots(scale: &Scale) -> Tally {
-    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+fn reboots(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
     let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 2, ..Setup::default() });
     for round in 0..scale.of(10, 50) {
         let retries = round % 2 == 1;
@@ -70,7 +70,6 @@ fn reboots(scale: &Scale) -> Tally {
     }
     tally.count(0, "runs of one epoch", &fleet.witness.run_twice());
     tally.count(0, "runs at the same time", &fleet.witness.overlaps());
-    tally
 }
 
 fn rebooted() -> &'static str {
@@ -89,8 +88,7 @@ fn files(database: &Path) -> Vec<PathBuf> {
 }
 
 /// A backup is taken, jobs run, the backup comes back.
-fn old_backup(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn old_backup(tally: &mut Tally, scale: &Scale) {
     for round in 0..scale.of(2, 10) {
         tally.case(&format!("restore {round}"), || {
             let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 2, ..Setup::default() });
@@ -135,7 +133,6 @@ fn old_backup(scale: &Scale) -> Tally {
             assert!(fleet.witness.run_twice().is_empty(), "{:?}", fleet.witness.run_twice());
         });
     }
-    tally
 }
 
 fn ended(dir: &Path) -> bool {
@@ -143,8 +140,8 @@ fn ended(dir: &Path) -> bool {
 }
 
 /// Bits are flipped and ends are cut off in the databases of both sides while jobs run.
-fn damage(scale: &Scale) -> Tally {
-    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+fn damage(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
     for round in 0..scale.of(2, 10) {
         let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 2, ..Setup::default() });
         let go = fleet.home().join("go");
@@ -210,7 +207,6 @@ fn damage(scale: &Scale) -> Tally {
             "{mattered} of {cases} damages changed what is read, {reported} had to be reported"
         ));
     }
-    tally
 }
 
 /// The databases that were set aside because they were damaged.

@@ -8,7 +8,7 @@ use agent_tests::post::Rules;
 use agent_tests::{SOON, eventually};
 
 use crate::judge::{Every, Samples, lost_and_unexpected, whole};
-use crate::row::{Row, Scale, Tally};
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[Row {
@@ -18,8 +18,8 @@ pub(crate) const ROWS: &[Row] = &[Row {
 }];
 
 /// Jobs run while the messages of their nodes are doubled, delayed and repeated; daemons are killed too.
-fn unreliable_post(scale: &Scale) -> Tally {
-    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+fn unreliable_post(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
     let rules = Rules {
         doubled: 20,
         delayed: 10,
@@ -80,5 +80,4 @@ fn unreliable_post(scale: &Scale) -> Tally {
     tally.note(format!(
         "{carried} messages carried, {doubled} doubled, {delayed} delayed, {stale} stale ones repeated; {kills} kills"
     ));
-    tally
 }

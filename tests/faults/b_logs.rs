@@ -16,7 +16,7 @@ use agent_tests::{SOON, binaries, eventually, resident};
 
 use crate::judge::whole;
 use crate::look::{PYTHON, command, panics};
-use crate::row::{Row, Scale, Tally};
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this group. B5 is not taken: there is no GPU code that could hang. B7 is not taken: there are
 /// no secrets yet that could be masked.
@@ -68,8 +68,7 @@ fn torment(fleet: &mut Fleet, scale: &Scale, goes_on: impl Fn(&Fleet) -> bool) -
     broken
 }
 
-fn complete(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn complete(tally: &mut Tally, scale: &Scale) {
     let mut fleet = Fleet::of(1);
     let (lines, rate) = scale.of((120_000, 10_000), (10_000_000, 50_000));
     let job = fleet.submit(&format!("--lines {lines} --rate {rate}"));
@@ -78,7 +77,6 @@ fn complete(scale: &Scale) -> Tally {
     let broken = torment(&mut fleet, scale, |_| begun.elapsed() < Duration::from_secs(lines / rate));
     tally.note(format!("{lines} lines at {rate} a second; {broken} kills, cuts and broken connections"));
     tally.case("every line, once, in order", || whole(&fleet, &job, lines));
-    tally
 }
 
 /// Points with a name, a step and a value of their own, as a set.
@@ -116,8 +114,7 @@ with open(os.environ["AGENTD_METRICS"], "a", buffering=1) as metrics:
             time.sleep(seconds * 200 / count)
 "#;
 
-fn metrics(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn metrics(tally: &mut Tally, scale: &Scale) {
     let mut fleet = Fleet::of(1);
     let (count, seconds) = scale.of((20_000, 6), (1_000_000, 300));
     let mut draft =
@@ -141,11 +138,9 @@ fn metrics(scale: &Scale) -> Tally {
     tally.count(u32::try_from(count).unwrap_or(u32::MAX), "points differ", &wrong);
     tally.case("no point nobody wrote", || assert_eq!(points.len() as i64, count));
     tally.note(format!("{count} points; {broken} kills, cuts and broken connections"));
-    tally
 }
 
-fn follow(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn follow(tally: &mut Tally, scale: &Scale) {
     let fleet = Fleet::one_box();
     let link = Link::new(&fleet.home().join("follower"), &fleet.controller.socket());
     let (kills, lines) = scale.of((80, 40_000), (500, 300_000));
@@ -183,12 +178,10 @@ fn follow(scale: &Scale) -> Tally {
     });
     tally.count(broken, "", &[]);
     tally.note(format!("{broken} broken connections over {lines} lines"));
-    tally
 }
 
 /// A reader that takes nothing at all while the job writes as fast as it can.
-fn slow_reader(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn slow_reader(tally: &mut Tally, scale: &Scale) {
     let fleet = Fleet::of(1);
     let mebibytes = scale.of(96, 2000);
     let write =
@@ -245,7 +238,6 @@ fn slow_reader(scale: &Scale) -> Tally {
         agent >> 20,
         shim >> 10
     ));
-    tally
 }
 
 /// Bytes that mean something to terminals, to readers of lines and to those who think that bytes are text.
@@ -316,8 +308,7 @@ sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:], read)))
     spawn.output().expect("Python starts").stdout
 }
 
-fn hostile(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn hostile(tally: &mut Tally, scale: &Scale) {
     let fleet = Fleet::one_box();
     let socket = fleet.controller.socket();
     let bytes = corpus();
@@ -353,9 +344,8 @@ fn hostile(scale: &Scale) -> Tally {
     tally.case("the daemon's own log", || {
         assert_eq!(commands(fleet.controller.log().as_bytes()), Vec::<String>::new())
     });
-    long_line(&mut tally, &fleet, scale);
-    swaps(&mut tally);
-    tally
+    long_line(tally, &fleet, scale);
+    swaps(tally);
 }
 
 /// One line that is longer than anybody's memory should be.

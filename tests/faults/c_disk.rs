@@ -14,8 +14,8 @@ use agent_tests::{SOON, eventually};
 use crate::c_host::SmallDisk;
 use crate::judge::truthful;
 use crate::look::{broken_databases, command, panics};
-use crate::row::{Row, Scale, Tally, said};
 use crate::sweep::Submission;
+use agent_tests::table::{Row, Scale, Tally, said};
 
 /// The rows of this part of the group. Of C6 only the wall clock is stepped: the clock that counts leases and
 /// limits cannot be set under a process that runs, only under one that is started.
@@ -50,10 +50,9 @@ fn library() -> &'static Path {
     path
 }
 
-fn clock(scale: &Scale) -> Tally {
+fn clock(tally: &mut Tally, scale: &Scale) {
     const HOUR: i64 = 3600;
     const YEARS: i64 = 10 * 365 * 24 * HOUR;
-    let mut tally = Tally::default();
     let mut fleet = Fleet::new(&Setup { nodes: 1, slots: 8, ..Setup::default() });
     let file = fleet.home().join("clock");
     fs::write(&file, "0").expect("a file");
@@ -94,7 +93,6 @@ fn clock(scale: &Scale) -> Tally {
     }
     tally.case("the job that saw all of it", || crate::judge::whole(&fleet, &long, 4000));
     tally.note("not tried: steps of the clock since boot, which nobody can set under a running process");
-    tally
 }
 
 /// Names at which something is written or made durable.
@@ -110,8 +108,7 @@ fn write_sites() -> Vec<&'static str> {
 const ERRORS: [(i32, &str); 4] =
     [(28, "disk full"), (122, "quota exceeded"), (5, "input/output error"), (30, "read-only")];
 
-fn disk_full(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn disk_full(tally: &mut Tally, scale: &Scale) {
     let sites = write_sites();
     let first = usize::try_from(scale.seed).unwrap_or(0);
     let mut cases = Vec::new();
@@ -135,7 +132,6 @@ fn disk_full(scale: &Scale) -> Tally {
         tally.note(format!("the daemon could not start until there was room again: {}", restarts.join(" ")));
     }
     tally.case("a small disk that a job fills", small_disk);
-    tally
 }
 
 /// Four times in a row something cannot be written, then there is room again. Whether the place was met, and
@@ -287,8 +283,7 @@ fn lose(record: &Path) -> u32 {
 }
 
 /// One forced write fails; then the power is cut and what the kernel had not written is gone.
-fn lost_writes(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn lost_writes(tally: &mut Tally, scale: &Scale) {
     let mut chance = scale.chance();
     let mut lost = 0;
     for round in 0..scale.of(8, 60) {
@@ -354,7 +349,6 @@ fn lost_writes(scale: &Scale) -> Tally {
         });
     }
     tally.note(format!("{lost} times something was really gone from the disk"));
-    tally
 }
 
 /// A service manager that listens.
@@ -388,8 +382,7 @@ impl Manager {
     }
 }
 
-fn watchdog(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn watchdog(tally: &mut Tally, scale: &Scale) {
     let mut fleet = Fleet::new(&Setup { nodes: 1, ..Setup::default() });
     let manager = Manager::new(fleet.home());
     let watched = |daemon: &mut agent_tests::fleet::Daemon| {
@@ -425,7 +418,6 @@ fn watchdog(scale: &Scale) -> Tally {
     });
     fleet.nodes[0].spawn();
     tally.case("the job did not notice", || crate::judge::whole(&fleet, &job, 100));
-    tally
 }
 
 fn catch(work: impl FnOnce()) -> Result<(), String> {

@@ -14,7 +14,7 @@ use agent_tests::{SOON, eventually, signal};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::look::{PYTHON, command, lives, living_below, state_and_start};
-use crate::row::{Row, Scale, Tally, said};
+use agent_tests::table::{Row, Scale, Tally, said};
 
 /// The rows of this part of the group.
 pub(crate) const ROWS: &[Row] = &[
@@ -92,8 +92,8 @@ pub(crate) fn at_once<C: Send, T: Send>(
     done.into_inner().expect("nobody panics here")
 }
 
-fn trees(scale: &Scale) -> Tally {
-    let (mut tally, mut chance) = (Tally::default(), scale.chance());
+fn trees(tally: &mut Tally, scale: &Scale) {
+    let mut chance = scale.chance();
     let mut cases: Vec<(&str, End)> = KINDS.iter().map(|kind| (*kind, End::Cancel)).collect();
     let others =
         KINDS.iter().flat_map(|kind| [End::Leave, End::Orphan, End::TimeLimit].map(|end| (*kind, end)));
@@ -123,7 +123,6 @@ fn trees(scale: &Scale) -> Tally {
         let said = frozen.expect("a thread").unwrap_or_else(|panic| panic!("{}", said(&*panic)));
         assert!(said.contains("process"), "what cannot be killed is not told of:\n{said}");
     });
-    tally
 }
 
 /// One tree from its birth to its end; how long the end took.
@@ -263,8 +262,7 @@ print(pid, os.strerror(ctypes.get_errno()) if pid < 0 else '', flush=True)
 
 /// The numbers of a supervisor and of its command are given to others while no daemon looks; then the
 /// daemon comes back, finds the job lost and clears it up, or is told to cancel it.
-fn numbers(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn numbers(tally: &mut Tally, scale: &Scale) {
     let mut fleet = Fleet::started(&Setup { slots: 8, ..Setup::default() });
     let (rounds, jobs) = (scale.of(2, 25), 8);
     let mut recycled = 0;
@@ -298,7 +296,6 @@ fn numbers(scale: &Scale) -> Tally {
         innocents.iter().for_each(|pid| signal(*pid, Signal::KILL));
     }
     tally.note(format!("numbers given to a stranger: {recycled} of {}", rounds * jobs * 2));
-    tally
 }
 
 /// Starts a sleeping process of exactly this number; `false` when somebody else was given it.
@@ -325,8 +322,7 @@ const MANNERS: [(&str, &str); 4] = [
     ("ignores it", "trap '' TERM; echo $$; exec sleep 1000"),
 ];
 
-fn grace(scale: &Scale) -> Tally {
-    let mut tally = Tally::default();
+fn grace(tally: &mut Tally, scale: &Scale) {
     let graces: &[u64] = scale.of(&[0, 1, 4], &[0, 1, 10, 120]);
     let cases: Vec<(u64, usize)> =
         graces.iter().flat_map(|grace| (0..MANNERS.len()).map(|m| (*grace, m))).collect();
@@ -366,5 +362,4 @@ fn grace(scale: &Scale) -> Tally {
         });
     }
     tally.note(format!("farthest from the second it was due: {:.2} s", worst.as_secs_f64()));
-    tally
 }

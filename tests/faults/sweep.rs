@@ -2,9 +2,14 @@
 //!
 //! A case is one name and one action, planned for the first life of every daemon and for the supervisors
 //! they start. A daemon that dies is started again without the plan, as a service manager would; only where
-//! something fails for ever it may be killed and started without it after a while. Whatever happened, the job ends with one true result, and the next job runs as if nothing had been.
+//! something fails for ever it may be killed and started without it after a while. Whatever happened, the job
+//! ends with one true result, and the next job runs as if nothing had been.
+//!
+//! It begins with cases that are late at every name at once, which also tell what names a job visits.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -16,7 +21,7 @@ use agent_tests::{SOON, eventually};
 
 use crate::judge::truthful;
 use crate::look;
-use crate::row::{Row, Scale, Tally};
+use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -38,9 +43,13 @@ const FOR_EVER: &str = "error";
 /// Lines of the job of a case.
 pub(crate) const LINES: u64 = 40;
 
+/// What makes a job of a case visit more names: an environment of its own, and a log that is trimmed.
+const KINDS: [&str; 2] = ["env.", "node.log."];
+
 /// One name and one action.
 #[derive(Debug, Clone)]
 struct Case {
+    /// One of the names, or of [`KINDS`] for all names at once.
     name: &'static str,
     action: String,
     /// The node is a process of its own.
@@ -53,7 +62,8 @@ struct Case {
 /// What became of a case.
 #[derive(Debug)]
 struct Came {
-    visited: bool,
+    /// The names that failed as planned.
+    visited: BTreeSet<&'static str>,
     /// `Completed`, or the code of the fault.
     result: String,
     /// It went on only without the plan.
@@ -61,36 +71,40 @@ struct Came {
     took: Duration,
 }
 
-fn sweep(scale: &Scale) -> Tally {
+fn sweep(tally: &mut Tally, scale: &Scale) {
     let mut chance = scale.chance();
+    let mut late =
+        |name| Case { name, action: "delay:20".into(), apart: false, both: false, seed: chance.number() };
+    let (held, visited) = run_all(KINDS.map(&mut late).into());
+    tally.add(held);
+    // A merge does not try what no job visits.
+    let tried = failpoint::NAMES.iter().filter(|name| scale.full || visited.contains(*name));
     let mut cases = Vec::new();
     for apart in scale.of(vec![false], vec![false, true]) {
-        for name in failpoint::NAMES {
+        for name in tried.clone() {
             let first = |what: &str| format!("{what}=1");
             let later = |what: &str, visit: u64| format!("{what}={visit}");
-            let all = vec![
-                first("error"),
-                first("kill"),
-                first("panic"),
+            let once = ["error", "kill", "panic"].map(first);
+            let more = [
                 FOR_EVER.to_owned(),
                 "delay:300".to_owned(),
                 later("error", 2 + chance.below(3)),
                 later("kill", 2 + chance.below(3)),
             ];
-            // A build takes seconds, so a merge tries only the harder one on it.
-            let few = if name.starts_with("env.") { &all[1..2] } else { &all[..2] };
-            for action in scale.of(few.to_vec(), all.clone()) {
+            // A build takes seconds, so a merge tries one way of three on it.
+            let few = if name.starts_with("env.") { vec![chance.pick(&once).clone()] } else { once.to_vec() };
+            for action in scale.of(few, [&once[..], &more[..]].concat()) {
                 cases.push(Case { name, action, apart, both: false, seed: chance.number() });
             }
         }
     }
-    run_all(cases)
+    tally.add(run_all(cases).0);
 }
 
 /// The names a command passes on its way from accepted to running.
 const BEFORE_RUNNING: [&str; 5] = ["node.journal.enter", "node.order", "node.launch", "node.fetch", "env."];
 
-fn start(scale: &Scale) -> Tally {
+fn start(tally: &mut Tally, scale: &Scale) {
     let mut chance = scale.chance();
     let shim = |name: &&&str| {
         name.starts_with("shim.") && !name.starts_with("shim.exit") && !name.starts_with("shim.lease")
@@ -104,17 +118,18 @@ fn start(scale: &Scale) -> Tally {
     let mut cases = Vec::new();
     for name in names {
         for round in 0..scale.of(1, 10) {
-            for both in [false, true] {
+            // In a merge the sweep has those where one dies alone.
+            for both in scale.of(vec![true], vec![false, true]) {
                 let action = format!("kill={}", 1 + round % 3);
                 cases.push(Case { name, action, apart: round % 2 == 1, both, seed: chance.number() });
             }
         }
     }
-    run_all(cases)
+    tally.add(run_all(cases).0);
 }
 
-/// Runs the cases, two at a time.
-fn run_all(cases: Vec<Case>) -> Tally {
+/// Runs the cases, two at a time; also gives the names that were visited.
+fn run_all(cases: Vec<Case>) -> (Tally, BTreeSet<&'static str>) {
     let total = cases.len();
     let (next, tally) = (Mutex::new(cases.into_iter()), Mutex::new(Tally::default()));
     let came = Mutex::new(Vec::new());
@@ -128,7 +143,7 @@ fn run_all(cases: Vec<Case>) -> Tally {
                     let what =
                         format!("{}={} apart={} both={}", case.name, case.action, case.apart, case.both);
                     if let Some(result) = one.case(&what, || live_through(&case)) {
-                        came.lock().expect("nobody panics here").push((case.name, result));
+                        came.lock().expect("nobody panics here").push((case.names(), case.name, result));
                     }
                     tally.lock().expect("nobody panics here").add(one);
                 }
@@ -137,24 +152,40 @@ fn run_all(cases: Vec<Case>) -> Tally {
     });
     let mut tally = tally.into_inner().expect("nobody panics here");
     let came = came.into_inner().expect("nobody panics here");
-    let visited: BTreeSet<_> = came.iter().filter(|(_, came)| came.visited).map(|(name, _)| *name).collect();
-    let tried: BTreeSet<_> = came.iter().map(|(name, _)| *name).collect();
+    let visited: BTreeSet<_> = came.iter().flat_map(|(_, _, came)| came.visited.iter().copied()).collect();
+    let tried: BTreeSet<_> = came.iter().flat_map(|(names, ..)| names.iter().copied()).collect();
     let mut results = BTreeMap::<_, u32>::new();
     came.iter()
-        .filter(|(_, came)| came.visited)
-        .for_each(|(_, came)| *results.entry(&came.result).or_default() += 1);
-    let mut slow: Vec<_> = came.iter().map(|(name, came)| (came.took.as_millis(), *name)).collect();
+        .filter(|(_, _, came)| !came.visited.is_empty())
+        .for_each(|(_, _, came)| *results.entry(&came.result).or_default() += 1);
+    let mut slow: Vec<_> = came.iter().map(|(_, name, came)| (came.took.as_millis(), *name)).collect();
     slow.sort_unstable();
     slow.reverse();
     tally.note(format!("slowest, in ms: {:?}", &slow[..slow.len().min(8)]));
-    let helped = came.iter().filter(|(_, came)| came.helped).count();
+    let helped = came.iter().filter(|(_, _, came)| came.helped).count();
     tally.note(format!("{total} cases; {} of {} names were visited by the job", visited.len(), tried.len()));
     let never: Vec<_> = tried.difference(&visited).copied().collect();
     if !never.is_empty() {
         tally.note(format!("not visited: {}", never.join(" ")));
     }
     tally.note(format!("results where it failed: {results:?}; {helped} needed a start without the failure"));
-    tally
+    (tally, visited)
+}
+
+impl Case {
+    /// The names that fail.
+    fn names(&self) -> Vec<&'static str> {
+        match KINDS.contains(&self.name) {
+            true => failpoint::NAMES.to_vec(),
+            false => vec![self.name],
+        }
+    }
+
+    /// What is planned, and the file that tells what became of it.
+    fn plan(&self, trace: &Path) -> String {
+        let planned = self.names().into_iter().map(|name| format!("{name}={}", self.action));
+        planned.chain([format!("trace={}", trace.display())]).collect::<Vec<_>>().join(",")
+    }
 }
 
 /// One case, from the first start of the daemons to the next job.
@@ -162,7 +193,7 @@ fn live_through(case: &Case) -> Came {
     let mut chance = Chance::new(case.seed);
     let mut fleet = Fleet::new(&Setup { nodes: usize::from(case.apart), slots: 2, ..Setup::default() });
     let trace = fleet.home().join("trace");
-    let plan = format!("{}={},trace={}", case.name, case.action, trace.display());
+    let plan = case.plan(&trace);
     daemons(&mut fleet).for_each(|daemon| {
         daemon.set(failpoint::VARIABLE, &plan);
         daemon.spawn();
@@ -204,7 +235,10 @@ fn live_through(case: &Case) -> Came {
     heals(&mut fleet);
     let ended = truthful(&fleet, &name, LINES);
     let code = ended.outcome.and_then(|outcome| outcome.fault).map(|fault| fault.code);
-    Came { visited: trace.exists(), result: code.unwrap_or(ended.state), helped, took: begun.elapsed() }
+    let told = fs::read_to_string(&trace).unwrap_or_default();
+    let visited =
+        failpoint::NAMES.iter().copied().filter(|name| told.lines().any(|line| line == *name)).collect();
+    Came { visited, result: code.unwrap_or(ended.state), helped, took: begun.elapsed() }
 }
 
 /// Without the plan the next job runs, and nothing of the first is left.

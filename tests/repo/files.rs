@@ -4,6 +4,8 @@ use crate::{files_below, none, read};
 
 /// Lines of production code a file may have; the aim is 600.
 const LONGEST: usize = 900;
+/// Lines of a file in C, which tests alone have.
+const LONGEST_IN_C: usize = 400;
 
 fn sources() -> Vec<std::path::PathBuf> {
     ["agent", "proto", "tests"]
@@ -36,6 +38,22 @@ fn test_every_file_opens_with_what_it_is() {
         .map(|path| format!("{} does not begin with `//!`", path.display()))
         .collect();
     none("module documentation", complaints);
+}
+
+#[test]
+fn test_files_in_c_are_short_and_open_with_what_they_are() {
+    let mut complaints = Vec::new();
+    for path in ["agent", "tests"].iter().flat_map(|dir| files_below(dir, &[".c", ".h"])) {
+        let text = read(&path);
+        if !text.starts_with("/*") {
+            complaints.push(format!("{} does not begin with `/*`", path.display()));
+        }
+        if text.lines().count() > LONGEST_IN_C {
+            complaints.push(format!("{} has more than {LONGEST_IN_C} lines", path.display()));
+        }
+        complaints.extend(path.starts_with("agent").then(|| format!("{} is in C", path.display())));
+    }
+    none("files in C", complaints);
 }
 
 #[test]

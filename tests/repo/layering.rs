@@ -7,9 +7,10 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("agent-model", "agent/model", &[]),
     ("agent-proto", "proto", &["agent-model"]),
     ("agent-shim", "agent/shim", &["agent-model"]),
+    ("agent-env", "agent/env", &["agent-model"]),
     ("agent-node", "agent/node", &["agent-model"]),
     ("agent-cas", "agent/cas", &["agent-model"]),
-    ("agent-runtime", "agent/runtime", &["agent-model", "agent-shim"]),
+    ("agent-runtime", "agent/runtime", &["agent-model", "agent-shim", "agent-env"]),
     ("agent-control", "agent/control", &["agent-model", "agent-proto", "agent-cas"]),
     (
         "agentd",
@@ -31,6 +32,8 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
 const CONFINED: &[(&str, &[&str])] = &[
     ("sqlx", &["agent/control/src/store", "agent/agentd/src/worker/journal"]),
     ("sysinfo", &["agent/node/"]),
+    ("nvml_wrapper", &["agent/node/src/gpu"]),
+    ("bollard", &["agent/runtime/"]),
     ("nix", &["agent/shim/", "agent/runtime/src/exec"]),
     ("axum", &["agent/agentd/src/worker/tracking"]),
     ("saphyr", &["agent/model/src/yaml.rs"]),

@@ -5,13 +5,21 @@
 //! whatever the test did to it. Tests wait with [`eventually`] on a condition and a deadline.
 //!
 //! A [`fleet::Fleet`] is a controller and its nodes as separate processes, with a [`link::Link`] in between
-//! that can be cut; its jobs run the program `fix`, whose words a [`witness::Witness`] checks.
+//! that can be cut; its jobs run the program `fix`, whose words a [`witness::Witness`] checks. GPUs are told by
+//! an [`nvml::FakeNvml`].
 
 pub mod chance;
+pub mod channel;
 pub mod client;
+pub mod docker;
+pub mod engine;
 pub mod fleet;
+pub mod images;
 pub mod link;
+pub mod nvml;
 pub mod post;
+pub mod registry;
+pub mod table;
 pub mod witness;
 
 use std::ffi::OsStr;
@@ -27,13 +35,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// How long anything may take that normally takes a moment; generous, because CI is slow and shared.
-pub const SOON: Duration = Duration::from_secs(60);
+pub const SOON: Duration = Duration::from_secs(120);
 
-/// The directory of the binaries, built on first use with the profile of the test itself.
+/// The directory of the binaries, built on first use with the profile of the test itself; or the one that
+/// `AGENTD_TEST_BINARIES` names, as it is.
 #[allow(clippy::disallowed_methods, reason = "builds what it tests")]
 pub fn binaries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
+        if let Some(named) = std::env::var_os("AGENTD_TEST_BINARIES") {
+            return PathBuf::from(named);
+        }
         let test = std::env::current_exe().expect("a test has a path");
         let profile_dir =
             test.ancestors().find(|dir| dir.join("deps").is_dir()).expect("cargo's layout").to_owned();
@@ -49,9 +61,68 @@ pub fn binaries() -> &'static Path {
     })
 }
 
+/// The conda engine, built on first use beside the daemon, which is where the daemon looks for it. A build of
+/// its own: nothing else is to be compiled with what only the engine needs. Where `AGENT_ENV_BIN` names one, a
+/// copy of that is put there instead.
+#[allow(clippy::disallowed_methods, reason = "builds what it tests")]
+pub fn engine() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let dir = binaries();
+        if let Some(named) = std::env::var_os("AGENT_ENV_BIN") {
+            let (new, engine) =
+                (dir.join(format!("agent-env.{}", std::process::id())), dir.join("agent-env"));
+            fs::copy(&named, &new)
+                .and_then(|_| fs::rename(&new, &engine))
+                .expect("AGENT_ENV_BIN is a program");
+            return engine;
+        }
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--locked", "--quiet", "-p", "agent-env", "--features", "engine", "--bins"]);
+        build.arg("--target-dir").arg(dir.join(".."));
+        if dir.ends_with("release") {
+            build.arg("--release");
+        }
+        let built = build.current_dir(root()).status().expect("cargo runs");
+        assert!(built.success(), "the conda engine does not build");
+        dir.join("agent-env")
+    })
+}
+
+/// The conda engines that work for a box: for its daemon, or on files below its home.
+pub fn engines(home: &Path, daemon: u32) -> Vec<u32> {
+    let works_here = |pid: &u32| {
+        let parent = || {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("PPid:").map(str::trim));
+            line.and_then(|line| line.parse::<u32>().ok())
+        };
+        let mut open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        let below =
+            |entry: fs::DirEntry| fs::read_link(entry.path()).is_ok_and(|path| path.starts_with(home));
+        fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == "agent-env")
+            && (parent() == Some(daemon) || fleet::processes_below(home).contains(pid) || open.any(below))
+    };
+    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
+    pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(works_here).collect()
+}
+
 /// The top of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository exists")
+}
+
+/// Copies a directory with all that is in it.
+pub fn copy_tree(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory").flatten() {
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).expect("a copy");
+        }
+    }
 }
 
 /// Waits until `ready` gives something; panics with `what` after `deadline`.
@@ -220,6 +291,13 @@ impl Host {
         let mut agentd = self.agentd.take().expect("the daemon runs");
         agentd.kill().expect("SIGKILL is sent");
         agentd.wait().expect("the daemon is reaped");
+    }
+
+    /// Waits for the daemon to die of itself, as a failure that was planned makes it.
+    #[track_caller]
+    pub fn died(&mut self) {
+        let mut agentd = self.agentd.take().expect("the daemon runs");
+        eventually("the daemon dies", SOON, || agentd.try_wait().expect("its own child"));
     }
 
     /// Ends the daemon as an operator would, and gives its exit code.

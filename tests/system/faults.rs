@@ -68,7 +68,8 @@ fn test_a_failing_script_gives_its_code_and_its_last_words() {
 #[test]
 fn test_python_that_is_not_there() {
     let host = Host::started();
-    let dir = host.project("p", &[("job.yml", "command: python x\nenvironment: {python: python9.9}\n")]);
+    let dir =
+        host.project("p", &[("job.yml", "command: python x\nenvironment: {python: /nowhere/python9.9}\n")]);
     fault(run(&host, &dir, &[]).code(125), "ENV-101").says("python9.9");
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cancel;
+mod environments;
 mod faults;
 mod metrics;
 mod one_job;

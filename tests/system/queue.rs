@@ -38,9 +38,10 @@ fn test_200_tiny_jobs_all_run_once() {
 #[test]
 fn test_a_waiting_job_says_why_and_priority_goes_first() {
     let host = Host::started();
-    let gate = host.home().join("gate");
-    let wait = format!("while [ ! -e {} ]; do sleep 0.05; done", gate.display());
-    let running = [host.submit(&wait), host.submit(&wait)];
+    let gates = ["one", "two"].map(|name| host.home().join(name));
+    let running = gates
+        .each_ref()
+        .map(|gate| host.submit(&format!("while [ ! -e {} ]; do sleep 0.05; done", gate.display())));
     running.iter().for_each(|job| drop(host.wait_for(job, &["Running"])));
 
     let late = host.submit(&witness(&host, 1));
@@ -58,10 +59,11 @@ fn test_a_waiting_job_says_why_and_priority_goes_first() {
     let why = host.ctl(&["why", &late]).ok().stdout;
     assert!(why.contains(&running[0]) || why.contains("slot"), "no reason in:\n{why}");
 
-    fs::write(&gate, "").unwrap();
-    for job in [&late, &urgent] {
+    fs::write(&gates[0], "").unwrap(); // one slot for the two of them
+    for job in [&urgent, &late] {
         host.wait_for(job, &["Completed"]);
     }
+    fs::write(&gates[1], "").unwrap();
     let text = fs::read_to_string(host.home().join("witness")).unwrap();
     assert!(text.starts_with("start 2\n"), "the urgent job goes first:\n{text}");
 }

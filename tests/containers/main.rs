@@ -1,0 +1,50 @@
+//! The table of containers: what jobs in images are promised, tried with the real programs and a real engine.
+//! How rows are chosen and told: [`agent_tests::table`].
+//!
+//! The engine is one of the suite's own ([`agent_tests::engine`]), so that it may be killed, frozen and started again;
+//! the images are made on the machine and nothing is pulled but from a registry on loopback.
+
+#![allow(clippy::print_stderr, reason = "says where a case failed")]
+
+mod away;
+mod bed;
+mod contract;
+mod pulls;
+mod same;
+mod site;
+mod torn;
+
+use std::process::ExitCode;
+
+use agent_tests::engine::{Engine, end_shared};
+use agent_tests::images::Image;
+use agent_tests::table::{Row, Table};
+
+/// Every row, in the order of the table.
+fn rows() -> Vec<&'static Row> {
+    [bed::ROWS, same::ROWS, contract::ROWS, pulls::ROWS, away::ROWS, torn::ROWS]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Makes what every row needs, so that no row is charged for it.
+fn prepare() {
+    agent_tests::binaries();
+    let docker = Engine::shared();
+    for image in [Image::Busybox, Image::Scratch, Image::Python] {
+        image.on(&docker);
+    }
+}
+
+fn main() -> ExitCode {
+    // What a panic says is told with its case; here it is only where.
+    std::panic::set_hook(Box::new(|panic| {
+        if let Some(place) = panic.location() {
+            eprintln!("  at {place}");
+        }
+    }));
+    let code = Table { name: "containers", rows: rows(), prepare }.main();
+    end_shared();
+    code
+}

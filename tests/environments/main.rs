@@ -1,0 +1,38 @@
+//! The table of environments: what the conda engine must do, and must survive, tried against the real program.
+//! How rows are chosen and told: [`agent_tests::table`].
+//!
+//! The engine is driven by its protocol alone, as the daemon does. Every failure must be of the kind that was
+//! promised, and nothing half-built may be usable.
+
+#![allow(clippy::print_stderr, reason = "says where a case failed")]
+
+mod bench;
+mod channels;
+mod disk;
+mod packages;
+mod runtime;
+mod servers;
+mod specs;
+mod together;
+
+use std::process::ExitCode;
+
+use agent_tests::table::{Row, Table};
+
+/// Every row, in the order of the table.
+fn rows() -> Vec<&'static Row> {
+    [specs::ROWS, channels::ROWS, servers::ROWS, packages::ROWS, disk::ROWS, together::ROWS, runtime::ROWS]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn main() -> ExitCode {
+    // What a panic says is told with its case; here it is only where.
+    std::panic::set_hook(Box::new(|panic| {
+        if let Some(place) = panic.location() {
+            eprintln!("  at {place}");
+        }
+    }));
+    Table { name: "environments", rows: rows(), prepare: bench::prepare }.main()
+}
