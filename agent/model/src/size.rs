@@ -20,17 +20,31 @@ pub fn binary(bytes: u64) -> String {
 
 /// In powers of 1000, short enough for a table: `412 B`, `1.5 MB`, `150 GB`.
 pub fn decimal(bytes: u64) -> String {
+    let (divisor, unit) = scale(bytes);
+    format!("{} {unit}", count(bytes, bytes, divisor))
+}
+
+/// How much of a whole there is, in the unit of the whole: `30 of 120 MB`.
+pub fn part(done: u64, whole: u64) -> String {
+    let (divisor, unit) = scale(whole);
+    format!("{} of {} {unit}", count(done, whole, divisor), count(whole, whole, divisor))
+}
+
+/// What a size is divided by, and the name of that.
+fn scale(bytes: u64) -> (f64, &'static str) {
     const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
-    let (mut value, mut unit) = (bytes as f64, 0);
-    while value >= 999.5 && unit < UNITS.len() - 1 {
-        value /= 1000.0;
+    let (mut divisor, mut unit) = (1.0, 0);
+    while bytes as f64 / divisor >= 999.5 && unit < UNITS.len() - 1 {
+        divisor *= 1000.0;
         unit += 1;
     }
-    if unit == 0 || value >= 9.95 {
-        format!("{value:.0} {}", UNITS[unit])
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
+    (divisor, UNITS[unit])
+}
+
+/// With as many digits as the whole is told with.
+fn count(bytes: u64, whole: u64, divisor: f64) -> String {
+    let digits = usize::from(divisor > 1.0 && whole as f64 / divisor < 9.95);
+    format!("{:.digits$}", bytes as f64 / divisor)
 }
 
 #[cfg(test)]
@@ -63,6 +77,19 @@ mod tests {
             (u64::MAX, "18447 PB"),
         ] {
             assert_eq!(decimal(bytes), text);
+        }
+    }
+
+    #[test]
+    fn test_parts_are_told_in_the_unit_of_the_whole() {
+        for (done, whole, text) in [
+            (0, 0, "0 of 0 B"),
+            (30, 412, "30 of 412 B"),
+            (1_000_000, 120_000_000, "1 of 120 MB"),
+            (30_000_000, 1_200_000_000, "0.0 of 1.2 GB"),
+            (1_150_000_000, 1_200_000_000, "1.1 of 1.2 GB"),
+        ] {
+            assert_eq!(part(done, whole), text);
         }
     }
 }

@@ -7,13 +7,12 @@ use std::process::ExitStatus;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use agent_model::failpoint;
+use agent_model::{failpoint, size};
 use serde::{Deserialize, Serialize};
 
 use super::AcquireError;
 use super::Progress;
 use super::flight::Transcript;
-use super::progress::sizes;
 use crate::exec::{Command, MemoryGroup};
 
 /// How much of a command's output is kept to judge it by, in bytes.
@@ -155,7 +154,7 @@ impl Bench {
             0 => None,
             limit => MemoryGroup::make(limit)
                 .inspect_err(|why| {
-                    let limit = sizes::readable(limit);
+                    let limit = size::binary(limit);
                     self.say(&format!("the memory of this build is not limited to {limit}: {why}"));
                 })
                 .ok()

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::progress::sizes;
+use agent_model::size;
+
 use crate::docker::DockerError;
 use crate::exec::CommandError;
 
@@ -185,7 +186,7 @@ pub enum AcquireError {
         why: String,
     },
     /// A builder was ended because it took too much memory.
-    #[error("the builder was ended at its memory limit of {}: {step}", sizes::readable(*limit))]
+    #[error("the builder was ended at its memory limit of {}: {step}", size::binary(*limit))]
     OutOfMemory {
         /// What the command was to do.
         step: &'static str,

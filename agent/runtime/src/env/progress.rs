@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use agent_env::{Phase, Progress};
+use agent_model::size;
 
 /// How often the build log says how far a phase is.
 const EVERY: Duration = Duration::from_secs(2);
@@ -23,9 +24,9 @@ fn counted(progress: &Progress) -> String {
         text.push_str(&format!(", {} of {}", progress.done, progress.total));
     }
     if progress.bytes_total > 0 {
-        text.push_str(&format!(", {}", sizes::part(progress.bytes, progress.bytes_total)));
+        text.push_str(&format!(", {}", size::part(progress.bytes, progress.bytes_total)));
     } else if progress.bytes > 0 {
-        text.push_str(&format!(", {}", sizes::readable(progress.bytes)));
+        text.push_str(&format!(", {}", size::decimal(progress.bytes)));
     }
     text
 }
@@ -74,35 +75,6 @@ impl Narrator {
     }
 }
 
-/// Numbers of bytes for people.
-pub(super) mod sizes {
-    const UNITS: [(u64, &str); 4] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB"), (1, "bytes")];
-
-    fn unit(bytes: u64) -> (u64, &'static str) {
-        UNITS.into_iter().find(|(size, _)| bytes >= *size).unwrap_or((1, "bytes"))
-    }
-
-    fn count(bytes: u64, unit: u64) -> String {
-        let whole = bytes / unit;
-        match unit {
-            1_000_000_000 if whole < 100 => format!("{whole}.{}", bytes % unit / (unit / 10)),
-            _ => whole.to_string(),
-        }
-    }
-
-    /// For example `120 MB`.
-    pub(in crate::env) fn readable(bytes: u64) -> String {
-        let (size, name) = unit(bytes);
-        format!("{} {name}", count(bytes, size))
-    }
-
-    /// For example `30 of 120 MB`.
-    pub(in crate::env) fn part(done: u64, total: u64) -> String {
-        let (size, name) = unit(total);
-        format!("{} of {} {name}", count(done, size), count(total, size))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,13 +98,5 @@ mod tests {
         assert_eq!(ends, ["downloading packages, 3 of 40, 3 of 120 MB: 2.0 s", "linking packages, 0 of 40"]);
         assert_eq!(narrator.end(now), ["linking packages, 0 of 40: 0.0 s"]);
         assert!(narrator.end(now).is_empty());
-    }
-
-    #[test]
-    fn test_sizes_are_readable() {
-        assert_eq!(sizes::readable(0), "0 bytes");
-        assert_eq!(sizes::readable(1_500), "1 kB");
-        assert_eq!(sizes::readable(3_250_000_000), "3.2 GB");
-        assert_eq!(sizes::part(30_000_000, 1_200_000_000), "0.0 of 1.2 GB");
     }
 }

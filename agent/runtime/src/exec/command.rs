@@ -16,6 +16,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use agent_model::size;
 use futures_util::FutureExt as _;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -101,7 +102,7 @@ pub enum CommandError {
         source: io::Error,
     },
     /// It, or a process it started, was ended because all that is confined with it took too much memory.
-    #[error("{} was ended at its memory limit of {limit} bytes", program.display())]
+    #[error("{} was ended at its memory limit of {}", program.display(), size::binary(*limit))]
     OutOfMemory {
         /// The program.
         program: PathBuf,

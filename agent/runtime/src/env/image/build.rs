@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use agent_env::{Phase, Progress};
-use agent_model::{Digest, EnvSpec, failpoint};
+use agent_model::{Digest, EnvSpec, failpoint, size};
 use bollard::body_try_stream;
 use bollard::models::{BuildInfo, CreateImageInfo};
 use bollard::query_parameters::BuildImageOptions;
@@ -19,7 +19,6 @@ use futures_util::{FutureExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::super::progress::sizes;
 use super::super::{AcquireError, Bench, Built, EnvBuilder, EnvLease};
 use super::context::{CA_FILE, Context};
 use super::credentials::Credentials;
@@ -412,7 +411,7 @@ impl EnvBuilder for Build {
             let from: Vec<&str> = record.bases.keys().map(String::as_str).collect();
             let from = if from.is_empty() { String::new() } else { format!(" from {}", from.join(", ")) };
             Ok(Built {
-                summary: format!("built by {named}{from} ({})", sizes::readable(found.size)),
+                summary: format!("built by {named}{from} ({})", size::decimal(found.size)),
                 elsewhere: self.own_bytes(found.size, &record.bases).await,
                 image: Some(found.image),
                 ..Built::default()

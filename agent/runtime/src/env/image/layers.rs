@@ -2,8 +2,7 @@
 //! how far all of them are together.
 
 use agent_env::{Phase, Progress};
-
-use super::super::progress::sizes;
+use agent_model::size;
 
 /// The layers of an image that is being fetched.
 #[derive(Debug, Default)]
@@ -72,8 +71,7 @@ impl Layers {
             return None;
         }
         layer.state = state;
-        let size =
-            if layer.total > 0 { format!(" ({})", sizes::readable(layer.total)) } else { String::new() };
+        let size = if layer.total > 0 { format!(" ({})", size::decimal(layer.total)) } else { String::new() };
         match state {
             State::Known => None,
             State::Downloading => Some(format!("layer {id}: downloading{size}")),

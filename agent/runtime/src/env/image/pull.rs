@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use agent_env::{Phase, Progress};
-use agent_model::{EnvSpec, failpoint};
+use agent_model::{EnvSpec, failpoint, size};
 use bollard::models::CreateImageInfo;
 use bollard::query_parameters::CreateImageOptionsBuilder;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 
-use super::super::progress::sizes;
 use super::super::{AcquireError, Bench, Built, EnvBuilder, EnvLease};
 use super::credentials::Credentials;
 use super::held::Held;
@@ -169,7 +168,7 @@ impl EnvBuilder for Pull {
             let (found, ours) = self.have(&reference, bench).await?;
             self.access.admit(&found)?;
             Ok(Built {
-                summary: format!("{} ({})", reference.text, sizes::readable(found.size)),
+                summary: format!("{} ({})", reference.text, size::decimal(found.size)),
                 elsewhere: if ours { found.size } else { 0 },
                 image: Some(found.image),
                 ..Built::default()
