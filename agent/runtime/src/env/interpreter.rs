@@ -15,8 +15,8 @@ use serde::Deserialize;
 use super::{AcquireError, EnvConfig};
 use crate::exec::Command;
 
-/// How long an interpreter may take to say what it is.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an interpreter may take to answer, on a machine that is busy with other jobs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 const QUESTION: &str = "import json, sys, sysconfig
 print(json.dumps(dict(

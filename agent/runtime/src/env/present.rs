@@ -8,16 +8,12 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::interpreter::Interpreter;
+use super::interpreter::{Interpreter, PATIENCE};
 use super::{AcquireError, EnvConfig};
 use crate::exec::Command;
-
-/// How long the interpreter may take.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Reads requirements, a line each. Without the library that understands them only names are looked for.
 const QUESTION: &str = r##"

@@ -13,8 +13,8 @@ use super::bench::Ran;
 use super::{AcquireError, EnvConfig, Uv};
 use crate::exec::Command;
 
-/// How long it may take to say its version.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to say its version, on a machine that is busy with other jobs.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A uv that was tried: which file, and whether it works.
 type Tried = (PathBuf, (u64, i64), Result<String, String>);

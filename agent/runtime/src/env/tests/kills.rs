@@ -35,7 +35,8 @@ impl Fixture {
         command.args(["--exact", "--ignored", "env::tests::kills::test_life_that_others_kill"]);
         command.env(LIFE, format!("{}|{python}|{jobs}", self.dir.path().display()));
         command.env(agent_model::failpoint::VARIABLE, failpoints);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        let said = fs::File::create(self.path("life")).unwrap();
+        command.stdin(Stdio::null()).stdout(said).stderr(Stdio::null()).spawn().unwrap()
     }
 
     fn builds(&self, what: &str) -> usize {
@@ -117,7 +118,7 @@ async fn test_daemon_that_dies_at_any_write_leaves_no_half_environment() {
         assert!(agent_model::failpoint::NAMES.contains(&point), "{point}");
         let mut life = fixture.life(&python, 1, &format!("{point}=kill"));
         let status = life.wait().unwrap();
-        assert!(status.code().is_none(), "{point} was not met");
+        assert!(status.code().is_none(), "{point} was not met: {}", fixture.log("life"));
         assert_recovers(&fixture, &python, point).await;
     }
 }
