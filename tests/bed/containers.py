@@ -148,21 +148,28 @@ LIMITS = {
 }
 
 
+def limits_of(group):
+    return {file: (group / file).read_text().strip() for file in LIMITS}
+
+
 def row_limits():
     look = f"cd /sys/fs/cgroup; for file in {' '.join(LIMITS)}; do echo $file $(cat $file); done; echo end; sleep 1000"
     job = submit_in_image(look, memory="96MiB", docker_args="--cpus=0.5")
     container = running(job)
     group = group_of(container)
-    held = sum(tell(file, (group / file).read_text().strip(), value) for file, value in LIMITS.items())
+    held = tell("limits", limits_of(group), LIMITS)
+    # systemd sets them anew from what it was told of them.
+    systemctl("daemon-reload")
+    held += tell("limits after a reload of systemd", limits_of(group), LIMITS)
     eventually(f"{job} to have looked", lambda: log(job).endswith("end\n"))
     inside = dict(line.split(" ", 1) for line in log(job).splitlines()[:-1])
     held += tell("as seen from inside", inside, LIMITS)
     # The supervisor, the command and what the command started are all in there.
     held += tell("processes", len((group / "cgroup.procs").read_text().split()) >= 3, True)
     cancel(job)
-    held += tell("group", group.exists(), False)
+    eventually("its group to be gone", lambda: not group.exists())
     nothing_left()
-    return len(LIMITS) + 3, held
+    return 5, held + 1
 
 
 ALLOCATE = "awk 'BEGIN { text = \"0123456789abcdef\"; while (1) text = text text }'"
@@ -183,8 +190,13 @@ def row_oom():
         job = submit_in_image(command, memory="96MiB")
         wait_for(job, "Failed")
         held += tell(name, show(job)["fault"]["code"], code, why(job))
+    by_hand = submit_in_image("echo up; sleep 1000", memory="96MiB")
+    first_line(by_hand)
+    ran("docker", "kill", running(by_hand))
+    wait_for(by_hand, "Failed")
+    held += tell("killed by hand", show(by_hand)["fault"]["code"], "RUN-107", why(by_hand))
     nothing_left()
-    return len(OOM_CASES), held
+    return len(OOM_CASES) + 1, held
 
 
 DEAF = "trap '' TERM INT HUP\n"
@@ -209,7 +221,8 @@ def row_cancel():
         eventually(f"{job} to be up", lambda: log(job).startswith("up\n"))
         group = group_of(running(job))
         cancel(job)
-        held += tell(name, is_populated(group), False)
+        eventually(f"no process to be left of: {name}", lambda: not is_populated(group))
+        held += 1
         nothing_left()
     return len(TREES), held
 
