@@ -76,9 +76,9 @@ def stop_engine():
 def engine():
     """Starts the engine, which must be of the kind these rows are about, and makes the image; once."""
     start_engine()
-    driver = ran("docker", "info", "-f", "{{.CgroupDriver}}, cgroup v{{.CgroupVersion}}, {{.LiveRestoreEnabled}}").stdout.strip()
-    if driver != "systemd, cgroup v2, true":
-        raise AssertionError(f"the engine is of another kind: {driver}")
+    kind = ran("docker", "info", "-f", "{{.CgroupDriver}} {{.CgroupVersion}} {{.LiveRestoreEnabled}}").stdout.strip()
+    if kind != "systemd 2 true":
+        raise AssertionError(f"the engine is of another kind: {kind}")
     archive = Path("/root/image.tar")
     archive.write_bytes(image_root())
     ran("docker", "import", "--change", "ENV PATH=/bin", str(archive), IMAGE)
@@ -208,7 +208,8 @@ TREES = {
     + "i=0\nwhile [ $i -lt 30 ]; do setsid sh -c 'while true; do sleep 60; done' & i=$((i+1)); done\necho up\nwait",
     "without the variables of the job": "(env -i setsid /bin/sleep 900 &)\necho up\nsleep 900",
     "stopped": "sh -c 'kill -STOP $$; sleep 900' &\necho up\nsleep 900",
-    "more of them when asked to end": "trap 'sleep 900 & sleep 900 & sleep 900 &' TERM\necho up\nwhile true; do sleep 1; done",
+    "more of them when asked to end": "trap 'sleep 900 & sleep 900 & sleep 900 &' TERM\n"
+    "echo up\nwhile true; do sleep 1; done",
     "never the same ones": "again() { sleep 0.1; again & exit 0; }\nagain & again & again &\necho up\nsleep 900",
     "one that kills what it can": DEAF + "echo up\nwhile true; do kill -9 1; kill -TERM 1; sleep 1; done",
 }
