@@ -89,9 +89,9 @@ def submit_in_image(command, **resources):
     return submit("sh job.sh", {"image": IMAGE}, {"job.sh": command}, **resources)
 
 
-def containers():
-    """The engine's names of the containers there are, running or not."""
-    return ran("docker", "ps", "--all", "--quiet", "--no-trunc").stdout.split()
+def containers(job):
+    """The engine's names of the containers of a job, running or not."""
+    return ran("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label=agentd.job={job}").stdout.split()
 
 
 def group_of(container):
@@ -102,14 +102,14 @@ def group_of(container):
 def running(job):
     """Waits until a job runs, and gives its only container."""
     wait_for(job, "Running")
-    found = containers()
+    found = containers(job)
     if len(found) != 1:
         raise AssertionError(f"{job} has the containers {found}")
     return found[0]
 
 
-def nothing_left():
-    eventually("the containers to be gone", lambda: not containers())
+def nothing_left(job):
+    eventually(f"the container of {job} to be gone", lambda: not containers(job))
 
 
 def cancel(job):
@@ -135,7 +135,7 @@ def row_image():
     held = tell("log", log(job), "to the log\nto the log too\n")
     held += tell("metrics", [(metric["name"], metric["last"]) for metric in metrics], [("speed", 2.0)])
     held += tell("outputs", [found.read_text() for found in kept.rglob("kept") if found.is_file()], ["kept\n"])
-    nothing_left()
+    nothing_left(job)
     return 3, held
 
 
@@ -168,7 +168,7 @@ def row_limits():
     held += tell("processes", len((group / "cgroup.procs").read_text().split()) >= 3, True)
     cancel(job)
     eventually("its group to be gone", lambda: not group.exists())
-    nothing_left()
+    nothing_left(job)
     return 5, held + 1
 
 
@@ -190,12 +190,13 @@ def row_oom():
         job = submit_in_image(command, memory="96MiB")
         wait_for(job, "Failed")
         held += tell(name, show(job)["fault"]["code"], code, why(job))
+        nothing_left(job)
     by_hand = submit_in_image("echo up; sleep 1000", memory="96MiB")
     first_line(by_hand)
     ran("docker", "kill", running(by_hand))
     wait_for(by_hand, "Failed")
     held += tell("killed by hand", show(by_hand)["fault"]["code"], "RUN-107", why(by_hand))
-    nothing_left()
+    nothing_left(by_hand)
     return len(OOM_CASES) + 1, held
 
 
@@ -224,7 +225,7 @@ def row_cancel():
         cancel(job)
         eventually(f"no process to be left of: {name}", lambda: not is_populated(group))
         held += 1
-        nothing_left()
+        nothing_left(job)
     return len(TREES), held
 
 
@@ -276,13 +277,13 @@ def row_service():
         lines = len(log(job).splitlines())
         act()
         eventually(f"{job} to count on after {act.__name__}", lambda: len(log(job).splitlines()) > lines)
-        held += tell(act.__name__, (state(job), containers()), ("Running", [container]), why(job))
+        held += tell(act.__name__, (state(job), containers(job)), ("Running", [container]), why(job))
     (work_dir(container) / "outputs/stop").touch()
     wait_for(job, "Completed")
     said = log(job).splitlines()
     held += tell("log", said, [str(number) for number in range(len(said) - 1)] + ["end"])
     held += tell("attempt", show(job)["attempt"], 1, why(job))
-    nothing_left()
+    nothing_left(job)
     return len(SERVICE_ACTS) + 2, held
 
 
@@ -319,7 +320,7 @@ def row_away():
     called = submit_in_image("echo called")
     wait_for(called, "Completed")
     held += tell("attempt of the one that called", show(called)["attempt"], 1, why(called))
-    nothing_left()
+    nothing_left(called)
     return 4, held
 
 
