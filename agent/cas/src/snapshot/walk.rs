@@ -254,7 +254,9 @@ fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Gitignore, Sc
     for name in [".amlignore", ".gitignore"] {
         let path = root.shown(name);
         let mut text = Vec::new();
-        let read = rustix::fs::openat(&root.fd, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        // A pipe in its place does not block, and says nothing.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let read = rustix::fs::openat(&root.fd, name, flags, Mode::empty())
             .map_err(io::Error::from)
             .and_then(|file| File::from(file).read_to_end(&mut text));
         match read {

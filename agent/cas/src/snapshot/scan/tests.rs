@@ -66,6 +66,36 @@ async fn test_amlignore_wins_over_gitignore_and_git_is_never_included() {
     assert!(!paths(&scan(dir.path()).unwrap()).await.contains(&"train.py".to_owned()));
 }
 
+#[tokio::test]
+async fn test_ignore_files_are_read_as_git_reads_its_own() {
+    for (rules, left) in [
+        ("a  \n", &["a ", "b/c", "b/d", "e"][..]),
+        ("a\\ \n", &["a", "b/c", "b/d", "e"]),
+        ("b/\n!b/c\n", &["a", "a ", "e"]),
+        ("b/*\n!b/c\n", &["a", "a ", "b/c", "e"]),
+        ("*\n!b\n!b/**\n", &["b/c", "b/d"]),
+        ("\u{feff}e\r\n\r\n", &["a", "a ", "b/c", "b/d"]),
+    ] {
+        let dir = tree(&[("a", "1"), ("a ", "2"), ("b/c", "3"), ("b/d", "4"), ("e", "5")]);
+        let elsewhere = tree(&[("rules", rules)]);
+        symlink(elsewhere.path().join("rules"), dir.path().join(".amlignore")).unwrap();
+        let mut found = paths(&scan(dir.path()).unwrap()).await;
+        found.sort();
+        assert_eq!(found, left, "{rules:?}");
+    }
+}
+
+#[test]
+fn test_an_ignore_file_that_is_none_does_not_hang_the_scan() {
+    let dir = tree(&[("a", "1")]);
+    let pipe = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, dir.path().join(".amlignore"), pipe, 0o600.into(), 0).unwrap();
+    assert_eq!(scan(dir.path()).unwrap().files, 1);
+    fs::remove_file(dir.path().join(".amlignore")).unwrap();
+    fs::create_dir(dir.path().join(".amlignore")).unwrap();
+    assert!(matches!(scan(dir.path()), Err(ScanError::Read { path, .. }) if path.ends_with(".amlignore")));
+}
+
 #[test]
 fn test_links_that_stay_inside_are_kept_and_others_left_out_with_a_warning() {
     let dir = tree(&[("a/x", "1"), ("b/y", "2")]);
