@@ -82,7 +82,7 @@ where
     {
         done.push(work(item, &mut items)?);
     }
-    let (left, news) = (Mutex::new(Left { items, busy: 0 }), Condvar::new());
+    let (left, news) = (Mutex::new(Left { items, busy: 0, waiting: 0 }), Condvar::new());
     let run = || {
         let (mut done, mut found) = (Vec::new(), Vec::new());
         while let Some((item, _busy)) = next(&left, &news) {
@@ -107,6 +107,7 @@ where
 struct Left<T> {
     items: Vec<T>,
     busy: usize,
+    waiting: usize,
 }
 
 /// Someone works on an item. It tells the others when it is dropped, be it by a panic: they wait for it.
@@ -117,8 +118,12 @@ struct Busy<'a, T> {
 
 impl<T> Drop for Busy<'_, T> {
     fn drop(&mut self) {
-        lock(self.left).busy -= 1;
-        self.news.notify_all();
+        let mut left = lock(self.left);
+        left.busy -= 1;
+        // To notify is a call to the system even when nobody waits, which is nearly always.
+        if left.waiting > 0 {
+            self.news.notify_all();
+        }
     }
 }
 
@@ -132,7 +137,9 @@ fn next<'a, T>(left: &'a Mutex<Left<T>>, news: &'a Condvar) -> Option<(T, Busy<'
         if guard.busy == 0 {
             return None;
         }
+        guard.waiting += 1;
         guard = news.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        guard.waiting -= 1;
     }
 }
 

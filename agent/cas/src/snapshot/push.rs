@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use agent_model::Digest;
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::scan::Snapshot;
 use super::walk::{Folder, Leaf, Place};
@@ -106,11 +106,12 @@ pub async fn push(
     let (small, large): (Vec<_>, Vec<_>) =
         missing.into_iter().partition(|blob| !blob.is_file() || blob.digest().size <= SMALL_BLOB);
     let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |blob| blob.digest().size);
-    let all = small.into_iter().chain(large.into_iter().map(|blob| vec![blob]));
+    let mut waiting = [small, large.into_iter().map(|blob| vec![blob]).collect()].concat().into_iter();
+    let mut sending: FuturesUnordered<_> = waiting.by_ref().take(IN_FLIGHT).map(|b| send(store, b)).collect();
     let mut directories = 0;
-    let mut sending = stream::iter(all.map(|blobs| send(store, blobs))).buffer_unordered(IN_FLIGHT);
     while let Some(part) = sending.next().await {
         let part = part?;
+        sending.extend(waiting.next().map(|blobs| send(store, blobs)));
         sent.files += part.files;
         sent.bytes += part.bytes;
         directories += part.directories;
@@ -149,6 +150,21 @@ struct Part {
     directories: u64,
 }
 
+impl Part {
+    fn of(blobs: &[Blob<'_>]) -> Part {
+        let mut part = Part { files: 0, bytes: 0, directories: 0 };
+        for blob in blobs {
+            if blob.is_file() {
+                part.files += 1;
+                part.bytes += blob.digest().size;
+            } else {
+                part.directories += blob.digest().size;
+            }
+        }
+        part
+    }
+}
+
 /// Those that the store lacks, in order.
 async fn missing<'a>(all: Vec<Blob<'a>>, store: &impl BlobStore) -> Result<Vec<Blob<'a>>, PushError> {
     let mut lacked = Vec::new();
@@ -164,9 +180,7 @@ async fn missing<'a>(all: Vec<Blob<'a>>, store: &impl BlobStore) -> Result<Vec<B
 
 /// Sends a batch of small blobs or a single large one.
 async fn send(store: &impl BlobStore, blobs: Vec<Blob<'_>>) -> Result<Part, PushError> {
-    let sum = |files: bool| blobs.iter().filter(|b| b.is_file() == files).map(|b| b.digest().size).sum();
-    let files = blobs.iter().filter(|blob| blob.is_file()).count() as u64;
-    let part = Part { files, bytes: sum(true), directories: sum(false) };
+    let part = Part::of(&blobs);
     match &blobs[..] {
         [Blob::File(leaf)] if leaf.stamp.size > SMALL_BLOB => {
             send_large(store, leaf.digest(), leaf.place.clone()).await?;
