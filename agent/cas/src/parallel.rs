@@ -196,7 +196,11 @@ mod tests {
     fn test_each_reaches_every_item_once_and_none_after_an_error() {
         for threads in [0, 1, 2, 7] {
             let mut items: Vec<u32> = (0..1000).collect();
-            each(&mut items, threads, || 1, |one, n| Ok::<_, ()>(*n += *one)).unwrap();
+            let add = |one: &mut u32, n: &mut u32| {
+                *n += *one;
+                Ok::<(), ()>(())
+            };
+            each(&mut items, threads, || 1, add).unwrap();
             assert_eq!(items, (1..=1000).collect::<Vec<_>>());
             let reached = AtomicUsize::new(0);
             let refuse = |_: &mut (), _: &mut u32| {
