@@ -1,7 +1,7 @@
 //! What the product costs, as ratios to what the machine itself and other programs do, measured in one run.
 //!
 //! ```text
-//! bench [jobs] [environments] [containers]
+//! bench [jobs] [environments] [containers] [snapshots [FILES]]
 //! ```
 //!
 //! Nothing is asserted: machines differ, and so do their moods. Both sides of a ratio take turns, so that a
@@ -13,6 +13,7 @@ mod containers;
 mod environments;
 mod measure;
 mod peers;
+mod snapshots;
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -23,6 +24,11 @@ use measure::{Series, first_line, time};
 
 fn main() {
     let parts: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((first, words)) = parts.split_first()
+        && first == "move"
+    {
+        return snapshots::move_one(words);
+    }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|named| named == part);
     if wanted("jobs") {
         jobs();
@@ -32,6 +38,9 @@ fn main() {
     }
     if wanted("containers") {
         containers::all();
+    }
+    if wanted("snapshots") {
+        snapshots::all(parts.iter().find_map(|part| part.parse().ok()));
     }
 }
 

@@ -36,7 +36,12 @@ pub fn channel(socket: &Path) -> Channel {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     };
     let _inside = runtime().enter();
-    Endpoint::from_static("http://agentd").connect_with_connector_lazy(tower::service_fn(connect))
+    // The windows and the frame of `agentctl`, so that a transfer costs what it costs there.
+    Endpoint::from_static("http://agentd")
+        .initial_connection_window_size(8 << 20)
+        .initial_stream_window_size(4 << 20)
+        .max_frame_size(1 << 20)
+        .connect_with_connector_lazy(tower::service_fn(connect))
 }
 
 /// The states a job ends in.

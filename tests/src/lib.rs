@@ -246,7 +246,8 @@ impl Host {
         if let Some(user) = self.user {
             command.uid(user).gid(user);
         }
-        command.env("XDG_DATA_HOME", self.home()).env_remove("AGENTD_SOCKET").env("NO_COLOR", "1");
+        command.env("XDG_DATA_HOME", self.home()).env("XDG_CACHE_HOME", self.home().join("cache"));
+        command.env_remove("AGENTD_SOCKET").env("NO_COLOR", "1");
         command.envs(self.variables.iter().map(|(n, v)| (n, v)));
         command.current_dir(self.home()).stdin(Stdio::null());
         command

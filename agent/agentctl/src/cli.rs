@@ -83,6 +83,9 @@ pub(crate) struct SubmitArgs {
     /// A variable for the command.
     #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
     pub(crate) env: Vec<(String, String)>,
+    /// Read every file again, also those that look as they did at the last submit.
+    #[arg(long)]
+    pub(crate) rehash: bool,
     /// The command, instead of the job file's.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,

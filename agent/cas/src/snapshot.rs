@@ -5,7 +5,7 @@
 //! uploads, the strict decoder and the writing of trees.
 //!
 //! The functions meet in the middle of the store: [`scan`], [`scan_file`] and [`scan_all`] read a directory
-//! into a [`Snapshot`]; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`]
+//! into a [`Snapshot`]; a [`StatCache`] spares it the files that did not change; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`]
 //! begin with a root digest and trust nothing they are told by the store.
 //!
 //! Callers: the CLI (scan, push, list, download) and the node (materialize, scan_all, push).
@@ -13,12 +13,14 @@
 mod materialize;
 mod push;
 mod scan;
+mod statcache;
 mod tree;
 mod walk;
 
 pub use materialize::{Laid, MaterializeError, download, materialize};
 pub use push::{Progress, PushError, Pushed, push};
 pub use scan::{ScanError, Snapshot, scan, scan_all, scan_file, scan_whole};
+pub use statcache::StatCache;
 pub use tree::{Entry, TreeError, list};
 
 /// Directories on the longest path of a tree, the root included.

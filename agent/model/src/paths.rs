@@ -33,6 +33,13 @@ impl Places {
     }
 }
 
+/// What a user's programs may lose at any time; `None` when neither `XDG_CACHE_HOME` nor `HOME` is set.
+pub fn user_cache(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
+    Some(cache.join("agentd"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +53,9 @@ mod tests {
         assert_eq!(at(&[("HOME", "/h"), ("XDG_DATA_HOME", "/x")]), Some("/x/agentd".into()));
         assert_eq!(at(&[("HOME", "/h"), ("XDG_DATA_HOME", "rel")]), Some("/h/.local/share/agentd".into()));
         assert_eq!(at(&[]), None);
+        let cache = |pairs| user_cache(env(pairs));
+        assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), Some("/x/agentd".into()));
+        assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "rel")]), Some("/h/.cache/agentd".into()));
+        assert_eq!(cache(&[]), None);
     }
 }

@@ -33,12 +33,12 @@ pub(super) async fn place(
     socket: Option<&Path>,
     output: &mut Output,
 ) -> Result<(Client, String), Failure> {
-    let SubmitArgs { target, name, set, env, command } = args;
+    let SubmitArgs { target, name, set, env, rehash, command } = args;
     let plan = Plan::read(&target, Changes { name, command, set, env })?;
     plan.warnings.iter().for_each(|warning| output.warn(warning));
     let client = Client::find_or_start(socket, output).await?;
     let hint = plan.hint.clone();
-    let spec = plan.ship(&client.blobs(), output).await?;
+    let spec = plan.ship(&client.blobs(), rehash, output).await?;
     output.busy("submitting");
     let job = Box::pin(enqueue(&client, spec, hint)).await?;
     output.rest();

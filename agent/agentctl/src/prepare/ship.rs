@@ -4,12 +4,13 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use agent_cas::Remote;
-use agent_cas::snapshot::{self, Progress, PushError, ScanError, Snapshot};
+use agent_cas::snapshot::{self, Progress, PushError, Pushed, ScanError, Snapshot, StatCache};
 use agent_model::job::Input;
-use agent_model::{Code, Digest, EnvSpec, Fault, JobSpec, size};
+use agent_model::{Code, Digest, EnvSpec, Fault, JobSpec, paths, size};
 use tonic::Status;
 
 use super::Plan;
+use crate::cli::variable;
 use crate::client;
 use crate::output::Output;
 use crate::output::text::count;
@@ -20,19 +21,26 @@ const LARGE: u64 = 300_000_000;
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Sends what the store lacks and completes the job.
-    pub(crate) async fn ship(self, blobs: &Remote, output: &mut Output) -> Result<JobSpec, Fault> {
+    /// Sends what the store lacks and completes the job. With `rehash` every file is read, also one that looks
+    /// as it did before.
+    pub(crate) async fn ship(
+        self,
+        blobs: &Remote,
+        rehash: bool,
+        output: &mut Output,
+    ) -> Result<JobSpec, Fault> {
         let Plan { mut draft, code, inputs, context, .. } = self;
         // What needs no file may be wrong too, and is cheaper to find out.
         let mut complete = draft.clone();
         let stand_in = |name: &String| (name.clone(), Input::Folder(Digest::EMPTY));
         complete.inputs.extend(inputs.iter().map(|(name, _)| stand_in(name)));
         complete.validate()?;
+        let sender = Sender { blobs, cache: cache(), rehash };
         if let Some(dir) = code {
-            draft.code = Some(send("code", &dir, blobs, output).await?);
+            draft.code = Some(sender.send("code", &dir, output).await?);
         }
         for (name, path) in inputs {
-            let root = send(&format!("input {name}"), &path, blobs, output).await?;
+            let root = sender.send(&format!("input {name}"), &path, output).await?;
             let input = match path.file_name().filter(|_| path.is_file()) {
                 Some(file) => Input::File { root, name: file.to_string_lossy().into_owned() },
                 None => Input::Folder(root),
@@ -40,55 +48,100 @@ impl Plan {
             draft.inputs.insert(name, input);
         }
         if let Some((dir, dockerfile)) = context {
-            let context = send_all("build context", &dir, blobs, output).await?;
+            let context = sender.transfer("build context", Kind::Whole, &dir, output).await?;
             draft.environment = EnvSpec::Build { context, dockerfile };
         }
         draft.validate()
     }
 }
 
-async fn send(what: &str, path: &Path, blobs: &Remote, output: &mut Output) -> Result<Digest, Fault> {
-    let file = path.is_file();
-    let by_rules = move |path: &Path| if file { snapshot::scan_file(path) } else { snapshot::scan(path) };
-    transfer(what, path, by_rules, blobs, output).await
+/// Which files of a path count.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    File,
+    /// A directory by its ignore file.
+    Code,
+    /// A directory with all it holds: a build has ignore rules of its own, and whoever builds knows them.
+    Whole,
 }
 
-/// Sends a directory with all it holds: a build has ignore rules of its own, and whoever builds knows them.
-async fn send_all(what: &str, dir: &Path, blobs: &Remote, output: &mut Output) -> Result<Digest, Fault> {
-    transfer(what, dir, snapshot::scan_whole, blobs, output).await
+/// Where files go, and how they are read.
+struct Sender<'a> {
+    blobs: &'a Remote,
+    /// What was read before. A user without a home has none.
+    cache: Option<StatCache>,
+    /// Nothing of it is to be believed.
+    rehash: bool,
 }
 
-async fn transfer(
+impl Sender<'_> {
+    async fn send(&self, what: &str, path: &Path, output: &mut Output) -> Result<Digest, Fault> {
+        let kind = if path.is_file() { Kind::File } else { Kind::Code };
+        self.transfer(what, kind, path, output).await
+    }
+
+    async fn transfer(
+        &self,
+        what: &str,
+        kind: Kind,
+        path: &Path,
+        output: &mut Output,
+    ) -> Result<Digest, Fault> {
+        if let Some(cache) = self.cache.as_ref().filter(|_| self.rehash) {
+            cache.forget(path);
+        }
+        let read = || read(kind, path.to_owned(), self.cache.clone());
+        let unsent = |error| unsent(what, path, &error);
+        output.busy(&format!("{what}: reading {}", path.display()));
+        let mut snapshot = read().await.map_err(|error| unreadable(what, path, &error))?;
+        warn(&snapshot, path, output);
+        let pushed = match (push(what, &snapshot, self.blobs, output).await, &self.cache) {
+            // A file was changed in a way that leaves no trace, or just now: read again, it is what it is.
+            (Err(PushError::Changed { .. }), Some(cache)) if snapshot.read < snapshot.files => {
+                cache.forget(path);
+                snapshot = read().await.map_err(|error| unreadable(what, path, &error))?;
+                push(what, &snapshot, self.blobs, output).await.map_err(unsent)?
+            }
+            (pushed, _) => pushed.map_err(unsent)?,
+        };
+        let (files, sent) = (count(pushed.files, "file"), size::decimal(pushed.bytes_sent));
+        output.note(&format!("{what}: {files}, {} changed, {sent} sent", pushed.files_sent));
+        Ok(snapshot.root)
+    }
+}
+
+async fn push(
     what: &str,
-    path: &Path,
-    scan: impl FnOnce(&Path) -> Result<Snapshot, ScanError> + Send + 'static,
+    snapshot: &Snapshot,
     blobs: &Remote,
     output: &mut Output,
-) -> Result<Digest, Fault> {
-    output.busy(&format!("{what}: reading {}", path.display()));
-    let snapshot = read(path.to_owned(), scan).await.map_err(|error| unreadable(what, path, &error))?;
-    warn(&snapshot, path, output);
+) -> Result<Pushed, PushError> {
     output.busy(&format!("{what}: asking what is new"));
     let tick = output.ticker();
     let progress = |sent: Progress| {
         let (done, all) = (size::decimal(sent.bytes), size::decimal(sent.bytes_total));
         tick(format!("{what}: {} of {} files, {done} of {all} sent", sent.files, sent.files_total));
     };
-    let pushed =
-        snapshot::push(&snapshot, blobs, progress).await.map_err(|error| unsent(what, path, &error))?;
-    let (files, sent) = (count(pushed.files, "file"), size::decimal(pushed.bytes_sent));
-    output.note(&format!("{what}: {files}, {} changed, {sent} sent", pushed.files_sent));
-    Ok(snapshot.root)
+    snapshot::push(snapshot, blobs, progress).await
 }
 
-async fn read(
-    path: PathBuf,
-    scan: impl FnOnce(&Path) -> Result<Snapshot, ScanError> + Send + 'static,
-) -> Result<Snapshot, ScanError> {
-    match tokio::task::spawn_blocking(move || scan(&path)).await {
+async fn read(kind: Kind, path: PathBuf, cache: Option<StatCache>) -> Result<Snapshot, ScanError> {
+    let scan = move || match (kind, cache) {
+        (Kind::File, _) => snapshot::scan_file(&path),
+        (Kind::Code, Some(cache)) => cache.scan(&path),
+        (Kind::Code, None) => snapshot::scan(&path),
+        (Kind::Whole, Some(cache)) => cache.scan_whole(&path),
+        (Kind::Whole, None) => snapshot::scan_whole(&path),
+    };
+    match tokio::task::spawn_blocking(scan).await {
         Ok(scanned) => scanned,
         Err(panicked) => std::panic::resume_unwind(panicked.into_panic()), // it is never cancelled
     }
+}
+
+/// Never in a project: what is sent must not depend on having been sent.
+fn cache() -> Option<StatCache> {
+    Some(StatCache::at(paths::user_cache(variable)?.join("scans")))
 }
 
 fn warn(snapshot: &Snapshot, path: &Path, output: &mut Output) {

@@ -9,10 +9,10 @@ use std::path::PathBuf;
 
 use agent_model::Digest;
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::scan::Snapshot;
-use super::walk::Place;
+use super::walk::{Folder, Leaf, Place};
 use crate::digest_of;
 use crate::parallel::blocking;
 use crate::remote::Patience;
@@ -22,6 +22,9 @@ use crate::store::{
 
 /// Batches and streams on their way at once.
 const IN_FLIGHT: usize = 4;
+
+/// Digests in one question to the store. They are in memory several times until it is answered.
+const QUESTION: usize = 40_000;
 
 /// How far a push has come. Only what the store lacked counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,63 +91,127 @@ pub async fn push(
     store: &impl BlobStore,
     progress: impl Fn(Progress) + Send + Sync,
 ) -> Result<Pushed, PushError> {
-    let all: Vec<Digest> = snapshot
-        .contents
-        .iter()
-        .map(|(d, _)| *d)
-        .chain(snapshot.directories.iter().map(|(d, _)| *d))
-        .collect();
-    let missing: HashSet<Digest> =
-        store.missing(&all).await.map_err(PushError::Missing)?.into_iter().collect();
+    let all = snapshot.contents().into_iter().map(Blob::File);
+    let all = all.chain(snapshot.directories().into_iter().map(Blob::Folder)).collect();
+    let mut missing = missing(all, store).await?;
+    let root = missing.pop_if(|blob| blob.digest() == snapshot.root);
 
-    let contents: Vec<(Digest, Place)> =
-        snapshot.contents.iter().filter(|(digest, _)| missing.contains(digest)).cloned().collect();
-    let mut sent = Progress {
-        files_total: contents.len() as u64,
-        bytes_total: contents.iter().map(|(digest, _)| digest.size).sum(),
-        ..Progress::default()
-    };
+    let mut sent = Progress::default();
+    for file in missing.iter().filter(|blob| blob.is_file()) {
+        sent.files_total += 1;
+        sent.bytes_total += file.digest().size;
+    }
     progress(sent);
+    // Directories go along with the last small files: none of them is of use without the root.
     let (small, large): (Vec<_>, Vec<_>) =
-        contents.into_iter().partition(|(digest, _)| digest.size <= SMALL_BLOB);
-    let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |(digest, _)| digest.size);
-    let large = large.into_iter().map(|file| vec![file]);
-    let mut sending = stream::iter(small.into_iter().chain(large).map(|files| send_files(store, files)))
-        .buffer_unordered(IN_FLIGHT);
-    while let Some(done) = sending.next().await {
-        let (files, bytes) = done?;
-        sent.files += files;
-        sent.bytes += bytes;
+        missing.into_iter().partition(|blob| !blob.is_file() || blob.digest().size <= SMALL_BLOB);
+    let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |blob| blob.digest().size);
+    let mut waiting = [small, large.into_iter().map(|blob| vec![blob]).collect()].concat().into_iter();
+    let mut sending: FuturesUnordered<_> = waiting.by_ref().take(IN_FLIGHT).map(|b| send(store, b)).collect();
+    let mut directories = 0;
+    while let Some(part) = sending.next().await {
+        let part = part?;
+        sending.extend(waiting.next().map(|blobs| send(store, blobs)));
+        sent.files += part.files;
+        sent.bytes += part.bytes;
+        directories += part.directories;
         progress(sent);
     }
-    let directories = send_directories(store, snapshot, &missing).await?;
+    if let Some(root) = root {
+        directories += send(store, vec![root]).await?.directories;
+    }
     Ok(Pushed { files: snapshot.files, files_sent: sent.files, bytes_sent: sent.bytes + directories })
 }
 
-/// Sends a batch of small files or a single large one; returns how many files and bytes these were.
-async fn send_files(store: &impl BlobStore, files: Vec<(Digest, Place)>) -> Result<(u64, u64), PushError> {
-    let sum = (files.len() as u64, files.iter().map(|(digest, _)| digest.size).sum());
-    match &files[..] {
-        [(digest, place)] if digest.size > SMALL_BLOB => send_large(store, *digest, place.clone()).await?,
-        _ => send_small(store, files).await?,
-    }
-    Ok(sum)
+/// Something the store may lack.
+#[derive(Clone, Copy)]
+enum Blob<'a> {
+    File(&'a Leaf),
+    Folder(&'a Folder),
 }
 
-async fn send_small(store: &impl BlobStore, files: Vec<(Digest, Place)>) -> Result<(), PushError> {
-    let (blobs, places) = blocking(move || {
-        let mut blobs = Vec::with_capacity(files.len());
-        for (digest, place) in &files {
-            blobs.push((*digest, read_small(*digest, place)?));
+impl Blob<'_> {
+    fn digest(&self) -> Digest {
+        match self {
+            Blob::File(leaf) => leaf.digest(),
+            Blob::Folder(folder) => folder.digest,
         }
-        Ok((blobs, files.into_iter().map(|(_, place)| place).collect::<Vec<_>>()))
+    }
+
+    fn is_file(&self) -> bool {
+        matches!(self, Blob::File(_))
+    }
+}
+
+/// What was sent: files and their bytes, and the bytes of directories.
+struct Part {
+    files: u64,
+    bytes: u64,
+    directories: u64,
+}
+
+impl Part {
+    fn of(blobs: &[Blob<'_>]) -> Part {
+        let mut part = Part { files: 0, bytes: 0, directories: 0 };
+        for blob in blobs {
+            if blob.is_file() {
+                part.files += 1;
+                part.bytes += blob.digest().size;
+            } else {
+                part.directories += blob.digest().size;
+            }
+        }
+        part
+    }
+}
+
+/// Those that the store lacks, in order.
+async fn missing<'a>(all: Vec<Blob<'a>>, store: &impl BlobStore) -> Result<Vec<Blob<'a>>, PushError> {
+    let mut lacked = Vec::new();
+    for some in all.chunks(QUESTION) {
+        let digests: Vec<Digest> = some.iter().map(Blob::digest).collect();
+        let missing = store.missing(&digests).await.map_err(PushError::Missing)?;
+        // It answers in the order asked. The same digest may be a file's and a directory's: then each is sent.
+        let missing: HashSet<Digest> = missing.into_iter().collect();
+        lacked.extend(some.iter().filter(|blob| missing.contains(&blob.digest())));
+    }
+    Ok(lacked)
+}
+
+/// Sends a batch of small blobs or a single large one.
+async fn send(store: &impl BlobStore, blobs: Vec<Blob<'_>>) -> Result<Part, PushError> {
+    let part = Part::of(&blobs);
+    match &blobs[..] {
+        [Blob::File(leaf)] if leaf.stamp.size > SMALL_BLOB => {
+            send_large(store, leaf.digest(), leaf.place.clone()).await?;
+        }
+        _ => send_small(store, blobs).await?,
+    }
+    Ok(part)
+}
+
+async fn send_small(store: &impl BlobStore, blobs: Vec<Blob<'_>>) -> Result<(), PushError> {
+    let (mut places, mut contents) = (Vec::new(), Vec::new());
+    for blob in blobs {
+        match blob {
+            Blob::File(leaf) => places.push((leaf.digest(), leaf.place.clone())),
+            Blob::Folder(folder) => contents.push(folder.message()),
+        }
+    }
+    let messages = contents.len();
+    let (mut contents, places) = blocking(move || {
+        for (digest, place) in &places {
+            contents.push((*digest, read_small(*digest, place)?));
+        }
+        Ok((contents, places))
     })
     .await?;
-    let results = store.write_batch(blobs).await;
-    for (place, result) in places.iter().zip(results) {
+    contents.rotate_left(messages);
+    let mut results = store.write_batch(contents).await.into_iter();
+    for ((_, place), result) in places.iter().zip(results.by_ref()) {
         result.map_err(|source| PushError::File { path: place.shown(), source })?;
     }
-    Ok(())
+    results.try_for_each(|result| result.map_err(PushError::Directory))
 }
 
 fn read_small(digest: Digest, place: &Place) -> Result<Bytes, PushError> {
@@ -176,30 +243,6 @@ async fn send_large(store: &impl BlobStore, digest: Digest, place: Place) -> Res
             Err(error) => return Err(fail(error)),
         }
     }
-}
-
-/// Sends the missing directories, the root after all others; returns how many bytes these were.
-async fn send_directories(
-    store: &impl BlobStore,
-    snapshot: &Snapshot,
-    missing: &HashSet<Digest>,
-) -> Result<u64, PushError> {
-    let (root, others): (Vec<_>, Vec<_>) = snapshot
-        .directories
-        .iter()
-        .filter(|(digest, _)| missing.contains(digest))
-        .cloned()
-        .partition(|(digest, _)| *digest == snapshot.root);
-    let mut bytes = 0;
-    for batch in
-        batches(others, BATCH_BYTES, BATCH_BLOBS, |(digest, _)| digest.size).into_iter().chain([root])
-    {
-        bytes += batch.iter().map(|(digest, _)| digest.size).sum::<u64>();
-        for result in store.write_batch(batch).await {
-            result.map_err(PushError::Directory)?;
-        }
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -1,18 +1,18 @@
-//! From directories to a [`Snapshot`]: walk, hash on all processors, encode from the leaves up.
+//! From directories to a [`Snapshot`]: walk, remember, hash the rest on all processors, encode from the leaves up.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent_model::Digest;
 use bytes::Bytes;
 
+use super::statcache::StatCache;
 use super::tree::{Directory, join};
-use super::walk::{Folder, LeftOut, Node, Place, Root, Rules, walk};
+use super::walk::{Dir, Folder, Leaf, LeftOut, Place, Root, Rules, Stamp, is_executable, walk};
 use crate::{Hasher, parallel};
 
 /// Times a file is read again when it changed while it was read.
@@ -20,6 +20,9 @@ const ATTEMPTS: usize = 3;
 
 /// Bytes read at once, at most.
 const BUFFER: usize = 256 * 1024;
+
+/// Files from this size on, in bytes, are hashed before all others, so that no processor is left alone with one.
+const LARGE: u64 = 1024 * 1024;
 
 /// Entries of [`Snapshot::largest`].
 const LARGEST: usize = 10;
@@ -33,23 +36,78 @@ pub struct Snapshot {
     pub files: u64,
     /// Bytes in these files.
     pub bytes: u64,
+    /// Files whose content was read for it; of the others it was remembered.
+    pub read: u64,
     /// Entries left out, by ignore rules or because they cannot be kept. A directory counts once.
     pub skipped: u64,
     /// The largest files and their sizes in bytes, largest first.
     pub largest: Vec<(String, u64)>,
     /// What was left out or doubtful, one sentence each.
     pub warnings: Vec<String>,
-    /// Each content once, with one place to read it from.
-    pub(super) contents: Vec<(Digest, Place)>,
-    /// Each directory message once, children before parents, the root last.
-    pub(super) directories: Vec<(Digest, Bytes)>,
+    /// Everything by name, each digest known.
+    pub(super) top: Folder,
 }
 
-#[cfg(test)]
 impl Snapshot {
+    /// Each content once, with one place to read it from.
+    pub(super) fn contents(&self) -> Vec<&Leaf> {
+        let mut seen = HashSet::new();
+        let mut contents = Vec::new();
+        self.top.each_file(&mut |leaf| {
+            if leaf.hash.as_ref().is_some_and(|hash| seen.insert(hash)) {
+                contents.push(leaf);
+            }
+        });
+        contents
+    }
+
+    /// Each directory message once, children before parents, the root last.
+    pub(super) fn directories(&self) -> Vec<&Folder> {
+        fn collect<'a>(folder: &'a Folder, seen: &mut HashSet<&'a Digest>, into: &mut Vec<&'a Folder>) {
+            folder.folders.iter().for_each(|(_, child)| collect(child, seen, into));
+            if seen.insert(&folder.digest) {
+                into.push(folder);
+            }
+        }
+        let mut directories = Vec::new();
+        collect(&self.top, &mut HashSet::new(), &mut directories);
+        directories
+    }
+
     /// The digest of every content.
+    #[cfg(test)]
     pub(crate) fn digests(&self) -> Vec<Digest> {
-        self.contents.iter().map(|(digest, _)| *digest).collect()
+        self.contents().iter().map(|leaf| leaf.digest()).collect()
+    }
+}
+
+impl Folder {
+    /// Calls `work` with every file below, in the order of the tree.
+    pub(super) fn each_file<'a>(&'a self, work: &mut impl FnMut(&'a Leaf)) {
+        self.files.iter().for_each(&mut *work);
+        self.folders.iter().for_each(|(_, child)| child.each_file(work));
+    }
+
+    fn each_file_mut<'a>(&'a mut self, work: &mut impl FnMut(&'a mut Leaf)) {
+        self.files.iter_mut().for_each(&mut *work);
+        self.folders.iter_mut().for_each(|(_, child)| child.each_file_mut(work));
+    }
+
+    /// Its message, once all below it is known. It is not kept: most messages are never sent.
+    pub(super) fn message(&self) -> (Digest, Bytes) {
+        let file = |leaf: &Leaf| (leaf.place.name.to_string(), leaf.digest(), leaf.executable);
+        let message = Directory {
+            files: self.files.iter().map(file).collect(),
+            directories: self.folders.iter().map(|(name, child)| (name.to_string(), child.digest)).collect(),
+            links: self.links.iter().map(|(name, target)| (name.to_string(), target.to_string())).collect(),
+        };
+        message.encode()
+    }
+
+    /// Finds out the digest of every directory.
+    fn seal(&mut self) {
+        self.folders.iter_mut().for_each(|(_, child)| child.seal());
+        (self.digest, _) = self.message();
     }
 }
 
@@ -106,16 +164,24 @@ pub enum ScanError {
 /// A code directory: without what `.amlignore`, or else `.gitignore`, in its root excludes, and without
 /// anything named `.git`. Blocks.
 pub fn scan(dir: &Path) -> Result<Snapshot, ScanError> {
-    let mut left_out = LeftOut::default();
-    let folder = walk(&Arc::new(Root::open(dir)?), Rules::Code, &mut left_out)?;
-    build(folder, left_out)
+    scan_by(Rules::Code, dir, None)
 }
 
 /// A directory with all it holds: no ignore rules, because somebody else has rules of his own for it. Blocks.
 pub fn scan_whole(dir: &Path) -> Result<Snapshot, ScanError> {
+    scan_by(Rules::Everything, dir, None)
+}
+
+pub(super) fn scan_by(rules: Rules, dir: &Path, cache: Option<&StatCache>) -> Result<Snapshot, ScanError> {
+    let page = cache.map(|cache| cache.page(rules, dir));
     let mut left_out = LeftOut::default();
-    let folder = walk(&Arc::new(Root::open(dir)?), Rules::Everything, &mut left_out)?;
-    build(folder, left_out)
+    let mut top = walk(&Arc::new(Root::open(dir)?), rules, &mut left_out)?;
+    let recalled = page.as_ref().map(|page| page.recall(&mut top));
+    let read = hash_all(&mut top)?;
+    if let Some((page, recalled)) = page.zip(recalled) {
+        page.keep(&top, recalled);
+    }
+    Ok(complete(top, read, left_out))
 }
 
 /// One file, under its own name. Blocks.
@@ -129,8 +195,14 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     if !real.is_file() {
         return Err(not_a_file());
     }
-    let place = Place { root: Arc::new(Root::open(parent)?), relative };
-    build(Folder::from([(name, Node::File(place))]), LeftOut::default())
+    let root = Arc::new(Root::open(parent)?.only(relative));
+    let place = Place { dir: Arc::new(Dir { root, path: String::new() }), name: name.into() };
+    let read = |source: io::Error| ScanError::Read { path: path.to_owned(), source };
+    let stat = place.open().and_then(|file| Ok(rustix::fs::fstat(file)?)).map_err(read)?;
+    let mut top = Folder::new();
+    top.files.push(Leaf::new(place, &stat));
+    let read = hash_all(&mut top)?;
+    Ok(complete(top, read, LeftOut::default()))
 }
 
 /// Several directories below `base` as one, each below its prefix (`""`, `outputs`, `named-outputs/model`),
@@ -155,11 +227,12 @@ pub fn scan_all(base: &Path, parts: &[(&str, &Path)]) -> Result<Snapshot, ScanEr
         };
         let mut part = walk(&root, Rules::Everything, &mut left_out)?;
         for segment in prefix.split('/').rev().filter(|segment| !segment.is_empty()) {
-            part = Folder::from([(segment.to_owned(), Node::Directory(part))]);
+            part = Folder { folders: vec![(segment.into(), part)], ..Folder::new() };
         }
         join_folders(&mut whole, part, "", &mut left_out);
     }
-    build(whole, left_out)
+    let read = hash_all(&mut whole)?;
+    Ok(complete(whole, read, left_out))
 }
 
 /// It is there, but as nothing that may be walked: a link out of the base, a circle of links, or no directory.
@@ -169,137 +242,108 @@ fn leads_elsewhere(error: &io::Error) -> bool {
 }
 
 fn join_folders(into: &mut Folder, from: Folder, path: &str, left_out: &mut LeftOut) {
-    for (name, node) in from {
-        let below = join(path, &name);
-        match (into.get_mut(&name), node) {
-            (None, node) => {
-                into.insert(name, node);
-            }
-            (Some(Node::Directory(into)), Node::Directory(from)) => {
-                join_folders(into, from, &below, left_out)
-            }
-            (Some(_), _) => left_out.warn(&below, "exists twice; the second one is left out"),
+    let mut taken: HashSet<Box<str>> = into.names().map(Box::from).collect();
+    let mut twice = |name: &str, left_out: &mut LeftOut| {
+        let twice = !taken.insert(name.into());
+        if twice {
+            left_out.warn(&join(path, name), "exists twice; the second one is left out");
+        }
+        twice
+    };
+    into.files.extend(from.files.into_iter().filter(|leaf| !twice(&leaf.place.name, left_out)));
+    into.links.extend(from.links.into_iter().filter(|(name, _)| !twice(name, left_out)));
+    for (name, folder) in from.folders {
+        match into.folders.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, into)) => join_folders(into, folder, &join(path, &name), left_out),
+            None if twice(&name, left_out) => {}
+            None => into.folders.push((name, folder)),
         }
     }
+    into.sort();
 }
 
-fn build(folder: Folder, left_out: LeftOut) -> Result<Snapshot, ScanError> {
-    let mut places = Vec::new();
-    collect(&folder, &mut places);
-    let hashed = parallel::map(&places, parallel::cores(), |place| hash(place));
-    let hashed: Vec<Hashed> = hashed.into_iter().collect::<Result<_, _>>()?;
-
-    let mut encoder = Encoder { hashed: hashed.iter(), seen: HashSet::new(), directories: Vec::new() };
-    let root = encoder.folder(&folder);
-    let directories = encoder.directories;
-    let mut seen = HashSet::new();
-    Ok(Snapshot {
-        root,
-        files: hashed.len() as u64,
-        bytes: hashed.iter().map(|file| file.digest.size).sum(),
-        skipped: left_out.count,
-        largest: largest(&places, &hashed),
-        warnings: left_out.warnings,
-        contents: hashed
-            .iter()
-            .zip(places)
-            .filter(|(file, _)| seen.insert(file.digest))
-            .map(|(file, place)| (file.digest, place.clone()))
-            .collect(),
-        directories,
-    })
-}
-
-/// The files below `folder`, in the order of the walk.
-fn collect<'a>(folder: &'a Folder, places: &mut Vec<&'a Place>) {
-    for node in folder.values() {
-        match node {
-            Node::File(place) => places.push(place),
-            Node::Directory(folder) => collect(folder, places),
-            Node::Link(_) => {}
+/// Hashes the files whose content is not known yet; returns how many these were.
+fn hash_all(top: &mut Folder) -> Result<u64, ScanError> {
+    let mut unknown = Vec::new();
+    top.each_file_mut(&mut |leaf| {
+        if leaf.hash.is_none() {
+            unknown.push(leaf);
         }
-    }
+    });
+    // The small ones stay in the order of the tree, which is often that of the disk.
+    unknown.sort_by_key(|leaf| Reverse(if leaf.stamp.size < LARGE { 0 } else { leaf.stamp.size }));
+    parallel::each(&mut unknown, parallel::cores(), Vec::new, |buffer, leaf| hash(leaf, buffer))?;
+    Ok(unknown.len() as u64)
 }
 
-/// What reading a file told.
-struct Hashed {
-    digest: Digest,
-    executable: bool,
-}
-
-fn hash(place: &Place) -> Result<Hashed, ScanError> {
-    let fail = |source| ScanError::Read { path: place.shown(), source };
+/// Reads a file, until it is the same before and after.
+fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>) -> Result<(), ScanError> {
+    let fail = |source| ScanError::Read { path: leaf.place.shown(), source };
     for _ in 0..ATTEMPTS {
-        let mut file = place.open().map_err(fail)?;
-        let before = file.metadata().map_err(fail)?;
-        if !before.is_file() {
-            return Err(ScanError::NotAFile { path: place.shown() });
+        let mut file = leaf.place.open().map_err(fail)?;
+        let before = rustix::fs::fstat(&file).map_err(|errno| fail(errno.into()))?;
+        if !rustix::fs::FileType::from_raw_mode(before.st_mode).is_file() {
+            return Err(ScanError::NotAFile { path: leaf.place.shown() });
         }
-        let digest = hash_content(&mut file, before.len()).map_err(fail)?;
-        let after = file.metadata().map_err(fail)?;
-        if stamp(&before) == stamp(&after) && digest.size == after.len() {
-            return Ok(Hashed { digest, executable: after.mode() & 0o100 != 0 });
+        let stamp = Stamp::of(&before);
+        let digest = hash_content(&mut file, stamp.size, buffer).map_err(fail)?;
+        let after = rustix::fs::fstat(&file).map_err(|errno| fail(errno.into()))?;
+        if stamp == Stamp::of(&after) && digest.size == stamp.size {
+            (leaf.stamp, leaf.executable, leaf.hash) = (stamp, is_executable(&after), Some(digest.hash));
+            return Ok(());
         }
     }
-    Err(ScanError::Changed { path: place.shown() })
+    Err(ScanError::Changed { path: leaf.place.shown() })
 }
 
-fn hash_content(file: &mut File, expected: u64) -> io::Result<Digest> {
+/// The digest of what is in `file`, which should have `expected` bytes. More of them are not looked for, because
+/// the size tells of them; only a file without a size may be one whose system does not know it.
+fn hash_content(file: &mut File, expected: u64, buffer: &mut Vec<u8>) -> io::Result<Digest> {
+    buffer.resize(BUFFER, 0);
     let mut hasher = Hasher::new();
-    // Most files are far smaller than the buffer, and making it costs more than reading them.
-    let mut buffer = vec![0; usize::try_from(expected).unwrap_or(BUFFER).clamp(1, BUFFER)];
     loop {
-        match file.read(&mut buffer) {
-            Ok(0) => return Ok(hasher.finish()),
+        match file.read(buffer) {
+            Ok(0) => break,
             Ok(length) => hasher.update(&buffer[..length]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
         }
-    }
-}
-
-/// Everything that changes when the content does.
-fn stamp(file: &Metadata) -> (u64, i64, i64, i64, i64) {
-    (file.len(), file.mtime(), file.mtime_nsec(), file.ctime(), file.ctime_nsec())
-}
-
-fn largest(places: &[&Place], hashed: &[Hashed]) -> Vec<(String, u64)> {
-    let mut sizes: Vec<(u64, &str)> =
-        hashed.iter().zip(places).map(|(file, place)| (file.digest.size, place.relative.as_str())).collect();
-    let most = sizes.len().min(LARGEST);
-    if most < sizes.len() {
-        sizes.select_nth_unstable_by_key(most, |(size, _)| Reverse(*size));
-    }
-    sizes.truncate(most);
-    sizes.sort_unstable_by_key(|(size, path)| (Reverse(*size), *path));
-    sizes.into_iter().map(|(size, path)| (path.to_owned(), size)).collect()
-}
-
-struct Encoder<'a> {
-    /// Of the files, in the order of the walk.
-    hashed: std::slice::Iter<'a, Hashed>,
-    seen: HashSet<Digest>,
-    directories: Vec<(Digest, Bytes)>,
-}
-
-impl Encoder<'_> {
-    fn folder(&mut self, folder: &Folder) -> Digest {
-        let mut directory = Directory::default();
-        for (name, node) in folder {
-            match node {
-                Node::File(_) => directory
-                    .files
-                    .extend(self.hashed.next().map(|file| (name.clone(), file.digest, file.executable))),
-                Node::Directory(child) => directory.directories.push((name.clone(), self.folder(child))),
-                Node::Link(target) => directory.links.push((name.clone(), target.clone())),
-            }
+        if hasher.size() >= expected {
+            break;
         }
-        let (digest, bytes) = directory.encode();
-        if self.seen.insert(digest) {
-            self.directories.push((digest, bytes));
-        }
-        digest
     }
+    Ok(hasher.finish())
+}
+
+fn complete(mut top: Folder, read: u64, left_out: LeftOut) -> Snapshot {
+    top.seal();
+    let (mut files, mut bytes, mut sizes) = (0, 0, Vec::new());
+    top.each_file(&mut |leaf| {
+        files += 1;
+        bytes += leaf.stamp.size;
+        sizes.push(leaf);
+    });
+    Snapshot {
+        root: top.digest,
+        files,
+        bytes,
+        read,
+        skipped: left_out.count,
+        largest: largest(sizes),
+        warnings: left_out.warnings,
+        top,
+    }
+}
+
+fn largest(mut files: Vec<&Leaf>) -> Vec<(String, u64)> {
+    let most = files.len().min(LARGEST);
+    if most < files.len() {
+        files.select_nth_unstable_by_key(most, |leaf| Reverse(leaf.stamp.size));
+    }
+    let sized = |leaf: &&Leaf| (leaf.place.relative(), leaf.stamp.size);
+    let mut named: Vec<(String, u64)> = files.iter().take(most).map(sized).collect();
+    named.sort_unstable_by(|(one, small), (other, big)| big.cmp(small).then_with(|| one.cmp(other)));
+    named
 }
 
 #[cfg(test)]

@@ -1,28 +1,39 @@
-//! What is in a directory: names and kinds, without reading a file.
+//! What is in a directory: names, kinds and stamps, without reading a file.
 //!
-//! Every step is relative to an open directory and follows no link, so a directory that is swapped for a
-//! link while the walk goes on cannot lead it elsewhere.
+//! Every step is relative to the open root and follows no link, so a directory that is swapped for a link while
+//! the walk goes on cannot lead it elsewhere. Directories are listed by several threads, each by one of them;
+//! the result is put together afterwards and sorted, so it does not depend on who came first.
+//!
+//! A tree may have a million files, and all of it is in memory until it is sent: what is kept of a file is its
+//! name, a stamp, a hash, and a pointer to what it shares with its neighbours.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use agent_model::Digest;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::MAX_DEPTH;
 use super::scan::ScanError;
 use super::tree::{join, stays_inside};
+use crate::parallel;
+
+/// Bytes of a listing that are fetched at once: some hundred names.
+const LISTING: usize = 32 * 1024;
 
 /// A directory that files are opened below.
 #[derive(Debug)]
 pub(super) struct Root {
     fd: OwnedFd,
     path: PathBuf,
+    /// The one file in it that counts, whatever name it is given.
+    only: Option<String>,
 }
 
 impl Root {
@@ -30,7 +41,12 @@ impl Root {
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty())
             .map_err(|source| ScanError::Directory { path: path.to_owned(), source: source.into() })?;
-        Ok(Root { fd, path: path.to_owned() })
+        Ok(Root { fd, path: path.to_owned(), only: None })
+    }
+
+    /// Stands for the file `name` in it alone.
+    pub(super) fn only(self, name: String) -> Root {
+        Root { only: Some(name), ..self }
     }
 
     /// Opens the directory at `relative` below `base`. A link on the way must stay below `base`: whoever writes
@@ -43,52 +59,139 @@ impl Root {
             rustix::fs::openat2(base, relative, flags, Mode::empty(), ResolveFlags::BENEATH)
         };
         match open() {
-            Ok(fd) => Ok(Root { fd, path }),
+            Ok(fd) => Ok(Root { fd, path, only: None }),
             Err(source) => Err(ScanError::Directory { path, source: source.into() }),
         }
     }
 
-    /// Opens the file at `relative`, passing no link on the way. A pipe in its place does not block.
-    pub(super) fn open_file(&self, relative: &str) -> io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    /// Opens what is at `relative`, passing no link on the way.
+    fn open_beneath(&self, relative: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        Ok(rustix::fs::openat2(&self.fd, relative, flags, Mode::empty(), resolve)?.into())
+        rustix::fs::openat2(&self.fd, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
     }
 
     /// The path of `relative` for people.
     pub(super) fn shown(&self, relative: &str) -> PathBuf {
-        self.path.join(relative)
+        if relative.is_empty() { self.path.clone() } else { self.path.join(relative) }
     }
+}
+
+/// A directory below a root, as the files in it know it.
+#[derive(Debug)]
+pub(super) struct Dir {
+    pub(super) root: Arc<Root>,
+    pub(super) path: String,
 }
 
 /// A file to read: where it is.
 #[derive(Debug, Clone)]
 pub(super) struct Place {
-    pub(super) root: Arc<Root>,
-    pub(super) relative: String,
+    pub(super) dir: Arc<Dir>,
+    pub(super) name: Box<str>,
 }
 
 impl Place {
+    /// Opens the file, passing no link on the way. A pipe in its place does not block.
     pub(super) fn open(&self) -> io::Result<File> {
-        self.root.open_file(&self.relative)
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let relative = self.relative();
+        Ok(self.dir.root.open_beneath(self.dir.root.only.as_ref().unwrap_or(&relative), flags)?.into())
+    }
+
+    /// The path below the root.
+    pub(super) fn relative(&self) -> String {
+        join(&self.dir.path, &self.name)
     }
 
     /// The path for people.
     pub(super) fn shown(&self) -> PathBuf {
-        self.root.shown(&self.relative)
+        let relative = self.relative();
+        self.dir.root.shown(self.dir.root.only.as_ref().unwrap_or(&relative))
     }
 }
 
-/// One entry of a directory.
-#[derive(Debug)]
-pub(super) enum Node {
-    File(Place),
-    Directory(Folder),
-    Link(String),
+/// All that the system tells of a file's content without reading it. No program can set the change time, so
+/// what was written since is told even where the other time was put back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    pub(super) size: u64,
+    /// In nanoseconds since 1970, like the next one.
+    pub(super) modified: i64,
+    pub(super) changed: i64,
 }
 
-/// A directory: its entries by name.
-pub(super) type Folder = BTreeMap<String, Node>;
+impl Stamp {
+    pub(super) fn of(stat: &Stat) -> Stamp {
+        let nanoseconds = |seconds: i64, rest: u64| {
+            seconds.saturating_mul(1_000_000_000).saturating_add(i64::try_from(rest).unwrap_or(i64::MAX))
+        };
+        Stamp {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: nanoseconds(stat.st_mtime, stat.st_mtime_nsec),
+            changed: nanoseconds(stat.st_ctime, stat.st_ctime_nsec),
+        }
+    }
+}
+
+/// A file.
+#[derive(Debug)]
+pub(super) struct Leaf {
+    pub(super) place: Place,
+    pub(super) stamp: Stamp,
+    pub(super) executable: bool,
+    /// Of its content, once it is known.
+    pub(super) hash: Option<[u8; 32]>,
+}
+
+impl Leaf {
+    pub(super) fn new(place: Place, stat: &Stat) -> Leaf {
+        Leaf { place, stamp: Stamp::of(stat), executable: is_executable(stat), hash: None }
+    }
+
+    /// The content's digest; that of nothing before the file was read.
+    pub(super) fn digest(&self) -> Digest {
+        self.hash.map_or(Digest::EMPTY, |hash| Digest { hash, size: self.stamp.size })
+    }
+}
+
+pub(super) fn is_executable(stat: &Stat) -> bool {
+    Mode::from_raw_mode(stat.st_mode).contains(Mode::XUSR)
+}
+
+/// A directory: its entries, each kind sorted by name.
+#[derive(Debug)]
+pub(super) struct Folder {
+    pub(super) files: Vec<Leaf>,
+    pub(super) folders: Vec<(Box<str>, Folder)>,
+    /// Name, target.
+    pub(super) links: Vec<(Box<str>, Box<str>)>,
+    /// Of its message, once all below it is known.
+    pub(super) digest: Digest,
+}
+
+impl Folder {
+    pub(super) fn new() -> Folder {
+        Folder { files: Vec::new(), folders: Vec::new(), links: Vec::new(), digest: Digest::EMPTY }
+    }
+
+    /// The names of all its entries.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let files = self.files.iter().map(|leaf| &*leaf.place.name);
+        let folders = self.folders.iter().map(|(name, _)| &**name);
+        files.chain(folders).chain(self.links.iter().map(|(name, _)| &**name))
+    }
+
+    pub(super) fn sort(&mut self) {
+        self.files.sort_unstable_by(|one, other| one.place.name.cmp(&other.place.name));
+        self.folders.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        self.links.sort_unstable();
+        self.files.shrink_to_fit();
+    }
+}
 
 /// What was left out.
 #[derive(Debug, Default)]
@@ -113,16 +216,36 @@ pub(super) enum Rules {
     Everything,
 }
 
-/// Everything below `root`, sorted by name.
+/// Everything below `root`.
 pub(super) fn walk(root: &Arc<Root>, rules: Rules, left_out: &mut LeftOut) -> Result<Folder, ScanError> {
     let ignore = match rules {
         Rules::Code => read_ignore_file(root, left_out)?,
         Rules::Everything => Gitignore::empty(),
     };
-    let mut walker = Walker { root, rules, ignore, left_out };
-    let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let top = rustix::fs::openat(&root.fd, ".", flags, Mode::empty()).map_err(|e| walker.fail("", e))?;
-    walker.folder(top, "", 0)
+    let walker = Walker { root, rules, ignore, last: AtomicUsize::new(0) };
+    let top = Task { number: 0, parent: None, name: "".into(), path: String::new(), depth: 0 };
+    let mut listed = parallel::grow(top, parallel::cores(), |task, found| walker.list(task, found))?;
+    // By number: a directory after the one that names it.
+    listed.sort_unstable_by_key(|listed| listed.number);
+    let mut warnings: Vec<String> =
+        listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.warnings)).collect();
+    warnings.sort_unstable();
+    left_out.warnings.append(&mut warnings);
+    left_out.count += listed.iter().map(|listed| listed.left_out.count).sum::<u64>();
+    Ok(put_together(listed))
+}
+
+/// One tree of directories that come in the order of their numbers, 0 to the last.
+fn put_together(mut listed: Vec<Listed>) -> Folder {
+    while let Some(Listed { parent, name, folder, .. }) = listed.pop() {
+        let Some(mut folder) = folder else { continue };
+        folder.sort();
+        match parent.and_then(|parent| listed.get_mut(parent)).and_then(|parent| parent.folder.as_mut()) {
+            Some(parent) => parent.folders.push((name, folder)),
+            None => return folder,
+        }
+    }
+    Folder::new()
 }
 
 /// The first of the two ignore files that exists; they are never merged.
@@ -131,7 +254,9 @@ fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Gitignore, Sc
     for name in [".amlignore", ".gitignore"] {
         let path = root.shown(name);
         let mut text = Vec::new();
-        let read = rustix::fs::openat(&root.fd, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        // A pipe in its place does not block, and says nothing.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let read = rustix::fs::openat(&root.fd, name, flags, Mode::empty())
             .map_err(io::Error::from)
             .and_then(|file| File::from(file).read_to_end(&mut text));
         match read {
@@ -150,11 +275,33 @@ fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Gitignore, Sc
     builder.build().map_err(|source| ScanError::Ignore { source: Box::new(source) })
 }
 
+/// A directory to list.
+struct Task {
+    number: usize,
+    /// The number of the directory it is in.
+    parent: Option<usize>,
+    name: Box<str>,
+    path: String,
+    /// Levels below the root.
+    depth: usize,
+}
+
+/// A directory that was listed.
+struct Listed {
+    number: usize,
+    parent: Option<usize>,
+    name: Box<str>,
+    /// Without its directories. `None` for one that vanished meanwhile: it was never there.
+    folder: Option<Folder>,
+    left_out: LeftOut,
+}
+
 struct Walker<'a> {
     root: &'a Arc<Root>,
     rules: Rules,
     ignore: Gitignore,
-    left_out: &'a mut LeftOut,
+    /// The highest number of a directory so far.
+    last: AtomicUsize,
 }
 
 impl Walker<'_> {
@@ -162,90 +309,129 @@ impl Walker<'_> {
         ScanError::Directory { path: self.root.shown(path), source: source.into() }
     }
 
-    /// The entries of the open directory `fd` at `path`, which is `depth` levels below the root.
-    fn folder(&mut self, fd: OwnedFd, path: &str, depth: usize) -> Result<Folder, ScanError> {
-        if depth >= MAX_DEPTH {
-            return Err(ScanError::TooDeep { path: self.root.shown(path), limit: MAX_DEPTH });
+    /// Lists one directory; those in it are `found`.
+    fn list(&self, task: Task, found: &mut Vec<Task>) -> Result<Listed, ScanError> {
+        if task.depth >= MAX_DEPTH {
+            return Err(ScanError::TooDeep { path: self.root.shown(&task.path), limit: MAX_DEPTH });
         }
-        let mut folder = Folder::new();
-        for (name, kind) in self.entries(fd.as_fd(), path)? {
-            let below = join(path, &name);
-            if self.is_ignored(&name, &below, kind) {
-                self.left_out.count += 1;
-                continue;
+        let Task { number, parent, name, path, depth } = task;
+        let relative = if path.is_empty() { "." } else { &path };
+        let mut left_out = LeftOut::default();
+        let folder = match self.root.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY) {
+            Err(Errno::NOENT) => None,
+            Err(error) => return Err(self.fail(&path, error)),
+            Ok(fd) => {
+                let dir = Arc::new(Dir { root: Arc::clone(self.root), path });
+                let mut listing =
+                    Listing { walker: self, fd: fd.as_fd(), dir, depth, left_out: &mut left_out };
+                let (folder, names) = listing.read()?;
+                found.extend(names.into_iter().map(|name| Task {
+                    number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+                    parent: Some(number),
+                    path: join(&listing.dir.path, &name),
+                    name,
+                    depth: depth + 1,
+                }));
+                Some(folder)
             }
-            let node = match kind {
-                FileType::RegularFile => {
-                    Some(Node::File(Place { root: Arc::clone(self.root), relative: below }))
-                }
-                FileType::Directory => {
-                    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                    match rustix::fs::openat(&fd, &name, flags, Mode::empty()) {
-                        Ok(child) => Some(Node::Directory(self.folder(child, &below, depth + 1)?)),
-                        Err(Errno::NOENT) => None,
-                        Err(error) => return Err(self.fail(&below, error)),
-                    }
-                }
-                FileType::Symlink => self.link(fd.as_fd(), &name, &below, depth).map(Node::Link),
-                _ => {
-                    self.left_out.warn(&below, "is neither file, directory nor link; left out");
-                    None
-                }
-            };
-            folder.extend(node.map(|node| (name, node)));
-        }
-        Ok(folder)
+        };
+        Ok(Listed { number, parent, name, folder, left_out })
     }
 
     fn is_ignored(&self, name: &str, below: &str, kind: FileType) -> bool {
         self.rules == Rules::Code && (name == ".git" || self.ignore.matched(below, kind.is_dir()).is_ignore())
     }
+}
 
-    /// Names and kinds, sorted; what vanishes meanwhile was never there.
-    fn entries(&mut self, fd: BorrowedFd<'_>, path: &str) -> Result<Vec<(String, FileType)>, ScanError> {
-        let mut entries = Vec::new();
-        for entry in Dir::read_from(fd).map_err(|error| self.fail(path, error))? {
-            let entry = entry.map_err(|error| self.fail(path, error))?;
+/// A directory while it is listed.
+struct Listing<'a> {
+    walker: &'a Walker<'a>,
+    fd: BorrowedFd<'a>,
+    dir: Arc<Dir>,
+    depth: usize,
+    left_out: &'a mut LeftOut,
+}
+
+impl Listing<'_> {
+    /// What is in it, and the names of the directories among that.
+    fn read(&mut self) -> Result<(Folder, Vec<Box<str>>), ScanError> {
+        let (mut folder, mut directories) = (Folder::new(), Vec::new());
+        let mut below = join(&self.dir.path, "");
+        let prefix = below.len();
+        let mut buffer = Vec::with_capacity(LISTING);
+        let mut entries = RawDir::new(self.fd, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(|error| self.walker.fail(&self.dir.path, error))?;
             let raw = entry.file_name();
             if matches!(raw.to_bytes(), b"." | b"..") {
                 continue;
             }
             let Ok(name) = raw.to_str() else {
-                let shown = join(path, &raw.to_bytes().escape_ascii().to_string());
+                let shown = join(&self.dir.path, &raw.to_bytes().escape_ascii().to_string());
                 self.left_out.warn(&shown, "has a name that is not UTF-8; left out");
                 continue;
             };
-            let kind = match entry.file_type() {
-                FileType::Unknown => match rustix::fs::statat(fd, raw, AtFlags::SYMLINK_NOFOLLOW) {
-                    Ok(stat) => FileType::from_raw_mode(stat.st_mode),
-                    Err(Errno::NOENT) => continue,
-                    Err(error) => return Err(self.fail(&join(path, name), error)),
-                },
-                kind => kind,
+            below.truncate(prefix);
+            below.push_str(name);
+            // Its kind first: a directory that is left out is not even looked at.
+            let told = entry.file_type();
+            if told != FileType::Unknown && self.leave_out(name, &below, told) {
+                continue;
+            }
+            let stat = match told {
+                FileType::RegularFile | FileType::Unknown => {
+                    match rustix::fs::statat(self.fd, raw, AtFlags::SYMLINK_NOFOLLOW) {
+                        Ok(stat) => Some(stat),
+                        Err(Errno::NOENT) => continue, // what vanishes meanwhile was never there
+                        Err(error) => return Err(self.walker.fail(&below, error)),
+                    }
+                }
+                _ => None,
             };
-            entries.push((name.to_owned(), kind));
+            let kind = stat.as_ref().map_or(told, |stat| FileType::from_raw_mode(stat.st_mode));
+            if told == FileType::Unknown && self.leave_out(name, &below, kind) {
+                continue;
+            }
+            match (kind, stat) {
+                (FileType::RegularFile, Some(stat)) => {
+                    let place = Place { dir: Arc::clone(&self.dir), name: name.into() };
+                    folder.files.push(Leaf::new(place, &stat));
+                }
+                (FileType::Directory, _) => directories.push(name.into()),
+                (FileType::Symlink, _) => {
+                    folder.links.extend(self.link(name, &below).map(|target| (name.into(), target)));
+                }
+                _ => self.left_out.warn(&below, "is neither file, directory nor link; left out"),
+            }
         }
-        entries.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        Ok(entries)
+        Ok((folder, directories))
+    }
+
+    /// Counts an entry that the rules exclude.
+    fn leave_out(&mut self, name: &str, below: &str, kind: FileType) -> bool {
+        let ignored = self.walker.is_ignored(name, below, kind);
+        self.left_out.count += u64::from(ignored);
+        ignored
     }
 
     /// The target of a link that can be kept.
-    fn link(&mut self, fd: BorrowedFd<'_>, name: &str, below: &str, depth: usize) -> Option<String> {
-        let target = rustix::fs::readlinkat(fd, name, Vec::new()).ok().and_then(|t| t.into_string().ok());
+    fn link(&mut self, name: &str, below: &str) -> Option<Box<str>> {
+        let target =
+            rustix::fs::readlinkat(self.fd, name, Vec::new()).ok().and_then(|t| t.into_string().ok());
         let Some(target) = target else {
             self.left_out.warn(below, "is a link that cannot be read; left out");
             return None;
         };
         // The system resolves the link the way a program would, but never past the root.
         let found = rustix::fs::openat2(
-            &self.root.fd,
+            &self.walker.root.fd,
             below,
             OFlags::PATH | OFlags::CLOEXEC,
             Mode::empty(),
             ResolveFlags::BENEATH,
         );
         let why = match found {
-            Ok(_) if stays_inside(depth, &target) => return Some(target),
+            Ok(_) if stays_inside(self.depth, &target) => return Some(target.into()),
             Ok(_) | Err(Errno::XDEV) => "points outside the directory; left out",
             Err(Errno::NOENT) => "points to nothing; left out",
             Err(_) => "cannot be followed; left out",

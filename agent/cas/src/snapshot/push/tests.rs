@@ -24,7 +24,7 @@ async fn test_push_sends_each_content_once_and_then_nothing() {
     let snapshot = scan(dir.path()).unwrap();
     let seen = Mutex::new(Vec::new());
     let pushed = push(&snapshot, &store, |progress| seen.lock().unwrap().push(progress)).await.unwrap();
-    let messages: u64 = snapshot.directories.iter().map(|(digest, _)| digest.size).sum();
+    let messages: u64 = snapshot.directories().iter().map(|folder| folder.digest.size).sum();
     assert_eq!((pushed.files, pushed.files_sent), (102, 101));
     assert_eq!(pushed.bytes_sent, 3_050_000 + messages);
     let seen = seen.into_inner().unwrap();
@@ -49,14 +49,28 @@ async fn test_push_after_one_change_sends_one_file_and_the_way_to_it() {
 }
 
 #[tokio::test]
+async fn test_push_sends_what_is_both_a_file_and_a_directory_once_for_each() {
+    let (dir, store) = (tempfile::tempdir().unwrap(), Memory::new());
+    fs::create_dir(dir.path().join("a")).unwrap();
+    fs::write(dir.path().join("a/x"), "1").unwrap();
+    let (digest, message) = scan(&dir.path().join("a")).unwrap().top.message();
+    fs::write(dir.path().join("message"), &message).unwrap();
+    let snapshot = scan(dir.path()).unwrap();
+    let pushed = push(&snapshot, &store, |_| {}).await.unwrap();
+    assert_eq!(pushed.files_sent, 2);
+    assert_eq!(store.get(&digest).unwrap(), message);
+    assert_eq!(list(&store, snapshot.root).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
 async fn test_push_completes_what_an_eviction_took() {
     let (dir, store) = (tree(10), Memory::new());
     let snapshot = scan(dir.path()).unwrap();
     push(&snapshot, &store, |_| {}).await.unwrap();
-    for (digest, _) in snapshot.directories.iter().take(2) {
-        store.remove(digest);
+    for folder in snapshot.directories().iter().take(2) {
+        store.remove(&folder.digest);
     }
-    store.remove(&snapshot.contents[4].0);
+    store.remove(&snapshot.contents()[4].digest());
     assert_eq!(push(&snapshot, &store, |_| {}).await.unwrap().files_sent, 1);
     list(&store, snapshot.root).await.unwrap();
 }

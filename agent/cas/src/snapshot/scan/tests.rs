@@ -66,6 +66,36 @@ async fn test_amlignore_wins_over_gitignore_and_git_is_never_included() {
     assert!(!paths(&scan(dir.path()).unwrap()).await.contains(&"train.py".to_owned()));
 }
 
+#[tokio::test]
+async fn test_ignore_files_are_read_as_git_reads_its_own() {
+    for (rules, left) in [
+        ("a  \n", &["a ", "b/c", "b/d", "e"][..]),
+        ("a\\ \n", &["a", "b/c", "b/d", "e"]),
+        ("b/\n!b/c\n", &["a", "a ", "e"]),
+        ("b/*\n!b/c\n", &["a", "a ", "b/c", "e"]),
+        ("*\n!b\n!b/**\n", &["b/c", "b/d"]),
+        ("\u{feff}e\r\n\r\n", &["a", "a ", "b/c", "b/d"]),
+    ] {
+        let dir = tree(&[("a", "1"), ("a ", "2"), ("b/c", "3"), ("b/d", "4"), ("e", "5")]);
+        let elsewhere = tree(&[("rules", rules)]);
+        symlink(elsewhere.path().join("rules"), dir.path().join(".amlignore")).unwrap();
+        let mut found = paths(&scan(dir.path()).unwrap()).await;
+        found.sort();
+        assert_eq!(found, left, "{rules:?}");
+    }
+}
+
+#[test]
+fn test_an_ignore_file_that_is_none_does_not_hang_the_scan() {
+    let dir = tree(&[("a", "1")]);
+    let pipe = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, dir.path().join(".amlignore"), pipe, 0o600.into(), 0).unwrap();
+    assert_eq!(scan(dir.path()).unwrap().files, 1);
+    fs::remove_file(dir.path().join(".amlignore")).unwrap();
+    fs::create_dir(dir.path().join(".amlignore")).unwrap();
+    assert!(matches!(scan(dir.path()), Err(ScanError::Read { path, .. }) if path.ends_with(".amlignore")));
+}
+
 #[test]
 fn test_links_that_stay_inside_are_kept_and_others_left_out_with_a_warning() {
     let dir = tree(&[("a/x", "1"), ("b/y", "2")]);
@@ -175,7 +205,7 @@ async fn test_scan_all_joins_parts_below_their_prefixes_without_ignore_rules() {
         ]
     );
     assert_eq!(snapshot.warnings, ["outputs/model exists twice; the second one is left out"]);
-    assert!(snapshot.contents.iter().all(|(digest, _)| *digest != digest_of(b"another")));
+    assert!(!snapshot.digests().contains(&digest_of(b"another")));
 }
 
 #[test]
@@ -200,4 +230,89 @@ fn test_scan_all_is_not_led_out_of_the_base() {
         assert_eq!((snapshot.files, snapshot.warnings.len()), (0, 1), "{name}: {:?}", snapshot.warnings);
     }
     assert_eq!(scan_all(base.path(), &[("outputs", Path::new("inside"))]).unwrap().files, 1);
+}
+
+#[test]
+fn test_walk_passes_no_link_that_took_the_place_of_a_directory() {
+    let outside = tree(&[("secret/x", "1")]);
+    let dir = tree(&[("a/b/x", "1")]);
+    let root = Arc::new(Root::open(dir.path()).unwrap());
+    fs::rename(dir.path().join("a"), dir.path().join("moved")).unwrap();
+    symlink(outside.path(), dir.path().join("a")).unwrap();
+    let file = Place { dir: Arc::new(Dir { root, path: "a/secret".to_owned() }), name: "x".into() };
+    assert_eq!(rustix::io::Errno::from_io_error(&file.open().unwrap_err()), Some(rustix::io::Errno::LOOP));
+    let snapshot = scan(dir.path()).unwrap();
+    assert_eq!((snapshot.files, snapshot.warnings.len()), (1, 1));
+    assert!(snapshot.warnings[0].starts_with("a -> "), "{:?}", snapshot.warnings);
+}
+
+#[test]
+fn test_a_tree_of_many_directories_is_the_same_each_time() {
+    let many: Vec<(String, String)> =
+        (0..600).map(|i| (format!("d{}/e{}/f{i}", i % 31, i % 7), i.to_string())).collect();
+    let files: Vec<(&str, &str)> = many.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
+    let dir = tree(&files);
+    let first = scan(dir.path()).unwrap();
+    assert_eq!((first.files, first.directories().len()), (600, 1 + 31 + 217));
+    for _ in 0..5 {
+        assert_eq!(scan(dir.path()).unwrap().root, first.root);
+    }
+}
+
+/// What is wrong with a file between the walk and the reading.
+#[test]
+fn test_a_file_that_is_another_when_it_is_read_is_taken_as_it_is_or_named() {
+    let top = |dir: &Path| {
+        let root = Arc::new(Root::open(dir).unwrap());
+        walk(&root, Rules::Everything, &mut LeftOut::default()).unwrap()
+    };
+    for (change, content) in [("shorter", "a"), ("longer", "a longer one"), ("", ""), ("same size", "xyz")] {
+        let dir = tree(&[("x", "abc")]);
+        let mut found = top(dir.path());
+        fs::write(dir.path().join("x"), content).unwrap();
+        hash_all(&mut found).unwrap();
+        assert_eq!(found.files[0].digest(), digest_of(content.as_bytes()), "{change}");
+    }
+    let dir = tree(&[("gone", "1")]);
+    let mut found = top(dir.path());
+    fs::remove_file(dir.path().join("gone")).unwrap();
+    assert!(matches!(hash_all(&mut found), Err(ScanError::Read { path, .. }) if path.ends_with("gone")));
+    symlink("/etc/passwd", dir.path().join("gone")).unwrap();
+    assert!(matches!(hash_all(&mut found), Err(ScanError::Read { path, .. }) if path.ends_with("gone")));
+    fs::remove_file(dir.path().join("gone")).unwrap();
+    let pipe = rustix::fs::FileType::Fifo;
+    rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("gone"), pipe, 0o600.into(), 0).unwrap();
+    assert!(matches!(hash_all(&mut found), Err(ScanError::NotAFile { path }) if path.ends_with("gone")));
+}
+
+#[test]
+fn test_a_file_that_is_written_all_the_time_is_named() {
+    let dir = tree(&[("log", "")]);
+    let file = fs::File::options().append(true).open(dir.path().join("log")).unwrap();
+    file.set_len(64 * 1024 * 1024).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            use std::io::Write;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                (&file).write_all(b"x").unwrap();
+            }
+        });
+        // The writer may be kept from its work for a moment; then the scan is right to succeed.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let mut outcome = scan(dir.path());
+        while outcome.is_ok() && std::time::Instant::now() < end {
+            outcome = scan(dir.path());
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(matches!(outcome, Err(ScanError::Changed { path }) if path.ends_with("log")));
+    });
+}
+
+#[tokio::test]
+async fn test_a_sparse_file_is_what_it_would_be_without_holes() {
+    let dir = tree(&[]);
+    fs::File::create(dir.path().join("x")).unwrap().set_len(3_000_000).unwrap();
+    let snapshot = scan(dir.path()).unwrap();
+    assert_eq!(snapshot.digests(), [digest_of(&vec![0; 3_000_000])]);
 }
