@@ -142,7 +142,7 @@ def row_image():
 # By file of the container's group: what limits what the job asks for, and what it need not ask for.
 LIMITS = {
     "memory.max": str(96 << 20),
-    "memory.swap.max": "0",
+    "memory.swap.max": str(64 << 10),
     "cpu.max": "50000 100000",
     "pids.max": "32768",
 }

@@ -25,6 +25,11 @@ const SHM: u64 = 2 << 30;
 /// processes and to own files that are both's. The job itself keeps none of it.
 const CAPABILITIES: [&str; 7] = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID"];
 
+/// What of a limited memory may be swapped out, in bytes: as good as nothing. A limit of nothing at all does not last
+/// where systemd makes the groups of version 2: the engine's runtime writes it without telling systemd, which lifts it
+/// at its next reload.
+const SWAP: u64 = 64 << 10;
+
 /// Variables by which an image would change programs that are not its own.
 const LOADER_VARIABLES: [&str; 4] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "LD_BIND_NOW"];
 
@@ -81,15 +86,16 @@ pub(super) fn body(
 /// What the container may take of the machine.
 fn limits(launch: &Launch, enclosure: &Enclosure) -> HostConfig {
     let Options { cpus, shm, ulimits } = &enclosure.options;
-    let memory = launch.limits.memory.map(signed);
+    let memory = launch.limits.memory;
     let ulimit = |limit: &agent_model::container::Ulimit| ResourcesUlimits {
         name: Some(limit.name.clone()),
         soft: Some(limit.soft),
         hard: Some(limit.hard),
     };
     HostConfig {
-        memory,
-        memory_swap: memory, // memory that may be swapped out is not limited memory
+        memory: memory.map(signed),
+        // Memory that may be swapped out is not limited memory; this is the sum of both.
+        memory_swap: memory.map(|memory| signed(memory.saturating_add(SWAP))),
         pids_limit: launch.limits.pids.map(signed),
         nano_cpus: cpus.map(signed),
         shm_size: Some(signed(
@@ -148,4 +154,25 @@ fn gpus(uuids: &[String]) -> Option<Vec<DeviceRequest>> {
 
 fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_memory_that_is_limited_is_hardly_swapped_and_never_by_a_limit_of_nothing() {
+        let limited = |memory| {
+            let launch: Launch = serde_json::from_value(serde_json::json!({
+                "version": 1, "replica": "train.1.0", "argv": ["true"], "env": {}, "cwd": "/", "grace_ms": 1000,
+                "limits": {"memory": memory, "pids": 7},
+            }))
+            .unwrap();
+            let limits = limits(&launch, &Enclosure::default());
+            (limits.memory, limits.memory_swap, limits.pids_limit)
+        };
+        assert_eq!(limited(Some(1_u64 << 30)), (Some(1 << 30), Some((1 << 30) + (64 << 10)), Some(7)));
+        assert_eq!(limited(Some(u64::MAX)), (Some(i64::MAX), Some(i64::MAX), Some(7)));
+        assert_eq!(limited(None), (None, None, Some(7)));
+    }
 }
