@@ -61,7 +61,7 @@ pub(crate) fn bytes(field: u64, value: &[u8]) -> Vec<u8> {
 /// A `Digest` message with this hash and size, as they are.
 pub(crate) fn digest(hash: &[u8], size: i64) -> Vec<u8> {
     let size = if size == 0 { Vec::new() } else { number(2, size.cast_unsigned()) };
-    [bytes(1, hash), size].concat()
+    [text(1, hash), size].concat()
 }
 
 /// The `Digest` message of a digest.
@@ -69,9 +69,14 @@ pub(crate) fn content(of: &Digest) -> Vec<u8> {
     digest(of.hex().as_bytes(), of.size.cast_signed())
 }
 
+/// A field that is text; one without any is left out, as it must be.
+fn text(field: u64, value: &[u8]) -> Vec<u8> {
+    if value.is_empty() { Vec::new() } else { bytes(field, value) }
+}
+
 /// The inside of a file or a directory: a name and a content.
 pub(crate) fn node(name: &[u8], content: &[u8]) -> Vec<u8> {
-    [bytes(1, name), bytes(2, content)].concat()
+    [text(1, name), bytes(2, content)].concat()
 }
 
 /// An entry with this inside.
@@ -88,7 +93,7 @@ pub(crate) fn directory(name: &str, of: &Digest) -> Vec<u8> {
 }
 
 pub(crate) fn link(name: &[u8], target: &[u8]) -> Vec<u8> {
-    entry(Kind::Link, &[bytes(1, name), bytes(2, target)].concat())
+    entry(Kind::Link, &[text(1, name), text(2, target)].concat())
 }
 
 /// A tree in the making: blobs of which the last directory kept is the root.

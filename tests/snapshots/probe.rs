@@ -6,7 +6,7 @@
 
 use std::error::Error;
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use agent_cas::snapshot::{MaterializeError, TreeError, materialize};
@@ -15,10 +15,14 @@ use agent_cas::{Disk, Remote};
 use agent_model::Digest;
 use agent_tests::client::{channel, runtime};
 use agent_tests::{cpu_seconds, eventually};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// What a node may spend on a snapshot that it refuses: seconds of a processor, bytes of memory.
 pub(crate) const PROCESSOR: f64 = 10.0;
 pub(crate) const MEMORY: u64 = 256 << 20;
+
+/// Bytes of address space after which an attempt is ended.
+const RUNAWAY: u64 = 4 << 30;
 
 /// After that it hangs, whatever the load of the machine.
 const HANGS: Duration = Duration::from_secs(240);
@@ -43,23 +47,30 @@ pub(crate) fn peak(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap_or(0) * 1024
 }
 
+/// A process that ends with the test, whatever becomes of that.
+struct Running(Option<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 /// Lays `root` out to `dest` in a process of its own.
 #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
 pub(crate) fn attempt(store: &Path, root: Digest, dest: &Path) -> Attempt {
     let myself = std::env::current_exe().expect("a program has a path");
     let mut command = Command::new(myself);
     command.arg("--probe").arg(store).arg(root.to_string()).arg(dest);
-    let mut probe = command.stdout(Stdio::piped()).spawn().expect("the probe starts");
+    let mut probe = Running(Some(command.stdout(Stdio::piped()).spawn().expect("the probe starts")));
     // It says little, which fits into the pipe.
-    let mut hung = Some(());
-    eventually("the probe ends", HANGS + HANGS, || {
-        let ended = probe.try_wait().expect("its own child");
-        if ended.is_none() && cpu_seconds(probe.id()) > HANGS.as_secs_f64() && hung.take().is_some() {
-            probe.kill().expect("SIGKILL is sent");
-        }
-        ended
+    eventually("the probe ends", HANGS, || {
+        probe.0.as_mut().and_then(|probe| probe.try_wait().expect("its own child"))
     });
-    let said = probe.wait_with_output().expect("the probe is reaped");
+    let said = probe.0.take().expect("it ran").wait_with_output().expect("the probe is reaped");
     let text = String::from_utf8_lossy(&said.stdout).into_owned();
     let mut parts = text.trim_end().splitn(4, '\t');
     let mut part = || parts.next().unwrap_or_default().to_owned();
@@ -73,6 +84,9 @@ pub(crate) fn attempt(store: &Path, root: Digest, dest: &Path) -> Attempt {
 #[allow(clippy::print_stdout, reason = "its answer")]
 pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let [store, root, dest] = arguments else { return ExitCode::from(2) };
+    // One that goes wild takes itself down, and not the machine.
+    let limit = Rlimit { current: Some(RUNAWAY), maximum: Some(RUNAWAY) };
+    setrlimit(Resource::As, limit).expect("less is always allowed");
     let (store, dest) = (Path::new(store), Path::new(dest));
     let root: Digest = root.parse().expect("a digest");
     let result = match store.is_dir() {
@@ -92,7 +106,7 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
 }
 
 /// The step that refused.
-fn name(error: &MaterializeError) -> String {
+pub(crate) fn name(error: &MaterializeError) -> String {
     let read = |error: &ReadError| match error {
         ReadError::Absent { .. } => "absent",
         error if error.is_damage() => "damaged",
@@ -117,7 +131,9 @@ fn name(error: &MaterializeError) -> String {
         MaterializeError::Exists { .. } => "exists",
         MaterializeError::Destination { .. } => "destination",
         MaterializeError::Read { source, .. } => read(source),
-        MaterializeError::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => "no room",
+        MaterializeError::Write { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
+            "no room"
+        }
         MaterializeError::Write { .. } => "write",
     };
     name.to_owned()
