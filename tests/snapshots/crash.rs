@@ -221,7 +221,7 @@ fn broken_off(tally: &mut Tally, scale: &Scale) {
     tally.case(&format!("{many} uploads"), || {
         let remote = Remote::new(fleet.client.channel());
         for number in 0..many {
-            let whole = Bytes::from(format!("{number} ").repeat(500_000));
+            let whole = Bytes::from(format!("{number} ").repeat(800_000));
             let digest = digest_of(&whole);
             let parts = [Ok(whole.slice(..1_200_000)), Err(ReadError::Absent { digest })];
             let sent = runtime().block_on(remote.write(digest, Box::pin(tokio_stream::iter(parts))));

@@ -13,6 +13,7 @@ mod hostile;
 mod isolation;
 mod peers;
 mod probe;
+mod scans;
 
 use std::process::ExitCode;
 
@@ -20,7 +21,7 @@ use agent_tests::table::{Row, Table};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [hostile::ROWS, isolation::ROWS, crash::ROWS, peers::ROWS].into_iter().flatten().collect()
+    [hostile::ROWS, isolation::ROWS, crash::ROWS, peers::ROWS, scans::ROWS].into_iter().flatten().collect()
 }
 
 /// Makes what the rows need, so that none is charged for it.

@@ -183,12 +183,13 @@ fn there_and_back(home: &Path, project: &Path, habit: &str, end: End) {
     let both = async {
         let pushed = snapshot::push(&scanned, &remote, |_| {}).await;
         let laid = match &pushed {
-            Ok(_) => Some(snapshot::materialize(&remote, scanned.root, &dest).await),
+            Ok(_) => Some(snapshot::download(&remote, scanned.root, &dest).await),
             Err(_) => None,
         };
         (pushed, laid)
     };
-    let (pushed, laid) = runtime().block_on(async { tokio::time::timeout(LONG, both).await }).expect("it takes for ever");
+    let (pushed, laid) =
+        runtime().block_on(async { tokio::time::timeout(LONG, both).await }).expect("it takes for ever");
     let came = match (&pushed, &laid) {
         (Err(_), _) => "unsent".to_owned(),
         (_, Some(Err(error))) => name(error),
