@@ -52,9 +52,9 @@ fn shapes(tally: &mut Tally, _: &Scale) {
     tried(tally, corpus::shapes());
 }
 
+/// The shapes are left out of the count: there are enough without them, and they are large to make.
 fn different(tally: &mut Tally, _: &Scale) {
-    let groups =
-        [corpus::names(), corpus::links(), corpus::encodings(), corpus::contents(), corpus::shapes()];
+    let groups = [corpus::names(), corpus::links(), corpus::encodings(), corpus::contents()];
     let mut all: Vec<(Digest, Vec<Digest>)> = groups
         .into_iter()
         .flatten()
@@ -63,7 +63,7 @@ fn different(tally: &mut Tally, _: &Scale) {
     let made = all.len();
     all.sort_unstable();
     all.dedup();
-    tally.note(format!("{} different snapshots in {made} cases", all.len()));
+    tally.note(format!("{} different snapshots in {made} cases, without the shapes", all.len()));
     tally.case("different snapshots", || assert!(all.len() >= 250, "{}", all.len()));
 }
 

@@ -183,7 +183,7 @@ fn many_alike(tally: &mut Tally, scale: &Scale) {
             let laid = runtime().block_on(snapshot::materialize(&disk, root, &dest)).expect("it is laid out");
             assert_eq!((laid.files, laid.bytes), (groups * each, groups * each * bytes.len() as u64));
             fs::write(dest.join("0000/0000"), "mine").expect("a file of the job");
-            assert_eq!(fs::read(dest.join("0000/0001")).expect("another"), bytes);
+            assert_eq!(fs::read(dest.join("0000/0001")).expect("another"), *bytes);
             for place in ["0000/0000", "0069/0999"] {
                 assert_eq!(fs::metadata(dest.join(place)).expect("a file").nlink(), 1);
             }
