@@ -58,9 +58,12 @@ impl Bench {
     }
 }
 
+/// What is done to a file: in words, and with which byte.
+type Change = (&'static str, fn(&Path, u8));
+
 /// A file is always rewritten with bytes that are all the same: a mixture was never there.
 fn changing(tally: &mut Tally, scale: &Scale) {
-    let changes: &[(&str, fn(&Path, u8))] = &[
+    let changes: &[Change] = &[
         ("moved in place of", |path, byte| {
             let new = path.with_extension("new");
             if fs::write(&new, vec![byte; 1 << 20]).is_ok() {
@@ -221,7 +224,7 @@ fn odd(tally: &mut Tally, _: &Scale) {
             "a file that is not readable, for who may read anything",
             Box::new(|code| {
                 fs::write(code.join("f"), "x").expect("a file");
-                fs::set_permissions(code.join("f"), fs::Permissions::from_mode(0)).expect("its mode");
+                fs::set_permissions(code.join("f"), fs::Permissions::from_mode(0o000)).expect("its mode");
             }),
             &["f"],
         ),
