@@ -225,7 +225,7 @@ impl Download {
         let mut patience = Patience::default();
         loop {
             let Some(messages) = &mut self.messages else { return Ok(None) };
-            match within(SILENCE, messages.message()).await {
+            match within(SILENCE, says_something(messages)).await {
                 Ok(Some(message)) => {
                     self.offset =
                         self.offset.saturating_add(i64::try_from(message.data.len()).unwrap_or(i64::MAX));
@@ -237,6 +237,18 @@ impl Download {
                     self.open().await?;
                 }
             }
+        }
+    }
+}
+
+/// The next message with bytes in it: a server that sends empty ones for ever is silent too.
+async fn says_something(
+    messages: &mut Streaming<bytestream::ReadResponse>,
+) -> Result<Option<bytestream::ReadResponse>, Status> {
+    loop {
+        match messages.message().await? {
+            Some(message) if message.data.is_empty() => {}
+            other => return Ok(other),
         }
     }
 }

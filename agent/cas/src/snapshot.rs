@@ -31,3 +31,6 @@ pub const MAX_DIRECTORIES: u64 = 1_000_000;
 
 /// Files and links in a tree, counted once for each place they appear at.
 pub const MAX_FILES: u64 = 4_000_000;
+
+/// Bytes of the longest path in a tree, and of the longest target of a link: what Linux takes.
+pub const MAX_PATH: usize = 4095;

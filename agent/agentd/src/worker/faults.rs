@@ -8,6 +8,7 @@ use std::io;
 use std::path::Path;
 
 use agent_cas::ReadError;
+use agent_cas::snapshot::TreeError;
 use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
@@ -295,6 +296,7 @@ pub(crate) fn fetch(error: &FetchError) -> Fault {
         _ if is_no_space(error) => Code::DiskFull,
         _ if is_damaged(error) => Code::SnapshotDamaged,
         _ if is_absent(error) => Code::SnapshotMissing,
+        _ if is_unusable(error) => Code::SnapshotUnsafe,
         _ => Code::SnapshotStore,
     };
     let fault = Fault::new(code, error.to_string());
@@ -305,6 +307,7 @@ pub(crate) fn fetch(error: &FetchError) -> Fault {
         }
         Code::SnapshotMissing => fault.fix("submit the job again: what is missing is then sent again"),
         Code::SnapshotDamaged => fault.fix("submit the job again: what was damaged is then sent again"),
+        Code::SnapshotUnsafe => fault.fix("submit the job with `agentctl`, which makes no such snapshots"),
         _ => fault.fix("look at the log of agentd on the node"),
     }
 }
@@ -506,6 +509,12 @@ fn is_damaged(error: &(dyn Error + 'static)) -> bool {
 /// The store does not have all of it.
 fn is_absent(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| matches!(cause.downcast_ref(), Some(ReadError::Absent { .. })))
+}
+
+/// The tree itself is at fault, wherever it is read.
+fn is_unusable(error: &(dyn Error + 'static)) -> bool {
+    let of_the_tree = |cause: &TreeError| !matches!(cause, TreeError::Read(_));
+    causes(error).filter_map(|cause| cause.downcast_ref()).any(of_the_tree)
 }
 
 /// The outputs stay on the node.

@@ -11,6 +11,17 @@ pub fn digest_to_wire(digest: &Digest) -> reapi::Digest {
     reapi::Digest { hash: digest.hex(), size_bytes: i64::try_from(digest.size).unwrap_or(i64::MAX) }
 }
 
+/// The longest resource name there may be, in bytes.
+const MAX_NAME: usize = 1024;
+
+/// So much of what a peer said is repeated in an answer, in characters.
+const QUOTED: usize = 100;
+
+/// The beginning of a text of any length, for an error: a status travels in headers, which must be short.
+fn quoted(text: &str) -> String {
+    text.chars().take(QUOTED).collect()
+}
+
 /// The digest of a message; its hash must be a lower-case SHA-256 and its size not negative.
 pub fn digest_from_wire(wire: &reapi::Digest) -> Result<Digest, IdError> {
     let size = u64::try_from(wire.size_bytes).map_err(|_| IdError {
@@ -18,7 +29,7 @@ pub fn digest_from_wire(wire: &reapi::Digest) -> Result<Digest, IdError> {
         value: wire.size_bytes.to_string(),
         rule: "the size must not be negative",
     })?;
-    Digest::from_parts(&wire.hash, size)
+    Digest::from_parts(&wire.hash, size).map_err(|error| IdError { value: quoted(&error.value), ..error })
 }
 
 /// What a byte stream is about.
@@ -55,7 +66,10 @@ pub enum ResourceError {
 impl Resource {
     /// Understands a resource name; an instance name before it may have any number of segments.
     pub fn parse(name: &str) -> Result<Resource, ResourceError> {
-        let malformed = || ResourceError::Malformed { name: name.to_owned() };
+        let malformed = || ResourceError::Malformed { name: quoted(name) };
+        if name.len() > MAX_NAME {
+            return Err(malformed());
+        }
         let segments: Vec<&str> = name.split('/').collect();
         let start = segments
             .iter()
@@ -66,7 +80,7 @@ impl Resource {
         };
         match &segments[start..] {
             ["compressed-blobs", ..] | ["uploads", _, "compressed-blobs", ..] => {
-                Err(ResourceError::Compressed { name: name.to_owned() })
+                Err(ResourceError::Compressed { name: quoted(name) })
             }
             ["blobs", hash, size] => Ok(Resource::Blob(digest(hash, size)?)),
             ["uploads", id, "blobs", hash, size, ..] => {
@@ -117,6 +131,15 @@ mod tests {
         ] {
             assert!(matches!(Resource::parse(&bad), Err(ResourceError::Malformed { .. })), "{bad}");
         }
+    }
+
+    #[test]
+    fn test_long_names_are_refused_in_few_words() {
+        let long = "x".repeat(1 << 20);
+        let refused = Resource::parse(&format!("{long}/blobs/{}", Digest::EMPTY)).unwrap_err();
+        assert!(refused.to_string().len() < 200, "{}", refused.to_string().len());
+        let refused = digest_from_wire(&reapi::Digest { hash: long, size_bytes: 1 }).unwrap_err();
+        assert!(refused.to_string().len() < 300, "{}", refused.to_string().len());
     }
 
     #[test]

@@ -7,7 +7,9 @@
 //!
 //! Small files travel in batches and are written by blocking threads while the next batch is read. Of large
 //! ones a store with files at hand gives an open file, which is cloned where the file system can (a clone
-//! shares blocks, never the inode) and copied elsewhere.
+//! shares blocks, never the inode) and copied elsewhere. A tree that is larger than the room for it is refused
+//! before anything is written. The memory this takes does not grow with the number of files: paths are made
+//! of the tree as they are needed, and equal contents are read once only where they are near each other.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -23,13 +25,16 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use super::tree::{self, Paths, TreeError};
+use super::tree::{self, Entry, Extent, Tree, TreeError};
 use crate::Hasher;
 use crate::parallel::blocking;
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, CHUNK, ReadError, SMALL_BLOB, batches};
 
 /// Batches and large files read at once.
 const IN_FLIGHT: usize = 4;
+
+/// Files that are looked at together for equal contents.
+const WINDOW: usize = 10_000;
 
 /// What was written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -107,14 +112,10 @@ async fn lay(
     dest: &Path,
     modes: Modes,
 ) -> Result<Laid, MaterializeError> {
-    let tree = tree::fetch(store, root).await.map_err(MaterializeError::Tree)?;
-    let paths = tree.expand().map_err(MaterializeError::Tree)?;
-    let laid = Laid {
-        files: paths.files.len() as u64,
-        bytes: paths.files.iter().map(|file| file.digest.size).sum(),
-    };
+    let tree = Arc::new(tree::fetch(store, root).await.map_err(MaterializeError::Tree)?);
+    let laid = Laid { files: tree.extent().files, bytes: tree.extent().bytes };
     let staging = staging_path(dest)?;
-    let result = fill(store, paths, &staging, modes).await;
+    let result = fill(store, &tree, &staging, modes).await;
     let dest = dest.to_owned();
     blocking(move || {
         result.and_then(|()| publish(&staging, &dest)).inspect_err(|_| {
@@ -146,14 +147,37 @@ fn publish(staging: &Path, dest: &Path) -> Result<(), MaterializeError> {
 /// Writes everything below `staging`, which is made anew.
 async fn fill(
     store: &impl BlobStore,
-    paths: Paths,
+    tree: &Arc<Tree>,
     staging: &Path,
     modes: Modes,
 ) -> Result<(), MaterializeError> {
-    let Paths { directories, files, links } = paths;
-    let path = staging.to_owned();
-    let ground = Arc::new(blocking(move || Ground::prepare(path, modes, &directories)).await?);
+    let (path, shared) = (staging.to_owned(), Arc::clone(tree));
+    let ground = Arc::new(blocking(move || Ground::prepare(path, modes, &shared)).await?);
 
+    let mut files = tree.files();
+    let windows = std::iter::from_fn(|| {
+        let window: Vec<Entry> = files.by_ref().take(WINDOW).collect();
+        (!window.is_empty()).then_some(window)
+    });
+    // After a failure nothing more is begun, and what was begun is waited for: a thread that still writes
+    // would put files back while they are removed.
+    let failed = AtomicBool::new(false);
+    let work = windows.flat_map(by_content).take_while(|_| !failed.load(Ordering::Relaxed));
+    let mut laying =
+        stream::iter(work.map(|batch| lay_batch(store, &ground, batch))).buffer_unordered(IN_FLIGHT);
+    let mut result = Ok(());
+    while let Some(done) = laying.next().await {
+        failed.fetch_or(done.is_err(), Ordering::Relaxed);
+        result = result.and(done);
+    }
+    drop(laying);
+    result?;
+    let shared = Arc::clone(tree);
+    blocking(move || ground.links(&shared)).await
+}
+
+/// These files by content, in what is read together: batches of small contents, then large ones one by one.
+fn by_content(files: Vec<Entry>) -> impl Iterator<Item = Vec<Content>> {
     let mut places: HashMap<Digest, Vec<Target>> = HashMap::new();
     let mut order = Vec::new();
     for file in files {
@@ -167,21 +191,7 @@ async fn fill(
     let (small, large): (Vec<Content>, Vec<Content>) =
         contents.partition(|(digest, _)| digest.size <= SMALL_BLOB);
     let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |(digest, _)| digest.size);
-    let large = large.into_iter().map(|content| vec![content]);
-    // After a failure nothing more is begun, and what was begun is waited for: a thread that still writes
-    // would put files back while they are removed.
-    let failed = AtomicBool::new(false);
-    let work = small.into_iter().chain(large).take_while(|_| !failed.load(Ordering::Relaxed));
-    let mut laying =
-        stream::iter(work.map(|batch| lay_batch(store, &ground, batch))).buffer_unordered(IN_FLIGHT);
-    let mut result = Ok(());
-    while let Some(done) = laying.next().await {
-        failed.fetch_or(done.is_err(), Ordering::Relaxed);
-        result = result.and(done);
-    }
-    drop(laying);
-    result?;
-    blocking(move || ground.links(&links)).await
+    small.into_iter().chain(large.into_iter().map(|content| vec![content]))
 }
 
 /// A place for a content.
@@ -278,8 +288,8 @@ struct Ground {
 }
 
 impl Ground {
-    /// An empty directory at `path` with all `directories` in it, given parents first.
-    fn prepare(path: PathBuf, modes: Modes, directories: &[String]) -> Result<Ground, MaterializeError> {
+    /// An empty directory at `path` with all directories of `tree` in it, if there is room for the tree.
+    fn prepare(path: PathBuf, modes: Modes, tree: &Tree) -> Result<Ground, MaterializeError> {
         let fail = |source| MaterializeError::Write { path: path.clone(), source };
         match std::fs::remove_dir_all(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(fail(source)),
@@ -289,10 +299,29 @@ impl Ground {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let root = rustix::fs::open(&path, flags, Mode::empty()).map_err(|source| fail(source.into()))?;
         let ground = Ground { path, root, modes };
-        for directory in directories {
-            ground.directory(directory).map_err(|source| ground.fail(directory, source))?;
+        if !ground.has_room(tree.extent()) {
+            return Err(ground.fail("", io::ErrorKind::StorageFull.into()));
+        }
+        for branch in tree.branches() {
+            ground.directory(&branch.path).map_err(|source| ground.fail(&branch.path, source))?;
         }
         Ok(ground)
+    }
+
+    /// The file system has room for all of it; one that does not say is tried.
+    fn has_room(&self, extent: Extent) -> bool {
+        let Ok(disk) = rustix::fs::fstatvfs(&self.root) else { return true };
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let inodes = extent.directories + extent.files + extent.links;
+        // File systems that make inodes as they need them say that there are none.
+        (disk.f_files == 0 || inodes <= disk.f_favail) && (extent.bytes <= free || self.can_clone())
+    }
+
+    /// Files may share their blocks here, so that what they sum up to says little of the room they need.
+    fn can_clone(&self) -> bool {
+        let unnamed = || self.open("", OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR);
+        let cloned = || Ok::<_, io::Error>(rustix::fs::ioctl_ficlone(unnamed()?, unnamed()?)?);
+        cloned().is_ok()
     }
 
     fn fail(&self, path: &str, source: io::Error) -> MaterializeError {
@@ -370,13 +399,13 @@ impl Ground {
         }
     }
 
-    fn links(&self, links: &[(String, String)]) -> Result<(), MaterializeError> {
-        for (path, target) in links {
+    fn links(&self, tree: &Tree) -> Result<(), MaterializeError> {
+        for (path, target) in tree.links() {
             let link = || {
-                let (parent, name) = self.parent(path)?;
+                let (parent, name) = self.parent(&path)?;
                 Ok(rustix::fs::symlinkat(target, parent, name)?)
             };
-            link().map_err(|source| self.fail(path, source))?;
+            link().map_err(|source| self.fail(&path, source))?;
         }
         Ok(())
     }

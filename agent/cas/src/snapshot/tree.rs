@@ -1,12 +1,13 @@
 //! `Directory` messages: the one encoder, the strict decoder, and reading a whole tree of them.
 //!
-//! A message is accepted only if encoding what was understood gives the same bytes again. So order,
-//! uniqueness, unknown fields and field order need no rule each, and equal trees have equal digests. Names
-//! are single path segments; a link is relative, climbs only at its beginning and never above the root.
+//! A message is read entry by entry, and each is accepted only if encoding what was understood gives the same
+//! bytes again, in the one order there is. So unknown fields and odd encodings need no rule each, equal trees
+//! have equal digests, and a message that is all wrong costs no more memory than its first entry. Names are
+//! single path segments; a link is relative, climbs only at its beginning and never above the root.
 //!
-//! A tree is read level by level in batches, which every server can serve. Its size is computed from the
-//! distinct messages before anything is expanded, so a small set of messages that names billions of paths is
-//! refused at the cost of the small set.
+//! A tree is read level by level in batches, which every server can serve. What its distinct messages take in
+//! memory is bounded; its size is computed from them before anything is expanded, so a small set of messages
+//! that names billions of paths is refused at the cost of the small set. Nothing here ever holds all paths.
 
 use std::collections::HashMap;
 
@@ -16,8 +17,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use prost::Message;
 
-use super::{MAX_DEPTH, MAX_DIRECTORIES, MAX_FILES};
+use super::{MAX_DEPTH, MAX_DIRECTORIES, MAX_FILES, MAX_PATH};
 use crate::digest_of;
+use crate::parallel::blocking;
 use crate::remote::{digest_from_wire, digest_to_wire};
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, batches};
 
@@ -26,6 +28,18 @@ const MAX_MESSAGE: u64 = 32 * 1024 * 1024;
 
 /// The longest name of a file, in bytes, that Linux file systems take.
 const MAX_NAME: usize = 255;
+
+/// The largest entry of a `Directory` message, in bytes: a link with the longest name and target, rounded up.
+const MAX_ENTRY: usize = 8 * 1024;
+
+/// What the distinct directories of a tree may take in memory, in bytes: those of more than a million files.
+const MAX_WEIGHT: u64 = 160 * 1024 * 1024;
+
+/// What a directory takes in memory beside its entries: its digest, its place in the tables of the tree.
+const DIRECTORY_WEIGHT: u64 = 300;
+
+/// What an entry takes in memory beside the text of its name and target.
+const ENTRY_WEIGHT: u64 = 112;
 
 /// Batches of messages asked for at once.
 const READS: usize = 4;
@@ -43,6 +57,14 @@ pub enum TreeError {
         directory: Digest,
         /// The limit, in bytes.
         limit: u64,
+    },
+    /// A directory has an entry that is larger than any real one.
+    #[error("an entry of directory {directory} has more than {limit} bytes")]
+    LargeEntry {
+        /// The directory.
+        directory: Digest,
+        /// The limit, in bytes.
+        limit: usize,
     },
     /// A directory is no `Directory` message.
     #[error("directory {directory} cannot be decoded")]
@@ -83,6 +105,18 @@ pub enum TreeError {
         /// Where it points.
         target: String,
     },
+    /// The directories together need too much memory.
+    #[error("the directories of the tree take more than {limit} bytes")]
+    TooHeavy {
+        /// The limit, in bytes.
+        limit: u64,
+    },
+    /// A path is longer than the system takes.
+    #[error("the tree has a path of more than {limit} bytes")]
+    PathTooLong {
+        /// The limit, in bytes.
+        limit: usize,
+    },
     /// Directories are nested too deep.
     #[error("the tree is more than {limit} directories deep")]
     TooDeep {
@@ -116,7 +150,7 @@ pub struct Entry {
 
 /// Every file of the tree, sorted by directory and name; links are left out.
 pub async fn list(store: &impl BlobStore, root: Digest) -> Result<Vec<Entry>, TreeError> {
-    Ok(fetch(store, root).await?.expand()?.files)
+    Ok(fetch(store, root).await?.files().collect())
 }
 
 /// What one directory holds, each kind sorted by name.
@@ -157,43 +191,132 @@ impl Directory {
     /// Understands a message, if it is canonical. Node properties (times, full modes) are of no use here and
     /// ours never have them; they make a message as foreign as an unknown field does.
     fn decode(directory: Digest, bytes: &[u8]) -> Result<Directory, TreeError> {
-        let message =
-            reapi::Directory::decode(bytes).map_err(|source| TreeError::Malformed { directory, source })?;
-        let content = |name: &str, digest: Option<reapi::Digest>| {
-            digest
-                .and_then(|wire| digest_from_wire(&wire).ok())
-                .ok_or_else(|| TreeError::Content { directory, name: name.to_owned() })
-        };
-        let mut decoded = Directory::default();
-        for node in message.files {
-            let digest = content(&node.name, node.digest)?;
-            decoded.files.push((node.name, digest, node.is_executable));
+        let mut decoder = Decoder { directory, rest: bytes, decoded: Directory::default() };
+        let mut last = FILE;
+        while !decoder.rest.is_empty() {
+            let key = decoder.key()?;
+            match key {
+                _ if key < last => return Err(TreeError::NotCanonical { directory }),
+                FILE => decoder.file()?,
+                DIRECTORY => decoder.directory()?,
+                LINK => decoder.link()?,
+                _ => return Err(TreeError::NotCanonical { directory }),
+            }
+            last = key;
         }
-        for node in message.directories {
-            let digest = content(&node.name, node.digest)?;
-            decoded.directories.push((node.name, digest));
-        }
-        decoded.links = message.symlinks.into_iter().map(|node| (node.name, node.target)).collect();
+        let mut decoded = decoder.decoded;
         decoded.check_names(directory)?;
-        match decoded.clone().encode() {
-            (_, canonical) if canonical == bytes => Ok(decoded),
-            _ => Err(TreeError::NotCanonical { directory }),
-        }
+        decoded.files.shrink_to_fit();
+        decoded.directories.shrink_to_fit();
+        decoded.links.shrink_to_fit();
+        Ok(decoded)
     }
 
+    /// Each kind is sorted, and no name stands twice, of whatever kind.
     fn check_names(&self, directory: Digest) -> Result<(), TreeError> {
         let files = self.files.iter().map(|(name, ..)| name);
         let directories = self.directories.iter().map(|(name, _)| name);
-        let mut names: Vec<&String> =
-            files.chain(directories).chain(self.links.iter().map(|(name, _)| name)).collect();
-        if let Some(name) = names.iter().find(|name| !is_segment(name)) {
-            return Err(TreeError::Name { directory, name: (*name).clone() });
-        }
+        let links = self.links.iter().map(|(name, _)| name);
+        let sorted =
+            files.clone().is_sorted() && directories.clone().is_sorted() && links.clone().is_sorted();
+        let mut names: Vec<&String> = files.chain(directories).chain(links).collect();
         names.sort_unstable();
-        match names.windows(2).any(|pair| pair[0] == pair[1]) {
-            true => Err(TreeError::NotCanonical { directory }),
-            false => Ok(()),
+        match sorted && names.windows(2).all(|pair| pair[0] != pair[1]) {
+            true => Ok(()),
+            false => Err(TreeError::NotCanonical { directory }),
         }
+    }
+
+    /// About what it takes in memory; never less than its message has bytes.
+    fn weight(&self) -> u64 {
+        let files = self.files.iter().map(|(name, ..)| name.len());
+        let directories = self.directories.iter().map(|(name, _)| name.len());
+        let links = self.links.iter().map(|(name, target)| name.len() + target.len());
+        let text = files.chain(directories).chain(links).map(|length| ENTRY_WEIGHT + length as u64);
+        DIRECTORY_WEIGHT + text.sum::<u64>()
+    }
+}
+
+/// Before each entry of a message stands which kind it is: a field's number and the mark of a message in it.
+const FILE: usize = 1 << 3 | 2;
+const DIRECTORY: usize = 2 << 3 | 2;
+const LINK: usize = 3 << 3 | 2;
+
+/// A message being understood, one entry at a time.
+struct Decoder<'a> {
+    directory: Digest,
+    rest: &'a [u8],
+    decoded: Directory,
+}
+
+impl Decoder<'_> {
+    fn malformed(&self, source: prost::DecodeError) -> TreeError {
+        TreeError::Malformed { directory: self.directory, source }
+    }
+
+    fn key(&mut self) -> Result<usize, TreeError> {
+        // A key is written as a length is; in more bytes than it needs, it is not canonical.
+        let before = self.rest.len();
+        let key = prost::decode_length_delimiter(&mut self.rest).map_err(|source| self.malformed(source))?;
+        let is_shortest = before - self.rest.len() == prost::length_delimiter_len(key);
+        if is_shortest { Ok(key) } else { Err(TreeError::NotCanonical { directory: self.directory }) }
+    }
+
+    /// The entry that follows, if its encoding is the one it may have.
+    fn entry<M: Message + Default>(&mut self) -> Result<M, TreeError> {
+        let mut peeked = self.rest;
+        let length = prost::decode_length_delimiter(&mut peeked).map_err(|source| self.malformed(source))?;
+        if length > MAX_ENTRY {
+            return Err(TreeError::LargeEntry { directory: self.directory, limit: MAX_ENTRY });
+        }
+        let before = self.rest;
+        let entry = M::decode_length_delimited(&mut self.rest).map_err(|source| self.malformed(source))?;
+        let taken = &before[..before.len() - self.rest.len()];
+        match entry.encode_length_delimited_to_vec() == taken {
+            true => Ok(entry),
+            false => Err(TreeError::NotCanonical { directory: self.directory }),
+        }
+    }
+
+    fn name(&self, name: String) -> Result<String, TreeError> {
+        match is_segment(&name) {
+            true => Ok(name),
+            false => Err(TreeError::Name { directory: self.directory, name }),
+        }
+    }
+
+    fn content(&self, name: &str, digest: Option<reapi::Digest>) -> Result<Digest, TreeError> {
+        let understood = digest.and_then(|wire| digest_from_wire(&wire).ok());
+        understood.ok_or_else(|| TreeError::Content { directory: self.directory, name: name.to_owned() })
+    }
+
+    fn file(&mut self) -> Result<(), TreeError> {
+        let node: reapi::FileNode = self.entry()?;
+        if node.node_properties.is_some() {
+            return Err(TreeError::NotCanonical { directory: self.directory });
+        }
+        let name = self.name(node.name)?;
+        let digest = self.content(&name, node.digest)?;
+        self.decoded.files.push((name, digest, node.is_executable));
+        Ok(())
+    }
+
+    fn directory(&mut self) -> Result<(), TreeError> {
+        let node: reapi::DirectoryNode = self.entry()?;
+        let name = self.name(node.name)?;
+        let digest = self.content(&name, node.digest)?;
+        self.decoded.directories.push((name, digest));
+        Ok(())
+    }
+
+    fn link(&mut self) -> Result<(), TreeError> {
+        let node: reapi::SymlinkNode = self.entry()?;
+        if node.node_properties.is_some() {
+            return Err(TreeError::NotCanonical { directory: self.directory });
+        }
+        let name = self.name(node.name)?;
+        self.decoded.links.push((name, node.target));
+        Ok(())
     }
 }
 
@@ -211,57 +334,56 @@ pub(super) fn stays_inside(depth: usize, target: &str) -> bool {
     !target.is_empty()
         && !target.starts_with('/')
         && !target.contains('\0')
+        && target.len() <= MAX_PATH
         && up <= depth
         && rest.into_iter().all(|segment| segment != "..")
 }
 
-/// The distinct directories of a tree, checked one by one and for their sum.
+/// The distinct directories of a tree, checked one by one and for their sum, and its links at each place.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: Digest,
     directories: HashMap<Digest, Directory>,
-}
-
-/// A tree as paths.
-#[derive(Debug, Default)]
-pub(super) struct Paths {
-    /// Parents before children, the root (an empty path) first.
-    pub(super) directories: Vec<String>,
-    pub(super) files: Vec<Entry>,
-    /// Path, target.
-    pub(super) links: Vec<(String, String)>,
-}
-
-/// The sum of what is below one directory, itself included.
-#[derive(Debug, Clone, Copy)]
-struct Extent {
-    depth: usize,
-    directories: u64,
+    /// What all directories take in memory.
+    weight: u64,
+    /// What all directories hold, counted once for each time one is read.
     files: u64,
+    extent: Extent,
+}
+
+/// The sum of what is below one directory, itself included, at each place.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Extent {
+    depth: usize,
+    pub(super) directories: u64,
+    pub(super) files: u64,
+    pub(super) links: u64,
+    /// Bytes in the files.
+    pub(super) bytes: u64,
+    /// Bytes of the longest path.
+    longest: usize,
+}
+
+/// A place of a directory in the tree.
+#[derive(Debug, Clone)]
+pub(super) struct Branch<'a> {
+    /// Its path; empty for the root.
+    pub(super) path: String,
+    depth: usize,
+    directory: &'a Directory,
 }
 
 /// Reads and checks every directory below `root`.
 pub(super) async fn fetch(store: &impl BlobStore, root: Digest) -> Result<Tree, TreeError> {
-    let mut tree = Tree { root, directories: HashMap::new() };
+    let directories = HashMap::new();
+    let mut tree = Tree { root, directories, weight: 0, files: 0, extent: Extent::default() };
     let mut level = vec![root];
-    let mut files = 0;
     for _ in 0..=MAX_DEPTH {
         if level.is_empty() {
-            tree.measure(root, 1, &mut HashMap::new())?;
-            return Ok(tree);
+            // Up to millions of places are looked at.
+            return blocking(move || tree.check()).await;
         }
-        let mut next = Vec::new();
-        for (digest, directory) in read_level(store, level).await? {
-            files += (directory.files.len() + directory.links.len()) as u64;
-            next.extend(directory.directories.iter().map(|(_, child)| *child));
-            tree.directories.insert(digest, directory);
-            check_count(tree.directories.len() as u64, files)?;
-        }
-        next.sort_unstable();
-        next.dedup();
-        next.retain(|child| !tree.directories.contains_key(child));
-        check_count((tree.directories.len() + next.len()) as u64, files)?;
-        level = next;
+        level = tree.read_level(store, level).await?;
     }
     Err(TreeError::TooDeep { limit: MAX_DEPTH })
 }
@@ -276,28 +398,75 @@ fn check_count(directories: u64, files: u64) -> Result<(), TreeError> {
     Ok(())
 }
 
-async fn read_level(
-    store: &impl BlobStore,
-    level: Vec<Digest>,
-) -> Result<Vec<(Digest, Directory)>, TreeError> {
-    if let Some(large) = level.iter().find(|digest| digest.size > MAX_MESSAGE) {
-        return Err(TreeError::TooLarge { directory: *large, limit: MAX_MESSAGE });
-    }
-    let reads = batches(level, BATCH_BYTES, BATCH_BLOBS, |digest| digest.size)
-        .into_iter()
-        .map(|batch| async { (batch.clone(), store.read_batch(batch).await) });
-    let mut answers = stream::iter(reads).buffer_unordered(READS);
-    let mut read = Vec::new();
-    while let Some((batch, answers)) = answers.next().await {
-        for (digest, answer) in batch.into_iter().zip(answers) {
-            let bytes = answer.map_err(TreeError::Read)?;
-            read.push((digest, Directory::decode(digest, &bytes)?));
-        }
-    }
-    Ok(read)
+fn check_weight(weight: u64) -> Result<(), TreeError> {
+    if weight > MAX_WEIGHT { Err(TreeError::TooHeavy { limit: MAX_WEIGHT }) } else { Ok(()) }
 }
 
 impl Tree {
+    /// Reads these directories; returns the ones they name that are not read yet.
+    async fn read_level(
+        &mut self,
+        store: &impl BlobStore,
+        level: Vec<Digest>,
+    ) -> Result<Vec<Digest>, TreeError> {
+        if let Some(large) = level.iter().find(|digest| digest.size > MAX_MESSAGE) {
+            return Err(TreeError::TooLarge { directory: *large, limit: MAX_MESSAGE });
+        }
+        let announced = level.iter().fold(self.weight, |sum, digest| sum.saturating_add(digest.size));
+        check_weight(announced)?;
+        check_count((self.directories.len() + level.len()) as u64, self.files)?;
+        // Large ones are in memory one at a time.
+        let (large, small): (Vec<_>, Vec<_>) =
+            level.into_iter().partition(|digest| digest.size > BATCH_BYTES);
+        let mut next = Vec::new();
+        for (digests, at_once) in [(small, READS), (large, 1)] {
+            let reads = batches(digests, BATCH_BYTES, BATCH_BLOBS, |digest| digest.size)
+                .into_iter()
+                .map(|batch| async { (batch.clone(), store.read_batch(batch).await) });
+            let mut answers = stream::iter(reads).buffer_unordered(at_once);
+            while let Some((batch, answers)) = answers.next().await {
+                for (digest, answer) in batch.into_iter().zip(answers) {
+                    let bytes = answer.map_err(TreeError::Read)?;
+                    self.take(digest, Directory::decode(digest, &bytes)?, &mut next)?;
+                }
+            }
+        }
+        next.sort_unstable();
+        next.dedup();
+        next.retain(|child| !self.directories.contains_key(child));
+        Ok(next)
+    }
+
+    fn take(
+        &mut self,
+        digest: Digest,
+        directory: Directory,
+        next: &mut Vec<Digest>,
+    ) -> Result<(), TreeError> {
+        self.weight += directory.weight();
+        self.files += (directory.files.len() + directory.links.len()) as u64;
+        check_weight(self.weight)?;
+        check_count(self.directories.len() as u64, self.files)?;
+        next.extend(directory.directories.iter().map(|(_, child)| *child));
+        self.directories.insert(digest, directory);
+        Ok(())
+    }
+
+    /// The tree, if its sums and the links at all their places are within bounds.
+    fn check(mut self) -> Result<Tree, TreeError> {
+        self.extent = self.measure(self.root, 1, &mut HashMap::new())?;
+        if self.extent.longest > MAX_PATH {
+            return Err(TreeError::PathTooLong { limit: MAX_PATH });
+        }
+        for branch in self.branches() {
+            let outside = |(_, target): &&(String, String)| !stays_inside(branch.depth, target);
+            if let Some((name, target)) = branch.directory.links.iter().find(outside) {
+                return Err(TreeError::Link { path: join(&branch.path, name), target: target.clone() });
+            }
+        }
+        Ok(self)
+    }
+
     /// What is below `digest`, which stands `at` directories below the root's parent. Recursion ends with
     /// the depth limit; each directory is summed up once.
     fn measure(
@@ -314,18 +483,26 @@ impl Tree {
             return if at + extent.depth - 1 > MAX_DEPTH { Err(too_deep) } else { Ok(*extent) };
         }
         let directory = self.directory(&digest)?;
+        let names = directory.files.iter().map(|(name, ..)| name.len());
+        let names = names.chain(directory.links.iter().map(|(name, _)| name.len()));
         let mut sum = Extent {
             depth: 1,
             directories: 1,
-            files: (directory.files.len() + directory.links.len()) as u64,
+            files: directory.files.len() as u64,
+            links: directory.links.len() as u64,
+            bytes: directory.files.iter().fold(0, |sum, (_, content, _)| sum.saturating_add(content.size)),
+            longest: names.max().unwrap_or(0),
         };
-        for (_, child) in &directory.directories {
+        for (name, child) in &directory.directories {
             let child = self.measure(*child, at + 1, known)?;
             sum.depth = sum.depth.max(child.depth + 1);
             sum.directories = sum.directories.saturating_add(child.directories);
             sum.files = sum.files.saturating_add(child.files);
+            sum.links = sum.links.saturating_add(child.links);
+            sum.bytes = sum.bytes.saturating_add(child.bytes);
+            sum.longest = sum.longest.max(name.len() + 1 + child.longest);
         }
-        check_count(sum.directories, sum.files)?;
+        check_count(sum.directories, sum.files.saturating_add(sum.links))?;
         known.insert(digest, sum);
         Ok(sum)
     }
@@ -334,36 +511,65 @@ impl Tree {
         self.directories.get(digest).ok_or(TreeError::Read(ReadError::Absent { digest: *digest }))
     }
 
-    /// Every path of the tree.
-    pub(super) fn expand(&self) -> Result<Paths, TreeError> {
-        let mut paths = Paths::default();
-        self.expand_below(String::new(), 0, self.root, &mut paths)?;
-        Ok(paths)
+    /// What there is in all.
+    pub(super) fn extent(&self) -> Extent {
+        self.extent
     }
 
-    fn expand_below(
-        &self,
-        path: String,
-        depth: usize,
-        digest: Digest,
-        paths: &mut Paths,
-    ) -> Result<(), TreeError> {
-        let directory = self.directory(&digest)?;
-        let below = |name: &str| join(&path, name);
-        for (name, digest, executable) in &directory.files {
-            paths.files.push(Entry { path: below(name), digest: *digest, executable: *executable });
-        }
-        for (name, target) in &directory.links {
-            if !stays_inside(depth, target) {
-                return Err(TreeError::Link { path: below(name), target: target.clone() });
+    /// Every place of a directory, parents before children, the root first.
+    pub(super) fn branches(&self) -> Branches<'_> {
+        Branches { tree: self, begun: false, open: Vec::new() }
+    }
+
+    /// Every file, by directory and name.
+    pub(super) fn files(&self) -> impl Iterator<Item = Entry> {
+        self.branches().flat_map(|Branch { path, directory, .. }| {
+            directory.files.iter().map(move |(name, digest, executable)| Entry {
+                path: join(&path, name),
+                digest: *digest,
+                executable: *executable,
+            })
+        })
+    }
+
+    /// Every link: its path, its target.
+    pub(super) fn links(&self) -> impl Iterator<Item = (String, &str)> {
+        self.branches().flat_map(|Branch { path, directory, .. }| {
+            directory.links.iter().map(move |(name, target)| (join(&path, name), target.as_str()))
+        })
+    }
+}
+
+/// See [`Tree::branches`]. Holds the directories on the way to the current one.
+#[derive(Debug)]
+pub(super) struct Branches<'a> {
+    tree: &'a Tree,
+    begun: bool,
+    /// Each with the number of its next child.
+    open: Vec<(Branch<'a>, usize)>,
+}
+
+impl<'a> Iterator for Branches<'a> {
+    type Item = Branch<'a>;
+
+    fn next(&mut self) -> Option<Branch<'a>> {
+        let (path, depth, digest) = loop {
+            if !self.begun {
+                self.begun = true;
+                break (String::new(), 0, self.tree.root);
             }
-            paths.links.push((below(name), target.clone()));
-        }
-        paths.directories.push(path.clone());
-        for (name, child) in &directory.directories {
-            self.expand_below(below(name), depth + 1, *child, paths)?;
-        }
-        Ok(())
+            let (parent, next) = self.open.last_mut()?;
+            match parent.directory.directories.get(*next) {
+                Some((name, digest)) => {
+                    *next += 1;
+                    break (join(&parent.path, name), parent.depth + 1, *digest);
+                }
+                None => self.open.pop(),
+            };
+        };
+        let branch = Branch { path, depth, directory: self.tree.directories.get(&digest)? };
+        self.open.push((branch.clone(), 0));
+        Some(branch)
     }
 }
 

@@ -30,6 +30,9 @@ use reapi::content_addressable_storage_server::{ContentAddressableStorage, Conte
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+/// Items one message may hold: more than fit with a digest each. What has more is made to be costly.
+const ITEMS: usize = 65_536;
+
 /// Broken-off uploads that are kept.
 const PARKED: usize = 16;
 
@@ -106,6 +109,9 @@ impl ContentAddressableStorage for Service {
         use reapi::batch_update_blobs_response::Response as Item;
         let request = request.into_inner();
         check_function(request.digest_function)?;
+        if request.requests.len() > ITEMS {
+            return Err(Status::resource_exhausted(format!("more than {ITEMS} items in one batch")));
+        }
         let mut responses = Vec::with_capacity(request.requests.len());
         let (mut blobs, mut names) = (Vec::new(), Vec::new());
         for item in request.requests {
@@ -225,6 +231,29 @@ fn accept(item: &reapi::batch_update_blobs_request::Request) -> Result<Digest, S
     digest_from_wire(digest).map_err(|error| Status::invalid_argument(error.to_string()))
 }
 
+/// A message of a directory may be all entries without content, which take two bytes there and far more in
+/// memory. So they are counted before they are understood.
+fn check_entries(digest: &Digest, bytes: &[u8]) -> Result<(), Status> {
+    let no_directory = |why: &str| Status::failed_precondition(format!("{digest} is no directory: {why}"));
+    let (mut rest, mut count) = (bytes, 0);
+    while !rest.is_empty() {
+        let number = |rest: &mut &[u8]| {
+            prost::decode_length_delimiter(rest).map_err(|error| no_directory(&error.to_string()))
+        };
+        // Each field of a directory is a key, which ends with the mark of a message, a length, and the entry.
+        if number(&mut rest)? & 7 != 2 {
+            return Err(no_directory("it has a field that no directory has"));
+        }
+        let length = number(&mut rest)?;
+        rest = rest.get(length..).ok_or_else(|| no_directory("it ends within an entry"))?;
+        count += 1;
+        if count > ITEMS {
+            return Err(Status::resource_exhausted(format!("{digest} has more than {ITEMS} entries")));
+        }
+    }
+    Ok(())
+}
+
 /// A tree on its way to a client: each directory once, parents before children.
 struct TreeWalk {
     disk: Disk,
@@ -246,6 +275,7 @@ impl TreeWalk {
                 Err(ReadError::Absent { .. }) => continue,
                 other => other.map_err(|error| read_status(&error))?,
             };
+            check_entries(digest, &bytes)?;
             let directory = reapi::Directory::decode(bytes)
                 .map_err(|error| Status::failed_precondition(format!("{digest} is no directory: {error}")))?;
             for child in directory.directories.iter().filter_map(|node| node.digest.as_ref()) {

@@ -148,3 +148,41 @@ async fn test_damaged_file_of_the_store_never_reaches_a_job() {
     assert!(matches!(&error, MaterializeError::Read { source: ReadError::Corrupt { .. }, .. }), "{error}");
     assert!(!dir.path().join("work").exists());
 }
+
+/// A root with these files.
+async fn flat(store: &Memory, files: Vec<(String, Digest, bool)>) -> Digest {
+    let (root, bytes) = tree::Directory { files, ..Default::default() }.encode();
+    store.write_batch(vec![(root, bytes)]).await.remove(0).unwrap();
+    root
+}
+
+#[tokio::test]
+async fn test_tree_larger_than_the_disk_is_refused_before_its_content_is_asked_for() {
+    let store = Memory::new();
+    let huge = Digest { hash: [1; 32], size: i64::MAX as u64 };
+    let files = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), huge, false));
+    let root = flat(&store, files.to_vec()).await;
+    let home = tempfile::tempdir().unwrap();
+    let refused = materialize(&store, root, &home.path().join("work")).await;
+    let is_full = |source: &io::Error| source.kind() == io::ErrorKind::StorageFull;
+    assert!(
+        matches!(&refused, Err(MaterializeError::Write { source, .. }) if is_full(source)),
+        "{refused:?}"
+    );
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn test_more_files_than_are_looked_at_together_are_all_laid() {
+    let store = Memory::new();
+    let digest = crate::digest_of(b"x");
+    store.write_batch(vec![(digest, Bytes::from_static(b"x"))]).await.remove(0).unwrap();
+    let count = WINDOW + 100;
+    let root = flat(&store, (0..count).map(|i| (format!("{i:06}"), digest, false)).collect()).await;
+    let home = tempfile::tempdir().unwrap();
+    let dest = home.path().join("work");
+    let laid = materialize(&store, root, &dest).await.unwrap();
+    assert_eq!(laid, Laid { files: count as u64, bytes: count as u64 });
+    assert_eq!(fs::read_dir(&dest).unwrap().count(), count);
+    assert_eq!(fs::read(dest.join(format!("{:06}", count - 1))).unwrap(), b"x");
+}

@@ -81,6 +81,26 @@ fn test_decode_refuses_contents_without_a_digest() {
 }
 
 #[test]
+fn test_decode_ends_at_the_first_wrong_entry() {
+    // Two bytes each here, a hundred when they are understood, and garbage at the end that is never reached.
+    let nothings = [[0x0a, 0].repeat(1_000_000), vec![0xff; 20]].concat();
+    let refused = Directory::decode(digest_of(&nothings), &nothings);
+    assert!(matches!(refused, Err(TreeError::Name { name, .. }) if name.is_empty()));
+    let large = reapi::Directory { files: vec![node(&"x".repeat(MAX_ENTRY))], ..Default::default() };
+    assert!(matches!(decode(large), Err(TreeError::LargeEntry { limit: MAX_ENTRY, .. })));
+}
+
+#[test]
+fn test_decode_refuses_numbers_in_more_bytes_than_they_need() {
+    let good = reapi::Directory { files: vec![node("a")], ..Default::default() }.encode_to_vec();
+    let (length, rest) = (good[1], &good[2..]);
+    for long in [[&[0x8a, 0, length], rest].concat(), [&[0x0a, length | 0x80, 0], rest].concat()] {
+        let refused = Directory::decode(digest_of(&long), &long);
+        assert!(matches!(refused, Err(TreeError::NotCanonical { .. })), "{refused:?}");
+    }
+}
+
+#[test]
 fn test_links_may_climb_to_the_root_and_no_further() {
     for (depth, target) in [(0, "a"), (0, "a/b"), (0, "./a"), (1, ".."), (2, "../../a/b"), (1, "./../a")] {
         assert!(stays_inside(depth, target), "{target} at {depth}");
@@ -153,6 +173,33 @@ async fn test_exponential_trees_are_refused_by_their_sums() {
 }
 
 #[tokio::test]
+async fn test_paths_may_be_as_long_as_the_limit_and_no_longer() {
+    let store = Memory::new();
+    for (longer, refused) in [(0, false), (1, true)] {
+        // 20 directories of 200 bytes and a slash, and the rest as the name of a file.
+        let name = "f".repeat(MAX_PATH - 20 * 201 + longer);
+        let leaf = Directory { files: vec![(name, Digest::EMPTY, false)], ..Directory::default() };
+        let mut root = keep(&store, leaf).await;
+        for _ in 0..20 {
+            root = keep(&store, nested(&[(&"d".repeat(200), root)])).await;
+        }
+        let result = fetch(&store, root).await;
+        assert_eq!(matches!(result, Err(TreeError::PathTooLong { limit: MAX_PATH })), refused);
+        assert_eq!(result.is_ok(), !refused);
+    }
+}
+
+#[tokio::test]
+async fn test_directories_are_not_read_that_would_take_too_much_memory() {
+    // None of these is in the store: that is not even noticed.
+    let store = Memory::new();
+    let large = |i: u8| Digest { hash: [i; 32], size: MAX_MESSAGE };
+    let directories: Vec<(String, Digest)> = (10..20).map(|i| (i.to_string(), large(i))).collect();
+    let root = keep(&store, Directory { directories, ..Directory::default() }).await;
+    assert!(matches!(fetch(&store, root).await, Err(TreeError::TooHeavy { limit: MAX_WEIGHT })));
+}
+
+#[tokio::test]
 async fn test_missing_forged_and_huge_directories_are_errors() {
     let store = Memory::new();
     let absent = digest_of(b"absent");
@@ -201,6 +248,7 @@ proptest! {
         shuffled.sort_by_key(|(name, _)| digest_of(format!("{seed}{name}").as_bytes()));
         let (digest, bytes) = build(shuffled).encode();
         prop_assert_eq!(&bytes, &sorted.clone().encode().1);
+        prop_assert!(sorted.weight() >= bytes.len() as u64);
         prop_assert_eq!(Directory::decode(digest, &bytes).unwrap(), sorted);
     }
 

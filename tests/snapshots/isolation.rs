@@ -1,0 +1,385 @@
+//! Group I: what is laid out belongs to its job alone. Whatever happens in one tree, the store and every other tree
+//! stay as they are, and a tree is there whole or not at all.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use agent_cas::snapshot::{self, Laid, MaterializeError};
+use agent_cas::{BlobStore, Disk, Remote};
+use agent_model::{Digest, JobDraft};
+use agent_tests::client::runtime;
+use agent_tests::fleet::{Fleet, Setup};
+use agent_tests::table::{Row, Scale, Tally};
+
+use crate::forge::{Forge, directory, file};
+
+/// The rows of this group.
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        id: "I1",
+        promise: "what a job does to its files, as root, the next job does not see",
+        run: mistreated,
+    },
+    Row { id: "I2", promise: "70,000 files of one content are 70,000 files", run: many_alike },
+    Row { id: "I3", promise: "one content is executable here and not there", run: both_modes },
+    Row { id: "I4", promise: "given up at any moment, a tree is there whole or not at all", run: given_up },
+    Row {
+        id: "I5",
+        promise: "a tree that is taken apart while it is laid out leads nowhere else",
+        run: taken_apart,
+    },
+    Row { id: "I6", promise: "what stands in the way is not followed, and not lost", run: in_the_way },
+    Row {
+        id: "I7",
+        promise: "a job that names a hostile snapshot fails at once, says so, and harms nobody",
+        run: jobs,
+    },
+];
+
+/// A store with a tree of every kind of file in it, and the directory that holds all of it.
+struct Bench {
+    home: tempfile::TempDir,
+    disk: Disk,
+    root: Digest,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let home = tempfile::tempdir().expect("a directory");
+        let code = home.path().join("code");
+        fs::create_dir_all(code.join("d/e")).expect("a directory");
+        fs::write(code.join("empty"), "").expect("a file");
+        fs::write(code.join("d/also-empty"), "").expect("a file");
+        fs::write(code.join("small"), "small\n".repeat(100)).expect("a file");
+        fs::write(code.join("d/e/large"), vec![7; 3 << 20]).expect("a file");
+        fs::write(code.join("run.sh"), "#!/bin/sh\n").expect("a file");
+        fs::set_permissions(code.join("run.sh"), fs::Permissions::from_mode(0o755)).expect("its mode");
+        symlink("d/e/large", code.join("link")).expect("a link");
+        for i in 0..150 {
+            fs::write(code.join(format!("d/{i}")), format!("{i}\n").repeat(300)).expect("a file");
+        }
+        let disk = Disk::open(&home.path().join("store")).expect("a store");
+        let scanned = snapshot::scan(&code).expect("a directory can be scanned");
+        let root = scanned.root;
+        runtime().block_on(snapshot::push(&scanned, &disk, |_| {})).expect("the store takes it");
+        Bench { home, disk, root }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn lay(&self, name: &str) -> Result<Laid, MaterializeError> {
+        runtime().block_on(snapshot::materialize(&self.disk, self.root, &self.path(name)))
+    }
+
+    /// The tree at `name` is exactly the one that was sent.
+    fn is_right(&self, name: &str) {
+        // As it was sent some files were executable, and as it is laid out all are: compare contents.
+        let right = self.path("code");
+        for entry in files(&right) {
+            let relative = entry.strip_prefix(&right).expect("it is below");
+            let laid = self.path(name).join(relative);
+            assert_eq!(fs::read(&entry).expect("a file"), fs::read(&laid).expect("a file"), "{relative:?}");
+            assert_eq!(fs::metadata(&laid).expect("a file").mode() & 0o7777, 0o775, "{relative:?}");
+        }
+        assert_eq!(files(&right).len(), files(&self.path(name)).len(), "no more and no fewer");
+    }
+
+    /// Every blob is still what its name says.
+    fn store_is_sound(&self) {
+        for blob in files(&self.path("store/blobs")) {
+            let name = blob.file_name().expect("a name").to_string_lossy().into_owned();
+            let digest = agent_cas::digest_of(&fs::read(&blob).expect("a blob"));
+            assert_eq!(name, format!("{}-{}", digest.hex(), digest.size));
+            let meta = fs::metadata(&blob).expect("a blob");
+            assert_eq!((meta.nlink(), meta.mode() & 0o7777), (1, 0o400), "{name}");
+        }
+    }
+}
+
+/// Every file below a directory, links not followed.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry")) {
+        match entry.file_type().expect("a type") {
+            kind if kind.is_dir() => found.extend(files(&entry.path())),
+            kind if kind.is_file() => found.push(entry.path()),
+            _ => {}
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Ways to treat a file that is named `$1`.
+const TREATMENTS: &[(&str, &str)] = &[
+    ("writes in its place", r#"printf X | dd of="$1" conv=notrunc status=none"#),
+    ("writes it anew", r#"echo mine > "$1""#),
+    ("appends", r#"echo more >> "$1""#),
+    ("truncates it", r#"truncate -s 1 "$1""#),
+    ("makes it larger", r#"truncate -s 10M "$1""#),
+    ("changes its mode", r#"chmod 0 "$1""#),
+    ("makes it setuid", r#"chmod 4777 "$1""#),
+    ("gives it away", r#"chown 12345:12345 "$1""#),
+    ("changes its time", r#"touch -d @0 "$1""#),
+    ("writes through a second name", r#"ln "$1" "$1.twin" && echo mine > "$1.twin""#),
+    ("moves another in its place", r#"echo other > "$1.new" && mv "$1.new" "$1""#),
+    ("removes it", r#"rm "$1""#),
+    (
+        "maps it and writes there",
+        r#"python3 -c 'import mmap, os, sys
+f = os.open(sys.argv[1], os.O_RDWR)
+if os.fstat(f).st_size == 0: os.ftruncate(f, 1)
+m = mmap.mmap(f, 0); m[0:1] = b"M"; m.flush()' "$1""#,
+    ),
+];
+
+/// As root: whoever may do this may do anything to what it can reach.
+#[allow(clippy::disallowed_methods, reason = "does what a job may do")]
+fn mistreated(tally: &mut Tally, _: &Scale) {
+    let bench = Bench::new();
+    for (number, (treatment, script)) in TREATMENTS.iter().enumerate() {
+        tally.case(&format!("a job {treatment}"), || {
+            let (first, second) = (format!("first-{number}"), format!("second-{number}"));
+            bench.lay(&first).expect("it is laid out");
+            bench.is_right(&first);
+            for file in
+                files(&bench.path(&first)).into_iter().take(3).chain([bench.path(&first).join("d/e/large")])
+            {
+                let done = Command::new("sh").args(["-c", script, "sh"]).arg(&file).status();
+                assert!(done.expect("a shell").success(), "{treatment}: {}", file.display());
+            }
+            bench.lay(&second).expect("it is laid out");
+            bench.is_right(&second);
+            bench.store_is_sound();
+        });
+    }
+}
+
+fn many_alike(tally: &mut Tally, scale: &Scale) {
+    // More than ext4 lets one file have names.
+    let (groups, each) = scale.of((70, 1000), (200, 1000));
+    let contents: &[(&str, &[u8])] = &[("tiny", b"x"), ("empty", b"")];
+    for (what, bytes) in &contents[..scale.of(1, 2)] {
+        tally.case(&format!("{} {what} files", groups * each), || {
+            let home = tempfile::tempdir().expect("a directory");
+            let disk = Disk::open(&home.path().join("store")).expect("a store");
+            let mut forge = Forge::new();
+            let content = forge.keep(bytes.to_vec());
+            let inner: Vec<_> = (0..each).map(|i| file(&format!("{i:04}"), &content)).collect();
+            let inner = forge.directory(&inner);
+            let all: Vec<_> = (0..groups).map(|i| directory(&format!("{i:04}"), &inner)).collect();
+            let root = forge.directory(&all);
+            let blobs =
+                forge.blobs.iter().map(|bytes| (agent_cas::digest_of(bytes), bytes.clone())).collect();
+            for kept in runtime().block_on(disk.write_batch(blobs)) {
+                kept.expect("the store takes it");
+            }
+            let dest = home.path().join("work");
+            let laid = runtime().block_on(snapshot::materialize(&disk, root, &dest)).expect("it is laid out");
+            assert_eq!((laid.files, laid.bytes), (groups * each, groups * each * bytes.len() as u64));
+            fs::write(dest.join("0000/0000"), "mine").expect("a file of the job");
+            assert_eq!(fs::read(dest.join("0000/0001")).expect("another"), *bytes);
+            for place in ["0000/0000", "0069/0999"] {
+                assert_eq!(fs::metadata(dest.join(place)).expect("a file").nlink(), 1);
+            }
+            assert_eq!(files(&dest).len() as u64, groups * each);
+        });
+    }
+}
+
+fn both_modes(tally: &mut Tally, _: &Scale) {
+    let home = tempfile::tempdir().expect("a directory");
+    let code = home.path().join("code");
+    fs::create_dir(&code).expect("a directory");
+    for size in [0, 10, 3 << 20] {
+        for (name, mode) in [("tool", 0o755), ("text", 0o644)] {
+            let path = code.join(format!("{name}-{size}"));
+            fs::write(&path, vec![b'#'; size]).expect("a file");
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("its mode");
+        }
+    }
+    let disk = Disk::open(&home.path().join("store")).expect("a store");
+    let scanned = snapshot::scan(&code).expect("a directory can be scanned");
+    runtime().block_on(snapshot::push(&scanned, &disk, |_| {})).expect("the store takes it");
+    let dest = home.path().join("dest");
+    runtime().block_on(snapshot::download(&disk, scanned.root, &dest)).expect("it is laid out");
+    for size in [0, 10, 3 << 20] {
+        tally.case(&format!("two files of {size} bytes"), || {
+            let of = |name: &str| fs::metadata(dest.join(format!("{name}-{size}"))).expect("a file");
+            assert_ne!(of("tool").mode() & 0o100, 0);
+            assert_eq!(of("text").mode() & 0o111, 0);
+            assert_ne!(of("tool").ino(), of("text").ino());
+        });
+    }
+}
+
+/// Drops the call at a random moment, as a canceled job does. With the store near and with it behind a wire.
+fn given_up(tally: &mut Tally, scale: &Scale) {
+    let (bench, mut chance) = (Bench::new(), scale.chance());
+    let fleet = Fleet::started(&Setup::default());
+    let remote = Remote::new(fleet.client.channel());
+    let scanned = snapshot::scan(&bench.path("code")).expect("a directory can be scanned");
+    runtime().block_on(snapshot::push(&scanned, &remote, |_| {})).expect("the controller takes it");
+    for round in 0..scale.of(40, 400) {
+        let (after, near) = (chance.millis(0, 60), round % 2 == 0);
+        let name = format!("given-up-{round}");
+        tally.case(&format!("given up after {after:?}, {}", if near { "near" } else { "far" }), || {
+            let dest = bench.path(&name);
+            let ended = runtime().block_on(async {
+                match near {
+                    true => {
+                        tokio::time::timeout(after, snapshot::materialize(&bench.disk, bench.root, &dest))
+                            .await
+                    }
+                    false => {
+                        tokio::time::timeout(after, snapshot::materialize(&remote, bench.root, &dest)).await
+                    }
+                }
+            });
+            // What was begun on a thread may end by itself a moment later, and the tree is whole then.
+            if let Ok(laid) = ended {
+                laid.expect("it is laid out");
+            }
+            if dest.exists() {
+                bench.is_right(&name);
+            }
+            let again = bench.path(&format!("{name}-again"));
+            runtime()
+                .block_on(snapshot::materialize(&bench.disk, bench.root, &again))
+                .expect("it is laid out");
+            fs::remove_dir_all(again).expect("it is removed");
+        });
+    }
+    tally.case("the store", || bench.store_is_sound());
+}
+
+/// Somebody removes directories of the tree, and puts links to others in their place, while it is written.
+fn taken_apart(tally: &mut Tally, scale: &Scale) {
+    let bench = Bench::new();
+    let outside = bench.path("outside");
+    fs::create_dir_all(outside.join("e")).expect("a directory");
+    fs::write(outside.join("precious"), "precious").expect("a file");
+    let (over, swaps) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
+    let partial = bench.path("work.partial");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                for path in [partial.join("d"), partial.join("d/e"), partial.clone()] {
+                    let aside = bench.path("aside");
+                    if fs::rename(&path, &aside).is_ok() && symlink(&outside, &path).is_ok() {
+                        swaps.fetch_add(1, Ordering::Relaxed);
+                        std::thread::yield_now();
+                        let _ = fs::remove_file(&path);
+                        let _ = fs::rename(&aside, &path);
+                    }
+                    let _ = fs::remove_dir_all(&aside);
+                }
+            }
+        });
+        for round in 0..scale.of(60, 1000) {
+            tally.case(&format!("round {round}"), || {
+                // It may fail, and it may succeed: with the right bytes, and nowhere else.
+                let _ = bench.lay("work");
+                let left: Vec<_> = files(&outside);
+                assert_eq!(left, [outside.join("precious")], "files outside of the tree");
+                assert_eq!(fs::read(outside.join("precious")).expect("a file"), b"precious");
+                assert_eq!(fs::metadata(&outside).expect("it").mode() & 0o7777, mode_of_new_directories());
+                let work = bench.path("work");
+                if work.is_symlink() {
+                    fs::remove_file(&work).expect("the link is removed");
+                } else if work.exists() {
+                    fs::remove_dir_all(&work).expect("the tree is removed");
+                }
+            });
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let swaps = swaps.load(Ordering::Relaxed);
+    tally.note(format!("{swaps} swaps"));
+    tally.case("there were swaps", || assert!(swaps > 0));
+    tally.case("the store", || bench.store_is_sound());
+}
+
+/// What `create_dir` gives here, under this process's mask.
+fn mode_of_new_directories() -> u32 {
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = dir.path().join("made");
+    fs::create_dir(&made).expect("a directory");
+    fs::metadata(made).expect("it").mode() & 0o7777
+}
+
+fn in_the_way(tally: &mut Tally, _: &Scale) {
+    let bench = Bench::new();
+    let precious = bench.path("precious");
+    fs::create_dir(&precious).expect("a directory");
+    fs::write(precious.join("file"), "precious").expect("a file");
+    let is_kept = || assert_eq!(fs::read(precious.join("file")).expect("it is kept"), b"precious");
+    let exists = |result: Result<Laid, MaterializeError>| {
+        assert!(matches!(result, Err(MaterializeError::Exists { .. })), "{result:?}");
+    };
+    tally.case("a link with the partial name", || {
+        symlink(&precious, bench.path("one.partial")).expect("a link");
+        bench.lay("one").expect("it is laid out");
+        bench.is_right("one");
+        is_kept();
+    });
+    tally.case("a link with the name of the tree", || {
+        symlink(&precious, bench.path("two")).expect("a link");
+        exists(bench.lay("two"));
+        is_kept();
+        assert!(bench.path("two").is_symlink() && !bench.path("two.partial").exists());
+    });
+    tally.case("a full directory", || {
+        exists(bench.lay("precious"));
+        is_kept();
+    });
+    tally.case("a file", || {
+        fs::write(bench.path("three"), "mine").expect("a file");
+        exists(bench.lay("three"));
+        assert_eq!(fs::read(bench.path("three")).expect("it is kept"), b"mine");
+    });
+    tally.case("what a crash left, with a link in it", || {
+        fs::create_dir_all(bench.path("four.partial/d")).expect("a directory");
+        symlink(&precious, bench.path("four.partial/d/e")).expect("a link");
+        bench.lay("four").expect("it is laid out");
+        bench.is_right("four");
+        is_kept();
+    });
+    tally.case("no parent", || {
+        let refused = bench.lay("nowhere/at/all");
+        assert!(matches!(refused, Err(MaterializeError::Write { .. })), "{refused:?}");
+    });
+}
+
+/// The whole product: a box, and jobs whose code nobody should run.
+fn jobs(tally: &mut Tally, _: &Scale) {
+    let fleet = Fleet::started(&Setup::default());
+    let remote = Remote::new(fleet.client.channel());
+    let cases = [
+        crate::corpus::names().remove(2),
+        crate::corpus::links().remove(3),
+        crate::corpus::encodings().remove(0),
+        crate::corpus::shapes().remove(8),
+    ];
+    for case in cases {
+        tally.case(&case.name, || {
+            let blobs = case.blobs.iter().map(|bytes| (agent_cas::digest_of(bytes), bytes.clone())).collect();
+            for kept in runtime().block_on(remote.write_batch(blobs)) {
+                kept.expect("the controller takes it");
+            }
+            let draft = JobDraft { command: "true".into(), code: Some(case.root), ..JobDraft::default() };
+            let job = fleet.client.ended(&fleet.client.submit(&draft));
+            let fault = job.outcome.and_then(|outcome| outcome.fault).unwrap_or_default();
+            assert_eq!((job.state.as_str(), fault.code.as_str()), ("Failed", "SNP-102"), "{fault:?}");
+        });
+    }
+    tally.case("a good job after them", || {
+        let job = fleet.client.run("true");
+        assert_eq!(fleet.client.ended(&job).state, "Completed");
+    });
+}

@@ -1,0 +1,45 @@
+//! The table of snapshots: what strangers, broken disks, odd servers and the jobs themselves may do to them, tried
+//! against the real store, the real controller and the real client. How rows are chosen and told:
+//! [`agent_tests::table`].
+//!
+//! What could take too much memory or time is done by a process of its own, which is measured: [`probe`].
+
+#![allow(clippy::print_stderr, reason = "says where a case failed")]
+
+mod corpus;
+mod crash;
+mod forge;
+mod hostile;
+mod isolation;
+mod peers;
+mod probe;
+mod scans;
+
+use std::process::ExitCode;
+
+use agent_tests::table::{Row, Table};
+
+/// Every row, in the order of the table.
+fn rows() -> Vec<&'static Row> {
+    [hostile::ROWS, isolation::ROWS, crash::ROWS, peers::ROWS, scans::ROWS].into_iter().flatten().collect()
+}
+
+/// Makes what the rows need, so that none is charged for it.
+fn prepare() {
+    agent_tests::binaries();
+    peers::python();
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(("--probe", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
+        return probe::main(rest);
+    }
+    // What a panic says is told with its case; here it is only where.
+    std::panic::set_hook(Box::new(|panic| {
+        if let Some(place) = panic.location() {
+            eprintln!("  at {place}");
+        }
+    }));
+    Table { name: "snapshots", rows: rows(), prepare }.main()
+}
