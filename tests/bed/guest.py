@@ -119,9 +119,9 @@ def row_service():
     held = 0
     for act in acts + [["stop", "agentd"]]:
         systemctl(*act)
-        alive = Path(f"/proc/{pid}").exists() or state(job) == "Completed"
+        alive = Path(f"/proc/{pid}").exists()
         start_agent()
-        held += alive
+        held += alive or state(job) == "Completed"
     wait_for(job, "Completed")
     lines = log(job).split("\n")[1:-1]
     whole = lines == [str(i) for i in range(count)]
