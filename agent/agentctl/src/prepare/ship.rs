@@ -173,6 +173,10 @@ fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
             (Code::SnapshotUnreadable, "end what writes there, or keep it out with a .amlignore")
         }
         ScanError::Ignore { .. } => (Code::SnapshotUnreadable, "correct that line of the ignore file"),
+        ScanError::TooLarge { .. } => (
+            Code::SnapshotUnsafe,
+            "keep what the job does not need out with a .amlignore, or pack it into few files",
+        ),
         ScanError::TooDeep { .. } | ScanError::NotAFile { .. } => {
             (Code::SnapshotUnsafe, "keep it out with a .amlignore, or give it another place or name")
         }

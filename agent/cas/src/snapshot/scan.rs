@@ -11,7 +11,7 @@ use agent_model::Digest;
 use bytes::Bytes;
 
 use super::statcache::StatCache;
-use super::tree::{Directory, join};
+use super::tree::{Directory, Tally, TreeError, join};
 use super::walk::{Dir, Folder, Leaf, LeftOut, Place, Root, Rules, Stamp, is_executable, walk};
 use crate::{Hasher, parallel};
 
@@ -95,19 +95,26 @@ impl Folder {
 
     /// Its message, once all below it is known. It is not kept: most messages are never sent.
     pub(super) fn message(&self) -> (Digest, Bytes) {
+        self.directory().encode()
+    }
+
+    fn directory(&self) -> Directory {
         let file = |leaf: &Leaf| (leaf.place.name.to_string(), leaf.digest(), leaf.executable);
-        let message = Directory {
+        Directory {
             files: self.files.iter().map(file).collect(),
             directories: self.folders.iter().map(|(name, child)| (name.to_string(), child.digest)).collect(),
             links: self.links.iter().map(|(name, target)| (name.to_string(), target.to_string())).collect(),
-        };
-        message.encode()
+        }
     }
 
-    /// Finds out the digest of every directory.
-    fn seal(&mut self) {
-        self.folders.iter_mut().for_each(|(_, child)| child.seal());
-        (self.digest, _) = self.message();
+    /// Finds out the digest of every directory; this one is at `path`.
+    fn seal(&mut self, path: &Path, tally: &mut Tally) -> Result<(), ScanError> {
+        for (name, child) in &mut self.folders {
+            child.seal(&path.join(&**name), tally)?;
+        }
+        let too_large = |source| ScanError::TooLarge { path: path.to_owned(), source };
+        (self.digest, _) = tally.encode(self.directory()).map_err(too_large)?;
+        Ok(())
     }
 }
 
@@ -146,6 +153,15 @@ pub enum ScanError {
         /// The limit.
         limit: usize,
     },
+    /// No node would lay it out again.
+    #[error("{path} is more than a snapshot may hold")]
+    TooLarge {
+        /// The directory at which that was found.
+        path: PathBuf,
+        #[source]
+        /// What there is too much of.
+        source: TreeError,
+    },
     /// The ignore rules cannot be used.
     #[error("the ignore file cannot be used")]
     Ignore {
@@ -181,7 +197,7 @@ pub(super) fn scan_by(rules: Rules, dir: &Path, cache: Option<&StatCache>) -> Re
     if let Some((page, recalled)) = page.zip(recalled) {
         page.keep(&top, recalled);
     }
-    Ok(complete(top, read, left_out))
+    complete(dir, top, read, left_out)
 }
 
 /// One file, under its own name. Blocks.
@@ -202,7 +218,7 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     let mut top = Folder::new();
     top.files.push(Leaf::new(place, &stat));
     let read = hash_all(&mut top)?;
-    Ok(complete(top, read, LeftOut::default()))
+    complete(path, top, read, LeftOut::default())
 }
 
 /// Several directories below `base` as one, each below its prefix (`""`, `outputs`, `named-outputs/model`),
@@ -232,7 +248,7 @@ pub fn scan_all(base: &Path, parts: &[(&str, &Path)]) -> Result<Snapshot, ScanEr
         join_folders(&mut whole, part, "", &mut left_out);
     }
     let read = hash_all(&mut whole)?;
-    Ok(complete(whole, read, left_out))
+    complete(base, whole, read, left_out)
 }
 
 /// It is there, but as nothing that may be walked: a link out of the base, a circle of links, or no directory.
@@ -315,15 +331,15 @@ fn hash_content(file: &mut File, expected: u64, buffer: &mut Vec<u8>) -> io::Res
     Ok(hasher.finish())
 }
 
-fn complete(mut top: Folder, read: u64, left_out: LeftOut) -> Snapshot {
-    top.seal();
+fn complete(dir: &Path, mut top: Folder, read: u64, left_out: LeftOut) -> Result<Snapshot, ScanError> {
+    top.seal(dir, &mut Tally::default())?;
     let (mut files, mut bytes, mut sizes) = (0, 0, Vec::new());
     top.each_file(&mut |leaf| {
         files += 1;
         bytes += leaf.stamp.size;
         sizes.push(leaf);
     });
-    Snapshot {
+    Ok(Snapshot {
         root: top.digest,
         files,
         bytes,
@@ -332,7 +348,7 @@ fn complete(mut top: Folder, read: u64, left_out: LeftOut) -> Snapshot {
         largest: largest(sizes),
         warnings: left_out.warnings,
         top,
-    }
+    })
 }
 
 fn largest(mut files: Vec<&Leaf>) -> Vec<(String, u64)> {

@@ -9,7 +9,7 @@
 //! memory is bounded; its size is computed from them before anything is expanded, so a small set of messages
 //! that names billions of paths is refused at the cost of the small set. Nothing here ever holds all paths.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use agent_model::Digest;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
@@ -400,6 +400,34 @@ fn check_count(directories: u64, files: u64) -> Result<(), TreeError> {
 
 fn check_weight(weight: u64) -> Result<(), TreeError> {
     if weight > MAX_WEIGHT { Err(TreeError::TooHeavy { limit: MAX_WEIGHT }) } else { Ok(()) }
+}
+
+/// The sum of the directories of a tree that is being made, so that none is made which would be refused.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    distinct: HashSet<Digest>,
+    weight: u64,
+    directories: u64,
+    files: u64,
+}
+
+impl Tally {
+    /// Encodes a directory, if it and all that were there before it are within bounds.
+    pub(super) fn encode(&mut self, directory: Directory) -> Result<(Digest, Bytes), TreeError> {
+        self.directories += 1;
+        self.files += (directory.files.len() + directory.links.len()) as u64;
+        let weight = directory.weight();
+        let (digest, bytes) = directory.encode();
+        if digest.size > MAX_MESSAGE {
+            return Err(TreeError::TooLarge { directory: digest, limit: MAX_MESSAGE });
+        }
+        if self.distinct.insert(digest) {
+            self.weight += weight;
+        }
+        check_count(self.directories, self.files)?;
+        check_weight(self.weight)?;
+        Ok((digest, bytes))
+    }
 }
 
 impl Tree {

@@ -316,3 +316,15 @@ async fn test_a_sparse_file_is_what_it_would_be_without_holes() {
     let snapshot = scan(dir.path()).unwrap();
     assert_eq!(snapshot.digests(), [digest_of(&vec![0; 3_000_000])]);
 }
+
+#[test]
+fn test_a_directory_that_no_node_would_lay_out_is_named_before_anything_is_sent() {
+    let link = |n| (format!("{n:0>255}").into(), "x".repeat(4000).into());
+    let large = Folder { links: (0..8000).map(link).collect(), ..Folder::new() };
+    let parent = Folder { folders: vec![("b".into(), large)], ..Folder::new() };
+    let top = Folder { folders: vec![("a".into(), parent)], ..Folder::new() };
+    let refused = complete(Path::new("/project"), top, 0, LeftOut::default()).unwrap_err();
+    let ScanError::TooLarge { path, source } = refused else { panic!("{refused}") };
+    assert_eq!(path, Path::new("/project/a/b"));
+    assert!(matches!(source, TreeError::TooLarge { .. }), "{source}");
+}

@@ -225,6 +225,23 @@ async fn test_list_names_every_file_at_every_place() {
     assert_eq!(paths, ["a/x", "b/x"]);
 }
 
+#[test]
+fn test_tally_refuses_what_reading_would_refuse_and_weighs_equal_directories_once() {
+    let directory = || Directory { links: vec![("name".into(), "target".into())], ..Directory::default() };
+    let mut tally = Tally::default();
+    for _ in 0..3 {
+        assert_eq!(tally.encode(directory()).unwrap(), directory().encode());
+    }
+    assert_eq!((tally.directories, tally.files, tally.weight), (3, 3, directory().weight()));
+    let refusal = |mut tally: Tally| tally.encode(directory()).unwrap_err();
+    let full = Tally { weight: MAX_WEIGHT, ..Tally::default() };
+    assert!(matches!(refusal(full), TreeError::TooHeavy { .. }));
+    let full = Tally { files: MAX_FILES, ..Tally::default() };
+    assert!(matches!(refusal(full), TreeError::TooManyFiles { .. }));
+    let full = Tally { directories: MAX_DIRECTORIES, ..Tally::default() };
+    assert!(matches!(refusal(full), TreeError::TooManyDirectories { .. }));
+}
+
 proptest! {
     #[test]
     fn test_encode_is_canonical_for_any_order_and_decodes_to_the_same(
