@@ -143,9 +143,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "layer aa: downloading (4 MB)",
+                "layer aa: downloading (4.0 MB)",
                 "layer bb: the download broke and is tried again",
-                "layer aa: downloaded (4 MB)",
+                "layer aa: downloaded (4.0 MB)",
                 "layer aa: extracting",
                 "layer aa: done",
             ]
