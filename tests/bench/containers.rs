@@ -68,7 +68,9 @@ fn start(host: &Host, docker: &Docker) {
 /// A conda environment in an image: mounted where it is, against a layer made of it.
 fn conda(host: &Host, docker: &Docker) {
     const FILE: &str = "channels: [main]\ndependencies: [python, scikit-learn]\n";
-    const COMMAND: &str = "import time; begun = time.monotonic(); import sklearn.linear_model";
+    // What the library of Python has by itself: those of packages may want more libraries than the image has.
+    const COMMAND: &str = "import asyncio, email.mime.text, http.server, json, logging.config, multiprocessing, \
+                           unittest.mock, xml.dom.minidom";
     const LAYERED: &str = "agentd-test/layered:1";
     let dir = host.project("conda", &[("conda.yml", FILE)]);
     let file = dir.join("conda.yml");
