@@ -13,6 +13,7 @@ use std::time::Duration;
 use agent_cas::{Remote, snapshot};
 use agent_tests::client::{channel, runtime};
 use agent_tests::fleet::{Fleet, Setup};
+use agent_tests::python;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{binaries, root};
 
@@ -36,36 +37,20 @@ pub(crate) const ROWS: &[Row] = &[
 const LONG: Duration = Duration::from_secs(240);
 
 /// A Python that has what the peers need, made once and kept beside the programs.
-#[allow(clippy::disallowed_methods, reason = "makes what the tests need")]
 pub(crate) fn python() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
         let dir = binaries().join("../snapshots-python");
-        let python = dir.join("bin/python");
-        let works = || {
-            Command::new(&python).args(["-c", "import grpc, buildgrid.common"]).stderr(Stdio::null()).status()
-        };
-        if !works().is_ok_and(|status| status.success()) {
-            let made = Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir).status();
-            assert!(made.expect("python3 starts").success(), "python3 cannot make a virtual environment");
-            let install = |arguments: &[&str]| {
-                let got =
-                    Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(arguments).status();
-                assert!(got.expect("Python starts").success(), "pip cannot fetch {arguments:?}");
-            };
-            install(&["grpcio", "protobuf"]);
-            // Its messages alone; what else it needs is for a server of its own.
-            install(&["--no-deps", "buildgrid-common==0.5.2"]);
-        }
-        python
+        // Of buildgrid its messages alone; what else it needs is for a server of its own.
+        let installs: [&[&str]; 2] = [&["grpcio", "protobuf"], &["--no-deps", "buildgrid-common==0.5.2"]];
+        python::make(&dir, "grpc, buildgrid.common", &installs);
+        dir
     })
 }
 
-#[allow(clippy::disallowed_methods, reason = "runs what it tests with")]
 fn script(file: &str) -> Command {
-    let mut command = Command::new(python());
+    let mut command = python::command(python());
     command.arg(root().join("tests/snapshots").join(file));
-    command.env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH").env_remove("PYTHONHOME");
     command
 }
 

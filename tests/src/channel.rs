@@ -18,6 +18,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::python;
+
 /// A directory of channels.
 #[derive(Debug, Clone)]
 pub struct Channel {
@@ -96,7 +98,7 @@ impl Server {
     }
 
     fn serve(channel: &Channel, port: Option<u16>) -> Server {
-        let mut command = python(&tools());
+        let mut command = python::command(&tools());
         command.arg(sources().join("serve.py")).arg(channel.dir());
         command.args(port.map(|port| port.to_string()));
         let mut process =
@@ -202,9 +204,7 @@ fn sources() -> PathBuf {
 fn kept() -> &'static Path {
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     FOUND.get_or_init(|| {
-        let test = std::env::current_exe().expect("a test has a path");
-        let profile = test.ancestors().find(|dir| dir.join("deps").is_dir()).expect("cargo's layout");
-        let dir = profile.with_file_name("channels");
+        let dir = crate::profile_dir().with_file_name("channels");
         fs::create_dir_all(&dir).expect("a directory");
         dir
     })
@@ -216,7 +216,7 @@ fn make(tier: &str) -> Channel {
     let dir = kept().join(format!("{tier}-{}", tools.file_name().expect("a name").display()));
     {
         let _alone = alone(tier);
-        let mut command = python(&tools);
+        let mut command = python::command(&tools);
         command.arg(sources().join("make.py")).args(["--tier", tier, "--out"]).arg(&dir);
         let made = command.stdin(Stdio::null()).status().expect("Python starts");
         assert!(made.success(), "the channel {tier} cannot be made; make.py said why");
@@ -242,30 +242,10 @@ fn tools() -> PathBuf {
         assert!(said.status.success(), "python3 is {described}, too old: put one from 3.10 on first on PATH");
         let dir = kept().join(format!("python-{}", described.trim_matches('_')));
         let _alone = alone("python");
-        let works = || python(&dir).args(["-c", "import zstandard"]).stderr(Stdio::null()).status();
-        if !works().is_ok_and(|status| status.success()) {
-            let made = Command::new("python3").args(["-m", "venv", "--clear"]).arg(&dir).status();
-            assert!(
-                made.expect("python3 starts").success(),
-                "python3 cannot make a virtual environment: install its module venv (package python3-venv)"
-            );
-            let got = python(&dir).args(["-m", "pip", "install", "--quiet", "zstandard"]).status();
-            assert!(
-                got.expect("Python starts").success(),
-                "pip cannot fetch zstandard, with which conda packages are made: check its index (`pip config list`)"
-            );
-        }
+        python::make(&dir, "zstandard", &[&["zstandard"]]);
         dir
     });
     made.clone()
-}
-
-/// The interpreter of [`tools`].
-fn python(tools: &Path) -> Command {
-    let mut command = Command::new(tools.join("bin/python"));
-    // The tests leave nothing in the sources.
-    command.env("PYTHONDONTWRITEBYTECODE", "1").env_remove("PYTHONPATH").env_remove("PYTHONHOME");
-    command
 }
 
 /// Keeps other test programs out until it is dropped.

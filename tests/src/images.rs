@@ -113,9 +113,7 @@ impl Image {
 
 /// Where archives are kept.
 fn kept() -> PathBuf {
-    let test = std::env::current_exe().expect("a test has a path");
-    let profile = test.ancestors().find(|dir| dir.join("deps").is_dir()).expect("cargo's layout");
-    profile.with_file_name("images")
+    crate::profile_dir().with_file_name("images")
 }
 
 fn busybox() -> &'static Path {

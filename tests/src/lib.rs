@@ -18,6 +18,7 @@ pub mod images;
 pub mod link;
 pub mod nvml;
 pub mod post;
+pub mod python;
 pub mod registry;
 pub mod table;
 pub mod witness;
@@ -46,9 +47,7 @@ pub fn binaries() -> &'static Path {
         if let Some(named) = std::env::var_os("AGENTD_TEST_BINARIES") {
             return PathBuf::from(named);
         }
-        let test = std::env::current_exe().expect("a test has a path");
-        let profile_dir =
-            test.ancestors().find(|dir| dir.join("deps").is_dir()).expect("cargo's layout").to_owned();
+        let profile_dir = profile_dir();
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--locked", "--bins", "--quiet", "--target-dir"]).arg(profile_dir.join(".."));
         build.args(["-p", "agentd", "-p", "agentctl", "-p", "agent-shim", "-p", "agent-tests"]);
@@ -59,6 +58,12 @@ pub fn binaries() -> &'static Path {
         assert!(built.success(), "the binaries under test do not build");
         profile_dir
     })
+}
+
+/// Where cargo puts the programs of the profile that this test has.
+fn profile_dir() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    test.ancestors().find(|dir| dir.join("deps").is_dir()).expect("cargo's layout").to_owned()
 }
 
 /// The conda engine, built on first use beside the daemon, which is where the daemon looks for it. A build of
