@@ -18,16 +18,21 @@ mod tiered;
 
 use std::future::Future;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use agent_model::Digest;
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt};
 
+pub use disk::census::{Checked, Evicted};
+#[cfg(any(test, feature = "fakes"))]
+pub use disk::damage::{damage, place_of};
 pub(crate) use disk::file_chunks;
-pub use disk::{Disk, Ingest, OpenError};
+pub use disk::{Disk, Ingest, Kept, OpenError};
 pub use tiered::Tiered;
 
+use crate::remote::compression::InflateError;
+use crate::remote::is_away;
 use crate::{Hasher, Remote};
 
 /// The content of a blob, piece by piece. It ends early with an error, never silently.
@@ -80,15 +85,6 @@ pub trait BlobStore: Send + Sync + 'static {
 /// Why a store could not say what it lacks.
 #[derive(Debug, thiserror::Error)]
 pub enum MissingError {
-    /// The directory of the store could not be searched.
-    #[error("cannot look into the store at {path}")]
-    Disk {
-        /// The file looked for.
-        path: PathBuf,
-        #[source]
-        /// What the system said.
-        source: io::Error,
-    },
     /// The store at the other end of a connection did not answer as it should.
     #[error("the remote store does not say what it lacks")]
     Remote {
@@ -143,6 +139,24 @@ pub enum ReadError {
         digest: Digest,
         /// What came, up to where it was too long.
         actual: Digest,
+    },
+    /// What came under compression was no compressed form of it.
+    #[error("what came as blob {digest} is not its compressed form")]
+    Inflate {
+        /// The blob.
+        digest: Digest,
+        #[source]
+        /// What is wrong with it.
+        source: InflateError,
+    },
+    /// It could not be compressed.
+    #[error("cannot compress blob {digest}")]
+    Compress {
+        /// The blob.
+        digest: Digest,
+        #[source]
+        /// What the library said.
+        source: io::Error,
     },
     /// It was there, but the nearer store could not take a copy.
     #[error("cannot keep a copy of blob {digest}")]
@@ -207,11 +221,23 @@ pub enum WriteError {
     },
 }
 
+impl MissingError {
+    /// The store at the other end of a connection, or the way to it, is away: the same may do later.
+    pub fn is_away(&self) -> bool {
+        matches!(self, MissingError::Remote { source } if is_away(source))
+    }
+}
+
 impl ReadError {
+    /// The store at the other end of a connection, or the way to it, is away: the same may do later.
+    pub fn is_away(&self) -> bool {
+        matches!(self, ReadError::Remote { source, .. } if is_away(source))
+    }
+
     /// The bytes there are not those the digest names.
     pub fn is_damage(&self) -> bool {
         match self {
-            ReadError::Corrupt { .. } => true,
+            ReadError::Corrupt { .. } | ReadError::Inflate { .. } => true,
             ReadError::Remote { source, .. } => source.code() == tonic::Code::DataLoss,
             _ => false,
         }
@@ -219,6 +245,15 @@ impl ReadError {
 }
 
 impl WriteError {
+    /// The store at the other end of a connection, or the way to it, is away: the same may do later.
+    pub fn is_away(&self) -> bool {
+        match self {
+            WriteError::Remote { source, .. } => is_away(source),
+            WriteError::Source { source, .. } => source.is_away(),
+            _ => false,
+        }
+    }
+
     /// The store has no room left.
     pub fn is_no_space(&self) -> bool {
         match self {
@@ -231,22 +266,44 @@ impl WriteError {
     }
 }
 
-/// A store chosen at run time.
+/// A store chosen at run time. Either way something of it is on this machine.
 #[derive(Debug, Clone)]
 pub enum Store {
     /// In a directory of this machine.
     Disk(Disk),
-    /// At the other end of a connection.
-    Remote(Remote),
-    /// There, with a copy here of all that was read.
-    Tiered(Tiered<Disk, Remote>),
+    /// At the other end of a connection, with a copy here of all that was read.
+    Tiered(Box<Tiered<Disk, Remote>>),
+}
+
+impl Store {
+    fn near(&self) -> &Disk {
+        match self {
+            Store::Disk(disk) => disk,
+            Store::Tiered(tiered) => tiered.near(),
+        }
+    }
+
+    /// Begins a blob whose bytes come bit by bit; they wait on the disk of this machine.
+    pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
+        self.near().ingest(digest).await
+    }
+
+    /// Checks the bytes and keeps them, under the rules of [`BlobStore::write`]. A store elsewhere gets them
+    /// from the disk, where they stay: what it did not take can be given to it again.
+    pub async fn keep(&self, ingest: Ingest) -> Result<(), WriteError> {
+        let digest = ingest.digest();
+        ingest.commit().await?;
+        match self {
+            Store::Disk(_) => Ok(()),
+            Store::Tiered(tiered) => tiered.pass_on(digest).await,
+        }
+    }
 }
 
 macro_rules! chosen {
     ($self:ident, $store:ident => $call:expr) => {
         match $self {
             Store::Disk($store) => $call.await,
-            Store::Remote($store) => $call.await,
             Store::Tiered($store) => $call.await,
         }
     };
@@ -279,6 +336,14 @@ impl BlobStore for Store {
 
     async fn file(&self, digest: Digest) -> Option<std::fs::File> {
         chosen!(self, store => store.file(digest))
+    }
+}
+
+/// Removes a tree; one that is not there is fine.
+pub fn remove_tree(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => Err(source),
+        _ => Ok(()),
     }
 }
 

@@ -20,6 +20,18 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         Tiered { near, far }
     }
 
+    /// The near store.
+    pub(super) fn near(&self) -> &N {
+        &self.near
+    }
+
+    /// Gives the far store a blob that the near one has.
+    pub(super) async fn pass_on(&self, digest: Digest) -> Result<(), WriteError> {
+        let source = self.near.read(digest, 0).await;
+        let source = source.map_err(|source| WriteError::Source { digest, source: source.into() })?;
+        self.far.write(digest, source).await
+    }
+
     /// Sees to it that the near store has the blob.
     async fn fetch(&self, digest: Digest) -> Result<(), ReadError> {
         let source = self.far.read(digest, 0).await?;

@@ -1,8 +1,16 @@
-use std::os::unix::fs::PermissionsExt;
+use std::io::Write;
 
+mod kept;
+mod kills;
+mod torn;
+
+use super::home::QUARANTINED;
 use super::*;
 use crate::conformance::{self, content, read_all, source};
-use crate::{Memory, Tiered};
+use crate::{Checked, Evicted, Memory, Tiered, damage};
+
+/// The size of a blob that has a file of its own.
+const LARGE: usize = 200_000;
 
 fn open() -> (tempfile::TempDir, Disk) {
     let dir = tempfile::tempdir().unwrap();
@@ -11,7 +19,39 @@ fn open() -> (tempfile::TempDir, Disk) {
 }
 
 fn temp_files(disk: &Disk) -> usize {
-    std::fs::read_dir(disk.shared.path.join("temp")).unwrap().count()
+    std::fs::read_dir(disk.shared.home.at("temp")).unwrap().count()
+}
+
+/// Blobs of these sizes; others for each seed.
+fn blobs(seed: u64, sizes: &[usize]) -> Vec<(Digest, Bytes)> {
+    let blob = |(n, size): (usize, &usize)| content(seed * 1000 + n as u64, *size);
+    sizes.iter().enumerate().map(blob).map(|bytes| (digest_of(&bytes), bytes)).collect()
+}
+
+async fn keep(disk: &Disk, blobs: &[(Digest, Bytes)]) {
+    for result in disk.write_batch(blobs.to_vec()).await {
+        result.unwrap();
+    }
+}
+
+/// What a collection does.
+async fn evict(disk: &Disk, victims: Vec<Kept>) -> Evicted {
+    let evicted = disk.evict(victims).await;
+    disk.compact().await;
+    evicted
+}
+
+fn digests(blobs: &[(Digest, Bytes)]) -> Vec<Digest> {
+    blobs.iter().map(|(digest, _)| *digest).collect()
+}
+
+/// All of them are there and right, read together and one by one.
+async fn holds_all(disk: &Disk, blobs: &[(Digest, Bytes)]) {
+    assert_eq!(disk.missing(&digests(blobs)).await.unwrap(), []);
+    for ((digest, bytes), read) in blobs.iter().zip(disk.read_batch(digests(blobs)).await) {
+        assert_eq!(read.unwrap(), bytes);
+        assert_eq!(read_all(disk, *digest, 1).await.unwrap(), bytes.slice(1..));
+    }
 }
 
 #[tokio::test]
@@ -67,10 +107,8 @@ async fn test_blobs_survive_reopening_and_unfinished_files_do_not() {
     let (dir, disk) = open();
     let bytes = content(1, 1000);
     disk.write_batch(vec![(digest_of(&bytes), bytes.clone())]).await.remove(0).unwrap();
-    let mut ingest = disk.ingest(digest_of(b"never finished")).await.unwrap();
-    ingest.append(Bytes::from_static(b"never")).await.unwrap();
-    std::mem::forget(ingest); // as a killed process does
-    assert_eq!(temp_files(&disk), 1);
+    // As a killed process leaves it.
+    std::fs::write(disk.shared.home.at("temp/7"), "never finished").unwrap();
     drop(disk);
     let disk = Disk::open(&dir.path().join("store")).unwrap();
     assert_eq!(temp_files(&disk), 0);
@@ -78,25 +116,92 @@ async fn test_blobs_survive_reopening_and_unfinished_files_do_not() {
 }
 
 #[tokio::test]
-async fn test_damaged_blob_is_reported_and_a_short_one_replaced() {
+async fn test_damaged_blob_is_reported_and_can_be_sent_again() {
+    let (dir, disk) = open();
+    let store = dir.path().join("store");
+    let kept = blobs(1, &[1000, LARGE]);
+    let changes: [fn(&mut Vec<u8>); 2] = [|bytes| bytes[500] ^= 1, |bytes| bytes.truncate(5)];
+    for (digest, bytes) in &kept {
+        for change in changes {
+            for together in [false, true] {
+                disk.write(*digest, source(bytes, 100)).await.unwrap();
+                damage(&store, digest, change);
+                let read = match together {
+                    true => disk.read_batch(vec![*digest]).await.remove(0),
+                    false => read_all(&disk, *digest, 0).await,
+                };
+                assert!(read.is_err(), "{read:?}");
+                assert_eq!(disk.missing(&[*digest]).await.unwrap(), [*digest], "it is not there any more");
+                let again = read_all(&disk, *digest, 0).await;
+                assert!(matches!(again, Err(ReadError::Absent { .. })), "{again:?}");
+            }
+        }
+    }
+    assert_eq!(disk.damaged(), 8);
+    keep(&disk, &kept).await;
+    holds_all(&disk, &kept).await;
+}
+
+#[tokio::test]
+async fn test_file_that_somebody_removed_is_missing_once_it_was_asked_for() {
+    let (dir, disk) = open();
+    let kept = blobs(1, &[LARGE]);
+    keep(&disk, &kept).await;
+    let (path, _) = crate::place_of(&dir.path().join("store"), &kept[0].0).unwrap();
+    std::fs::remove_file(path).unwrap();
+    assert!(matches!(read_all(&disk, kept[0].0, 0).await, Err(ReadError::Absent { .. })));
+    assert_eq!(disk.missing(&digests(&kept)).await.unwrap(), digests(&kept));
+    keep(&disk, &kept).await;
+    holds_all(&disk, &kept).await;
+    assert_eq!(disk.damaged(), 0);
+}
+
+#[tokio::test]
+async fn test_store_of_an_earlier_release_opens_unchanged() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = blobs(1, &[10, 5000, LARGE]);
+    for (digest, bytes) in &kept {
+        let path = dir.path().join(blob_name(digest));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+    let disk = Disk::open(dir.path()).unwrap();
+    holds_all(&disk, &kept).await;
+    for (digest, _) in &kept {
+        assert!(disk.file(*digest).await.is_some() && dir.path().join(blob_name(digest)).exists());
+    }
+    let more = blobs(2, &[10, 5000, LARGE]);
+    keep(&disk, &more).await;
+    drop(disk);
+    let disk = Disk::open(dir.path()).unwrap();
+    holds_all(&disk, &[kept, more].concat()).await;
+}
+
+#[tokio::test]
+async fn test_only_a_blob_with_a_file_of_its_own_is_given_as_a_file() {
     let (_dir, disk) = open();
-    let bytes = content(1, 1000);
-    let digest = digest_of(&bytes);
-    disk.write(digest, source(&bytes, 100)).await.unwrap();
-    let path = disk.shared.path.join(blob_name(&digest));
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let kept = blobs(1, &[SMALL as usize, SMALL as usize + 1]);
+    keep(&disk, &kept).await;
+    assert!(disk.file(kept[0].0).await.is_none());
+    let mut bytes = Vec::new();
+    disk.file(kept[1].0).await.unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes, kept[1].1);
+    assert_eq!(std::fs::read_dir(disk.shared.home.at("segments")).unwrap().count(), 1);
+    assert!(disk.taken() > 2 * SMALL);
+}
 
-    std::fs::write(&path, vec![0; 1000]).unwrap();
-    assert!(matches!(read_all(&disk, digest, 0).await, Err(ReadError::Corrupt { .. })));
-    assert_eq!(disk.missing(&[digest]).await.unwrap(), [digest], "it is not there any more");
-    std::fs::write(&path, vec![0; 1000]).unwrap();
-    assert!(matches!(disk.read_batch(vec![digest]).await.remove(0), Err(ReadError::Corrupt { .. })));
-    assert!(matches!(disk.read_batch(vec![digest]).await.remove(0), Err(ReadError::Absent { .. })));
-
-    std::fs::write(&path, b"short").unwrap();
-    assert_eq!(disk.missing(&[digest]).await.unwrap(), [digest]);
-    disk.write(digest, source(&bytes, 100)).await.unwrap();
-    assert_eq!(read_all(&disk, digest, 0).await.unwrap(), bytes);
+#[tokio::test]
+async fn test_store_that_is_open_cannot_be_opened_again() {
+    let (dir, disk) = open();
+    let store = dir.path().join("store");
+    let refused = tokio::task::spawn_blocking({
+        let store = store.clone();
+        move || Disk::open(&store).unwrap_err()
+    });
+    let refused = refused.await.unwrap();
+    assert!(matches!(refused, OpenError::InUse { .. }) && refused.to_string().contains("another process"));
+    drop(disk);
+    Disk::open(&store).unwrap();
 }
 
 #[tokio::test]
@@ -143,19 +248,15 @@ async fn test_blobs_leave_the_reserve_alone() {
 }
 
 /// Damages a blob on the disk: a flipped bit, a lost tail, or the content of another one.
-fn damage(disk: &Disk, digest: &Digest, other: &Digest, kind: usize) {
-    let path = |digest| disk.shared.path.join(blob_name(digest));
-    let mut bytes = std::fs::read(path(digest)).unwrap();
-    match kind % 3 {
+fn garble(disk: &Disk, digest: &Digest, other: &Bytes, kind: usize) {
+    damage(&disk.shared.home.at(""), digest, |bytes| match kind % 3 {
         0 => {
             let middle = bytes.len() / 2;
             bytes[middle] ^= 4;
         }
         1 => bytes.truncate(bytes.len() - 1),
-        _ => bytes = std::fs::read(path(other)).unwrap(),
-    }
-    std::fs::set_permissions(path(digest), std::fs::Permissions::from_mode(0o600)).unwrap();
-    std::fs::write(path(digest), bytes).unwrap();
+        _ => *bytes = other.to_vec(),
+    });
 }
 
 /// A directory of 120 files, one in ten of them large; pairs of them have the same size.
@@ -183,17 +284,16 @@ async fn test_damaged_blobs_never_reach_a_job_and_are_fetched_again() {
     let scanned = project(&code);
     crate::snapshot::push(&scanned, &far, |_| {}).await.unwrap();
     let store = Tiered::new(near.clone(), far);
-    crate::snapshot::materialize(&store, scanned.root, &dir.path().join("first")).await.unwrap();
+    crate::snapshot::materialize(&store, scanned.root, &dir.path().join("first"), None, &[]).await.unwrap();
     let all = scanned.digests();
     for (kind, digest) in all[..100].iter().enumerate() {
-        let other = all.iter().find(|other| other.size == digest.size && *other != digest).unwrap();
-        damage(&near, digest, other, kind);
+        garble(&near, digest, &content(5000, digest.size as usize), kind);
     }
     let job = dir.path().join("job");
-    crate::snapshot::materialize(&store, scanned.root, &job).await.unwrap();
+    crate::snapshot::materialize(&store, scanned.root, &job, None, &[]).await.unwrap();
     assert!(same_tree(&code, &job));
     assert_eq!(near.damaged(), 100);
-    let kept = std::fs::read_dir(near.shared.path.join("quarantine")).unwrap().count();
+    let kept = std::fs::read_dir(near.shared.home.at("quarantine")).unwrap().count();
     assert_eq!(kept, QUARANTINED, "some are kept for someone to look at, not all");
     assert_eq!(near.missing(&all).await.unwrap(), [], "all of them are back");
     for result in near.read_batch(all).await {
@@ -211,17 +311,16 @@ async fn test_damaged_blob_of_an_only_store_is_named_and_taken_again() {
     let large = all.iter().find(|digest| digest.size > 1_000_000).unwrap();
     let small = all.iter().find(|digest| digest.size < 1_000_000).unwrap();
     for (kind, bad) in [(0, large), (1, large), (2, large), (0, small), (1, small), (2, small)] {
-        let other = all.iter().find(|other| other.size == bad.size && *other != bad).unwrap();
-        damage(&disk, bad, other, kind);
+        garble(&disk, bad, &content(5000, bad.size as usize), kind);
         let to = dir.path().join("job");
-        let error = crate::snapshot::materialize(&disk, scanned.root, &to).await.unwrap_err();
+        let error = crate::snapshot::materialize(&disk, scanned.root, &to, None, &[]).await.unwrap_err();
         let text = format!("{error:?}");
         assert!(text.contains(&bad.to_string()) || text.contains(&format!("{bad:?}")), "{text}");
         assert!(!to.exists());
         assert_eq!(disk.missing(&all).await.unwrap(), [*bad], "so that it is sent again");
         let pushed = crate::snapshot::push(&scanned, &disk, |_| {}).await.unwrap();
         assert_eq!(pushed.files_sent, 1);
-        crate::snapshot::materialize(&disk, scanned.root, &to).await.unwrap();
+        crate::snapshot::materialize(&disk, scanned.root, &to, None, &[]).await.unwrap();
         assert!(same_tree(&code, &to));
         std::fs::remove_dir_all(to).unwrap();
     }
@@ -247,10 +346,11 @@ async fn test_job_that_writes_to_its_files_does_not_write_to_the_store() {
     let scanned = project(&code);
     crate::snapshot::push(&scanned, &disk, |_| {}).await.unwrap();
     let job = dir.path().join("job");
-    crate::snapshot::materialize(&disk, scanned.root, &job).await.unwrap();
+    crate::snapshot::materialize(&disk, scanned.root, &job, None, &[]).await.unwrap();
     let inode = |path: &std::path::Path| path.metadata().unwrap().ino();
     for digest in scanned.digests() {
-        assert_eq!(disk.shared.path.join(blob_name(&digest)).metadata().unwrap().nlink(), 1);
+        let (path, _) = crate::place_of(&dir.path().join("store"), &digest).unwrap();
+        assert_eq!(path.metadata().unwrap().nlink(), 1);
     }
     for i in 0..120 {
         let path = job.join(format!("f{i}"));
@@ -259,50 +359,44 @@ async fn test_job_that_writes_to_its_files_does_not_write_to_the_store() {
         file.write_all(b"overwritten in place").unwrap();
         assert_eq!(inode(&path), before);
     }
-    crate::snapshot::materialize(&disk, scanned.root, &dir.path().join("next")).await.unwrap();
+    crate::snapshot::materialize(&disk, scanned.root, &dir.path().join("next"), None, &[]).await.unwrap();
     assert!(same_tree(&code, &dir.path().join("next")));
     assert_eq!(disk.damaged(), 0);
 }
 
 #[tokio::test]
 async fn test_disk_without_room_or_names_keeps_whole_blobs_or_none() {
-    // Bytes run out in one, names in the other: the store alone has 260 directories.
-    for options in ["size=4m", "size=64m,nr_inodes=400"] {
+    // Bytes run out in two of them, names in the other: the store alone has 260 directories.
+    for (options, size) in [("size=4m", 30_000), ("size=4m", LARGE), ("size=64m,nr_inodes=400", LARGE)] {
         let Some(small) = crate::SmallDisk::mount(options) else { return };
         let disk = Disk::open(&small.path().join("store")).unwrap();
-        let blobs: Vec<(Digest, Bytes)> =
-            (0..300).map(|i| content(i, 30_000)).map(|bytes| (digest_of(&bytes), bytes)).collect();
+        let blobs = blobs(7, &[size; 160]);
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         for batch in blobs.chunks(20) {
-            for ((digest, _), result) in batch.iter().zip(disk.write_batch(batch.to_vec()).await) {
+            for (blob, result) in batch.iter().zip(disk.write_batch(batch.to_vec()).await) {
                 match result {
-                    Ok(()) => kept.push(*digest),
+                    Ok(()) => kept.push(blob.clone()),
                     Err(error) => {
                         assert!(error.is_no_space(), "{error:?}");
-                        refused.push(*digest);
+                        refused.push(blob.clone());
                     }
                 }
             }
         }
         assert!(!kept.is_empty() && !refused.is_empty(), "{options}: {} kept", kept.len());
-        let large = content(900, 70_000_000);
+        let large = content(900, 5_000_000);
         let error = disk.write(digest_of(&large), source(&large, 1 << 20)).await.unwrap_err();
         assert!(error.is_no_space(), "{error:?}");
         assert_eq!(temp_files(&disk), 0);
 
         drop(disk);
         let disk = Disk::open(&small.path().join("store")).unwrap();
-        assert_eq!(disk.missing(&kept).await.unwrap(), [], "what was acknowledged is there");
-        assert_eq!(disk.missing(&refused).await.unwrap(), refused, "and nothing else");
-        for result in disk.read_batch(kept.clone()).await {
-            result.unwrap();
-        }
+        holds_all(&disk, &kept).await;
+        assert_eq!(disk.missing(&digests(&refused)).await.unwrap(), digests(&refused), "and nothing else");
         // Room comes back without a restart.
-        for digest in &kept {
-            std::fs::remove_file(disk.shared.path.join(blob_name(digest))).unwrap();
-        }
-        let (digest, bytes) = blobs.iter().find(|(digest, _)| refused.contains(digest)).unwrap();
-        disk.write(*digest, source(bytes, 1000)).await.unwrap();
+        let gone = evict(&disk, disk.census().await).await;
+        assert_eq!(gone.blobs, kept.len() as u64);
+        keep(&disk, &refused[..3]).await;
         assert_eq!(disk.damaged(), 0);
     }
 }

@@ -1,0 +1,146 @@
+//! What hangs on the roots somebody holds: every directory below them and every content these name.
+//!
+//! A tree is walked in batches, each distinct directory once, however many roots share it. What is not here is
+//! passed over: it cannot be removed, and below it nothing is known. A directory that is here and cannot be read
+//! ends the walk, because what it names would be taken for unneeded.
+//!
+//! Memory: a digest for each distinct directory, and 16 bytes for each content. Contents are known by the first 8
+//! bytes of their hash; two that share them are both kept, which costs room and loses nothing.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+
+use agent_model::Digest;
+
+use super::{Holder, Pin};
+use crate::parallel::blocking;
+use crate::snapshot::{MAX_MESSAGE, Named, named};
+use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError};
+
+/// Directories on their way to be read: all that hang on some roots.
+pub(super) struct Walk {
+    open: Vec<Digest>,
+    seen: HashSet<Digest>,
+}
+
+/// What a batch of directories turned out to be.
+#[derive(Debug, Default)]
+pub(super) struct Step {
+    /// Directories that are not here.
+    pub(super) absent: Vec<Digest>,
+    /// What the others name.
+    pub(super) files: Vec<Digest>,
+    pub(super) directories: Vec<Digest>,
+}
+
+impl Walk {
+    /// Of nothing yet.
+    pub(super) fn new() -> Walk {
+        Walk { open: Vec::new(), seen: HashSet::new() }
+    }
+
+    /// Adds a directory, once. What is too large to be one is none.
+    pub(super) fn add(&mut self, directory: Digest) {
+        if directory.size <= MAX_MESSAGE && self.seen.insert(directory) {
+            self.open.push(directory);
+        }
+    }
+
+    /// Every directory that was added.
+    pub(super) fn into_seen(self) -> HashSet<Digest> {
+        self.seen
+    }
+
+    /// Reads some directories; `None` when none is left. The caller adds which of those they name he wants read.
+    pub(super) async fn step(&mut self, store: &impl BlobStore) -> Result<Option<Step>, ReadError> {
+        let batch = self.next_batch();
+        if batch.is_empty() {
+            return Ok(None);
+        }
+        let answers = store.read_batch(batch.clone()).await;
+        blocking(move || {
+            let mut step = Step::default();
+            for (directory, answer) in batch.into_iter().zip(answers) {
+                match answer {
+                    Err(ReadError::Absent { .. }) => step.absent.push(directory),
+                    // What is no directory is never laid out: whoever tries says so.
+                    answer => {
+                        let Named { files, directories } = named(directory, &answer?).unwrap_or_default();
+                        step.files.extend(files);
+                        step.directories.extend(directories);
+                    }
+                }
+            }
+            Ok(Some(step))
+        })
+        .await
+    }
+
+    fn next_batch(&mut self) -> Vec<Digest> {
+        let (mut batch, mut bytes) = (Vec::new(), 0);
+        while let Some(next) = self.open.last() {
+            bytes += next.size;
+            if batch.len() == BATCH_BLOBS || (bytes > BATCH_BYTES && !batch.is_empty()) {
+                break;
+            }
+            batch.extend(self.open.pop());
+        }
+        batch
+    }
+}
+
+/// The blobs that somebody holds.
+pub(super) struct Held {
+    walk: Walk,
+    holders: HashMap<u64, Holder>,
+}
+
+impl Held {
+    /// Nothing.
+    pub(super) fn new() -> Held {
+        Held { walk: Walk::new(), holders: HashMap::new() }
+    }
+
+    /// Who holds the blob; the first who said so, when several do.
+    pub(super) fn holder(&self, digest: &Digest) -> Option<Holder> {
+        self.holders.get(&short(digest)).copied()
+    }
+
+    /// Adds everything that hangs on these pins.
+    pub(super) async fn add(&mut self, store: &impl BlobStore, pins: &[Pin]) -> Result<(), ReadError> {
+        for some in pins.chunk_by(|one, next| one.by == next.by) {
+            for pin in some {
+                self.hold(&pin.digest, pin.by);
+                if pin.is_tree {
+                    self.walk.add(pin.digest);
+                }
+            }
+            self.walk_on(store, some[0].by).await?;
+        }
+        Ok(())
+    }
+
+    async fn walk_on(&mut self, store: &impl BlobStore, by: Holder) -> Result<(), ReadError> {
+        while let Some(step) = self.walk.step(store).await? {
+            for content in &step.files {
+                self.hold(content, by);
+            }
+            for directory in step.directories {
+                self.hold(&directory, by);
+                self.walk.add(directory);
+            }
+        }
+        Ok(())
+    }
+
+    fn hold(&mut self, digest: &Digest, by: Holder) {
+        if let Entry::Vacant(entry) = self.holders.entry(short(digest)) {
+            entry.insert(by);
+        }
+    }
+}
+
+fn short(digest: &Digest) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = digest.hash;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
+}

@@ -1,0 +1,142 @@
+//! What a collector asks of the store: what is here, what it takes, to remove some of it, and to read all of it.
+//!
+//! A victim is removed only if nobody used it since the census told of it, decided under the locks that writes
+//! take: a blob that is sent again during an eviction stays. Loose blobs give their bytes back at once; those in
+//! segments when less than three quarters of a segment are wanted, by copying those forward.
+//!
+//! Callers: the garbage collector above this crate's stores.
+
+use std::sync::atomic::Ordering;
+
+use agent_model::Digest;
+
+use super::index::Kept;
+use super::{Disk, Shared, home, lock, uses};
+use crate::parallel::{self, blocking};
+
+/// Victims removed under one lock.
+const TOGETHER: usize = 64;
+
+/// Seconds between two notes of last uses.
+const HOUR: u32 = 3600;
+
+/// Bytes read between two words of progress, unless a blob is larger.
+const STRIDE: u64 = 32 * 1024 * 1024;
+
+/// What an eviction removed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// Blobs that are no longer here.
+    pub blobs: u64,
+    /// Bytes of the disk that they took. Those in segments come back when enough of a segment has gone.
+    pub bytes: u64,
+}
+
+/// What a check has read so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Blobs.
+    pub blobs: u64,
+    /// Bytes in them.
+    pub bytes: u64,
+    /// Blobs that were damaged and put away.
+    pub damaged: u64,
+}
+
+impl Disk {
+    /// Every blob that is here, and when it was last written, read or asked for.
+    pub async fn census(&self) -> Vec<Kept> {
+        let shared = std::sync::Arc::clone(&self.shared);
+        blocking(move || {
+            let now = home::now();
+            let told = lock(&shared.index).census(now);
+            if now.saturating_sub(shared.noted.load(Ordering::Relaxed)) >= HOUR {
+                shared.noted.store(now, Ordering::Relaxed);
+                uses::note(&shared.home, &shared.index);
+            }
+            told
+        })
+        .await
+    }
+
+    /// Bytes of the disk that the blobs take. Segments may hold a third as much beside them that nobody wants.
+    pub fn taken(&self) -> u64 {
+        lock(&self.shared.index).taken()
+    }
+
+    /// Bytes of the disk that are free; nothing when it does not say. Blocks.
+    pub fn free(&self) -> Option<u64> {
+        self.shared.home.free()
+    }
+
+    /// What [`taken`](Self::taken) says, with what nobody wants.
+    #[cfg(test)]
+    pub(super) fn on_disk(&self) -> u64 {
+        lock(&self.shared.index).on_disk()
+    }
+
+    /// Removes those of `victims` that were not used since the census told of them; what was freed.
+    pub async fn evict(&self, victims: Vec<Kept>) -> Evicted {
+        let shared = std::sync::Arc::clone(&self.shared);
+        blocking(move || {
+            let mut evicted = Evicted::default();
+            for some in victims.chunks(TOGETHER) {
+                let (blobs, bytes) = shared.loose.evict(some);
+                evicted.blobs += blobs;
+                evicted.bytes += bytes;
+            }
+            evicted
+        })
+        .await
+    }
+
+    /// Gives the disk back what segments hold and nobody wants: once after many evictions, because what is left of
+    /// a segment is copied.
+    pub async fn compact(&self) {
+        let shared = std::sync::Arc::clone(&self.shared);
+        blocking(move || shared.compact()).await;
+    }
+
+    /// Reads every blob and puts away what is damaged; `progress` is told now and then, and at the end.
+    pub async fn check(&self, progress: impl Fn(Checked) + Send + 'static) -> Checked {
+        let shared = std::sync::Arc::clone(&self.shared);
+        blocking(move || {
+            let mut checked = Checked::default();
+            let all = lock(&shared.index).places();
+            for some in super::batches(all, STRIDE, usize::MAX, |(_, digest)| digest.size) {
+                let judged = parallel::map(&some, parallel::cores(), |(_, digest)| shared.judge(*digest));
+                for ((_, digest), good) in some.iter().zip(judged) {
+                    checked.blobs += 1;
+                    checked.bytes += digest.size;
+                    checked.damaged += u64::from(!good);
+                }
+                progress(checked);
+            }
+            checked
+        })
+        .await
+    }
+}
+
+impl Shared {
+    fn compact(&self) {
+        let _alone = lock(&self.compacting);
+        for segment in self.segments.sparse() {
+            // A second time when damaged blobs were put away.
+            for _ in 0..2 {
+                let wanted: Vec<(Digest, u32)> = lock(&self.index).wanted(segment);
+                match self.segments.copy_forward(segment, &wanted) {
+                    Ok(damaged) if damaged.is_empty() => break,
+                    Ok(damaged) => {
+                        damaged.into_iter().for_each(|bad| _ = self.judge(bad));
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "what is left of a segment could not be copied: it stays");
+                        break;
+                    }
+                }
+            }
+        }
+        self.segments.write_notes(false);
+    }
+}

@@ -1,0 +1,171 @@
+//! The directory of a store: its names, who may use it, and how much may be written there.
+//!
+//! Owns the lock of the directory: one process has a store open, because two would append to the same file.
+//!
+//! Callers: the parts of [`Disk`](super::Disk).
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use agent_model::{Clock, Digest, SystemClock, failpoint};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::super::{WriteError, remove_tree};
+use super::OpenError;
+
+/// Damaged blobs that are kept for someone to look at; later ones are removed.
+pub(super) const QUARANTINED: usize = 64;
+
+/// How often, and how long before each time, the lock is asked for: an earlier user may be about to end.
+const TRIES: u32 = 80;
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// An open directory of a store.
+#[derive(Debug)]
+pub(super) struct Home {
+    path: PathBuf,
+    pub(super) root: OwnedFd,
+    /// Bytes of the disk that no blob may take.
+    reserve: u64,
+    next: AtomicU64,
+}
+
+impl Home {
+    /// Enters the directory, which is made if need be, and removes what a crash left unfinished.
+    pub(super) fn open(path: &Path, reserve: u64) -> Result<Home, OpenError> {
+        let fail = |path: PathBuf| move |source| OpenError::Directory { path, source };
+        private_directory(path).map_err(fail(path.to_owned()))?;
+        let root = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|source| OpenError::Directory { path: path.to_owned(), source: source.into() })?;
+        let home = Home { path: path.to_owned(), root, reserve, next: AtomicU64::new(0) };
+        home.lock()?;
+        let temp = home.at("temp");
+        remove_tree(&temp).map_err(|source| OpenError::Clean { path: temp, source })?;
+        let below = ["temp", "blobs", "segments", "quarantine"].map(str::to_owned);
+        for name in below.into_iter().chain((0..=u8::MAX).map(prefix_name)) {
+            private_directory(&home.at(&name)).map_err(fail(home.at(&name)))?;
+        }
+        for name in ["", "blobs"] {
+            home.flush_directory(name).map_err(|source| fail(home.at(name))(source.into()))?;
+        }
+        Ok(home)
+    }
+
+    fn lock(&self) -> Result<(), OpenError> {
+        for _ in 0..TRIES {
+            match rustix::fs::flock(&self.root, FlockOperation::NonBlockingLockExclusive) {
+                // A file system without locks has no second user that could be told from the first.
+                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE),
+                Err(source) => {
+                    return Err(OpenError::Directory { path: self.path.clone(), source: source.into() });
+                }
+            }
+        }
+        Err(OpenError::InUse { path: self.path.clone() })
+    }
+
+    /// The path of something in the store.
+    pub(super) fn at(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// A name below `temp/` that nobody else has.
+    pub(super) fn temp_name(&self) -> String {
+        format!("temp/{}", self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A name for a damaged blob, if another one may be kept.
+    pub(super) fn quarantine_name(&self, digest: &Digest) -> Option<String> {
+        let kept = std::fs::read_dir(self.at("quarantine")).ok()?.count();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        (kept < QUARANTINED).then(|| format!("quarantine/{}-{}.{number}", digest.hex(), digest.size))
+    }
+
+    /// Opens a file of the store to be read.
+    pub(super) fn open_file(&self, name: &str) -> Result<File, Errno> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.root, name, flags, Mode::empty()).map(File::from)
+    }
+
+    /// Makes a new file of the store, to be written.
+    pub(super) fn create_file(&self, name: &str, mode: Mode) -> Result<File, Errno> {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.root, name, flags, mode).map(File::from)
+    }
+
+    /// Puts a file of these bytes in the place of another, whole or not at all, unless it fails at `failpoint`. It is
+    /// not flushed.
+    pub(super) fn replace_file(&self, name: &str, bytes: &[u8], failpoint: &'static str) -> io::Result<()> {
+        let temp = self.temp_name();
+        let replace = || {
+            failpoint::hit(failpoint)?;
+            self.create_file(&temp, Mode::RUSR)?.write_all(bytes)?;
+            Ok(rustix::fs::renameat(&self.root, &temp, &self.root, name)?)
+        };
+        replace().inspect_err(|_| {
+            let _ = self.remove_file(&temp);
+        })
+    }
+
+    /// Removes a file of the store; one that is gone is removed.
+    pub(super) fn remove_file(&self, name: &str) -> Result<(), Errno> {
+        match rustix::fs::unlinkat(&self.root, name, AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Waits until the names in a directory of the store are on the disk.
+    pub(super) fn flush_directory(&self, name: &str) -> Result<(), Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let name = if name.is_empty() { "." } else { name };
+        let directory = rustix::fs::openat(&self.root, name, flags, Mode::empty())?;
+        rustix::io::retry_on_intr(|| rustix::fs::fsync(&directory))
+    }
+
+    /// The reserve stays free after `size` more bytes. A disk that does not say is tried.
+    pub(super) fn has_room(&self, size: u64) -> bool {
+        self.free().is_none_or(|free| free >= size.saturating_add(self.reserve))
+    }
+
+    /// Bytes of the disk that are free; nothing when it does not say.
+    pub(super) fn free(&self) -> Option<u64> {
+        let disk = rustix::fs::fstatvfs(&self.root).ok()?;
+        Some(disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
+    pub(super) fn write_error(&self, name: &str, source: impl Into<io::Error>) -> WriteError {
+        WriteError::Disk { path: self.at(name), source: source.into() }
+    }
+}
+
+fn private_directory(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// The directory of loose blobs whose hash begins with this byte.
+pub(super) fn prefix_name(prefix: u8) -> String {
+    format!("blobs/{prefix:02x}")
+}
+
+/// The file of a loose blob.
+pub(super) fn blob_name(digest: &Digest) -> String {
+    format!("{}/{}-{}", prefix_name(digest.hash[0]), digest.hex(), digest.size)
+}
+
+/// A failpoint where the system's own error is the error.
+pub(super) fn hit(name: &'static str) -> Result<(), Errno> {
+    failpoint::hit(name).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
+/// The second it is now.
+pub(super) fn now() -> u32 {
+    u32::try_from(SystemClock.now().0 / 1000).unwrap_or(u32::MAX)
+}

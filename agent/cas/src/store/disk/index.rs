@@ -1,0 +1,390 @@
+//! Which blobs are here, where each lies, and when it was last used.
+//!
+//! Owns the map from digest to place and the sums of what each segment holds. All of it is in memory, so that
+//! a question about twenty thousand blobs asks the disk nothing; some 90 bytes for each blob. It does no I/O
+//! and reads no clock: who holds its lock holds it for moments.
+//!
+//! Invariants: **a blob that is in the index survives a power failure**; it is put in after the flush that
+//! makes it so. A segment with appends under way (`pending`) is neither listed in a note nor removed, because
+//! what they wrote is not in the index yet.
+//!
+//! Last use is in whole seconds. What is used after a census gets a later second than any the census told of,
+//! so that nobody removes a blob for what he heard before it was used.
+//!
+//! Callers: the parts of [`Disk`](super::Disk).
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, SystemTime};
+
+use agent_model::Digest;
+
+use super::segments::record;
+
+/// What a loose file takes at least, in bytes: a block of most file systems.
+const BLOCK: u64 = 4096;
+
+/// How far the second of a use may be ahead of the clock. What is further ahead comes from a wrong clock.
+const AHEAD: u32 = 60;
+
+/// Where a blob lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// In a file of its own.
+    Loose,
+    /// In the record that begins at this byte of a segment.
+    Record { segment: u32, offset: u32 },
+}
+
+/// A blob as the collector sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kept {
+    /// The blob.
+    pub digest: Digest,
+    /// When it was last written, read or asked for, in whole seconds.
+    pub used: SystemTime,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    place: Place,
+    /// Seconds since 1970.
+    used: u32,
+}
+
+/// What a segment holds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Segment {
+    /// Bytes of the file.
+    length: u64,
+    /// Bytes in records of blobs that are in the index.
+    live: u64,
+    /// Appends that are written and not in the index yet.
+    pending: u32,
+    /// Nothing is appended any more.
+    sealed: bool,
+    /// There is a note of its records, or one is being written.
+    noted: bool,
+}
+
+impl Segment {
+    fn is_settled(&self) -> bool {
+        self.sealed && self.pending == 0
+    }
+
+    fn is_sparse(&self) -> bool {
+        self.live * 4 < 3 * self.length.saturating_sub(record::PREFACE as u64)
+    }
+}
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct Index {
+    blobs: HashMap<Digest, Entry>,
+    segments: BTreeMap<u32, Segment>,
+    /// Bytes that loose files take of the disk.
+    loose: u64,
+    /// What is used now was used at this second, or later.
+    floor: u32,
+}
+
+/// Bytes that a blob in this place takes of the disk.
+fn weight(digest: &Digest, place: Place) -> u64 {
+    match place {
+        Place::Loose => digest.size.div_ceil(BLOCK).saturating_mul(BLOCK),
+        Place::Record { .. } => record::length(digest.size),
+    }
+}
+
+impl Index {
+    /// Where a blob lies.
+    pub(super) fn find(&self, digest: &Digest) -> Option<Place> {
+        self.blobs.get(digest).map(|entry| entry.place)
+    }
+
+    /// Where a blob lies that is used now.
+    pub(super) fn touch(&mut self, digest: &Digest, now: u32) -> Option<Place> {
+        let used = self.stamp(now);
+        self.blobs.get_mut(digest).map(|entry| {
+            entry.used = used;
+            entry.place
+        })
+    }
+
+    fn stamp(&self, now: u32) -> u32 {
+        if self.floor <= now.saturating_add(AHEAD) { now.max(self.floor) } else { now }
+    }
+
+    /// A blob was made durable in this place. One that is here already stays where it is.
+    pub(super) fn insert(&mut self, digest: Digest, place: Place, now: u32) {
+        if self.touch(&digest, now).is_none() {
+            let used = self.stamp(now);
+            self.put(digest, Entry { place, used });
+        }
+    }
+
+    /// A blob was found when the store was opened. A file of its own counts more than a record, and a later
+    /// segment more than an earlier one.
+    pub(super) fn load(&mut self, digest: Digest, place: Place, used: u32) {
+        let rank = |place: Place| match place {
+            Place::Loose => u64::MAX,
+            Place::Record { segment, offset } => u64::from(segment) << 32 | u64::from(offset),
+        };
+        match self.find(&digest) {
+            Some(known) if rank(known) >= rank(place) => return,
+            Some(known) => drop(self.remove(&digest, known)),
+            None => {}
+        }
+        self.put(digest, Entry { place, used });
+    }
+
+    fn put(&mut self, digest: Digest, entry: Entry) {
+        *self.live(entry.place) += weight(&digest, entry.place);
+        self.blobs.insert(digest, entry);
+    }
+
+    /// The sum that counts what lies here.
+    fn live(&mut self, place: Place) -> &mut u64 {
+        match place {
+            Place::Loose => &mut self.loose,
+            Place::Record { segment, .. } => &mut self.segments.entry(segment).or_default().live,
+        }
+    }
+
+    /// Forgets a blob if it still lies there.
+    pub(super) fn remove(&mut self, digest: &Digest, place: Place) -> bool {
+        let there = self.find(digest) == Some(place);
+        if there {
+            self.blobs.remove(digest);
+            *self.live(place) -= weight(digest, place);
+            if let Place::Record { segment, .. } = place {
+                self.segments.entry(segment).or_default().noted = false;
+            }
+        }
+        there
+    }
+
+    /// A record was copied. One that is gone, or elsewhere by now, stays so.
+    pub(super) fn moved(&mut self, digest: &Digest, from: Place, to: Place) {
+        let Some(entry) = self.blobs.get(digest).copied().filter(|entry| entry.place == from) else { return };
+        self.remove(digest, from);
+        self.put(*digest, Entry { place: to, ..entry });
+    }
+
+    /// Every blob and when it was used last. From now on uses count as later than all that is told.
+    pub(super) fn census(&mut self, now: u32) -> Vec<Kept> {
+        let mut newest = 0;
+        let tell = |(digest, entry): (&Digest, &mut Entry)| {
+            if entry.used > now.saturating_add(AHEAD) {
+                entry.used = now;
+            }
+            newest = newest.max(entry.used);
+            let used = SystemTime::UNIX_EPOCH + Duration::from_secs(entry.used.into());
+            Kept { digest: *digest, used }
+        };
+        let all = self.blobs.iter_mut().map(tell).collect();
+        self.floor = newest.saturating_add(1);
+        all
+    }
+
+    /// Forgets a blob if it was not used since the census told of it; where it lies and what it took.
+    pub(super) fn evict(&mut self, kept: &Kept) -> Option<(Place, u64)> {
+        let entry = *self.blobs.get(&kept.digest)?;
+        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(entry.used.into());
+        let unused = used <= kept.used && self.remove(&kept.digest, entry.place);
+        unused.then(|| (entry.place, weight(&kept.digest, entry.place)))
+    }
+
+    /// Every blob and where it lies, those of a segment in their order.
+    pub(super) fn places(&self) -> Vec<(Place, Digest)> {
+        let mut all: Vec<_> = self.blobs.iter().map(|(digest, entry)| (entry.place, *digest)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Every blob and the second it was used last.
+    pub(super) fn uses(&self) -> impl Iterator<Item = (&Digest, u32)> {
+        self.blobs.iter().map(|(digest, entry)| (digest, entry.used))
+    }
+
+    /// Sets when each blob was used last, where `known` knows.
+    pub(super) fn remember(&mut self, known: impl Fn(&Digest) -> Option<u32>) {
+        for (digest, entry) in &mut self.blobs {
+            entry.used = known(digest).unwrap_or(entry.used);
+        }
+    }
+
+    /// Bytes of the disk that what is here takes.
+    pub(super) fn taken(&self) -> u64 {
+        self.loose + self.segments.values().map(|segment| segment.live).sum::<u64>()
+    }
+
+    /// The same with what segments hold beside it.
+    #[cfg(test)]
+    pub(super) fn on_disk(&self) -> u64 {
+        self.loose + self.segments.values().map(|segment| segment.length).sum::<u64>()
+    }
+
+    /// A segment is there.
+    pub(super) fn open_segment(&mut self, number: u32, length: u64, sealed: bool, noted: bool) {
+        let segment = self.segments.entry(number).or_default();
+        *segment = Segment { length, sealed, noted, ..*segment };
+    }
+
+    /// A segment has grown by records that are in the index when [`settle`](Self::settle) is called.
+    pub(super) fn grow(&mut self, number: u32, length: u64) {
+        let segment = self.segments.entry(number).or_default();
+        *segment = Segment { length, noted: false, pending: segment.pending + 1, ..*segment };
+    }
+
+    /// An append is over.
+    pub(super) fn settle(&mut self, number: u32) {
+        if let Some(segment) = self.segments.get_mut(&number) {
+            segment.pending = segment.pending.saturating_sub(1);
+        }
+    }
+
+    /// Nothing is appended to a segment any more.
+    pub(super) fn seal(&mut self, number: u32) {
+        if let Some(segment) = self.segments.get_mut(&number) {
+            segment.sealed = true;
+        }
+    }
+
+    /// What each segment holds that needs a note, by segment; they count as noted. With `open`, also the one
+    /// that grows.
+    pub(super) fn take_unnoted(&mut self, open: bool) -> BTreeMap<u32, (u64, Vec<(Digest, u32)>)> {
+        let mut notes = BTreeMap::new();
+        for (number, segment) in &mut self.segments {
+            if !segment.noted && segment.pending == 0 && (segment.sealed || open) {
+                segment.noted = true;
+                notes.insert(*number, (segment.length, Vec::new()));
+            }
+        }
+        if !notes.is_empty() {
+            for (digest, entry) in &self.blobs {
+                if let Place::Record { segment, offset } = entry.place
+                    && let Some((_, records)) = notes.get_mut(&segment)
+                {
+                    records.push((*digest, offset));
+                }
+            }
+        }
+        notes
+    }
+
+    /// Segments of which less than three quarters are wanted, the emptiest first, so that each gives more room than its
+    /// copy needs.
+    pub(super) fn sparse(&self) -> Vec<u32> {
+        let waste = |segment: &Segment| segment.live == 0 || segment.is_sparse();
+        let sparse = self.segments.iter().filter(|(_, segment)| segment.is_settled() && waste(segment));
+        let mut sparse: Vec<(u64, u32)> = sparse.map(|(number, segment)| (segment.live, *number)).collect();
+        sparse.sort_unstable();
+        sparse.into_iter().map(|(_, number)| number).collect()
+    }
+
+    /// So little is wanted of this segment, which still grows, that it is better sealed and copied.
+    pub(super) fn is_waste(&self, number: u32, worth: u64) -> bool {
+        let worn = |segment: &Segment| segment.is_sparse() && (segment.live == 0 || segment.length >= worth);
+        self.segments.get(&number).is_some_and(worn)
+    }
+
+    /// The blobs of a segment and where their records begin, in order.
+    pub(super) fn wanted(&self, number: u32) -> Vec<(Digest, u32)> {
+        let here = |(digest, entry): (&Digest, &Entry)| match entry.place {
+            Place::Record { segment, offset } if segment == number => Some((*digest, offset)),
+            _ => None,
+        };
+        let mut wanted: Vec<_> = self.blobs.iter().filter_map(here).collect();
+        wanted.sort_unstable_by_key(|(_, offset)| *offset);
+        wanted
+    }
+
+    /// Forgets a segment, if nothing in it is wanted.
+    pub(super) fn drop_segment(&mut self, number: u32) -> bool {
+        let empty = |segment: &Segment| segment.is_settled() && segment.live == 0;
+        let goes = self.segments.get(&number).is_some_and(empty);
+        if goes {
+            self.segments.remove(&number);
+        }
+        goes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest_of;
+
+    fn record(segment: u32, offset: u32) -> Place {
+        Place::Record { segment, offset }
+    }
+
+    #[test]
+    fn test_what_is_used_after_a_census_is_not_removed_for_it() {
+        let mut index = Index::default();
+        let (a, b, c) = (digest_of(b"a"), digest_of(b"b"), digest_of(b"c"));
+        for digest in [a, b, c] {
+            index.insert(digest, Place::Loose, 100);
+        }
+        let told = index.census(100);
+        index.touch(&a, 100).unwrap(); // within the same second
+        index.insert(b, record(1, 0), 100); // as when it is sent again
+        let gone: Vec<Digest> =
+            told.iter().filter(|kept| index.evict(kept).is_some()).map(|k| k.digest).collect();
+        assert_eq!(gone, [c]);
+        assert_eq!((index.find(&b), index.taken()), (Some(Place::Loose), 2 * BLOCK));
+        assert!(index.census(100).iter().all(|kept| index.evict(kept).is_some()), "unused since then");
+    }
+
+    #[test]
+    fn test_clock_that_was_wrong_holds_no_blob_for_ever() {
+        let mut index = Index::default();
+        let digest = digest_of(b"a");
+        index.insert(digest, Place::Loose, 9000);
+        assert_eq!(index.census(100)[0].used, SystemTime::UNIX_EPOCH + Duration::from_secs(100));
+        index.touch(&digest, 9000);
+        index.census(9000);
+        index.touch(&digest, 100);
+        assert_eq!(index.census(100)[0].used, SystemTime::UNIX_EPOCH + Duration::from_secs(100));
+    }
+
+    #[test]
+    fn test_segment_goes_when_nothing_in_it_is_wanted_or_under_way() {
+        let mut index = Index::default();
+        let (a, b) = (digest_of(b"a"), digest_of(b"b"));
+        index.open_segment(1, record::PREFACE as u64, false, false);
+        index.grow(1, 90);
+        index.insert(a, record(1, 16), 1);
+        index.seal(1);
+        assert!(index.take_unnoted(true).is_empty() && index.sparse().is_empty(), "more may come");
+        index.settle(1);
+        assert_eq!(index.take_unnoted(false)[&1], (90, vec![(a, 16)]));
+        assert!(index.take_unnoted(true).is_empty(), "it is noted");
+        assert_eq!((index.drop_segment(1), index.sparse()), (false, vec![]));
+        index.open_segment(2, 500, false, false);
+        index.insert(b, record(2, 16), 1);
+        index.moved(&b, record(1, 16), record(3, 16));
+        assert_eq!(index.find(&b), Some(record(2, 16)), "it lay elsewhere");
+        index.moved(&a, record(1, 16), record(2, 100));
+        assert_eq!((index.sparse(), index.drop_segment(1), index.on_disk()), (vec![1], true, 500));
+        assert!(!index.is_waste(2, 1000) && index.is_waste(2, 400));
+    }
+
+    #[test]
+    fn test_of_two_copies_the_later_and_the_loose_one_count() {
+        let mut index = Index::default();
+        let digest = digest_of(b"a");
+        for (place, counts) in [
+            (record(2, 80), record(2, 80)),
+            (record(1, 90), record(2, 80)),
+            (record(2, 16), record(2, 80)),
+            (record(3, 16), record(3, 16)),
+            (Place::Loose, Place::Loose),
+            (record(4, 16), Place::Loose),
+        ] {
+            index.load(digest, place, 7);
+            assert_eq!(index.find(&digest), Some(counts));
+        }
+        assert_eq!(index.taken(), BLOCK);
+    }
+}

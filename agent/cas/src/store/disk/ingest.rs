@@ -1,0 +1,103 @@
+//! A blob whose bytes come bit by bit.
+//!
+//! A small one is gathered in memory, because it ends up in a segment; a large one grows in a file below
+//! `temp/`. Callers: [`Disk::write`](super::BlobStore::write) and the controller's upload streams.
+
+use std::sync::{Arc, Mutex};
+
+use agent_model::Digest;
+use bytes::{Bytes, BytesMut};
+
+use super::loose::Temp;
+use super::{SMALL, Shared, WriteError, lock};
+use crate::Hasher;
+use crate::parallel::blocking;
+
+/// A blob of a [`Disk`](super::Disk) whose bytes come bit by bit. Dropped before [`commit`](Self::commit), it
+/// was never there. A call that is given up halfway has still appended everything it was given.
+#[derive(Debug)]
+pub struct Ingest {
+    shared: Arc<Shared>,
+    digest: Digest,
+    /// Nothing after an error. Shared with the thread that appends, so that a dropped call loses no bytes.
+    growing: Arc<Mutex<Option<Growing>>>,
+}
+
+#[derive(Debug)]
+struct Growing {
+    bytes: Gathered,
+    hasher: Hasher,
+}
+
+#[derive(Debug)]
+enum Gathered {
+    Memory(BytesMut),
+    File(Temp),
+}
+
+impl Ingest {
+    /// An ingest that has taken nothing. Blocks.
+    pub(super) fn begin(shared: Arc<Shared>, digest: Digest) -> Result<Ingest, WriteError> {
+        let bytes = match digest.size <= SMALL {
+            true if !shared.home.has_room(digest.size) => {
+                return Err(shared.home.write_error("segments", rustix::io::Errno::NOSPC));
+            }
+            true => Gathered::Memory(BytesMut::new()),
+            false => Gathered::File(Temp::create(&shared.home, digest.size)?),
+        };
+        let growing = Growing { bytes, hasher: Hasher::new() };
+        Ok(Ingest { shared, digest, growing: Arc::new(Mutex::new(Some(growing))) })
+    }
+
+    /// The blob that the bytes should be.
+    pub fn digest(&self) -> Digest {
+        self.digest
+    }
+
+    /// Bytes taken so far.
+    pub fn written(&self) -> u64 {
+        lock(&self.growing).as_ref().map_or(0, |growing| growing.hasher.size())
+    }
+
+    /// Takes the bytes that follow. After an error nothing more can be added.
+    pub async fn append(&mut self, bytes: Bytes) -> Result<(), WriteError> {
+        let (digest, growing) = (self.digest, Arc::clone(&self.growing));
+        blocking(move || {
+            let mut slot = lock(&growing);
+            let Some(mut growing) = slot.take() else { return Err(WriteError::Abandoned { digest }) };
+            growing.hasher.update(&bytes);
+            if growing.hasher.size() > digest.size {
+                return Err(WriteError::Mismatch { digest, actual: growing.hasher.finish() });
+            }
+            match &mut growing.bytes {
+                Gathered::Memory(gathered) => gathered.extend_from_slice(&bytes),
+                Gathered::File(temp) => temp.append(&bytes)?,
+            }
+            *slot = Some(growing);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Checks the bytes and keeps them.
+    pub async fn commit(self) -> Result<(), WriteError> {
+        let Ingest { shared, digest, growing } = self;
+        blocking(move || {
+            let Some(Growing { bytes, hasher }) = lock(&growing).take() else {
+                return Err(WriteError::Abandoned { digest });
+            };
+            let actual = hasher.finish();
+            if actual != digest {
+                return Err(WriteError::Mismatch { digest, actual });
+            }
+            match bytes {
+                Gathered::Memory(bytes) => shared.segments.write(&[(digest, bytes.freeze())]),
+                Gathered::File(temp) => {
+                    let published = shared.loose.publish(vec![(digest, temp.name)]);
+                    published.into_iter().collect()
+                }
+            }
+        })
+        .await
+    }
+}

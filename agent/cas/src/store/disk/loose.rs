@@ -1,0 +1,293 @@
+//! Large blobs, each in a file of its own.
+//!
+//! Owns `blobs/xx/<hash>-<size>` and `temp/`. A blob is written to `temp/`, flushed, renamed, and then the
+//! directory it was renamed into is flushed; only after that it enters the index. A batch pays for it as a
+//! group: its files are flushed by several threads at once, which the file system joins into few commits of its
+//! journal, and each directory is flushed once. Small blobs of stores of an earlier release lie here too.
+//!
+//! Whoever removes a name below `blobs/` holds `names` alone and looks into the index then; whoever makes one
+//! holds it, shared, until the blob is in the index. So no newer copy is ever removed for an older one.
+//!
+//! Callers: [`Disk`](super::Disk), its ingests and its collector.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use agent_model::{Digest, failpoint};
+use bytes::Bytes;
+use rustix::fs::Mode;
+use rustix::io::Errno;
+
+use super::home::{Home, blob_name, hit, now, prefix_name};
+use super::index::{Index, Kept, Place};
+use super::{CHUNK, OpenError, ReadError, Verdict, WriteError, lock};
+use crate::{Hasher, parallel};
+
+/// Flushes in flight for one batch. They wait for the disk, not for the processor.
+const FLUSHES: usize = 8;
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct Loose {
+    home: Arc<Home>,
+    index: Arc<Mutex<Index>>,
+    names: RwLock<()>,
+}
+
+impl Loose {
+    /// Puts all files of blobs into the index; those that cannot be what their name says are returned.
+    pub(super) fn open(
+        home: &Arc<Home>,
+        index: &Arc<Mutex<Index>>,
+    ) -> Result<(Loose, Vec<Digest>), OpenError> {
+        let loose = Loose { home: Arc::clone(home), index: Arc::clone(index), names: RwLock::default() };
+        let prefixes: Vec<u8> = (0..=u8::MAX).collect();
+        let listed = parallel::map(&prefixes, FLUSHES, |prefix| {
+            let name = prefix_name(*prefix);
+            loose.list(&name).map_err(|source| OpenError::Directory { path: home.at(&name), source })
+        });
+        let mut suspects = Vec::new();
+        for found in listed {
+            suspects.extend(found?);
+        }
+        Ok((loose, suspects))
+    }
+
+    fn list(&self, directory: &str) -> io::Result<Vec<Digest>> {
+        let (mut found, mut suspects) = (Vec::new(), Vec::new());
+        for entry in std::fs::read_dir(self.home.at(directory))? {
+            let entry = entry?;
+            let Some(digest) = entry.file_name().to_str().and_then(digest_named) else { continue };
+            if !blob_name(&digest).starts_with(directory) {
+                continue;
+            }
+            let Ok(meta) = entry.metadata() else { continue };
+            if meta.is_file() && meta.len() == digest.size {
+                found.push((digest, u32::try_from(meta.mtime()).unwrap_or(0)));
+            } else {
+                suspects.push(digest);
+            }
+        }
+        if !found.is_empty() {
+            // They may have been renamed by a process that was killed before it flushed the directory.
+            self.home.flush_directory(directory)?;
+        }
+        let mut index = lock(&self.index);
+        for (digest, used) in found {
+            index.load(digest, Place::Loose, used);
+        }
+        Ok(suspects)
+    }
+
+    /// Held while names are made.
+    fn making(&self) -> RwLockReadGuard<'_, ()> {
+        self.names.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while names are removed.
+    fn removing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.names.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An open file of the blob. One that is gone leaves the index; one of another length is `None`.
+    pub(super) fn open_blob(&self, digest: Digest) -> Result<Option<File>, ReadError> {
+        let name = blob_name(&digest);
+        let fail = |source| ReadError::Disk { path: self.home.at(&name), source };
+        match self.home.open_file(&name) {
+            Ok(file) => {
+                let length = file.metadata().map_err(fail)?.len();
+                Ok((length == digest.size).then_some(file))
+            }
+            Err(Errno::NOENT) => {
+                let _alone = self.removing();
+                if matches!(self.home.open_file(&name), Err(Errno::NOENT)) {
+                    lock(&self.index).remove(&digest, Place::Loose);
+                }
+                Err(ReadError::Absent { digest })
+            }
+            Err(source) => Err(fail(source.into())),
+        }
+    }
+
+    /// Keeps blobs whose bytes are right, one answer for each.
+    pub(super) fn write(&self, blobs: &[(Digest, Bytes)]) -> Vec<Result<(), WriteError>> {
+        let staged = parallel::map(blobs, parallel::cores(), |(digest, bytes)| self.stage(*digest, bytes));
+        let (mut whole, mut results) = (Vec::new(), Vec::with_capacity(blobs.len()));
+        for ((digest, _), staged) in blobs.iter().zip(staged) {
+            results.push(staged.map(|name| whole.push((*digest, name))));
+        }
+        let mut published = self.publish(whole).into_iter();
+        results.into_iter().map(|staged| staged.and_then(|()| published.next().unwrap_or(Ok(())))).collect()
+    }
+
+    fn stage(&self, digest: Digest, bytes: &[u8]) -> Result<TempName, WriteError> {
+        let mut temp = Temp::create(&self.home, digest.size)?;
+        temp.append(bytes)?;
+        Ok(temp.name)
+    }
+
+    /// Keeps files that are written. Each is durable when this returns.
+    pub(super) fn publish(&self, staged: Vec<(Digest, TempName)>) -> Vec<Result<(), WriteError>> {
+        let flushed = parallel::map(&staged, FLUSHES, |(_, name)| name.flush());
+        let _making = self.making();
+        let mut renamed = Vec::with_capacity(staged.len());
+        for ((digest, name), flushed) in staged.into_iter().zip(flushed) {
+            renamed.push((digest, flushed.and_then(|()| name.publish(&digest))));
+        }
+        let directories: BTreeSet<u8> = renamed.iter().map(|(digest, _)| digest.hash[0]).collect();
+        let directories: Vec<u8> = directories.into_iter().collect();
+        let flush = |prefix: &u8| {
+            hit("cas.directory.sync")?;
+            self.home.flush_directory(&prefix_name(*prefix))
+        };
+        let flushed = parallel::map(&directories, FLUSHES, flush);
+        let flushed: BTreeMap<u8, Result<(), Errno>> = directories.into_iter().zip(flushed).collect();
+        let keep = |(digest, renamed): (Digest, Result<(), WriteError>)| {
+            renamed?;
+            let prefix = digest.hash[0];
+            let flushed = flushed.get(&prefix).copied().unwrap_or(Ok(()));
+            flushed.map_err(|source| self.home.write_error(&prefix_name(prefix), source))?;
+            lock(&self.index).insert(digest, Place::Loose, now());
+            Ok(())
+        };
+        renamed.into_iter().map(keep).collect()
+    }
+
+    /// Reads a blob and moves its file out of the store if it is not what its name says.
+    pub(super) fn judge(&self, digest: &Digest) -> Result<Verdict, Errno> {
+        let name = blob_name(digest);
+        let inode = |file: &File| file.metadata().map(|meta| meta.ino()).unwrap_or(0);
+        let judged = match self.home.open_file(&name) {
+            Ok(file) => {
+                let inode = inode(&file);
+                if hash_of(file).is_ok_and(|actual| actual == *digest) {
+                    return Ok(Verdict::Good);
+                }
+                Some(inode)
+            }
+            Err(_) => None,
+        };
+        let _alone = self.removing();
+        match self.home.open_file(&name) {
+            Err(Errno::NOENT) => {
+                lock(&self.index).remove(digest, Place::Loose);
+                return Ok(Verdict::Changed);
+            }
+            // Another file took its place while this one was read.
+            Ok(file) if judged != Some(inode(&file)) => return Ok(Verdict::Changed),
+            _ => {}
+        }
+        hit("cas.blob.quarantine")?;
+        match self.home.quarantine_name(digest) {
+            Some(to) => rustix::fs::renameat(&self.home.root, &name, &self.home.root, to)?,
+            None => self.home.remove_file(&name)?,
+        }
+        lock(&self.index).remove(digest, Place::Loose);
+        Ok(Verdict::Damaged)
+    }
+
+    /// Removes those that were not used since the census told of them: how many, and the bytes they took.
+    /// Those in segments only leave the index.
+    pub(super) fn evict(&self, victims: &[Kept]) -> (u64, u64) {
+        let _alone = self.removing();
+        let mut gone = (0, 0);
+        for kept in victims {
+            let evicted = lock(&self.index).evict(kept);
+            let Some((place, bytes)) = evicted else { continue };
+            if place == Place::Loose {
+                let name = blob_name(&kept.digest);
+                if let Err(error) = hit("cas.blob.evict").and_then(|()| self.home.remove_file(&name)) {
+                    tracing::warn!(digest = %kept.digest, %error, "a blob that nobody needs cannot be removed");
+                    lock(&self.index).insert(kept.digest, place, 0);
+                    continue;
+                }
+            }
+            gone = (gone.0 + 1, gone.1 + bytes);
+        }
+        gone
+    }
+}
+
+fn hash_of(mut file: File) -> io::Result<Digest> {
+    let (mut hasher, mut chunk) = (Hasher::new(), vec![0; CHUNK]);
+    loop {
+        match file.read(&mut chunk)? {
+            0 => return Ok(hasher.finish()),
+            length => hasher.update(&chunk[..length]),
+        }
+    }
+}
+
+/// The blob whose file has this name.
+fn digest_named(name: &str) -> Option<Digest> {
+    let (hash, size) = name.split_once('-')?;
+    let digest = Digest::from_parts(hash, size.parse().ok()?).ok()?;
+    blob_name(&digest).ends_with(name).then_some(digest)
+}
+
+/// A file below `temp/`, removed when dropped before it was published.
+#[derive(Debug)]
+pub(super) struct TempName {
+    home: Arc<Home>,
+    name: String,
+    published: bool,
+}
+
+impl TempName {
+    /// Waits until the bytes are on disk. Opens the file again: a batch has more of them than may be open.
+    fn flush(&self) -> Result<(), WriteError> {
+        hit("cas.blob.sync")
+            .and_then(|()| self.home.open_file(&self.name))
+            .and_then(|file| rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file)))
+            .map_err(|source| self.home.write_error(&self.name, source))
+    }
+
+    /// Makes the file the blob. It is durable when its directory is flushed.
+    fn publish(mut self, digest: &Digest) -> Result<(), WriteError> {
+        let root = &self.home.root;
+        hit("cas.blob.rename")
+            .and_then(|()| rustix::fs::renameat(root, &self.name, root, blob_name(digest)))
+            .map_err(|source| self.home.write_error(&blob_name(digest), source))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for TempName {
+    fn drop(&mut self) {
+        if !self.published {
+            // What cannot be removed now is removed when the store is opened the next time.
+            let _ = self.home.remove_file(&self.name);
+        }
+    }
+}
+
+/// An open [`TempName`].
+#[derive(Debug)]
+pub(super) struct Temp {
+    file: File,
+    pub(super) name: TempName,
+}
+
+impl Temp {
+    /// An empty file for a blob of this size, if there is room for it.
+    pub(super) fn create(home: &Arc<Home>, size: u64) -> Result<Temp, WriteError> {
+        let name = home.temp_name();
+        if !home.has_room(size) {
+            return Err(home.write_error(&name, Errno::NOSPC));
+        }
+        let file = hit("cas.blob.create")
+            .and_then(|()| home.create_file(&name, Mode::RUSR))
+            .map_err(|source| home.write_error(&name, source))?;
+        Ok(Temp { file, name: TempName { home: Arc::clone(home), name, published: false } })
+    }
+
+    /// Adds the bytes that follow.
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        let written = failpoint::hit("cas.blob.write").and_then(|()| self.file.write_all(bytes));
+        written.map_err(|source| self.name.home.write_error(&self.name.name, source))
+    }
+}

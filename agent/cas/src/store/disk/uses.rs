@@ -1,0 +1,86 @@
+//! When blobs were used last, across restarts.
+//!
+//! Owns the file `uses`: for each blob the first eight bytes of its hash and the second of its last use, in the
+//! order of the hashes, and the SHA-256 of all that. It is written when the store is closed, and at most once
+//! an hour beside a census. It is never flushed: without it a blob counts as used when its file or its segment
+//! was written last, which only makes a poorer choice of what goes first.
+//!
+//! Callers: [`Disk`](super::Disk) and its collector.
+
+use std::io::{self, Read};
+use std::sync::Mutex;
+
+use agent_model::Digest;
+
+use super::home::Home;
+use super::index::Index;
+use super::lock;
+use crate::digest_of;
+
+const NAME: &str = "uses";
+const ENTRY: usize = 12;
+const CHECK: usize = 32;
+
+/// Tells the index what the file knows.
+pub(super) fn recall(home: &Home, index: &Mutex<Index>) {
+    let mut bytes = Vec::new();
+    let read =
+        home.open_file(NAME).map_err(io::Error::from).and_then(|mut file| file.read_to_end(&mut bytes));
+    let sound = read.is_ok() && bytes.len() >= CHECK;
+    let (entries, check) = bytes.split_at(if sound { bytes.len() - CHECK } else { 0 });
+    if sound && entries.len().is_multiple_of(ENTRY) && digest_of(entries).hash == check {
+        lock(index).remember(|digest| find(entries, digest));
+    }
+}
+
+fn find(entries: &[u8], digest: &Digest) -> Option<u32> {
+    let entry = |at: usize| &entries[at * ENTRY..(at + 1) * ENTRY];
+    let (mut low, mut high) = (0, entries.len() / ENTRY);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        match entry(middle)[..8].cmp(&digest.hash[..8]) {
+            std::cmp::Ordering::Less => low = middle + 1,
+            std::cmp::Ordering::Equal => return entry(middle)[8..].try_into().map(u32::from_le_bytes).ok(),
+            std::cmp::Ordering::Greater => high = middle,
+        }
+    }
+    None
+}
+
+/// Writes down what the index knows.
+pub(super) fn note(home: &Home, index: &Mutex<Index>) {
+    let mut entries: Vec<[u8; ENTRY]> = Vec::new();
+    for (digest, used) in lock(index).uses() {
+        let mut entry = [0; ENTRY];
+        entry[..8].copy_from_slice(&digest.hash[..8]);
+        entry[8..].copy_from_slice(&used.to_le_bytes());
+        entries.push(entry);
+    }
+    entries.sort_unstable();
+    let mut bytes = entries.as_flattened().to_vec();
+    bytes.extend(digest_of(&bytes).hash);
+    if let Err(error) = home.replace_file(NAME, &bytes, "cas.uses.write") {
+        tracing::warn!(%error, "when blobs were used last could not be noted");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_uses_are_found_by_hash_and_no_others() {
+        let mut digests: Vec<Digest> = (0..100u32).map(|n| digest_of(&n.to_le_bytes())).collect();
+        digests.sort_unstable();
+        for count in [0, 1, 2, 99] {
+            let mut entries = Vec::new();
+            for (n, digest) in digests[..count].iter().enumerate() {
+                entries.extend(&digest.hash[..8]);
+                entries.extend((n as u32).to_le_bytes());
+            }
+            for (n, digest) in digests.iter().enumerate() {
+                assert_eq!(find(&entries, digest), (n < count).then_some(n as u32));
+            }
+        }
+    }
+}
