@@ -6,22 +6,31 @@
 //!
 //! The functions meet in the middle of the store: [`scan`], [`scan_file`] and [`scan_all`] read a directory
 //! into a [`Snapshot`]; a [`StatCache`] spares it the files that did not change; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`]
-//! begin with a root digest and trust nothing they are told by the store.
+//! begin with a root digest and trust nothing they are told by the store. A [`Spare`] is a tree that was laid out before
+//! it was wanted; [`materialize`] makes a job's tree of one where it can.
 //!
-//! Callers: the CLI (scan, push, list, download) and the node (materialize, scan_all, push).
+//! Callers: the CLI (scan, push, list, download), the node (materialize, Spare, scan_all, push) and [`crate::gc`],
+//! which asks what a directory names.
 
+mod difference;
+mod ground;
 mod materialize;
+mod pattern;
 mod push;
 mod scan;
+mod spare;
 mod statcache;
 mod tree;
 mod walk;
 
-pub use materialize::{Laid, MaterializeError, download, materialize};
+pub use ground::Owner;
+pub use materialize::{Laid, MaterializeError, download};
 pub use push::{Progress, PushError, Pushed, push};
 pub use scan::{ScanError, Snapshot, scan, scan_all, scan_file, scan_whole};
+pub use spare::{Spare, SpareError, materialize};
 pub use statcache::StatCache;
 pub use tree::{Entry, TreeError, list};
+pub(crate) use tree::{MAX_MESSAGE, Named, named};
 
 /// Directories on the longest path of a tree, the root included.
 pub const MAX_DEPTH: usize = 200;

@@ -1,7 +1,7 @@
 //! From a root digest to a directory.
 //!
-//! The tree is written into `<dest>.partial` and renamed when it is complete, so `dest` is whole or not
-//! there. Everything is created exclusively below an open directory, passing no link; links come last.
+//! The tree is written into `<dest>.partial` ([`Ground`]) and renamed when it is complete, so `dest` is whole
+//! or not there; links come last.
 //! What a crash, an error or a dropped call leaves under the partial name goes with the next call or with
 //! the parent directory. Nothing is flushed: after a power failure the job is started over anyway.
 //!
@@ -13,9 +13,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,12 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use agent_model::{Digest, failpoint};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-use super::tree::{self, Entry, Extent, Tree, TreeError};
-use crate::Hasher;
+use super::ground::{Ground, Manner, Target, write};
+use super::tree::{self, Entry, Tree, TreeError};
 use crate::parallel::blocking;
-use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, CHUNK, ReadError, SMALL_BLOB, batches};
+use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, SMALL_BLOB, batches};
 
 /// Batches and large files read at once.
 const IN_FLIGHT: usize = 4;
@@ -43,6 +40,12 @@ pub struct Laid {
     pub files: u64,
     /// Bytes in them.
     pub bytes: u64,
+}
+
+impl Laid {
+    pub(super) fn of(tree: &Tree) -> Laid {
+        Laid { files: tree.extent().files, bytes: tree.extent().bytes }
+    }
 }
 
 /// Why a tree could not be written.
@@ -83,39 +86,25 @@ pub enum MaterializeError {
     },
 }
 
-/// Writes the tree to `dest` for a job to work in: directories and files have mode 0775, so that a script
-/// runs whether or not it was executable where it came from. `dest` must not exist, or be empty.
-pub async fn materialize(
-    store: &impl BlobStore,
-    root: Digest,
-    dest: &Path,
-) -> Result<Laid, MaterializeError> {
-    lay(store, root, dest, Modes::Job).await
-}
-
 /// Writes the tree to `dest` for a person: executable files stay so, all others are not, and the process's
 /// file mode mask applies. `dest` must not exist, or be empty.
 pub async fn download(store: &impl BlobStore, root: Digest, dest: &Path) -> Result<Laid, MaterializeError> {
-    lay(store, root, dest, Modes::Recorded).await
+    lay(store, &fetch(store, root).await?, dest, Manner::Person).await
 }
 
-/// The permissions of what is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Modes {
-    Job,
-    Recorded,
+async fn fetch(store: &impl BlobStore, root: Digest) -> Result<Arc<Tree>, MaterializeError> {
+    Ok(Arc::new(tree::fetch(store, root).await.map_err(MaterializeError::Tree)?))
 }
 
-async fn lay(
+/// Writes the tree to `dest`.
+pub(super) async fn lay(
     store: &impl BlobStore,
-    root: Digest,
+    tree: &Arc<Tree>,
     dest: &Path,
-    modes: Modes,
+    manner: Manner,
 ) -> Result<Laid, MaterializeError> {
-    let tree = Arc::new(tree::fetch(store, root).await.map_err(MaterializeError::Tree)?);
-    let laid = Laid { files: tree.extent().files, bytes: tree.extent().bytes };
     let staging = staging_path(dest)?;
-    let result = fill(store, &tree, &staging, modes).await;
+    let result = fill(store, tree, &staging, manner).await;
     let dest = dest.to_owned();
     blocking(move || {
         result.and_then(|()| publish(&staging, &dest)).inspect_err(|_| {
@@ -124,17 +113,18 @@ async fn lay(
         })
     })
     .await?;
-    Ok(laid)
+    Ok(Laid::of(tree))
 }
 
-fn staging_path(dest: &Path) -> Result<PathBuf, MaterializeError> {
+pub(super) fn staging_path(dest: &Path) -> Result<PathBuf, MaterializeError> {
     let name = dest.file_name().ok_or_else(|| MaterializeError::Destination { path: dest.to_owned() })?;
     let mut staging = OsString::from(name);
     staging.push(".partial");
     Ok(dest.with_file_name(staging))
 }
 
-fn publish(staging: &Path, dest: &Path) -> Result<(), MaterializeError> {
+/// Gives a tree that is complete its name.
+pub(super) fn publish(staging: &Path, dest: &Path) -> Result<(), MaterializeError> {
     let renamed = failpoint::hit("cas.tree.rename").and_then(|()| std::fs::rename(staging, dest));
     renamed.map_err(|source| match source.kind() {
         io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
@@ -149,12 +139,21 @@ async fn fill(
     store: &impl BlobStore,
     tree: &Arc<Tree>,
     staging: &Path,
-    modes: Modes,
+    manner: Manner,
 ) -> Result<(), MaterializeError> {
     let (path, shared) = (staging.to_owned(), Arc::clone(tree));
-    let ground = Arc::new(blocking(move || Ground::prepare(path, modes, &shared)).await?);
+    let ground = Arc::new(blocking(move || Ground::prepare(path, manner, &shared)).await?);
+    lay_files(store, &ground, tree.files()).await?;
+    let shared = Arc::clone(tree);
+    blocking(move || shared.links().try_for_each(|(path, to)| ground.link(&path, to))).await
+}
 
-    let mut files = tree.files();
+/// Writes these files, of which none is there.
+pub(super) async fn lay_files(
+    store: &impl BlobStore,
+    ground: &Arc<Ground>,
+    mut files: impl Iterator<Item = Entry>,
+) -> Result<(), MaterializeError> {
     let windows = std::iter::from_fn(|| {
         let window: Vec<Entry> = files.by_ref().take(WINDOW).collect();
         (!window.is_empty()).then_some(window)
@@ -164,16 +163,13 @@ async fn fill(
     let failed = AtomicBool::new(false);
     let work = windows.flat_map(by_content).take_while(|_| !failed.load(Ordering::Relaxed));
     let mut laying =
-        stream::iter(work.map(|batch| lay_batch(store, &ground, batch))).buffer_unordered(IN_FLIGHT);
+        stream::iter(work.map(|batch| lay_batch(store, ground, batch))).buffer_unordered(IN_FLIGHT);
     let mut result = Ok(());
     while let Some(done) = laying.next().await {
         failed.fetch_or(done.is_err(), Ordering::Relaxed);
         result = result.and(done);
     }
-    drop(laying);
-    result?;
-    let shared = Arc::clone(tree);
-    blocking(move || ground.links(&shared)).await
+    result
 }
 
 /// These files by content, in what is read together: batches of small contents, then large ones one by one.
@@ -192,13 +188,6 @@ fn by_content(files: Vec<Entry>) -> impl Iterator<Item = Vec<Content>> {
         contents.partition(|(digest, _)| digest.size <= SMALL_BLOB);
     let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |(digest, _)| digest.size);
     small.into_iter().chain(large.into_iter().map(|content| vec![content]))
-}
-
-/// A place for a content.
-#[derive(Debug)]
-struct Target {
-    path: String,
-    executable: bool,
 }
 
 /// A content and all its places.
@@ -243,7 +232,7 @@ async fn lay_large(
         }
         // Once the store has put the damaged blob away, it may know where to get a good one.
         store.distrust(digest).await;
-        ground.remove(&target).map_err(|source| ground.fail(&target.path, source))?;
+        ground.unlink(&target.path)?;
         match lay_one(store, ground, digest, &target).await {
             Err(MaterializeError::Read { source: ReadError::Absent { .. }, .. }) => return Err(error),
             again => again?,
@@ -272,143 +261,6 @@ async fn lay_one(
         file = same;
     }
     Ok(())
-}
-
-fn write(file: &mut File, bytes: &[u8]) -> io::Result<()> {
-    failpoint::hit("cas.tree.write")?;
-    file.write_all(bytes)
-}
-
-/// The directory that is being filled.
-#[derive(Debug)]
-struct Ground {
-    path: PathBuf,
-    root: OwnedFd,
-    modes: Modes,
-}
-
-impl Ground {
-    /// An empty directory at `path` with all directories of `tree` in it, if there is room for the tree.
-    fn prepare(path: PathBuf, modes: Modes, tree: &Tree) -> Result<Ground, MaterializeError> {
-        let fail = |source| MaterializeError::Write { path: path.clone(), source };
-        match std::fs::remove_dir_all(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => return Err(fail(source)),
-            _ => {}
-        }
-        std::fs::create_dir(&path).map_err(fail)?;
-        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let root = rustix::fs::open(&path, flags, Mode::empty()).map_err(|source| fail(source.into()))?;
-        let ground = Ground { path, root, modes };
-        if !ground.has_room(tree.extent()) {
-            return Err(ground.fail("", io::ErrorKind::StorageFull.into()));
-        }
-        for branch in tree.branches() {
-            ground.directory(&branch.path).map_err(|source| ground.fail(&branch.path, source))?;
-        }
-        Ok(ground)
-    }
-
-    /// The file system has room for all of it; one that does not say is tried.
-    fn has_room(&self, extent: Extent) -> bool {
-        let Ok(disk) = rustix::fs::fstatvfs(&self.root) else { return true };
-        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-        let inodes = extent.directories + extent.files + extent.links;
-        // File systems that make inodes as they need them say that there are none.
-        (disk.f_files == 0 || inodes <= disk.f_favail) && (extent.bytes <= free || self.can_clone())
-    }
-
-    /// Files may share their blocks here, so that what they sum up to says little of the room they need.
-    fn can_clone(&self) -> bool {
-        let unnamed = || self.open("", OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR);
-        let cloned = || Ok::<_, io::Error>(rustix::fs::ioctl_ficlone(unnamed()?, unnamed()?)?);
-        cloned().is_ok()
-    }
-
-    fn fail(&self, path: &str, source: io::Error) -> MaterializeError {
-        MaterializeError::Write { path: self.path.join(path), source }
-    }
-
-    fn open(&self, path: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        let path = if path.is_empty() { "." } else { path };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        Ok(rustix::fs::openat2(&self.root, path, flags | OFlags::CLOEXEC, mode, resolve)?)
-    }
-
-    /// The open parent of `path`, and its last segment.
-    fn parent<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
-        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Ok((self.open(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
-    }
-
-    fn directory(&self, path: &str) -> io::Result<()> {
-        let mode = Mode::from_raw_mode(0o775);
-        if !path.is_empty() {
-            let (parent, name) = self.parent(path)?;
-            rustix::fs::mkdirat(parent, name, mode)?;
-        }
-        if self.modes == Modes::Job {
-            rustix::fs::fchmod(self.open(path, OFlags::DIRECTORY, Mode::empty())?, mode)?;
-        }
-        Ok(())
-    }
-
-    fn create(&self, target: &Target) -> Result<File, MaterializeError> {
-        let job = self.modes == Modes::Job;
-        let mode = Mode::from_raw_mode(if job || target.executable { 0o777 } else { 0o666 });
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        let create = || {
-            let file = self.open(&target.path, flags, mode)?;
-            if job {
-                rustix::fs::fchmod(&file, Mode::from_raw_mode(0o775))?;
-            }
-            Ok(file.into())
-        };
-        create().map_err(|source| self.fail(&target.path, source))
-    }
-
-    /// Takes back a file that was created, if it was.
-    fn remove(&self, target: &Target) -> io::Result<()> {
-        let (parent, name) = self.parent(&target.path)?;
-        match rustix::fs::unlinkat(parent, name, rustix::fs::AtFlags::empty()) {
-            Err(error) if error != rustix::io::Errno::NOENT => Err(error.into()),
-            _ => Ok(()),
-        }
-    }
-
-    /// Writes a file with the content of `source`, which is checked, as its own copy.
-    fn copy(&self, digest: Digest, mut source: File, target: &Target) -> Result<(), MaterializeError> {
-        let mut file = self.create(target)?;
-        let unread = |source| MaterializeError::Read { path: target.path.clone(), source };
-        let is_clone = rustix::fs::ioctl_ficlone(&file, &source).is_ok();
-        let mut hasher = Hasher::new();
-        let mut chunk = vec![0; CHUNK];
-        loop {
-            let length = match source.read(&mut chunk) {
-                Ok(0) => break,
-                Ok(length) => length,
-                Err(source) => return Err(self.fail(&target.path, source)),
-            };
-            hasher.update(&chunk[..length]);
-            if !is_clone {
-                write(&mut file, &chunk[..length]).map_err(|source| self.fail(&target.path, source))?;
-            }
-        }
-        match hasher.finish() {
-            actual if actual == digest => Ok(()),
-            actual => Err(unread(ReadError::Corrupt { digest, actual })),
-        }
-    }
-
-    fn links(&self, tree: &Tree) -> Result<(), MaterializeError> {
-        for (path, target) in tree.links() {
-            let link = || {
-                let (parent, name) = self.parent(&path)?;
-                Ok(rustix::fs::symlinkat(target, parent, name)?)
-            };
-            link().map_err(|source| self.fail(&path, source))?;
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@
 //! that names billions of paths is refused at the cost of the small set. Nothing here ever holds all paths.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use agent_model::Digest;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
@@ -24,7 +25,7 @@ use crate::remote::{digest_from_wire, digest_to_wire};
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, batches};
 
 /// The largest `Directory` message read, in bytes: about 300,000 names.
-const MAX_MESSAGE: u64 = 32 * 1024 * 1024;
+pub(crate) const MAX_MESSAGE: u64 = 32 * 1024 * 1024;
 
 /// The longest name of a file, in bytes, that Linux file systems take.
 const MAX_NAME: usize = 255;
@@ -151,6 +152,24 @@ pub struct Entry {
 /// Every file of the tree, sorted by directory and name; links are left out.
 pub async fn list(store: &impl BlobStore, root: Digest) -> Result<Vec<Entry>, TreeError> {
     Ok(fetch(store, root).await?.files().collect())
+}
+
+/// What one directory names.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// The contents of its files.
+    pub(crate) files: Vec<Digest>,
+    /// The directories in it.
+    pub(crate) directories: Vec<Digest>,
+}
+
+/// What the message of `directory` names, if it is one that could be laid out.
+pub(crate) fn named(directory: Digest, message: &[u8]) -> Result<Named, TreeError> {
+    let decoded = Directory::decode(directory, message)?;
+    Ok(Named {
+        files: decoded.files.into_iter().map(|(_, content, _)| content).collect(),
+        directories: decoded.directories.into_iter().map(|(_, child)| child).collect(),
+    })
 }
 
 /// What one directory holds, each kind sorted by name.
@@ -343,7 +362,7 @@ pub(super) fn stays_inside(depth: usize, target: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Tree {
     root: Digest,
-    directories: HashMap<Digest, Directory>,
+    directories: HashMap<Digest, Arc<Directory>>,
     /// What all directories take in memory.
     weight: u64,
     /// What all directories hold, counted once for each time one is read.
@@ -354,14 +373,14 @@ pub(super) struct Tree {
 /// The sum of what is below one directory, itself included, at each place.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Extent {
-    depth: usize,
+    pub(super) depth: usize,
     pub(super) directories: u64,
     pub(super) files: u64,
     pub(super) links: u64,
     /// Bytes in the files.
     pub(super) bytes: u64,
     /// Bytes of the longest path.
-    longest: usize,
+    pub(super) longest: usize,
 }
 
 /// A place of a directory in the tree.
@@ -370,11 +389,20 @@ pub(super) struct Branch<'a> {
     /// Its path; empty for the root.
     pub(super) path: String,
     depth: usize,
-    directory: &'a Directory,
+    pub(super) directory: &'a Directory,
 }
 
 /// Reads and checks every directory below `root`.
 pub(super) async fn fetch(store: &impl BlobStore, root: Digest) -> Result<Tree, TreeError> {
+    fetch_beside(store, root, &[]).await
+}
+
+/// The same; directories that are part of one of the `known` trees are not read again.
+pub(super) async fn fetch_beside(
+    store: &impl BlobStore,
+    root: Digest,
+    known: &[Arc<Tree>],
+) -> Result<Tree, TreeError> {
     let directories = HashMap::new();
     let mut tree = Tree { root, directories, weight: 0, files: 0, extent: Extent::default() };
     let mut level = vec![root];
@@ -383,7 +411,7 @@ pub(super) async fn fetch(store: &impl BlobStore, root: Digest) -> Result<Tree, 
             // Up to millions of places are looked at.
             return blocking(move || tree.check()).await;
         }
-        level = tree.read_level(store, level).await?;
+        level = tree.read_level(store, level, known).await?;
     }
     Err(TreeError::TooDeep { limit: MAX_DEPTH })
 }
@@ -435,8 +463,18 @@ impl Tree {
     async fn read_level(
         &mut self,
         store: &impl BlobStore,
-        level: Vec<Digest>,
+        mut level: Vec<Digest>,
+        known: &[Arc<Tree>],
     ) -> Result<Vec<Digest>, TreeError> {
+        let (mut next, mut at_hand) = (Vec::new(), Vec::new());
+        level.retain(|digest| {
+            let found = known.iter().find_map(|tree| tree.directories.get(digest));
+            at_hand.extend(found.map(|directory| (*digest, Arc::clone(directory))));
+            found.is_none()
+        });
+        for (digest, directory) in at_hand {
+            self.take(digest, directory, &mut next)?;
+        }
         if let Some(large) = level.iter().find(|digest| digest.size > MAX_MESSAGE) {
             return Err(TreeError::TooLarge { directory: *large, limit: MAX_MESSAGE });
         }
@@ -446,7 +484,6 @@ impl Tree {
         // Large ones are in memory one at a time.
         let (large, small): (Vec<_>, Vec<_>) =
             level.into_iter().partition(|digest| digest.size > BATCH_BYTES);
-        let mut next = Vec::new();
         for (digests, at_once) in [(small, READS), (large, 1)] {
             let reads = batches(digests, BATCH_BYTES, BATCH_BLOBS, |digest| digest.size)
                 .into_iter()
@@ -455,7 +492,7 @@ impl Tree {
             while let Some((batch, answers)) = answers.next().await {
                 for (digest, answer) in batch.into_iter().zip(answers) {
                     let bytes = answer.map_err(TreeError::Read)?;
-                    self.take(digest, Directory::decode(digest, &bytes)?, &mut next)?;
+                    self.take(digest, Arc::new(Directory::decode(digest, &bytes)?), &mut next)?;
                 }
             }
         }
@@ -468,7 +505,7 @@ impl Tree {
     fn take(
         &mut self,
         digest: Digest,
-        directory: Directory,
+        directory: Arc<Directory>,
         next: &mut Vec<Digest>,
     ) -> Result<(), TreeError> {
         self.weight += directory.weight();
@@ -510,7 +547,8 @@ impl Tree {
         if let Some(extent) = known.get(&digest) {
             return if at + extent.depth - 1 > MAX_DEPTH { Err(too_deep) } else { Ok(*extent) };
         }
-        let directory = self.directory(&digest)?;
+        let absent = TreeError::Read(ReadError::Absent { digest });
+        let directory = self.directory(&digest).ok_or(absent)?;
         let names = directory.files.iter().map(|(name, ..)| name.len());
         let names = names.chain(directory.links.iter().map(|(name, _)| name.len()));
         let mut sum = Extent {
@@ -535,8 +573,13 @@ impl Tree {
         Ok(sum)
     }
 
-    fn directory(&self, digest: &Digest) -> Result<&Directory, TreeError> {
-        self.directories.get(digest).ok_or(TreeError::Read(ReadError::Absent { digest: *digest }))
+    /// One of its directories.
+    pub(super) fn directory(&self, digest: &Digest) -> Option<&Directory> {
+        self.directories.get(digest).map(AsRef::as_ref)
+    }
+
+    pub(super) fn root(&self) -> Digest {
+        self.root
     }
 
     /// What there is in all.
@@ -595,7 +638,7 @@ impl<'a> Iterator for Branches<'a> {
                 None => self.open.pop(),
             };
         };
-        let branch = Branch { path, depth, directory: self.tree.directories.get(&digest)? };
+        let branch = Branch { path, depth, directory: self.tree.directory(&digest)? };
         self.open.push((branch.clone(), 0));
         Some(branch)
     }

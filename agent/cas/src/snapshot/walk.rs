@@ -19,9 +19,9 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::MAX_DEPTH;
 use super::scan::ScanError;
 use super::tree::{join, stays_inside};
+use super::{MAX_DEPTH, pattern};
 use crate::parallel;
 
 /// Bytes of a listing that are fetched at once: some hundred names.
@@ -266,7 +266,7 @@ fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Gitignore, Sc
         }
         let text = String::from_utf8_lossy(&text);
         for line in text.trim_start_matches('\u{feff}').lines() {
-            if builder.add_line(None, line).is_err() {
+            if pattern::for_library(line).iter().any(|pattern| builder.add_line(None, pattern).is_err()) {
                 left_out.warnings.push(format!("{name}: the line {line:?} is no pattern"));
             }
         }

@@ -4,6 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use super::super::{push, scan};
 use super::*;
 use crate::conformance::content;
+use crate::snapshot::materialize;
 use crate::{Disk, Memory, Tiered};
 
 /// A tree with everything a tree may hold, in `store`; returns its root and what it holds.
@@ -38,7 +39,7 @@ async fn check_round_trip(store: &impl BlobStore) {
     let (root, expected) = example(store).await;
     let home = tempfile::tempdir().unwrap();
     let dest = home.path().join("work");
-    assert_eq!(materialize(store, root, &dest).await.unwrap(), expected);
+    assert_eq!(materialize(store, root, &dest, None, &[]).await.unwrap(), expected);
     assert_eq!(scan(&dest.join("many")).unwrap().files, 300);
     assert_eq!(fs::read(dest.join("a/large-again")).unwrap(), content(1, 2_500_000));
     assert_eq!(fs::read_link(dest.join("many/link")).unwrap(), Path::new("../a/large"));
@@ -79,7 +80,7 @@ async fn test_a_job_cannot_reach_the_store_through_its_files() {
     let store = Disk::open(&dir.path().join("store")).unwrap();
     let (root, _) = example(&store).await;
     let first = dir.path().join("first");
-    materialize(&store, root, &first).await.unwrap();
+    materialize(&store, root, &first, None, &[]).await.unwrap();
     for path in ["train.py", "a/large", "empty"] {
         assert_eq!(fs::metadata(first.join(path)).unwrap().nlink(), 1);
         fs::write(first.join(path), "mine").unwrap();
@@ -96,15 +97,18 @@ async fn test_destination_may_be_an_empty_directory_and_nothing_else() {
     let home = tempfile::tempdir().unwrap();
     let dest = home.path().join("work");
     fs::create_dir(&dest).unwrap();
-    materialize(&store, root, &dest).await.unwrap();
+    materialize(&store, root, &dest, None, &[]).await.unwrap();
     fs::write(dest.join("train.py"), "mine").unwrap();
-    let refused = materialize(&store, root, &dest).await;
+    let refused = materialize(&store, root, &dest, None, &[]).await;
     assert!(matches!(refused, Err(MaterializeError::Exists { .. })), "{refused:?}");
     assert_eq!(fs::read(dest.join("train.py")).unwrap(), b"mine");
     let file = home.path().join("file");
     fs::write(&file, "").unwrap();
-    assert!(matches!(materialize(&store, root, &file).await, Err(MaterializeError::Exists { .. })));
-    let nowhere = materialize(&store, root, Path::new("/")).await;
+    assert!(matches!(
+        materialize(&store, root, &file, None, &[]).await,
+        Err(MaterializeError::Exists { .. })
+    ));
+    let nowhere = materialize(&store, root, Path::new("/"), None, &[]).await;
     assert!(matches!(nowhere, Err(MaterializeError::Destination { .. })));
     assert_eq!(fs::read_dir(home.path()).unwrap().count(), 2);
 }
@@ -119,10 +123,10 @@ async fn test_failed_materialize_leaves_nothing_and_may_be_repeated() {
     let small = crate::digest_of(b"deep");
     for (digest, bytes) in [(large, content(1, 2_500_000)), (small, Bytes::from_static(b"deep"))] {
         store.remove(&digest);
-        let error = materialize(&store, root, &dest).await.unwrap_err();
+        let error = materialize(&store, root, &dest, None, &[]).await.unwrap_err();
         assert!(matches!(&error, MaterializeError::Read { source: ReadError::Absent { .. }, .. }), "{error}");
         store.corrupt(digest, "lies");
-        let error = materialize(&store, root, &dest).await.unwrap_err();
+        let error = materialize(&store, root, &dest, None, &[]).await.unwrap_err();
         assert!(
             matches!(&error, MaterializeError::Read { source: ReadError::Corrupt { .. }, .. }),
             "{error}"
@@ -131,7 +135,7 @@ async fn test_failed_materialize_leaves_nothing_and_may_be_repeated() {
         store.corrupt(digest, bytes);
     }
     fs::create_dir_all(home.path().join("work.partial/many")).unwrap(); // as a killed process leaves it
-    materialize(&store, root, &dest).await.unwrap();
+    materialize(&store, root, &dest, None, &[]).await.unwrap();
 }
 
 #[tokio::test]
@@ -140,11 +144,8 @@ async fn test_damaged_file_of_the_store_never_reaches_a_job() {
     let store = Disk::open(&dir.path().join("store")).unwrap();
     let (root, _) = example(&store).await;
     let large = crate::digest_of(&content(1, 2_500_000));
-    let name = format!("store/blobs/{:02x}/{}-{}", large.hash[0], large.hex(), large.size);
-    let path = dir.path().join(name);
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    fs::write(path, content(2, 2_500_000)).unwrap();
-    let error = materialize(&store, root, &dir.path().join("work")).await.unwrap_err();
+    crate::damage(&dir.path().join("store"), &large, |bytes| *bytes = content(2, 2_500_000).to_vec());
+    let error = materialize(&store, root, &dir.path().join("work"), None, &[]).await.unwrap_err();
     assert!(matches!(&error, MaterializeError::Read { source: ReadError::Corrupt { .. }, .. }), "{error}");
     assert!(!dir.path().join("work").exists());
 }
@@ -163,7 +164,7 @@ async fn test_tree_larger_than_the_disk_is_refused_before_its_content_is_asked_f
     let files = ["a", "b", "c", "d", "e"].map(|name| (name.to_owned(), huge, false));
     let root = flat(&store, files.to_vec()).await;
     let home = tempfile::tempdir().unwrap();
-    let refused = materialize(&store, root, &home.path().join("work")).await;
+    let refused = materialize(&store, root, &home.path().join("work"), None, &[]).await;
     let is_full = |source: &io::Error| source.kind() == io::ErrorKind::StorageFull;
     assert!(
         matches!(&refused, Err(MaterializeError::Write { source, .. }) if is_full(source)),
@@ -181,7 +182,7 @@ async fn test_more_files_than_are_looked_at_together_are_all_laid() {
     let root = flat(&store, (0..count).map(|i| (format!("{i:06}"), digest, false)).collect()).await;
     let home = tempfile::tempdir().unwrap();
     let dest = home.path().join("work");
-    let laid = materialize(&store, root, &dest).await.unwrap();
+    let laid = materialize(&store, root, &dest, None, &[]).await.unwrap();
     assert_eq!(laid, Laid { files: count as u64, bytes: count as u64 });
     assert_eq!(fs::read_dir(&dest).unwrap().count(), count);
     assert_eq!(fs::read(dest.join(format!("{:06}", count - 1))).unwrap(), b"x");

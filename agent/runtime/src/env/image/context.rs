@@ -180,8 +180,10 @@ fn pattern(line: &str) -> Option<(Gitignore, bool)> {
     if parts.is_empty() {
         return None;
     }
+    // A brace is a brace there.
+    let literal = parts.join("/").replace('{', "\\{").replace('}', "\\}");
     let mut builder = GitignoreBuilder::new("");
-    builder.add_line(None, &format!("/{}", parts.join("/"))).ok()?;
+    builder.add_line(None, &format!("/{literal}")).ok()?;
     Some((builder.build().ok()?, excludes))
 }
 
@@ -223,6 +225,7 @@ mod tests {
         assert_eq!(excluded("*\n!src\nsrc/secret", &["a", "src/a", "src/secret"]), [true, false, true]);
         assert_eq!(excluded("# x\n\n./a/../b/\n", &["b/c", "a", "x"]), [true, false, false]);
         assert_eq!(excluded("a?c\n/d", &["abc", "ac", "d"]), [true, false, true]);
+        assert_eq!(excluded("*.{a,b}", &["x.a", "x.{a,b}"]), [false, true]);
         assert_eq!(excluded("a/**/z", &["a/z", "a/b/c/z", "z"]), [true, true, false]);
     }
 

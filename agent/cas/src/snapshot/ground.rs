@@ -1,0 +1,228 @@
+//! The directory that a tree is written into.
+//!
+//! Every step is relative to its open root, passes no link and stays beneath it; whatever is made is made
+//! exclusively. So neither a hostile tree nor somebody who changes the directory meanwhile leads a write elsewhere.
+//! What is made has its owner and its mode before anybody else can know of it, because the directory has not got its
+//! name yet.
+//!
+//! Called by `materialize`, which fills an empty one, and by `spare`, which changes a full one.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use agent_model::{Digest, failpoint};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::io::Errno;
+
+use super::materialize::MaterializeError;
+use super::tree::{Extent, Tree};
+use crate::Hasher;
+use crate::store::{CHUNK, ReadError, remove_tree};
+
+/// Whom files belong to, by number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// The user.
+    pub uid: u32,
+    /// The group.
+    pub gid: u32,
+}
+
+/// For whom files and directories are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// A job: all of one mode, and its user's where it has one.
+    Job(Option<Owner>),
+    /// A person: executable files stay so, and the process's file mode mask applies.
+    Person,
+}
+
+/// A place for a content.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) path: String,
+    pub(super) executable: bool,
+}
+
+/// A directory that is being written.
+#[derive(Debug)]
+pub(super) struct Ground {
+    path: PathBuf,
+    root: OwnedFd,
+    manner: Manner,
+}
+
+impl Ground {
+    /// An empty directory at `path` with all directories of `tree` in it, if there is room for the tree.
+    pub(super) fn prepare(path: PathBuf, manner: Manner, tree: &Tree) -> Result<Ground, MaterializeError> {
+        let fail = |source| MaterializeError::Write { path: path.clone(), source };
+        remove_tree(&path).and_then(|()| std::fs::create_dir(&path)).map_err(fail)?;
+        let ground = Ground::open(path, manner)?;
+        ground.demand_room(tree.extent())?;
+        tree.branches().try_for_each(|branch| ground.directory(&branch.path))?;
+        Ok(ground)
+    }
+
+    /// The directory at `path`, with what is in it.
+    pub(super) fn open(path: PathBuf, manner: Manner) -> Result<Ground, MaterializeError> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::open(&path, flags, Mode::empty()) {
+            Ok(root) => Ok(Ground { path, root, manner }),
+            Err(source) => Err(MaterializeError::Write { path, source: source.into() }),
+        }
+    }
+
+    /// An error unless the file system has room for all of it; one that does not say is tried.
+    pub(super) fn demand_room(&self, extent: Extent) -> Result<(), MaterializeError> {
+        let Ok(disk) = rustix::fs::fstatvfs(&self.root) else { return Ok(()) };
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let inodes = extent.directories + extent.files + extent.links;
+        // File systems that make inodes as they need them say that there are none.
+        let has_inodes = disk.f_files == 0 || inodes <= disk.f_favail;
+        match has_inodes && (extent.bytes <= free || self.can_clone()) {
+            true => Ok(()),
+            false => Err(self.fail("", io::ErrorKind::StorageFull.into())),
+        }
+    }
+
+    /// Files may share their blocks here, so that what they sum up to says little of the room they need.
+    fn can_clone(&self) -> bool {
+        let unnamed = || self.open_beneath("", OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR);
+        let cloned = || Ok::<_, io::Error>(rustix::fs::ioctl_ficlone(unnamed()?, unnamed()?)?);
+        cloned().is_ok()
+    }
+
+    pub(super) fn fail(&self, path: &str, source: io::Error) -> MaterializeError {
+        MaterializeError::Write { path: self.path.join(path), source }
+    }
+
+    fn open_beneath(&self, path: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+        Ok(open_beneath(&self.root, path, flags, mode)?)
+    }
+
+    /// The open parent of `path`, and its last segment.
+    fn parent<'a>(&self, path: &'a str) -> io::Result<(OwnedFd, &'a str)> {
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        Ok((self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
+    }
+
+    /// Makes a directory; the root is there.
+    pub(super) fn directory(&self, path: &str) -> Result<(), MaterializeError> {
+        let mode = Mode::from_raw_mode(0o775);
+        let make = || {
+            if !path.is_empty() {
+                let (parent, name) = self.parent(path)?;
+                rustix::fs::mkdirat(parent, name, mode)?;
+            }
+            match self.manner {
+                Manner::Job(owner) => {
+                    settle(self.open_beneath(path, OFlags::DIRECTORY, Mode::empty())?, owner)
+                }
+                Manner::Person => Ok(()),
+            }
+        };
+        make().map_err(|source| self.fail(path, source))
+    }
+
+    /// Makes an empty file.
+    pub(super) fn create(&self, target: &Target) -> Result<File, MaterializeError> {
+        let executable = target.executable || self.manner != Manner::Person;
+        let mode = Mode::from_raw_mode(if executable { 0o777 } else { 0o666 });
+        let create = || {
+            let file =
+                self.open_beneath(&target.path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, mode)?;
+            if let Manner::Job(owner) = self.manner {
+                settle(&file, owner)?;
+            }
+            Ok(file.into())
+        };
+        create().map_err(|source| self.fail(&target.path, source))
+    }
+
+    /// Makes a link.
+    pub(super) fn link(&self, path: &str, to: &str) -> Result<(), MaterializeError> {
+        let link = || {
+            let (parent, name) = self.parent(path)?;
+            rustix::fs::symlinkat(to, &parent, name)?;
+            if let Manner::Job(Some(Owner { uid, gid })) = self.manner {
+                let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+                rustix::fs::chownat(parent, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+            }
+            Ok(())
+        };
+        link().map_err(|source| self.fail(path, source))
+    }
+
+    /// Removes a file or link, if it is there.
+    pub(super) fn unlink(&self, path: &str) -> Result<(), MaterializeError> {
+        self.remove(path, AtFlags::empty())
+    }
+
+    /// Removes an empty directory.
+    pub(super) fn remove_directory(&self, path: &str) -> Result<(), MaterializeError> {
+        self.remove(path, AtFlags::REMOVEDIR)
+    }
+
+    fn remove(&self, path: &str, flags: AtFlags) -> Result<(), MaterializeError> {
+        let remove = || {
+            let (parent, name) = self.parent(path)?;
+            match rustix::fs::unlinkat(parent, name, flags) {
+                Err(error) if error != Errno::NOENT => Err(error.into()),
+                _ => Ok(()),
+            }
+        };
+        remove().map_err(|source| self.fail(path, source))
+    }
+
+    /// Writes a file with the content of `source`, which is checked, as its own copy.
+    pub(super) fn copy(
+        &self,
+        digest: Digest,
+        mut source: File,
+        target: &Target,
+    ) -> Result<(), MaterializeError> {
+        let mut file = self.create(target)?;
+        let unread = |source| MaterializeError::Read { path: target.path.clone(), source };
+        let is_clone = rustix::fs::ioctl_ficlone(&file, &source).is_ok();
+        let mut hasher = Hasher::new();
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let length = match source.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(length) => length,
+                Err(source) => return Err(self.fail(&target.path, source)),
+            };
+            hasher.update(&chunk[..length]);
+            if !is_clone {
+                write(&mut file, &chunk[..length]).map_err(|source| self.fail(&target.path, source))?;
+            }
+        }
+        match hasher.finish() {
+            actual if actual == digest => Ok(()),
+            actual => Err(unread(ReadError::Corrupt { digest, actual })),
+        }
+    }
+}
+
+/// Gives what is open to its owner, and the mode that all of a job's files have.
+fn settle(file: impl AsFd, owner: Option<Owner>) -> io::Result<()> {
+    if let Some(Owner { uid, gid }) = owner {
+        rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+    }
+    Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(0o775))?)
+}
+
+/// Opens what is at `path` below `root`, passing no link; nothing is `root` itself.
+pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    let path = if path.is_empty() { "." } else { path };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, mode, resolve)
+}
+
+/// Adds to a file.
+pub(super) fn write(file: &mut File, bytes: &[u8]) -> io::Result<()> {
+    failpoint::hit("cas.tree.write")?;
+    file.write_all(bytes)
+}

@@ -1,0 +1,289 @@
+//! Trees that were laid out ahead of time, so that a job which wants one of them, or nearly, has it at once.
+//!
+//! A [`Spare`] is a private copy of a tree that no job has seen. [`materialize`] gives a job the spare that is
+//! nearest to what it wants: it proves that nobody touched it, moves it to the job's place, and changes there what
+//! differs. It is used up by that. Where there is none that is near, or anything about it is odd, the tree is laid
+//! out anew; a spare only ever saves time.
+//!
+//! Invariants:
+//! - Every byte of a spare was hashed when it was written. From then on its stamps vouch for it: of each file, link
+//!   and directory what the system tells, with the change time, which no program can set. They are looked at twice
+//!   when it is made, [`SETTLING`] apart, so that a later change has a later time on the coarsest clock, and once
+//!   more when it is used. They are in memory alone, where no job writes; so a spare does not outlive the process.
+//! - A spare is claimed once. Who claims it moves or removes it, whatever comes of that.
+//! - No file of a spare was ever shared, with the store or with another tree.
+//!
+//! What it cannot see is what the cache of stamps cannot: a store through a mapping that was made while the spare was
+//! laid out, by somebody who may enter the agent's own directories.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use agent_model::{Digest, failpoint};
+use rustix::fs::{AtFlags, Mode, OFlags};
+
+use super::difference::Difference;
+use super::ground::{Ground, Manner, Owner, open_beneath};
+use super::materialize::{Laid, MaterializeError, lay, lay_files, publish, staging_path};
+use super::tree::{self, Branch, Tree};
+use super::walk::Stamp;
+use crate::parallel::{self, blocking};
+use crate::store::{BlobStore, remove_tree};
+
+/// How long a new spare is left alone before its stamps count: a tick of the coarsest clock of a file system.
+const SETTLING: Duration = Duration::from_secs(2);
+
+/// Why there is no spare, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub enum SpareError {
+    /// It could not be written.
+    #[error("the spare could not be laid out")]
+    Lay(#[source] MaterializeError),
+    /// Something in it could not be looked at.
+    #[error("cannot look at {path}")]
+    Look {
+        /// The file, directory or link.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something in it is not as it was made.
+    #[error("somebody changed {path}")]
+    Touched {
+        /// The directory in which that is.
+        path: PathBuf,
+    },
+    /// It could not be moved to the job.
+    #[error("cannot move {path} away")]
+    Move {
+        /// The spare.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It could not be removed.
+    #[error("cannot remove {path}")]
+    Remove {
+        /// The spare.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A tree that was laid out for a job to come.
+#[derive(Debug)]
+pub struct Spare {
+    path: PathBuf,
+    tree: Arc<Tree>,
+    owner: Option<Owner>,
+    /// Of each directory in the order of the tree: its own, then those of its files, then those of its links.
+    stamps: Vec<Vec<Stamp>>,
+    claimed: AtomicBool,
+}
+
+impl Spare {
+    /// Lays the tree out at `path`, which must not exist and which nobody but the caller may know, for jobs of
+    /// `owner`. Takes [`SETTLING`] longer than that, and as much memory as the names in the tree, as long as it lives.
+    pub async fn lay(
+        store: &impl BlobStore,
+        root: Digest,
+        path: &Path,
+        owner: Option<Owner>,
+    ) -> Result<Spare, SpareError> {
+        Spare::lay_settled(store, root, path, owner, SETTLING).await
+    }
+
+    async fn lay_settled(
+        store: &impl BlobStore,
+        root: Digest,
+        path: &Path,
+        owner: Option<Owner>,
+        settling: Duration,
+    ) -> Result<Spare, SpareError> {
+        let failed = |source| SpareError::Lay(MaterializeError::Tree(source));
+        let tree = Arc::new(tree::fetch(store, root).await.map_err(failed)?);
+        lay(store, &tree, path, Manner::Job(owner)).await.map_err(SpareError::Lay)?;
+        let (path, claimed) = (path.to_owned(), AtomicBool::new(false));
+        let spare = blocking(move || {
+            let stamps = stamps(&path, &tree)?;
+            Ok(Spare { path, tree, owner, stamps, claimed })
+        });
+        let spare = spare.await?;
+        tokio::time::sleep(settling).await;
+        blocking(move || spare.prove().map(|()| spare)).await
+    }
+
+    /// The root of its tree.
+    pub fn root(&self) -> Digest {
+        self.tree.root()
+    }
+
+    /// Whom its files belong to.
+    pub fn owner(&self) -> Option<Owner> {
+        self.owner
+    }
+
+    /// A job has it, or it was removed.
+    pub fn is_claimed(&self) -> bool {
+        self.claimed.load(Ordering::Acquire)
+    }
+
+    /// Removes it, unless somebody claimed it.
+    pub async fn discard(self: Arc<Spare>) -> Result<(), SpareError> {
+        blocking(move || match self.claim() {
+            true => remove_tree(&self.path)
+                .map_err(|source| SpareError::Remove { path: self.path.clone(), source }),
+            false => Ok(()),
+        })
+        .await
+    }
+
+    fn claim(&self) -> bool {
+        !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// It is to the last bit of its stamps as it was made.
+    fn prove(&self) -> Result<(), SpareError> {
+        let root = open(&self.path)?;
+        let known: Vec<_> = self.tree.branches().zip(&self.stamps).collect();
+        let proven = parallel::map(&known, parallel::cores(), |(branch, stamps)| {
+            let (mut then, mut is_same) = (stamps.iter(), true);
+            let looked = look(&root, branch, |now| is_same &= then.next() == Some(&now));
+            let path = || self.path.join(&branch.path);
+            match looked {
+                Err(source) => Err(SpareError::Look { path: path(), source }),
+                Ok(()) if !is_same => Err(SpareError::Touched { path: path() }),
+                Ok(()) => Ok(()),
+            }
+        });
+        proven.into_iter().collect()
+    }
+
+    /// Moves it to `to`, where what may be is removed, if it is proven. It is gone from its own place in any case.
+    fn take(&self, to: &Path) -> Result<(), SpareError> {
+        let take = || {
+            self.prove()?;
+            let moved = failpoint::hit("cas.spare.take")
+                .and_then(|()| remove_tree(to))
+                .and_then(|()| std::fs::rename(&self.path, to));
+            moved.map_err(|source| SpareError::Move { path: self.path.clone(), source })
+        };
+        take().inspect_err(|_| {
+            // Why it cannot be used says more; what is left of it goes when its directory does.
+            let _ = remove_tree(&self.path);
+        })
+    }
+
+    /// Makes this claimed spare the tree at `dest`, which it differs from by so much.
+    async fn become_tree(
+        self: &Arc<Spare>,
+        store: &impl BlobStore,
+        mut difference: Difference,
+        dest: &Path,
+    ) -> Result<(), SpareError> {
+        let (spare, dest) = (Arc::clone(self), dest.to_owned());
+        let staging = staging_path(&dest).map_err(SpareError::Lay)?;
+        let (to, extent) = (staging.clone(), difference.extent());
+        let files = std::mem::take(&mut difference.files);
+        let begun = blocking(move || {
+            spare.take(&to)?;
+            let prepared = Ground::open(to, Manner::Job(spare.owner)).and_then(|ground| {
+                ground.demand_room(extent)?;
+                difference.unlinked.iter().try_for_each(|path| ground.unlink(path))?;
+                difference.emptied.iter().try_for_each(|path| ground.remove_directory(path))?;
+                difference.directories.iter().try_for_each(|path| ground.directory(path))?;
+                Ok((Arc::new(ground), difference.links))
+            });
+            prepared.map_err(SpareError::Lay)
+        });
+        let (ground, links) = begun.await?;
+        lay_files(store, &ground, files.into_iter()).await.map_err(SpareError::Lay)?;
+        let finish = move || {
+            links.iter().try_for_each(|(path, to)| ground.link(path, to))?;
+            publish(&staging, &dest)
+        };
+        blocking(finish).await.map_err(SpareError::Lay)
+    }
+}
+
+/// What the system tells of everything in the tree at `path`.
+fn stamps(path: &Path, tree: &Tree) -> Result<Vec<Vec<Stamp>>, SpareError> {
+    let root = open(path)?;
+    let branches: Vec<Branch<'_>> = tree.branches().collect();
+    let looked = parallel::map(&branches, parallel::cores(), |branch| {
+        let mut stamps = Vec::new();
+        let looked = look(&root, branch, |stamp| stamps.push(stamp));
+        looked.map(|()| stamps).map_err(|source| SpareError::Look { path: path.join(&branch.path), source })
+    });
+    looked.into_iter().collect()
+}
+
+fn open(path: &Path) -> Result<OwnedFd, SpareError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|source| SpareError::Look { path: path.to_owned(), source: source.into() })
+}
+
+/// Tells of a directory, its files and its links. The names in a directory are vouched for by its own stamp: one that
+/// comes or goes changes its times.
+fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io::Result<()> {
+    let dir = open_beneath(root, &branch.path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
+    tell(Stamp::of(&rustix::fs::fstat(&dir)?));
+    let (files, links) = (&branch.directory.files, &branch.directory.links);
+    for name in files.iter().map(|(name, ..)| name).chain(links.iter().map(|(name, _)| name)) {
+        tell(Stamp::of(&rustix::fs::statat(&dir, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?));
+    }
+    Ok(())
+}
+
+/// Writes the tree to `dest` for a job of `owner` to work in, out of the nearest of `spares` where that is less work.
+/// Directories and files have mode 0775, so that a script runs whether or not it was executable where it came from.
+/// `dest` must not exist, or be empty.
+pub async fn materialize(
+    store: &impl BlobStore,
+    root: Digest,
+    dest: &Path,
+    owner: Option<Owner>,
+    spares: &[Arc<Spare>],
+) -> Result<Laid, MaterializeError> {
+    let usable: Vec<&Arc<Spare>> = spares.iter().filter(|spare| spare.owner == owner).collect();
+    for spare in usable.iter().filter(|spare| spare.root() == root && spare.claim()) {
+        match spare.become_tree(store, Difference::default(), dest).await {
+            Ok(()) => return Ok(Laid::of(&spare.tree)),
+            Err(error) => warn(&error),
+        }
+    }
+    let known: Vec<Arc<Tree>> = usable.iter().map(|spare| Arc::clone(&spare.tree)).collect();
+    let tree = tree::fetch_beside(store, root, &known).await.map_err(MaterializeError::Tree)?;
+    let tree = Arc::new(tree);
+    let mut near: Vec<(Difference, &Arc<Spare>)> = Vec::new();
+    for spare in usable.into_iter().filter(|spare| !spare.is_claimed()) {
+        near.extend(Difference::between(&spare.tree, &tree).map(|difference| (difference, spare)));
+    }
+    near.sort_by_key(|(difference, _)| difference.cost);
+    for (difference, spare) in near {
+        if spare.claim() {
+            match spare.become_tree(store, difference, dest).await {
+                Ok(()) => return Ok(Laid::of(&tree)),
+                Err(error) => warn(&error),
+            }
+        }
+    }
+    lay(store, &tree, dest, Manner::Job(owner)).await
+}
+
+fn warn(error: &SpareError) {
+    let why = std::error::Error::source(error).map(ToString::to_string);
+    tracing::warn!(%error, why, "a spare tree is of no use; the tree is laid out anew");
+}
+
+#[cfg(test)]
+mod tests;
