@@ -8,33 +8,43 @@
 //! [`patience::LONGEST`]; a stream from the server goes on where it broke. Only a stream to the server is not
 //! repeated here, because its bytes are gone: `push` does it.
 //!
-//! The channel is made by the caller, who knows the transport and its settings.
+//! Blobs travel compressed where the server offers it, the connection is slow ([`link`]) and they shrink. What
+//! comes compressed and is not right is asked for once more as it is, and nothing is compressed after that.
+//!
+//! The channel is made by the caller, who knows the transport, of an endpoint that [`near`] or [`far`] has set; a
+//! server sets [`FRAME`] and the windows for its end.
 
 mod batch;
+pub mod compression;
+mod link;
 mod patience;
+mod streams;
 mod wire;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use agent_model::Digest;
 use agent_model::ids::hex;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
-use bazel_remote_apis::google::bytestream;
+use bazel_remote_apis::google::bytestream::byte_stream_client::ByteStreamClient;
 use bytes::Bytes;
-use bytestream::byte_stream_client::ByteStreamClient;
-use futures_util::stream::{self, Stream, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use reapi::capabilities_client::CapabilitiesClient;
 use reapi::content_addressable_storage_client::ContentAddressableStorageClient;
 use tokio::sync::OnceCell;
-use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
+use link::Link;
 pub(crate) use patience::Patience;
-pub use wire::{Resource, ResourceError, digest_from_wire, digest_to_wire};
+pub use patience::is_away;
+use streams::{Download, Upload};
+pub use wire::{Form, IDENTITY, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire};
 
-use crate::Hasher;
+use crate::parallel::lock;
 use crate::store::{BlobStore, Chunks, MissingError, ReadError, WriteError, verified};
 
 /// The largest batch a message carries, in bytes.
@@ -45,6 +55,38 @@ pub const MAX_MESSAGE: usize = 4 * 1024 * 1024 + 64 * 1024;
 
 /// The largest message accepted from a server, in bytes. Some answer a little above the common limit.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
+
+/// Bytes the other side may put into one frame: with the usual 16 KiB, framing is half of what blobs cost.
+pub const FRAME: u32 = 1 << 20;
+
+/// Bytes either side may send on one stream before the other has read them.
+pub const STREAM_WINDOW: u32 = 4 << 20;
+
+/// The same for all streams of a connection together: enough for logs at full speed beside blobs.
+pub const CONNECTION_WINDOW: u32 = 8 << 20;
+
+/// Bytes on one stream where the other side is far away: so much is on the wire in 20 ms at 800 MB/s.
+pub const FAR_STREAM_WINDOW: u32 = 16 << 20;
+
+/// The same for all streams of such a connection together.
+pub const FAR_CONNECTION_WINDOW: u32 = 32 << 20;
+
+/// An endpoint on this machine, set so that neither frames nor windows hold a transfer up.
+pub fn near(endpoint: Endpoint) -> Endpoint {
+    with_windows(endpoint, CONNECTION_WINDOW, STREAM_WINDOW)
+}
+
+/// The same for one on another machine.
+pub fn far(endpoint: Endpoint) -> Endpoint {
+    with_windows(endpoint, FAR_CONNECTION_WINDOW, FAR_STREAM_WINDOW)
+}
+
+fn with_windows(endpoint: Endpoint, connection: u32, stream: u32) -> Endpoint {
+    endpoint
+        .initial_connection_window_size(connection)
+        .initial_stream_window_size(stream)
+        .max_frame_size(FRAME)
+}
 
 /// Bytes in one message of a stream.
 const PIECE: usize = 1024 * 1024;
@@ -67,29 +109,55 @@ pub struct Remote {
     cas: ContentAddressableStorageClient<Channel>,
     streams: ByteStreamClient<Channel>,
     capabilities: CapabilitiesClient<Channel>,
-    /// Encoded bytes a batch may have, once the server was asked.
-    budget: Arc<OnceCell<u64>>,
+    /// Which of the server's stores.
+    instance: Arc<str>,
+    /// What it offers, once it was asked.
+    terms: Arc<OnceCell<Terms>>,
+    link: Arc<Link>,
+}
+
+/// What a server offers.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
+    /// Encoded bytes a batch may have.
+    budget: u64,
+    /// It sends blobs under zstd, and takes streams of them.
+    zstd: bool,
+    /// It takes batches of them.
+    zstd_batches: bool,
 }
 
 impl Remote {
-    /// The store behind `channel`. It is asked for its limits with the first batch.
+    /// The store behind a channel to this machine. It is asked what it offers with the first call.
     pub fn new(channel: Channel) -> Remote {
         Remote {
             cas: ContentAddressableStorageClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
             streams: ByteStreamClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
             capabilities: CapabilitiesClient::new(channel),
-            budget: Arc::default(),
+            instance: "".into(),
+            terms: Arc::default(),
+            link: Arc::default(),
         }
     }
 
-    async fn budget(&self) -> Result<u64, Status> {
-        self.budget.get_or_try_init(|| self.ask_budget()).await.copied()
+    /// The store named `instance` behind a channel to another machine, to which blobs may travel compressed.
+    pub fn far(channel: Channel, instance: &str) -> Remote {
+        Remote { instance: instance.into(), link: Arc::new(Link::far()), ..Remote::new(channel) }
     }
 
-    async fn ask_budget(&self) -> Result<u64, Status> {
+    fn instance(&self) -> String {
+        self.instance.as_ref().to_owned()
+    }
+
+    async fn terms(&self) -> Result<Terms, Status> {
+        self.terms.get_or_try_init(|| self.ask_terms()).await.copied()
+    }
+
+    async fn ask_terms(&self) -> Result<Terms, Status> {
         let ask = || {
             let mut client = self.capabilities.clone();
-            async move { client.get_capabilities(reapi::GetCapabilitiesRequest::default()).await }
+            let question = reapi::GetCapabilitiesRequest { instance_name: self.instance() };
+            async move { client.get_capabilities(question).await }
         };
         let cache = match persist(ask).await {
             Ok(answer) => answer.into_inner().cache_capabilities.unwrap_or_default(),
@@ -103,14 +171,23 @@ impl Remote {
         // Zero means that only the transport limits a message.
         let announced = u64::try_from(cache.max_batch_total_size_bytes).unwrap_or(0);
         let limit = if announced == 0 { MAX_BATCH } else { announced.min(MAX_BATCH) };
-        Ok(limit - limit / 20)
+        Ok(Terms {
+            budget: limit - limit / 20,
+            zstd: cache.supported_compressors.contains(&ZSTD),
+            zstd_batches: cache.supported_batch_update_compressors.contains(&ZSTD),
+        })
+    }
+
+    /// What the server offers, if blobs are better compressed by now.
+    async fn compressing(&self) -> Option<Terms> {
+        if self.link.is_worth_compression() { self.terms().await.ok() } else { None }
     }
 
     async fn ask_missing(&self, digests: Vec<Digest>) -> Result<Vec<Digest>, MissingError> {
         let question = reapi::FindMissingBlobsRequest {
             blob_digests: digests.iter().map(digest_to_wire).collect(),
             digest_function: reapi::digest_function::Value::Sha256 as i32,
-            ..Default::default()
+            instance_name: self.instance(),
         };
         let ask = || {
             let (mut client, question) = (self.cas.clone(), question.clone());
@@ -125,6 +202,28 @@ impl Remote {
         if known.len() == missing.len() { Ok(known) } else { Err(MissingError::Answer) }
     }
 
+    /// How a blob had better travel, by how it begins.
+    async fn form_of(&self, mut source: Chunks) -> (Form, Chunks) {
+        if !self.compressing().await.is_some_and(|terms| terms.zstd) {
+            return (Form::Plain, source);
+        }
+        let first = source.next().await;
+        let shrinks = matches!(&first, Some(Ok(bytes)) if compression::shrinks(bytes));
+        let form = if shrinks { Form::Zstd } else { Form::Plain };
+        (form, stream::iter(first).chain(source).boxed())
+    }
+
+    /// A server that takes no compressed upload although it said so may take a plain one in a moment.
+    fn refused(&self, form: Form, status: Status) -> Status {
+        match (form, status.code()) {
+            (Form::Zstd, Code::InvalidArgument | Code::Unimplemented) => {
+                self.link.give_up_compression();
+                Status::aborted(format!("the compressed blob is refused: {}", status.message()))
+            }
+            _ => status,
+        }
+    }
+
     /// Asks whether an upload that was acknowledged in an odd way is there.
     async fn confirm(&self, digest: Digest) -> Result<(), WriteError> {
         match self.missing(&[digest]).await {
@@ -137,6 +236,7 @@ impl Remote {
 
 impl BlobStore for Remote {
     async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        self.terms().await.map_err(|status| MissingError::Remote { source: status.into() })?;
         let mut seen = HashSet::from([Digest::EMPTY]);
         let asked: Vec<Digest> = digests.iter().copied().filter(|digest| seen.insert(*digest)).collect();
         let questions: Vec<Vec<Digest>> = asked.chunks(QUESTION).map(<[Digest]>::to_vec).collect();
@@ -152,14 +252,25 @@ impl BlobStore for Remote {
         if digest == Digest::EMPTY {
             return Ok(stream::empty().boxed());
         }
-        let Ok(read_offset) = i64::try_from(offset) else { return Err(beyond) };
-        let mut download = Download::new(self.streams.clone(), digest, read_offset);
+        // What is read from its middle on cannot be checked; a compressed form would be one thing more to go wrong.
+        let zstd = offset == 0 && self.compressing().await.is_some_and(|terms| terms.zstd);
+        let form = if zstd { Form::Zstd } else { Form::Plain };
+        let mut download = Download::new(self.clone(), digest, offset, form);
         download.open().await.map_err(|status| read_failure(digest, status))?;
         let chunks = stream::try_unfold(download, move |mut download| async move {
-            let message = download.next().await.map_err(|status| read_failure(digest, status))?;
-            Ok(message.map(|bytes| (bytes, download)))
+            let piece = download.next().await.map_err(|status| read_failure(digest, status))?;
+            Ok(piece.map(|bytes| (bytes, download)))
         });
-        Ok(if offset == 0 { verified(digest, chunks.boxed()) } else { chunks.boxed() })
+        if offset > 0 {
+            return Ok(chunks.boxed());
+        }
+        let link = Arc::clone(&self.link);
+        let spoiled = move |error: &ReadError| {
+            if form == Form::Zstd && error.is_damage() {
+                link.give_up_compression();
+            }
+        };
+        Ok(verified(digest, chunks.boxed()).inspect_err(spoiled).boxed())
     }
 
     async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
@@ -173,16 +284,21 @@ impl BlobStore for Remote {
         let mut id = [0; 16];
         getrandom::fill(&mut id)
             .map_err(|error| write_failure(digest, Status::internal(format!("no random bits: {error}"))))?;
-        let upload = Upload::new(hex(&id), digest, source);
-        let failure = Arc::clone(&upload.failure);
+        let (form, source) = self.form_of(source).await;
+        let name = Resource::Upload { id: hex(&id), digest, form }.within(&self.instance);
+        let upload = Upload::new(name, digest, form, source);
+        let (failure, sent) = (upload.failure(), upload.sent());
         let patience = SILENCE + Duration::from_secs(digest.size / SLOWEST);
         let mut client = self.streams.clone();
         let answer = within(patience, client.write(upload.messages())).await;
         if let Some(error) = lock(&failure).take() {
             return Err(error);
         }
+        let answer = answer.map_err(|status| self.refused(form, status));
         let committed = answer.map_err(|status| write_failure(digest, status))?.into_inner().committed_size;
-        if u64::try_from(committed) == Ok(digest.size) { Ok(()) } else { self.confirm(digest).await }
+        // Of a compressed upload some servers tell what came, others what it is.
+        let right = [digest.size, sent.load(Ordering::Relaxed)].map(i64::try_from).contains(&Ok(committed));
+        if right { Ok(()) } else { self.confirm(digest).await }
     }
 
     async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
@@ -196,138 +312,6 @@ impl BlobStore for Remote {
     async fn file(&self, _: Digest) -> Option<std::fs::File> {
         None
     }
-}
-
-/// A blob on its way from a server. When the stream breaks another one goes on where it was.
-struct Download {
-    client: ByteStreamClient<Channel>,
-    resource_name: String,
-    offset: i64,
-    messages: Option<Streaming<bytestream::ReadResponse>>,
-}
-
-impl Download {
-    fn new(client: ByteStreamClient<Channel>, digest: Digest, offset: i64) -> Download {
-        Download { client, resource_name: Resource::Blob(digest).to_string(), offset, messages: None }
-    }
-
-    async fn open(&mut self) -> Result<(), Status> {
-        let ask = || {
-            let mut client = self.client.clone();
-            let (resource_name, read_offset) = (self.resource_name.clone(), self.offset);
-            async move { client.read(bytestream::ReadRequest { resource_name, read_offset, read_limit: 0 }).await }
-        };
-        self.messages = Some(persist(ask).await?.into_inner());
-        Ok(())
-    }
-
-    async fn next(&mut self) -> Result<Option<Bytes>, Status> {
-        let mut patience = Patience::default();
-        loop {
-            let Some(messages) = &mut self.messages else { return Ok(None) };
-            match within(SILENCE, says_something(messages)).await {
-                Ok(Some(message)) => {
-                    self.offset =
-                        self.offset.saturating_add(i64::try_from(message.data.len()).unwrap_or(i64::MAX));
-                    return Ok(Some(message.data.into()));
-                }
-                Ok(None) => return Ok(None),
-                Err(status) => {
-                    patience.wait(status).await?;
-                    self.open().await?;
-                }
-            }
-        }
-    }
-}
-
-/// The next message with bytes in it: a server that sends empty ones for ever is silent too.
-async fn says_something(
-    messages: &mut Streaming<bytestream::ReadResponse>,
-) -> Result<Option<bytestream::ReadResponse>, Status> {
-    loop {
-        match messages.message().await? {
-            Some(message) if message.data.is_empty() => {}
-            other => return Ok(other),
-        }
-    }
-}
-
-/// A blob on its way to a server. The last message is held back until the bytes are known to be the blob, so
-/// a wrong one is never finished.
-struct Upload {
-    resource_name: String,
-    digest: Digest,
-    source: Chunks,
-    hasher: Hasher,
-    held: Bytes,
-    offset: u64,
-    /// Why the messages ended early; a stream of messages cannot say it.
-    failure: Arc<Mutex<Option<WriteError>>>,
-}
-
-impl Upload {
-    fn new(id: String, digest: Digest, source: Chunks) -> Upload {
-        let resource_name = Resource::Upload { id, digest }.to_string();
-        let (hasher, held, failure) = (Hasher::new(), Bytes::new(), Arc::default());
-        Upload { resource_name, digest, source, hasher, held, offset: 0, failure }
-    }
-
-    fn messages(self) -> impl Stream<Item = bytestream::WriteRequest> + Send + 'static {
-        stream::unfold(Some(self), |upload| async move {
-            let mut upload = upload?;
-            match upload.next().await {
-                Ok(message) => {
-                    let rest = (!message.finish_write).then_some(upload);
-                    Some((message, rest))
-                }
-                Err(error) => {
-                    *lock(&upload.failure) = Some(error);
-                    None
-                }
-            }
-        })
-    }
-
-    async fn next(&mut self) -> Result<bytestream::WriteRequest, WriteError> {
-        let digest = self.digest;
-        while self.held.len() <= PIECE {
-            let Some(chunk) = self.source.next().await else { break };
-            let chunk = chunk.map_err(|source| WriteError::Source { digest, source: source.into() })?;
-            self.hasher.update(&chunk);
-            if self.hasher.size() > digest.size {
-                return Err(WriteError::Mismatch { digest, actual: self.hasher.clone().finish() });
-            }
-            if !chunk.is_empty() {
-                let held = std::mem::replace(&mut self.held, chunk);
-                if !held.is_empty() {
-                    return Ok(self.message(held, false));
-                }
-            }
-        }
-        if self.held.len() > PIECE {
-            let piece = self.held.split_to(PIECE);
-            return Ok(self.message(piece, false));
-        }
-        match self.hasher.clone().finish() {
-            actual if actual == digest => {
-                let last = std::mem::take(&mut self.held);
-                Ok(self.message(last, true))
-            }
-            actual => Err(WriteError::Mismatch { digest, actual }),
-        }
-    }
-
-    fn message(&mut self, data: Bytes, finish_write: bool) -> bytestream::WriteRequest {
-        let write_offset = i64::try_from(self.offset).unwrap_or(i64::MAX);
-        self.offset += data.len() as u64;
-        let resource_name = self.resource_name.clone();
-        bytestream::WriteRequest { resource_name, write_offset, finish_write, data: data.into() }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The answer to a call that may be repeated.

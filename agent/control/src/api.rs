@@ -4,6 +4,7 @@
 //! error inside becomes a fault for people. Hides tonic from the rest of the crate. Streams end by
 //! themselves when the queue's task ends.
 
+mod blobs;
 mod cas;
 mod jobs;
 mod nodes;
@@ -14,7 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::{Clock, Code, Fault, JobId, Timestamp};
+use agent_cas::BlobStore;
+use agent_cas::gc::{Collector, WholeError};
+use agent_model::{Clock, Code, Digest, Fault, JobId, Timestamp};
 use agent_proto::{MAX_MESSAGE, v1};
 use tonic::Status;
 use tonic::service::Routes;
@@ -30,7 +33,9 @@ pub(crate) struct Services {
     pub(crate) queue: Queue,
     pub(crate) store: Arc<Sqlite>,
     pub(crate) archive: Archive,
-    pub(crate) blobs: agent_cas::Disk,
+    pub(crate) blobs: agent_cas::Store,
+    /// Makes room in the part of it that is on this disk.
+    pub(crate) collector: Collector,
     pub(crate) lease: Duration,
     pub(crate) about: About,
 }
@@ -49,6 +54,18 @@ impl About {
 }
 
 impl Services {
+    /// A blob that one of these trees needs and the store lacks. Of a store elsewhere only the roots are asked for: it
+    /// lets blobs go by rules of its own, so nothing more would be known of it for long.
+    pub(crate) async fn first_missing(&self, roots: &[Digest]) -> Result<Option<Digest>, WholeError> {
+        match &self.blobs {
+            agent_cas::Store::Disk(_) => self.collector.first_missing(roots).await,
+            agent_cas::Store::Tiered(far) => {
+                let missing = far.missing(roots).await.map_err(WholeError::Missing)?;
+                Ok(missing.first().copied())
+            }
+        }
+    }
+
     /// All of them, as one router.
     pub(crate) fn routes(&self) -> Routes {
         let services = || self.clone();
@@ -62,7 +79,7 @@ impl Services {
                     v1::telemetry_server::TelemetryServer::new(services())
                         .max_decoding_message_size(MAX_MESSAGE),
                 );
-        cas::add(routes, self.blobs.clone())
+        cas::add(routes, self.blobs.clone(), self.collector.clone())
     }
 
     /// A job as it stands, ended or not.

@@ -6,6 +6,7 @@
 //!
 //! ```text
 //! api ──▶ queue (one task: book ─▶ lease, scheduler) ──▶ store        api ──▶ archive
+//!                          pins ◀── what is needed of the blobs
 //! ```
 //!
 //! Invariants: what a caller was told is on disk; an outcome counts once, and only when its logs are here
@@ -30,6 +31,7 @@ macro_rules! broken {
 mod api;
 mod archive;
 mod lease;
+mod pins;
 mod queue;
 mod scheduler;
 #[cfg(test)]
@@ -43,6 +45,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_cas::gc::Collector;
 use agent_model::Clock;
 use agent_model::lease::Terms;
 
@@ -100,11 +103,16 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// Opens or makes the controller's state and takes up every job that has not ended.
+    /// The name under which a collector knows the controller as a user of its store.
+    pub const BLOB_USER: &str = pins::USER;
+
+    /// Opens or makes the controller's state and takes up every job that has not ended. The collector of its
+    /// blobs is told what it needs of them.
     pub async fn open(
         config: ControllerConfig,
         clock: Arc<dyn Clock>,
-        blobs: agent_cas::Disk,
+        blobs: agent_cas::Store,
+        collector: Collector,
     ) -> Result<Controller, OpenError> {
         let home = config.state_dir.join("controller");
         let archive_dir = home.join("archive");
@@ -121,11 +129,13 @@ impl Controller {
             getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;
         let (queue, task) =
             queue::queue(loaded, config.lease, config.terms, life, Arc::clone(&store), Arc::clone(&clock));
+        collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store)));
         let services = api::Services {
             queue,
             store: Arc::clone(&store),
             archive: archive::Archive::new(&archive_dir),
             blobs,
+            collector,
             lease: config.lease.min(config.terms.length),
             about: api::About::new(&config.state_dir, &*clock),
         };

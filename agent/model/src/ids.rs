@@ -218,28 +218,37 @@ impl Digest {
         if bytes.len() != 64 {
             return Err(fail());
         }
-        let nibble = |b: u8| match b {
-            b'0'..=b'9' => Ok(b - b'0'),
-            b'a'..=b'f' => Ok(b - b'a' + 10),
-            _ => Err(fail()),
-        };
-        let mut hash = [0; 32];
+        let (mut hash, mut odd) = ([0; 32], 0);
         for (byte, pair) in hash.iter_mut().zip(bytes.chunks_exact(2)) {
-            *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+            let [high, low] = [NIBBLES[usize::from(pair[0])], NIBBLES[usize::from(pair[1])]];
+            odd |= high | low;
+            *byte = high << 4 | low;
+        }
+        if odd > 15 {
+            return Err(fail());
         }
         Ok(Digest { hash, size })
     }
 }
 
+/// What each byte is worth as a lower-case hexadecimal digit; more than 15 where it is none. A table, because digits
+/// of a hash take every branch that cannot be foreseen, and a question to a store has thousands of hashes.
+const NIBBLES: [u8; 256] = {
+    let mut worth = [u8::MAX; 256];
+    let (mut value, digits) = (0, b"0123456789abcdef");
+    while value < digits.len() {
+        worth[digits[value] as usize] = value as u8;
+        value += 1;
+    }
+    worth
+};
+
 /// Bytes in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
-    const DIGITS: [char; 16] =
-        ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'a', 'b', 'c', 'd', 'e', 'f'];
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
     // Two look-ups, because a snapshot spells a digest for each of its files.
     let digits = |byte: &u8| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
-    let mut text = String::with_capacity(bytes.len() * 2);
-    text.extend(bytes.iter().flat_map(digits));
-    text
+    String::from_utf8(bytes.iter().flat_map(digits).collect()).expect("digits are ASCII")
 }
 
 impl fmt::Display for Digest {

@@ -73,6 +73,21 @@ impl Default for JobDraft {
     }
 }
 
+impl JobDraft {
+    /// Every snapshot the job reads: its code, its inputs, and what its image is built from.
+    pub fn snapshots(&self) -> Vec<Digest> {
+        let inputs = self.inputs.values().filter_map(|input| match input {
+            Input::Folder(root) | Input::File { root, .. } => Some(*root),
+            Input::Literal(_) => None,
+        });
+        let context = match &self.environment {
+            EnvSpec::Build { context, .. } => Some(*context),
+            _ => None,
+        };
+        self.code.into_iter().chain(inputs).chain(context).collect()
+    }
+}
+
 /// Something a command reads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

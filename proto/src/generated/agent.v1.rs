@@ -1003,6 +1003,61 @@ pub mod jobs_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CollectBlobsRequest {
+    /// Everything that may go, not only as much as is too much.
+    #[prost(bool, tag = "1")]
+    pub all: bool,
+    /// Only say what would go.
+    #[prost(bool, tag = "2")]
+    pub dry_run: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CollectBlobsResponse {
+    /// What went, or would have gone.
+    #[prost(uint64, tag = "1")]
+    pub freed_blobs: u64,
+    #[prost(uint64, tag = "2")]
+    pub freed_bytes: u64,
+    /// What the store takes of the disk now, and at most.
+    #[prost(uint64, tag = "3")]
+    pub store_bytes: u64,
+    #[prost(uint64, tag = "4")]
+    pub store_limit_bytes: u64,
+    /// The store is within its limits, as far as that is up to what may go.
+    #[prost(bool, tag = "5")]
+    pub enough: bool,
+    /// What stays, each reason once.
+    #[prost(message, repeated, tag = "6")]
+    pub stays: ::prost::alloc::vec::Vec<BlobsStay>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BlobsStay {
+    /// jobs, outputs, environments, replicas (each needs them), recent (just used) or room (nobody needs them, and
+    /// there is room).
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub blobs: u64,
+    #[prost(uint64, tag = "3")]
+    pub bytes: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckBlobsRequest {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CheckBlobsResponse {
+    /// Read so far.
+    #[prost(uint64, tag = "1")]
+    pub blobs: u64,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+    /// Those of them that were damaged, and are no longer in the store.
+    #[prost(uint64, tag = "3")]
+    pub damaged: u64,
+    /// There is no more to read.
+    #[prost(bool, tag = "4")]
+    pub done: bool,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetEligibilityRequest {
     #[prost(string, tag = "1")]
@@ -1069,6 +1124,11 @@ pub struct Controller {
     /// What is not as it should be, for people.
     #[prost(message, repeated, tag = "8")]
     pub notices: ::prost::alloc::vec::Vec<Notice>,
+    /// What its store of blobs takes of the disk, and at most.
+    #[prost(uint64, tag = "9")]
+    pub store_bytes: u64,
+    #[prost(uint64, tag = "10")]
+    pub store_limit_bytes: u64,
 }
 /// Something an operator should know, and what to do about it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1384,6 +1444,56 @@ pub mod nodes_client {
                 .insert(GrpcMethod::new("agent.v1.Nodes", "ManageEnvironment"));
             self.inner.unary(req, path, codec).await
         }
+        /// Makes room in the controller's store of blobs, and says what stays there and why. Nothing goes that a job
+        /// needs or has left, or that was used a moment ago.
+        pub async fn collect_blobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CollectBlobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CollectBlobsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/CollectBlobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Nodes", "CollectBlobs"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads every blob of that store and takes out what is damaged. The last message is about all of them.
+        pub async fn check_blobs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CheckBlobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::CheckBlobsResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/CheckBlobs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "CheckBlobs"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1430,6 +1540,26 @@ pub mod nodes_server {
             tonic::Response<super::ManageEnvironmentResponse>,
             tonic::Status,
         >;
+        /// Makes room in the controller's store of blobs, and says what stays there and why. Nothing goes that a job
+        /// needs or has left, or that was used a moment ago.
+        async fn collect_blobs(
+            &self,
+            request: tonic::Request<super::CollectBlobsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CollectBlobsResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the CheckBlobs method.
+        type CheckBlobsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::CheckBlobsResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Reads every blob of that store and takes out what is damaged. The last message is about all of them.
+        async fn check_blobs(
+            &self,
+            request: tonic::Request<super::CheckBlobsRequest>,
+        ) -> std::result::Result<tonic::Response<Self::CheckBlobsStream>, tonic::Status>;
     }
     /// What clients ask about the machines of a controller.
     #[derive(Debug)]
@@ -1680,6 +1810,97 @@ pub mod nodes_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/CollectBlobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct CollectBlobsSvc<T: Nodes>(pub Arc<T>);
+                    impl<
+                        T: Nodes,
+                    > tonic::server::UnaryService<super::CollectBlobsRequest>
+                    for CollectBlobsSvc<T> {
+                        type Response = super::CollectBlobsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CollectBlobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::collect_blobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CollectBlobsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/CheckBlobs" => {
+                    #[allow(non_camel_case_types)]
+                    struct CheckBlobsSvc<T: Nodes>(pub Arc<T>);
+                    impl<
+                        T: Nodes,
+                    > tonic::server::ServerStreamingService<super::CheckBlobsRequest>
+                    for CheckBlobsSvc<T> {
+                        type Response = super::CheckBlobsResponse;
+                        type ResponseStream = T::CheckBlobsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CheckBlobsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::check_blobs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CheckBlobsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

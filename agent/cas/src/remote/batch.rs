@@ -9,7 +9,10 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tonic::{Code, Status};
 
-use super::{IN_FLIGHT, Remote, digest_from_wire, digest_to_wire, persist, read_failure, write_failure};
+use super::compression::{deflate_all, inflate};
+use super::{
+    IDENTITY, IN_FLIGHT, Remote, ZSTD, digest_from_wire, digest_to_wire, persist, read_failure, write_failure,
+};
 use crate::digest_of;
 use crate::store::{BATCH_BLOBS, BlobStore, ReadError, WriteError, batches};
 
@@ -38,8 +41,8 @@ pub(super) trait Transfer: Sync {
 
 /// The answers for all `items`, in order.
 pub(super) async fn run<T: Transfer>(transfer: &T, items: Vec<T::Item>) -> Vec<T::Answer> {
-    let budget = match transfer.remote().budget().await {
-        Ok(budget) => budget,
+    let budget = match transfer.remote().terms().await {
+        Ok(terms) => terms.budget,
         Err(status) => return items.iter().map(|item| T::failed(item, status.clone())).collect(),
     };
     let numbered: Vec<(usize, T::Item)> = items.into_iter().enumerate().collect();
@@ -131,29 +134,14 @@ impl Transfer for Get<'_> {
     }
 
     async fn together(&self, digests: &[Digest]) -> Result<Vec<Self::Answer>, Status> {
-        let question = reapi::BatchReadBlobsRequest {
-            digests: digests.iter().map(digest_to_wire).collect(),
-            digest_function: reapi::digest_function::Value::Sha256 as i32,
-            ..Default::default()
-        };
-        let ask = || {
-            let (mut client, question) = (self.0.cas.clone(), question.clone());
-            async move { client.batch_read_blobs(question).await }
-        };
-        let answer = persist(ask).await?.into_inner();
-        let answers = by_digest(
-            answer.responses.into_iter().map(|item| (item.digest, item.status, Bytes::from(item.data))),
-        );
-        let check = |digest: &Digest| match answers.get(digest) {
-            _ if *digest == Digest::EMPTY => Ok(Bytes::new()),
-            Some(Ok(bytes)) => match digest_of(bytes) {
-                actual if actual == *digest => Ok(bytes.clone()),
-                actual => Err(ReadError::Corrupt { digest: *digest, actual }),
-            },
-            Some(Err(status)) => Err(read_failure(*digest, status.clone())),
-            None => Err(read_failure(*digest, left_out())),
-        };
-        Ok(digests.iter().map(check).collect())
+        if self.0.compressing().await.is_some_and(|terms| terms.zstd) {
+            match self.ask(digests, &[ZSTD]).await {
+                Ok(answers) if !answers.iter().any(is_damaged) => return Ok(answers),
+                Err(status) if !is_refusal(&status) => return Err(status),
+                _ => self.0.link.give_up_compression(),
+            }
+        }
+        self.ask(digests, &[]).await
     }
 
     async fn alone(&self, digest: Digest) -> Self::Answer {
@@ -164,6 +152,55 @@ impl Transfer for Get<'_> {
     fn failed(digest: &Digest, status: Status) -> Self::Answer {
         Err(read_failure(*digest, status))
     }
+}
+
+impl Get<'_> {
+    async fn ask(
+        &self,
+        digests: &[Digest],
+        compressors: &[i32],
+    ) -> Result<Vec<Result<Bytes, ReadError>>, Status> {
+        let question = reapi::BatchReadBlobsRequest {
+            digests: digests.iter().map(digest_to_wire).collect(),
+            digest_function: reapi::digest_function::Value::Sha256 as i32,
+            instance_name: self.0.instance(),
+            acceptable_compressors: compressors.to_vec(),
+        };
+        let ask = || {
+            let (mut client, question) = (self.0.cas.clone(), question.clone());
+            async move { client.batch_read_blobs(question).await }
+        };
+        let trip = self.0.link.begin();
+        let answer = persist(ask).await?.into_inner();
+        trip.arrived(answer.responses.iter().map(|item| item.data.len() as u64).sum());
+        let answers = by_digest(answer.responses.into_iter().map(|item| {
+            let is_compressed = item.compressor == ZSTD;
+            (item.digest, item.status, (Bytes::from(item.data), is_compressed))
+        }));
+        let check = |digest: &Digest| match answers.get(digest) {
+            _ if *digest == Digest::EMPTY => Ok(Bytes::new()),
+            Some(Ok((bytes, is_compressed))) => opened(*digest, bytes, *is_compressed),
+            Some(Err(status)) => Err(read_failure(*digest, status.clone())),
+            None => Err(read_failure(*digest, left_out())),
+        };
+        Ok(digests.iter().map(check).collect())
+    }
+}
+
+/// The blob in an answer.
+fn opened(digest: Digest, bytes: &Bytes, is_compressed: bool) -> Result<Bytes, ReadError> {
+    let content = match is_compressed {
+        true => inflate(digest, bytes.clone()).map_err(|source| ReadError::Inflate { digest, source })?,
+        false => bytes.clone(),
+    };
+    match digest_of(&content) {
+        actual if actual == digest => Ok(content),
+        actual => Err(ReadError::Corrupt { digest, actual }),
+    }
+}
+
+fn is_damaged(answer: &Result<Bytes, ReadError>) -> bool {
+    answer.as_ref().is_err_and(ReadError::is_damage)
 }
 
 /// To the server.
@@ -182,21 +219,53 @@ impl Transfer for Put<'_> {
     }
 
     async fn together(&self, blobs: &[(Digest, Bytes)]) -> Result<Vec<Self::Answer>, Status> {
-        let request = |(digest, bytes): &(Digest, Bytes)| reapi::batch_update_blobs_request::Request {
-            digest: Some(digest_to_wire(digest)),
-            data: bytes.to_vec(),
-            compressor: reapi::compressor::Value::Identity as i32,
+        if self.0.compressing().await.is_some_and(|terms| terms.zstd_batches) {
+            let forms = deflate_all(blobs.iter().map(|(_, bytes)| bytes.clone())).await;
+            if forms.iter().any(Option::is_some) {
+                match self.send(blobs, forms).await {
+                    Ok(answers) if answers.iter().all(Result::is_ok) => return Ok(answers),
+                    Err(status) if !is_refusal(&status) => return Err(status),
+                    _ => self.0.link.give_up_compression(),
+                }
+            }
+        }
+        self.send(blobs, vec![None; blobs.len()]).await
+    }
+
+    async fn alone(&self, (digest, bytes): (Digest, Bytes)) -> Self::Answer {
+        self.0.write(digest, stream::iter([Ok(bytes)]).boxed()).await
+    }
+
+    fn failed((digest, _): &(Digest, Bytes), status: Status) -> Self::Answer {
+        Err(write_failure(*digest, status))
+    }
+}
+
+impl Put<'_> {
+    /// Sends each blob in its compressed form, where there is one.
+    async fn send(
+        &self,
+        blobs: &[(Digest, Bytes)],
+        forms: Vec<Option<Vec<u8>>>,
+    ) -> Result<Vec<Result<(), WriteError>>, Status> {
+        let request = |((digest, bytes), form): (&(Digest, Bytes), Option<Vec<u8>>)| {
+            let compressor = if form.is_some() { ZSTD } else { IDENTITY };
+            let data = form.unwrap_or_else(|| bytes.to_vec());
+            let digest = Some(digest_to_wire(digest));
+            reapi::batch_update_blobs_request::Request { digest, data, compressor }
         };
         let question = reapi::BatchUpdateBlobsRequest {
-            requests: blobs.iter().map(request).collect(),
+            requests: blobs.iter().zip(forms).map(request).collect(),
             digest_function: reapi::digest_function::Value::Sha256 as i32,
-            ..Default::default()
+            instance_name: self.0.instance(),
         };
         let ask = || {
             let (mut client, question) = (self.0.cas.clone(), question.clone());
             async move { client.batch_update_blobs(question).await }
         };
+        let trip = self.0.link.begin();
         let answer = persist(ask).await?.into_inner();
+        trip.arrived(question.requests.iter().map(|item| item.data.len() as u64).sum());
         let answers = by_digest(answer.responses.into_iter().map(|item| (item.digest, item.status, ())));
         let check = |(digest, bytes): &(Digest, Bytes)| match answers.get(digest) {
             _ if *digest == Digest::EMPTY && bytes.is_empty() => Ok(()),
@@ -209,13 +278,5 @@ impl Transfer for Put<'_> {
             None => Err(write_failure(*digest, left_out())),
         };
         Ok(blobs.iter().map(check).collect())
-    }
-
-    async fn alone(&self, (digest, bytes): (Digest, Bytes)) -> Self::Answer {
-        self.0.write(digest, stream::iter([Ok(bytes)]).boxed()).await
-    }
-
-    fn failed((digest, _): &(Digest, Bytes), status: Status) -> Self::Answer {
-        Err(write_failure(*digest, status))
     }
 }

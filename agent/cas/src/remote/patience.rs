@@ -1,10 +1,15 @@
 //! For how long a call is repeated whose server, or the way to it, is away for a moment.
 //!
+//! A server may say itself when to come again: then it is not asked earlier, and what it refused is asked once
+//! more whatever the reason was.
+//!
 //! Called by `remote` for calls that may be repeated, and by `snapshot::push` for uploads, which only it can
 //! begin again.
 
 use std::time::Duration;
 
+use bazel_remote_apis::google::{protobuf, rpc};
+use prost::Message;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
@@ -15,8 +20,18 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(20);
 /// Between the first attempt and the second; it doubles.
 const FIRST: Duration = Duration::from_millis(50);
 
-/// Between two attempts at most.
+/// Between two attempts at most, unless the server wants more.
 const PAUSE: Duration = Duration::from_secs(2);
+
+/// What names the detail of a status that says when to come again.
+const RETRY_INFO: &str = "google.rpc.RetryInfo";
+
+/// That detail, of `google/rpc/error_details.proto`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    pub(super) retry_delay: Option<protobuf::Duration>,
+}
 
 /// What has been waited.
 #[derive(Debug, Default)]
@@ -30,21 +45,40 @@ impl Patience {
     pub(crate) async fn wait(&mut self, status: Status) -> Result<(), Status> {
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
-        if !is_transient(&status) || now.duration_since(since) > LONGEST {
+        let wanted = wanted_pause(&status);
+        let own = FIRST.saturating_mul(1 << self.attempts.min(10)).min(PAUSE);
+        let pause = wanted.unwrap_or_default().max(own);
+        let waited = now.duration_since(since);
+        let too_long =
+            waited > LONGEST || wanted.is_some_and(|wanted| waited.saturating_add(wanted) > LONGEST);
+        if too_long || !(wanted.is_some() || is_transient(&status)) {
             return Err(status);
         }
-        let pause = FIRST.saturating_mul(1 << self.attempts.min(10)).min(PAUSE);
         self.attempts += 1;
         sleep(pause).await;
         Ok(())
     }
 }
 
+/// What the server said of when to come again.
+fn wanted_pause(status: &Status) -> Option<Duration> {
+    let details = rpc::Status::decode(status.details()).ok()?.details;
+    let detail = details.iter().find(|detail| detail.type_url.rsplit('/').next() == Some(RETRY_INFO))?;
+    let delay = RetryInfo::decode(detail.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
+    let (seconds, nanos) = (u64::try_from(delay.seconds).ok()?, u32::try_from(delay.nanos).ok()?);
+    (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
+}
+
 /// The server said that it is away, or the connection broke: the same call may do in a moment. A server that
 /// is there and says nothing used up its time already.
 fn is_transient(status: &Status) -> bool {
+    status.code() != Code::DeadlineExceeded && is_away(status)
+}
+
+/// The server, or the way to it, is away: the same call may do later.
+pub fn is_away(status: &Status) -> bool {
     match status.code() {
-        Code::Unavailable | Code::Aborted => true,
+        Code::Unavailable | Code::Aborted | Code::DeadlineExceeded => true,
         // Statuses that were made here, of a connection that broke, have a source; those of a server have none.
         Code::Unknown | Code::Internal | Code::Cancelled => std::error::Error::source(status).is_some(),
         _ => false,

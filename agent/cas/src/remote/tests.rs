@@ -1,7 +1,9 @@
 //! The client against a server that may be told to be difficult in the ways real ones are.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bazel_remote_apis::google::{bytestream, protobuf};
 use bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
 use futures_util::stream::BoxStream;
 use reapi::capabilities_server::{Capabilities, CapabilitiesServer};
@@ -30,6 +32,28 @@ struct Habits {
     restless: bool,
     /// One wrong item spoils the whole batch.
     spoiled: bool,
+    /// It says that it knows zstd.
+    zstd: Option<Zstd>,
+    /// It goes away in the middle of every third batch, when it has begun to answer it, and comes back.
+    replaced: bool,
+    /// It wants to be left alone for so long before each first call, and says why by this code.
+    later: Option<(Duration, Code)>,
+}
+
+/// What is behind a server's word that it knows zstd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Zstd {
+    Good,
+    /// It takes and sends nothing compressed after all.
+    Refuses,
+    /// What it sends has another content.
+    Lies,
+    /// It ends before its end.
+    Cuts,
+    /// There is something behind it.
+    Adds,
+    /// It breaks off, and ignores where it should go on when asked again.
+    Breaks,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -39,10 +63,50 @@ struct Server {
     calls: Arc<AtomicUsize>,
     /// Calls that found it away, or came after one that did.
     visits: Arc<AtomicUsize>,
+    /// Blobs that came or went compressed.
+    compressed: Arc<AtomicUsize>,
+    /// Asks the server to go away: it finishes what it is at and takes nothing new.
+    goodbye: Arc<tokio::sync::Notify>,
+    /// When each call came.
+    came: Arc<Mutex<Vec<std::time::Instant>>>,
 }
 
 impl Server {
+    /// What it sends for a blob that may be compressed, and whether it is.
+    fn form(&self, bytes: Bytes, asked: bool) -> (Vec<u8>, bool) {
+        let habit = self.habits.zstd.filter(|habit| asked && *habit != Zstd::Refuses);
+        let Some(habit) = habit else { return (bytes.into(), false) };
+        self.compressed.fetch_add(1, Ordering::Relaxed);
+        let content = if habit == Zstd::Lies { vec![7; bytes.len()].into() } else { bytes };
+        let mut form = zstd::bulk::compress(&content, 1).unwrap();
+        match habit {
+            Zstd::Cuts => form.truncate(form.len() - 1),
+            Zstd::Adds => form.extend(b"garbage"),
+            _ => {}
+        }
+        (form, true)
+    }
+
+    /// The blob that came in this form.
+    fn taken(&self, digest: Digest, bytes: Vec<u8>, is_compressed: bool) -> Result<Bytes, Status> {
+        if !is_compressed {
+            return Ok(bytes.into());
+        }
+        self.compressed.fetch_add(1, Ordering::Relaxed);
+        match self.habits.zstd {
+            None | Some(Zstd::Refuses) => Err(Status::invalid_argument("no zstd here")),
+            Some(_) => compression::inflate(digest, bytes.into())
+                .map_err(|e| Status::invalid_argument(e.to_string())),
+        }
+    }
+
     fn be_there(&self) -> Result<(), Status> {
+        let mut came = lock(&self.came);
+        came.push(std::time::Instant::now());
+        if let Some((delay, code)) = self.habits.later.filter(|_| came.len() % 2 == 1) {
+            return Err(come_again(delay, code));
+        }
+        drop(came);
         match self.habits.restless && self.visits.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             true => Err(Status::unavailable("back in a moment")),
             false => Ok(()),
@@ -56,6 +120,16 @@ impl Server {
             _ => Ok(()),
         }
     }
+}
+
+fn come_again(delay: Duration, code: Code) -> Status {
+    use prost::Message;
+    let nanos = delay.subsec_nanos() as i32;
+    let retry_delay = Some(protobuf::Duration { seconds: delay.as_secs() as i64, nanos });
+    let value = patience::RetryInfo { retry_delay }.encode_to_vec();
+    let detail = protobuf::Any { type_url: "type.googleapis.com/google.rpc.RetryInfo".to_owned(), value };
+    let details = bazel_remote_apis::google::rpc::Status { details: vec![detail], ..Default::default() };
+    Status::with_details(code, "later", details.encode_to_vec().into())
 }
 
 fn status_of(result: &Result<(), WriteError>) -> bazel_remote_apis::google::rpc::Status {
@@ -79,6 +153,8 @@ impl Capabilities for Server {
         let cache = reapi::CacheCapabilities {
             digest_functions: vec![function as i32],
             max_batch_total_size_bytes: self.habits.batch_limit,
+            supported_compressors: self.habits.zstd.map(|_| ZSTD).into_iter().collect(),
+            supported_batch_update_compressors: self.habits.zstd.map(|_| ZSTD).into_iter().collect(),
             ..Default::default()
         };
         Ok(Response::new(reapi::ServerCapabilities { cache_capabilities: Some(cache), ..Default::default() }))
@@ -110,10 +186,18 @@ impl ContentAddressableStorage for Server {
         self.be_there()?;
         let request = request.into_inner();
         self.check_size(request.encoded_len())?;
+        if self.habits.replaced && self.calls.load(Ordering::Relaxed).is_multiple_of(3) {
+            self.goodbye.notify_one();
+            tokio::time::sleep(Duration::from_millis(20)).await; // it is said before the answer
+        }
         let mut responses = Vec::new();
         for item in request.requests {
             let digest = digest_from_wire(item.digest.as_ref().unwrap()).unwrap();
-            let result = self.store.write_batch(vec![(digest, item.data.into())]).await.remove(0);
+            let bytes = match self.taken(digest, item.data, item.compressor == ZSTD) {
+                Ok(bytes) => bytes,
+                Err(_) => Bytes::from_static(b"nothing of the kind"),
+            };
+            let result = self.store.write_batch(vec![(digest, bytes)]).await.remove(0);
             if self.habits.spoiled && result.is_err() {
                 return Err(Status::invalid_argument("one of the blobs is wrong"));
             }
@@ -131,14 +215,20 @@ impl ContentAddressableStorage for Server {
         use prost::Message;
         self.be_there()?;
         let mut responses = Vec::new();
-        for wire in request.into_inner().digests {
+        let request = request.into_inner();
+        let asked = request.acceptable_compressors.contains(&ZSTD);
+        if asked && self.habits.zstd == Some(Zstd::Refuses) {
+            return Err(Status::invalid_argument("no zstd here"));
+        }
+        for wire in request.digests {
             let found = self.store.get(&digest_from_wire(&wire).unwrap());
             let code = if found.is_some() { Code::Ok } else { Code::NotFound } as i32;
+            let (data, is_compressed) = self.form(found.unwrap_or_default(), asked);
             responses.push(reapi::batch_read_blobs_response::Response {
                 digest: Some(wire),
-                data: found.unwrap_or_default().into(),
+                data,
                 status: Some(bazel_remote_apis::google::rpc::Status { code, ..Default::default() }),
-                ..Default::default()
+                compressor: if is_compressed { ZSTD } else { 0 },
             });
         }
         responses.reverse();
@@ -193,19 +283,25 @@ impl ByteStream for Server {
     ) -> Result<Response<Self::ReadStream>, Status> {
         self.be_there()?;
         let request = request.into_inner();
-        let Ok(Resource::Blob(digest)) = Resource::parse(&request.resource_name) else {
+        let Ok(Resource::Blob { digest, form }) = Resource::parse(&request.resource_name) else {
             return Err(Status::invalid_argument("name"));
         };
+        if form == Form::Zstd && self.habits.zstd == Some(Zstd::Refuses) {
+            return Err(Status::unimplemented("no zstd here"));
+        }
         // The error comes within the stream here, as it does from servers that answer before they look.
         let found = self.store.get(&digest).ok_or_else(|| Status::not_found("blob"));
         let mut messages: Vec<Result<bytestream::ReadResponse, Status>> = match found {
-            Ok(bytes) => bytes[request.read_offset as usize..]
-                .chunks(100_000)
+            Ok(bytes) => self
+                .form(bytes.slice(request.read_offset as usize..), form == Form::Zstd)
+                .0
+                .chunks(if form == Form::Zstd { 1000 } else { 100_000 })
                 .map(|data| Ok(bytestream::ReadResponse { data: data.to_vec() }))
                 .collect(),
             Err(status) => vec![Err(status)],
         };
-        if self.habits.restless && messages.len() > 2 {
+        let breaks = form == Form::Zstd && self.habits.zstd == Some(Zstd::Breaks);
+        if (self.habits.restless || breaks) && messages.len() > 2 {
             messages.truncate(2);
             messages.push(Err(Status::unavailable("back in a moment")));
         }
@@ -225,14 +321,17 @@ impl ByteStream for Server {
             bytes.extend(message.data);
             (finished, name) = (message.finish_write, message.resource_name);
         }
-        let Ok(Resource::Upload { digest, .. }) = Resource::parse(&name) else {
+        let Ok(Resource::Upload { digest, form, .. }) = Resource::parse(&name) else {
             return Err(Status::invalid_argument("name"));
         };
+        let sent = bytes.len() as i64;
+        let bytes = if finished { self.taken(digest, bytes, form == Form::Zstd)? } else { bytes.into() };
         assert_eq!(finished, digest_of(&bytes) == digest, "only the right bytes are finished");
         if finished && !self.habits.forgetful {
-            self.store.write_batch(vec![(digest, bytes.into())]).await.remove(0).unwrap();
+            self.store.write_batch(vec![(digest, bytes)]).await.remove(0).unwrap();
         }
-        let committed_size = self.habits.committed.unwrap_or(digest.size as i64);
+        // Of compressed uploads many tell what came.
+        let committed_size = self.habits.committed.unwrap_or(sent);
         Ok(Response::new(bytestream::WriteResponse { committed_size }))
     }
 
@@ -244,22 +343,49 @@ impl ByteStream for Server {
     }
 }
 
-/// A client of a server with these habits; everything ends with the test's runtime.
-async fn serve(habits: Habits) -> (tempfile::TempDir, Server, Remote) {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("socket");
-    let listener = tokio::net::UnixListener::bind(&path).unwrap();
-    let server = Server { habits, ..Server::default() };
-    let router = tonic::transport::Server::builder()
+fn routes(server: &Server) -> tonic::transport::server::Router {
+    tonic::transport::Server::builder()
         .add_service(CapabilitiesServer::new(server.clone()))
         .add_service(
             ContentAddressableStorageServer::new(server.clone()).max_decoding_message_size(MAX_MESSAGE),
         )
-        .add_service(ByteStreamServer::new(server.clone()).max_decoding_message_size(MAX_MESSAGE));
-    let incoming = UnixListenerStream::new(listener);
-    drop(tokio::runtime::Handle::current().spawn(router.serve_with_incoming(incoming)));
+        .add_service(ByteStreamServer::new(server.clone()).max_decoding_message_size(MAX_MESSAGE))
+}
+
+/// A client of a server with these habits; everything ends with the test's runtime.
+async fn serve(habits: Habits) -> (tempfile::TempDir, Server, Remote) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let server = Server { habits, ..Server::default() };
+    let mut listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let (serving, at) = (server.clone(), path.clone());
+    drop(tokio::runtime::Handle::current().spawn(async move {
+        loop {
+            let goodbye = serving.goodbye.notified();
+            let incoming = UnixListenerStream::new(listener);
+            routes(&serving).serve_with_incoming_shutdown(incoming, goodbye).await.unwrap();
+            std::fs::remove_file(&at).unwrap();
+            listener = tokio::net::UnixListener::bind(&at).unwrap();
+        }
+    }));
     let endpoint = tonic::transport::Endpoint::try_from(format!("unix:{}", path.display())).unwrap();
     (dir, server, Remote::new(endpoint.connect().await.unwrap()))
+}
+
+/// A client of the same server, over a connection that seems to be slow and to lead far away.
+async fn serve_slowly(habits: Habits) -> (tempfile::TempDir, Server, Remote) {
+    let (dir, server, remote) = serve(habits).await;
+    let remote = Remote { instance: "an/instance".into(), link: Arc::new(Link::slow()), ..remote };
+    (dir, server, remote)
+}
+
+fn text(seed: u8, length: usize) -> Bytes {
+    [&[b'0' + seed; 9][..], b" lines that are all alike\n"]
+        .concat()
+        .into_iter()
+        .cycle()
+        .take(length)
+        .collect()
 }
 
 #[tokio::test]
@@ -331,10 +457,135 @@ async fn test_server_that_is_away_for_a_moment_costs_nothing() {
     let scanned = crate::snapshot::scan(&code).unwrap();
     crate::snapshot::push(&scanned, &remote, |_| {}).await.unwrap();
     let to = dir.path().join("to");
-    crate::snapshot::materialize(&remote, scanned.root, &to).await.unwrap();
+    crate::snapshot::materialize(&remote, scanned.root, &to, None, &[]).await.unwrap();
     for i in 0..4 {
         let name = format!("f{i}");
         assert_eq!(std::fs::read(code.join(&name)).unwrap(), std::fs::read(to.join(&name)).unwrap());
     }
     assert!(server.visits.load(Ordering::Relaxed) > 30);
+}
+
+#[tokio::test]
+async fn test_remote_conforms_whatever_a_server_makes_of_compression() {
+    for zstd in [None, Some(Zstd::Good), Some(Zstd::Refuses), Some(Zstd::Cuts), Some(Zstd::Adds)] {
+        let (_dir, _, remote) = serve_slowly(Habits { zstd, ..Habits::default() }).await;
+        conformance::check(&remote).await;
+    }
+}
+
+#[tokio::test]
+async fn test_what_shrinks_travels_compressed_over_a_slow_connection_only() {
+    let blobs: Vec<Bytes> = (0..5).map(|seed| text(seed, 20_000)).chain([content(1, 20_000)]).collect();
+    let blobs: Vec<(Digest, Bytes)> = blobs.into_iter().map(|bytes| (digest_of(&bytes), bytes)).collect();
+    let large = text(7, 6_000_000);
+    let digest = digest_of(&large);
+    for (zstd, is_slow, expected) in
+        [(Some(Zstd::Good), true, 13), (Some(Zstd::Good), false, 0), (None, true, 0)]
+    {
+        let habits = Habits { zstd, ..Habits::default() };
+        let (_dir, server, remote) = if is_slow { serve_slowly(habits).await } else { serve(habits).await };
+        assert!(remote.write_batch(blobs.clone()).await.iter().all(Result::is_ok));
+        let digests = blobs.iter().map(|(digest, _)| *digest).collect();
+        for ((_, bytes), read) in blobs.iter().zip(remote.read_batch(digests).await) {
+            assert_eq!(read.unwrap(), bytes);
+        }
+        remote.write(digest, source(&large, 262_144)).await.unwrap();
+        assert!(read_all(&remote, digest, 0).await.unwrap() == large);
+        // Five came and six went in batches, of which the server compresses all; and a stream each way.
+        assert_eq!(server.compressed.load(Ordering::Relaxed), expected);
+        assert!(read_all(&remote, digest, 5_999_990).await.unwrap() == large.slice(5_999_990..));
+        assert_eq!(server.compressed.load(Ordering::Relaxed), expected, "never from the middle on");
+    }
+}
+
+#[tokio::test]
+async fn test_compressed_answers_that_are_wrong_are_asked_for_again_as_they_are() {
+    let bytes = text(3, 900_000);
+    let digest = digest_of(&bytes);
+    for zstd in [Zstd::Refuses, Zstd::Lies, Zstd::Cuts, Zstd::Adds] {
+        let (_dir, server, remote) = serve_slowly(Habits { zstd: Some(zstd), ..Habits::default() }).await;
+        server.store.write_batch(vec![(digest, bytes.clone())]).await.remove(0).unwrap();
+        assert!(remote.read_batch(vec![digest]).await.remove(0).unwrap() == bytes, "{zstd:?}");
+        assert!(!remote.link.is_worth_compression(), "{zstd:?} is tried once");
+    }
+    for zstd in [Zstd::Refuses, Zstd::Cuts, Zstd::Adds, Zstd::Breaks] {
+        let (_dir, server, remote) = serve_slowly(Habits { zstd: Some(zstd), ..Habits::default() }).await;
+        server.store.write_batch(vec![(digest, bytes.clone())]).await.remove(0).unwrap();
+        assert!(read_all(&remote, digest, 0).await.unwrap() == bytes, "{zstd:?}");
+    }
+    let (_dir, server, remote) = serve_slowly(Habits { zstd: Some(Zstd::Lies), ..Habits::default() }).await;
+    server.store.write_batch(vec![(digest, bytes.clone())]).await.remove(0).unwrap();
+    assert!(matches!(read_all(&remote, digest, 0).await, Err(ReadError::Corrupt { .. })));
+    assert!(read_all(&remote, digest, 0).await.unwrap() == bytes, "the second time as it is");
+}
+
+#[tokio::test]
+async fn test_server_that_refuses_compressed_uploads_gets_plain_ones() {
+    let (dir, server, remote) = serve_slowly(Habits { zstd: Some(Zstd::Refuses), ..Habits::default() }).await;
+    let code = dir.path().join("code");
+    std::fs::create_dir(&code).unwrap();
+    std::fs::write(code.join("small"), text(1, 2000)).unwrap();
+    std::fs::write(code.join("large"), text(2, 3_000_000)).unwrap();
+    let scanned = crate::snapshot::scan(&code).unwrap();
+    crate::snapshot::push(&scanned, &remote, |_| {}).await.unwrap();
+    assert!(server.compressed.load(Ordering::Relaxed) > 0);
+    let to = dir.path().join("to");
+    crate::snapshot::download(&remote, scanned.root, &to).await.unwrap();
+    assert_eq!(crate::snapshot::scan(&to).unwrap().root, scanned.root);
+}
+
+#[tokio::test]
+async fn test_compressed_upload_of_wrong_bytes_is_never_finished() {
+    let (_dir, server, remote) = serve_slowly(Habits { zstd: Some(Zstd::Good), ..Habits::default() }).await;
+    let (bytes, digest) = (text(1, 3_000_000), digest_of(b"something else"));
+    let named = Digest { size: bytes.len() as u64, ..digest };
+    let result = remote.write(named, source(&bytes, 100_000)).await;
+    assert!(matches!(result, Err(WriteError::Mismatch { .. })), "{result:?}");
+    assert_eq!(server.compressed.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn test_odd_acknowledgements_of_compressed_uploads_are_confirmed() {
+    let bytes = text(1, 3_000_000);
+    let digest = digest_of(&bytes);
+    for committed in [None, Some(-1), Some(3_000_000), Some(17)] {
+        let habits = Habits { committed, zstd: Some(Zstd::Good), ..Habits::default() };
+        let (_dir, server, remote) = serve_slowly(habits).await;
+        remote.write(digest, source(&bytes, 100_000)).await.unwrap();
+        assert_eq!(server.compressed.load(Ordering::Relaxed), 1);
+    }
+    let habits = Habits { committed: Some(-1), zstd: Some(Zstd::Good), forgetful: true, ..Habits::default() };
+    let (_dir, _, remote) = serve_slowly(habits).await;
+    let result = remote.write(digest, source(&bytes, 100_000)).await;
+    assert!(matches!(result, Err(WriteError::Vanished { .. })), "{result:?}");
+}
+
+#[tokio::test]
+async fn test_server_that_names_a_time_is_asked_no_earlier() {
+    for code in [Code::Unavailable, Code::ResourceExhausted, Code::Internal] {
+        let delay = Duration::from_millis(300);
+        let (_dir, server, remote) = serve(Habits { later: Some((delay, code)), ..Habits::default() }).await;
+        assert_eq!(remote.missing(&[digest_of(b"x")]).await.unwrap().len(), 1);
+        let came = lock(&server.came).clone();
+        assert_eq!(came.len(), 4, "both calls twice");
+        assert!(came[1] - came[0] >= delay && came[3] - came[2] >= delay);
+    }
+    let hour = Some((Duration::from_secs(3600), Code::Unavailable));
+    let (_dir, server, remote) = serve(Habits { later: hour, ..Habits::default() }).await;
+    assert!(matches!(remote.missing(&[digest_of(b"x")]).await, Err(MissingError::Remote { .. })));
+    assert_eq!(lock(&server.came).len(), 1, "nobody waits for an hour");
+}
+
+#[tokio::test]
+async fn test_server_that_is_replaced_in_the_middle_of_batches_costs_nothing() {
+    let habits = Habits { replaced: true, batch_limit: 20_000, ..Habits::default() };
+    let (_dir, server, remote) = serve(habits).await;
+    let blobs: Vec<(Digest, Bytes)> =
+        (0..60).map(|seed| content(seed, 5000)).map(|bytes| (digest_of(&bytes), bytes)).collect();
+    for result in remote.write_batch(blobs.clone()).await {
+        result.unwrap();
+    }
+    let digests: Vec<Digest> = blobs.iter().map(|(digest, _)| *digest).collect();
+    assert_eq!(remote.missing(&digests).await.unwrap(), []);
+    assert!(server.calls.load(Ordering::Relaxed) >= 20, "it went away several times");
 }

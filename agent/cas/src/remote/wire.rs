@@ -32,26 +32,48 @@ pub fn digest_from_wire(wire: &reapi::Digest) -> Result<Digest, IdError> {
     Digest::from_parts(&wire.hash, size).map_err(|error| IdError { value: quoted(&error.value), ..error })
 }
 
+/// What says of a blob in a batch that it travels compressed.
+pub const ZSTD: i32 = reapi::compressor::Value::Zstd as i32;
+
+/// What says that it travels as it is.
+pub const IDENTITY: i32 = reapi::compressor::Value::Identity as i32;
+
+/// How the bytes of a blob travel in a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// As they are.
+    Plain,
+    /// Under zstd: `compressed-blobs/zstd` in place of `blobs`.
+    Zstd,
+}
+
 /// What a byte stream is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
     /// A blob to read: `{instance/}blobs/{hash}/{size}`.
-    Blob(Digest),
+    Blob {
+        /// The blob.
+        digest: Digest,
+        /// How it is to come.
+        form: Form,
+    },
     /// A blob to write: `{instance/}uploads/{id}/blobs/{hash}/{size}{/anything}`.
     Upload {
         /// The client's own name for this upload.
         id: String,
         /// The blob.
         digest: Digest,
+        /// How it comes.
+        form: Form,
     },
 }
 
 /// Why a resource name cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResourceError {
-    /// It asks for a form of compression.
-    #[error("the resource `{name}` is compressed, which this store is not")]
-    Compressed {
+    /// It asks for a form of compression there is not.
+    #[error("the resource `{name}` is compressed in a way that is not zstd")]
+    Compressor {
         /// The name.
         name: String,
     },
@@ -78,24 +100,46 @@ impl Resource {
         let digest = |hash: &str, size: &str| {
             Digest::from_parts(hash, size.parse().map_err(|_| malformed())?).map_err(|_| malformed())
         };
-        match &segments[start..] {
-            ["compressed-blobs", ..] | ["uploads", _, "compressed-blobs", ..] => {
-                Err(ResourceError::Compressed { name: quoted(name) })
+        let (id, blob) = match &segments[start..] {
+            ["uploads", id, blob @ ..] => (Some((*id).to_owned()), blob),
+            blob => (None, blob),
+        };
+        let (form, hash, size, rest) = match blob {
+            ["blobs", hash, size, rest @ ..] => (Form::Plain, hash, size, rest),
+            ["compressed-blobs", "zstd", hash, size, rest @ ..] => (Form::Zstd, hash, size, rest),
+            ["compressed-blobs", other, ..] if *other != "zstd" => {
+                return Err(ResourceError::Compressor { name: quoted(name) });
             }
-            ["blobs", hash, size] => Ok(Resource::Blob(digest(hash, size)?)),
-            ["uploads", id, "blobs", hash, size, ..] => {
-                Ok(Resource::Upload { id: (*id).to_owned(), digest: digest(hash, size)? })
-            }
-            _ => Err(malformed()),
+            _ => return Err(malformed()),
+        };
+        let digest = digest(hash, size)?;
+        match id {
+            Some(id) => Ok(Resource::Upload { id, digest, form }),
+            None if rest.is_empty() => Ok(Resource::Blob { digest, form }),
+            None => Err(malformed()),
         }
+    }
+
+    /// The name in the instance `instance` of a server; an empty one stands for the only one there is.
+    pub fn within(&self, instance: &str) -> String {
+        if instance.is_empty() { self.to_string() } else { format!("{instance}/{self}") }
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Form::Plain => "blobs",
+            Form::Zstd => "compressed-blobs/zstd",
+        })
     }
 }
 
 impl fmt::Display for Resource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Resource::Blob(digest) => write!(f, "blobs/{digest}"),
-            Resource::Upload { id, digest } => write!(f, "uploads/{id}/blobs/{digest}"),
+            Resource::Blob { digest, form } => write!(f, "{form}/{digest}"),
+            Resource::Upload { id, digest, form } => write!(f, "uploads/{id}/{form}/{digest}"),
         }
     }
 }
@@ -106,10 +150,13 @@ mod tests {
 
     #[test]
     fn test_resource_names_round_trip_with_and_without_an_instance() {
-        let upload = Resource::Upload { id: "u-1".into(), digest: Digest::EMPTY };
-        for resource in [Resource::Blob(Digest::EMPTY), upload] {
-            for prefix in ["", "main/", "a/b/c/"] {
-                assert_eq!(Resource::parse(&format!("{prefix}{resource}")), Ok(resource.clone()));
+        for form in [Form::Plain, Form::Zstd] {
+            let digest = Digest::EMPTY;
+            let upload = Resource::Upload { id: "u-1".into(), digest, form };
+            for resource in [Resource::Blob { digest, form }, upload] {
+                for instance in ["", "main", "a/b/c"] {
+                    assert_eq!(Resource::parse(&resource.within(instance)), Ok(resource.clone()));
+                }
             }
         }
     }
@@ -117,8 +164,10 @@ mod tests {
     #[test]
     fn test_resource_names_refuse_what_is_not_ours() {
         let hash = Digest::EMPTY.hex();
-        let compressed = format!("compressed-blobs/zstd/{hash}/0");
-        assert!(matches!(Resource::parse(&compressed), Err(ResourceError::Compressed { .. })));
+        for name in ["compressed-blobs/deflate", "a/uploads/u/compressed-blobs/brotli"] {
+            let refused = Resource::parse(&format!("{name}/{hash}/0"));
+            assert!(matches!(refused, Err(ResourceError::Compressor { .. })), "{refused:?}");
+        }
         for bad in [
             String::new(),
             "blobs".into(),
@@ -128,6 +177,10 @@ mod tests {
             format!("blobs/blake3/{hash}/0"),
             format!("blobs/{}/0", hash.to_uppercase()),
             format!("uploads/blobs/{hash}/0"),
+            format!("compressed-blobs/zstd/{hash}"),
+            format!("compressed-blobs/zstd/{hash}/0/more"),
+            format!("compressed-blobs/zstd/blake3/{hash}/0"),
+            "compressed-blobs".into(),
         ] {
             assert!(matches!(Resource::parse(&bad), Err(ResourceError::Malformed { .. })), "{bad}");
         }

@@ -1,50 +1,52 @@
 //! The blob store for clients: the Remote Execution API's `Capabilities`, `ContentAddressableStorage` and
-//! `ByteStream` over the controller's [`Disk`], as published.
+//! `ByteStream` over the controller's [`Store`], as published.
 //!
 //! Hides nothing but the translation: every check of content is the store's. Instance names are understood
-//! and ignored, for there is one store. Compression and chunked blobs are not offered and answered with
-//! `UNIMPLEMENTED`, or for one item of a batch `INVALID_ARGUMENT`.
-//!
-//! An upload that breaks off keeps its bytes for a while, so that the client can ask how far it came and go
-//! on from there. A handful of them is kept; the oldest gives way.
+//! and ignored, for there is one store. Blobs may come and go under zstd, in streams and in batches: what comes
+//! is bounded by the size its digest names, what goes is compressed where it shrinks. Chunked blobs are not
+//! offered and answered with `UNIMPLEMENTED`.
 
-use std::collections::{HashSet, VecDeque};
+mod tree;
+mod uploads;
+
 use std::error::Error;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use agent_cas::remote::{MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, digest_from_wire};
-use agent_cas::snapshot::MAX_DIRECTORIES;
+use agent_cas::gc::Collector;
+use agent_cas::remote::compression::{InflateError, deflate_all, deflated, inflate_all};
+use agent_cas::remote::{
+    Form, IDENTITY, MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire,
+};
 use agent_cas::store::BATCH_BLOBS;
-use agent_cas::{BlobStore, Disk, Ingest, MissingError, ReadError, WriteError};
-use agent_model::Digest;
+use agent_cas::{BlobStore, Ingest, MissingError, ReadError, Store, WriteError};
+use agent_model::{Digest, Fault};
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
 use bazel_remote_apis::build::bazel::semver::SemVer;
 use bazel_remote_apis::google::{bytestream, rpc};
 use bytes::Bytes;
 use bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
 use futures_util::stream::{self, BoxStream, StreamExt};
-use prost::Message;
 use reapi::capabilities_server::{Capabilities, CapabilitiesServer};
 use reapi::content_addressable_storage_server::{ContentAddressableStorage, ContentAddressableStorageServer};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use tree::TreeWalk;
+use uploads::Uploads;
+
 /// Items one message may hold: more than fit with a digest each. What has more is made to be costly.
 const ITEMS: usize = 65_536;
 
-/// Broken-off uploads that are kept.
-const PARKED: usize = 16;
-
-/// How long they are kept, and then until the next call about an upload.
-const PARKED_FOR: Duration = Duration::from_secs(300);
+/// Bytes that the compressed blobs of one batch may have together: so much is in memory at once.
+const INFLATED: u64 = 4 * MAX_BATCH;
 
 /// The longest silence of a client that is still uploading.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Adds the services over `disk` to `routes`.
-pub(crate) fn add(routes: Routes, disk: Disk) -> Routes {
-    let service = Service { disk, uploads: Arc::default() };
+/// Adds the services over `store`, in whose near part `collector` makes room, to `routes`.
+pub(crate) fn add(routes: Routes, store: Store, collector: Collector) -> Routes {
+    let service = Service { store, collector, uploads: Arc::default() };
     routes
         .add_service(CapabilitiesServer::new(service.clone()))
         .add_service(
@@ -55,7 +57,9 @@ pub(crate) fn add(routes: Routes, disk: Disk) -> Routes {
 
 #[derive(Debug, Clone)]
 struct Service {
-    disk: Disk,
+    store: Store,
+    /// Makes room for a blob that finds none.
+    collector: Collector,
     uploads: Arc<Uploads>,
 }
 
@@ -69,6 +73,8 @@ impl Capabilities for Service {
         let cache = reapi::CacheCapabilities {
             digest_functions: vec![reapi::digest_function::Value::Sha256 as i32],
             max_batch_total_size_bytes: MAX_BATCH as i64,
+            supported_compressors: vec![ZSTD],
+            supported_batch_update_compressors: vec![ZSTD],
             symlink_absolute_path_strategy: reapi::symlink_absolute_path_strategy::Value::Disallowed as i32,
             ..Default::default()
         };
@@ -94,11 +100,8 @@ impl ContentAddressableStorage for Service {
         check_function(request.digest_function)?;
         let asked: Result<Vec<Digest>, _> = request.blob_digests.iter().map(digest_from_wire).collect();
         let asked = asked.map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let missing: HashSet<Digest> =
-            self.disk.missing(&asked).await.map_err(|error| lookup_status(&error))?.into_iter().collect();
-        let blobs = request.blob_digests.into_iter().zip(asked);
-        let missing_blob_digests =
-            blobs.filter(|(_, digest)| missing.contains(digest)).map(|(wire, _)| wire).collect();
+        let missing = self.store.missing(&asked).await.map_err(|error| lookup_status(&error))?;
+        let missing_blob_digests = missing.iter().map(digest_to_wire).collect();
         Ok(Response::new(reapi::FindMissingBlobsResponse { missing_blob_digests }))
     }
 
@@ -114,16 +117,30 @@ impl ContentAddressableStorage for Service {
         }
         let mut responses = Vec::with_capacity(request.requests.len());
         let (mut blobs, mut names) = (Vec::new(), Vec::new());
+        let (mut compressed, mut room) = (Vec::new(), INFLATED);
         for item in request.requests {
-            match accept(&item) {
-                Ok(digest) => {
+            match accept(&item, &mut room) {
+                Ok((digest, Form::Plain)) => {
                     blobs.push((digest, Bytes::from(item.data)));
                     names.push(item.digest);
                 }
+                Ok((digest, Form::Zstd)) => compressed.push((digest, Bytes::from(item.data))),
                 Err(status) => responses.push(Item { digest: item.digest, status: Some(to_rpc(&status)) }),
             }
         }
-        for (digest, result) in names.into_iter().zip(self.disk.write_batch(blobs).await) {
+        for (digest, result) in inflate_all(compressed).await {
+            let name = Some(digest_to_wire(&digest));
+            match result {
+                Ok(content) => {
+                    blobs.push((digest, content));
+                    names.push(name);
+                }
+                Err(error) => {
+                    responses.push(Item { digest: name, status: Some(to_rpc(&inflate_status(&error))) });
+                }
+            }
+        }
+        for (digest, result) in names.into_iter().zip(self.write_batch(blobs).await) {
             let status =
                 result.map_or_else(|error| to_rpc(&write_status(&error)), |()| rpc::Status::default());
             responses.push(Item { digest, status: Some(status) });
@@ -144,15 +161,21 @@ impl ContentAddressableStorage for Service {
         if total > MAX_BATCH {
             return Err(Status::invalid_argument(format!("{total} bytes are more than a batch may have")));
         }
-        let results = self.disk.read_batch(asked).await;
-        let answer = |(digest, result): (reapi::Digest, Result<Bytes, ReadError>)| {
-            let (data, status) = match result {
-                Ok(data) => (data.into(), rpc::Status::default()),
-                Err(error) => (Vec::new(), to_rpc(&read_status(&error))),
-            };
-            Item { digest: Some(digest), data, status: Some(status), ..Default::default() }
+        let results = self.store.read_batch(asked).await;
+        let forms = match request.acceptable_compressors.contains(&ZSTD) {
+            true => deflate_all(results.iter().map(|read| read.as_ref().cloned().unwrap_or_default())).await,
+            false => vec![None; results.len()],
         };
-        let responses = request.digests.into_iter().zip(results).map(answer).collect();
+        let answer =
+            |((digest, result), form): ((reapi::Digest, Result<Bytes, ReadError>), Option<Vec<u8>>)| {
+                let compressor = if form.is_some() { ZSTD } else { IDENTITY };
+                let (data, status) = match result {
+                    Ok(data) => (form.unwrap_or_else(|| data.into()), rpc::Status::default()),
+                    Err(error) => (Vec::new(), to_rpc(&read_status(&error))),
+                };
+                Item { digest: Some(digest), data, status: Some(status), compressor }
+            };
+        let responses = request.digests.into_iter().zip(results).zip(forms).map(answer).collect();
         Ok(Response::new(reapi::BatchReadBlobsResponse { responses }))
     }
 
@@ -167,17 +190,12 @@ impl ContentAddressableStorage for Service {
         }
         let root = request.root_digest.as_ref().ok_or_else(|| Status::invalid_argument("no root"))?;
         let root = digest_from_wire(root).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let missing = self.disk.missing(&[root]).await.map_err(|error| lookup_status(&error))?;
+        let missing = self.store.missing(&[root]).await.map_err(|error| lookup_status(&error))?;
         if !missing.is_empty() {
             return Err(Status::not_found(format!("the root {root} is not in the store")));
         }
         let page = usize::try_from(request.page_size).ok().filter(|size| *size > 0).unwrap_or(BATCH_BLOBS);
-        let walk = TreeWalk {
-            disk: self.disk.clone(),
-            page: page.min(BATCH_BLOBS),
-            open: VecDeque::from([root]),
-            seen: HashSet::from([root]),
-        };
+        let walk = TreeWalk::new(self.store.clone(), root, page.min(BATCH_BLOBS));
         Ok(Response::new(stream::try_unfold(walk, TreeWalk::next_page).boxed()))
     }
 
@@ -223,91 +241,21 @@ fn check_function(function: i32) -> Result<(), Status> {
     }
 }
 
-fn accept(item: &reapi::batch_update_blobs_request::Request) -> Result<Digest, Status> {
-    if item.compressor != reapi::compressor::Value::Identity as i32 {
-        return Err(Status::invalid_argument("this store takes blobs uncompressed only"));
-    }
+/// What an item of a batch is about. Compressed ones must fit into `room`, of which they take their part.
+fn accept(
+    item: &reapi::batch_update_blobs_request::Request,
+    room: &mut u64,
+) -> Result<(Digest, Form), Status> {
     let digest = item.digest.as_ref().ok_or_else(|| Status::invalid_argument("no digest"))?;
-    digest_from_wire(digest).map_err(|error| Status::invalid_argument(error.to_string()))
-}
-
-/// A message of a directory may be all entries without content, which take two bytes there and far more in
-/// memory. So they are counted before they are understood.
-fn check_entries(digest: &Digest, bytes: &[u8]) -> Result<(), Status> {
-    let no_directory = |why: &str| Status::failed_precondition(format!("{digest} is no directory: {why}"));
-    let (mut rest, mut count) = (bytes, 0);
-    while !rest.is_empty() {
-        let number = |rest: &mut &[u8]| {
-            prost::decode_length_delimiter(rest).map_err(|error| no_directory(&error.to_string()))
-        };
-        // Each field of a directory is a key, which ends with the mark of a message, a length, and the entry.
-        if number(&mut rest)? & 7 != 2 {
-            return Err(no_directory("it has a field that no directory has"));
+    let digest = digest_from_wire(digest).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    match item.compressor {
+        IDENTITY => Ok((digest, Form::Plain)),
+        ZSTD => {
+            let full = || Status::resource_exhausted(format!("more than {INFLATED} bytes in one batch"));
+            *room = room.checked_sub(digest.size).ok_or_else(full)?;
+            Ok((digest, Form::Zstd))
         }
-        let length = number(&mut rest)?;
-        rest = rest.get(length..).ok_or_else(|| no_directory("it ends within an entry"))?;
-        count += 1;
-        if count > ITEMS {
-            return Err(Status::resource_exhausted(format!("{digest} has more than {ITEMS} entries")));
-        }
-    }
-    Ok(())
-}
-
-/// A tree on its way to a client: each directory once, parents before children.
-struct TreeWalk {
-    disk: Disk,
-    page: usize,
-    open: VecDeque<Digest>,
-    seen: HashSet<Digest>,
-}
-
-impl TreeWalk {
-    /// The next page; what the store lacks is left out, and the client is to notice.
-    async fn next_page(mut self) -> Result<Option<(reapi::GetTreeResponse, TreeWalk)>, Status> {
-        let batch = self.next_batch()?;
-        if batch.is_empty() {
-            return Ok(None);
-        }
-        let mut directories = Vec::with_capacity(batch.len());
-        for (digest, result) in batch.iter().zip(self.disk.read_batch(batch.clone()).await) {
-            let bytes = match result {
-                Err(ReadError::Absent { .. }) => continue,
-                other => other.map_err(|error| read_status(&error))?,
-            };
-            check_entries(digest, &bytes)?;
-            let directory = reapi::Directory::decode(bytes)
-                .map_err(|error| Status::failed_precondition(format!("{digest} is no directory: {error}")))?;
-            for child in directory.directories.iter().filter_map(|node| node.digest.as_ref()) {
-                let child =
-                    digest_from_wire(child).map_err(|e| Status::failed_precondition(e.to_string()))?;
-                if self.seen.insert(child) {
-                    self.open.push_back(child);
-                }
-            }
-            directories.push(directory);
-        }
-        if self.seen.len() as u64 > MAX_DIRECTORIES {
-            return Err(Status::resource_exhausted(format!("more than {MAX_DIRECTORIES} directories")));
-        }
-        Ok(Some((reapi::GetTreeResponse { directories, ..Default::default() }, self)))
-    }
-
-    /// Directories that fit into one message.
-    fn next_batch(&mut self) -> Result<Vec<Digest>, Status> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while let Some(digest) = self.open.front() {
-            if digest.size > MAX_BATCH {
-                return Err(Status::resource_exhausted(format!("directory {digest} exceeds a message")));
-            }
-            // Four bytes of framing for each, within the room a message has above a batch.
-            bytes += digest.size + 4;
-            if batch.len() == self.page || (bytes > MAX_BATCH && !batch.is_empty()) {
-                break;
-            }
-            batch.extend(self.open.pop_front());
-        }
-        Ok(batch)
+        _ => Err(Status::invalid_argument("this store knows zstd and no other compression")),
     }
 }
 
@@ -320,7 +268,7 @@ impl ByteStream for Service {
         request: Request<bytestream::ReadRequest>,
     ) -> Result<Response<Self::ReadStream>, Status> {
         let request = request.into_inner();
-        let Resource::Blob(digest) = resource(&request.resource_name)? else {
+        let Resource::Blob { digest, form } = resource(&request.resource_name)? else {
             return Err(Status::invalid_argument("an upload cannot be read"));
         };
         let offset = u64::try_from(request.read_offset)
@@ -330,7 +278,11 @@ impl ByteStream for Service {
             Ok(limit) => limit,
             Err(_) => return Err(Status::invalid_argument("the limit must not be negative")),
         };
-        let chunks = self.disk.read(digest, offset).await.map_err(|error| read_status(&error))?;
+        if form == Form::Zstd && limit != u64::MAX {
+            return Err(Status::invalid_argument("a compressed blob is read to its end"));
+        }
+        let chunks = self.store.read(digest, offset).await.map_err(|error| read_status(&error))?;
+        let chunks = if form == Form::Zstd { deflated(digest, chunks) } else { chunks };
         let messages = stream::try_unfold((chunks, limit), |(mut chunks, left)| async move {
             let chunk = if left == 0 { None } else { chunks.next().await };
             let Some(chunk) = chunk else { return Ok(None) };
@@ -348,25 +300,25 @@ impl ByteStream for Service {
     ) -> Result<Response<bytestream::WriteResponse>, Status> {
         let mut messages = request.into_inner();
         let first = next(&mut messages).await?.ok_or_else(|| Status::invalid_argument("no message"))?;
-        let digest = upload_digest(&first.resource_name)?;
-        let full = bytestream::WriteResponse { committed_size: to_i64(digest.size) };
+        let (digest, form) = upload_of(&first.resource_name)?;
         if self.has(digest).await? {
-            return Ok(Response::new(full));
+            // What would have come is not known.
+            let committed_size = if form == Form::Zstd { -1 } else { to_i64(digest.size) };
+            return Ok(Response::new(bytestream::WriteResponse { committed_size }));
         }
         let name = first.resource_name.clone();
-        let mut upload = self.upload(&name, digest, first.write_offset).await?;
+        let mut upload = self.uploads.begin(self, &name, (digest, form), first.write_offset).await?;
         let mut message = Some(first);
         while let Some(part) = message {
             if !part.resource_name.is_empty() && part.resource_name != name {
                 return Err(Status::invalid_argument("the resource changes within the stream"));
             }
-            if u64::try_from(part.write_offset) != Ok(upload.written()) {
-                return Err(wrong_offset(upload.written()));
-            }
-            upload.append(part.data.into()).await?;
+            upload.append(part.write_offset, part.data.into()).await?;
             if part.finish_write {
-                upload.finish().await?;
-                return Ok(Response::new(full));
+                let whole = if form == Form::Zstd { upload.received() } else { digest.size };
+                upload.finish(&self.store).await?;
+                let committed_size = to_i64(whole);
+                return Ok(Response::new(bytestream::WriteResponse { committed_size }));
             }
             message = next(&mut messages).await?;
         }
@@ -378,7 +330,7 @@ impl ByteStream for Service {
         request: Request<bytestream::QueryWriteStatusRequest>,
     ) -> Result<Response<bytestream::QueryWriteStatusResponse>, Status> {
         let name = request.into_inner().resource_name;
-        let digest = upload_digest(&name)?;
+        let (digest, _) = upload_of(&name)?;
         let complete = self.has(digest).await?;
         let committed = if complete { digest.size } else { self.uploads.written(&name) };
         let committed_size = to_i64(committed);
@@ -388,19 +340,33 @@ impl ByteStream for Service {
 
 impl Service {
     async fn has(&self, digest: Digest) -> Result<bool, Status> {
-        let missing = self.disk.missing(&[digest]).await.map_err(|error| lookup_status(&error))?;
+        let missing = self.store.missing(&[digest]).await.map_err(|error| lookup_status(&error))?;
         Ok(missing.is_empty())
     }
 
-    /// A new upload, or the one that broke off at `offset`.
-    async fn upload(&self, name: &str, digest: Digest, offset: i64) -> Result<Upload, Status> {
-        let parked = self.uploads.take(name);
-        let ingest = match parked.filter(|_| offset != 0) {
-            Some(ingest) => ingest,
-            None if offset == 0 => self.disk.ingest(digest).await.map_err(|error| write_status(&error))?,
-            None => return Err(wrong_offset(0)),
-        };
-        Ok(Upload { name: name.to_owned(), ingest: Some(ingest), uploads: Arc::clone(&self.uploads) })
+    /// Keeps whole blobs; those that find no room are tried once more when some could be made.
+    async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        let mut results = self.store.write_batch(blobs.clone()).await;
+        let refused = |result: &Result<(), WriteError>| result.as_ref().is_err_and(WriteError::is_no_space);
+        let again: Vec<usize> = (0..results.len()).filter(|index| refused(&results[*index])).collect();
+        let bytes = again.iter().map(|index| blobs[*index].0.size).sum();
+        if !again.is_empty() && self.collector.make_room(bytes).await {
+            let retried = again.iter().map(|index| blobs[*index].clone()).collect();
+            for (index, result) in again.into_iter().zip(self.store.write_batch(retried).await) {
+                results[index] = result;
+            }
+        }
+        results
+    }
+
+    /// Begins a blob; one that finds no room is tried once more when some could be made.
+    async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
+        match self.store.ingest(digest).await {
+            Err(error) if error.is_no_space() && self.collector.make_room(digest.size).await => {
+                self.store.ingest(digest).await
+            }
+            begun => begun,
+        }
     }
 }
 
@@ -414,108 +380,35 @@ async fn next(
 
 fn resource(name: &str) -> Result<Resource, Status> {
     Resource::parse(name).map_err(|error| match error {
-        ResourceError::Compressed { .. } => Status::unimplemented(error.to_string()),
+        ResourceError::Compressor { .. } => Status::unimplemented(error.to_string()),
         ResourceError::Malformed { .. } => Status::invalid_argument(error.to_string()),
     })
 }
 
-fn upload_digest(name: &str) -> Result<Digest, Status> {
+fn upload_of(name: &str) -> Result<(Digest, Form), Status> {
     match resource(name)? {
-        Resource::Upload { digest, .. } => Ok(digest),
-        Resource::Blob(_) => Err(Status::invalid_argument("the resource names no upload")),
+        Resource::Upload { digest, form, .. } => Ok((digest, form)),
+        Resource::Blob { .. } => Err(Status::invalid_argument("the resource names no upload")),
     }
-}
-
-fn wrong_offset(expected: u64) -> Status {
-    Status::out_of_range(format!("the upload goes on at offset {expected}"))
 }
 
 fn to_i64(size: u64) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// An upload that is going on. Dropped unfinished, it is parked.
-struct Upload {
-    name: String,
-    ingest: Option<Ingest>,
-    uploads: Arc<Uploads>,
-}
-
-impl Upload {
-    fn written(&self) -> u64 {
-        self.ingest.as_ref().map_or(0, Ingest::written)
-    }
-
-    async fn append(&mut self, bytes: Bytes) -> Result<(), Status> {
-        let Some(ingest) = &mut self.ingest else { return Err(wrong_offset(0)) };
-        let result = ingest.append(bytes).await;
-        if result.is_err() {
-            self.ingest = None;
-        }
-        result.map_err(|error| write_status(&error))
-    }
-
-    async fn finish(mut self) -> Result<(), Status> {
-        let Some(ingest) = self.ingest.take() else { return Err(wrong_offset(0)) };
-        ingest.commit().await.map_err(|error| write_status(&error))
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        if let Some(ingest) = self.ingest.take() {
-            self.uploads.park(std::mem::take(&mut self.name), ingest);
-        }
-    }
-}
-
-/// The uploads that broke off, oldest first.
-#[derive(Debug, Default)]
-struct Uploads(Mutex<VecDeque<Parked>>);
-
-#[derive(Debug)]
-struct Parked {
-    name: String,
-    ingest: Ingest,
-    since: Instant,
-}
-
-impl Uploads {
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Parked>> {
-        let mut parked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        parked.retain(|upload| upload.since.elapsed() < PARKED_FOR);
-        parked
-    }
-
-    fn park(&self, name: String, ingest: Ingest) {
-        let mut parked = self.lock();
-        parked.retain(|upload| upload.name != name);
-        if parked.len() == PARKED {
-            parked.pop_front();
-        }
-        parked.push_back(Parked { name, ingest, since: Instant::now() });
-    }
-
-    fn take(&self, name: &str) -> Option<Ingest> {
-        let mut parked = self.lock();
-        let at = parked.iter().position(|upload| upload.name == name)?;
-        parked.remove(at).map(|upload| upload.ingest)
-    }
-
-    fn written(&self, name: &str) -> u64 {
-        self.lock().iter().find(|upload| upload.name == name).map_or(0, |upload| upload.ingest.written())
-    }
-}
-
 fn lookup_status(error: &MissingError) -> Status {
-    Status::internal(with_sources(error))
+    match error {
+        MissingError::Remote { source } => far_status(source),
+        MissingError::Answer => Status::internal(error.to_string()),
+    }
 }
 
 fn read_status(error: &ReadError) -> Status {
     let code = match error {
         ReadError::Absent { .. } => Code::NotFound,
         ReadError::Offset { .. } => Code::OutOfRange,
-        ReadError::Corrupt { .. } => Code::DataLoss,
+        error if error.is_damage() => Code::DataLoss,
+        ReadError::Remote { source, .. } => return far_status(source),
         _ => Code::Internal,
     };
     Status::new(code, with_sources(error))
@@ -525,9 +418,27 @@ fn write_status(error: &WriteError) -> Status {
     let code = match error {
         WriteError::Mismatch { .. } => Code::InvalidArgument,
         error if error.is_no_space() => Code::ResourceExhausted,
+        WriteError::Remote { source, .. } => return far_status(source),
         _ => Code::Internal,
     };
     Status::new(code, with_sources(error))
+}
+
+fn inflate_status(error: &InflateError) -> Status {
+    Status::invalid_argument(with_sources(error))
+}
+
+/// What a client is to make of what another store said to us: that one is away, or does not do what it should.
+fn far_status(said: &Status) -> Status {
+    let (code, what) = match agent_cas::remote::is_away(said) {
+        true => (Code::Unavailable, "the server that keeps the blobs cannot be reached"),
+        false => (Code::FailedPrecondition, "the server that keeps the blobs refuses"),
+    };
+    let fault = Fault::new(agent_model::Code::SnapshotStore, what)
+        .why(said.message())
+        .fix("look at the server that `blob_store` names: `agentd show-config` prints it");
+    let details = Bytes::copy_from_slice(agent_proto::status(&fault).details());
+    Status::with_details(code, format!("{what}: {}", said.message()), details)
 }
 
 fn with_sources(error: &dyn Error) -> String {

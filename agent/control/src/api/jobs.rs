@@ -5,15 +5,14 @@
 
 use std::pin::Pin;
 
-use agent_cas::BlobStore;
-use agent_model::job::Input;
-use agent_model::{Code, Digest, EnvSpec, Fault, JobId, JobSpec};
+use agent_model::{Code, Fault, JobId, JobSpec};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::{Refusal, Services, caller, ended, invalid, to_wire, unknown_job};
+use crate::pins;
 use crate::queue::{JobView, Submission};
 use crate::store::Store;
 
@@ -34,6 +33,8 @@ impl Services {
             return Ok(job.id);
         }
         self.require_room()?;
+        // From here until the job is on disk nothing that it names is removed.
+        let _relied = self.collector.rely_on(pins::of_spec(&spec)).await;
         self.require_blobs(&spec).await?;
         let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
         let hint = hint.cloned().unwrap_or_default();
@@ -74,28 +75,20 @@ impl Services {
             .into())
     }
 
-    /// Every snapshot a job names must be here before the job counts as submitted.
+    /// Every snapshot a job names must be here, and whole, before the job counts as submitted.
     async fn require_blobs(&self, spec: &JobSpec) -> Result<(), Refusal> {
-        let inputs = spec.inputs.values().filter_map(|input| match input {
-            Input::Folder(root) | Input::File { root, .. } => Some(*root),
-            Input::Literal(_) => None,
-        });
-        let context = match &spec.environment {
-            EnvSpec::Build { context, .. } => Some(*context),
-            _ => None,
-        };
-        let named: Vec<Digest> = spec.code.into_iter().chain(inputs).chain(context).collect();
-        let missing = self.blobs.missing(&named).await.map_err(|error| {
+        let missing = self.first_missing(&spec.snapshots()).await.map_err(|error| {
             Fault::new(Code::SnapshotStore, "the blob store could not be searched").because(&error)
         })?;
-        match missing.first() {
+        match missing {
             None => Ok(()),
-            Some(digest) => {
-                Err(Fault::new(Code::SnapshotMissing, "the job names a snapshot that is not here")
-                    .why(format!("`{digest}` was never uploaded, or was removed since"))
-                    .fix("submit the job again: `agentctl` uploads what is missing")
-                    .into())
-            }
+            Some(digest) => Err(Fault::new(
+                Code::SnapshotMissing,
+                "the job names a snapshot that is not here, or not all of it",
+            )
+            .why(format!("`{digest}` was never uploaded, or was removed since"))
+            .fix("submit the job again: `agentctl` uploads what is missing")
+            .into()),
         }
     }
 

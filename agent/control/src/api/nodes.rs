@@ -1,4 +1,5 @@
-//! `Nodes`: what clients ask about the machines, the environments they keep, and the controller itself.
+//! `Nodes`: what clients ask about the machines, the environments they keep, and the controller itself. What they
+//! ask of its blobs is answered in `blobs`.
 //!
 //! Whoever may connect may drain a node and write one off, as he may cancel a job: the socket decides who
 //! connects, and what somebody did is written down with his name.
@@ -9,6 +10,7 @@ use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::{Code, Fault, JobState, NodeId};
 use agent_proto::v1;
+use futures_util::stream::BoxStream;
 use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
@@ -36,6 +38,8 @@ impl Services {
                 pid: u64::from(std::process::id()),
                 incarnation: self.store.incarnation().to_owned(),
                 notices: self.notices(),
+                store_bytes: self.collector.room().await.taken,
+                store_limit_bytes: self.collector.limits().size,
             }),
         })
     }
@@ -50,7 +54,7 @@ impl Services {
                 fix: format!("make room on the disk that holds {}", self.about.state_dir.display()),
             });
         }
-        let damaged = self.blobs.damaged();
+        let damaged = self.collector.disk().damaged();
         if damaged > 0 {
             notices.push(v1::Notice {
                 what: format!("{damaged} files of the snapshot store were damaged and taken out of it"),
@@ -231,6 +235,24 @@ impl v1::nodes_server::Nodes for Services {
     ) -> Result<Response<v1::Node>, Status> {
         let who = caller(&request);
         Ok(Response::new(self.set_node_eligibility(request.into_inner(), &who).await?))
+    }
+
+    type CheckBlobsStream = BoxStream<'static, Result<v1::CheckBlobsResponse, Status>>;
+
+    async fn collect_blobs(
+        &self,
+        request: Request<v1::CollectBlobsRequest>,
+    ) -> Result<Response<v1::CollectBlobsResponse>, Status> {
+        let who = caller(&request);
+        Ok(Response::new(self.collect(request.into_inner(), &who).await?))
+    }
+
+    async fn check_blobs(
+        &self,
+        request: Request<v1::CheckBlobsRequest>,
+    ) -> Result<Response<Self::CheckBlobsStream>, Status> {
+        let who = caller(&request);
+        Ok(Response::new(self.check(&who)))
     }
 
     async fn declare_lost(

@@ -1,11 +1,11 @@
 //! `Worker`: what a node and its controller tell each other.
 //!
 //! Sync is one stream per node; the stream that reported first most recently speaks for it, an older one
-//! ends. An outcome counts only when every log it names is here, whole and with the right content.
+//! ends. An outcome counts only when every log it names is here, whole and with the right content,
+//! and so are its outputs.
 
 use std::pin::Pin;
 
-use agent_cas::BlobStore;
 use agent_model::protocol::orders::{EnvironmentWant, Obeyed};
 use agent_model::{Boot, Code, Fault, NodeId, Outcome, ReplicaId, ReplicaStep, Retry, Timestamp};
 use agent_proto::v1;
@@ -15,6 +15,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{Refusal, Services, invalid};
 use crate::archive::{Archive, Channel};
 use crate::lease::{Desired, Order, Orders};
+use crate::pins;
 use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};
 use crate::store::Store;
 
@@ -139,6 +140,9 @@ impl Services {
         let standing = self.queue.standing(&replica, &node).await.map_err(Refusal::from)?;
         let standing = if standing == Standing::Open {
             self.require_complete(&replica, &outcome).await?;
+            // From here until the outcome is on disk nothing that it names is removed.
+            let _relied = self.collector.rely_on(pins::of_outcome(&outcome).into_iter().collect()).await;
+            self.require_outputs(&outcome).await?;
             self.queue.settle(&replica, &node, outcome).await.map_err(Refusal::from)?
         } else {
             standing
@@ -159,7 +163,7 @@ impl Services {
         if known { Ok(()) } else { Err(fenced(replica).into()) }
     }
 
-    /// Checks that everything the outcome speaks of is here. What is proven wrong is dropped.
+    /// Checks that the logs and records the outcome speaks of are here. What is proven wrong is dropped.
     async fn require_complete(&self, replica: &ReplicaId, outcome: &Outcome) -> Result<(), Status> {
         for stream in agent_model::Stream::ALL {
             if outcome.streams.iter().all(|end| end.stream != stream) {
@@ -184,17 +188,22 @@ impl Services {
             return Err(incomplete("tracking records", tape.len(), outcome.tracking_bytes));
         }
         Archive::blocking(move || tape.sync()).await.map_err(Refusal::from)?;
+        Ok(())
+    }
+
+    /// Checks that the outputs are here to the last file. A node that was away for long sends them again.
+    async fn require_outputs(&self, outcome: &Outcome) -> Result<(), Status> {
         let roots: Vec<_> = outcome.artifacts.iter().map(|artifacts| artifacts.root).collect();
-        let missing = self.blobs.missing(&roots).await.map_err(|error| {
+        let missing = self.first_missing(&roots).await.map_err(|error| {
             Refusal::from(
                 Fault::new(Code::SnapshotStore, "the blob store could not be searched").because(&error),
             )
         })?;
-        match missing.first() {
+        match missing {
             None => Ok(()),
-            Some(root) => Err(not_yet(
-                Fault::new(Code::SnapshotMissing, "the outputs are not here yet")
-                    .why(format!("`{root}` is not in the store")),
+            Some(blob) => Err(not_yet(
+                Fault::new(Code::SnapshotMissing, "the outputs are not here, or not all of them")
+                    .why(format!("`{blob}` is not in the store")),
             )),
         }
     }

@@ -1,16 +1,20 @@
 //! The services as a client sees them: our own, and one that speaks the protocol by hand.
 
 use agent_cas::conformance::{self, content, read_all, source};
+use agent_cas::gc::Limits;
 use agent_cas::remote::digest_to_wire;
-use agent_cas::{Remote, digest_of, snapshot};
+use agent_cas::{Disk, Remote, digest_of, snapshot};
+use agent_model::SystemClock;
 use bytestream::byte_stream_client::ByteStreamClient;
 use bytestream::{QueryWriteStatusRequest, ReadRequest, WriteRequest};
 use futures_util::TryStreamExt;
+use prost::Message;
 use reapi::capabilities_client::CapabilitiesClient;
 use reapi::content_addressable_storage_client::ContentAddressableStorageClient;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, Endpoint, Server};
 
+use super::uploads::PARKED;
 use super::*;
 
 /// A server over an empty store, which ends with the test's runtime.
@@ -26,7 +30,9 @@ impl Bench {
         let disk = Disk::open(&dir.path().join("store")).unwrap();
         let path = dir.path().join("socket");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
-        let routes = add(Routes::default(), disk.clone());
+        let limits = Limits { size: 1 << 40, reserve: 0, lease: Duration::ZERO };
+        let collector = Collector::new(disk.clone(), limits, &[], Arc::new(SystemClock));
+        let routes = add(Routes::default(), Store::Disk(disk.clone()), collector);
         let serving =
             Server::builder().add_routes(routes).serve_with_incoming(UnixListenerStream::new(listener));
         drop(tokio::runtime::Handle::current().spawn(serving));
@@ -110,7 +116,8 @@ async fn test_capabilities_say_what_is_offered() {
     let cache = answer.into_inner().cache_capabilities.unwrap();
     assert_eq!(cache.digest_functions, [reapi::digest_function::Value::Sha256 as i32]);
     assert_eq!(cache.max_batch_total_size_bytes, 4 * 1024 * 1024);
-    assert!(cache.supported_compressors.is_empty() && !cache.split_blob_support);
+    assert_eq!((cache.supported_compressors, cache.supported_batch_update_compressors), (vec![1], vec![1]));
+    assert!(!cache.split_blob_support);
 }
 
 #[tokio::test]
@@ -146,15 +153,16 @@ async fn test_batch_items_fail_one_by_one() {
         item(None, b"good", 0),
         item(Some(upper), b"good", 0),
         item(Some(sized.clone()), b"good", 0),
-        item(Some(good.clone()), b"good", reapi::compressor::Value::Zstd as i32),
+        item(Some(good.clone()), b"good", ZSTD),
+        item(Some(good.clone()), b"good", reapi::compressor::Value::Deflate as i32),
         item(Some(good.clone()), b"evil", 0),
     ];
     let question = reapi::BatchUpdateBlobsRequest { requests, ..Default::default() };
     let answer = bench.cas().batch_update_blobs(question).await.unwrap().into_inner();
-    assert_eq!(answer.responses.len(), 6);
+    assert_eq!(answer.responses.len(), 7);
     let codes = answer.responses.iter().map(|item| item.status.as_ref().unwrap().code);
     assert_eq!(codes.clone().filter(|code| *code == 0).count(), 1);
-    assert_eq!(codes.filter(|code| *code == Code::InvalidArgument as i32).count(), 5);
+    assert_eq!(codes.filter(|code| *code == Code::InvalidArgument as i32).count(), 6);
 
     let digests = vec![good.clone(), sized.clone(), digest_to_wire(&Digest::EMPTY)];
     let question = reapi::BatchReadBlobsRequest { digests: digests.clone(), ..Default::default() };
@@ -178,8 +186,8 @@ async fn test_requests_beyond_the_offer_are_refused() {
     assert_eq!(bench.cas().batch_read_blobs(question).await.unwrap_err().code(), Code::InvalidArgument);
     let refused = bench.cas().split_blob(reapi::SplitBlobRequest::default()).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented);
-    let zstd = format!("compressed-blobs/zstd/{}", Digest::EMPTY);
-    assert_eq!(read(&bench, &zstd, 0, 0).await, Err(Code::Unimplemented));
+    let brotli = format!("compressed-blobs/brotli/{}", Digest::EMPTY);
+    assert_eq!(read(&bench, &brotli, 0, 0).await, Err(Code::Unimplemented));
     assert_eq!(read(&bench, "blobs/abc/3", 0, 0).await, Err(Code::InvalidArgument));
 }
 
@@ -254,7 +262,8 @@ async fn test_wrong_uploads_leave_nothing_behind() {
 #[tokio::test]
 async fn test_only_some_broken_off_uploads_are_kept() {
     let bench = Bench::new().await;
-    let digest = digest_of(&content(1, 100));
+    // Large enough to have a file of its own.
+    let digest = digest_of(&content(1, 1_000_000));
     for i in 0..PARKED + 5 {
         let name = format!("uploads/{i}/blobs/{digest}");
         assert_eq!(send(&bench, vec![part(&name, 0, b"x", false)]).await, Ok(1));
@@ -338,4 +347,151 @@ async fn test_lost_connection_keeps_what_arrived() {
     assert_eq!(send(&bench, vec![part(&name, arrived, &bytes[arrived..], true)]).await, Ok(500_000));
     assert_eq!(read_all(&bench.disk, digest_of(&bytes), 0).await.unwrap(), bytes);
     bench.disk.write(digest_of(&bytes), source(&bytes, 1000)).await.unwrap();
+}
+
+fn text(length: usize) -> Bytes {
+    b"a line of a log that says little\n".iter().copied().cycle().take(length).collect()
+}
+
+fn zstd_of(bytes: &[u8]) -> Vec<u8> {
+    zstd::bulk::compress(bytes, 1).unwrap()
+}
+
+async fn update(bench: &Bench, items: &[(Digest, &[u8], i32)]) -> Vec<i32> {
+    let request = |(digest, data, compressor): &(Digest, &[u8], i32)| {
+        let (digest, data) = (Some(digest_to_wire(digest)), data.to_vec());
+        reapi::batch_update_blobs_request::Request { digest, data, compressor: *compressor }
+    };
+    let requests = items.iter().map(request).collect();
+    let question = reapi::BatchUpdateBlobsRequest { requests, ..Default::default() };
+    let answer = bench.cas().batch_update_blobs(question).await.unwrap().into_inner();
+    let code = |digest: &Digest| {
+        let wire = Some(digest_to_wire(digest));
+        answer.responses.iter().find(|item| item.digest == wire).unwrap().status.as_ref().unwrap().code
+    };
+    items.iter().map(|(digest, ..)| code(digest)).collect()
+}
+
+#[tokio::test]
+async fn test_compressed_blobs_come_and_go_in_batches() {
+    let bench = Bench::new().await;
+    let (log, noise, short) = (text(300_000), content(1, 300_000), Bytes::from_static(b"short"));
+    let blobs = [log.clone(), noise.clone(), short.clone(), Bytes::new()];
+    let digests = blobs.each_ref().map(|bytes| digest_of(bytes));
+    let forms =
+        [zstd_of(&log), [zstd_of(&noise[..9]), zstd_of(&noise[9..])].concat(), short.to_vec(), vec![]];
+    let compressors = [ZSTD, ZSTD, IDENTITY, ZSTD];
+    let items: Vec<_> = (0..4).map(|i| (digests[i], &forms[i][..], compressors[i])).collect();
+    assert_eq!(update(&bench, &items).await, [0; 4]);
+    for acceptable in [vec![], vec![ZSTD]] {
+        let question = reapi::BatchReadBlobsRequest {
+            digests: digests.iter().map(digest_to_wire).collect(),
+            acceptable_compressors: acceptable.clone(),
+            ..Default::default()
+        };
+        let answer = bench.cas().batch_read_blobs(question).await.unwrap().into_inner();
+        for (item, bytes) in answer.responses.iter().zip(&blobs) {
+            let shrinks = *bytes == log && !acceptable.is_empty();
+            assert_eq!(item.compressor, if shrinks { ZSTD } else { IDENTITY });
+            let data = if shrinks {
+                zstd::bulk::decompress(&item.data, 300_000).unwrap()
+            } else {
+                item.data.clone()
+            };
+            assert!(data == *bytes);
+        }
+    }
+}
+
+#[tokio::test]
+async fn test_hostile_compressed_items_are_refused_one_by_one() {
+    let bench = Bench::new().await;
+    let log = text(300_000);
+    let named = |bytes: &[u8], size: u64| Digest { size, ..digest_of(bytes) };
+    let (form, bomb) = (zstd_of(&log), zstd_of(&vec![0; 64 << 20]));
+    let other = digest_of(b"other");
+    let garbage = [&form[..], b"garbage"].concat();
+    let items = [
+        (digest_of(&log), &form[..], ZSTD),
+        (Digest { size: 300_000, ..other }, &form[..], ZSTD),
+        (named(b"cut", 300_000), &form[..form.len() - 1], ZSTD),
+        (named(b"garbage", 300_000), &garbage[..], ZSTD),
+        (named(b"bomb", 1000), &bomb[..], ZSTD),
+        (named(b"boast", 2 << 30), &form[..17], ZSTD),
+        (named(b"plain", 300_000), &log[..], ZSTD),
+        (Digest::EMPTY, &bomb[..], ZSTD),
+    ];
+    let invalid = Code::InvalidArgument as i32;
+    let full = Code::ResourceExhausted as i32;
+    let codes = update(&bench, &items).await;
+    assert_eq!(codes, [0, invalid, invalid, invalid, invalid, full, invalid, invalid]);
+}
+
+#[tokio::test]
+async fn test_compressed_streams_come_and_go() {
+    let bench = Bench::new().await;
+    for bytes in [text(3_000_000), content(1, 3_000_000)] {
+        let (digest, form) = (digest_of(&bytes), zstd_of(&bytes));
+        let name = format!("main/uploads/u/compressed-blobs/zstd/{digest}");
+        let (front, back) = form.split_at(form.len() / 2);
+        let parts = vec![part(&name, 0, front, false), part("", front.len(), back, true)];
+        assert_eq!(send(&bench, parts).await, Ok(form.len() as i64));
+        assert_eq!(send(&bench, vec![part(&name, 0, front, false)]).await, Ok(-1), "it is there");
+        assert_eq!(progress(&bench, &name).await, (3_000_000, true));
+        for offset in [0, 1_000_000, 3_000_000] {
+            let form =
+                read(&bench, &format!("compressed-blobs/zstd/{digest}"), offset as i64, 0).await.unwrap();
+            assert!(zstd::bulk::decompress(&form, 3_000_000).unwrap() == bytes[offset..]);
+        }
+        let name = format!("compressed-blobs/zstd/{digest}");
+        assert_eq!(read(&bench, &name, 0, 100).await, Err(Code::InvalidArgument));
+        assert_eq!(read(&bench, &name, 3_000_001, 0).await, Err(Code::OutOfRange));
+    }
+    let empty = read(&bench, &format!("compressed-blobs/zstd/{}", Digest::EMPTY), 0, 0).await.unwrap();
+    assert_eq!(zstd::bulk::decompress(&empty, 10).unwrap(), b"");
+    let upload = format!("uploads/u/compressed-blobs/zstd/{}", Digest::EMPTY);
+    assert_eq!(send(&bench, vec![part(&upload, 0, &zstd_of(b""), true)]).await, Ok(-1));
+}
+
+#[tokio::test]
+async fn test_broken_off_compressed_upload_goes_on_in_a_new_frame() {
+    let bench = Bench::new().await;
+    let bytes = content(1, 1_000_000);
+    let name = format!("uploads/u/compressed-blobs/zstd/{}", digest_of(&bytes));
+    let form = zstd_of(&bytes);
+    assert!(send(&bench, vec![part(&name, 0, &form[..form.len() / 2], false)]).await.is_ok());
+    let (arrived, complete) = progress(&bench, &name).await;
+    assert!(0 < arrived && arrived < 1_000_000 && !complete, "{arrived}");
+    let arrived = arrived as usize;
+    let rest = zstd_of(&bytes[arrived..]);
+    let parts = vec![part(&name, arrived, &rest[..10], false), part("", arrived + 10, &rest[10..], true)];
+    assert_eq!(send(&bench, parts).await, Ok(rest.len() as i64));
+    assert_eq!(read_all(&bench.disk, digest_of(&bytes), 0).await.unwrap(), bytes);
+    assert_eq!(bench.unfinished(), 0);
+}
+
+#[tokio::test]
+async fn test_hostile_compressed_streams_leave_nothing_behind() {
+    let bench = Bench::new().await;
+    let log = text(300_000);
+    let form = zstd_of(&log);
+    let bomb = zstd_of(&vec![0; 64 << 20]);
+    let right = digest_of(&log);
+    let wrong = [
+        (right, form[..form.len() - 1].to_vec()),
+        (right, [&form[..], b"garbage"].concat()),
+        (right, zstd_of(&log[1..])),
+        (right, log.to_vec()),
+        (right, vec![]),
+        (Digest { size: 1000, ..right }, bomb.clone()),
+        (Digest { size: 2 << 30, ..right }, form[..17].to_vec()),
+        (Digest { size: 2 << 30, ..right }, bomb),
+        (Digest { size: 200, ..right }, zstd_of(b"").repeat(200_000)),
+    ];
+    for (digest, form) in wrong {
+        let name = format!("uploads/u/compressed-blobs/zstd/{digest}");
+        assert_eq!(send(&bench, vec![part(&name, 0, &form, true)]).await, Err(Code::InvalidArgument));
+        assert_eq!(bench.unfinished(), 0);
+    }
+    assert_eq!(bench.disk.missing(&[right]).await.unwrap(), [right]);
 }

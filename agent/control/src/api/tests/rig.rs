@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_cas::digest_of;
+use agent_cas::gc::{Collector, Limits};
 use agent_model::{ReplicaStep, SystemClock};
 use agent_proto::v1;
 use tokio::net::UnixListener;
@@ -66,6 +67,11 @@ impl Rig {
             telemetry: v1::telemetry_client::TelemetryClient::new(channel.clone()),
             nodes: v1::nodes_client::NodesClient::new(channel),
         }
+    }
+
+    /// The controller's store of blobs, as clients see it.
+    pub(super) async fn blobs(&self) -> agent_cas::Remote {
+        agent_cas::Remote::new(connect(&self.socket).await)
     }
 
     /// Stops in order: every stream ends, the server drains.
@@ -147,9 +153,14 @@ impl Rig {
 }
 
 pub(super) async fn open(dir: &Path, lease: Duration) -> Result<Controller, OpenError> {
-    let blobs = agent_cas::Disk::open(&dir.join("cas")).unwrap();
+    let blobs = dir.join("cas");
+    // It waits for the store of the controller before, whose connections end meanwhile.
+    let disk = tokio::task::spawn_blocking(move || agent_cas::Disk::open(&blobs)).await.unwrap().unwrap();
+    let limits = Limits { size: 1 << 40, reserve: 0, lease: Duration::ZERO };
+    let clock = Arc::new(SystemClock);
+    let collector = Collector::new(disk.clone(), limits, &[Controller::BLOB_USER], clock);
     let config = ControllerConfig { lease, ..ControllerConfig::new(dir) };
-    Controller::open(config, Arc::new(SystemClock), blobs).await
+    Controller::open(config, Arc::new(SystemClock), agent_cas::Store::Disk(disk), collector).await
 }
 
 async fn connect(socket: &Path) -> Channel {

@@ -1,0 +1,161 @@
+//! Uploads that come as a stream.
+//!
+//! Owns [`Upload`], one that is going on, and [`Uploads`], those that broke off: their bytes are kept for a
+//! while, so that the client can ask how far it came and go on from there. A handful of them is kept; the
+//! oldest gives way. Offsets are of the blob itself; within a compressed stream they count on from its first by
+//! what came. Called by `api::cas`.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use agent_cas::remote::Form;
+use agent_cas::remote::compression::Inflater;
+use agent_cas::{Ingest, Store};
+use agent_model::Digest;
+use bytes::Bytes;
+use tonic::Status;
+
+use super::{Service, inflate_status, write_status};
+
+/// Broken-off uploads that are kept.
+pub(super) const PARKED: usize = 16;
+
+/// How long they are kept, and then until the next call about an upload.
+const PARKED_FOR: Duration = Duration::from_secs(300);
+
+/// An upload that is going on. Dropped unfinished, it is parked.
+pub(super) struct Upload {
+    name: String,
+    ingest: Option<Ingest>,
+    uploads: Arc<Uploads>,
+    inflater: Option<Inflater>,
+    /// Where in the blob the stream begins.
+    start: u64,
+    /// The bytes that came in it.
+    received: u64,
+}
+
+impl Upload {
+    /// The bytes of the blob that are here.
+    pub(super) fn written(&self) -> u64 {
+        self.ingest.as_ref().map_or(0, Ingest::written)
+    }
+
+    /// The bytes that came in the stream there is now.
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Takes the bytes of a message, which must go on where the last one ended.
+    pub(super) async fn append(&mut self, offset: i64, mut bytes: Bytes) -> Result<(), Status> {
+        let expected = self.start + self.received;
+        if u64::try_from(offset) != Ok(expected) {
+            return Err(wrong_offset(expected));
+        }
+        let Some(ingest) = &mut self.ingest else { return Err(wrong_offset(0)) };
+        self.received += bytes.len() as u64;
+        let result = match &mut self.inflater {
+            Some(inflater) => append_inflated(ingest, inflater, &mut bytes).await,
+            None => ingest.append(bytes).await.map_err(|error| write_status(&error)),
+        };
+        if result.is_err() {
+            self.ingest = None;
+        }
+        result
+    }
+
+    /// Checks that the bytes are the blob, and keeps it in `store`.
+    pub(super) async fn finish(mut self, store: &Store) -> Result<(), Status> {
+        let Some(ingest) = self.ingest.take() else { return Err(wrong_offset(0)) };
+        if let Some(inflater) = &self.inflater {
+            inflater.finish().map_err(|error| inflate_status(&error))?;
+        }
+        store.keep(ingest).await.map_err(|error| write_status(&error))
+    }
+}
+
+async fn append_inflated(
+    ingest: &mut Ingest,
+    inflater: &mut Inflater,
+    bytes: &mut Bytes,
+) -> Result<(), Status> {
+    while let Some(piece) = inflater.next(bytes).map_err(|error| inflate_status(&error))? {
+        ingest.append(piece).await.map_err(|error| write_status(&error))?;
+    }
+    Ok(())
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if let Some(ingest) = self.ingest.take() {
+            self.uploads.park(std::mem::take(&mut self.name), ingest);
+        }
+    }
+}
+
+/// The uploads that broke off, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Uploads(Mutex<VecDeque<Parked>>);
+
+#[derive(Debug)]
+struct Parked {
+    name: String,
+    ingest: Ingest,
+    since: Instant,
+}
+
+impl Uploads {
+    /// A new upload, or the one of this name that broke off at `offset`.
+    pub(super) async fn begin(
+        self: &Arc<Uploads>,
+        service: &Service,
+        name: &str,
+        (digest, form): (Digest, Form),
+        offset: i64,
+    ) -> Result<Upload, Status> {
+        let parked = self.take(name);
+        let ingest = match parked.filter(|_| offset != 0) {
+            Some(ingest) => ingest,
+            None if offset == 0 => service.ingest(digest).await.map_err(|error| write_status(&error))?,
+            None => return Err(wrong_offset(0)),
+        };
+        let start = ingest.written();
+        let (name, uploads, ingest) = (name.to_owned(), Arc::clone(self), Some(ingest));
+        let mut upload = Upload { name, ingest, uploads, inflater: None, start, received: 0 };
+        if form == Form::Zstd {
+            upload.inflater = Some(Inflater::new(digest, start).map_err(|error| inflate_status(&error))?);
+        }
+        Ok(upload)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Parked>> {
+        let mut parked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parked.retain(|upload| upload.since.elapsed() < PARKED_FOR);
+        parked
+    }
+
+    fn park(&self, name: String, ingest: Ingest) {
+        let mut parked = self.lock();
+        parked.retain(|upload| upload.name != name);
+        if parked.len() == PARKED {
+            parked.pop_front();
+        }
+        parked.push_back(Parked { name, ingest, since: Instant::now() });
+    }
+
+    fn take(&self, name: &str) -> Option<Ingest> {
+        let mut parked = self.lock();
+        let at = parked.iter().position(|upload| upload.name == name)?;
+        parked.remove(at).map(|upload| upload.ingest)
+    }
+
+    /// How far an upload came that broke off.
+    pub(super) fn written(&self, name: &str) -> u64 {
+        self.lock().iter().find(|upload| upload.name == name).map_or(0, |upload| upload.ingest.written())
+    }
+}
+
+fn wrong_offset(expected: u64) -> Status {
+    Status::out_of_range(format!("the upload goes on at offset {expected}"))
+}

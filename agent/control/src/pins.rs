@@ -1,0 +1,106 @@
+//! What the controller needs of the store of blobs: it says so whenever somebody is about to make room there.
+//!
+//! Needed are the code and the inputs of every job that has not ended, what jobs left, because there is no other
+//! copy of it, and the locks and build logs of the environments that machines keep. All of it follows from the
+//! database and from what nodes reported, so a crash changes nothing. A database that lost jobs does not know
+//! what they left: then nothing can be said, and nothing is removed.
+//!
+//! Called by `crate` (to tell the collector) and by `api` (for what is about to be written down).
+
+use std::sync::Arc;
+
+use agent_cas::gc::{Holder, Pin, Pins, Unknown};
+use agent_model::{JobDraft, Outcome};
+
+use crate::queue::Queue;
+use crate::store::{JobRecord, Recovery, Sqlite, Store};
+
+/// The name under which the collector knows the controller.
+pub(crate) const USER: &str = "the controller";
+
+/// Jobs that are read from the database at a time.
+const PAGE: u32 = 500;
+
+/// What a job needs before it ends.
+pub(crate) fn of_spec(spec: &JobDraft) -> Vec<Pin> {
+    spec.snapshots().into_iter().map(|root| Pin::tree(root, Holder::Jobs)).collect()
+}
+
+/// What a job left.
+pub(crate) fn of_outcome(outcome: &Outcome) -> Option<Pin> {
+    outcome.artifacts.map(|artifacts| Pin::tree(artifacts.root, Holder::Outputs))
+}
+
+fn of_job(job: &JobRecord) -> Vec<Pin> {
+    let reads = if job.state.is_terminal() { Vec::new() } else { of_spec(&job.spec) };
+    reads.into_iter().chain(job.outcome.as_ref().and_then(of_outcome)).collect()
+}
+
+/// Says everything that is needed.
+pub(crate) fn all(queue: Queue, store: Arc<Sqlite>) -> Pins {
+    Box::new(move || {
+        let (queue, store) = (queue.clone(), Arc::clone(&store));
+        Box::pin(async move { collect(&queue, &store).await })
+    })
+}
+
+async fn collect(queue: &Queue, store: &Sqlite) -> Result<Vec<Pin>, Unknown> {
+    if let Some(recovery) = store.recovery() {
+        known(recovery)?;
+    }
+    let unknown = |error: &dyn std::error::Error| Unknown(error.to_string());
+    // Jobs that have not ended first: one that ends while the database is read is in one of the two.
+    let jobs = queue.jobs().await.map_err(|error| unknown(&error))?;
+    let mut pins: Vec<Pin> = jobs.iter().flat_map(|view| of_job(&view.job)).collect();
+    let mut before = None;
+    loop {
+        let page = store.page(before, PAGE).await.map_err(|error| unknown(&error))?;
+        pins.extend(page.iter().flat_map(of_job));
+        match page.last() {
+            Some(last) => before = Some(last.seq),
+            None => break,
+        }
+    }
+    for node in queue.nodes().await.map_err(|error| unknown(&error))? {
+        let kept = &node.record.inventory.environments;
+        let texts = kept.iter().flat_map(|kept| [kept.lock, kept.log]).flatten();
+        pins.extend(texts.map(|text| Pin::blob(text, Holder::Environments)));
+    }
+    Ok(pins)
+}
+
+/// Whether the database still knows every job.
+fn known(recovery: &Recovery) -> Result<(), Unknown> {
+    match &recovery.kept {
+        Some(_) if recovery.bad == 0 && recovery.lost.is_empty() => Ok(()),
+        Some(kept) => Err(Unknown(format!(
+            "its database was damaged, and what jobs left that are gone from it is not known; remove {} when \
+             nobody needs it any more",
+            kept.display()
+        ))),
+        None => Err(Unknown(
+            "its database is an older one, and what later jobs left is not known until it is started again"
+                .to_owned(),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn test_a_database_that_lost_jobs_lets_nothing_go() {
+        let mended = Recovery { kept: Some(PathBuf::from("/db.damaged")), rows: 7, ..Recovery::default() };
+        assert_eq!(known(&mended), Ok(()));
+        for lost in [
+            Recovery { bad: 1, ..mended.clone() },
+            Recovery { lost: vec!["train-1".into()], ..mended.clone() },
+            Recovery { kept: None, ..mended },
+        ] {
+            assert!(known(&lost).is_err(), "{lost:?}");
+        }
+    }
+}
