@@ -54,6 +54,15 @@ pub(crate) enum Verb {
     /// The environments that machines keep: list, show, build, export, remove and pin them.
     #[command(subcommand)]
     Envs(EnvsVerb),
+    /// Make room: remove what no job needs from the daemon's store, and say what stays and why.
+    #[command(after_help = "Outputs of jobs always stay, and so does what jobs that have not ended need. \
+                            Snapshots of jobs that have ended go when the store is too large; the next submit \
+                            sends them again. Environments go by a rule of their own: agentctl envs. The daemon \
+                            that is spoken to is meant; machines that only run jobs make room by themselves.\n\n\
+                            Examples:\n  \
+                            agentctl gc --all --dry-run   what could go\n  \
+                            agentctl gc --check           read every file of the store")]
+    Gc(GcArgs),
     /// Check this machine and say what each finding means for jobs.
     Doctor(JsonArgs),
     /// Explain a fault code; without one, list them all.
@@ -209,6 +218,22 @@ pub(crate) struct EnvArgs {
 pub(crate) struct EnvBuildArgs {
     /// A conda file, a requirements file, a lock, a job file, or a directory with one.
     pub(crate) target: PathBuf,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GcArgs {
+    /// Everything that may go, however much room there is.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Remove nothing; only say what would go.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Instead, read everything in the store and take out what is damaged.
+    #[arg(long, conflicts_with_all = ["all", "dry_run"])]
+    pub(crate) check: bool,
     /// As JSON.
     #[arg(long)]
     pub(crate) json: bool,

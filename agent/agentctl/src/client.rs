@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent_cas::remote;
 use agent_model::paths::{MAX_SOCKET_PATH, Places};
 use agent_model::{Code, Fault};
 use agent_proto::v1::jobs_client::JobsClient;
@@ -37,11 +38,6 @@ const CALL: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_secs(2);
 /// A daemon that is there but dead is found out this often while a stream is open.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// Bytes the daemon may send before they are read: on the connection, on one stream, and in one frame. The usual
-/// ones are made for many small answers; here most bytes are blobs and logs.
-const CONNECTION_WINDOW: u32 = 8 << 20;
-const STREAM_WINDOW: u32 = 4 << 20;
-const FRAME: u32 = 1 << 20;
 
 /// A connection to a daemon.
 #[derive(Clone)]
@@ -248,11 +244,8 @@ async fn connect(socket: &Path) -> Result<Client, NoWay> {
 }
 
 fn endpoint() -> Endpoint {
-    Endpoint::from_static("http://agentd")
+    remote::near(Endpoint::from_static("http://agentd"))
         .connect_timeout(CALL)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .max_frame_size(FRAME)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
 }

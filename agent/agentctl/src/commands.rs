@@ -11,6 +11,7 @@ mod drain;
 mod envs;
 mod explain;
 mod follow;
+mod gc;
 mod gpus;
 mod jobs;
 mod logs;
@@ -68,6 +69,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
             lost::lost(&node, yes, json, socket, output).await?
         }
         Verb::Envs(verb) => return Box::pin(envs::envs(verb, socket, output)).await,
+        Verb::Gc(args) => return gc::gc(&args, socket, output).await,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
         Verb::Stop => stop::stop(socket, output).await?,
         Verb::Completions { shell } => {

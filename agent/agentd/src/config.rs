@@ -25,7 +25,7 @@ use crate::cli::Flags;
 pub(crate) use devices::DeviceSettings;
 pub(crate) use environments::{EnvironmentSettings, UvChoice};
 use read::Layers;
-pub(crate) use values::JobUser;
+pub(crate) use values::{FarStore, JobUser, Share};
 
 /// The file of a daemon installed on the machine.
 pub(crate) const SYSTEM_FILE: &str = "/etc/agentd/agentd.yaml";
@@ -42,12 +42,14 @@ const KEYS: &[Key] = &[
     Key { name: "socket", default: "" },
     Key { name: "roles", default: "controller, node" },
     Key { name: "controller", default: "" },
+    Key { name: "blob_store", default: "" },
     Key { name: "node_name", default: "" },
     Key { name: "slots", default: "2" },
     Key { name: "log", default: "info" },
     Key { name: "tracking_port", default: "0" },
     Key { name: "keep_jobs", default: "0s" },
     Key { name: "disk_reserve", default: "1GiB" },
+    Key { name: "store_size", default: "25%" },
     Key { name: "lease", default: "60s" },
     Key { name: "log_quota", default: "4GiB" },
     Key { name: "job_user", default: "" },
@@ -71,6 +73,10 @@ const KEYS: &[Key] = &[
     Key { name: "container_user", default: "" },
     Key { name: "nvml_library", default: "" },
 ];
+
+/// What the address of another store of blobs looks like.
+const BLOB_STORE: &str =
+    "`http://host:port` or `https://host:port`, and the name of an instance behind it if it has one";
 
 /// Where a value was said.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -257,6 +263,8 @@ pub(crate) struct Config {
     pub(crate) roles: Roles,
     /// The socket of the controller this node belongs to.
     pub(crate) controller: PathBuf,
+    /// Where blobs are kept that are not to be kept by the controller.
+    pub(crate) blob_store: Option<FarStore>,
     /// The node's name.
     pub(crate) node_name: NodeId,
     /// How many jobs run at a time.
@@ -269,6 +277,10 @@ pub(crate) struct Config {
     pub(crate) keep_jobs: Duration,
     /// Disk space that no job may be started into, in bytes.
     pub(crate) disk_reserve: u64,
+    /// What the store of blobs may take of the disk.
+    pub(crate) store_size: Share,
+    /// How long a blob stays that was sent, read or asked for.
+    pub(crate) blob_lease: Duration,
     /// What the log of a job may take of the disk until the controller has it, in bytes.
     pub(crate) log_quota: u64,
     /// For how long a node that hears nothing from the controller may go on with a job that may be replaced.
@@ -298,9 +310,11 @@ impl Config {
         let roles_said = layers.get("roles");
         let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
         let controller = controller_socket(&layers, roles, &socket)?;
+        let blob_store = layers.get("blob_store");
         let [slots, log] = [layers.get("slots"), layers.get("log")];
         let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
         let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
+        let store_size = layers.get("store_size");
         let job_user = layers.get("job_user");
         let log_quota = layers.get("log_quota");
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
@@ -314,12 +328,15 @@ impl Config {
             user_mode: flags.user,
             roles,
             controller: controller.parse("`unix:` and an absolute path", values::unix_address)?,
+            blob_store: blob_store.parse(BLOB_STORE, values::far_store)?,
             node_name: node_name.parse("letters, digits, `-` and `_`", |text| text.parse().ok())?,
             slots: slots.parse("a whole number from 1 to 1000", values::slots)?,
             log: log.parse("a level such as `info`, or `info,agentd=debug`", values::log)?,
             tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
             keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
+            store_size: store_size.parse("a size such as `50GiB`, or a part such as `25%`", values::share)?,
+            blob_lease: blob_lease(variables),
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
@@ -332,12 +349,14 @@ impl Config {
                 socket,
                 roles_said,
                 controller,
+                blob_store,
                 node_name,
                 slots,
                 log,
                 tracking_port,
                 keep_jobs,
                 disk_reserve,
+                store_size,
                 lease,
                 log_quota,
                 job_user,
@@ -346,6 +365,13 @@ impl Config {
         config.settings.extend(said.into_iter().chain(of_devices));
         Ok(config)
     }
+}
+
+/// Long enough for everything between a snapshot and its submission. Tests of a debug build may say less.
+fn blob_lease(variables: &Variables) -> Duration {
+    const LEASE: Duration = Duration::from_secs(30 * 60);
+    let said = variables.get("AGENTD_TEST_BLOB_LEASE").filter(|_| cfg!(debug_assertions));
+    said.and_then(|text| values::duration(&text)).unwrap_or(LEASE)
 }
 
 /// Where the daemon lives when neither the state directory nor the socket is said.

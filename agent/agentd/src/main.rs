@@ -13,6 +13,7 @@
 //! | 78 | the configuration, or what it points to, cannot be used |
 
 mod cli;
+mod collect;
 mod config;
 mod notify;
 mod roles;

@@ -17,6 +17,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_cas::gc::{Collector, Limits};
+use agent_cas::remote::{self, CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
 use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_control::{Controller, ControllerConfig, Rounds};
 use agent_model::lease::Terms;
@@ -30,10 +32,11 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::{Channel, Endpoint, Server};
+use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
 use tracing::{info, warn};
 
-use crate::config::{Config, JobUser};
+use crate::collect;
+use crate::config::{Config, FarStore, JobUser};
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
@@ -43,20 +46,19 @@ use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
 use crate::worker::reconcile::{Link, Reconciler, SYNC_COMES_ROUND};
 use crate::worker::report::Outbox;
+use crate::worker::spares::Spares;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::tracking::Tracking;
 use crate::worker::upkeep::Upkeep;
-use crate::worker::{Worker, enclosure, environments, jobs_dir, recover};
+use crate::worker::{Worker, enclosure, environments, jobs_dir, pins, recover};
 
-/// Bytes either side may send on a connection before the other has read them: enough for logs at full speed.
-const CONNECTION_WINDOW: u32 = 8 << 20;
-/// The same for one stream of a connection.
-const STREAM_WINDOW: u32 = 4 << 20;
-/// Bytes the other side may put into one frame: with the usual 16 KiB, framing is half of what blobs cost.
-const FRAME: u32 = 1 << 20;
 /// How often the other side of a silent connection is asked whether it is there, and how long it may take to
 /// answer: a link that swallows everything is noticed after the sum of both.
 const KEEPALIVE: Duration = Duration::from_secs(10);
+/// The same for a server that is not ours.
+const FAR_KEEPALIVE: Duration = Duration::from_secs(30);
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(5);
 /// The controller's main loop comes round within this time: it forces its database to the disk at most.
 const CONTROLLER_COMES_ROUND: Duration = Duration::from_secs(30);
 
@@ -89,6 +91,13 @@ pub(crate) enum StartError {
     },
     #[error("cannot open the blob store")]
     Blobs(#[source] agent_cas::OpenError),
+    #[error("cannot go to the blob store at {server}")]
+    FarBlobs {
+        /// Its address.
+        server: String,
+        #[source]
+        source: tonic::transport::Error,
+    },
     #[error("cannot start the controller")]
     Controller(#[source] agent_control::OpenError),
     #[error("cannot keep environments")]
@@ -170,25 +179,31 @@ pub(crate) async fn start(
     let lock = take_state(&config).await?;
     let ballast = Arc::new(make_room(&config));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let blobs = Disk::open_with_reserve(&config.state_dir.join("cas"), config.disk_reserve)
-        .map_err(StartError::Blobs)?;
+    let blobs = open_blobs(&config, &clock)?;
     let socket = config.roles.controller.then(|| config.socket.clone());
     if let Some(socket) = &socket {
         start_controller(&config, supervisor, notifier, &clock, &blobs, socket).await?;
     }
-    let mut adopted = 0;
+    let (mut adopted, collector) = (0, blobs.collector.clone());
     if config.roles.node {
         adopted = start_node(config, supervisor, notifier, Shared { clock, blobs, ballast }).await?;
     }
+    supervisor.spawn_again(TaskKind::Upkeep, "blobs", move || collect::run(collector.clone()));
     let watchdog = notifier.clone();
     supervisor.spawn_again(TaskKind::Upkeep, "watchdog", move || watchdog.clone().watch());
     Ok(Running { _lock: lock, socket, adopted })
 }
 
+/// The store of blobs, and what keeps the part of it small that is on this disk.
+struct Blobs {
+    store: Store,
+    collector: Collector,
+}
+
 /// What both roles need.
 struct Shared {
     clock: Arc<dyn Clock>,
-    blobs: Disk,
+    blobs: Blobs,
     ballast: Arc<Ballast>,
 }
 
@@ -196,8 +211,20 @@ struct Shared {
 fn make_room(config: &Config) -> Ballast {
     let state = &config.state_dir;
     let ballast = Ballast::open(state, agent_node::disk_size(state));
-    ballast.balance(agent_node::load(state).disk_free);
+    ballast.balance(agent_node::disk_free(state));
     ballast
+}
+
+/// The store of blobs, which both roles share.
+fn open_blobs(config: &Config, clock: &Arc<dyn Clock>) -> Result<Blobs, StartError> {
+    let dir = config.state_dir.join("cas");
+    let disk = Disk::open_with_reserve(&dir, config.disk_reserve).map_err(StartError::Blobs)?;
+    let size = config.store_size.of(agent_node::disk_size(&dir));
+    let limits = Limits { size, reserve: config.disk_reserve, lease: config.blob_lease };
+    let controller = config.roles.controller.then_some(Controller::BLOB_USER);
+    let users: Vec<_> = controller.into_iter().chain(config.roles.node.then_some(pins::USER)).collect();
+    let collector = Collector::new(disk.clone(), limits, &users, clock.clone());
+    Ok(Blobs { store: choose_store(disk, config)?, collector })
 }
 
 /// The state directory, with this process as its only user.
@@ -218,7 +245,7 @@ async fn take_state(config: &Config) -> Result<File, StartError> {
     }
     // Only for the message above, so a full disk may refuse it.
     let _ = lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id()));
-    for name in ["controller", "cas", "packages"] {
+    for name in ["controller", "cas", "packages", "spares"] {
         own_directory(&state.join(name), None)?;
     }
     for name in ["envs", "jobs"] {
@@ -264,13 +291,14 @@ async fn start_controller(
     supervisor: &Supervisor,
     notifier: &Notifier,
     clock: &Arc<dyn Clock>,
-    blobs: &Disk,
+    blobs: &Blobs,
     socket: &Path,
 ) -> Result<(), StartError> {
     let terms = Terms { length: config.lease, ..Terms::default() };
     let settings = ControllerConfig { terms, ..ControllerConfig::new(&config.state_dir) };
-    let controller =
-        Controller::open(settings, clock.clone(), blobs.clone()).await.map_err(StartError::Controller)?;
+    let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
+        .await
+        .map_err(StartError::Controller)?;
     let (routes, rounds) = (controller.routes(), controller.rounds());
     let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
     supervisor
@@ -327,10 +355,7 @@ async fn start_node(
     Shared { clock, blobs, ballast }: Shared,
 ) -> Result<usize, StartError> {
     let controller = dial(config.controller.clone());
-    let store = match config.roles.controller {
-        true => Store::Disk(blobs),
-        false => Store::Tiered(Tiered::new(blobs, Remote::new(controller.clone()))),
-    };
+    let Blobs { store, collector } = blobs;
     let shim = find_shim(&config.host.path).map_err(StartError::Shim)?;
     let boot_id = agent_node::boot_id().map_err(StartError::Boot)?;
     let journal = Sqlite::open(&config.state_dir.join("journal.db")).await.map_err(StartError::Journal)?;
@@ -354,6 +379,9 @@ async fn start_node(
     let upkeep = Upkeep::new(probe_config(&config), ballast.clone(), inventory);
     let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
     let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));
+    let spares = Spares::new(&config.state_dir, store.clone(), config.disk_reserve);
+    let maker = spares.clone();
+    supervisor.spawn_again(TaskKind::Upkeep, "spares", move || maker.clone().run());
     let kept = (environments.clone(), store.clone(), publisher.clone());
     let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone(), clock.clone(), &config);
     let (sweeper, discarder) = (keeper.clone(), keeper.clone());
@@ -376,6 +404,8 @@ async fn start_node(
         boot_id,
         journal,
         store,
+        collector,
+        spares,
         environments,
         built,
         executor,
@@ -386,6 +416,7 @@ async fn start_node(
         attic,
         ballast,
     });
+    worker.collector.held_by(pins::USER, pins::all(&worker));
     let kept = worker.clone();
     supervisor.spawn_again(TaskKind::Upkeep, "containers", move || enclosure::sweep(kept.clone()));
     let link = Link { controller, inventory, wishes, pulse: notifier.pulse("sync", SYNC_COMES_ROUND) };
@@ -404,15 +435,38 @@ fn dial(socket: PathBuf) -> Channel {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     };
     // The address is not used: the connector knows where to go.
-    Endpoint::from_static("http://controller")
-        .connect_timeout(Duration::from_secs(5))
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .max_frame_size(FRAME)
+    remote::near(Endpoint::from_static("http://controller"))
+        .connect_timeout(CONNECT)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
         .keep_alive_while_idle(true)
         .connect_with_connector_lazy(tower::service_fn(connect))
+}
+
+/// Where blobs are: on this machine, at the server that was named, or at the controller. A server that is away
+/// does not matter here: who wants a blob waits for it.
+fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
+    let far = match &config.blob_store {
+        Some(FarStore { server, instance }) => {
+            let failed = |source| StartError::FarBlobs { server: server.clone(), source };
+            let mut endpoint = Endpoint::from_shared(server.clone()).map_err(failed)?;
+            if server.starts_with("https://") {
+                let trusted = ClientTlsConfig::new().with_native_roots();
+                endpoint = endpoint.tls_config(trusted).map_err(failed)?;
+            }
+            let channel = remote::far(endpoint)
+                .connect_timeout(CONNECT)
+                // Not while nothing is asked: there are servers that hang up on whom they hear too often.
+                .http2_keep_alive_interval(FAR_KEEPALIVE)
+                .keep_alive_timeout(FAR_KEEPALIVE)
+                .connect_lazy();
+            info!(server, instance, "blobs are kept at another server");
+            Remote::far(channel, instance)
+        }
+        None if config.roles.controller => return Ok(Store::Disk(disk)),
+        None => Remote::new(dial(config.controller.clone())),
+    };
+    Ok(Store::Tiered(Box::new(Tiered::new(disk, far))))
 }
 
 /// What is on this machine: the environments that are ready, and the inventory.

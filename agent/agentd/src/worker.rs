@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Owns: what all runners share ([`Worker`]). The step modules do not know each other; only `runner` calls
-//! them. Tasks: one each of `reconcile`, `telemetry`, `attic`, `enclosure`, `gpus` and `upkeep`, two of
-//! `environments`, one for each replica.
+//! them. Tasks: one each of `reconcile`, `telemetry`, `attic`, `enclosure`, `gpus`, `spares` and `upkeep`,
+//! two of `environments`, one for each replica.
 //!
 //! Built by `crate::roles`.
 
@@ -24,10 +24,12 @@ pub(crate) mod gpus;
 pub(crate) mod journal;
 mod launch;
 mod outputs;
+pub(crate) mod pins;
 pub(crate) mod reconcile;
 pub(crate) mod recover;
 pub(crate) mod report;
 mod runner;
+pub(crate) mod spares;
 pub(crate) mod telemetry;
 pub(crate) mod tracking;
 pub(crate) mod upkeep;
@@ -36,6 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent_cas::Store;
+use agent_cas::gc::Collector;
 use agent_model::{Clock, ReplicaId};
 use agent_runtime::env::Environments;
 use agent_runtime::exec::Launcher;
@@ -47,6 +50,7 @@ use attic::Attic;
 use ballast::Ballast;
 use gpus::Gpus;
 use report::Outbox;
+use spares::Spares;
 use telemetry::Telemetry;
 use tracking::Tracking;
 
@@ -58,6 +62,9 @@ pub(crate) struct Worker<J> {
     pub(crate) boot_id: String,
     pub(crate) journal: J,
     pub(crate) store: Store,
+    /// Makes room in the part of it that is on this disk.
+    pub(crate) collector: Collector,
+    pub(crate) spares: Spares,
     pub(crate) environments: Environments,
     /// Notified when one was made.
     pub(crate) built: Arc<Notify>,

@@ -67,7 +67,12 @@ pub fn check(config: &ProbeConfig) -> Vec<Finding> {
 
 /// How full the machine is now. What cannot be measured is 0, which no caller takes for room.
 pub fn load(state_dir: &Path) -> Load {
-    Load { disk_free: disk(state_dir).map_or(0, |disk| disk.free), memory_free: memory().available }
+    Load { disk_free: disk_free(state_dir), memory_free: memory().available }
+}
+
+/// The free bytes of the file system of a directory; 0 when they cannot be told.
+pub fn disk_free(dir: &Path) -> u64 {
+    disk(dir).map_or(0, |disk| disk.free)
 }
 
 /// The size of the file system of a directory; 0 when it cannot be told.

@@ -63,6 +63,8 @@ fn render(glance: &Glance, socket: &Path, now: Timestamp, paper: Paper) -> Strin
     // Writing to a string cannot fail.
     let _ = writeln!(text, "  state   {}", clean(&controller.state_dir));
     let _ = writeln!(text, "  socket  {}", socket.display());
+    let (taken, limit) = (size::decimal(controller.store_bytes), size::decimal(controller.store_limit_bytes));
+    let _ = writeln!(text, "  store   {taken} of at most {limit}");
     let running = glance.jobs.iter().filter(|job| job.state != "Queued").count();
     let waiting = glance.jobs.len() - running;
     let _ = writeln!(text, "  jobs    {running} in work, {waiting} waiting");
@@ -143,7 +145,7 @@ fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
     for node in &glance.nodes {
         let inventory = &node.inventory;
         if (node.disk_free_bytes as f64) < LITTLE * inventory.disk as f64 {
-            hints.push(format!("the disk of {} is nearly full: make room, or jobs will wait", node.node));
+            hints.push(format!("the disk of {} is nearly full: make room, or jobs will wait; agentctl gc --all removes what no job needs", node.node));
         }
         for finding in inventory.findings.iter().filter(|finding| finding.grade == Grade::Bad) {
             let fix = finding.fix.as_deref().unwrap_or("agentctl doctor says more");
@@ -190,6 +192,8 @@ mod tests {
             running: 0,
             pid: 7,
             incarnation: "x".into(),
+            store_bytes: 1_200_000_000,
+            store_limit_bytes: 25_000_000_000,
             notices: Vec::new(),
         };
         Glance { controller, nodes, jobs }
@@ -204,6 +208,7 @@ mod tests {
             "agentd 0.1.0, up 3 min, process 7\n\
              \x20 state   /home/ada/agentd\n\
              \x20 socket  /home/ada/agentd/agentd.sock\n\
+             \x20 store   1.2 GB of at most 25 GB\n\
              \x20 jobs    0 in work, 0 waiting\n\
              \n\
              box ready, 1 of 2 slots used\n\

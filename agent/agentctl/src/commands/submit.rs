@@ -38,9 +38,16 @@ pub(super) async fn place(
     plan.warnings.iter().for_each(|warning| output.warn(warning));
     let client = Client::find_or_start(socket, output).await?;
     let hint = plan.hint.clone();
-    let spec = plan.ship(&client.blobs(), rehash, output).await?;
+    let spec = plan.clone().ship(&client.blobs(), rehash, output).await?;
     output.busy("submitting");
-    let job = Box::pin(enqueue(&client, spec, hint)).await?;
+    let job = match Box::pin(enqueue(&client, spec, hint.clone())).await {
+        Err(Failure::Fault(fault)) if fault.code == Code::SnapshotMissing => {
+            output.note("the daemon lacks part of the snapshot by now; it is sent again");
+            let spec = plan.ship(&client.blobs(), rehash, output).await?;
+            Box::pin(enqueue(&client, spec, hint)).await?
+        }
+        enqueued => enqueued?,
+    };
     output.rest();
     Ok((client, job))
 }

@@ -338,6 +338,9 @@ pub(crate) struct ControllerView {
     pub(crate) pid: u64,
     /// Another one after the database was rebuilt or restored.
     pub(crate) incarnation: String,
+    /// What its store of blobs takes, and at most.
+    pub(crate) store_bytes: u64,
+    pub(crate) store_limit_bytes: u64,
     pub(crate) notices: Vec<NoticeView>,
 }
 
@@ -358,6 +361,8 @@ impl From<v1::Controller> for ControllerView {
             running: wire.running,
             pid: wire.pid,
             incarnation: wire.incarnation,
+            store_bytes: wire.store_bytes,
+            store_limit_bytes: wire.store_limit_bytes,
             notices: wire.notices.into_iter().map(|n| NoticeView { what: n.what, fix: n.fix }).collect(),
         }
     }

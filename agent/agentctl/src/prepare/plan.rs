@@ -27,7 +27,7 @@ pub(crate) struct Changes {
 }
 
 /// A job that is complete but for its files.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Plan {
     /// Everything that needs no file to travel.
     pub(crate) draft: JobDraft,

@@ -21,6 +21,26 @@ pub(crate) struct JobUser {
     pub(crate) home: String,
 }
 
+/// So much of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// So many bytes.
+    Bytes(u64),
+    /// So many hundredths of it.
+    Percent(u64),
+}
+
+impl Share {
+    /// In bytes, of a disk of this size. A disk that does not say its size sets no limit.
+    pub(crate) fn of(self, disk: u64) -> u64 {
+        match self {
+            Share::Bytes(bytes) => bytes,
+            Share::Percent(_) if disk == 0 => u64::MAX,
+            Share::Percent(part) => disk / 100 * part,
+        }
+    }
+}
+
 pub(super) fn absolute(text: &str) -> Option<PathBuf> {
     Some(PathBuf::from(text)).filter(|path| path.is_absolute())
 }
@@ -96,6 +116,14 @@ pub(super) fn size(text: &str) -> Option<u64> {
     measured(text, UNITS)
 }
 
+/// A size, or a part of the disk: `25%`.
+pub(super) fn share(text: &str) -> Option<Share> {
+    match text.strip_suffix('%') {
+        Some(part) => part.trim().parse().ok().filter(|part| *part <= 100).map(Share::Percent),
+        None => size(text).map(Share::Bytes),
+    }
+}
+
 /// Nobody for an empty text, otherwise the user of that name.
 pub(super) fn job_user(text: &str) -> Option<Option<JobUser>> {
     if text.is_empty() {
@@ -113,6 +141,37 @@ fn find_user(passwd: &str, name: &str) -> Option<JobUser> {
         gid: fields.get(3)?.parse().ok()?,
         home: (*fields.get(5)?).to_owned(),
     })
+}
+
+/// A store of blobs that another server keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FarStore {
+    /// `http://host:port`, or `https:`.
+    pub(crate) server: String,
+    /// Which of the server's stores; empty where it has but one.
+    pub(crate) instance: String,
+}
+
+/// None for an empty text, otherwise `http://host:port` or `https:`, with the name of an instance behind it.
+pub(super) fn far_store(text: &str) -> Option<Option<FarStore>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let url = url(text)?;
+    let (scheme, rest) = url.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https"))?;
+    let rest = rest.trim_end_matches('/');
+    let (host, instance) = rest.split_once('/').unwrap_or((rest, ""));
+    let (name, port) = host.rsplit_once(':')?;
+    let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
+    let plain = |segment: &str| {
+        // What names of resources are made of may not stand in an instance's.
+        const RESERVED: &[&str] = &["", "blobs", "uploads", "actions", "compressed-blobs", "capabilities"];
+        !RESERVED.contains(&segment) && !segment.contains(['?', '#'])
+    };
+    let is_instance = instance.is_empty() || instance.split('/').all(plain);
+    let server = format!("{scheme}://{host}");
+    (is_port && !name.is_empty() && is_instance)
+        .then(|| Some(FarStore { server, instance: instance.to_owned() }))
 }
 
 /// The parts of a list, without blanks and empty ones.
@@ -214,6 +273,15 @@ mod tests {
         assert_eq!((duration("1.5h"), duration("m"), duration("-1s")), (None, None, None));
         assert_eq!((size("2GB"), size("1 GiB"), size("7")), (Some(2_000_000_000), Some(1 << 30), Some(7)));
         assert_eq!((size("1 parsec"), size("99999999TB")), (None, None));
+        assert_eq!(
+            (share("25%"), share("2GB")),
+            (Some(Share::Percent(25)), Some(Share::Bytes(2_000_000_000)))
+        );
+        assert_eq!((share("101%"), share("%"), share("-1%"), share("a lot")), (None, None, None, None));
+        assert_eq!(
+            (Share::Percent(25).of(1000), Share::Percent(25).of(0), Share::Bytes(7).of(0)),
+            (250, u64::MAX, 7)
+        );
     }
 
     #[test]
@@ -240,6 +308,32 @@ mod tests {
             ("a://u@p@h", "a://***@h"),
         ] {
             assert_eq!(without_credentials(value), shown);
+        }
+    }
+
+    #[test]
+    fn test_far_stores_are_a_server_and_an_instance() {
+        let store = |server: &str, instance: &str| {
+            Some(Some(FarStore { server: server.into(), instance: instance.into() }))
+        };
+        assert_eq!(far_store(""), Some(None));
+        assert_eq!(far_store("http://cas:8980"), store("http://cas:8980", ""));
+        assert_eq!(far_store("http://[::1]:8980/"), store("http://[::1]:8980", ""));
+        assert_eq!(far_store("https://cas:443/main"), store("https://cas:443", "main"));
+        assert_eq!(far_store("http://10.0.0.7:1/a/b"), store("http://10.0.0.7:1", "a/b"));
+        for text in [
+            "grpc://cas:8980",
+            "https://cas",
+            "cas:8980",
+            "http://cas",
+            "http://cas:0",
+            "http://:8980",
+            "http://u:p@cas:8980",
+            "http://cas:8980/a//b",
+            "http://cas:8980/a/blobs",
+            "http://cas:8980/a?b",
+        ] {
+            assert_eq!(far_store(text), None, "{text}");
         }
     }
 

@@ -124,7 +124,7 @@ impl Attic {
                 next = Some(next.map_or(left, |next| next.min(left)));
                 continue;
             }
-            match if is_gone { super::fetch::remove(&path) } else { discard(&path) } {
+            match if is_gone { agent_cas::remove_tree(&path) } else { discard(&path) } {
                 Ok(()) => info!(path = %path.display(), "removed the directory of a replica that is over"),
                 Err(error) => warn!(path = %path.display(), %error, "a job directory cannot be removed"),
             }
@@ -161,7 +161,7 @@ fn discard(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         renamed => renamed?,
     }
-    super::fetch::remove(&gone)
+    agent_cas::remove_tree(&gone)
 }
 
 /// Writes a mark that is there whole or not at all.

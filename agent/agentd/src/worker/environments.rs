@@ -209,7 +209,7 @@ impl Keeper {
     }
 
     fn is_low(&self) -> bool {
-        budget::admit(agent_node::load(&self.state_dir).disk_free, self.limits.reserve).is_err()
+        budget::admit(agent_node::disk_free(&self.state_dir), self.limits.reserve).is_err()
     }
 
     /// Does what is wanted, as far as it can be done now.
@@ -228,7 +228,7 @@ impl Keeper {
 
     /// Removes what takes too much room, or was not used for too long.
     async fn make_room(&self) {
-        let free = agent_node::load(&self.state_dir).disk_free;
+        let free = agent_node::disk_free(&self.state_dir);
         let kept = self.list().await;
         let candidates: Vec<_> = kept.iter().map(candidate).collect();
         let now = SystemTime::UNIX_EPOCH + Duration::from_millis(self.clock.now().0);

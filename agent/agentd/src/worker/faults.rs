@@ -7,8 +7,8 @@ use std::error::Error;
 use std::io;
 use std::path::Path;
 
-use agent_cas::ReadError;
 use agent_cas::snapshot::TreeError;
+use agent_cas::{MissingError, ReadError, WriteError};
 use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
@@ -509,6 +509,15 @@ fn is_damaged(error: &(dyn Error + 'static)) -> bool {
 /// The store does not have all of it.
 fn is_absent(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| matches!(cause.downcast_ref(), Some(ReadError::Absent { .. })))
+}
+
+/// The store of blobs, or the way to it, is away.
+pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
+    causes(error).any(|cause| {
+        cause.downcast_ref().is_some_and(MissingError::is_away)
+            || cause.downcast_ref().is_some_and(ReadError::is_away)
+            || cause.downcast_ref().is_some_and(WriteError::is_away)
+    })
 }
 
 /// The tree itself is at fault, wherever it is read.

@@ -1,14 +1,17 @@
 //! Lays out what a job reads: its code in `work/`, each input in `inputs/NAME/`, and the empty folders it
 //! may write to.
 //!
-//! Redoing it after an interruption begins with empty folders. Called by `worker::runner`.
+//! Redoing it after an interruption begins with empty folders. Until all is there, the job directory is closed to
+//! whoever the job runs as. Called by `worker::runner`.
 
 use std::io;
-use std::os::unix::fs::{PermissionsExt, chown, lchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use agent_cas::Store;
-use agent_cas::snapshot::{MaterializeError, materialize};
+use agent_cas::snapshot::{Laid, MaterializeError, Owner, Spare, materialize};
+use agent_cas::{Store, remove_tree};
+use agent_model::Digest;
 use agent_model::job::{Input, JobDraft};
 use agent_shim::JobDir;
 
@@ -38,28 +41,38 @@ pub(crate) enum FetchError {
     },
 }
 
-/// Lays everything out, anew. The folders belong to `user` where one is given.
+/// Lays everything out, anew, with the help of `spares`. The folders belong to `user` where one is given. Returns which
+/// trees these were.
 pub(crate) async fn lay_out(
     store: &Store,
+    spares: &[Arc<Spare>],
     job: &JobDraft,
     dir: &JobDir,
     user: Option<&JobUser>,
-) -> Result<(), FetchError> {
+) -> Result<Vec<(Digest, Laid)>, FetchError> {
     let (empty, names) = (dir.clone(), job.outputs.keys().cloned().collect::<Vec<_>>());
     blocking(dir.path(), move || clear(&empty, &names)).await?;
+    let (owner, mut trees) = (user.map(owner), Vec::new());
     if let Some(code) = job.code {
-        materialize(store, code, &dir.work()).await.map_err(FetchError::Code)?;
+        let laid = materialize(store, code, &dir.work(), owner, spares).await;
+        trees.push((code, laid.map_err(FetchError::Code)?));
     }
     for (name, input) in &job.inputs {
         if let Input::Folder(root) | Input::File { root, .. } = input {
             let to = dir.inputs().join(name);
-            let laid = materialize(store, *root, &to).await;
-            laid.map_err(|source| FetchError::Input { name: name.clone(), source })?;
+            let laid = materialize(store, *root, &to, owner, spares).await;
+            trees.push((*root, laid.map_err(|source| FetchError::Input { name: name.clone(), source })?));
         }
     }
     let (dir, user) = (dir.clone(), user.cloned());
     let path = dir.path().to_owned();
-    blocking(&path, move || finish(&dir, user.as_ref())).await
+    blocking(&path, move || finish(&dir, user.as_ref())).await?;
+    Ok(trees)
+}
+
+/// Whose files a job of this user has.
+pub(crate) fn owner(user: &JobUser) -> Owner {
+    Owner { uid: user.uid, gid: user.gid }
 }
 
 /// Makes a home for the user in a container, and, if `all` is to be its, gives it what was laid out for somebody else.
@@ -70,52 +83,52 @@ pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Re
         let Some(user) = user else { return Ok(()) };
         if all {
             finish(&dir, Some(&user))?;
+            [dir.work(), dir.inputs(), dir.out()].iter().try_for_each(|folder| own(folder, &user))?;
         }
         chown(dir.home(), Some(user.uid), Some(user.gid))
     };
     blocking(&path, settle).await
 }
 
-/// Empty folders for code, inputs and outputs.
+/// Empty folders for code, inputs and outputs, which nobody else can reach.
 fn clear(dir: &JobDir, outputs: &[String]) -> io::Result<()> {
+    std::fs::create_dir_all(dir.path())?;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700))?;
     for folder in [dir.work(), dir.inputs(), dir.out()] {
-        remove(&folder)?;
+        remove_tree(&folder)?;
         std::fs::create_dir_all(&folder)?;
     }
     outputs.iter().try_for_each(|name| std::fs::create_dir_all(dir.out().join(name)))
 }
 
-/// The folders every command may write to, and whose everything is.
+/// The folders every command may write to, and whose they are; the trees have been their owner's from the beginning.
 fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
-    for folder in ["outputs", "logs"] {
-        std::fs::create_dir_all(dir.work().join(folder))?;
-    }
+    let written = ["outputs", "logs"].map(|folder| dir.work().join(folder));
+    written.iter().try_for_each(std::fs::create_dir_all)?;
     std::fs::File::options().create(true).append(true).open(dir.tracking())?;
     let Some(user) = user else { return Ok(()) };
+    for folder in [dir.work(), dir.inputs()].iter().chain(&written) {
+        lchown(folder, Some(user.uid), Some(user.gid))?;
+    }
+    own(&dir.out(), user)?;
     // The way to what belongs to the job, and for its user only.
     chown(dir.path(), None, Some(user.gid))?;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o710))?;
-    chown(dir.tracking(), Some(user.uid), Some(user.gid))?;
-    [dir.work(), dir.inputs(), dir.out()].iter().try_for_each(|folder| own(folder, user))
+    chown(dir.tracking(), Some(user.uid), Some(user.gid))
 }
 
 /// Gives a tree that no process of the job has seen yet to the user; links themselves, not what they name.
 fn own(path: &Path, user: &JobUser) -> io::Result<()> {
-    lchown(path, Some(user.uid), Some(user.gid))?;
-    if path.symlink_metadata()?.is_dir() {
+    let about = path.symlink_metadata()?;
+    if (about.uid(), about.gid()) != (user.uid, user.gid) {
+        lchown(path, Some(user.uid), Some(user.gid))?;
+    }
+    if about.is_dir() {
         for entry in std::fs::read_dir(path)? {
             own(&entry?.path(), user)?;
         }
     }
     Ok(())
-}
-
-/// Removes a tree; one that is not there is fine.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
-    match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 async fn blocking(
@@ -129,7 +142,6 @@ async fn blocking(
 #[cfg(test)]
 mod tests {
     use agent_cas::{Disk, snapshot};
-    use agent_model::Digest;
     use agent_model::job::Output;
 
     use super::*;
@@ -158,7 +170,7 @@ mod tests {
         let dir = JobDir::new(temp.path().join("j.1.0"));
         dir.create().unwrap();
         for _ in 0..2 {
-            lay_out(&store, &job, &dir, None).await.unwrap();
+            lay_out(&store, &[], &job, &dir, None).await.unwrap();
             for path in
                 ["work/t.py", "work/outputs", "work/logs", "inputs/data/t.py", "out/model", "tracking.jsonl"]
             {
@@ -175,7 +187,7 @@ mod tests {
         let (store, root) = store(temp.path()).await;
         let job = JobDraft { code: Some(Digest { size: root.size + 1, ..root }), ..JobDraft::default() };
         let dir = JobDir::new(temp.path().join("j.1.0"));
-        let error = lay_out(&store, &job, &dir, None).await.unwrap_err();
+        let error = lay_out(&store, &[], &job, &dir, None).await.unwrap_err();
         assert_eq!(super::super::faults::fetch(&error).code, agent_model::Code::SnapshotMissing);
     }
 }

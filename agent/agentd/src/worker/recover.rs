@@ -87,7 +87,7 @@ pub(crate) fn accepted(dir: &JobDir, replica: &ReplicaId) -> Option<Record> {
     match text.map(|text| serde_json::from_slice::<Record>(&text)) {
         Ok(Ok(record)) if record.replica == *replica => return Some(record),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            if let Err(error) = super::fetch::remove(dir.path()) {
+            if let Err(error) = agent_cas::remove_tree(dir.path()) {
                 warn!(dir = %dir.path().display(), %error, "cannot remove a directory that was never used");
             }
         }

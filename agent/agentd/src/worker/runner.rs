@@ -22,11 +22,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_cas::snapshot::Laid;
 use agent_model::EnvSpec;
 use agent_model::lease::Terms;
 use agent_model::protocol::orders::{Desired, UNHEARD};
 use agent_model::protocol::start::Deadline;
-use agent_model::{Boot, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
+use agent_model::{Boot, Digest, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use agent_runtime::exec::{
     Enclosure, Found, LaunchError, ReattachError, RenewError, Running, WaitError, end_all,
@@ -38,10 +39,12 @@ use tracing::{error, info, warn};
 
 use super::backoff::Backoff;
 use super::faults::{self, Ending};
+use super::fetch::FetchError;
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
 use super::outputs::LogEnd;
 use super::report::Delivered;
+use super::spares::Wish;
 use super::telemetry::{Content, Shipper};
 use super::tracking::{Registration, TrackedRun};
 use super::{Worker, attic, budget, enclosure, fetch, outputs, recover};
@@ -111,6 +114,8 @@ pub(crate) struct Runner<J> {
     told_to_stop: Option<Desired>,
     /// What is wrong with the GPUs of the command, as it was last told.
     trouble: Vec<String>,
+    /// The trees that were laid out for it.
+    laid: Vec<Wish>,
 }
 
 /// How often the logs are sent again to a controller that finds them incomplete. What differs still will not be
@@ -174,6 +179,7 @@ impl<J: Journal> Runner<J> {
             refusals: 0,
             told_to_stop: None,
             trouble: Vec::new(),
+            laid: Vec::new(),
         }
     }
 
@@ -188,6 +194,8 @@ impl<J: Journal> Runner<J> {
             self.fetch().await?;
             let environment = self.build().await?;
             let running = self.launch(&environment).await?;
+            // What it has, the next one may want; only now does that keep nobody waiting.
+            self.laid.drain(..).for_each(|wish| self.worker.spares.wish(wish));
             self.run(running).await
         }
         .await;
@@ -261,8 +269,29 @@ impl<J: Journal> Runner<J> {
         self.enter(ReplicaStep::Fetching, "").await?;
         self.admit().await?;
         let user = self.user(enclosure::is_sure(&self.record.spec.environment));
-        let laid = fetch::lay_out(&self.worker.store, &self.record.spec, &self.dir, user.as_ref());
-        unless_stopped(self.desired.clone(), laid).await?.map_err(|error| faults::fetch(&error).into())
+        let laid = unless_stopped(self.desired.clone(), self.lay_out(user.as_ref())).await?;
+        let laid = laid.map_err(|error| faults::fetch(&error))?;
+        let owner = user.as_ref().map(fetch::owner);
+        self.laid = laid.into_iter().map(|(root, laid)| Wish { root, laid, owner }).collect();
+        Ok(())
+    }
+
+    /// Everything the job reads, as soon as the store that holds it answers; trees that wait for jobs to come make
+    /// room for it.
+    async fn lay_out(&self, user: Option<&JobUser>) -> Result<Vec<(Digest, Laid)>, FetchError> {
+        let (store, spares, spec) = (&self.worker.store, &self.worker.spares, &self.record.spec);
+        let mut backoff = Backoff::default();
+        loop {
+            match fetch::lay_out(store, &spares.list(), spec, &self.dir, user).await {
+                Err(error) if faults::is_no_space(&error) && spares.give_way().await => {}
+                Err(error) if faults::is_away(&error) => {
+                    warn!(replica = %self.record.replica, %error, "waiting for the store of blobs");
+                    self.say("waiting for the store of blobs to answer");
+                    tokio::time::sleep(backoff.next()).await;
+                }
+                laid => return laid,
+            }
+        }
     }
 
     /// Gets the environment, and ships what its builder prints meanwhile.
@@ -685,17 +714,27 @@ impl<J: Journal> Runner<J> {
     }
 
     async fn collect(&self) -> Result<Option<agent_model::Artifacts>, outputs::CollectError> {
-        let mut backoff = Backoff::default();
-        for _ in 1..OUTPUT_ATTEMPTS {
-            match outputs::collect(&self.worker.store, &self.dir, &self.record.spec).await {
-                Ok(artifacts) => return Ok(artifacts),
-                Err(error) => {
-                    warn!(replica = %self.record.replica, %error, "the outputs are not stored yet");
-                    tokio::time::sleep(backoff.next()).await;
+        let (mut backoff, mut attempts) = (Backoff::default(), 1);
+        loop {
+            let error = match outputs::collect(&self.worker.store, &self.dir, &self.record.spec).await {
+                Err(error) if faults::is_away(&error) => {
+                    self.say("waiting for the store of blobs to answer");
+                    error
                 }
+                Err(error) if attempts < OUTPUT_ATTEMPTS => {
+                    attempts += 1;
+                    error
+                }
+                collected => return collected,
+            };
+            warn!(replica = %self.record.replica, %error, "the outputs are not stored yet");
+            if faults::is_no_space(&error) {
+                // What found no room is larger than what is free: so much again, each time.
+                let free = agent_node::disk_free(&self.worker.config.state_dir);
+                self.worker.collector.make_room(free.saturating_mul(2)).await;
             }
+            tokio::time::sleep(backoff.next()).await;
         }
-        outputs::collect(&self.worker.store, &self.dir, &self.record.spec).await
     }
 
     /// Delivers the outcome. When the controller lacks something it had acknowledged, that is sent again.
@@ -759,7 +798,7 @@ impl<J: Journal> Runner<J> {
     /// Waits while the disk is too full to go on. Whoever asks why is told.
     async fn admit(&self) -> Result<(), Interrupted> {
         let config = &self.worker.config;
-        let measure = || budget::admit(agent_node::load(&config.state_dir).disk_free, config.disk_reserve);
+        let measure = || budget::admit(agent_node::disk_free(&config.state_dir), config.disk_reserve);
         let Err(shortfall) = measure() else { return Ok(()) };
         let fault = faults::disk_full(&shortfall, &config.state_dir);
         warn!(replica = %self.record.replica, %fault, "waiting for room");

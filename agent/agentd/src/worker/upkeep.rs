@@ -72,7 +72,7 @@ impl Upkeep {
             warn!(%error, "the machine was not looked at");
             return;
         }
-        self.ballast.balance(agent_node::load(&self.probe.state_dir).disk_free);
+        self.ballast.balance(agent_node::disk_free(&self.probe.state_dir));
         if whole {
             let swept = agent_runtime::exec::sweep_groups();
             if swept > 0 {

@@ -3,6 +3,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use agent_cas::gc::{self, Collector};
 use agent_cas::{Disk, Store};
 use agent_model::job::{Limits, OnDisconnect};
 use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
@@ -19,6 +20,7 @@ use crate::worker::ballast::Ballast;
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
 use crate::worker::report::Outbox;
+use crate::worker::spares::Spares;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::tracking::Tracking;
 
@@ -105,11 +107,18 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
     let environments = EnvConfig { vars, stall: Duration::from_secs(60), ..EnvConfig::plain(root, path) };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let clock: Arc<dyn agent_model::Clock> = Arc::new(SystemClock);
+    // It waits for that of the node before, whose tasks end meanwhile.
+    let place = state.join("cas");
+    let disk = tokio::task::spawn_blocking(move || Disk::open(&place)).await.unwrap().unwrap();
+    let store = Store::Disk(disk.clone());
+    let limits = gc::Limits { size: u64::MAX, reserve: 0, lease: Duration::ZERO };
     Arc::new(Worker {
         clock: clock.clone(),
         boot_id: "this boot".into(),
         journal: Twin::open(state, left).await,
-        store: Store::Disk(Disk::open(&state.join("cas")).unwrap()),
+        spares: Spares::new(state, store.clone(), 0),
+        store,
+        collector: Collector::new(disk, limits, &[], clock.clone()),
         environments: Environments::open(environments).unwrap(),
         built: Arc::default(),
         executor: Launcher {
@@ -184,6 +193,7 @@ async fn test_crash_after_any_record_gives_the_same_outcome() {
             assert!(records > 8, "every step has a record");
             break;
         }
+        drop(worker);
         let worker = node(state.path(), NEVER).await;
         let jobs = crate::worker::jobs_dir(state.path());
         let found = recover::open_replicas(&worker.journal, &jobs).await.unwrap().pop().unwrap();

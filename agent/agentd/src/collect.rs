@@ -1,0 +1,96 @@
+//! Looks after the size of the store of blobs, for whichever roles this daemon plays.
+//!
+//! Every few seconds it looks whether the store is above its limit, or the disk below its reserve, and lets the
+//! [`Collector`] remove what nobody needs. What went, or why too little could, is in the log: once, until that
+//! changes. It holds nothing that matters, so it may be started again at any time.
+//!
+//! Started by `crate::roles`.
+
+use std::time::Duration;
+
+use agent_cas::gc::{CollectError, Collected, Collector, Goal, Holder, Reason};
+use agent_model::size;
+use tracing::{info, warn};
+
+use crate::supervisor::chain;
+
+/// How often it is looked how much room there is.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long it is not tried again when too little could go.
+const AGAIN: Duration = Duration::from_secs(120);
+
+/// Looks again and again.
+pub(crate) async fn run(collector: Collector) {
+    let mut told = String::new();
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if !collector.is_due().await {
+            told.clear();
+            continue;
+        }
+        let collected = collector.collect(Goal::Limits, false).await;
+        if let Ok(Collected { freed, before, .. }) = &collected
+            && freed.blobs > 0
+        {
+            let (freed, taken) = (size::binary(freed.bytes), size::binary(before.taken));
+            info!(freed, taken, "removed blobs that nobody needs");
+        }
+        let Some(why) = shortfall(&collected, collector.limits().size) else { continue };
+        if told != why {
+            warn!(why, "the store of blobs is larger than it should be, or the disk fuller");
+            told = why;
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// Why not enough went; nothing when enough did.
+fn shortfall(collected: &Result<Collected, CollectError>, limit: u64) -> Option<String> {
+    let collected = match collected {
+        Ok(collected) if collected.is_enough() => return None,
+        Ok(collected) => collected,
+        Err(error) => return Some(chain(error)),
+    };
+    let mut stays = collected.stays.clone();
+    stays.sort_by_key(|stay| std::cmp::Reverse(stay.bytes));
+    let stay = |stay: &agent_cas::gc::Stay| format!("{} {}", size::binary(stay.bytes), holds(stay.reason));
+    let stays: Vec<String> = stays.iter().map(stay).collect();
+    let limit = size::binary(limit);
+    Some(format!(
+        "of at most {limit}, {}",
+        if stays.is_empty() { "nothing is left".into() } else { stays.join(", ") }
+    ))
+}
+
+fn holds(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Held(Holder::Jobs) => "are needed by jobs that have not ended",
+        Reason::Held(Holder::Outputs) => "are outputs of jobs",
+        Reason::Held(Holder::Environments) => "tell of environments",
+        Reason::Held(Holder::Replicas) => "are needed by what runs here",
+        Reason::Recent => "were just used",
+        Reason::Room => "may go",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_cas::Evicted;
+    use agent_cas::gc::{Room, Stay};
+
+    use super::*;
+
+    #[test]
+    fn test_what_holds_the_store_is_named_largest_first() {
+        let stay = |reason, bytes| Stay { reason, blobs: 1, bytes };
+        let stays = vec![stay(Reason::Recent, 1 << 20), stay(Reason::Held(Holder::Outputs), 3 << 30)];
+        let before = Room { taken: 4 << 30, free: 0 };
+        let freed = Evicted { blobs: 1, bytes: 10 };
+        let collected = Collected { before, wanted: 11, freed, stays };
+        let why = shortfall(&Ok(collected.clone()), 2 << 30).unwrap();
+        assert_eq!(why, "of at most 2 GiB, 3 GiB are outputs of jobs, 1 MiB were just used");
+        assert_eq!(shortfall(&Ok(Collected { wanted: 10, ..collected }), 2 << 30), None);
+        let away = shortfall(&Err(CollectError::NotYet { user: "the node" }), 0);
+        assert_eq!(away.as_deref(), Some("it is not known yet what the node needs"));
+    }
+}

@@ -1,0 +1,62 @@
+//! What the replicas of this node need of the store of blobs: the code and the inputs of each that is open, and the
+//! outputs of one whose outcome is not delivered yet.
+//!
+//! The journal says it, so it is the same after a crash. Called by `crate::roles`, which tells the collector.
+
+use std::sync::{Arc, Weak};
+
+use agent_cas::gc::{Holder, Pin, Pins, Unknown};
+
+use super::Worker;
+use super::journal::{Journal, Record};
+
+/// The name under which a collector knows the node.
+pub(crate) const USER: &str = "the node";
+
+/// Says everything that is needed, for as long as the worker is there.
+pub(crate) fn all<J: Journal>(worker: &Arc<Worker<J>>) -> Pins {
+    let worker = Arc::downgrade(worker);
+    Box::new(move || {
+        let worker = Weak::clone(&worker);
+        Box::pin(async move {
+            let worker = worker.upgrade().ok_or_else(|| Unknown("the daemon is stopping".to_owned()))?;
+            let records = worker.journal.open_replicas().await.map_err(|error| Unknown(error.to_string()))?;
+            Ok(records.iter().flat_map(of_record).collect())
+        })
+    })
+}
+
+fn of_record(record: &Record) -> Vec<Pin> {
+    let outputs = record.outcome.as_ref().and_then(|outcome| outcome.artifacts);
+    let roots = record.spec.snapshots().into_iter().chain(outputs.map(|outputs| outputs.root));
+    roots.map(|root| Pin::tree(root, Holder::Replicas)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::{Artifacts, Digest, JobDraft, Outcome, Timestamp, Verdict};
+
+    use super::super::journal::tests::record;
+    use super::*;
+
+    #[test]
+    fn test_code_and_undelivered_outputs_of_an_open_replica_are_needed() {
+        let digest = |size| Digest { size, ..Digest::EMPTY };
+        let draft = JobDraft { command: "true".into(), code: Some(digest(1)), ..JobDraft::default() };
+        let open = Record { spec: draft.validate().unwrap(), ..record("a.1.0") };
+        assert_eq!(of_record(&open), [Pin::tree(digest(1), Holder::Replicas)]);
+        let outcome = Outcome {
+            verdict: Verdict::Completed,
+            exit: None,
+            fault: None,
+            started_at: None,
+            ended_at: Timestamp(1),
+            streams: Vec::new(),
+            tracking_bytes: 0,
+            artifacts: Some(Artifacts { root: digest(2), files: 1, bytes: 1 }),
+        };
+        let ended = Record { outcome: Some(outcome), ..open };
+        let expected = [digest(1), digest(2)].map(|root| Pin::tree(root, Holder::Replicas));
+        assert_eq!(of_record(&ended), expected);
+    }
+}
