@@ -1,7 +1,7 @@
 //! What the product costs, as ratios to what the machine itself and other programs do, measured in one run.
 //!
 //! ```text
-//! bench [jobs] [environments] [containers] [snapshots [FILES]]
+//! bench [jobs] [environments] [containers] [snapshots [FILES]] [streams]
 //! ```
 //!
 //! Nothing is asserted: machines differ, and so do their moods. Both sides of a ratio take turns, so that a
@@ -14,6 +14,7 @@ mod environments;
 mod measure;
 mod peers;
 mod snapshots;
+mod streams;
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -41,6 +42,9 @@ fn main() {
     }
     if wanted("snapshots") {
         snapshots::all(parts.iter().find_map(|part| part.parse().ok()));
+    }
+    if wanted("streams") {
+        streams::all();
     }
 }
 

@@ -14,6 +14,10 @@ impl Series {
         self.0.sort_unstable();
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(crate) fn median(&self) -> Duration {
         self.0[self.0.len() / 2]
     }

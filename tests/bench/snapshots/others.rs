@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use agent_tests::{SOON, eventually};
 
+/// Bytes of the file system for clones.
+const XFS: u64 = 4 << 30;
+
 /// A repository beside the tree it is of, so that nobody else sees it.
 pub(super) struct Git {
     tree: PathBuf,
@@ -98,6 +101,66 @@ impl Drop for Rsync {
     fn drop(&mut self) {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
+    }
+}
+
+/// NativeLink, where it is on the path: a server of the same protocol, with its files checked and flushed as ours are,
+/// and spoken to by our own client.
+pub(super) struct NativeLink {
+    server: Child,
+    /// `http://host:port/instance`.
+    pub(super) place: String,
+}
+
+impl NativeLink {
+    /// With an empty store below `home`.
+    pub(super) fn start(home: &Path) -> Option<NativeLink> {
+        fs::create_dir(home).expect("a directory");
+        let free = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
+        let port = free.expect("a port").port();
+        let config = home.join("config.json5");
+        let text = include_str!("nativelink.json5");
+        let text = text.replace("HOME", &home.display().to_string()).replace("PORT", &port.to_string());
+        fs::write(&config, text).expect("a file");
+        let mut command = Command::new("nativelink");
+        command.arg(&config).env("RUST_LOG", "error").stdin(Stdio::null());
+        let server = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+        eventually("the server listens", SOON, || TcpStream::connect(("127.0.0.1", port)).ok());
+        Some(NativeLink { server, place: format!("http://127.0.0.1:{port}/main") })
+    }
+}
+
+impl Drop for NativeLink {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+/// A file system that can clone, in a file of `home`.
+pub(super) struct Xfs {
+    pub(super) path: PathBuf,
+}
+
+impl Xfs {
+    pub(super) fn mount(home: &Path) -> Xfs {
+        let (image, path) = (home.join("image"), home.join("mounted"));
+        fs::create_dir_all(&path).expect("a directory");
+        fs::File::create(&image).and_then(|file| file.set_len(XFS)).expect("a file");
+        let mut make = Command::new("mkfs.xfs");
+        make.args(["-q", "-m", "reflink=1"]).arg(&image);
+        let mut mount = Command::new("mount");
+        mount.args(["-o", "loop"]).args([&image, &path]);
+        for command in [make, mount] {
+            crate::measure::time(command);
+        }
+        Xfs { path }
+    }
+}
+
+impl Drop for Xfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(&self.path).status();
     }
 }
 

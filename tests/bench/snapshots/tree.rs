@@ -1,10 +1,13 @@
 //! The directory that is moved, and the least that hashing it can cost.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use agent_cas::{digest_of, snapshot};
+use agent_model::Digest;
+use bytes::Bytes;
 
 /// Directories on each of three levels; a file is in one of the last.
 const SPREAD: [usize; 3] = [8, 10, 15];
@@ -68,6 +71,12 @@ impl Tree {
         changed
     }
 
+    /// A content that is nowhere yet, and its digest.
+    pub(crate) fn fresh(&mut self, size: usize) -> (Digest, Bytes) {
+        let bytes = Bytes::from(self.random.bytes(size));
+        (digest_of(&bytes), bytes)
+    }
+
     /// The digest of what is there now, for a command line.
     pub(crate) fn root(&self) -> String {
         snapshot::scan(&self.path).expect("it can be scanned").root.to_string()
@@ -109,5 +118,35 @@ pub(crate) fn hash_floor(bytes: u64) -> Duration {
             scope.spawn(|| (0..rounds).fold(0, |sum, _| sum ^ std::hint::black_box(digest_of(&buffer)).size));
         }
     });
+    begun.elapsed()
+}
+
+/// How long it takes to clone every file of a directory into a new one.
+pub(crate) fn clone_all(from: &Path, to: &Path) -> Duration {
+    let begun = Instant::now();
+    fs::create_dir(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory") {
+        let entry = entry.expect("an entry");
+        let source = fs::File::open(entry.path()).expect("a file");
+        let clone = fs::File::create_new(to.join(entry.file_name())).expect("a file");
+        rustix::fs::ioctl_ficlone(&clone, &source).expect("XFS can");
+    }
+    begun.elapsed()
+}
+
+/// How long it takes to write these as files of `home`, each flushed, and its name as well, before the next.
+pub(crate) fn flushed_one_by_one<'a>(
+    home: &Path,
+    blobs: impl Iterator<Item = &'a (Digest, Bytes)>,
+) -> Duration {
+    let directory = fs::File::open(home).expect("a directory");
+    let begun = Instant::now();
+    for (digest, bytes) in blobs {
+        let new = home.join("new");
+        let mut file = fs::File::create(&new).expect("a file");
+        file.write_all(bytes).and_then(|()| file.sync_all()).expect("it is written");
+        fs::rename(&new, home.join(digest.hex())).expect("it gets its name");
+        directory.sync_all().expect("the name is kept");
+    }
     begun.elapsed()
 }
