@@ -44,7 +44,7 @@ fn main() -> ExitCode {
             eprintln!("  at {place}");
         }
     }));
-    let code = Table { name: "containers", rows: rows(), prepare }.main();
+    let code = Table { name: "containers", rows: rows(), cases: &[], prepare }.main();
     end_shared();
     code
 }

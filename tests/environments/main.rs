@@ -34,5 +34,5 @@ fn main() -> ExitCode {
             eprintln!("  at {place}");
         }
     }));
-    Table { name: "environments", rows: rows(), prepare: bench::prepare }.main()
+    Table { name: "environments", rows: rows(), cases: &[], prepare: bench::prepare }.main()
 }

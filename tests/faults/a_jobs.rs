@@ -232,11 +232,6 @@ fn on_one_box(tally: &mut Tally, scale: &Scale) {
         ("A6", controller_away),
         ("A8", kill_controller),
     ] {
-        let one = run(&small, 0);
-        tally.add(Tally {
-            notes: one.notes.iter().map(|note| format!("{name}: {note}")).collect(),
-            failures: one.failures.iter().map(|failure| format!("{name}: {failure}")).collect(),
-            ..one
-        });
+        tally.add(run(&small, 0).within(name));
     }
 }

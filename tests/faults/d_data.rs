@@ -5,7 +5,6 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use agent_tests::binaries;
 use agent_tests::chance::Chance;
 use agent_tests::fleet::{Fleet, Setup};
 
@@ -27,8 +26,8 @@ impl Project {
         let dir = home.join(format!("project-{number}"));
         fs::create_dir_all(dir.join("data")).expect("a directory");
         for file in 0..12 {
-            // Pairs of one size, so that they can be mistaken for each other.
-            let length = if file == 0 { 3 << 20 } else { 1000 + 500 * (file / 2) };
+            // Pairs of one size, so that they can be mistaken for each other; each large enough for a file of its own.
+            let length = if file == 0 { 3 << 20 } else { 200_000 + 500 * (file / 2) };
             let bytes: Vec<u8> = (0..length / 8).flat_map(|_| chance.number().to_le_bytes()).collect();
             fs::write(dir.join(format!("data/{file}")), bytes).expect("a file");
         }
@@ -39,17 +38,6 @@ impl Project {
         let job = format!("command: {}\ncode: .\nenvironment: host\n", serde_json::Value::from(check));
         fs::write(dir.join("job.yml"), job).expect("a file");
         Project { dir }
-    }
-
-    /// Submits it as people do, which sends what the store says it does not have; the job, if it was taken.
-    fn submit(&self, fleet: &Fleet) -> Result<String, String> {
-        let mut ctl = command(binaries().join("agentctl"));
-        ctl.arg("--socket").arg(fleet.controller.socket()).arg("submit").arg(&self.dir);
-        let ran = ctl.output().expect("agentctl starts");
-        match ran.status.success() {
-            true => Ok(String::from_utf8_lossy(&ran.stdout).trim().to_owned()),
-            false => Err(String::from_utf8_lossy(&ran.stderr).into_owned()),
-        }
     }
 }
 
@@ -84,7 +72,7 @@ fn bad_blobs(tally: &mut Tally, scale: &Scale) {
 
 fn spoil(fleet: &mut Fleet, project: &Project, place: &str, how: &str, chance: &mut Chance) {
     let before = blobs(&fleet.controller.state());
-    let first = project.submit(fleet).expect("the first job is taken");
+    let first = fleet.client.try_submit_dir(&project.dir).expect("the first job is taken");
     assert_eq!(fleet.client.ended(&first).state, "Completed");
     let inodes = String::from_utf8(fleet.client.log(&first, "job")).expect("numbers");
     let stored: Vec<PathBuf> = blobs(&fleet.controller.state()).difference(&before).cloned().collect();
@@ -123,7 +111,7 @@ fn spoil(fleet: &mut Fleet, project: &Project, place: &str, how: &str, chance: &
     // Whatever it takes: no job on bad bytes, and after a few tries a good one.
     let mut tries = Vec::new();
     for _ in 0..4 {
-        let job = match project.submit(fleet) {
+        let job = match fleet.client.try_submit_dir(&project.dir) {
             Ok(job) => fleet.client.ended(&job),
             Err(refused) => {
                 tries.push(refused);

@@ -42,5 +42,5 @@ fn rows() -> Vec<&'static Row> {
 }
 
 fn main() -> ExitCode {
-    Table { name: "faults", rows: rows(), prepare: || _ = agent_tests::binaries() }.main()
+    Table { name: "faults", rows: rows(), cases: &[], prepare: || _ = agent_tests::binaries() }.main()
 }

@@ -39,6 +39,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("saphyr", &["agent/model/src/yaml.rs"]),
     ("clap", &["agent/agentctl/", "agent/agentd/src/cli.rs", "agent/agentd/src/main.rs"]),
     ("bazel_remote_apis", &["agent/cas/", "agent/control/src/api/cas"]),
+    ("zstd", &["agent/cas/src/remote/compression"]),
 ];
 
 /// The only modules that may name a wire message.

@@ -1,17 +1,22 @@
 """A blob store that speaks the Remote Execution API and is difficult in one way: those real servers have, and some
 that only a hostile one has.
 
-    difficult.py SOCKET HABIT
+    difficult.py SOCKET|HOST:PORT HABIT [DIRECTORY]
 
-Says `ready` when it listens; ends when its standard input does. `HABITS` below names what there is.
+Says `ready` when it listens; ends when its standard input does, and says then how many blobs came or went compressed.
+What it takes is in the directory, where one is named, and so are the blobs of one before it. `HABITS` below names what
+there is.
 """
 
 import hashlib
 import sys
 import threading
+import time
+from pathlib import Path
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import zstandard
 from buildgrid.common.protos.build.bazel.remote.execution.v2 import remote_execution_pb2 as re
 from buildgrid.common.protos.build.bazel.remote.execution.v2 import remote_execution_pb2_grpc as re_grpc
 from buildgrid.common.protos.google.bytestream import bytestream_pb2 as bs
@@ -28,13 +33,62 @@ HABITS = {
     "flips", "cuts", "adds", "swaps", "empties", "dribbles", "endless", "evicts", "ignores-offsets",
     # How it is there.
     "restless", "breaks-streams", "dies-in-writes",
+    # What it makes of compression, which all of these say they know. They are slow, or nobody would compress.
+    "zstd", "zstd-counts", "zstd-minus-one", "zstd-refuses", "zstd-cuts", "zstd-adds", "zstd-bombs", "zstd-breaks",
 }
+ZSTD = 1
+
+
+class Directory(dict):
+    """Blobs by hash; each is in a file too."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        super().__init__((file.name, file.read_bytes()) for file in self.path.iterdir() if "." not in file.name)
+
+    def __setitem__(self, name, data):
+        super().__setitem__(name, data)
+        new = self.path / f"{name}.{threading.get_ident()}"
+        new.write_bytes(data)
+        new.rename(self.path / name)
+
+
+def number_of(message, field):
+    """The last value of a field that the message's publisher does not know yet."""
+    data, at, found = message.SerializeToString(), 0, 0
+
+    def varint():
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = data[at], at + 1
+            value, shift = value | (byte & 127) << shift, shift + 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        key = varint()
+        value = varint()
+        if key & 7 == 2:  # a packed list of one, perhaps
+            packed, at = data[at:at + value], at + value
+            value = packed[0] if packed else 0
+        if key >> 3 == field:
+            found = value
+    return found
+
+
+def with_number(message, field, value):
+    message.MergeFromString(bytes([field << 3, value]))
+    return message
 
 
 class Store:
-    def __init__(self, habit):
+    def __init__(self, habit, directory=None):
         self.habit = habit
-        self.blobs = {hashlib.sha256(b"").hexdigest(): b""}
+        self.blobs = Directory(directory) if directory else {}
+        self.blobs[hashlib.sha256(b"").hexdigest()] = b""
+        self.compressed = 0
         self.calls = 0
         self.lock = threading.Lock()
 
@@ -53,6 +107,29 @@ class Store:
         if self.habit != "forgetful":
             self.blobs[digest.hash] = data
         return 0
+
+    def inflated(self, digest, form):
+        """What came compressed."""
+        with self.lock:
+            self.compressed += 1
+        if self.habit == "zstd-refuses":
+            return b"refused"
+        return zstandard.ZstdDecompressor().decompress(form, max_output_size=max(digest.size_bytes, 1))
+
+    def deflated(self, data):
+        """What goes compressed."""
+        with self.lock:
+            self.compressed += 1
+        form = zstandard.ZstdCompressor(1).compress(data)
+        return {
+            "zstd-cuts": form[:-1],
+            "zstd-adds": form + b"garbage",
+            "zstd-bombs": zstandard.ZstdCompressor(1).compress(bytes(100 << 20)),
+        }.get(self.habit, form)
+
+    def slow(self):
+        if self.habit.startswith("zstd"):
+            time.sleep(0.05)
 
     def spoiled(self, data):
         """What is sent in place of these bytes."""
@@ -78,6 +155,8 @@ class Capabilities(re_grpc.CapabilitiesServicer):
         limits = {"limit-0": 0, "limit-1": 1, "limit-64k": 65536, "limit-negative": -1, "limit-lies-high": 1 << 40}
         function = 9 if habit == "other-function" else 1  # BLAKE3, SHA-256
         cache = re.CacheCapabilities(digest_function=[function], max_batch_total_size_bytes=limits.get(habit, 4 << 20))
+        if habit.startswith("zstd"):
+            with_number(with_number(cache, 6, ZSTD), 7, ZSTD)
         return re.ServerCapabilities(cache_capabilities=cache)
 
 
@@ -114,10 +193,12 @@ class Cas(re_grpc.ContentAddressableStorageServicer):
         store.visit(context)
         if store.habit == "limit-lies-high" and request.ByteSize() > 50_000:
             context.abort(grpc.StatusCode.OUT_OF_RANGE, "the message is too large")
+        store.slow()
         answer, items = re.BatchUpdateBlobsResponse(), []
         for item in request.requests:
             one = answer.Response(digest=item.digest)
-            one.status.code = store.put(item.digest, item.data)
+            data = store.inflated(item.digest, item.data) if number_of(item, 3) == ZSTD else item.data
+            one.status.code = store.put(item.digest, data)
             items.append(one)
         answer.responses.extend(self.answers(items))
         return answer
@@ -125,6 +206,8 @@ class Cas(re_grpc.ContentAddressableStorageServicer):
     def BatchReadBlobs(self, request, context):
         store = self.store
         store.visit(context)
+        store.slow()
+        wanted = number_of(request, 3) == ZSTD
         answer, items = re.BatchReadBlobsResponse(), []
         for digest in request.digests:
             one = answer.Response(digest=digest)
@@ -133,6 +216,8 @@ class Cas(re_grpc.ContentAddressableStorageServicer):
                 one.status.code = 5
             else:
                 one.data = store.spoiled(data)
+                if wanted and store.habit.startswith("zstd") and store.habit != "zstd-refuses":
+                    one = with_number(answer.Response(digest=digest, data=store.deflated(data)), 4, ZSTD)
                 if store.habit == "large-answers":
                     one.status.message = "x" * 20_000
             items.append(one)
@@ -155,7 +240,14 @@ class Streams(bs_grpc.ByteStreamServicer):
         offset = 0 if store.habit == "ignores-offsets" else request.read_offset
         data = store.spoiled(data)[offset:]
         size = 1000 if store.habit == "dribbles" else 100_000
+        is_compressed = "compressed-blobs/zstd/" in request.resource_name
+        if is_compressed and store.habit in ("none", "zstd-refuses"):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "nothing is compressed here")
+        if is_compressed:
+            data, size = store.deflated(data), 1000
         for number, start in enumerate(range(0, len(data), size)):
+            if is_compressed and store.habit == "zstd-breaks" and number == 2:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "back in a moment")
             if store.habit in ("breaks-streams", "restless", "ignores-offsets") and number == 2:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "back in a moment")
             if store.habit in ("empties", "dribbles"):
@@ -180,26 +272,36 @@ class Streams(bs_grpc.ByteStreamServicer):
             if dies:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "back in a moment")
         else:
+            came = len(data)
+            if "/compressed-blobs/zstd/" in name:
+                data = store.inflated(digest, data)
             if store.put(digest, data):
                 context.abort(grpc.StatusCode.INVALID_ARGUMENT, "these bytes are others")
-        sizes = {"committed-negative": -1, "committed-small": 17}
+            if store.habit == "zstd-counts":
+                return bs.WriteResponse(committed_size=came)
+        sizes = {"committed-negative": -1, "committed-small": 17, "zstd-minus-one": -1}
         return bs.WriteResponse(committed_size=sizes.get(store.habit, digest.size_bytes))
 
 
 def main():
-    socket, habit = sys.argv[1:]
+    address, habit, *places = sys.argv[1:]
     assert habit in HABITS, f"there is no habit {habit}"
-    store = Store(habit)
+    store = Store(habit, *places[:1])
     options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.max_send_message_length", -1)]
     server = grpc.server(ThreadPoolExecutor(16), options=options)
     re_grpc.add_CapabilitiesServicer_to_server(Capabilities(store), server)
     re_grpc.add_ContentAddressableStorageServicer_to_server(Cas(store), server)
     bs_grpc.add_ByteStreamServicer_to_server(Streams(store), server)
-    server.add_insecure_port(f"unix:{socket}")
+    if len(places) == 2:
+        key, certificate = ((Path(places[1]) / name).read_bytes() for name in ("key.pem", "cert.pem"))
+        server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)]))
+    else:
+        server.add_insecure_port(f"unix:{address}" if "/" in address else address)
     server.start()
     print("ready", flush=True)
     sys.stdin.read()
     server.stop(0)
+    print(f"compressed {store.compressed}", flush=True)
 
 
 if __name__ == "__main__":

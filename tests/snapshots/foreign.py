@@ -13,6 +13,7 @@ import threading
 import uuid
 
 import grpc
+import zstandard
 from buildgrid.common.protos.build.bazel.remote.execution.v2 import remote_execution_pb2 as re
 from buildgrid.common.protos.build.bazel.remote.execution.v2 import remote_execution_pb2_grpc as re_grpc
 from buildgrid.common.protos.google.bytestream import bytestream_pb2 as bs
@@ -248,18 +249,142 @@ def the_same_blob_twice_in_a_batch(peer):
     assert [item.data for item in peer.read_batch(named(data), named(data))] == [data, data]
 
 
+def text(size):
+    """Bytes that shrink, and that no server has seen."""
+    return (uuid.uuid4().hex.encode() * (size // 32 + 1))[:size]
+
+
+def squeezed(data, level=1, **more):
+    params = zstandard.ZstdCompressionParameters.from_level(level, **more)
+    return zstandard.ZstdCompressor(compression_params=params).compress(data)
+
+
+def unsqueezed(form):
+    """All frames of a compressed form, after each other."""
+    inflater, data = zstandard.ZstdDecompressor().decompressobj(read_across_frames=True), b""
+    return data + inflater.decompress(form)
+
+
+def update_zstd(peer, *items):
+    """Sends (digest, compressed bytes) pairs; the code of each."""
+    one = re.BatchUpdateBlobsRequest.Request
+    requests = [with_number(one(digest=d, data=b), 3, ZSTD) for d, b in items]
+    answer = peer.cas.BatchUpdateBlobs(re.BatchUpdateBlobsRequest(requests=requests), timeout=PATIENCE)
+    codes = {(r.digest.hash, r.digest.size_bytes): r.status.code for r in answer.responses}
+    return [codes[(d.hash, d.size_bytes)] for d, _ in items]
+
+
+def zstd_name(digest):
+    return f"compressed-blobs/zstd/{digest.hash}/{digest.size_bytes}"
+
+
+def zstd_upload(digest):
+    return f"uploads/{uuid.uuid4()}/{zstd_name(digest)}"
+
+
 @case
-def compressed_blobs_are_refused_where_none_are_offered(peer):
-    data = fresh(100)
-    one = with_number(re.BatchUpdateBlobsRequest.Request(digest=named(data), data=data), 3, ZSTD)
+def compressed_blobs_go_in_and_out_of_batches(peer):
+    for data in [text(100_000), fresh(100_000), text(1)]:
+        for form in [squeezed(data), squeezed(data, 19), squeezed(data[:7]) + squeezed(b"") + squeezed(data[7:])]:
+            assert update_zstd(peer, (named(data), form)) == [0]
+        request = with_number(re.BatchReadBlobsRequest(digests=[named(data)]), 3, ZSTD)
+        came = peer.cas.BatchReadBlobs(request, timeout=PATIENCE).responses[0].data
+        assert came == data or unsqueezed(came) == data
+        assert peer.read_batch(named(data))[0].data == data
+
+
+@case
+def compressed_streams_go_in_and_out(peer):
+    for data in [text(2_000_000), fresh(2_000_000)]:
+        form = squeezed(data, 3, window_log=23)
+        name, half = zstd_upload(named(data)), len(form) // 2
+        assert peer.write((name, 0, form[:half], False), ("", half, form[half:], True)) in (len(form), len(data), -1)
+        assert peer.write((zstd_upload(named(data)), 0, form, True)) == -1, "it was there"
+        for offset in [0, 1, 1_000_000, 2_000_000]:
+            assert unsqueezed(peer.read(zstd_name(named(data)), offset)) == data[offset:], offset
+        refused("OUT_OF_RANGE", peer.read, zstd_name(named(data)), 2_000_001)
+        refused("INVALID_ARGUMENT", peer.read, zstd_name(named(data)), 0, 5)
+
+
+@case
+def compressed_uploads_that_break_off_go_on_in_a_new_frame(peer):
+    data = fresh(1_000_000)
+    name, form = zstd_upload(named(data)), squeezed(data)
+    peer.write((name, 0, form[:600_000], False))
+    at, done = peer.status(name)
+    assert 0 < at < 1_000_000 and not done, (at, done)
+    peer.write((name, at, squeezed(data[at:]), True))
+    assert peer.read(blob_name(named(data))) == data
+
+
+@case
+def the_empty_blob_is_there_in_every_form(peer):
+    empty = re.Digest(hash=EMPTY, size_bytes=0)
+    assert update_zstd(peer, (empty, squeezed(b""))) == [0]
+    assert unsqueezed(peer.read(zstd_name(empty))) == b""
+    assert peer.write((zstd_upload(empty), 0, squeezed(b""), True)) in (0, -1)
+    assert peer.status(zstd_upload(empty)) == (0, True)
+    request = with_number(re.BatchReadBlobsRequest(digests=[empty]), 3, ZSTD)
+    assert peer.cas.BatchReadBlobs(request, timeout=PATIENCE).responses[0].status.code == 0
+
+
+def hostile_forms():
+    """(digest, bytes) pairs of which no blob can be made."""
+    data = text(300_000)
+    form, digest = squeezed(data), named(data)
+    bomb = squeezed(bytes(1 << 27))
+    claims = lambda size: re.Digest(hash=uuid.uuid4().hex * 2, size_bytes=size)
+    return {
+        "truncated": (digest, form[:-1]),
+        "garbage": (digest, form + b"garbage"),
+        "zeros": (digest, form + bytes(100)),
+        "plain": (digest, data),
+        "nothing": (digest, b""),
+        "other": (claims(300_000), form),
+        "bomb": (claims(1000), bomb),
+        "bomb of all": (claims(2 << 30), bomb),
+        "boast": (claims(2 << 30), form[:17]),
+        "window": (digest, wide(data)),
+        "frames of nothing": (claims(100), squeezed(b"") * 300_000),
+    }
+
+
+def wide(data):
+    """A frame that wants a window of 128 MiB."""
+    params = zstandard.ZstdCompressionParameters.from_level(1, window_log=27)
+    deflater = zstandard.ZstdCompressor(compression_params=params).compressobj()
+    return deflater.compress(data) + deflater.flush()
+
+
+@case
+def hostile_compressed_batches_are_refused(peer):
+    for name, (digest, form) in hostile_forms().items():
+        codes = update_zstd(peer, (digest, form)) if len(form) < 4 << 20 else [3]
+        assert codes[0] in (3, 8), (name, codes)
+        assert peer.missing(digest) == [digest], name
+
+
+@case
+def hostile_compressed_streams_are_refused(peer):
+    for name, (digest, form) in hostile_forms().items():
+        parts = [form[i:i + 1_000_000] for i in range(0, len(form), 1_000_000)] or [b""]
+        upload, at, messages = zstd_upload(digest), 0, []
+        for part in parts:
+            messages.append((upload, at, part, False))
+            at += len(part)
+        messages[-1] = messages[-1][:3] + (True,)
+        refused("INVALID_ARGUMENT RESOURCE_EXHAUSTED", peer.write, *messages)
+        assert peer.missing(digest) == [digest], name
+
+
+@case
+def other_compressors_are_refused(peer):
+    digest = peer.keep(fresh(100))
+    for name in ["deflate", "brotli"]:
+        refused("UNIMPLEMENTED INVALID_ARGUMENT", peer.read, zstd_name(digest).replace("zstd", name))
+    one = with_number(re.BatchUpdateBlobsRequest.Request(digest=digest, data=b"x"), 3, 2)
     answer = peer.cas.BatchUpdateBlobs(re.BatchUpdateBlobsRequest(requests=[one]), timeout=PATIENCE)
     assert answer.responses[0].status.code == 3, answer
-    digest = peer.keep(data)
-    name = f"compressed-blobs/zstd/{digest.hash}/{digest.size_bytes}"
-    refused("UNIMPLEMENTED INVALID_ARGUMENT", peer.read, name)
-    refused("UNIMPLEMENTED INVALID_ARGUMENT", peer.write, (f"uploads/{uuid.uuid4()}/{name}", 0, data, True))
-    request = with_number(re.BatchReadBlobsRequest(digests=[digest]), 3, ZSTD)
-    assert peer.cas.BatchReadBlobs(request, timeout=PATIENCE).responses[0].data == data
 
 
 @case
@@ -350,6 +475,45 @@ def a_cut_at_every_part_loses_nothing(peer):
         at, done = peer.status(name)
         assert (at, done) == (end, end == len(data)), (at, done, end)
     assert peer.read(blob_name(named(data))) == data
+
+
+@case
+def a_read_cut_at_every_message_goes_on(peer):
+    data = fresh(3_000_000)
+    name, came, cuts = blob_name(peer.keep(data)), b"", 0
+    while len(came) < len(data):
+        messages = peer.streams.Read(bs.ReadRequest(resource_name=name, read_offset=len(came)), timeout=PATIENCE)
+        came += next(messages).data
+        messages.cancel()
+        cuts += 1
+    assert came == data and cuts > 3, (len(came), cuts)
+
+
+@case
+def slow_readers_and_writers_stop_nobody(peer):
+    data = fresh(2_000_000)
+    name = blob_name(peer.keep(data))
+    asked = bs.ReadRequest(resource_name=name)
+    readers = [peer.streams.Read(asked, timeout=PATIENCE) for _ in range(40)]
+    firsts = [next(reader).data for reader in readers]
+    go_on, begun = threading.Event(), []
+
+    def slowly(upload):
+        yield bs.WriteRequest(resource_name=upload, data=data[:1000])
+        go_on.wait(PATIENCE)
+        yield bs.WriteRequest(write_offset=1000, data=b"x", finish_write=True)
+
+    for _ in range(40):
+        other = re.Digest(hash=uuid.uuid4().hex * 2, size_bytes=len(data))
+        begun.append(peer.streams.Write.future(slowly(upload_name(other)), timeout=PATIENCE))
+    assert peer.read(name) == data
+    assert peer.update((named(b"in between"), b"in between")) == [0]
+    assert firsts[0] + b"".join(part.data for part in readers[0]) == data, "one that waited gets the rest"
+    for reader in readers[1:]:
+        reader.cancel()
+    go_on.set()
+    for upload in begun:
+        assert upload.exception(PATIENCE).code().name == "INVALID_ARGUMENT", upload
 
 
 @case

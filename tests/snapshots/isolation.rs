@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use agent_cas::snapshot::{self, Laid, MaterializeError};
+use agent_cas::snapshot::{self, Laid, MaterializeError, Spare};
 use agent_cas::{BlobStore, Disk, Remote};
 use agent_model::{Digest, JobDraft};
 use agent_tests::client::runtime;
@@ -36,6 +38,16 @@ pub(crate) const ROWS: &[Row] = &[
         id: "I7",
         promise: "a job that names a hostile snapshot fails at once, says so, and harms nobody",
         run: jobs,
+    },
+    Row {
+        id: "I8",
+        promise: "directories that a job swaps for links at any moment lead no step of its node elsewhere",
+        run: raced,
+    },
+    Row {
+        id: "I9",
+        promise: "a tree that was laid out ahead of time shows nothing of what any job did",
+        run: spared,
     },
 ];
 
@@ -73,7 +85,7 @@ impl Bench {
     }
 
     fn lay(&self, name: &str) -> Result<Laid, MaterializeError> {
-        runtime().block_on(snapshot::materialize(&self.disk, self.root, &self.path(name)))
+        runtime().block_on(snapshot::materialize(&self.disk, self.root, &self.path(name), None, &[]))
     }
 
     /// The tree at `name` is exactly the one that was sent.
@@ -91,6 +103,7 @@ impl Bench {
 
     /// Every blob is still what its name says.
     fn store_is_sound(&self) {
+        assert_eq!(runtime().block_on(self.disk.check(|_| {})).damaged, 0);
         for blob in files(&self.path("store/blobs")) {
             let name = blob.file_name().expect("a name").to_string_lossy().into_owned();
             let digest = agent_cas::digest_of(&fs::read(&blob).expect("a blob"));
@@ -139,7 +152,6 @@ m = mmap.mmap(f, 0); m[0:1] = b"M"; m.flush()' "$1""#,
 ];
 
 /// As root: whoever may do this may do anything to what it can reach.
-#[allow(clippy::disallowed_methods, reason = "does what a job may do")]
 fn mistreated(tally: &mut Tally, _: &Scale) {
     let bench = Bench::new();
     for (number, (treatment, script)) in TREATMENTS.iter().enumerate() {
@@ -147,14 +159,59 @@ fn mistreated(tally: &mut Tally, _: &Scale) {
             let (first, second) = (format!("first-{number}"), format!("second-{number}"));
             bench.lay(&first).expect("it is laid out");
             bench.is_right(&first);
-            for file in
-                files(&bench.path(&first)).into_iter().take(3).chain([bench.path(&first).join("d/e/large")])
-            {
-                let done = Command::new("sh").args(["-c", script, "sh"]).arg(&file).status();
-                assert!(done.expect("a shell").success(), "{treatment}: {}", file.display());
-            }
+            treat(script, &bench.path(&first));
             bench.lay(&second).expect("it is laid out");
             bench.is_right(&second);
+            bench.store_is_sound();
+        });
+    }
+}
+
+/// Does this to some files of every kind in a tree.
+#[allow(clippy::disallowed_methods, reason = "does what a job may do")]
+fn treat(script: &str, tree: &Path) {
+    for file in files(tree).into_iter().take(3).chain([tree.join("d/e/large")]) {
+        let done = Command::new("sh").args(["-c", script, "sh"]).arg(&file).status();
+        assert!(done.expect("a shell").success(), "{script}: {}", file.display());
+    }
+}
+
+/// For each treatment three trees are laid out ahead of time. A job has the first and treats it; the next has the
+/// second. The third is treated where it lies, by somebody who should not get there; nobody has that.
+fn spared(tally: &mut Tally, _: &Scale) {
+    let bench = Bench::new();
+    fs::create_dir(bench.path("spares")).expect("a directory");
+    let place = |number: usize, which: usize| bench.path(&format!("spares/{number}-{which}"));
+    let spares = runtime().block_on(async {
+        let mut laying = tokio::task::JoinSet::new();
+        for index in 0..3 * TREATMENTS.len() {
+            let (disk, root, place) = (bench.disk.clone(), bench.root, place(index / 3, index % 3));
+            laying.spawn(async move { (index, Spare::lay(&disk, root, &place, None).await) });
+        }
+        let mut laid = laying.join_all().await;
+        laid.sort_by_key(|(index, _)| *index);
+        laid.into_iter().map(|(_, spare)| Arc::new(spare.expect("it is laid out"))).collect::<Vec<_>>()
+    });
+    let inode = |path: &Path| fs::metadata(path).expect("a directory").ino();
+    for (number, (treatment, script)) in TREATMENTS.iter().enumerate() {
+        tally.case(&format!("a job {treatment}"), || {
+            let own = &spares[3 * number..3 * number + 3];
+            let lay = |name: &str, spare: &Arc<Spare>| {
+                let (dest, near) = (bench.path(name), [Arc::clone(spare)]);
+                let laid = snapshot::materialize(&bench.disk, bench.root, &dest, None, &near);
+                runtime().block_on(laid).expect("it is laid out");
+                assert!(spare.is_claimed());
+                bench.is_right(name);
+                inode(&dest)
+            };
+            let inodes = [0, 1, 2].map(|which| inode(&place(number, which)));
+            let names = ["first", "second", "third"].map(|name| format!("{name}-spared-{number}"));
+            assert_eq!(lay(&names[0], &own[0]), inodes[0], "it is the one that was laid out");
+            treat(script, &bench.path(&names[0]));
+            assert_eq!(lay(&names[1], &own[1]), inodes[1], "it is the one that was laid out");
+            treat(script, &place(number, 2));
+            lay(&names[2], &own[2]);
+            assert!(!place(number, 2).exists(), "it is of no use to anybody");
             bench.store_is_sound();
         });
     }
@@ -180,7 +237,9 @@ fn many_alike(tally: &mut Tally, scale: &Scale) {
                 kept.expect("the store takes it");
             }
             let dest = home.path().join("work");
-            let laid = runtime().block_on(snapshot::materialize(&disk, root, &dest)).expect("it is laid out");
+            let laid = runtime()
+                .block_on(snapshot::materialize(&disk, root, &dest, None, &[]))
+                .expect("it is laid out");
             assert_eq!((laid.files, laid.bytes), (groups * each, groups * each * bytes.len() as u64));
             fs::write(dest.join("0000/0000"), "mine").expect("a file of the job");
             assert_eq!(fs::read(dest.join("0000/0001")).expect("another"), *bytes);
@@ -233,11 +292,18 @@ fn given_up(tally: &mut Tally, scale: &Scale) {
             let ended = runtime().block_on(async {
                 match near {
                     true => {
-                        tokio::time::timeout(after, snapshot::materialize(&bench.disk, bench.root, &dest))
-                            .await
+                        tokio::time::timeout(
+                            after,
+                            snapshot::materialize(&bench.disk, bench.root, &dest, None, &[]),
+                        )
+                        .await
                     }
                     false => {
-                        tokio::time::timeout(after, snapshot::materialize(&remote, bench.root, &dest)).await
+                        tokio::time::timeout(
+                            after,
+                            snapshot::materialize(&remote, bench.root, &dest, None, &[]),
+                        )
+                        .await
                     }
                 }
             });
@@ -250,7 +316,7 @@ fn given_up(tally: &mut Tally, scale: &Scale) {
             }
             let again = bench.path(&format!("{name}-again"));
             runtime()
-                .block_on(snapshot::materialize(&bench.disk, bench.root, &again))
+                .block_on(snapshot::materialize(&bench.disk, bench.root, &again, None, &[]))
                 .expect("it is laid out");
             fs::remove_dir_all(again).expect("it is removed");
         });
@@ -264,7 +330,7 @@ fn taken_apart(tally: &mut Tally, scale: &Scale) {
     let outside = bench.path("outside");
     fs::create_dir_all(outside.join("e")).expect("a directory");
     fs::write(outside.join("precious"), "precious").expect("a file");
-    let (over, swaps) = (AtomicBool::new(false), std::sync::atomic::AtomicU64::new(0));
+    let (over, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
     let partial = bench.path("work.partial");
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -382,4 +448,117 @@ fn jobs(tally: &mut Tally, _: &Scale) {
         let job = fleet.client.run("true");
         assert_eq!(fleet.client.ended(&job).state, "Completed");
     });
+}
+
+/// Whoever a job runs as exchanges its directories with links to what is root's, from its start until after its
+/// directory is removed.
+fn raced(tally: &mut Tally, scale: &Scale) {
+    let mut fleet = Fleet::new(&Setup { controller: "job_user: nobody\n".into(), ..Setup::default() });
+    fs::set_permissions(fleet.home(), fs::Permissions::from_mode(0o755)).expect("its mode");
+    fs::set_permissions(fleet.controller.state().join(".."), fs::Permissions::from_mode(0o755))
+        .expect("its mode");
+    fleet.start();
+    let secret = fleet.home().join("secret");
+    fs::create_dir_all(secret.join("d")).expect("a directory");
+    for path in [secret.join("f"), secret.join("d/f")] {
+        fs::write(&path, SECRET).expect("a file");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("its mode");
+    }
+    let before = told(&secret);
+    let (over, swaps, known) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Vec::new()));
+    let wanted = scale.of(100_000, 1_000_000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            become_nobody();
+            while !over.load(Ordering::Relaxed) {
+                let jobs: Vec<PathBuf> = known.lock().expect("a list").clone();
+                jobs.iter().for_each(|job| swap_all(job, &secret, &swaps));
+                std::thread::yield_now();
+            }
+        });
+        // Its directory cannot be listed by that user, who knows the name of the job all the same.
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                *known.lock().expect("a list") = fleet.controller.job_dirs();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
+        let begun = Instant::now();
+        let mut round = 0;
+        while round < 5 || (swaps.load(Ordering::Relaxed) < wanted && begun.elapsed() < RACE) {
+            round += 1;
+            tally.case(&format!("job {round}"), || {
+                let ended = fleet.client.ended(&fleet.client.run(RACED));
+                // What it stored may be anything that was in its own directory at some moment.
+                if let Some(artifacts) = ended.outcome.and_then(|outcome| outcome.artifacts) {
+                    let remote = Remote::new(fleet.client.channel());
+                    let root: Digest = artifacts.root.parse().expect("a digest");
+                    let listed = runtime().block_on(snapshot::list(&remote, root)).expect("it is listed");
+                    let secret = agent_cas::digest_of(SECRET);
+                    assert!(
+                        listed.iter().all(|entry| entry.digest != secret),
+                        "taken from outside: {listed:?}"
+                    );
+                }
+                assert_eq!(told(&secret), before, "what is outside was changed");
+            });
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    let swaps = swaps.load(Ordering::Relaxed);
+    tally.note(format!("{swaps} swaps"));
+    tally.case("there were swaps", || assert!(swaps > 1000, "{swaps}"));
+    let remote = Remote::new(fleet.client.channel());
+    tally.case("the store has nothing from outside", || {
+        let secret = agent_cas::digest_of(SECRET);
+        let missing = runtime().block_on(remote.missing(&[secret])).expect("it says so");
+        assert_eq!(missing, [secret]);
+    });
+}
+
+const SECRET: &[u8] = b"what is not for jobs";
+
+/// What the jobs do that are raced.
+const RACED: &str =
+    "mkdir -p outputs/d logs/d 2>/dev/null; echo mine > outputs/d/f; echo mine > outputs/f; sleep 0.3; true";
+
+/// How long is tried for the swaps that are wanted, on however slow a machine.
+const RACE: Duration = Duration::from_secs(60);
+
+/// User and group of the jobs that are raced.
+const NOBODY: (u32, u32) = (65_534, 65_534);
+
+/// This thread and those that it starts have the rights of the jobs from now on, and no other.
+pub(crate) fn become_nobody() {
+    use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
+    let (uid, gid) = (rustix::process::Uid::from_raw(NOBODY.0), rustix::process::Gid::from_raw(NOBODY.1));
+    set_thread_groups(&[]).expect("root may leave any group");
+    set_thread_res_gid(gid, gid, gid).expect("root may become anybody");
+    set_thread_res_uid(uid, uid, uid).expect("root may become anybody");
+}
+
+/// Everything at `dir` that somebody could have changed.
+fn told(dir: &Path) -> Vec<(PathBuf, u32, u32, u64, i64, Vec<u8>)> {
+    let mut all = vec![dir.to_owned(), dir.join("d")];
+    all.extend(files(dir));
+    let look = |path: PathBuf| {
+        let meta = fs::symlink_metadata(&path).expect("it is there");
+        let content = if meta.is_file() { fs::read(&path).expect("a file") } else { Vec::new() };
+        (path, meta.mode(), meta.uid(), meta.nlink(), meta.mtime_nsec(), content)
+    };
+    all.into_iter().map(look).collect()
+}
+
+/// Each directory of a job, twice, so that it is in its place half of the time.
+fn swap_all(job: &Path, secret: &Path, swaps: &AtomicU64) {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let link = job.join("work/.link");
+    let _ = symlink(secret, &link);
+    for place in ["outputs", "outputs/d", "logs", "logs/d"] {
+        let path = job.join("work").join(place);
+        for _ in 0..2 {
+            let swapped = renameat_with(CWD, &path, CWD, &link, RenameFlags::EXCHANGE);
+            swaps.fetch_add(u64::from(swapped.is_ok()), Ordering::Relaxed);
+        }
+    }
 }

@@ -6,13 +6,18 @@
 
 #![allow(clippy::print_stderr, reason = "says where a case failed")]
 
+mod cases;
 mod corpus;
 mod crash;
+mod elsewhere;
 mod forge;
+mod fuzz;
 mod hostile;
 mod isolation;
 mod peers;
 mod probe;
+mod raw;
+mod room;
 mod scans;
 
 use std::process::ExitCode;
@@ -21,7 +26,18 @@ use agent_tests::table::{Row, Table};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [hostile::ROWS, isolation::ROWS, crash::ROWS, peers::ROWS, scans::ROWS].into_iter().flatten().collect()
+    let groups = [
+        hostile::ROWS,
+        isolation::ROWS,
+        crash::ROWS,
+        peers::ROWS,
+        elsewhere::ROWS,
+        scans::ROWS,
+        fuzz::ROWS,
+        room::ROWS,
+        cases::ROWS,
+    ];
+    groups.into_iter().flatten().collect()
 }
 
 /// Makes what the rows need, so that none is charged for it.
@@ -41,5 +57,5 @@ fn main() -> ExitCode {
             eprintln!("  at {place}");
         }
     }));
-    Table { name: "snapshots", rows: rows(), prepare }.main()
+    Table { name: "snapshots", rows: rows(), cases: cases::CASES, prepare }.main()
 }

@@ -6,7 +6,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -31,6 +31,11 @@ pub(crate) const ROWS: &[Row] = &[
         promise: "whatever a server is like, a tree arrives right or is refused in time",
         run: difficult,
     },
+    Row {
+        id: "P3",
+        promise: "over a slow connection what shrinks travels compressed, and arrives whatever a server makes of it",
+        run: compressed,
+    },
 ];
 
 /// For a whole tree, both ways, on however slow a machine.
@@ -42,15 +47,16 @@ pub(crate) fn python() -> &'static Path {
     MADE.get_or_init(|| {
         let dir = binaries().join("../snapshots-python");
         // Of buildgrid its messages alone; what else it needs is for a server of its own.
-        let installs: [&[&str]; 2] = [&["grpcio", "protobuf"], &["--no-deps", "buildgrid-common==0.5.2"]];
-        python::make(&dir, "grpc, buildgrid.common", &installs);
+        let installs: [&[&str]; 2] =
+            [&["grpcio", "protobuf", "zstandard"], &["--no-deps", "buildgrid-common==0.5.2"]];
+        python::make(&dir, "grpc, zstandard, buildgrid.common", &installs);
         dir
     })
 }
 
 fn script(file: &str) -> Command {
     let mut command = python::command(python());
-    command.arg(root().join("tests/snapshots").join(file));
+    command.arg(root().join("tests/snapshots").join(file)).env("GRPC_VERBOSITY", "ERROR");
     command
 }
 
@@ -118,21 +124,48 @@ const HABITS: &[(&str, End)] = &[
     ("dies-in-writes", End::Whole),
 ];
 
+/// What servers that say they know zstd make of it.
+const COMPRESSING: &[&str] = &[
+    "zstd",
+    "zstd-counts",
+    "zstd-minus-one",
+    "zstd-refuses",
+    "zstd-cuts",
+    "zstd-adds",
+    "zstd-bombs",
+    "zstd-breaks",
+];
+
 /// A server that is difficult, which ends with the value.
-struct Server {
+pub(crate) struct Server {
     process: Child,
+    output: BufReader<ChildStdout>,
 }
 
 impl Server {
-    fn start(socket: &Path, habit: &str) -> Server {
+    /// One at an address, a path or a host and a port. Of `places` the first is the directory with what it has kept;
+    /// where there is a second, with a key and a certificate, what goes and comes is encrypted.
+    pub(crate) fn start(address: &str, habit: &str, places: &[&Path]) -> Server {
         let mut command = script("difficult.py");
-        command.arg(socket).arg(habit).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut server = Server { process: command.spawn().expect("the server starts") };
-        let mut said = String::new();
-        let output = server.process.stdout.take().expect("a pipe");
-        BufReader::new(output).read_line(&mut said).expect("a line");
-        assert_eq!(said.trim(), "ready", "the server with habit {habit} does not start");
+        command.arg(address).arg(habit).args(places).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().expect("the server starts");
+        let output = BufReader::new(process.stdout.take().expect("a pipe"));
+        let mut server = Server { process, output };
+        assert_eq!(server.line(), "ready", "the server with habit {habit} does not start");
         server
+    }
+
+    fn line(&mut self) -> String {
+        let mut said = String::new();
+        self.output.read_line(&mut said).expect("a line");
+        said.trim().to_owned()
+    }
+
+    /// Ends it as it should, and asks how many blobs came or went compressed.
+    fn compressed(mut self) -> u64 {
+        drop(self.process.stdin.take());
+        let said = self.line();
+        said.strip_prefix("compressed ").and_then(|count| count.parse().ok()).expect("a number")
     }
 }
 
@@ -155,20 +188,46 @@ fn difficult(tally: &mut Tally, _: &Scale) {
         fs::write(project.join(name), vec![byte; size]).expect("a file");
     }
     for (habit, end) in HABITS {
-        tally.case(habit, || there_and_back(home.path(), &project, habit, *end));
+        tally.case(habit, || {
+            let socket = home.path().join(format!("{habit}.sock"));
+            let _server = Server::start(&socket.display().to_string(), habit, &[]);
+            there_and_back(home.path(), &project, habit, *end, &Remote::new(channel(&socket)));
+        });
     }
     tally.note(format!("{} habits of servers", HABITS.len()));
 }
 
-fn there_and_back(home: &Path, project: &Path, habit: &str, end: End) {
-    let (socket, dest) = (home.join(format!("{habit}.sock")), home.join(format!("{habit}-tree")));
-    let _server = Server::start(&socket, habit);
-    let remote = Remote::new(channel(&socket));
+fn compressed(tally: &mut Tally, _: &Scale) {
+    let home = tempfile::tempdir().expect("a directory");
+    let project = home.path().join("project");
+    fs::create_dir_all(project.join("many")).expect("a directory");
+    for i in 0..60u32 {
+        let text = format!("line {i} of a log\n").repeat(8000);
+        fs::write(project.join(format!("many/{i}")), text).expect("a file");
+    }
+    fs::write(project.join("large"), vec![7; 5_000_000]).expect("a file");
+    let mut travelled = 0;
+    for habit in COMPRESSING {
+        tally.case(habit, || {
+            let socket = home.path().join(format!("{habit}.sock"));
+            let server = Server::start(&socket.display().to_string(), habit, &[]);
+            let remote = Remote::far(channel(&socket), "an/instance");
+            there_and_back(home.path(), &project, habit, End::Whole, &remote);
+            let count = server.compressed();
+            assert!(count > 0, "nothing was compressed");
+            travelled += count;
+        });
+    }
+    tally.note(format!("{travelled} blobs travelled compressed"));
+}
+
+fn there_and_back(home: &Path, project: &Path, habit: &str, end: End, remote: &Remote) {
+    let dest = home.join(format!("{habit}-tree"));
     let scanned = snapshot::scan(project).expect("a directory can be scanned");
     let both = async {
-        let pushed = snapshot::push(&scanned, &remote, |_| {}).await;
+        let pushed = snapshot::push(&scanned, remote, |_| {}).await;
         let laid = match &pushed {
-            Ok(_) => Some(snapshot::download(&remote, scanned.root, &dest).await),
+            Ok(_) => Some(snapshot::download(remote, scanned.root, &dest).await),
             Err(_) => None,
         };
         (pushed, laid)

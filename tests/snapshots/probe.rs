@@ -92,9 +92,9 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let result = match store.is_dir() {
         true => {
             let disk = Disk::open(store).expect("a store");
-            runtime().block_on(materialize(&disk, root, dest))
+            runtime().block_on(materialize(&disk, root, dest, None, &[]))
         }
-        false => runtime().block_on(materialize(&Remote::new(channel(store)), root, dest)),
+        false => runtime().block_on(materialize(&Remote::new(channel(store)), root, dest, None, &[])),
     };
     let (outcome, words) = match &result {
         Ok(laid) => ("laid".to_owned(), format!("{} files, {} bytes", laid.files, laid.bytes)),

@@ -13,6 +13,8 @@ use agent_cas::{BlobStore, Disk};
 use agent_tests::client::runtime;
 use agent_tests::table::{Row, Scale, Tally};
 
+use crate::isolation::become_nobody;
+
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[
     Row { id: "S1", promise: "a file that changes while it is read is read whole or refused", run: changing },
@@ -27,6 +29,11 @@ pub(crate) const ROWS: &[Row] = &[
         run: odd,
     },
     Row { id: "S4", promise: "what git ignores is ignored, and nothing else", run: ignored },
+    Row {
+        id: "S5",
+        promise: "what cannot be sent is refused by its name, what is only huge is not",
+        run: extreme,
+    },
 ];
 
 /// A directory, and a store for what is read from it.
@@ -53,7 +60,9 @@ impl Bench {
         runtime().block_on(snapshot::push(&scanned, &self.disk, |_| {})).ok()?;
         assert_eq!(runtime().block_on(self.disk.missing(&[scanned.root])).expect("it says so"), []);
         let dest = self.home.path().join(to);
-        runtime().block_on(snapshot::materialize(&self.disk, scanned.root, &dest)).expect("it is whole");
+        runtime()
+            .block_on(snapshot::materialize(&self.disk, scanned.root, &dest, None, &[]))
+            .expect("it is whole");
         Some(dest)
     }
 }
@@ -239,8 +248,7 @@ fn odd(tally: &mut Tally, _: &Scale) {
     }
 }
 
-/// Patterns that readers of ignore files get wrong. Not among them is what the library does otherwise than git:
-/// three stars, and classes such as `[[:digit:]]`.
+/// Patterns that readers of ignore files get wrong.
 const PATTERNS: &[&str] = &[
     "*.log",
     "/a.log",
@@ -275,9 +283,40 @@ const PATTERNS: &[&str] = &[
     "/",
     "//",
     "build//",
+    "***/b",
+    "[[:digit:]]*",
+    "![[:digit:]]*",
+    "!",
 ];
 
 #[allow(clippy::disallowed_methods, reason = "asks git what it thinks")]
+pub(crate) fn git(dir: &Path, arguments: &[&str]) -> String {
+    let mut command = Command::new("git");
+    command.args(["-c", "init.defaultBranch=main", "-c", "core.excludesFile=/dev/null"]);
+    let done = command.args(arguments).current_dir(dir).output().expect("git starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8(done.stdout).expect("text")
+}
+
+/// What git would keep of a directory that is a repository.
+pub(crate) fn kept_by_git(dir: &Path) -> Vec<String> {
+    let listed = git(dir, &["ls-files", "-z", "-co", "--exclude-standard"]);
+    let mut kept: Vec<String> =
+        listed.split('\0').filter(|path| !path.is_empty()).map(str::to_owned).collect();
+    kept.sort();
+    kept
+}
+
+/// What is there when a directory was sent to `disk`.
+pub(crate) fn kept_by_us(dir: &Path, disk: &Disk) -> Vec<String> {
+    let scanned = snapshot::scan(dir).expect("it can be scanned");
+    runtime().block_on(snapshot::push(&scanned, disk, |_| {})).expect("it is kept");
+    let listed = runtime().block_on(snapshot::list(disk, scanned.root)).expect("it is listed");
+    let mut kept: Vec<String> = listed.into_iter().map(|entry| entry.path).collect();
+    kept.sort();
+    kept
+}
+
 fn ignored(tally: &mut Tally, _: &Scale) {
     let names = [
         "a.txt",
@@ -309,30 +348,77 @@ fn ignored(tally: &mut Tally, _: &Scale) {
                 fs::write(path, name).expect("a file");
             }
             fs::write(bench.code().join(".gitignore"), pattern).expect("a file");
-            let git = |arguments: &[&str]| {
-                let mut command = Command::new("git");
-                command.args(["-c", "init.defaultBranch=main", "-c", "core.excludesFile=/dev/null"]);
-                let done = command.args(arguments).current_dir(bench.code()).output().expect("git starts");
-                assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-                String::from_utf8(done.stdout).expect("text")
-            };
-            git(&["init", "-q"]);
-            let mut wanted: Vec<String> = git(&["ls-files", "-z", "-co", "--exclude-standard"])
-                .split('\0')
-                .filter(|path| !path.is_empty())
-                .map(str::to_owned)
-                .collect();
-            wanted.sort();
-            let scanned = snapshot::scan(&bench.code()).expect("it can be scanned");
-            runtime().block_on(snapshot::push(&scanned, &bench.disk, |_| {})).expect("it is kept");
-            let mut kept: Vec<String> = runtime()
-                .block_on(snapshot::list(&bench.disk, scanned.root))
-                .expect("it is listed")
-                .into_iter()
-                .map(|entry| entry.path)
-                .collect();
-            kept.sort();
+            git(&bench.code(), &["init", "-q"]);
+            let wanted = kept_by_git(&bench.code());
+            let kept = kept_by_us(&bench.code(), &bench.disk);
             assert_eq!(kept, wanted);
         });
     }
+}
+
+fn extreme(tally: &mut Tally, scale: &Scale) {
+    tally.case("a file that this user may not read", || {
+        let bench = Bench::new();
+        for dir in [bench.home.path().to_owned(), bench.code()] {
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("its mode");
+        }
+        fs::write(bench.code().join("open"), "x").expect("a file");
+        fs::write(bench.code().join("closed"), "x").expect("a file");
+        fs::set_permissions(bench.code().join("closed"), fs::Permissions::from_mode(0o600))
+            .expect("its mode");
+        let code = bench.code();
+        // Of this thread alone, and of those that it starts.
+        let scanned = std::thread::spawn(move || {
+            become_nobody();
+            snapshot::scan(&code).map(|scanned| scanned.files)
+        });
+        let refused = scanned.join().expect("it ends").expect_err("it is refused");
+        let words = format!("{refused}");
+        assert!(words.contains("closed"), "{words}");
+    });
+    for (what, depth, is_taken) in [("200 directories deep", 199, true), ("201 directories deep", 200, false)]
+    {
+        tally.case(what, || {
+            let bench = Bench::new();
+            let below = bench.code().join(["d"].repeat(depth).join("/"));
+            fs::create_dir_all(&below).expect("directories");
+            fs::write(below.join("f"), "x").expect("a file");
+            match snapshot::scan(&bench.code()) {
+                Ok(_) => assert!(is_taken && bench.there_and_back("dest").is_some(), "it is taken"),
+                Err(refused) => assert!(!is_taken && refused.to_string().contains("deep"), "{refused}"),
+            }
+        });
+    }
+    let names = scale.of(20_000, 320_000);
+    tally.case(&format!("{names} names in one directory"), || {
+        let bench = Bench::new();
+        (0..names).for_each(|i| drop(File::create(bench.code().join(format!("{i:0100}"))).expect("a file")));
+        match snapshot::scan(&bench.code()) {
+            Ok(scanned) => assert!(names < 300_000 && scanned.files == names, "{}", scanned.files),
+            Err(refused) => assert!(names > 300_000, "{refused}"),
+        }
+    });
+    let huge: u64 = scale.of(1 << 30, 5 << 30);
+    tally.case(&format!("a file of {} GiB with nothing in it", huge >> 30), || {
+        let bench = Bench::new();
+        let file = File::create(bench.code().join("sparse")).expect("a file");
+        file.set_len(huge).expect("its length");
+        let scanned = snapshot::scan(&bench.code()).expect("it is taken");
+        assert_eq!((scanned.files, scanned.bytes), (1, huge));
+        assert_eq!(scanned.largest, [("sparse".to_owned(), huge)]);
+    });
+    tally.case("a path that is longer than the system takes", || {
+        let bench = Bench::new();
+        let long = "n".repeat(250);
+        // Made from within: nothing can name it from outside.
+        let mut dir =
+            rustix::fs::open(bench.code(), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).expect("it");
+        for _ in 0..17 {
+            rustix::fs::mkdirat(&dir, &*long, rustix::fs::Mode::RWXU).expect("a directory");
+            dir = rustix::fs::openat(&dir, &*long, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())
+                .expect("it");
+        }
+        let refused = snapshot::scan(&bench.code()).err().map(|refused| refused.to_string());
+        assert!(refused.is_some(), "a path of 4,266 bytes is taken");
+    });
 }

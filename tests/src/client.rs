@@ -1,10 +1,12 @@
 //! A client of a controller, for tests that are plain threads: every call waits for its answer.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use agent_cas::remote;
 use agent_cas::{Remote, snapshot};
 use agent_model::{Digest, JobDraft};
 use agent_proto::v1;
@@ -17,7 +19,7 @@ use tokio::runtime::Runtime;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::SOON;
+use crate::{SOON, binaries};
 
 /// What all clients and links of this process run on.
 pub fn runtime() -> &'static Runtime {
@@ -36,11 +38,8 @@ pub fn channel(socket: &Path) -> Channel {
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     };
     let _inside = runtime().enter();
-    // The windows and the frame of `agentctl`, so that a transfer costs what it costs there.
-    Endpoint::from_static("http://agentd")
-        .initial_connection_window_size(8 << 20)
-        .initial_stream_window_size(4 << 20)
-        .max_frame_size(1 << 20)
+    // As `agentctl` sets it, so that a transfer costs what it costs there.
+    remote::near(Endpoint::from_static("http://agentd"))
         .connect_with_connector_lazy(tower::service_fn(connect))
 }
 
@@ -221,6 +220,24 @@ impl Client {
             Ok(text)
         };
         self.wait(read)
+    }
+
+    /// Submits a directory as people do, which sends what the store says it lacks; the job, if it was taken.
+    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
+    pub fn try_submit_dir(&self, dir: &Path) -> Result<String, String> {
+        let mut ctl = Command::new(binaries().join("agentctl"));
+        let ran = ctl.arg("--socket").arg(&self.socket).arg("submit").arg(dir).output();
+        let ran = ran.expect("agentctl starts");
+        match ran.status.success() {
+            true => Ok(String::from_utf8_lossy(&ran.stdout).trim().to_owned()),
+            false => Err(String::from_utf8_lossy(&ran.stderr).into_owned()),
+        }
+    }
+
+    /// Removes the blobs that nobody needs: as many as the rule says, or all.
+    pub fn collect(&self, all: bool) -> Result<v1::CollectBlobsResponse, Status> {
+        let request = v1::CollectBlobsRequest { all, dry_run: false };
+        Ok(self.wait(NodesClient::new(self.channel()).collect_blobs(request))?.into_inner())
     }
 
     /// Lets new work onto a node, or keeps it off: `drain`, `cordon` or `uncordon`.

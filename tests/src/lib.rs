@@ -40,7 +40,7 @@ pub const SOON: Duration = Duration::from_secs(120);
 
 /// The directory of the binaries, built on first use with the profile of the test itself; or the one that
 /// `AGENTD_TEST_BINARIES` names, as it is.
-#[allow(clippy::disallowed_methods, reason = "builds what it tests")]
+#[allow(clippy::disallowed_methods, reason = "asks for what it is to test")]
 pub fn binaries() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -48,7 +48,7 @@ pub fn binaries() -> &'static Path {
             return PathBuf::from(named);
         }
         let profile_dir = profile_dir();
-        let mut build = Command::new(env!("CARGO"));
+        let mut build = cargo();
         build.args(["build", "--locked", "--bins", "--quiet", "--target-dir"]).arg(profile_dir.join(".."));
         build.args(["-p", "agentd", "-p", "agentctl", "-p", "agent-shim", "-p", "agent-tests"]);
         if profile_dir.ends_with("release") {
@@ -60,6 +60,12 @@ pub fn binaries() -> &'static Path {
     })
 }
 
+/// Cargo by the path, where rustup tells it its compiler: the program that built this would take any.
+#[allow(clippy::disallowed_methods, reason = "builds what it tests")]
+fn cargo() -> Command {
+    Command::new("cargo")
+}
+
 /// Where cargo puts the programs of the profile that this test has.
 fn profile_dir() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
@@ -69,7 +75,7 @@ fn profile_dir() -> PathBuf {
 /// The conda engine, built on first use beside the daemon, which is where the daemon looks for it. A build of
 /// its own: nothing else is to be compiled with what only the engine needs. Where `AGENT_ENV_BIN` names one, a
 /// copy of that is put there instead.
-#[allow(clippy::disallowed_methods, reason = "builds what it tests")]
+#[allow(clippy::disallowed_methods, reason = "asks for what it is to test")]
 pub fn engine() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -82,7 +88,7 @@ pub fn engine() -> &'static Path {
                 .expect("AGENT_ENV_BIN is a program");
             return engine;
         }
-        let mut build = Command::new(env!("CARGO"));
+        let mut build = cargo();
         build.args(["build", "--locked", "--quiet", "-p", "agent-env", "--features", "engine", "--bins"]);
         build.arg("--target-dir").arg(dir.join(".."));
         if dir.ends_with("release") {
@@ -189,6 +195,8 @@ pub struct Host {
     agentd: Option<Child>,
     variables: Vec<(String, String)>,
     user: Option<u32>,
+    /// What runs the daemon, with its program as the first argument.
+    runner: Option<PathBuf>,
 }
 
 impl Default for Host {
@@ -202,7 +210,7 @@ impl Host {
     pub fn new() -> Host {
         let programs = binaries().to_owned();
         let home = tempfile::Builder::new().prefix("agentd-test-").tempdir().expect("a temporary directory");
-        Host { home, programs, agentd: None, variables: Vec::new(), user: None }
+        Host { home, programs, agentd: None, variables: Vec::new(), user: None, runner: None }
     }
 
     /// A box that belongs to a user without any privilege, with programs of its own.
@@ -230,6 +238,14 @@ impl Host {
         host
     }
 
+    /// A box whose daemon is run by `runner`, which gets its program as the first argument.
+    pub fn started_by(runner: &Path) -> Host {
+        let mut host = Host::new();
+        host.runner = Some(runner.to_owned());
+        host.start();
+        host
+    }
+
     /// Sets a variable for the daemon and every client from now on.
     pub fn set(&mut self, name: &str, value: &str) {
         self.variables.push((name.to_owned(), value.to_owned()));
@@ -247,7 +263,15 @@ impl Host {
 
     #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
     fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(self.programs.join(program));
+        let path = self.programs.join(program);
+        let mut command = match &self.runner {
+            Some(runner) if program == "agentd" => {
+                let mut command = Command::new(runner);
+                command.arg(path);
+                command
+            }
+            _ => Command::new(path),
+        };
         if let Some(user) = self.user {
             command.uid(user).gid(user);
         }

@@ -26,8 +26,21 @@ pub struct Table {
     pub name: &'static str,
     /// Every row, in the order of the table.
     pub rows: Vec<&'static Row>,
+    /// What is told by number as well, in whatever rows it is tried.
+    pub cases: &'static [Case],
     /// Makes what all rows need, before the first begins.
     pub prepare: fn(),
+}
+
+/// Something that goes wrong elsewhere.
+#[derive(Debug)]
+pub struct Case {
+    /// Its number.
+    pub number: u32,
+    /// In a line.
+    pub what: &'static str,
+    /// What tries it: a row, and what is in the names of its tries. Nothing where it cannot come about.
+    pub by: &'static [(&'static str, &'static str)],
 }
 
 /// One line of the table.
@@ -65,10 +78,8 @@ impl Scale {
 /// What came of a row.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// How often something was tried.
-    pub tried: u32,
-    /// How often it held.
-    pub held: u32,
+    /// What was tried, how often, and how often it held.
+    parts: Vec<(String, u32, u32)>,
     /// What was measured, for the table.
     pub notes: Vec<String>,
     /// What did not hold, and what it looked like.
@@ -79,13 +90,13 @@ impl Tally {
     /// Tries one case; a panic in it is a case that did not hold. What it used should be made in it, so that it
     /// can be looked at afterwards.
     pub fn case<T>(&mut self, name: &str, case: impl FnOnce() -> T) -> Option<T> {
-        self.tried += 1;
         match catch_unwind(AssertUnwindSafe(case)) {
             Ok(value) => {
-                self.held += 1;
+                self.part(name, 1, 1);
                 Some(value)
             }
             Err(panic) => {
+                self.part(name, 1, 0);
                 self.fail(name, &said(&*panic));
                 None
             }
@@ -95,8 +106,7 @@ impl Tally {
     /// Counts `tried` cases of one kind at once, of which so many failed as complaints are given.
     pub fn count(&mut self, tried: u32, what: &str, complaints: &[String]) {
         let failed = u32::try_from(complaints.len()).unwrap_or(u32::MAX).min(tried.max(1));
-        self.tried += tried.max(failed);
-        self.held += tried.saturating_sub(failed);
+        self.part(what, tried.max(failed), tried.saturating_sub(failed));
         if !complaints.is_empty() {
             self.fail(what, &complaints[..complaints.len().min(20)].join("\n  "));
         }
@@ -104,15 +114,35 @@ impl Tally {
 
     /// Takes in what came of a part.
     pub fn add(&mut self, part: Tally) {
-        self.tried += part.tried;
-        self.held += part.held;
+        self.parts.extend(part.parts);
         self.notes.extend(part.notes);
         self.failures.extend(part.failures);
+    }
+
+    /// How often something was tried.
+    pub fn tried(&self) -> u32 {
+        self.parts.iter().map(|part| part.1).sum()
+    }
+
+    /// How often it held.
+    pub fn held(&self) -> u32 {
+        self.parts.iter().map(|part| part.2).sum()
+    }
+
+    /// With `name` before all that it tells, because it is a part of something.
+    pub fn within(mut self, name: &str) -> Tally {
+        let told = self.notes.iter_mut().chain(&mut self.failures);
+        told.for_each(|told| *told = format!("{name}: {told}"));
+        self
     }
 
     /// Something to be told in the table.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
+    }
+
+    fn part(&mut self, name: &str, tried: u32, held: u32) {
+        self.parts.push((name.to_owned(), tried, held));
     }
 
     fn fail(&mut self, name: &str, why: &str) {
@@ -123,7 +153,7 @@ impl Tally {
 
     /// Something was tried, and all of it held.
     fn all_held(&self) -> bool {
-        self.tried > 0 && self.tried == self.held && self.failures.is_empty()
+        self.tried() > 0 && self.tried() == self.held() && self.failures.is_empty()
     }
 }
 
@@ -161,6 +191,7 @@ impl Table {
         (self.prepare)();
         println!("seed {}; {} scale", wishes.scale.seed, wishes.scale.of("short", "full"));
         let done = run_all(&wishes);
+        print_cases(self.cases, &done);
         let failed = print(&done, wishes.scale);
         let passed = done.len() - failed;
         println!(
@@ -235,15 +266,35 @@ fn run_one(row: &'static Row, scale: &Scale) -> Done {
     keep_evidence(false);
     let (begun, mut tally) = (Instant::now(), Tally::default());
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (row.run)(&mut tally, scale))) {
-        tally.tried += 1;
+        tally.part("the row broke off", 1, 0);
         tally.fail("the row broke off", &said(&*panic));
     }
     let took = begun.elapsed();
-    println!("{} ended: {} of {} in {:.1} s", row.id, tally.held, tally.tried, took.as_secs_f64());
+    println!("{} ended: {} of {} in {:.1} s", row.id, tally.held(), tally.tried(), took.as_secs_f64());
     for failure in &tally.failures {
         println!("{} FAILED {failure}", row.id);
     }
     Done { row, tally, took }
+}
+
+/// Prints the cases by number. What names a try that there is not, in a row that ran, is an error of the suite.
+fn print_cases(cases: &[Case], done: &[Done]) {
+    if !cases.is_empty() {
+        println!("\n{:<6} {:<64} {:>7} {:>7}  by", "case", "what", "tried", "held");
+    }
+    for Case { number, what, by } in cases {
+        let (mut tried, mut held, mut rows) = (0, 0, Vec::new());
+        for (id, part) in *by {
+            rows.push(*id);
+            let Some(row) = done.iter().find(|one| one.row.id == *id) else { continue };
+            let parts = || row.tally.parts.iter().filter(|(name, ..)| name.contains(*part));
+            assert!(parts().count() > 0, "case {number}: row {id} tries nothing with `{part}`");
+            tried += parts().map(|part| part.1).sum::<u32>();
+            held += parts().map(|part| part.2).sum::<u32>();
+        }
+        rows.dedup();
+        println!("{number:<6} {what:<64} {tried:>7} {held:>7}  {}", rows.join(" "));
+    }
 }
 
 /// Prints the table; how many rows failed.
@@ -251,7 +302,7 @@ fn print(done: &[Done], scale: Scale) -> usize {
     println!("\n{:<6} {:<84} {:>7} {:>7} {:>8}", "row", "what", "tried", "held", "seconds");
     let mut failed = 0;
     for Done { row, tally, took } in done {
-        let (tried, held, seconds) = (tally.tried, tally.held, took.as_secs_f64());
+        let (tried, held, seconds) = (tally.tried(), tally.held(), took.as_secs_f64());
         println!("{:<6} {:<84} {tried:>7} {held:>7} {seconds:>8.1}", row.id, row.promise);
         tally.notes.iter().for_each(|note| println!("{:<6}   {note}", ""));
         failed += usize::from(!tally.all_held());

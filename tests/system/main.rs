@@ -5,6 +5,7 @@
 mod cancel;
 mod environments;
 mod faults;
+mod gc;
 mod metrics;
 mod one_job;
 mod outputs;
