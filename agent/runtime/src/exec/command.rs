@@ -283,7 +283,7 @@ impl Command {
         let out_of_memory = group.out_of_memory();
         group.kill();
         for (index, pipe) in pipes.iter().enumerate() {
-            while let Some(Ok(length @ 1..)) = pipe.as_ref().map(|pipe| pipe.try_read(first)) {
+            while let Some(length @ 1..) = pipe.as_ref().map(|pipe| read_rest(pipe, first)) {
                 sink(index, &first[..length]);
             }
         }
@@ -351,6 +351,12 @@ async fn read_some(output: Option<&pipe::Receiver>, buffer: &mut [u8]) -> io::Re
     }
 }
 
+/// Reads what is there; 0 when there is no more. The pipe itself is asked: that its child has ended may be heard before
+/// its receiver hears of what the child wrote, and until then the receiver would say that nothing is there.
+fn read_rest(output: &pipe::Receiver, buffer: &mut [u8]) -> usize {
+    rustix::io::retry_on_intr(|| rustix::io::read(output, &mut *buffer)).unwrap_or(0)
+}
+
 /// A child that is not reaped yet, and the group it leads.
 struct Group {
     child: Child,
@@ -392,5 +398,30 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn test_rest_is_read_before_the_receiver_has_heard_of_it() {
+        let (output, mut input) = io::pipe().unwrap();
+        let output = pipe::Receiver::from_owned_fd(output.into()).unwrap();
+        input.write_all(b"the last words").unwrap();
+        drop(input);
+        let mut buffer = [0; 64];
+        assert_eq!(read_rest(&output, &mut buffer), 14);
+        assert_eq!(&buffer[..14], b"the last words");
+        assert_eq!(read_rest(&output, &mut buffer), 0);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn test_everything_a_short_child_says_is_kept() {
+        for round in 0..500 {
+            let output = Command::new("/bin/echo").arg("said").capture().await.unwrap();
+            assert_eq!(output.text, b"said\n", "round {round}");
+        }
     }
 }

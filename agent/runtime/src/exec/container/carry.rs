@@ -112,7 +112,8 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// The libraries of a loader's list, by the name the program has for each; `None` when one was not found.
+/// The libraries of a loader's list, by the name the program has for each; `None` when one was not found, or none is
+/// named: a program with a loader has some.
 fn libraries(list: &str) -> Option<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for line in list.lines().map(str::trim) {
@@ -124,7 +125,7 @@ fn libraries(list: &str) -> Option<Vec<(String, PathBuf)>> {
         }
         found.push((name.to_owned(), path.to_owned()));
     }
-    Some(found)
+    (!found.is_empty()).then_some(found)
 }
 
 #[cfg(test)]
@@ -139,6 +140,7 @@ mod tests {
         let expected = expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path)));
         assert_eq!(libraries(list).unwrap(), expected);
         assert!(libraries("\tlibfar.so.1 => not found\n").is_none());
+        assert!(libraries("").is_none());
     }
 
     #[test]
