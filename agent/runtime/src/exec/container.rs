@@ -342,7 +342,8 @@ impl Containers {
                 let state = fate::inspect(&self.docker, id).await?;
                 if state.running != Some(true) && matches!(told_by(dir).await?, Place::Fresh) {
                     let status = state.exit_code.unwrap_or_default();
-                    let said = [state.error.unwrap_or_default(), last_words(dir)];
+                    let before = fate::last_words(&self.docker, id).await;
+                    let said = [state.error.unwrap_or_default(), before, last_words(dir)];
                     let said = said.into_iter().find(|said| !said.is_empty()).unwrap_or_default();
                     let _ = self.remove(id).await; // else it goes when the name is needed, or with a sweep
                     return Err(LaunchError::Unready { dir: dir.path().to_owned(), status, said });

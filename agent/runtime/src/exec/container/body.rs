@@ -52,7 +52,7 @@ pub(super) fn body(
     let text = |path: &Path| path.display().to_string();
     let host_config = HostConfig {
         mounts: Some(mounts(dir, &enclosure.image.mounts, carried)),
-        log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
+        log_config: Some(first_words()),
         network_mode: Some("host".to_owned()),
         ipc_mode: Some("private".to_owned()),
         cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
@@ -81,6 +81,13 @@ pub(super) fn body(
         host_config: Some(host_config),
         ..ContainerCreateBody::default()
     }
+}
+
+/// The engine keeps what is said before the shim can write down anything itself: why it did not start.
+fn first_words() -> HostConfigLogConfig {
+    let little =
+        [("max-size", "64k"), ("max-file", "1")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(little.into()) }
 }
 
 /// What the container may take of the machine.

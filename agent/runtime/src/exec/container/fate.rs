@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use agent_model::failpoint;
 use agent_shim::JobDir;
+use bollard::Docker as Client;
 use bollard::models::ContainerState;
-use bollard::query_parameters::InspectContainerOptions;
+use bollard::query_parameters::{InspectContainerOptions, LogsOptionsBuilder};
+use futures_util::TryStreamExt as _;
 use tokio::time::Instant;
 
 use super::note::Note;
@@ -46,10 +48,18 @@ pub(in super::super) async fn of(dir: &JobDir) -> Option<String> {
 pub(super) async fn inspect(docker: &Docker, key: &str) -> Result<ContainerState, DockerError> {
     let step = "look at a container";
     failpoint::hit("node.container.look").map_err(DockerError::planned(step))?;
-    let ask = |client: bollard::Docker| async move {
-        client.inspect_container(key, None::<InspectContainerOptions>).await
-    };
+    let ask =
+        |client: Client| async move { client.inspect_container(key, None::<InspectContainerOptions>).await };
     Ok(docker.ask(step, WITHIN, ask).await?.state.unwrap_or_default())
+}
+
+/// The last line that was said in a container beside its shim's log; empty where there is none, or no answer.
+pub(super) async fn last_words(docker: &Docker, key: &str) -> String {
+    let options = LogsOptionsBuilder::default().stdout(true).stderr(true).tail("1").build();
+    let read = |client: Client| async move { client.logs(key, Some(options)).try_collect::<Vec<_>>().await };
+    let said = docker.ask("say what a container said", WITHIN, read).await.unwrap_or_default();
+    let said: String = said.iter().map(ToString::to_string).collect();
+    said.lines().last().unwrap_or_default().trim().to_owned()
 }
 
 fn told(state: &ContainerState) -> String {

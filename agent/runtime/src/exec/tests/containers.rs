@@ -53,14 +53,18 @@ pub(super) async fn busybox(docker: &Docker) -> Image {
         fs::create_dir(&bin).unwrap();
         fs::create_dir(root.join("tmp")).unwrap();
         fs::set_permissions(root.join("tmp"), fs::Permissions::from_mode(0o777)).unwrap();
-        let program = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
-        fs::copy(program.expect("the package `busybox-static` is installed"), bin.join("busybox")).unwrap();
+        fs::copy(static_busybox(), bin.join("busybox")).unwrap();
         let listed = command("/usr/bin/env").args(["busybox", "--list"]).output().unwrap().stdout;
         for applet in String::from_utf8(listed).unwrap().lines().filter(|name| *name != "busybox") {
             std::os::unix::fs::symlink("busybox", bin.join(applet)).unwrap();
         }
     };
     made(docker, "busybox", &env, fill).await
+}
+
+fn static_busybox() -> &'static str {
+    let program = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
+    program.expect("the package `busybox-static` is installed")
 }
 
 async fn scratch(docker: &Docker) -> Image {
@@ -425,6 +429,19 @@ async fn test_image_without_a_shell_is_a_record_and_not_a_mystery() {
     let record = over(&bench.launch(&launch).await).await;
     let why = NotStarted::Exec { program: "sh".into(), os_error: 2 };
     assert_eq!(record.end, End::NeverStarted(why));
+}
+
+#[tokio::test]
+async fn test_supervisor_that_does_not_start_says_why() {
+    let Some(bench) = Case::busybox().await else { return };
+    // It is told by its name what to be, and knows nobody of that name.
+    let program = bench.dir.path().join("no-shim");
+    fs::copy(static_busybox(), &program).unwrap();
+    let containers = Containers::new(client(), program, "none");
+    let error =
+        containers.prepare(&bench.dir, &bench.launch_of(&["true"]), &bench.enclosure).await.unwrap_err();
+    let LaunchError::Unready { status: 127, said, .. } = error else { panic!("{error}") };
+    assert_eq!(said, "agent-shim: applet not found");
 }
 
 #[tokio::test]
