@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use agent_cas::remote;
 use agent_model::paths::{MAX_SOCKET_PATH, Places};
-use agent_model::{Code, Fault};
+use agent_model::{Code, Fault, causes};
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
@@ -261,19 +261,15 @@ fn connector(
 }
 
 fn no_way(error: &tonic::transport::Error) -> NoWay {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(io) = error.downcast_ref::<io::Error>() {
-            return match io.kind() {
-                io::ErrorKind::NotFound => NoWay::Absent("there is no such socket".to_owned()),
-                io::ErrorKind::ConnectionRefused => NoWay::Absent("nothing listens there".to_owned()),
-                io::ErrorKind::PermissionDenied => NoWay::Denied,
-                _ => NoWay::Broken(io.to_string()),
-            };
-        }
-        cause = error.source();
+    match causes(error).find_map(|cause| cause.downcast_ref::<io::Error>()) {
+        None => NoWay::Broken(error.to_string()),
+        Some(io) => match io.kind() {
+            io::ErrorKind::NotFound => NoWay::Absent("there is no such socket".to_owned()),
+            io::ErrorKind::ConnectionRefused => NoWay::Absent("nothing listens there".to_owned()),
+            io::ErrorKind::PermissionDenied => NoWay::Denied,
+            _ => NoWay::Broken(io.to_string()),
+        },
     }
-    NoWay::Broken(error.to_string())
 }
 
 #[cfg(test)]

@@ -9,10 +9,8 @@
 use std::time::Duration;
 
 use agent_cas::gc::{CollectError, Collected, Collector, Goal, Holder, Reason};
-use agent_model::size;
+use agent_model::{causes, size};
 use tracing::{info, warn};
-
-use crate::supervisor::chain;
 
 /// How often it is looked how much room there is.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -49,7 +47,7 @@ fn shortfall(collected: &Result<Collected, CollectError>, limit: u64) -> Option<
     let collected = match collected {
         Ok(collected) if collected.is_enough() => return None,
         Ok(collected) => collected,
-        Err(error) => return Some(chain(error)),
+        Err(error) => return Some(causes::tell(error)),
     };
     let mut stays = collected.stays.clone();
     stays.sort_by_key(|stay| std::cmp::Reverse(stay.bytes));

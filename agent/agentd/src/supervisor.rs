@@ -24,6 +24,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_model::causes;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -275,23 +276,9 @@ const RETURNED: &str = "it returned";
 async fn ending<E: Error + 'static>(task: impl Future<Output = Result<(), E>>) -> String {
     match AssertUnwindSafe(task).catch_unwind().await {
         Ok(Ok(())) => RETURNED.to_owned(),
-        Ok(Err(error)) => chain(&error),
+        Ok(Err(error)) => causes::tell(&error),
         Err(panic) => panic_text(&*panic),
     }
-}
-
-/// An error and its sources, each text once.
-pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut texts: Vec<String> = Vec::new();
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let text = error.to_string();
-        if !texts.contains(&text) {
-            texts.push(text);
-        }
-        next = error.source();
-    }
-    texts.join(": ")
 }
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {

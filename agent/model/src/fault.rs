@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::causes;
+
 /// Whose fault it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -179,13 +181,11 @@ impl Fault {
     /// Adds an error and each of its sources as causes, each text once.
     #[must_use]
     pub fn because(mut self, error: &(dyn Error + 'static)) -> Fault {
-        let mut next = Some(error);
-        while let Some(error) = next {
-            let text = error.to_string();
+        for cause in causes(error) {
+            let text = cause.to_string();
             if !self.why.contains(&text) {
                 self.why.push(text);
             }
-            next = error.source();
         }
         self
     }

@@ -10,6 +10,7 @@
 //!
 //! Everybody depends on this crate; it depends on nobody in the workspace.
 
+pub mod causes;
 pub mod clock;
 pub mod condafile;
 pub mod container;
@@ -33,6 +34,7 @@ pub mod size;
 pub mod tracking;
 pub mod yaml;
 
+pub use causes::causes;
 pub use clock::{Boot, Clock, ManualClock, SystemClock, Timestamp};
 pub use env::EnvSpec;
 pub use fault::{Blame, Code, Fault, Retry};

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use agent_model::causes;
 use bollard::errors::Error;
 use bollard::query_parameters::RemoveContainerOptionsBuilder;
 use bollard::{API_DEFAULT_VERSION, Docker as Client};
@@ -96,7 +97,7 @@ impl DockerError {
                 DockerError::Refused { step, status: status_code, message }
             }
             Error::DockerStreamError { error } => DockerError::Refused { step, status: 0, message: error },
-            other => DockerError::Broken { step, detail: chain(&other) },
+            other => DockerError::Broken { step, detail: causes::tell(&other) },
         }
     }
 }
@@ -186,8 +187,8 @@ impl Docker {
         judged
     }
 
-    fn absent(&self, error: &dyn std::error::Error) -> DockerError {
-        DockerError::Absent { socket: self.socket.clone(), detail: chain(error) }
+    fn absent(&self, error: &Error) -> DockerError {
+        DockerError::Absent { socket: self.socket.clone(), detail: causes::tell(error) }
     }
 
     fn forget(&self) {
@@ -198,27 +199,8 @@ impl Docker {
 /// Nobody listens at the socket, or not to this user.
 fn is_nobody(error: &Error) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
-    let mut cause: Option<&dyn std::error::Error> = Some(error);
-    while let Some(error) = cause {
-        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        if matches!(kind, Some(NotFound | ConnectionRefused | PermissionDenied)) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
-/// An error with its causes, each said once.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let said = error.to_string();
-        if !text.contains(&said) {
-            text = format!("{text}: {said}");
-        }
-        cause = error.source();
-    }
-    text
+    causes(error).any(|cause| {
+        let kind = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        matches!(kind, Some(NotFound | ConnectionRefused | PermissionDenied))
+    })
 }

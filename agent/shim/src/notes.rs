@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fs::File;
 use std::io::Write as _;
 
-use agent_model::{Clock as _, SystemClock};
+use agent_model::{Clock as _, SystemClock, causes};
 
 /// The open log.
 #[derive(Debug)]
@@ -26,14 +26,7 @@ impl Notes {
     }
 
     /// Adds a line with an error and its sources.
-    pub(crate) fn error(&self, error: &dyn Error) {
-        let mut text = error.to_string();
-        let mut next = error.source();
-        while let Some(source) = next {
-            text.push_str(": ");
-            text.push_str(&source.to_string());
-            next = source.source();
-        }
-        self.say(text);
+    pub(crate) fn error(&self, error: &(dyn Error + 'static)) {
+        self.say(causes::tell(error));
     }
 }

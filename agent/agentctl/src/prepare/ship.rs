@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use agent_cas::Remote;
 use agent_cas::snapshot::{self, Progress, PushError, Pushed, ScanError, Snapshot, StatCache};
 use agent_model::job::Input;
-use agent_model::{Code, Digest, EnvSpec, Fault, JobSpec, paths, size};
+use agent_model::{Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
 use tonic::Status;
 
 use super::Plan;
@@ -212,15 +212,10 @@ fn unsent(what: &str, path: &Path, error: &PushError) -> Fault {
 
 /// What the daemon answered, if it is why something failed.
 fn status_in<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let boxed = error.downcast_ref::<Box<Status>>().map(Box::as_ref);
-        if let Some(status) = boxed.or_else(|| error.downcast_ref()) {
-            return Some(status);
-        }
-        cause = error.source();
-    }
-    None
+    let status = |cause: &'a (dyn Error + 'static)| {
+        cause.downcast_ref::<Box<Status>>().map(Box::as_ref).or_else(|| cause.downcast_ref())
+    };
+    causes(error).find_map(status)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use agent_cas::snapshot::download;
 use agent_cas::{BlobStore, Store, digest_of};
 use agent_model::node::{CachedEnvironment, Interpreter, Inventory};
 use agent_model::protocol::orders::EnvironmentWant as Want;
-use agent_model::{Clock, Digest, Timestamp, size};
+use agent_model::{Clock, Digest, Timestamp, causes, size};
 use agent_runtime::docker::Docker;
 use agent_runtime::env::{
     AcquireError, CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv,
@@ -100,16 +100,10 @@ fn contexts(store: Store) -> Contexts {
         let store = store.clone();
         async move {
             let laid = download(&store, root, &dir).await;
-            laid.map(drop).map_err(|error| causes(&error))
+            laid.map(drop).map_err(|error| causes::tell(&error))
         }
         .boxed()
     }))
-}
-
-/// An error with its causes.
-fn causes(error: &(dyn std::error::Error + 'static)) -> String {
-    let chain = std::iter::successors(Some(error), |error| error.source());
-    chain.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// Where the conda engine is looked for: beside this program.

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use agent_cas::snapshot::TreeError;
 use agent_cas::{MissingError, ReadError, WriteError};
-use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict, size};
+use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict, causes, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
 use agent_shim::cgroup::Containment;
@@ -487,10 +487,6 @@ pub(crate) fn unusable(error: &(dyn Error + 'static)) -> Fault {
     Fault::new(code, "the node cannot keep track of the job")
         .because(error)
         .fix("check space and permissions of agentd's state directory on the node")
-}
-
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
 }
 
 /// The disk has no room.

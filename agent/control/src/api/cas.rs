@@ -9,7 +9,6 @@
 mod tree;
 mod uploads;
 
-use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use agent_cas::remote::{
 };
 use agent_cas::store::BATCH_BLOBS;
 use agent_cas::{BlobStore, Ingest, MissingError, ReadError, Store, WriteError};
-use agent_model::{Digest, Fault};
+use agent_model::{Digest, Fault, causes};
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
 use bazel_remote_apis::build::bazel::semver::SemVer;
 use bazel_remote_apis::google::{bytestream, rpc};
@@ -411,7 +410,7 @@ fn read_status(error: &ReadError) -> Status {
         ReadError::Remote { source, .. } => return far_status(source),
         _ => Code::Internal,
     };
-    Status::new(code, with_sources(error))
+    Status::new(code, causes::tell(error))
 }
 
 fn write_status(error: &WriteError) -> Status {
@@ -421,11 +420,11 @@ fn write_status(error: &WriteError) -> Status {
         WriteError::Remote { source, .. } => return far_status(source),
         _ => Code::Internal,
     };
-    Status::new(code, with_sources(error))
+    Status::new(code, causes::tell(error))
 }
 
 fn inflate_status(error: &InflateError) -> Status {
-    Status::invalid_argument(with_sources(error))
+    Status::invalid_argument(causes::tell(error))
 }
 
 /// What a client is to make of what another store said to us: that one is away, or does not do what it should.
@@ -439,16 +438,6 @@ fn far_status(said: &Status) -> Status {
         .fix("look at the server that `blob_store` names: `agentd show-config` prints it");
     let details = Bytes::copy_from_slice(agent_proto::status(&fault).details());
     Status::with_details(code, format!("{what}: {}", said.message()), details)
-}
-
-fn with_sources(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 fn to_rpc(status: &Status) -> rpc::Status {

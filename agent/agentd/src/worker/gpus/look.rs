@@ -8,14 +8,13 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use agent_model::failpoint;
 use agent_model::gpu::{Driver, Look};
+use agent_model::{causes, failpoint};
 use agent_node::gpu;
 use agent_runtime::exec::{Command, CommandError, Leash};
 use tracing::warn;
 
 use crate::config::Config;
-use crate::supervisor::chain;
 
 /// How long a look may take.
 const WITHIN: Duration = Duration::from_secs(10);
@@ -68,7 +67,7 @@ impl Looker {
                 warn!(within = ?self.within, "the GPU driver does not answer");
                 return Err(hung());
             }
-            Ok(Err(error)) => return Err(failed(chain(&error))),
+            Ok(Err(error)) => return Err(failed(causes::tell(&error))),
             Ok(Ok(status)) => status,
         };
         if !status.success() {
@@ -77,7 +76,7 @@ impl Looker {
             let last: String = last.chars().filter(|c| !c.is_control()).collect();
             return Err(failed(format!("the helper ended with {status}: {last}")));
         }
-        gpu::parse(&printed).map_err(|error| failed(chain(&error)))
+        gpu::parse(&printed).map_err(|error| failed(causes::tell(&error)))
     }
 }
 
