@@ -367,6 +367,17 @@ pub(crate) fn verified(digest: Digest, chunks: Chunks) -> Chunks {
     .boxed()
 }
 
+/// How many of the first items, told by their sizes, fit into a batch of at most `bytes` and `count`; an item larger
+/// than that is a batch of its own.
+pub fn fitting(sizes: impl IntoIterator<Item = u64>, bytes: u64, count: usize) -> usize {
+    let mut taken = 0;
+    let fits = |(index, size): &(usize, u64)| {
+        taken += size;
+        *index == 0 || taken <= bytes
+    };
+    sizes.into_iter().take(count).enumerate().take_while(fits).count()
+}
+
 /// Cuts `items` into runs of at most `bytes` and `count`; an item larger than that gets a run of its own.
 pub(crate) fn batches<T>(
     items: impl IntoIterator<Item = T>,
@@ -424,5 +435,8 @@ mod tests {
     fn test_batches_keep_both_limits_and_every_item() {
         let runs = batches([3u64, 3, 3, 9, 1, 1, 1, 1], 6, 3, |n| *n);
         assert_eq!(runs, [vec![3, 3], vec![3], vec![9], vec![1, 1, 1], vec![1]]);
+        for (sizes, fit) in [(&[3, 3, 3][..], 2), (&[9, 1], 1), (&[1; 5], 3), (&[0, 9], 1), (&[], 0)] {
+            assert_eq!(fitting(sizes.iter().copied(), 6, 3), fit, "{sizes:?}");
+        }
     }
 }

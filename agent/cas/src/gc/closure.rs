@@ -15,7 +15,7 @@ use agent_model::Digest;
 use super::{Holder, Pin};
 use crate::parallel::blocking;
 use crate::snapshot::{MAX_MESSAGE, Named, named};
-use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError};
+use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, fitting};
 
 /// Directories on their way to be read: all that hang on some roots.
 pub(super) struct Walk {
@@ -53,7 +53,8 @@ impl Walk {
 
     /// Reads some directories; `None` when none is left. The caller adds which of those they name he wants read.
     pub(super) async fn step(&mut self, store: &impl BlobStore) -> Result<Option<Step>, ReadError> {
-        let batch = self.next_batch();
+        let sizes = self.open.iter().rev().map(|directory| directory.size);
+        let batch = self.open.split_off(self.open.len() - fitting(sizes, BATCH_BYTES, BATCH_BLOBS));
         if batch.is_empty() {
             return Ok(None);
         }
@@ -74,18 +75,6 @@ impl Walk {
             Ok(Some(step))
         })
         .await
-    }
-
-    fn next_batch(&mut self) -> Vec<Digest> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while let Some(next) = self.open.last() {
-            bytes += next.size;
-            if batch.len() == BATCH_BLOBS || (bytes > BATCH_BYTES && !batch.is_empty()) {
-                break;
-            }
-            batch.extend(self.open.pop());
-        }
-        batch
     }
 }
 

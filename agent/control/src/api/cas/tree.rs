@@ -7,6 +7,7 @@ use std::collections::{HashSet, VecDeque};
 
 use agent_cas::remote::{MAX_BATCH, digest_from_wire};
 use agent_cas::snapshot::MAX_DIRECTORIES;
+use agent_cas::store::fitting;
 use agent_cas::{BlobStore, ReadError, Store};
 use agent_model::Digest;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
@@ -84,18 +85,13 @@ impl TreeWalk {
 
     /// Directories that fit into one message.
     fn next_batch(&mut self) -> Result<Vec<Digest>, Status> {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while let Some(digest) = self.open.front() {
-            if digest.size > MAX_BATCH {
-                return Err(Status::resource_exhausted(format!("directory {digest} exceeds a message")));
-            }
-            // Four bytes of framing for each, within the room a message has above a batch.
-            bytes += digest.size + 4;
-            if batch.len() == self.page || (bytes > MAX_BATCH && !batch.is_empty()) {
-                break;
-            }
-            batch.extend(self.open.pop_front());
+        // Four bytes of framing for each, within the room a message has above a batch.
+        let sizes = self.open.iter().map(|directory| directory.size + 4);
+        let count = fitting(sizes, MAX_BATCH, self.page);
+        let batch: Vec<Digest> = self.open.drain(..count).collect();
+        match batch.iter().find(|directory| directory.size > MAX_BATCH) {
+            Some(large) => Err(Status::resource_exhausted(format!("directory {large} exceeds a message"))),
+            None => Ok(batch),
         }
-        Ok(batch)
     }
 }
