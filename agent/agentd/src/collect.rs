@@ -49,10 +49,8 @@ fn shortfall(collected: &Result<Collected, CollectError>, limit: u64) -> Option<
         Ok(collected) => collected,
         Err(error) => return Some(causes::tell(error)),
     };
-    let mut stays = collected.stays.clone();
-    stays.sort_by_key(|stay| std::cmp::Reverse(stay.bytes));
     let stay = |stay: &agent_cas::gc::Stay| format!("{} {}", size::binary(stay.bytes), holds(stay.reason));
-    let stays: Vec<String> = stays.iter().map(stay).collect();
+    let stays: Vec<String> = collected.stays.iter().map(stay).collect();
     let limit = size::binary(limit);
     Some(format!(
         "of at most {limit}, {}",
@@ -79,9 +77,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_what_holds_the_store_is_named_largest_first() {
+    fn test_what_holds_the_store_is_named() {
         let stay = |reason, bytes| Stay { reason, blobs: 1, bytes };
-        let stays = vec![stay(Reason::Recent, 1 << 20), stay(Reason::Held(Holder::Outputs), 3 << 30)];
+        let stays = vec![stay(Reason::Held(Holder::Outputs), 3 << 30), stay(Reason::Recent, 1 << 20)];
         let before = Room { taken: 4 << 30, free: 0 };
         let freed = Evicted { blobs: 1, bytes: 10 };
         let collected = Collected { before, wanted: 11, freed, stays };

@@ -134,7 +134,7 @@ pub struct Collected {
     pub wanted: u64,
     /// What went, or would have gone.
     pub freed: Evicted,
-    /// What stays, each reason once.
+    /// What stays, each reason once, what takes most first.
     pub stays: Vec<Stay>,
 }
 

@@ -1027,7 +1027,7 @@ pub struct CollectBlobsResponse {
     /// The store is within its limits, as far as that is up to what may go.
     #[prost(bool, tag = "5")]
     pub enough: bool,
-    /// What stays, each reason once.
+    /// What stays, each reason once, what takes most first.
     #[prost(message, repeated, tag = "6")]
     pub stays: ::prost::alloc::vec::Vec<BlobsStay>,
 }

@@ -35,8 +35,7 @@ pub(super) async fn gc(
     output.busy("looking at what is needed");
     let collected = answer_within(DONE_WITHIN, client.nodes().collect_blobs(request)).await;
     output.rest();
-    let mut collected = collected?;
-    collected.stays.sort_by_key(|stay| std::cmp::Reverse(stay.bytes));
+    let collected = collected?;
     if args.json {
         output.json(&as_json(&collected, args.dry_run))?;
         return Ok(ExitCode::SUCCESS);

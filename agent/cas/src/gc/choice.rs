@@ -69,7 +69,7 @@ pub struct Stay {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) victims: Vec<Kept>,
-    /// Each reason once.
+    /// Each reason once, what takes most first.
     pub(crate) stays: Vec<Stay>,
 }
 
@@ -121,6 +121,7 @@ pub(crate) fn choose(
             choice.stay(Reason::Room, &kept);
         }
     }
+    choice.stays.sort_by_key(|stay| (std::cmp::Reverse(stay.bytes), stay.reason));
     choice
 }
 
@@ -179,14 +180,12 @@ mod tests {
 
     #[test]
     fn test_the_least_recently_used_go_first_and_reasons_are_told() {
-        let all = vec![kept(1, 10, 5_000), kept(2, 10, 1_000), kept(3, 10, 9_500), kept(4, 10, 900)];
+        let all = vec![kept(1, 10, 5_000), kept(2, 10, 1_000), kept(3, 20, 9_500), kept(4, 30, 900)];
         let holder = |digest: &Digest| (digest.hash[0] == 4).then_some(Holder::Outputs);
         let choice = choose(all, holder, at(10_000), LEASE, 1);
         assert_eq!(choice.victims, [kept(2, 10, 1_000)]);
-        let mut stays = choice.stays;
-        stays.sort_by_key(|stay| stay.reason);
-        let reasons = [Reason::Held(Holder::Outputs), Reason::Recent, Reason::Room];
-        assert_eq!(stays, reasons.map(|reason| Stay { reason, blobs: 1, bytes: 10 }));
+        let reasons = [(Reason::Held(Holder::Outputs), 30), (Reason::Recent, 20), (Reason::Room, 10)];
+        assert_eq!(choice.stays, reasons.map(|(reason, bytes)| Stay { reason, blobs: 1, bytes }));
     }
 
     #[test]
