@@ -10,16 +10,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent_cas::gc::{Collector, Limits};
-use agent_cas::remote::{self, FAR_CONNECTION_WINDOW, FAR_STREAM_WINDOW, FRAME, MAX_MESSAGE};
+use agent_cas::remote::bytestream::byte_stream_client::ByteStreamClient;
+use agent_cas::remote::bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
+use agent_cas::remote::{self, FAR_CONNECTION_WINDOW, FAR_STREAM_WINDOW, FRAME, MAX_MESSAGE, bytestream};
 use agent_cas::{BlobStore, Chunks, Disk, Remote, Store, digest_of};
 use agent_control::{Controller, ControllerConfig};
 use agent_model::{Digest, SystemClock};
 use agent_tests::client::runtime;
 use agent_tests::cpu_seconds;
-use bazel_remote_apis::google::bytestream;
 use bytes::Bytes;
-use bytestream::byte_stream_client::ByteStreamClient;
-use bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
@@ -140,8 +139,9 @@ impl ByteStream for Nothing {
 
     async fn read(&self, request: Request<bytestream::ReadRequest>) -> Result<Response<Messages>, Status> {
         let limit = u64::try_from(request.into_inner().read_limit).unwrap_or(0);
+        let data = Bytes::from(vec![7; MESSAGE]);
         let messages =
-            (0..limit / MESSAGE as u64).map(|_| Ok(bytestream::ReadResponse { data: vec![7; MESSAGE] }));
+            (0..limit / MESSAGE as u64).map(move |_| Ok(bytestream::ReadResponse { data: data.clone() }));
         Ok(Response::new(Box::pin(tokio_stream::iter(messages))))
     }
 
@@ -184,8 +184,9 @@ async fn down(channel: Channel, bytes: u64) -> u64 {
 }
 
 async fn up(channel: Channel, bytes: u64) -> u64 {
+    let data = Bytes::from(vec![7; MESSAGE]);
     let messages = (0..bytes / MESSAGE as u64)
-        .map(|_| bytestream::WriteRequest { data: vec![7; MESSAGE], ..Default::default() });
+        .map(move |_| bytestream::WriteRequest { data: data.clone(), ..Default::default() });
     let mut client = ByteStreamClient::new(channel);
     let answer = client.write(tokio_stream::iter(messages)).await.expect("an answer").into_inner();
     answer.committed_size as u64

@@ -15,6 +15,7 @@
 //! server sets [`FRAME`] and the windows for its end.
 
 mod batch;
+pub mod bytestream;
 pub mod compression;
 mod link;
 mod patience;
@@ -29,7 +30,6 @@ use std::time::Duration;
 use agent_model::Digest;
 use agent_model::ids::hex;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
-use bazel_remote_apis::google::bytestream::byte_stream_client::ByteStreamClient;
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use reapi::capabilities_client::CapabilitiesClient;
@@ -38,6 +38,7 @@ use tokio::sync::OnceCell;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
+use bytestream::byte_stream_client::ByteStreamClient;
 use link::Link;
 pub(crate) use patience::Patience;
 pub use patience::is_away;

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use agent_model::Digest;
-use bazel_remote_apis::google::bytestream;
 use bytes::Bytes;
 use futures_util::future::ready;
 use futures_util::stream::{self, Stream, StreamExt};
 use tonic::{Status, Streaming};
 
+use super::bytestream::{ReadRequest, ReadResponse, WriteRequest};
 use super::compression::{Inflater, deflated};
 use super::{Form, PIECE, Patience, Remote, Resource, SILENCE, lock, persist, within};
 use crate::store::{Chunks, ReadError, WriteError, verified};
@@ -23,7 +23,7 @@ pub(super) struct Download {
     digest: Digest,
     /// Bytes of the blob before the next one.
     offset: u64,
-    messages: Option<Streaming<bytestream::ReadResponse>>,
+    messages: Option<Streaming<ReadResponse>>,
     /// Where what comes is compressed.
     compressed: Option<Compressed>,
 }
@@ -49,7 +49,7 @@ impl Download {
             i64::try_from(self.offset).map_err(|_| Status::out_of_range("no blob is so large"))?;
         let ask = || {
             let (mut client, resource_name) = (self.remote.streams.clone(), name.clone());
-            async move { client.read(bytestream::ReadRequest { resource_name, read_offset, read_limit: 0 }).await }
+            async move { client.read(ReadRequest { resource_name, read_offset, read_limit: 0 }).await }
         };
         self.messages = match persist(ask).await {
             Ok(answer) => Some(answer.into_inner()),
@@ -87,8 +87,8 @@ impl Download {
             let Some(messages) = &mut self.messages else { return Ok(None) };
             match within(SILENCE, says_something(messages)).await {
                 Ok(Some(message)) => match &mut self.compressed {
-                    Some(Compressed { input, .. }) => *input = message.data.into(),
-                    None => return Ok(Some(self.passed(message.data.into()))),
+                    Some(Compressed { input, .. }) => *input = message.data,
+                    None => return Ok(Some(self.passed(message.data))),
                 },
                 Ok(None) if self.is_cut() => self.open_plain().await?,
                 Ok(None) => return Ok(None),
@@ -116,9 +116,7 @@ impl Download {
 }
 
 /// The next message with bytes in it: a server that sends empty ones for ever is silent too.
-async fn says_something(
-    messages: &mut Streaming<bytestream::ReadResponse>,
-) -> Result<Option<bytestream::ReadResponse>, Status> {
+async fn says_something(messages: &mut Streaming<ReadResponse>) -> Result<Option<ReadResponse>, Status> {
     loop {
         match messages.message().await? {
             Some(message) if message.data.is_empty() => {}
@@ -165,7 +163,7 @@ impl Upload {
         Arc::clone(&self.sent)
     }
 
-    pub(super) fn messages(self) -> impl Stream<Item = bytestream::WriteRequest> + Send + 'static {
+    pub(super) fn messages(self) -> impl Stream<Item = WriteRequest> + Send + 'static {
         stream::unfold(Some(self), |upload| async move {
             let mut upload = upload?;
             match upload.next().await {
@@ -181,7 +179,7 @@ impl Upload {
         })
     }
 
-    async fn next(&mut self) -> Result<bytestream::WriteRequest, WriteError> {
+    async fn next(&mut self) -> Result<WriteRequest, WriteError> {
         let digest = self.digest;
         while self.held.len() <= PIECE {
             match self.source.next().await {
@@ -206,10 +204,10 @@ impl Upload {
         Ok(self.message(piece, false))
     }
 
-    fn message(&mut self, data: Bytes, finish_write: bool) -> bytestream::WriteRequest {
+    fn message(&mut self, data: Bytes, finish_write: bool) -> WriteRequest {
         let offset = self.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
         let write_offset = i64::try_from(offset).unwrap_or(i64::MAX);
         let resource_name = self.resource_name.clone();
-        bytestream::WriteRequest { resource_name, write_offset, finish_write, data: data.into() }
+        WriteRequest { resource_name, write_offset, finish_write, data }
     }
 }

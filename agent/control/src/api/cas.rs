@@ -13,6 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_cas::gc::Collector;
+use agent_cas::remote::bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
+use agent_cas::remote::bytestream::{
+    QueryWriteStatusRequest, QueryWriteStatusResponse, ReadRequest, ReadResponse, WriteRequest, WriteResponse,
+};
 use agent_cas::remote::compression::{InflateError, deflate_all, deflated, inflate_all};
 use agent_cas::remote::{
     Form, IDENTITY, MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire,
@@ -22,9 +26,8 @@ use agent_cas::{BlobStore, Ingest, MissingError, ReadError, Store, WriteError};
 use agent_model::{Digest, Fault, causes};
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
 use bazel_remote_apis::build::bazel::semver::SemVer;
-use bazel_remote_apis::google::{bytestream, rpc};
+use bazel_remote_apis::google::rpc;
 use bytes::Bytes;
-use bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use reapi::capabilities_server::{Capabilities, CapabilitiesServer};
 use reapi::content_addressable_storage_server::{ContentAddressableStorage, ContentAddressableStorageServer};
@@ -260,12 +263,9 @@ fn accept(
 
 #[tonic::async_trait]
 impl ByteStream for Service {
-    type ReadStream = BoxStream<'static, Result<bytestream::ReadResponse, Status>>;
+    type ReadStream = BoxStream<'static, Result<ReadResponse, Status>>;
 
-    async fn read(
-        &self,
-        request: Request<bytestream::ReadRequest>,
-    ) -> Result<Response<Self::ReadStream>, Status> {
+    async fn read(&self, request: Request<ReadRequest>) -> Result<Response<Self::ReadStream>, Status> {
         let request = request.into_inner();
         let Resource::Blob { digest, form } = resource(&request.resource_name)? else {
             return Err(Status::invalid_argument("an upload cannot be read"));
@@ -288,22 +288,22 @@ impl ByteStream for Service {
             let mut chunk = chunk.map_err(|error| read_status(&error))?;
             chunk.truncate(usize::try_from(left).unwrap_or(usize::MAX));
             let left = left - chunk.len() as u64;
-            Ok(Some((bytestream::ReadResponse { data: chunk.into() }, (chunks, left))))
+            Ok(Some((ReadResponse { data: chunk }, (chunks, left))))
         });
         Ok(Response::new(messages.boxed()))
     }
 
     async fn write(
         &self,
-        request: Request<Streaming<bytestream::WriteRequest>>,
-    ) -> Result<Response<bytestream::WriteResponse>, Status> {
+        request: Request<Streaming<WriteRequest>>,
+    ) -> Result<Response<WriteResponse>, Status> {
         let mut messages = request.into_inner();
         let first = next(&mut messages).await?.ok_or_else(|| Status::invalid_argument("no message"))?;
         let (digest, form) = upload_of(&first.resource_name)?;
         if self.has(digest).await? {
             // What would have come is not known.
             let committed_size = if form == Form::Zstd { -1 } else { to_i64(digest.size) };
-            return Ok(Response::new(bytestream::WriteResponse { committed_size }));
+            return Ok(Response::new(WriteResponse { committed_size }));
         }
         let name = first.resource_name.clone();
         let mut upload = self.uploads.begin(self, &name, (digest, form), first.write_offset).await?;
@@ -312,28 +312,28 @@ impl ByteStream for Service {
             if !part.resource_name.is_empty() && part.resource_name != name {
                 return Err(Status::invalid_argument("the resource changes within the stream"));
             }
-            upload.append(part.write_offset, part.data.into()).await?;
+            upload.append(part.write_offset, part.data).await?;
             if part.finish_write {
                 let whole = if form == Form::Zstd { upload.received() } else { digest.size };
                 upload.finish(&self.store).await?;
                 let committed_size = to_i64(whole);
-                return Ok(Response::new(bytestream::WriteResponse { committed_size }));
+                return Ok(Response::new(WriteResponse { committed_size }));
             }
             message = next(&mut messages).await?;
         }
-        Ok(Response::new(bytestream::WriteResponse { committed_size: to_i64(upload.written()) }))
+        Ok(Response::new(WriteResponse { committed_size: to_i64(upload.written()) }))
     }
 
     async fn query_write_status(
         &self,
-        request: Request<bytestream::QueryWriteStatusRequest>,
-    ) -> Result<Response<bytestream::QueryWriteStatusResponse>, Status> {
+        request: Request<QueryWriteStatusRequest>,
+    ) -> Result<Response<QueryWriteStatusResponse>, Status> {
         let name = request.into_inner().resource_name;
         let (digest, _) = upload_of(&name)?;
         let complete = self.has(digest).await?;
         let committed = if complete { digest.size } else { self.uploads.written(&name) };
         let committed_size = to_i64(committed);
-        Ok(Response::new(bytestream::QueryWriteStatusResponse { committed_size, complete }))
+        Ok(Response::new(QueryWriteStatusResponse { committed_size, complete }))
     }
 }
 
@@ -369,9 +369,7 @@ impl Service {
     }
 }
 
-async fn next(
-    messages: &mut Streaming<bytestream::WriteRequest>,
-) -> Result<Option<bytestream::WriteRequest>, Status> {
+async fn next(messages: &mut Streaming<WriteRequest>) -> Result<Option<WriteRequest>, Status> {
     tokio::time::timeout(SILENCE, messages.message())
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded("no message of the upload for too long")))

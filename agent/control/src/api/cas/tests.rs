@@ -5,6 +5,7 @@ use agent_cas::gc::Limits;
 use agent_cas::remote::digest_to_wire;
 use agent_cas::{Disk, Remote, digest_of, snapshot};
 use agent_model::SystemClock;
+use bazel_remote_apis::google::bytestream;
 use bytestream::byte_stream_client::ByteStreamClient;
 use bytestream::{QueryWriteStatusRequest, ReadRequest, WriteRequest};
 use futures_util::TryStreamExt;
