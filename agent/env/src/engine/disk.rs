@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use agent_env::{Failure, FailureKind};
+use agent_model::causes;
 
 use super::{Advise, failed};
 
@@ -41,31 +42,11 @@ pub(crate) fn measure(at: &Path) -> io::Result<(u64, u64)> {
 
 /// Whether an error, or what caused it, is a full disk.
 pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
-    chain(error).any(|cause| {
+    causes(error).any(|cause| {
         let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
         matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
             || cause.to_string().contains("No space left on device")
     })
-}
-
-/// An error and what caused it, outermost first.
-pub(crate) fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
-}
-
-/// An error and what caused it as one text, without saying anything twice.
-pub(crate) fn tell_chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = String::new();
-    for cause in chain(error) {
-        let cause = cause.to_string();
-        if !text.contains(&cause) {
-            if !text.is_empty() {
-                text.push_str(": ");
-            }
-            text.push_str(&cause);
-        }
-    }
-    text
 }
 
 /// The failure of a full disk.
@@ -80,7 +61,7 @@ pub(crate) fn trouble(at: &Path, doing: &str, error: &(dyn Error + 'static)) -> 
     if is_full(error) {
         return full(at, doing);
     }
-    failed(FailureKind::Other, format!("{doing} ({}): {}", at.display(), tell_chain(error)))
+    failed(FailureKind::Other, format!("{doing} ({}): {}", at.display(), causes::tell(error)))
 }
 
 #[cfg(test)]
@@ -96,11 +77,6 @@ mod tests {
         assert!(is_full(&Outer(io::Error::from(io::ErrorKind::StorageFull))));
         assert!(is_full(&Outer(io::Error::other("writing a: No space left on device (os error 28)"))));
         assert!(!is_full(&Outer(io::Error::from(io::ErrorKind::PermissionDenied))));
-    }
-
-    #[test]
-    fn test_a_chain_says_nothing_twice() {
-        assert_eq!(tell_chain(&Outer(io::Error::other("inner"))), "outer: inner");
     }
 
     #[test]

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
+use agent_model::causes;
 use futures_util::{StreamExt, TryStreamExt};
 use rattler_cache::package_cache::{CacheKey, PackageCache};
 use rattler_conda_types::package::{CondaArchiveType, DistArchiveType};
@@ -522,7 +523,7 @@ impl Job {
         if disk::is_full(error) {
             return disk::full(&self.pkgs, &format!("unpacking {}", self.name));
         }
-        let text = disk::tell_chain(error);
+        let text = causes::tell(error);
         if text.contains("outside of destination") || text.contains("escapes the destination") {
             let why = inspect::Refused::Escape;
             return refused(&self.url, &why);

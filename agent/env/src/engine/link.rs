@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
+use agent_model::causes;
 use rattler::install::{
     ExternalSymlinkPolicy, Installer, InstallerError, LinkOptions, Reporter, Transaction,
 };
@@ -110,7 +111,7 @@ fn explain(error: &InstallerError, prefix: &Path) -> Unlinked {
     if disk::is_full(error) {
         return Unlinked::Otherwise(disk::full(prefix, "linking packages"));
     }
-    let text = disk::tell_chain(error);
+    let text = causes::tell(error);
     let refused = |hint: &str| Unlinked::Otherwise(failed(FailureKind::Refused, text.clone()).advise(hint));
     if text.contains("outside") {
         return refused("No sound package is like that: use another version or channel.");

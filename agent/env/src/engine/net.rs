@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_env::{Build, Failure, FailureKind};
+use agent_model::causes;
 use rattler_networking::authentication_storage::backends::file::FileStorage;
 use rattler_networking::{AuthenticationMiddleware, AuthenticationStorage, LazyClient, OfflineMiddleware};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
@@ -336,7 +337,7 @@ pub(crate) fn of_error(url: &Url, error: &reqwest::Error) -> Fault {
     if error.is_timeout() && !error.is_connect() {
         return Fault::Stalled { host, path };
     }
-    let why = super::disk::chain(error).last().map_or_else(|| error.to_string(), ToString::to_string);
+    let why = causes(error).last().map_or_else(|| error.to_string(), ToString::to_string);
     Fault::Broken { host, path, why }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
+use agent_model::causes;
 use rattler_conda_types::Subdir;
 use rattler_repodata_gateway::fetch::CacheAction;
 use rattler_repodata_gateway::{
@@ -92,7 +93,7 @@ fn explain(error: &GatewayError, cache: &Path, net: &Net, offline: bool) -> Fail
     if disk::is_full(error) {
         return disk::full(cache, "keeping what channels offer");
     }
-    let text = net.scrub(&disk::tell_chain(error));
+    let text = net.scrub(&causes::tell(error));
     if offline
         && !matches!(error, GatewayError::SubdirNotFoundError(e) if e.channel.base_url.url().scheme() == "file")
     {

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use agent_env::{Build, Failure, FailureKind};
+use agent_model::causes;
 use rattler_conda_types::{
     Channel, GenericVirtualPackage, MatchSpec, ParseMatchSpecOptions, ParseStrictness, Subdir,
 };
@@ -116,7 +117,7 @@ fn secret_in_channel(url: &Url) -> Failure {
 
 fn one(text: &str, build: &Build, channels: &[Channel]) -> Result<(String, MatchSpec), String> {
     let options = ParseMatchSpecOptions::from(ParseStrictness::Lenient);
-    let mut spec = MatchSpec::from_str(text, options).map_err(|error| super::disk::tell_chain(&error))?;
+    let mut spec = MatchSpec::from_str(text, options).map_err(|error| causes::tell(&error))?;
     if spec.url.is_some() {
         return Err("packages are taken from channels; to name one by its address, use a lock".into());
     }
