@@ -17,6 +17,7 @@ use rustix::io::Errno;
 
 use super::super::{WriteError, remove_tree};
 use super::OpenError;
+use crate::digest_of;
 
 /// Damaged blobs that are kept for someone to look at; later ones are removed.
 pub(super) const QUARANTINED: usize = 64;
@@ -158,6 +159,19 @@ pub(super) fn prefix_name(prefix: u8) -> String {
 /// The file of a loose blob.
 pub(super) fn blob_name(digest: &Digest) -> String {
     format!("{}/{}-{}", prefix_name(digest.hash[0]), digest.hex(), digest.size)
+}
+
+/// Bytes of a file that is never flushed, with the SHA-256 that tells it whole.
+pub(super) fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let check = digest_of(&bytes).hash;
+    bytes.extend(check);
+    bytes
+}
+
+/// What was [`sealed`], if all of it is there.
+pub(super) fn unsealed(bytes: &[u8]) -> Option<&[u8]> {
+    let (bytes, check) = bytes.split_last_chunk()?;
+    (digest_of(bytes).hash == *check).then_some(bytes)
 }
 
 /// A failpoint where the system's own error is the error.

@@ -12,23 +12,20 @@ use std::sync::Mutex;
 
 use agent_model::Digest;
 
-use super::home::Home;
+use super::home::{Home, sealed, unsealed};
 use super::index::Index;
 use super::lock;
-use crate::digest_of;
 
 const NAME: &str = "uses";
 const ENTRY: usize = 12;
-const CHECK: usize = 32;
 
 /// Tells the index what the file knows.
 pub(super) fn recall(home: &Home, index: &Mutex<Index>) {
     let mut bytes = Vec::new();
     let read =
         home.open_file(NAME).map_err(io::Error::from).and_then(|mut file| file.read_to_end(&mut bytes));
-    let sound = read.is_ok() && bytes.len() >= CHECK;
-    let (entries, check) = bytes.split_at(if sound { bytes.len() - CHECK } else { 0 });
-    if sound && entries.len().is_multiple_of(ENTRY) && digest_of(entries).hash == check {
+    let entries = read.ok().and_then(|_| unsealed(&bytes));
+    if let Some(entries) = entries.filter(|entries| entries.len().is_multiple_of(ENTRY)) {
         lock(index).remember(|digest| find(entries, digest));
     }
 }
@@ -57,8 +54,7 @@ pub(super) fn note(home: &Home, index: &Mutex<Index>) {
         entries.push(entry);
     }
     entries.sort_unstable();
-    let mut bytes = entries.as_flattened().to_vec();
-    bytes.extend(digest_of(&bytes).hash);
+    let bytes = sealed(entries.as_flattened().to_vec());
     if let Err(error) = home.replace_file(NAME, &bytes, "cas.uses.write") {
         tracing::warn!(%error, "when blobs were used last could not be noted");
     }
@@ -67,6 +63,7 @@ pub(super) fn note(home: &Home, index: &Mutex<Index>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest_of;
 
     #[test]
     fn test_uses_are_found_by_hash_and_no_others() {

@@ -6,12 +6,11 @@
 
 use agent_model::Digest;
 
-use crate::digest_of;
+use super::super::home::{sealed, unsealed};
 
 const KIND: [u8; 8] = *b"agentdn1";
 const HEAD: usize = 28;
 const ENTRY: usize = 40;
-const CHECK: usize = 32;
 
 /// What a note says.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,7 +27,7 @@ impl Note {
     /// The bytes of the file.
     pub(super) fn encode(&self) -> Vec<u8> {
         let count = u32::try_from(self.records.len()).unwrap_or(u32::MAX);
-        let mut bytes = Vec::with_capacity(HEAD + self.records.len() * ENTRY + CHECK);
+        let mut bytes = Vec::with_capacity(HEAD + self.records.len() * ENTRY);
         bytes.extend(KIND);
         bytes.extend(self.chance.to_le_bytes());
         bytes.extend(self.covered.to_le_bytes());
@@ -38,20 +37,15 @@ impl Note {
             bytes.extend(u32::try_from(digest.size).unwrap_or(u32::MAX).to_le_bytes());
             bytes.extend(offset.to_le_bytes());
         }
-        let check = digest_of(&bytes).hash;
-        bytes.extend(check);
-        bytes
+        sealed(bytes)
     }
 
     /// Nothing if it is not a whole note.
     pub(super) fn decode(bytes: &[u8]) -> Option<Note> {
-        let (bytes, check) = bytes.split_at_checked(bytes.len().checked_sub(CHECK)?)?;
-        let (head, entries) = bytes.split_at_checked(HEAD)?;
+        let (head, entries) = unsealed(bytes)?.split_at_checked(HEAD)?;
         let number = |from: usize| head[from..from + 8].try_into().map(u64::from_le_bytes).ok();
         let count = u32::from_le_bytes(head[24..].try_into().ok()?);
-        let sound = head[..8] == KIND
-            && digest_of(bytes).hash == check
-            && entries.len() as u64 == u64::from(count) * ENTRY as u64;
+        let sound = head[..8] == KIND && entries.len() as u64 == u64::from(count) * ENTRY as u64;
         let entry = |entry: &[u8]| {
             let number = |from: usize| entry[from..from + 4].try_into().map(u32::from_le_bytes).ok();
             let digest = Digest { hash: entry[..32].try_into().ok()?, size: number(32)?.into() };
@@ -65,6 +59,7 @@ impl Note {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest_of;
 
     #[test]
     fn test_note_comes_back_whole_or_not_at_all() {
