@@ -269,8 +269,7 @@ impl Segments {
             .as_mut()
             .map(|open| (open.number, Arc::clone(&open.file), std::mem::take(&mut open.round)));
         if let Some((number, file, begun)) = begun {
-            let outcome = hit("cas.segment.sync")
-                .and_then(|()| rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&file)));
+            let outcome = sync(&file);
             if outcome.is_err()
                 && let Some(open) = lock(&self.tail).open.as_mut().filter(|open| open.number == number)
             {
@@ -287,9 +286,7 @@ impl Segments {
         let Some(open) = tail.open.take() else { return };
         // Somebody waits for the round unless all was flushed before.
         if Arc::strong_count(&open.round) > 1 {
-            let outcome = hit("cas.segment.sync")
-                .and_then(|()| rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&open.file)));
-            let _ = open.round.set(outcome);
+            let _ = open.round.set(sync(&open.file));
         }
         lock(&self.index).seal(open.number);
     }
@@ -316,8 +313,7 @@ impl Segments {
 
     /// The bytes of a blob, unchecked.
     pub(super) fn read(&self, segment: u32, offset: u32, digest: &Digest) -> io::Result<Bytes> {
-        let start = u64::from(offset) + record::HEADER as u64;
-        self.read_range(segment, start, start + digest.size)
+        read_blob(&self.home.open_file(&segment_name(segment))?, offset, digest)
     }
 
     /// Bytes of a segment.
@@ -402,12 +398,9 @@ impl Segments {
         let (mut damaged, mut copies) = (Vec::new(), Vec::new());
         for run in batches(wanted, RUN.min(self.limit), usize::MAX, |(digest, _)| record::length(digest.size))
         {
-            let read = |(digest, offset): &&(Digest, u32)| {
-                let start = u64::from(*offset) + record::HEADER as u64;
-                match read_range(&file, start, start + digest.size) {
-                    Ok(bytes) if digest_of(&bytes) == *digest => Ok((*digest, bytes)),
-                    _ => Err(*digest),
-                }
+            let read = |(digest, offset): &&(Digest, u32)| match read_blob(&file, *offset, digest) {
+                Ok(bytes) if digest_of(&bytes) == *digest => Ok((*digest, bytes)),
+                _ => Err(*digest),
             };
             let (good, bad): (Vec<_>, Vec<_>) = run.iter().map(read).partition(Result::is_ok);
             damaged.extend(bad.into_iter().filter_map(Result::err));
@@ -441,6 +434,18 @@ impl Segments {
             tracing::error!(segment, %error, "a segment that nobody needs cannot be removed");
         }
     }
+}
+
+/// Waits until what was appended is on the disk.
+fn sync(file: &File) -> Result<(), Errno> {
+    hit("cas.segment.sync")?;
+    rustix::io::retry_on_intr(|| rustix::fs::fdatasync(file))
+}
+
+/// The bytes of the blob whose record begins at `offset`, unchecked.
+fn read_blob(file: &File, offset: u32, digest: &Digest) -> io::Result<Bytes> {
+    let start = u64::from(offset) + record::HEADER as u64;
+    read_range(file, start, start + digest.size)
 }
 
 fn read_range(file: &File, start: u64, end: u64) -> io::Result<Bytes> {
