@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use agent_cas::snapshot::{Laid, Owner, Spare};
 use agent_cas::{Store, remove_tree};
-use agent_model::Digest;
+use agent_model::{Digest, causes};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
@@ -208,8 +208,7 @@ impl Spares {
         match Spare::lay(&self.shared.store, wish.root, &path, wish.owner).await {
             Ok(spare) => self.shelf().kept.push(Arc::new(spare)),
             Err(error) => {
-                let why = std::error::Error::source(&error).map(ToString::to_string);
-                debug!(root = %wish.root, %error, why, "no tree is laid out for jobs to come");
+                debug!(root = %wish.root, error = causes::tell(&error), "no tree is laid out for jobs to come");
                 // What of it cannot be removed now is removed by the next life.
                 let _ = tokio::task::spawn_blocking(move || remove_tree(&path)).await;
             }

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use agent_model::{Digest, failpoint};
+use agent_model::{Digest, causes, failpoint};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use super::difference::Difference;
@@ -281,8 +281,7 @@ pub async fn materialize(
 }
 
 fn warn(error: &SpareError) {
-    let why = std::error::Error::source(error).map(ToString::to_string);
-    tracing::warn!(%error, why, "a spare tree is of no use; the tree is laid out anew");
+    tracing::warn!(error = causes::tell(error), "a spare tree is of no use; the tree is laid out anew");
 }
 
 #[cfg(test)]
