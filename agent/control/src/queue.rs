@@ -1,4 +1,4 @@
-//! The one task that decides: it owns the [`Book`], writes what follows, and tells everybody.
+//! The one task that decides: it owns the [`Book`] (by its [`Desk`]), writes what follows, and tells everybody.
 //!
 //! Owns the order of events: messages that wait together are applied together, the scheduler runs once, one
 //! transaction makes everything durable, and only then are answers, orders and watchers served. A message
@@ -7,12 +7,13 @@
 //! could take back; when a commit fails nothing is forgotten, the commit is tried again, and whoever asked
 //! is told that it failed.
 //!
-//! Channel: one bounded queue of [`Ask`]s, from the handlers of `api`. Timer: to the next lease end, retry
+//! Channel: one bounded queue of [`Request`]s, from the handlers of `api`. Timer: to the next lease end, retry
 //! date or lazy write; none when there is none of these. A machine that slept is noticed within [`AWAKE`].
 
 mod book;
+mod desk;
 
-use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::store::{JobRecord, Loaded, Store};
 pub(crate) use book::{
     Book, DeclaredLost, Held, Moment, NodeState, Report, Standing, Submission, Wish, WishState,
 };
+use desk::Desk;
 
 /// How long a level may stay unwritten.
 const LAZY: Duration = Duration::from_secs(1);
@@ -67,42 +69,65 @@ impl JobView {
 /// The orders of one node, as they change.
 pub(crate) type OrdersReceiver = watch::Receiver<Arc<Orders>>;
 
-/// A message: changes or reads the desk, and leaves behind how to answer once that is durable.
-type Ask = Box<dyn FnOnce(&mut Desk, Moment) -> Answer + Send>;
+/// Whoever asked, and waits.
+struct Reply<T>(oneshot::Sender<Result<T, AskError>>);
+
+/// An answer that is held back until everything it rests on is durable; it is told whether that is so.
 type Answer = Box<dyn FnOnce(bool) + Send>;
+
+impl<T: Send + 'static> Reply<T> {
+    fn hold(self, result: T) -> Answer {
+        Box::new(move |written| {
+            // Whoever asked may have gone; that changes nothing.
+            let _ = self.0.send(if written { Ok(result) } else { Err(AskError::NotWritten) });
+        })
+    }
+}
+
+impl<T> fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reply")
+    }
+}
+
+/// Everything that may be asked of the task. The methods of [`Queue`] say what each means.
+#[derive(Debug)]
+enum Request {
+    Submit(Submission, Reply<Option<JobId>>),
+    Cancel { job: JobId, who: String, reply: Reply<Option<JobView>> },
+    Job(JobId, Reply<Option<JobView>>),
+    Jobs(Reply<Vec<JobView>>),
+    Watch(JobId, Reply<Option<watch::Receiver<JobView>>>),
+    ComeRound(Reply<()>),
+    Nodes(Reply<Vec<NodeState>>),
+    SetEligibility { node: NodeId, event: EligibilityEvent, who: String, reply: Reply<Option<NodeState>> },
+    DeclareLost { node: NodeId, who: String, reply: Reply<DeclaredLost> },
+    Wish { wish: Wish, who: String, reply: Reply<Wished> },
+    Flush(Reply<()>),
+    Link(Report, Reply<(u64, OrdersReceiver)>),
+    Report { link: u64, report: Report, reply: Reply<bool> },
+    Standing { replica: ReplicaId, node: NodeId, reply: Reply<Standing> },
+    WantsLog(ReplicaId, Reply<Standing>),
+    Settle { replica: ReplicaId, node: NodeId, outcome: Outcome, reply: Reply<Standing> },
+}
+
+/// An environment as its node showed it before a wish, and how the wish stands from then on.
+type Wished = (Option<CachedEnvironment>, watch::Receiver<WishState>);
 
 /// The handle the API holds. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Queue {
-    asks: mpsc::Sender<Ask>,
+    requests: mpsc::Sender<Request>,
 }
 
 /// The task's own side, handed to [`Task::run`].
 pub(crate) struct Task<S> {
     desk: Desk,
-    asks: mpsc::Receiver<Ask>,
+    requests: mpsc::Receiver<Request>,
     store: Arc<S>,
     clock: Arc<dyn Clock>,
     /// When unwritten levels must be written.
     flush: Option<Instant>,
-}
-
-/// Everything a message may touch.
-struct Desk {
-    book: Book,
-    watchers: HashMap<JobId, watch::Sender<JobView>>,
-    links: BTreeMap<NodeId, Link>,
-    last_link: u64,
-    /// Those who wait until something became of an environment.
-    wishers: Vec<(Wish, watch::Sender<WishState>)>,
-}
-
-/// One open Sync stream.
-struct Link {
-    id: u64,
-    orders: watch::Sender<Arc<Orders>>,
-    /// A report came that was not answered yet.
-    owed: bool,
 }
 
 /// The queue of a controller that starts from `loaded`; `life` is random, and tells it from those before.
@@ -114,75 +139,56 @@ pub(crate) fn queue<S: Store>(
     store: Arc<S>,
     clock: Arc<dyn Clock>,
 ) -> (Queue, Task<S>) {
-    let (sender, asks) = mpsc::channel(WAITING);
-    let book = Book::new(loaded, contact, terms, life, clock.boot());
-    let desk =
-        Desk { book, watchers: HashMap::new(), links: BTreeMap::new(), last_link: 0, wishers: Vec::new() };
-    (Queue { asks: sender }, Task { desk, asks, store, clock, flush: None })
+    let (sender, requests) = mpsc::channel(WAITING);
+    let desk = Desk::new(Book::new(loaded, contact, terms, life, clock.boot()));
+    (Queue { requests: sender }, Task { desk, requests, store, clock, flush: None })
 }
 
 impl Queue {
-    async fn ask<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Desk, Moment) -> T + Send + 'static,
-    ) -> Result<T, AskError> {
+    async fn ask<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, AskError> {
         let (sender, receiver) = oneshot::channel();
-        let ask: Ask = Box::new(move |desk, now| {
-            let result = work(desk, now);
-            Box::new(move |written| {
-                // Whoever asked may have gone; that changes nothing.
-                let _ = sender.send(if written { Ok(result) } else { Err(AskError::NotWritten) });
-            })
-        });
-        self.asks.send(ask).await.map_err(|_| AskError::Stopping)?;
+        self.requests.send(request(Reply(sender))).await.map_err(|_| AskError::Stopping)?;
         receiver.await.map_err(|_| AskError::Stopping)?
     }
 
     /// Waits until the task has ended.
     pub(crate) async fn closed(&self) {
-        self.asks.closed().await;
+        self.requests.closed().await;
     }
 
     /// Puts a job in line; `None` when its name is taken.
     pub(crate) async fn submit(&self, new: Submission) -> Result<Option<JobId>, AskError> {
-        self.ask(move |desk, now| desk.book.submit(new, now)).await
+        self.ask(|reply| Request::Submit(new, reply)).await
     }
 
     /// Asks for the end of a job; `None` when it is not active.
     pub(crate) async fn cancel(&self, id: &JobId, who: String) -> Result<Option<JobView>, AskError> {
-        let id = id.clone();
-        self.ask(move |desk, now| {
-            desk.book.cancel(&id, &who, now)?;
-            desk.view(&id)
-        })
-        .await
+        self.ask(|reply| Request::Cancel { job: id.clone(), who, reply }).await
     }
 
     /// A job that has not ended, or ended just now.
     pub(crate) async fn job(&self, id: &JobId) -> Result<Option<JobView>, AskError> {
-        let id = id.clone();
-        self.ask(move |desk, _| desk.view(&id)).await
+        self.ask(|reply| Request::Job(id.clone(), reply)).await
     }
 
     /// Every job that has not ended.
     pub(crate) async fn jobs(&self) -> Result<Vec<JobView>, AskError> {
-        self.ask(|desk, _| desk.book.jobs().map(|job| desk.show(job)).collect()).await
+        self.ask(Request::Jobs).await
     }
 
     /// A job that has not ended, as it changes; its last value is the terminal one.
     pub(crate) async fn watch(&self, id: &JobId) -> Result<Option<watch::Receiver<JobView>>, AskError> {
-        let id = id.clone();
-        self.ask(move |desk, _| desk.watch(&id)).await
+        self.ask(|reply| Request::Watch(id.clone(), reply)).await
     }
 
     /// Returns when the task of the queue has come round once more, or has ended.
     pub(crate) async fn come_round(&self) {
-        let _ = self.ask(|_, _| ()).await;
+        let _ = self.ask(Request::ComeRound).await;
     }
 
     /// Every node.
     pub(crate) async fn nodes(&self) -> Result<Vec<NodeState>, AskError> {
-        self.ask(|desk, _| desk.book.nodes().cloned().collect()).await
+        self.ask(Request::Nodes).await
     }
 
     /// Lets new work onto a node, or keeps it off; `None` when there is no such node. Once this is answered
@@ -193,71 +199,46 @@ impl Queue {
         event: EligibilityEvent,
         who: &str,
     ) -> Result<Option<NodeState>, AskError> {
-        let (id, who) = (node.clone(), who.to_owned());
-        self.ask(move |desk, _| {
-            let node = desk.book.set_eligibility(&id, event)?.clone();
-            tracing::info!(node = %id, who, eligibility = ?node.record.eligibility, "asked");
-            Some(node)
-        })
-        .await
+        let (node, who) = (node.clone(), who.to_owned());
+        self.ask(|reply| Request::SetEligibility { node, event, who, reply }).await
     }
 
     /// Takes the word of `who` that a silent node is gone for good.
     pub(crate) async fn declare_lost(&self, node: &NodeId, who: &str) -> Result<DeclaredLost, AskError> {
-        let (id, who) = (node.clone(), who.to_owned());
-        self.ask(move |desk, now| {
-            let answer = desk.book.declare_lost(&id, &who, now);
-            tracing::warn!(node = %id, who, ?answer, "asked to declare the node lost");
-            answer
-        })
-        .await
+        let (node, who) = (node.clone(), who.to_owned());
+        self.ask(|reply| Request::DeclareLost { node, who, reply }).await
     }
 
     /// Wishes something of an environment of a node: as the node showed it before, and how the wish stands from now
     /// on. It is withdrawn when nobody holds the answer any more.
-    pub(crate) async fn wish(
-        &self,
-        wish: Wish,
-        who: &str,
-    ) -> Result<(Option<CachedEnvironment>, watch::Receiver<WishState>), AskError> {
-        let who = who.to_owned();
-        self.ask(move |desk, _| {
-            let Wish { node, key, want } = &wish;
-            let before = desk.book.environment(node, key).cloned();
-            let state = desk.book.wish(&wish);
-            tracing::info!(%node, key, who, want = want.name(), ?state, "asked of an environment");
-            let (sender, receiver) = watch::channel(state);
-            desk.wishers.push((wish, sender));
-            (before, receiver)
-        })
-        .await
+    pub(crate) async fn wish(&self, wish: Wish, who: &str) -> Result<Wished, AskError> {
+        self.ask(|reply| Request::Wish { wish, who: who.to_owned(), reply }).await
     }
 
     /// Writes what is not written yet, so that the store has everything that was said so far.
     pub(crate) async fn flush(&self) -> Result<(), AskError> {
-        self.ask(|desk, _| desk.book.hurry()).await
+        self.ask(Request::Flush).await
     }
 
     /// The first report of a stream: from now on this stream speaks for the node.
     pub(crate) async fn link(&self, report: Report) -> Result<(u64, OrdersReceiver), AskError> {
-        self.ask(move |desk, now| desk.link(&report, now)).await
+        self.ask(|reply| Request::Link(report, reply)).await
     }
 
     /// A further report; false when another stream speaks for the node by now.
     pub(crate) async fn report(&self, link: u64, report: Report) -> Result<bool, AskError> {
-        self.ask(move |desk, now| desk.report(link, &report, now)).await
+        self.ask(|reply| Request::Report { link, report, reply }).await
     }
 
     /// How a replica stands.
     pub(crate) async fn standing(&self, replica: &ReplicaId, node: &NodeId) -> Result<Standing, AskError> {
         let (replica, node) = (replica.clone(), node.clone());
-        self.ask(move |desk, _| desk.book.standing(&replica, &node)).await
+        self.ask(|reply| Request::Standing { replica, node, reply }).await
     }
 
     /// Whether logs of a replica are wanted.
     pub(crate) async fn wants_log(&self, replica: &ReplicaId) -> Result<Standing, AskError> {
-        let replica = replica.clone();
-        self.ask(move |desk, _| desk.book.wants_log(&replica)).await
+        self.ask(|reply| Request::WantsLog(replica.clone(), reply)).await
     }
 
     /// Takes in what came of a replica; the answer is how it stood before.
@@ -268,99 +249,7 @@ impl Queue {
         outcome: Outcome,
     ) -> Result<Standing, AskError> {
         let (replica, node) = (replica.clone(), node.clone());
-        self.ask(move |desk, now| desk.book.settle(&replica, &node, outcome, now)).await
-    }
-}
-
-impl Desk {
-    fn show(&self, job: &Arc<JobRecord>) -> JobView {
-        JobView { job: Arc::clone(job), detail: self.book.detail(job) }
-    }
-
-    fn view(&self, id: &JobId) -> Option<JobView> {
-        self.book.job(id).map(|job| self.show(job))
-    }
-
-    fn watch(&mut self, id: &JobId) -> Option<watch::Receiver<JobView>> {
-        let view = self.view(id)?;
-        if view.job.state.is_terminal() {
-            return Some(watch::channel(view).1);
-        }
-        Some(self.watchers.entry(id.clone()).or_insert_with(|| watch::channel(view).0).subscribe())
-    }
-
-    fn link(&mut self, report: &Report, now: Moment) -> (u64, OrdersReceiver) {
-        self.last_link += 1;
-        let (orders, receiver) = watch::channel(Arc::default());
-        self.links.insert(report.node.clone(), Link { id: self.last_link, orders, owed: true });
-        self.book.report(report, now);
-        (self.last_link, receiver)
-    }
-
-    fn report(&mut self, id: u64, report: &Report, now: Moment) -> bool {
-        let Some(link) = self.links.get_mut(&report.node).filter(|link| link.id == id) else { return false };
-        link.owed = true;
-        self.book.report(report, now);
-        true
-    }
-
-    /// Rules that need no message, then the scheduler.
-    fn settle_rules(&mut self, now: Moment) {
-        self.book.expire(now);
-        self.links.retain(|_, link| !link.orders.is_closed());
-        let links = &self.links;
-        self.book.link(|node| links.contains_key(node));
-        self.book.schedule(now);
-    }
-
-    /// Tells those who wait for an environment how their wishes stand; a wish nobody waits for is forgotten.
-    fn attend_wishers(&mut self) {
-        let book = &mut self.book;
-        self.wishers.retain(|(wish, told)| {
-            let state = book.wish_state(wish, false);
-            let open = matches!(state, WishState::Open { .. }) && told.receiver_count() > 0;
-            told.send_if_modified(|known| {
-                let settled = !matches!(known, WishState::Open { .. });
-                let changed = !settled && *known != state;
-                if changed {
-                    *known = state;
-                }
-                changed
-            });
-            if !open {
-                book.unwish(wish);
-            }
-            open
-        });
-    }
-
-    /// Tells watchers and nodes what changed.
-    fn publish(&mut self) {
-        self.attend_wishers();
-        let book = &self.book;
-        self.watchers.retain(|id, watcher| {
-            let Some(job) = book.job(id) else { return false };
-            let view = JobView { job: Arc::clone(job), detail: book.detail(job) };
-            let over = view.job.state.is_terminal();
-            watcher.send_if_modified(|shown| {
-                let changed = !shown.same(&view);
-                *shown = view;
-                changed
-            });
-            !over && watcher.receiver_count() > 0
-        });
-        for (node, link) in &mut self.links {
-            let orders = book.orders(node);
-            let owed = std::mem::take(&mut link.owed);
-            let revision = link.orders.borrow().revision;
-            let same = {
-                let told = link.orders.borrow();
-                told.list == orders.list && told.environments == orders.environments
-            };
-            if owed || !same {
-                link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));
-            }
-        }
+        self.ask(|reply| Request::Settle { replica, node, outcome, reply }).await
     }
 }
 
@@ -374,7 +263,7 @@ impl<S: Store> Task<S> {
             tokio::select! {
                 biased;
                 () = &mut shutdown => break,
-                received = self.asks.recv_many(&mut batch, BATCH) => {
+                received = self.requests.recv_many(&mut batch, BATCH) => {
                     if received == 0 {
                         break;
                     }
@@ -398,9 +287,9 @@ impl<S: Store> Task<S> {
         rule.into_iter().chain(self.flush).min()
     }
 
-    async fn turn(&mut self, batch: &mut Vec<Ask>) {
+    async fn turn(&mut self, batch: &mut Vec<Request>) {
         let now = self.now();
-        let answers: Vec<Answer> = batch.drain(..).map(|ask| ask(&mut self.desk, now)).collect();
+        let answers: Vec<Answer> = batch.drain(..).map(|request| self.desk.handle(request, now)).collect();
         self.look_up_strangers().await;
         self.desk.settle_rules(now);
         let due = self.flush.is_some_and(|at| at <= Instant::now());

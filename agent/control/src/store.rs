@@ -126,16 +126,6 @@ pub(crate) struct Changes {
     pub(crate) forgotten: Vec<ReplicaId>,
 }
 
-impl Changes {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.jobs.is_empty()
-            && self.nodes.is_empty()
-            && self.events.is_empty()
-            && self.settled.is_empty()
-            && self.forgotten.is_empty()
-    }
-}
-
 /// What a controller starts from.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {

@@ -17,7 +17,7 @@
 //!
 //! The store is asked by the task of `queue`, between [`Book::unresolved`] and [`Book::resolve`].
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use agent_model::machine::Before;
 use agent_model::{JobEvent, JobId, JobSpec, JobState, NodeId, ReplicaId};
@@ -46,32 +46,73 @@ enum Known {
     Odd,
 }
 
+/// Every one, by its name.
+#[derive(Debug, Default)]
+pub(super) struct Strangers(BTreeMap<ReplicaId, Stranger>);
+
+impl Strangers {
+    /// Forgets those that the node of a report holds no more.
+    fn hear(&mut self, report: &Report) {
+        self.0.retain(|replica, stranger| stranger.node != report.node || report.holds(replica));
+    }
+
+    fn known(&self, replica: &ReplicaId) -> Known {
+        self.0.get(replica).map_or(Known::Unasked, |stranger| stranger.known)
+    }
+
+    /// Notes one; true when it is a new one.
+    fn note(&mut self, replica: &ReplicaId, node: &NodeId, known: Known) -> bool {
+        self.0.insert(replica.clone(), Stranger { node: node.clone(), known }).is_none()
+    }
+
+    fn forget(&mut self, replica: &ReplicaId) {
+        self.0.remove(replica);
+    }
+
+    /// Those about which the store must be asked.
+    fn unasked(&self) -> Vec<ReplicaId> {
+        let unasked = self.0.iter().filter(|(_, stranger)| stranger.known == Known::Unasked);
+        unasked.map(|(replica, _)| replica.clone()).collect()
+    }
+
+    /// The orders about what `node` holds and nobody here knows: go on, and tell.
+    pub(super) fn questions(&self, node: &NodeId) -> impl Iterator<Item = Order> {
+        let ours = move |stranger: &Stranger| stranger.node == *node && stranger.known != Known::Ended;
+        let ours = self.0.iter().filter(move |(_, stranger)| ours(stranger));
+        ours.map(|(replica, _)| Order { replica: replica.clone(), desired: Desired::Describe })
+    }
+
+    /// A node runs something of this name.
+    pub(super) fn have(&self, id: &JobId) -> bool {
+        self.0.keys().any(|replica| replica.job == *id)
+    }
+}
+
 impl Book {
     /// Takes in the replicas of a report that the book cannot place.
     pub(super) fn meet(&mut self, report: &Report, now: Moment) {
         if self.believes(report) {
-            self.replan |= self.awaited.remove(&report.node);
+            self.replan |= self.fleet.has_told(&report.node);
         }
-        self.strangers.retain(|replica, stranger| stranger.node != report.node || report.holds(replica));
+        self.strangers.hear(report);
         for held in &report.replicas {
             match self.standing(&held.replica, &report.node) {
                 Standing::Unknown => self.meet_unknown(report, held, now),
                 Standing::Ahead => self.meet_later(report, held, now),
                 Standing::Fenced if self.is_double(&held.replica) => self.meet_double(report, held, now),
                 Standing::Fenced | Standing::Open | Standing::Settled => {
-                    self.strangers.remove(&held.replica);
+                    self.strangers.forget(&held.replica);
                 }
             }
         }
     }
 
     fn meet_unknown(&mut self, report: &Report, held: &Held, now: Moment) {
-        let known = self.strangers.get(&held.replica).map_or(Known::Unasked, |stranger| stranger.known);
+        let known = self.strangers.known(&held.replica);
         match &held.spec {
             Some(spec) if known == Known::Not => self.take_over(report, held, spec, now),
             _ => {
-                let stranger = Stranger { node: report.node.clone(), known };
-                self.strangers.insert(held.replica.clone(), stranger);
+                self.strangers.note(&held.replica, &report.node, known);
             }
         }
     }
@@ -79,10 +120,9 @@ impl Book {
     /// A job that is in no record goes on as if it always had been.
     fn take_over(&mut self, report: &Report, held: &Held, spec: &JobSpec, now: Moment) {
         let (id, node) = (&held.replica.job, &report.node);
-        self.last_seq += 1;
         let job = JobRecord {
             id: id.clone(),
-            seq: self.last_seq,
+            seq: 0,
             request: format!("taken over: {}", held.replica),
             spec: spec.clone(),
             state: JobState::Preparing,
@@ -97,9 +137,8 @@ impl Book {
             replicas: vec![replica_of(report, held)],
             outcome: None,
         };
-        self.leases.grant(&job, Some(report.sent), now.boot);
-        self.admit(job);
-        self.dirty_jobs.insert(id.clone());
+        self.leases.grant(self.jobs.add(job), Some(report.sent), now.boot);
+        self.fleet.assign(node, id);
         self.adopted(id, node, &held.replica, now, "the controller has no record of this job, but");
     }
 
@@ -108,34 +147,31 @@ impl Book {
         let id = &held.replica.job;
         let decided =
             |state| matches!(state, JobState::Finalizing(_) | JobState::NotResponding(Before::Finalizing(_)));
-        if self.state(id).is_some_and(|state| state.is_terminal() || decided(state)) {
+        if self.jobs.state(id).is_some_and(|state| state.is_terminal() || decided(state)) {
             // How the job ends was decided, so a later attempt of it cannot be.
-            let stranger = Stranger { node: report.node.clone(), known: Known::Odd };
-            self.strangers.insert(held.replica.clone(), stranger);
+            self.strangers.note(&held.replica, &report.node, Known::Odd);
             return;
         }
-        self.leave_queue(id);
+        self.leave_line(id);
         self.leave_node(id);
-        self.advance(id, JobEvent::Placed);
+        self.jobs.advance(id, JobEvent::Placed);
         let replica = replica_of(report, held);
-        self.edit(id, |job| {
+        self.jobs.edit(id, |job| {
             job.epoch = held.replica.epoch;
             job.not_before = None;
             job.replicas = vec![replica];
         });
-        let Some(job) = self.jobs.get(id).cloned() else { return };
-        self.leases.grant(&job, Some(report.sent), now.boot);
-        if let Some(node) = self.nodes.get_mut(&report.node) {
-            node.jobs.insert(id.clone());
-        }
+        let Some(job) = self.jobs.get(id) else { return };
+        self.leases.grant(job, Some(report.sent), now.boot);
+        self.fleet.assign(&report.node, id);
         self.adopted(id, &report.node, &held.replica, now, "the record of this job is older than the truth:");
     }
 
     fn adopted(&mut self, id: &JobId, node: &NodeId, replica: &ReplicaId, now: Moment, why: &str) {
-        self.strangers.remove(replica);
+        self.strangers.forget(replica);
         (self.urgent, self.replan) = (true, true);
         tracing::warn!(%replica, %node, "taking over an attempt that is not on record");
-        self.tell(id, Some(node), now, format!("{why} {node} has attempt {} of it", replica.epoch));
+        self.jobs.tell(id, Some(node), now, format!("{why} {node} has attempt {} of it", replica.epoch));
     }
 
     /// The record gave the very same attempt to another node.
@@ -147,26 +183,24 @@ impl Book {
     /// Two nodes have the same attempt, which no controller ever does: one of them did it before a restore.
     fn meet_double(&mut self, report: &Report, held: &Held, now: Moment) {
         let (id, node) = (&held.replica.job, &report.node);
-        let stranger = Stranger { node: node.clone(), known: Known::Odd };
-        if self.strangers.insert(held.replica.clone(), stranger).is_none() {
+        if self.strangers.note(&held.replica, node, Known::Odd) {
             tracing::error!(replica = %held.replica, %node, "two nodes have the same attempt");
             let text = format!(
                 "{node} has attempt {} too: both go on; cancel the job, and start it again, if that is not wanted",
                 held.replica.epoch
             );
-            self.tell(id, Some(node), now, text);
+            self.jobs.tell(id, Some(node), now, text);
         }
     }
 
     /// The replicas about which the store must be asked.
     pub(crate) fn unresolved(&self) -> Vec<ReplicaId> {
-        let unasked = self.strangers.iter().filter(|(_, stranger)| stranger.known == Known::Unasked);
-        unasked.map(|(replica, _)| replica.clone()).collect()
+        self.strangers.unasked()
     }
 
     /// Takes in what the store said.
     pub(crate) fn resolve(&mut self, replica: &ReplicaId, job: Option<&JobRecord>) {
-        if let Some(stranger) = self.strangers.get_mut(replica) {
+        if let Some(stranger) = self.strangers.0.get_mut(replica) {
             stranger.known = match job {
                 Some(job) if job.state.is_terminal() && !is_ahead(job, replica) => Known::Ended,
                 Some(_) => Known::Odd,
@@ -176,37 +210,6 @@ impl Book {
                 tracing::warn!(%replica, node = %stranger.node, "a node runs what is not on record");
             }
         }
-    }
-
-    /// The orders about what `node` holds and nobody here knows: go on, and tell.
-    pub(super) fn questions(&self, node: &NodeId) -> impl Iterator<Item = Order> {
-        let ours = move |stranger: &Stranger| stranger.node == *node && stranger.known != Known::Ended;
-        self.strangers
-            .iter()
-            .filter(move |(_, stranger)| ours(stranger))
-            .map(|(replica, _)| Order { replica: replica.clone(), desired: Desired::Describe })
-    }
-
-    /// The nodes that must be heard before anything is placed, for people; `None` when there are none.
-    pub(super) fn unheard(&self) -> Option<Arc<str>> {
-        if self.awaited.is_empty() {
-            return None;
-        }
-        let names: Vec<&str> = self.awaited.iter().map(NodeId::as_str).collect();
-        Some(names.join(", ").into())
-    }
-
-    /// A node runs something of this name.
-    pub(super) fn is_stranger(&self, id: &JobId) -> bool {
-        self.strangers.keys().any(|replica| replica.job == *id)
-    }
-
-    /// Takes a job out of the line.
-    fn leave_queue(&mut self, id: &JobId) {
-        let Some(line) = self.jobs.get(id).map(|job| super::place_in_line(job)) else { return };
-        self.waiting.remove(&line);
-        self.dates.remove(id);
-        self.reasons.remove(id);
     }
 }
 

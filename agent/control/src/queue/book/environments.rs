@@ -12,7 +12,6 @@ use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::{JobId, JobState, NodeId};
 
 use super::Book;
-use crate::scheduler::Pythons;
 
 /// Whether a node that shows an environment so, or does not show it, has done what is wanted.
 fn is_done(want: EnvironmentWant, shown: Option<&CachedEnvironment>) -> bool {
@@ -50,15 +49,9 @@ pub(crate) enum WishState {
 pub(super) type Wishes = BTreeMap<NodeId, BTreeMap<String, EnvironmentWant>>;
 
 impl Book {
-    /// The interpreters that nodes say they have.
-    pub(super) fn pythons(&self) -> Pythons<'_> {
-        let said = self.nodes.iter().map(|(id, node)| (id, &node.record.inventory.interpreters[..]));
-        said.filter(|(_, interpreters)| !interpreters.is_empty()).collect()
-    }
-
     /// The environment of a node, as the node last showed it.
     pub(crate) fn environment(&self, node: &NodeId, key: &str) -> Option<&CachedEnvironment> {
-        let kept = &self.nodes.get(node)?.record.inventory.environments;
+        let kept = &self.fleet.get(node)?.record.inventory.environments;
         kept.iter().find(|environment| environment.key == key)
     }
 
@@ -73,7 +66,7 @@ impl Book {
 
     /// How a wish stands. A `new` one is for an environment that is there.
     pub(crate) fn wish_state(&self, wish: &Wish, new: bool) -> WishState {
-        let Some(node) = self.nodes.get(&wish.node) else { return WishState::NoNode };
+        let Some(node) = self.fleet.get(&wish.node) else { return WishState::NoNode };
         let shown = self.environment(&wish.node, &wish.key);
         let gone = || WishState::NoEnvironment {
             has: node.record.inventory.environments.iter().map(|kept| kept.key.clone()).collect(),
@@ -113,7 +106,7 @@ impl Book {
     /// The jobs of a node that say they run in an environment.
     fn users(&self, node: &NodeId, key: &str) -> Vec<JobId> {
         let says = format!("environment {key} ");
-        let jobs = self.nodes.get(node).into_iter().flat_map(|node| &node.jobs);
+        let jobs = self.fleet.get(node).into_iter().flat_map(|node| &node.jobs);
         let jobs = jobs.filter_map(|id| self.jobs.get(id)).filter(|job| {
             let uses = |replica: &crate::store::ReplicaRecord| {
                 replica.node == *node && format!("{} ", replica.detail).contains(&says)

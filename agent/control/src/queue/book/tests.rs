@@ -1,5 +1,7 @@
+use std::collections::BTreeMap;
+
 use super::*;
-use agent_model::job::{Resources, RetryPolicy};
+use agent_model::job::{Priority, Resources, RetryPolicy};
 use agent_model::node::{Inventory, Load};
 use agent_model::protocol::orders::Obeyed;
 use agent_model::{JobDraft, ReplicaStep};

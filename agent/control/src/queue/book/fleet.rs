@@ -1,0 +1,400 @@
+//! The nodes: what each said last, whether it is heard, which jobs are placed on it, and what is not on disk yet.
+//!
+//! A report may be a copy of one from before this controller started, or from before its node did, and nothing
+//! heard since tells. So each node has a *life*: a number that no other controller process gives, and another
+//! one whenever the node is heard under another boot. Orders carry it, and reports echo that of the orders that
+//! were obeyed. One that echoes the present life was made in it, and only such a report is believed about what
+//! it does not name ([`Fleet::believes`]). The others say what the node is and what it holds: that was so once,
+//! and at worst a lease ends later for it.
+//!
+//! Invariants: a report that a later one overtook changes nothing; a draining node that runs empty is cordoned;
+//! whatever changes a record lists it as unwritten. Methods that return `bool` say whether something changed
+//! that decides where jobs are placed.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_model::machine::{Eligibility, EligibilityEvent, Liveness, LivenessEvent};
+use agent_model::node::{Finding, Gpu, Grade, Inventory, Load};
+use agent_model::protocol::orders::Obeyed;
+use agent_model::{Boot, JobId, JobSpec, NodeId, ReplicaId, ReplicaStep, Timestamp};
+
+use super::jobs::Jobs;
+use super::{DeclaredLost, Moment};
+use crate::lease::Contacts;
+use crate::scheduler::{Pythons, Room, Taken};
+use crate::store::{Changes, NodeRecord};
+
+/// What a node says about itself and what it holds.
+#[derive(Debug, Clone)]
+pub(crate) struct Report {
+    pub(crate) node: NodeId,
+    pub(crate) boot_id: String,
+    /// When it said so, by its own clock.
+    pub(crate) sent: Boot,
+    /// The latest orders it obeyed; none yet, or it does not say.
+    pub(crate) obeyed: Option<Obeyed>,
+    pub(crate) inventory: Option<Inventory>,
+    pub(crate) load: Load,
+    pub(crate) replicas: Vec<Held>,
+}
+
+impl Report {
+    pub(super) fn holds(&self, replica: &ReplicaId) -> bool {
+        self.replicas.iter().any(|held| held.replica == *replica)
+    }
+}
+
+/// A replica a node holds.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    pub(crate) replica: ReplicaId,
+    pub(crate) step: ReplicaStep,
+    pub(crate) detail: String,
+    pub(crate) started_at: Option<Timestamp>,
+    /// The node has evidence that it goes on.
+    pub(crate) alive: bool,
+    /// What was ordered, when the node was asked for it.
+    pub(crate) spec: Option<JobSpec>,
+}
+
+/// A node and what is only known while the controller runs.
+#[derive(Debug, Clone)]
+pub(crate) struct NodeState {
+    pub(crate) record: NodeRecord,
+    pub(crate) load: Load,
+    /// When it sent the latest report, by its own clock.
+    pub(crate) sent: Option<Boot>,
+    /// See the module.
+    life: u64,
+    /// Its Sync stream is open.
+    pub(crate) linked: bool,
+    /// The jobs placed on it.
+    pub(crate) jobs: BTreeSet<JobId>,
+}
+
+impl NodeState {
+    fn new(record: NodeRecord, life: u64) -> NodeState {
+        NodeState { record, load: Load::default(), sent: None, life, linked: false, jobs: BTreeSet::new() }
+    }
+
+    /// One that was never heard of.
+    fn unknown(id: &NodeId, life: u64, now: Moment) -> NodeState {
+        let record = NodeRecord {
+            id: id.clone(),
+            boot_id: String::new(),
+            liveness: Liveness::Enrolling,
+            eligibility: Eligibility::Open,
+            last_seen: now.wall,
+            inventory: Inventory::default(),
+        };
+        NodeState::new(record, life)
+    }
+
+    /// Takes in what the node says of itself; true when its record changed by it.
+    fn hear(&mut self, report: &Report, now: Moment) -> bool {
+        (self.sent, self.load) = (Some(report.sent), report.load);
+        let before = NodeRecord { last_seen: now.wall, ..self.record.clone() };
+        let record = &mut self.record;
+        if let Some(inventory) = &report.inventory {
+            record.inventory = inventory.clone();
+        }
+        let healthy = record.inventory.findings.iter().all(|finding| finding.grade != Grade::Bad);
+        record.liveness = record.liveness.after(LivenessEvent::Synced { healthy });
+        record.boot_id = report.boot_id.clone();
+        record.last_seen = now.wall;
+        *record != before
+    }
+
+    /// Its size, and what takes room on it.
+    fn room(&self, jobs: &Jobs) -> Room {
+        let inventory = &self.record.inventory;
+        let taken = |id: &JobId| {
+            let wants = &jobs.get(id)?.spec.resources;
+            Some(Taken { job: id.clone(), gpus: wants.gpus, memory: wants.memory })
+        };
+        Room {
+            node: self.record.id.clone(),
+            closed: self.closed(),
+            slots: inventory.slots,
+            gpus: u32::try_from(inventory.gpus.iter().filter(|gpu| gpu.counts()).count()).unwrap_or(u32::MAX),
+            unfit: unfit(inventory),
+            memory: inventory.memory,
+            taken: self.jobs.iter().filter_map(taken).collect(),
+        }
+    }
+
+    /// Why it takes no new work, for people.
+    fn closed(&self) -> Option<Cow<'static, str>> {
+        let why = match (self.record.eligibility, self.record.liveness) {
+            (Eligibility::Draining, _) => "is being drained",
+            (Eligibility::Cordoned, _) => "is cordoned",
+            (_, Liveness::Degraded) => return Some(self.failed_check().into()),
+            (_, Liveness::NotResponding | Liveness::Down) => "does not answer",
+            (_, Liveness::Removed) => "was removed",
+            (_, Liveness::Enrolling | Liveness::Ready) if self.linked => return None,
+            (_, Liveness::Enrolling | Liveness::Ready) => "is not connected",
+        };
+        Some(why.into())
+    }
+
+    /// What is wrong with a node that answers.
+    fn failed_check(&self) -> String {
+        match self.record.inventory.findings.iter().find(|finding| finding.grade == Grade::Bad) {
+            Some(Finding { topic, found, means, .. }) => {
+                format!("fails the check `{topic}`: {found}; {means}")
+            }
+            None => "fails a check, see `agentctl doctor`".to_owned(),
+        }
+    }
+}
+
+/// What of its GPUs a node does not hand out, and why, for people; empty when it hands out all of them.
+fn unfit(inventory: &Inventory) -> String {
+    const SHOWN: usize = 3;
+    let unfit: Vec<_> = inventory.gpus.iter().filter(|gpu| !gpu.counts()).collect();
+    if unfit.is_empty() {
+        return String::new();
+    }
+    let why = |gpu: &&Gpu| format!("GPU {}: {}", gpu.index, gpu.unfit.as_deref().unwrap_or_default());
+    let reasons: Vec<String> = unfit.iter().take(SHOWN).map(why).collect();
+    let more = match unfit.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; and {more} more"),
+    };
+    let (all, count) = (inventory.gpus.len(), unfit.len());
+    format!("{count} of its {all} GPUs not handed out: {}{more}", reasons.join("; "))
+}
+
+/// A report that was taken in.
+pub(super) struct Heard {
+    /// The node was restarted since the report before.
+    pub(super) rebooted: bool,
+    /// Something changed that decides where jobs are placed.
+    pub(super) changed: bool,
+    /// The jobs that are placed on it.
+    pub(super) jobs: Vec<JobId>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    nodes: BTreeMap<NodeId, NodeState>,
+    contacts: Contacts,
+    /// After a loss: those that must be heard before anything is placed.
+    awaited: BTreeSet<NodeId>,
+    /// The last one that a node was given.
+    life: u64,
+    unwritten: BTreeSet<NodeId>,
+}
+
+impl Fleet {
+    /// The nodes on record, each as if just heard. After a loss of records each must be heard again before
+    /// anything is placed. `contact` is how long a node counts as connected after a report; `life` is random.
+    pub(super) fn new(
+        records: Vec<NodeRecord>,
+        lossy: bool,
+        contact: Duration,
+        life: u64,
+        now: Boot,
+    ) -> Fleet {
+        let (mut contacts, mut awaited) = (Contacts::new(contact), BTreeSet::new());
+        for node in &records {
+            if matches!(node.liveness, Liveness::Ready | Liveness::Degraded) {
+                contacts.renew(&node.id, now);
+            }
+            if lossy && !matches!(node.liveness, Liveness::Down | Liveness::Removed) {
+                awaited.insert(node.id.clone());
+            }
+        }
+        let state = |node: NodeRecord| (node.id.clone(), NodeState::new(node, life));
+        let nodes = records.into_iter().map(state).collect();
+        Fleet { nodes, contacts, awaited, life, unwritten: BTreeSet::new() }
+    }
+
+    pub(super) fn get(&self, id: &NodeId) -> Option<&NodeState> {
+        self.nodes.get(id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &NodeState> {
+        self.nodes.values()
+    }
+
+    /// The life of a node, or the one that a node would get which nobody heard yet.
+    pub(super) fn life_of(&self, id: &NodeId) -> u64 {
+        self.get(id).map_or(self.life, |node| node.life)
+    }
+
+    /// Takes in what a node says of itself; `None` when a later report overtook this one.
+    pub(super) fn hear(&mut self, report: &Report, now: Moment) -> Option<Heard> {
+        let (id, life) = (&report.node, self.life);
+        let node = self.nodes.entry(id.clone()).or_insert_with(|| NodeState::unknown(id, life, now));
+        let rebooted = node.record.boot_id != report.boot_id;
+        if !rebooted && node.sent.is_some_and(|latest| report.sent < latest) && !broken!(OvertakenReports) {
+            return None;
+        }
+        if rebooted && !broken!(LifeOfAnotherBoot) {
+            self.life = life.wrapping_add(1);
+            node.life = self.life;
+        }
+        let changed = node.hear(report, now);
+        if changed {
+            self.unwritten.insert(id.clone());
+        }
+        self.contacts.renew(id, now.boot);
+        Some(Heard { rebooted, changed, jobs: node.jobs.iter().cloned().collect() })
+    }
+
+    /// Whether what a report does not name is not there: it was made after its node obeyed orders of its present
+    /// life, so it is no copy of before.
+    pub(super) fn believes(&self, report: &Report) -> bool {
+        let present = |life| self.get(&report.node).is_some_and(|node| node.life == life);
+        report.obeyed.is_some_and(|obeyed| present(obeyed.life) || broken!(LifeNotChecked))
+    }
+
+    /// A node that was awaited has said what it runs.
+    pub(super) fn has_told(&mut self, id: &NodeId) -> bool {
+        self.awaited.remove(id)
+    }
+
+    /// The nodes that must be heard before anything is placed, for people; `None` when there are none.
+    pub(super) fn unheard(&self) -> Option<Arc<str>> {
+        if self.awaited.is_empty() {
+            return None;
+        }
+        let names: Vec<&str> = self.awaited.iter().map(NodeId::as_str).collect();
+        Some(names.join(", ").into())
+    }
+
+    /// The nodes that fell silent at `now`, each told once, with the jobs that are placed on it.
+    pub(super) fn silent(&mut self, now: Boot) -> Vec<(NodeId, Vec<JobId>)> {
+        let mut silent = Vec::new();
+        for id in self.contacts.tick(now) {
+            let Some(node) = self.nodes.get_mut(&id) else { continue };
+            node.record.liveness = node.record.liveness.after(LivenessEvent::LeaseOver);
+            self.unwritten.insert(id.clone());
+            silent.push((id, node.jobs.iter().cloned().collect()));
+        }
+        silent
+    }
+
+    /// When the next node counts as silent.
+    pub(super) fn next_silence(&self) -> Option<Boot> {
+        self.contacts.next()
+    }
+
+    /// A silent node is gone for good.
+    pub(super) fn declare_lost(&mut self, id: &NodeId) -> DeclaredLost {
+        let Some(node) = self.nodes.get_mut(id) else { return DeclaredLost::Unknown };
+        if matches!(node.record.liveness, Liveness::Ready | Liveness::Degraded) {
+            return DeclaredLost::Answers;
+        }
+        let down = node.record.liveness.after(LivenessEvent::LeaseOver).after(LivenessEvent::GraceOver);
+        node.record.liveness = down;
+        self.unwritten.insert(id.clone());
+        self.awaited.remove(id);
+        DeclaredLost::Done(node.jobs.iter().cloned().collect())
+    }
+
+    /// Lets new work onto a node, or keeps it off; `None` when there is no such node.
+    pub(super) fn set_eligibility(&mut self, id: &NodeId, event: EligibilityEvent) -> Option<bool> {
+        let node = self.nodes.get_mut(id)?;
+        let next = node.record.eligibility.after(event);
+        let changed = next != node.record.eligibility;
+        if changed {
+            node.record.eligibility = next;
+            self.unwritten.insert(id.clone());
+        }
+        self.rest(id);
+        Some(changed)
+    }
+
+    /// A node that is being drained and has run empty is cordoned.
+    fn rest(&mut self, id: &NodeId) {
+        if let Some(node) = self.nodes.get_mut(id).filter(|node| node.jobs.is_empty())
+            && node.record.eligibility == Eligibility::Draining
+        {
+            node.record.eligibility = node.record.eligibility.after(EligibilityEvent::Empty);
+            self.unwritten.insert(id.clone());
+        }
+    }
+
+    /// Notes that a job is placed on a node.
+    pub(super) fn assign(&mut self, id: &NodeId, job: &JobId) {
+        if let Some(node) = self.nodes.get_mut(id) {
+            node.jobs.insert(job.clone());
+        }
+    }
+
+    /// Notes that a job has no run on a node any more.
+    pub(super) fn release(&mut self, id: &NodeId, job: &JobId) {
+        if let Some(node) = self.nodes.get_mut(id) {
+            node.jobs.remove(job);
+        }
+        self.rest(id);
+    }
+
+    /// Says which nodes have an open stream.
+    pub(super) fn link(&mut self, linked: impl Fn(&NodeId) -> bool) -> bool {
+        let mut changed = false;
+        for (id, node) in &mut self.nodes {
+            let now = linked(id);
+            changed |= node.linked != now;
+            node.linked = now;
+        }
+        changed
+    }
+
+    /// The size of every node, and what of `jobs` takes room on it.
+    pub(super) fn rooms(&self, jobs: &Jobs) -> Vec<Room> {
+        self.iter().map(|node| node.room(jobs)).collect()
+    }
+
+    /// The interpreters that nodes say they have.
+    pub(super) fn pythons(&self) -> Pythons<'_> {
+        let said = self.nodes.iter().map(|(id, node)| (id, &node.record.inventory.interpreters[..]));
+        said.filter(|(_, interpreters)| !interpreters.is_empty()).collect()
+    }
+
+    pub(super) fn is_written(&self) -> bool {
+        self.unwritten.is_empty()
+    }
+
+    /// Adds what is not on disk yet to `changes`.
+    pub(super) fn collect(&self, changes: &mut Changes) {
+        let records = self.unwritten.iter().filter_map(|id| self.get(id)).map(|node| node.record.clone());
+        changes.nodes.extend(records);
+    }
+
+    /// Everything is on disk.
+    pub(super) fn written(&mut self) {
+        self.unwritten.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_unfit_gpus_are_named_and_a_held_one_counts() {
+        let gpu = |index, held: Option<&str>, unfit: Option<&str>| Gpu {
+            index,
+            held: held.map(str::to_owned),
+            unfit: unfit.map(str::to_owned),
+            ..Gpu::default()
+        };
+        let with = |gpus| Inventory { gpus, ..Inventory::default() };
+        let lost = || Some("it fell off the bus");
+        assert_eq!(unfit(&with(vec![gpu(0, None, None), gpu(1, Some("a.1.0"), lost())])), "");
+        let mut gpus: Vec<Gpu> = (0..5).map(|index| gpu(index, None, lost())).collect();
+        gpus.push(gpu(5, None, None));
+        assert_eq!(
+            unfit(&with(gpus)),
+            "5 of its 6 GPUs not handed out: GPU 0: it fell off the bus; GPU 1: it fell off the bus; \
+             GPU 2: it fell off the bus; and 2 more"
+        );
+    }
+}

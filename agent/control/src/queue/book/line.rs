@@ -1,0 +1,76 @@
+//! The line of jobs that wait: in which order, from when on, and why each still waits.
+//!
+//! Invariant: a job that is not in line has neither a date nor a reason here.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use agent_model::job::Priority;
+use agent_model::{JobId, Timestamp};
+
+use crate::scheduler::Wait;
+use crate::store::JobRecord;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    /// High priority first, then in the order of submission.
+    order: BTreeSet<(Reverse<Priority>, u64, JobId)>,
+    /// Those whose next attempt has a date.
+    dates: BTreeMap<JobId, Timestamp>,
+    reasons: HashMap<JobId, Wait>,
+}
+
+impl Line {
+    /// Puts a job into its place. It is not taken out of the line before its date.
+    pub(super) fn join(&mut self, job: &JobRecord) {
+        self.order.insert(place(job));
+        if let Some(date) = job.not_before {
+            self.dates.insert(job.id.clone(), date);
+        }
+    }
+
+    /// Takes a job out, wherever it stands.
+    pub(super) fn leave(&mut self, job: &JobRecord) {
+        self.order.remove(&place(job));
+        self.dates.remove(&job.id);
+        self.reasons.remove(&job.id);
+    }
+
+    /// Forgets the dates that have come; true when there were any.
+    pub(super) fn come(&mut self, now: Timestamp) -> bool {
+        let before = self.dates.len();
+        self.dates.retain(|_, date| *date > now);
+        self.dates.len() < before
+    }
+
+    /// The next date.
+    pub(super) fn next_date(&self) -> Option<Timestamp> {
+        self.dates.values().min().copied()
+    }
+
+    pub(super) fn has_date(&self, id: &JobId) -> bool {
+        self.dates.contains_key(id)
+    }
+
+    /// Those who wait, in their order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &JobId> {
+        self.order.iter().map(|(_, _, id)| id)
+    }
+
+    /// Notes why a job waits; gives that back when it waits for something else than before.
+    pub(super) fn explain(&mut self, id: &JobId, reason: Wait) -> Option<&Wait> {
+        let new = self.reasons.get(id).is_none_or(|before| before.differs_in_kind(&reason));
+        let known = self.reasons.entry(id.clone()).insert_entry(reason).into_mut();
+        new.then_some(known)
+    }
+
+    /// Why a job waits, for people.
+    pub(super) fn reason(&self, id: &JobId) -> String {
+        self.reasons.get(id).map(Wait::to_string).unwrap_or_default()
+    }
+}
+
+fn place(job: &JobRecord) -> (Reverse<Priority>, u64, JobId) {
+    (Reverse(job.spec.priority), job.seq, job.id.clone())
+}
