@@ -365,6 +365,7 @@ impl From<Inventory> for v1::Inventory {
             gpu_driver: inventory.gpu_driver,
             cuda: inventory.cuda,
             slots: inventory.slots,
+            gangs: inventory.gangs,
             findings: inventory.findings.into_iter().map(v1::Finding::from).collect(),
             interpreters: inventory
                 .interpreters
@@ -391,6 +392,7 @@ impl TryFrom<v1::Inventory> for Inventory {
             gpu_driver: wire.gpu_driver,
             cuda: wire.cuda,
             slots: wire.slots,
+            gangs: wire.gangs,
             findings: wire.findings.into_iter().map(Finding::try_from).collect::<Result<_, _>>()?,
             interpreters: wire
                 .interpreters

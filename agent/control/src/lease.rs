@@ -19,9 +19,8 @@ use std::time::Duration;
 
 use agent_model::job::OnDisconnect;
 use agent_model::lease::Terms;
-use agent_model::machine::Before;
 use agent_model::protocol::orders::{EnvironmentWant, UNHEARD};
-use agent_model::{Boot, Code, JobId, JobSpec, JobState, NodeId, ReplicaId, Verdict};
+use agent_model::{Boot, Code, JobId, JobSpec, NodeId, ReplicaId};
 
 use crate::store::{JobRecord, ReplicaRecord};
 
@@ -118,12 +117,16 @@ impl Leases {
     /// Counts the lease of every replica of a placed job as answered now; `sent` is that of the report which
     /// the placement rests on, if there was one. A job that is held gets none.
     pub(crate) fn grant(&mut self, job: &JobRecord, sent: Option<Boot>, answered: Boot) {
-        if job.spec.limits.on_disconnect == OnDisconnect::Hold {
-            return;
+        for replica in job.replicas.iter().filter(|replica| replica.end.is_none()) {
+            self.grant_run(job, replica.rank, sent, answered);
         }
-        let grace = job.spec.limits.grace();
-        for replica in &job.replicas {
-            self.of.insert(job.replica(replica.rank), Lease { sent, answered, grace });
+    }
+
+    /// The same for one rank.
+    pub(crate) fn grant_run(&mut self, job: &JobRecord, rank: u32, sent: Option<Boot>, answered: Boot) {
+        if job.spec.limits.on_disconnect == OnDisconnect::Replace {
+            let grace = job.spec.limits.grace();
+            self.of.insert(job.replica(rank), Lease { sent, answered, grace });
         }
     }
 
@@ -147,6 +150,11 @@ impl Leases {
         if let Some(lease) = self.of.get_mut(replica).filter(|_| !broken!(LeaseOfAnotherBoot)) {
             lease.sent = None;
         }
+    }
+
+    /// This run of the job has ended.
+    pub(crate) fn end_run(&mut self, replica: &ReplicaId) {
+        self.of.remove(replica);
     }
 
     /// The job has no run any more.
@@ -189,7 +197,7 @@ pub(crate) fn orders<'a>(
     settled: impl Iterator<Item = &'a ReplicaId>,
 ) -> Vec<Order> {
     let current = jobs.filter(|job| job.state.is_placed()).flat_map(|job| {
-        let ours = job.replicas.iter().filter(|replica| replica.node == *node);
+        let ours = job.replicas.iter().filter(|replica| replica.node == *node && replica.end.is_none());
         ours.map(|replica| Order {
             replica: job.replica(replica.rank),
             desired: desired(job, leases, replica.rank),
@@ -201,17 +209,9 @@ pub(crate) fn orders<'a>(
 }
 
 fn desired(job: &JobRecord, leases: &Leases, rank: u32) -> Desired {
-    let canceled = Verdict::Canceled;
-    match job.state {
-        JobState::Finalizing(verdict) | JobState::NotResponding(Before::Finalizing(verdict))
-            if verdict == canceled =>
-        {
-            Desired::Stop {
-                grace: job.spec.limits.grace(),
-                reason: job.cancel.clone().unwrap_or_else(|| "canceled".to_owned()),
-            }
-        }
-        _ => Desired::Run(job.spec.clone(), leases.until(&job.replica(rank))),
+    match job.why_stopped() {
+        Some(reason) => Desired::Stop { grace: job.spec.limits.grace(), reason },
+        None => Desired::Run(job.spec.clone(), leases.until(&job.replica(rank))),
     }
 }
 
@@ -226,8 +226,9 @@ pub(crate) fn lost(replica: &ReplicaRecord, boot_id: &str) -> Option<Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use agent_model::JobDraft;
     use agent_model::job::Limits;
+    use agent_model::machine::Before;
+    use agent_model::{JobDraft, JobState, Verdict};
     use proptest::prelude::*;
 
     use crate::store::tests::job;
@@ -240,13 +241,7 @@ mod tests {
         let mut record = job("a", 1);
         record.state = state;
         record.epoch = agent_model::Epoch(3);
-        record.replicas = vec![ReplicaRecord {
-            rank: 0,
-            node: node(on),
-            boot_id: "b1".into(),
-            step: None,
-            detail: String::new(),
-        }];
+        record.replicas = vec![ReplicaRecord::on(&node(on), "b1")];
         record
     }
 

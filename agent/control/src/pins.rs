@@ -13,7 +13,7 @@ use agent_cas::gc::{Holder, Pin, Pins, Unknown};
 use agent_model::{JobDraft, Outcome};
 
 use crate::queue::Queue;
-use crate::store::{JobRecord, Recovery, Sqlite, Store};
+use crate::store::{JobRecord, RankEnd, Recovery, Sqlite, Store};
 
 /// The name under which the collector knows the controller.
 pub(crate) const USER: &str = "the controller";
@@ -33,7 +33,11 @@ pub(crate) fn of_outcome(outcome: &Outcome) -> Option<Pin> {
 
 fn of_job(job: &JobRecord) -> Vec<Pin> {
     let reads = if job.state.is_terminal() { Vec::new() } else { of_spec(&job.spec) };
-    reads.into_iter().chain(job.outcome.as_ref().and_then(of_outcome)).collect()
+    let told = job.replicas.iter().filter_map(|replica| match &replica.end {
+        Some(RankEnd::Told(outcome)) => Some(outcome),
+        _ => None,
+    });
+    reads.into_iter().chain(job.outcome.iter().chain(told).filter_map(of_outcome)).collect()
 }
 
 /// Says everything that is needed.

@@ -1,8 +1,8 @@
 //! Which waiting job goes to which node: one pure function.
 //!
 //! Owns the rule of order and of room. Hides nothing else: no clock, no store, no wire. Invariants, held by
-//! property tests: a node never gets more than its slots, GPUs and memory; a job never goes where its Python is
-//! known to be missing; a job never takes room on a node where an earlier waiting job could run; every job left
+//! property tests: a node never gets more than its slots, GPUs and memory; a job gets all the nodes it asks for,
+//! each once, or none; it never goes where its Python is known to be missing; a job never takes room on a node where an earlier waiting job could run; every job left
 //! waiting has a [`Wait`] that says why.
 //!
 //! Called by `queue` whenever room, nodes or the line of waiting jobs changed.
@@ -60,6 +60,8 @@ pub(crate) struct Room {
     /// Which of its GPUs it does not hand out, and why, for people; empty when there is none.
     pub(crate) unfit: String,
     pub(crate) memory: u64,
+    /// It can run one rank of a job beside the ranks on other nodes.
+    pub(crate) gangs: bool,
     pub(crate) taken: Vec<Taken>,
 }
 
@@ -122,8 +124,8 @@ impl Room {
 pub(crate) enum Wait {
     /// There is no node at all.
     NoNode,
-    /// It asks for several nodes at once.
-    Gang { nodes: u32 },
+    /// It asks for several nodes at once, and so many could ever run a rank of it.
+    Gang { nodes: u32, fit: usize },
     /// No node could ever hold it.
     TooLarge { wants: String, largest: String },
     /// Nodes could hold it, but none has its interpreter.
@@ -149,8 +151,11 @@ impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Wait::NoNode => f.write_str("no node has joined yet"),
-            Wait::Gang { nodes } => {
-                write!(f, "it asks for {nodes} nodes at once; this version runs a job on one node")
+            Wait::Gang { nodes, fit: 0 } => {
+                write!(f, "it asks for {nodes} nodes at once, and no node runs a part of a job yet")
+            }
+            Wait::Gang { nodes, fit } => {
+                write!(f, "it asks for {nodes} nodes at once, and {fit} could run it")
             }
             Wait::TooLarge { wants, largest } => write!(f, "no node is large enough for {wants}: {largest}"),
             Wait::NoPython { python, have } => write!(f, "no node has a Python called {python}; {have}"),
@@ -171,7 +176,8 @@ impl fmt::Display for Wait {
 /// What [`place`] decided.
 #[derive(Debug, Default)]
 pub(crate) struct Placements {
-    pub(crate) placed: Vec<(JobId, NodeId)>,
+    /// The node of each rank, in their order.
+    pub(crate) placed: Vec<(JobId, Vec<NodeId>)>,
     pub(crate) waiting: Vec<(JobId, Wait)>,
 }
 
@@ -181,7 +187,20 @@ fn suits(node: &Room, job: &Pending, pythons: &Pythons<'_>) -> bool {
         Some(said) => said.iter().any(|interpreter| interpreter.name == *name),
         None => true,
     };
-    node.could_hold(&job.wants) && job.python.as_ref().is_none_or(has)
+    let meets = job.wants.nodes == 1 || node.gangs;
+    meets && node.could_hold(&job.wants) && job.python.as_ref().is_none_or(has)
+}
+
+/// The nodes of each rank of a job, all of them or none.
+fn choose(job: &Pending, nodes: &[Room], open: impl Fn(usize) -> bool) -> Option<Vec<usize>> {
+    let mut fit: Vec<usize> =
+        (0..nodes.len()).filter(|i| open(*i) && nodes[*i].holds_now(&job.wants)).collect();
+    let ranks = usize::try_from(job.wants.nodes).ok().filter(|ranks| *ranks <= fit.len())?;
+    fit.sort_by_key(|i| {
+        (job.avoid.as_ref() == Some(&nodes[*i].node), std::cmp::Reverse(nodes[*i].free_slots()), *i)
+    });
+    fit.truncate(ranks);
+    Some(fit)
 }
 
 /// Places `pending`, in their order, on `nodes`.
@@ -196,21 +215,15 @@ pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons
     for job in pending {
         let wants = &job.wants;
         let usable = |node: &Room| node.closed.is_none() && suits(node, job, pythons);
-        if wants.nodes > 1 || !nodes.iter().any(usable) {
+        if nodes.iter().filter(|node| usable(node)).count() < wants.nodes as usize {
             waiting.push((job, None));
             continue;
         }
-        let best = nodes
-            .iter()
-            .enumerate()
-            .filter(|(i, node)| usable(node) && !promised[*i] && node.holds_now(wants))
-            .max_by_key(|(i, node)| {
-                (job.avoid.as_ref() != Some(&node.node), node.free_slots(), std::cmp::Reverse(*i))
-            })
-            .map(|(i, _)| i);
-        if let Some(i) = best {
-            nodes[i].taken.push(Taken { job: job.job.clone(), gpus: wants.gpus, memory: wants.memory });
-            decided.placed.push((job.job.clone(), nodes[i].node.clone()));
+        if let Some(chosen) = choose(job, &nodes, |i| usable(&nodes[i]) && !promised[i]) {
+            let taken = Taken { job: job.job.clone(), gpus: wants.gpus, memory: wants.memory };
+            chosen.iter().for_each(|i| nodes[*i].taken.push(taken.clone()));
+            let named = chosen.into_iter().map(|i| nodes[i].node.clone()).collect();
+            decided.placed.push((job.job.clone(), named));
         } else {
             for (promised, node) in promised.iter_mut().zip(&nodes) {
                 *promised |= usable(node);
@@ -223,17 +236,20 @@ pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons
     decided
 }
 
+/// What decides where a job could run: whether it has several ranks, GPUs, memory and interpreter.
+type Need<'a> = (bool, u32, u64, Option<&'a str>);
+
 fn reasons<'a>(
     waiting: &[(&'a Pending, Option<usize>)],
     nodes: &[Room],
     pythons: &Pythons<'_>,
 ) -> Vec<(JobId, Wait)> {
     // Jobs of one size and interpreter have one text; a long line of them must not cost a text each.
-    let mut texts: HashMap<(bool, u32, u64, Option<&str>), Arc<str>> = HashMap::new();
+    let mut texts: HashMap<(bool, Need<'_>), Arc<str>> = HashMap::new();
     let mut text = |job: &'a Pending, open: bool| -> Arc<str> {
         let Pending { wants, python, .. } = job;
-        let key = (open, wants.gpus, wants.memory, python.as_deref());
-        Arc::clone(texts.entry(key).or_insert_with(|| {
+        let need = (wants.nodes > 1, wants.gpus, wants.memory, python.as_deref());
+        Arc::clone(texts.entry((open, need)).or_insert_with(|| {
             let usable = nodes.iter().filter(|node| suits(node, job, pythons));
             let parts: Vec<String> = match open {
                 true => {
@@ -253,13 +269,12 @@ fn reasons<'a>(
         .iter()
         .map(|&(job, ahead)| {
             let wants = &job.wants;
+            let fit = || nodes.iter().filter(|node| suits(node, job, pythons)).count();
             let wait = match (ahead, &job.python) {
                 (Some(ahead), _) => Wait::Busy { ahead, busy: text(job, true) },
-                _ if wants.nodes > 1 => Wait::Gang { nodes: wants.nodes },
                 _ if nodes.is_empty() => Wait::NoNode,
-                _ if nodes.iter().any(|node| suits(node, job, pythons)) => {
-                    Wait::Closed { why: text(job, false) }
-                }
+                _ if fit() >= wants.nodes as usize => Wait::Closed { why: text(job, false) },
+                _ if wants.nodes > 1 => Wait::Gang { nodes: wants.nodes, fit: fit() },
                 (None, Some(python)) if nodes.iter().any(|node| node.could_hold(wants)) => {
                     Wait::NoPython { python: python.clone(), have: have.clone() }
                 }

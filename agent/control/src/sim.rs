@@ -3,9 +3,8 @@
 //! Drives the real [`crate::queue::Book`] and the node's real decisions (`agent_model::protocol`) through
 //! random histories: crashes of controller and agents, restarts of machines, lost, late, doubled and
 //! overtaken messages, copies of reports from before a restart, one-way and two-way partitions, drifting
-//! clocks, cancels, drains, machines that never come back. Gangs, which the book does not place yet, follow
-//! their rule in [`gang`]. After every event the promises are checked ([`world`], [`disk`]). Every deliberate
-//! mistake of [`mutant`] must break one of them.
+//! clocks, cancels, drains, machines that never come back; jobs of one rank and of several. After every event the
+//! promises are checked ([`world`], [`disk`]). Every deliberate mistake of [`mutant`] must break one of them.
 //!
 //! One seed is one history of 100 minutes. `SIM_SEED=N` (and `SIM_MUTANT=name`) runs one again:
 //! `SIM_SEED=7 cargo test -p agent-control --lib sim::test_one_seed -- --nocapture`. `tests/run model` runs
@@ -16,7 +15,6 @@ mod agent;
 mod chance;
 mod controller;
 mod disk;
-mod gang;
 pub(crate) mod mutant;
 mod node;
 mod world;

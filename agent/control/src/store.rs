@@ -22,7 +22,7 @@ use std::sync::Arc;
 use agent_model::job::JobSpec;
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
-use agent_model::{Epoch, JobId, JobState, NodeId, Outcome, ReplicaId, ReplicaStep, Timestamp};
+use agent_model::{Epoch, Fault, JobId, JobState, NodeId, Outcome, ReplicaId, ReplicaStep, Timestamp};
 use serde::{Deserialize, Serialize};
 
 pub use sqlite::OpenStoreError;
@@ -69,6 +69,11 @@ impl JobRecord {
     pub(crate) fn replica(&self, rank: u32) -> ReplicaId {
         ReplicaId { job: self.id.clone(), epoch: self.epoch, rank }
     }
+
+    /// What is on record of a rank of the latest attempt.
+    pub(crate) fn rank(&self, rank: u32) -> Option<&ReplicaRecord> {
+        self.replicas.iter().find(|replica| replica.rank == rank)
+    }
 }
 
 /// One rank of the latest attempt of a job.
@@ -84,6 +89,31 @@ pub(crate) struct ReplicaRecord {
     pub(crate) step: Option<ReplicaStep>,
     #[serde(default)]
     pub(crate) detail: String,
+    /// What came of it.
+    #[serde(default)]
+    pub(crate) end: Option<RankEnd>,
+}
+
+impl ReplicaRecord {
+    /// Rank 0, placed on a node that was last heard under this boot.
+    pub(crate) fn on(node: &NodeId, boot_id: &str) -> ReplicaRecord {
+        let (node, boot_id) = (node.clone(), boot_id.to_owned());
+        ReplicaRecord { rank: 0, node, boot_id, step: None, detail: String::new(), end: None }
+    }
+}
+
+/// What came of one rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RankEnd {
+    /// Its node said so.
+    Told(Outcome),
+    /// It can have no process any more, and nobody will say what came of it.
+    Lost {
+        fault: Fault,
+        /// When its node was last heard.
+        heard: Timestamp,
+    },
 }
 
 /// A node.

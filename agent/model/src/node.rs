@@ -28,6 +28,8 @@ pub struct Inventory {
     pub cuda: String,
     /// How many replicas run at a time.
     pub slots: u32,
+    /// It can run one rank of a job beside the ranks on other nodes.
+    pub gangs: bool,
     /// What was found out about this machine, good and bad.
     pub findings: Vec<Finding>,
     /// The interpreters that jobs can name, best first.

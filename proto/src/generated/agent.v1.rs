@@ -1188,6 +1188,9 @@ pub struct Inventory {
     pub gpu_driver: ::prost::alloc::string::String,
     #[prost(string, tag = "14")]
     pub cuda: ::prost::alloc::string::String,
+    /// It can run one rank of a job beside the ranks on other nodes.
+    #[prost(bool, tag = "15")]
+    pub gangs: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Interpreter {

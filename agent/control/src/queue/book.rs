@@ -16,6 +16,7 @@ mod fleet;
 mod jobs;
 mod line;
 mod nodes;
+mod ranks;
 mod replicas;
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use std::time::Duration;
 
 use crate::lease::Leases;
 use crate::scheduler::{self, Pending, Wait};
-use crate::store::{Changes, JobRecord, Loaded, ReplicaRecord};
+use crate::store::{Changes, JobRecord, Loaded, RankEnd, ReplicaRecord};
 use adopt::Strangers;
 use agent_model::lease::Terms;
 use agent_model::{
@@ -137,14 +138,25 @@ impl Book {
         if job.state.is_terminal() {
             return String::new();
         }
-        let Some(replica) = job.replicas.first() else { return String::new() };
-        if matches!(job.state, JobState::NotResponding(_)) {
-            return format!("{} does not answer; the job goes on there", replica.node);
-        }
-        match replica.step {
+        // Of several ranks the one that is furthest behind is what the others wait for.
+        let open = job.replicas.iter().filter(|replica| replica.end.is_none());
+        let silent = |replica: &&ReplicaRecord| !self.fleet.is_heard(&replica.node);
+        let told = match job.state {
+            JobState::NotResponding(_) => open.clone().find(silent).or_else(|| open.clone().next()),
+            _ => open.min_by_key(|replica| replica.step),
+        };
+        let Some(replica) = told else { return String::new() };
+        let said = match replica.step {
+            _ if matches!(job.state, JobState::NotResponding(_)) => {
+                format!("{} does not answer; the job goes on there", replica.node)
+            }
             None => format!("waiting for {} to take it", replica.node),
             Some(step) if replica.detail.is_empty() => step.describe().to_owned(),
             Some(_) => replica.detail.clone(),
+        };
+        match job.spec.resources.nodes {
+            1 => said,
+            ranks => format!("rank {} of {ranks}: {said}", replica.rank),
         }
     }
 
@@ -208,9 +220,13 @@ impl Book {
         if broken!(NoEpochCheck) {
             return Standing::Open;
         }
-        let ours = |r: &ReplicaRecord| r.rank == replica.rank && r.node == *node;
-        if job.epoch == replica.epoch && job.replicas.iter().any(ours) {
-            Standing::Open
+        let ours = |known: &&ReplicaRecord| job.epoch == replica.epoch && known.node == *node;
+        if let Some(known) = job.rank(replica.rank).filter(ours) {
+            match known.end {
+                None => Standing::Open,
+                Some(RankEnd::Told(_)) => Standing::Settled,
+                Some(RankEnd::Lost { .. }) => Standing::Fenced,
+            }
         } else if adopt::is_ahead(job, replica) {
             Standing::Ahead
         } else {
@@ -236,43 +252,59 @@ impl Book {
         &mut self,
         replica: &ReplicaId,
         node: &NodeId,
-        mut outcome: Outcome,
+        outcome: Outcome,
         now: Moment,
     ) -> Standing {
         let standing = self.standing(replica, node);
-        let Some(job) = self.jobs.get(&replica.job).cloned().filter(|_| standing == Standing::Open) else {
+        let Some(job) = self.jobs.get(&replica.job).filter(|_| standing == Standing::Open) else {
             return standing;
         };
-        let id = &job.id;
-        self.urgent = true;
-        let named = job.replicas.iter().any(|r| r.rank == replica.rank && r.step.is_some());
+        let named = job.rank(replica.rank).is_some_and(|rank| rank.step.is_some());
         self.replicas.settle(replica, node, named);
-        self.jobs.advance(id, JobEvent::SeenAgain);
-        let retry = outcome.fault.as_ref().is_some_and(|fault| may_retry(&job, fault));
-        self.jobs.advance(
-            id,
-            match outcome.verdict {
-                Verdict::Completed => JobEvent::AllSucceeded,
-                Verdict::Failed => JobEvent::ReplicaFailed { retry },
-                Verdict::Canceled => JobEvent::ReplicaCanceled,
-            },
-        );
+        let id = &replica.job;
         self.jobs.tell(id, Some(node), now, describe(&outcome));
         if let Some(stored) = outcome.artifacts {
             let text = format!("stored {} files, {} bytes", stored.files, stored.bytes);
             self.jobs.tell(id, Some(node), now, text);
         }
         self.jobs.edit(id, |job| job.started_at = outcome.started_at.or(job.started_at));
+        self.end_rank(replica, RankEnd::Told(outcome), now);
+        Standing::Open
+    }
+
+    /// A rank has its end; with the last one the attempt has.
+    fn end_rank(&mut self, replica: &ReplicaId, end: RankEnd, now: Moment) {
+        let id = &replica.job;
+        self.urgent = true;
+        self.leases.end_run(replica);
+        self.jobs.edit(id, |job| {
+            let ours = job.replicas.iter_mut().find(|known| known.rank == replica.rank);
+            ours.into_iter().for_each(|known| known.end = Some(end.clone()));
+        });
+        let Some(job) = self.jobs.get(id) else { return };
+        let Some(ranks::Joined { mut outcome, lost, node }) = ranks::join(job, now.wall) else { return };
+        let retry = outcome.fault.as_ref().is_some_and(|fault| may_retry(job, fault));
+        if lost {
+            self.jobs.advance(id, JobEvent::LeaseExpired);
+            self.jobs.advance(id, JobEvent::GraceOver { retry });
+        } else {
+            self.jobs.advance(id, JobEvent::SeenAgain);
+            let event = match outcome.verdict {
+                Verdict::Completed => JobEvent::AllSucceeded,
+                Verdict::Failed => JobEvent::ReplicaFailed { retry },
+                Verdict::Canceled => JobEvent::ReplicaCanceled,
+            };
+            self.jobs.advance(id, event);
+        }
         if self.jobs.state(id) == Some(JobState::Queued) {
             let unexplained = || Fault::new(Code::Bug, "the attempt failed without a fault");
-            self.requeue(id, &outcome.fault.unwrap_or_else(unexplained), now);
+            self.requeue(id, &outcome.fault.unwrap_or_else(unexplained), node, now);
         } else {
             let stored = outcome.fault.as_ref().is_none_or(|fault| fault.code != Code::OutputsUnstored);
             self.jobs.advance(id, if stored { JobEvent::OutputsStored } else { JobEvent::OutputsLost });
             outcome.verdict = self.jobs.verdict(id);
             self.end(id, outcome, now);
         }
-        Standing::Open
     }
 
     /// Places what can be placed, if anything changed since the last time.
@@ -298,8 +330,8 @@ impl Book {
             }
         }
         let decided = scheduler::place(&pending, self.fleet.rooms(&self.jobs), &self.fleet.pythons());
-        for (job, node) in decided.placed {
-            self.place(&job, &node, now);
+        for (job, nodes) in decided.placed {
+            self.place(&job, &nodes, now);
         }
         for (job, reason) in waiting.into_iter().chain(decided.waiting) {
             if let Some(reason) = self.line.explain(&job, reason) {
@@ -308,30 +340,36 @@ impl Book {
         }
     }
 
-    fn place(&mut self, id: &JobId, node: &NodeId, now: Moment) {
+    /// A new attempt, with a node for each rank.
+    fn place(&mut self, id: &JobId, nodes: &[NodeId], now: Moment) {
         if !self.jobs.advance(id, JobEvent::Placed) {
             return;
         }
-        let boot_id = self.fleet.get(node).map(|node| node.record.boot_id.clone()).unwrap_or_default();
+        let fleet = &mut self.fleet;
         self.jobs.edit(id, |job| {
-            job.epoch = job.epoch.next();
-            job.not_before = None;
-            job.started_at = None;
-            let replica =
-                ReplicaRecord { rank: 0, node: node.clone(), boot_id, step: None, detail: String::new() };
-            job.replicas = vec![replica];
+            (job.epoch, job.not_before, job.started_at) = (job.epoch.next(), None, None);
+            let replica = |(rank, node)| ReplicaRecord {
+                rank,
+                ..ReplicaRecord::on(node, fleet.get(node).map_or("", |node| &node.record.boot_id))
+            };
+            job.replicas = (0..).zip(nodes).map(replica).collect();
         });
         let Some(job) = self.jobs.get(id) else { return };
         let attempt = job.epoch;
-        self.leases.grant(job, self.fleet.get(node).and_then(|node| node.sent), now.boot);
+        for replica in &job.replicas {
+            let sent = fleet.get(&replica.node).and_then(|node| node.sent);
+            self.leases.grant_run(job, replica.rank, sent, now.boot);
+            fleet.assign(&replica.node, id);
+        }
         self.line.leave(job);
-        self.fleet.assign(node, id);
         self.urgent = true;
-        self.jobs.tell(id, Some(node), now, format!("placed on {node} as attempt {attempt}"));
+        let names: Vec<&str> = nodes.iter().map(NodeId::as_str).collect();
+        let only = nodes.first().filter(|_| nodes.len() == 1);
+        self.jobs.tell(id, only, now, format!("placed on {} as attempt {attempt}", names.join(", ")));
     }
 
     /// Back in line after a failed or lost attempt.
-    fn requeue(&mut self, id: &JobId, fault: &Fault, now: Moment) {
+    fn requeue(&mut self, id: &JobId, fault: &Fault, node: NodeId, now: Moment) {
         self.leave_node(id);
         let Some(job) = self.jobs.get(id) else { return };
         let next = u32::try_from(job.epoch.0 + 1).unwrap_or(u32::MAX);
@@ -340,9 +378,8 @@ impl Book {
             Retry::After(at_least) => job.spec.retry.wait_before(next).max(at_least),
             Retry::Never | Retry::OtherNode => job.spec.retry.wait_before(next),
         };
-        let last = job.replicas.first().map(|replica| replica.node.clone());
         self.jobs.edit(id, |job| {
-            job.avoid = last.filter(|_| fault.retry == Retry::OtherNode);
+            job.avoid = Some(node).filter(|_| fault.retry == Retry::OtherNode);
             job.not_before = Some(now.wall + wait);
             job.replicas.clear();
         });
@@ -364,6 +401,8 @@ impl Book {
         self.jobs.edit(id, |job| {
             job.ended_at = Some(now.wall);
             job.outcome = Some(outcome);
+            // What the node of a lost rank may still deliver is fenced.
+            job.replicas.retain(|replica| !matches!(replica.end, Some(RankEnd::Lost { .. })));
         });
         let state = self.jobs.state(id).map_or("", JobState::name);
         self.jobs.tell(id, None, now, format!("ended: {state}"));

@@ -13,7 +13,7 @@ fn place(pending: &[Pending], nodes: Vec<Room>) -> Placements {
 
 fn room(name: &str, slots: u32) -> Room {
     let (node, unfit) = (name.parse().unwrap(), String::new());
-    Room { node, closed: None, slots, gpus: 0, unfit, memory: 1 << 30, taken: Vec::new() }
+    Room { node, closed: None, slots, gpus: 0, unfit, memory: 1 << 30, gangs: true, taken: Vec::new() }
 }
 
 fn reason(decided: &Placements, name: &str) -> String {
@@ -36,9 +36,11 @@ fn test_reason_names_who_is_ahead_and_who_runs() {
 fn test_job_no_node_could_hold_waits_and_does_not_block() {
     let mut gang = job("gang", 0, 0);
     gang.wants.nodes = 2;
-    let decided = place(&[gang, job("gpu", 2, 0), job("small", 0, 0)], vec![room("box", 1)]);
-    assert_eq!(decided.placed, [("small".parse().unwrap(), "box".parse().unwrap())]);
-    assert!(reason(&decided, "gang").contains("2 nodes"));
+    let decided = place(&[gang.clone(), job("gpu", 2, 0), job("small", 0, 0)], vec![room("box", 1)]);
+    assert_eq!(decided.placed, [("small".parse().unwrap(), vec!["box".parse().unwrap()])]);
+    assert_eq!(reason(&decided, "gang"), "it asks for 2 nodes at once, and 1 could run it");
+    let alone = place(&[gang], vec![Room { gangs: false, ..room("box", 1) }]);
+    assert_eq!(reason(&alone, "gang"), "it asks for 2 nodes at once, and no node runs a part of a job yet");
     assert!(reason(&decided, "gpu").contains("box has 1 slots, 0 GPUs"));
     assert_eq!(reason(&place(&[job("a", 0, 0)], vec![]), "a"), "no node has joined yet");
     let closed = Room { closed: Some("does not answer".into()), ..room("box", 1) };
@@ -66,7 +68,7 @@ fn test_job_that_wants_gpus_is_told_of_those_that_are_not_handed_out() {
 #[test]
 fn test_retry_avoids_its_last_node_only_if_another_has_room() {
     let avoiding = Pending { avoid: Some("x".parse().unwrap()), ..job("a", 0, 0) };
-    let on = |nodes| place(std::slice::from_ref(&avoiding), nodes).placed[0].1.to_string();
+    let on = |nodes| place(std::slice::from_ref(&avoiding), nodes).placed[0].1[0].to_string();
     assert_eq!(on(vec![room("x", 9), room("y", 1)]), "y");
     assert_eq!(on(vec![room("x", 1)]), "x");
 }
@@ -88,7 +90,7 @@ fn test_job_waits_for_its_python_and_blocks_nobody() {
     // A node that says nothing about its interpreters may have any.
     let decided =
         super::place(&jobs[..1], vec![room("a", 3), room("b", 1)], &Pythons::from([(&a, &said[..])]));
-    assert_eq!(decided.placed[0].1, b);
+    assert_eq!(decided.placed[0].1, [b]);
     // One that has it and takes no work is worth waiting for.
     let drained = Room { closed: Some("is being drained".into()), ..room("b", 1) };
     let decided = super::place(&jobs[..1], vec![room("a", 3), drained], &Pythons::from([(&a, &said[..])]));
@@ -152,24 +154,34 @@ proptest! {
         let wants = |id: &JobId| &found(id).wants;
         for room in &rooms {
             let on: Vec<&Resources> = decided.placed.iter()
-                .filter(|(_, node)| *node == room.node).map(|(job, _)| wants(job)).collect();
+                .filter(|(_, nodes)| nodes.contains(&room.node)).map(|(job, _)| wants(job)).collect();
             prop_assert!(on.len() <= room.slots as usize);
             prop_assert!(on.iter().map(|wants| wants.gpus).sum::<u32>() <= room.gpus);
             prop_assert!(on.iter().map(|wants| wants.memory).sum::<u64>() <= room.memory);
             prop_assert!(on.is_empty() || room.closed.is_none());
         }
 
-        // Nobody takes room where an earlier waiting job could run.
+        // Every rank has a node of its own.
+        for (job, nodes) in &decided.placed {
+            let different: std::collections::BTreeSet<&NodeId> = nodes.iter().collect();
+            prop_assert_eq!((nodes.len(), different.len()), (wants(job).nodes as usize, nodes.len()));
+        }
+
+        // Nobody takes room where an earlier waiting job could run, if there are enough such nodes for it.
         let position = |id: &JobId| pending.iter().position(|pending| pending.job == *id).unwrap();
-        for (waits, _) in decided.waiting.iter().filter(|(job, _)| wants(job).nodes == 1) {
-            for (runs, node) in decided.placed.iter().filter(|(job, _)| position(job) > position(waits)) {
-                let room = rooms.iter().find(|room| room.node == *node).unwrap();
-                prop_assert!(!suits(room, found(waits), &pythons), "{runs} overtook {waits} on {node}");
+        for (waits, _) in &decided.waiting {
+            let could = |room: &&Room| room.closed.is_none() && suits(room, found(waits), &pythons);
+            if rooms.iter().filter(could).count() < wants(waits).nodes as usize {
+                continue;
+            }
+            for (runs, nodes) in decided.placed.iter().filter(|(job, _)| position(job) > position(waits)) {
+                let taken = rooms.iter().filter(could).find(|room| nodes.contains(&room.node));
+                prop_assert!(taken.is_none(), "{runs} overtook {waits} on {taken:?}");
             }
         }
 
         // Nobody goes where his interpreter is known to be missing.
-        for (job, node) in &decided.placed {
+        for (job, node) in decided.placed.iter().flat_map(|(job, nodes)| nodes.iter().map(move |node| (job, node))) {
             let (job, said) = (found(job), pythons.get(node));
             let missing = said.zip(job.python.as_ref()).is_some_and(|(said, name)| said[0].name != *name);
             prop_assert!(!missing, "{job:?} went to {node}");

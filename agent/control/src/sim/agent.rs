@@ -124,7 +124,7 @@ impl World {
             boot_id: state.boot_id(),
             sent: agent.stamps.next(self.boot(node)),
             obeyed: agent.obedience.obeyed(),
-            inventory: Some(Inventory { slots: state.slots, ..Inventory::default() }),
+            inventory: Some(Inventory { slots: state.slots, gangs: true, ..Inventory::default() }),
             load: Load::default(),
             replicas: state.held(),
         };

@@ -6,12 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
+use agent_model::machine::{Eligibility, EligibilityEvent};
 use agent_model::protocol::log::{Splice, splice};
 use agent_model::{JobState, NodeId, Outcome, ReplicaId, Timestamp};
 
 use super::disk::broken;
-use super::gang::{Gangs, is_gang};
 use super::mutant::{self, Mutant};
 use super::node::terms;
 use super::world::{Event, Message, World};
@@ -29,7 +28,6 @@ const LAZY: u64 = 1000;
 pub(super) struct Controller {
     pub(super) life: u64,
     book: Book,
-    gangs: Gangs,
     /// The process that speaks for each node.
     sessions: BTreeMap<NodeId, u64>,
     told: BTreeMap<NodeId, Orders>,
@@ -53,11 +51,9 @@ impl World {
     pub(super) fn controller_starts(&mut self) {
         let life = self.chance.below(u64::MAX >> 12);
         let book = Book::new(self.disk.load(), CONTACT, terms(), life, self.moment().boot);
-        let gangs = Gangs::new(self.disk.gangs.clone(), self.moment().boot);
         self.controller = Some(Controller {
             life,
             book,
-            gangs,
             sessions: BTreeMap::new(),
             told: BTreeMap::new(),
             owed: BTreeSet::new(),
@@ -108,22 +104,13 @@ impl World {
         let sessions = &controller.sessions;
         controller.book.link(|node| sessions.contains_key(node));
         controller.book.schedule(now);
-        let mut heard = controller.gangs.heard();
-        heard.retain(|(id, _)| {
-            let ready = |node: &NodeState| node.record.id == *id && node.record.liveness == Liveness::Ready;
-            controller.book.nodes().any(ready)
-        });
-        controller.gangs.tick(now.boot, &heard);
         let due = controller.flush.is_some_and(|at| at <= self.now);
-        let write = controller.book.is_urgent() || controller.gangs.urgent || due;
+        let write = controller.book.is_urgent() || due;
         if write {
             if self.dies_here() {
                 return self.controller_crashed();
             }
             self.write(&mut controller);
-            if std::mem::take(&mut controller.gangs.urgent) {
-                self.disk.commit_gangs(&controller.gangs.all);
-            }
             controller.flush = None;
             if self.dies_here() {
                 return self.controller_crashed();
@@ -142,8 +129,7 @@ impl World {
                 Answer::Canceled(job) => self.wishes[job].canceled = true,
             }
         }
-        let alarms = controller.book.next_alarm(now).into_iter().chain(controller.gangs.next(now.boot)).min();
-        let alarm = alarms.map(|at| self.controller_clock.when(at));
+        let alarm = controller.book.next_alarm(now).map(|at| self.controller_clock.when(at));
         if let Some(at) = alarm.into_iter().chain(controller.flush).min() {
             let at = at.max(self.now + 1);
             if controller.alarm.is_none_or(|set| at < set || set <= self.now) {
@@ -184,7 +170,6 @@ impl World {
             let id = self.nodes[node].id.clone();
             let Some(session) = controller.sessions.get(&id).copied() else { continue };
             let mut orders = controller.book.orders(&id);
-            orders.list.extend(controller.gangs.orders(&id));
             let owed = controller.owed.remove(&id);
             let told = controller.told.get(&id);
             if !owed && told.is_some_and(|told| told.list == orders.list) {
@@ -295,18 +280,11 @@ impl Controller {
 
     fn hear(&mut self, report: &Report, now: Moment) {
         self.owed.insert(report.node.clone());
-        let mut jobs = report.clone();
-        jobs.replicas.retain(|held| !is_gang(&held.replica.job));
-        self.book.report(&jobs, now);
-        self.gangs.report(report, self.book.believes(report), now.boot);
+        self.book.report(report, now);
     }
 
     fn append(&self, world: &mut World, replica: ReplicaId, offset: u64, data: Vec<u32>) -> Message {
-        let wanted = match is_gang(&replica.job) {
-            true => self.gangs.standing(&replica),
-            false => self.book.wants_log(&replica),
-        };
-        if wanted != Standing::Open {
+        if self.book.wants_log(&replica) != Standing::Open {
             return Message::Unwanted { replica };
         }
         let length = |world: &World| world.disk.logs.get(&replica).map_or(0, Vec::len) as u64;
@@ -337,26 +315,21 @@ impl Controller {
         written: u64,
     ) -> Message {
         let node = world.nodes[from].id.clone();
-        let gang = is_gang(&replica.job);
-        let mut standing =
-            if gang { self.gangs.standing(&replica) } else { self.book.standing(&replica, &node) };
+        let mut standing = self.book.standing(&replica, &node);
         if standing == Standing::Open {
             let length = world.disk.logs.get(&replica).map_or(0, Vec::len) as u64;
             if length < written {
                 return Message::Lacking { replica, length };
             }
-            if gang {
-                self.gangs.settle(&replica, outcome.verdict);
-            } else {
-                standing = self.book.settle(&replica, &node, outcome, world.moment());
-            }
+            standing = self.book.settle(&replica, &node, outcome, world.moment());
         }
         match standing {
             Standing::Open | Standing::Settled => Message::Taken { replica },
             Standing::Fenced | Standing::Ahead => Message::Fenced { replica },
             Standing::Unknown => {
                 let job = world.disk.jobs.get(&replica.job);
-                let known = job.is_some_and(|job| job.epoch == replica.epoch && !job.replicas.is_empty());
+                let known =
+                    job.is_some_and(|job| job.epoch == replica.epoch && job.rank(replica.rank).is_some());
                 if known { Message::Taken { replica } } else { Message::Fenced { replica } }
             }
         }

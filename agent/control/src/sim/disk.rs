@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use agent_model::{JobId, JobState, NodeId, ReplicaId};
 
-use super::gang::Gang;
 use super::mutant::{self, Mutant};
 use crate::store::{Changes, JobRecord, Loaded, NodeRecord};
 
@@ -43,7 +42,6 @@ pub(super) struct Disk {
     settled: BTreeMap<ReplicaId, NodeId>,
     results: BTreeMap<ReplicaId, u32>,
     pub(super) logs: BTreeMap<ReplicaId, Vec<u32>>,
-    pub(super) gangs: Vec<Gang>,
     /// Before the last commit; kept only for the mistake that needs it.
     before: Option<Box<Disk>>,
 }
@@ -109,11 +107,6 @@ impl Disk {
             last_seq: self.jobs.values().map(|job| job.seq).max().unwrap_or(0),
             ..Loaded::default()
         }
-    }
-
-    pub(super) fn commit_gangs(&mut self, gangs: &[Gang]) {
-        self.keep();
-        self.gangs = gangs.to_vec();
     }
 
     fn keep(&mut self) {

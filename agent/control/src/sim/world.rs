@@ -8,14 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use agent_model::job::{Limits, OnDisconnect, RetryPolicy};
+use agent_model::job::{Limits, OnDisconnect, Resources, RetryPolicy};
 use agent_model::machine::EligibilityEvent;
 use agent_model::{JobDraft, JobId, JobSpec, JobState, Outcome, ReplicaId};
 
 use super::chance::Chance;
 use super::controller::Controller;
 use super::disk::{Broken, Disk, broken, lines};
-use super::gang::Gang;
 use super::mutant::{self, Mutant};
 use super::node::{Drifting, Node};
 use crate::lease::{Desired, Orders};
@@ -217,7 +216,9 @@ impl World {
         });
         let nodes: Vec<Node> = nodes.collect();
         let kept = vec![VecDeque::new(); nodes.len()];
-        let wishes = (0..chance.between(5, 11)).map(|i| wish(i, &mut chance)).collect();
+        // In every other history some jobs have two ranks.
+        let gangs = seed.is_multiple_of(2);
+        let wishes = (0..chance.between(5, 11)).map(|i| wish(i, gangs, &mut chance)).collect();
         let controller_clock = Drifting { since: 0, ppm: drift(&mut chance) };
         let mut world = World {
             now: 0,
@@ -235,10 +236,6 @@ impl World {
             failure: None,
             tally: Tally::default(),
         };
-        // In every other history two ranks belong together.
-        if seed.is_multiple_of(2) {
-            world.disk.gangs.push(Gang::new("g0"));
-        }
         world.plan();
         world
     }
@@ -477,8 +474,8 @@ impl World {
             }
             _ => {
                 let others = self.nodes.iter().filter(|node| !node.dead).count();
-                let needed = if self.disk.gangs.is_empty() { 1 } else { 2 };
-                if others > needed {
+                let needed = self.wishes.iter().map(|wish| wish.spec.resources.nodes).max();
+                if others > needed.unwrap_or(1) as usize {
                     self.power_off(node);
                     self.nodes[node].dead = true;
                     let wait = self.chance.between(30_000, 600_000);
@@ -543,9 +540,6 @@ impl World {
                 }
             }
         }
-        if let Some(gang) = self.disk.gangs.iter().find(|gang| !gang.is_over()) {
-            return broken("with faults over, every gang ends", format!("{gang:?}"));
-        }
         for (replica, log) in &self.disk.logs {
             if *log != lines(replica, 0..log.len() as u64) {
                 return broken("a log is what was produced", replica.to_string());
@@ -597,10 +591,12 @@ pub(super) fn brief(event: &Event) -> String {
     }
 }
 
-fn wish(index: u64, chance: &mut Chance) -> Wish {
+fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
+    let nodes = if gangs && chance.per_mille(400) { 2 } else { 1 };
     let replace = chance.per_mille(500);
     let draft = JobDraft {
         command: "true".into(),
+        resources: Resources { nodes, ..Resources::default() },
         limits: Limits {
             timeout: None,
             grace: Some(GRACE),

@@ -39,6 +39,7 @@ fn full(name: &str, seq: u64) -> JobRecord {
         avoid: Some("box".parse().unwrap()),
         cancel: Some("canceled by uid 1".into()),
         replicas: vec![ReplicaRecord {
+            end: None,
             rank: 0,
             node: "box".parse().unwrap(),
             boot_id: "b".into(),

@@ -7,6 +7,7 @@
 //! | The node holds | The record says | What follows |
 //! |---|---|---|
 //! | an attempt of a job | nothing at all | the node is asked what was ordered, and the job is taken over |
+//! | a rank of an attempt | other ranks of it, taken over | it belongs to them |
 //! | a later attempt | an earlier one, or none yet | the later one counts; it was only given because the earlier was over |
 //! | the same attempt | it was given to another node | it is left alone until the job has ended: a person decides |
 //! | an earlier attempt | a later one, or an end | it is not named in the orders, so the node ends it |
@@ -99,7 +100,10 @@ impl Book {
             match self.standing(&held.replica, &report.node) {
                 Standing::Unknown => self.meet_unknown(report, held, now),
                 Standing::Ahead => self.meet_later(report, held, now),
-                Standing::Fenced if self.is_double(&held.replica) => self.meet_double(report, held, now),
+                Standing::Fenced if self.is_unheard(&held.replica) => self.meet_rank(report, held, now),
+                Standing::Fenced if self.is_double(&held.replica, &report.node) => {
+                    self.meet_double(report, held, now)
+                }
                 Standing::Fenced | Standing::Open | Standing::Settled => {
                     self.strangers.forget(&held.replica);
                 }
@@ -174,10 +178,30 @@ impl Book {
         self.jobs.tell(id, Some(node), now, format!("{why} {node} has attempt {} of it", replica.epoch));
     }
 
+    /// The record of the attempt was made from what other nodes hold of it, and this rank is not in it yet.
+    fn is_unheard(&self, replica: &ReplicaId) -> bool {
+        self.jobs.get(&replica.job).is_some_and(|job| {
+            let some = job.epoch == replica.epoch && !job.replicas.is_empty();
+            some && replica.rank < job.spec.resources.nodes && job.rank(replica.rank).is_none()
+        })
+    }
+
+    /// One more rank of an attempt that was taken over.
+    fn meet_rank(&mut self, report: &Report, held: &Held, now: Moment) {
+        let (id, node) = (&held.replica.job, &report.node);
+        self.jobs.edit(id, |job| job.replicas.push(replica_of(report, held)));
+        if let Some(job) = self.jobs.get(id) {
+            self.leases.grant_run(job, held.replica.rank, Some(report.sent), now.boot);
+        }
+        self.fleet.assign(node, id);
+        self.adopted(id, node, &held.replica, now, "the record of this job is older than the truth:");
+    }
+
     /// The record gave the very same attempt to another node.
-    fn is_double(&self, replica: &ReplicaId) -> bool {
+    fn is_double(&self, replica: &ReplicaId, node: &NodeId) -> bool {
         // A job that waits has its last attempt behind it: whoever still holds that is late, not a double.
-        self.jobs.get(&replica.job).is_some_and(|job| job.epoch == replica.epoch && !job.replicas.is_empty())
+        let known = self.jobs.get(&replica.job).filter(|job| job.epoch == replica.epoch);
+        known.and_then(|job| job.rank(replica.rank)).is_some_and(|known| known.node != *node)
     }
 
     /// Two nodes have the same attempt, which no controller ever does: one of them did it before a restore.
@@ -214,13 +238,8 @@ impl Book {
 }
 
 fn replica_of(report: &Report, held: &Held) -> ReplicaRecord {
-    ReplicaRecord {
-        rank: held.replica.rank,
-        node: report.node.clone(),
-        boot_id: report.boot_id.clone(),
-        step: None, // told like any other step, right after
-        detail: String::new(),
-    }
+    // Its step is told like any other, right after.
+    ReplicaRecord { rank: held.replica.rank, ..ReplicaRecord::on(&report.node, &report.boot_id) }
 }
 
 /// Whether `replica` is of an attempt after the latest of `job`, as far as this controller knows.

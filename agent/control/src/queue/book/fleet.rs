@@ -122,6 +122,7 @@ impl NodeState {
             gpus: u32::try_from(inventory.gpus.iter().filter(|gpu| gpu.counts()).count()).unwrap_or(u32::MAX),
             unfit: unfit(inventory),
             memory: inventory.memory,
+            gangs: inventory.gangs,
             taken: self.jobs.iter().filter_map(taken).collect(),
         }
     }
@@ -222,6 +223,11 @@ impl Fleet {
         self.nodes.values()
     }
 
+    /// The node answers: its last report is not older than a contact lasts.
+    pub(super) fn is_heard(&self, id: &NodeId) -> bool {
+        self.get(id).is_some_and(|node| matches!(node.record.liveness, Liveness::Ready | Liveness::Degraded))
+    }
+
     /// The life of a node, or the one that a node would get which nobody heard yet.
     pub(super) fn life_of(&self, id: &NodeId) -> u64 {
         self.get(id).map_or(self.life, |node| node.life)
@@ -287,10 +293,10 @@ impl Fleet {
 
     /// A silent node is gone for good.
     pub(super) fn declare_lost(&mut self, id: &NodeId) -> DeclaredLost {
-        let Some(node) = self.nodes.get_mut(id) else { return DeclaredLost::Unknown };
-        if matches!(node.record.liveness, Liveness::Ready | Liveness::Degraded) {
+        if self.is_heard(id) {
             return DeclaredLost::Answers;
         }
+        let Some(node) = self.nodes.get_mut(id) else { return DeclaredLost::Unknown };
         let down = node.record.liveness.after(LivenessEvent::LeaseOver).after(LivenessEvent::GraceOver);
         node.record.liveness = down;
         self.unwritten.insert(id.clone());

@@ -4,12 +4,12 @@
 //! node once named and names no more is lost, also when the machine was restarted; silence takes a job from
 //! its node only when the job may be replaced and its lease is over.
 
-use agent_model::machine::{Before, EligibilityEvent};
-use agent_model::{Code, Fault, JobEvent, JobId, JobState, NodeId, ReplicaStep, Verdict};
+use agent_model::machine::EligibilityEvent;
+use agent_model::{Code, Fault, JobEvent, JobId, NodeId, ReplicaId, ReplicaStep, Verdict};
 
-use super::{Book, Held, Moment, NodeState, Report, Standing, may_retry, without_run};
+use super::{Book, Held, Moment, NodeState, Report, Standing, without_run};
 use crate::lease::{self, Orders};
-use crate::store::ReplicaRecord;
+use crate::store::{RankEnd, ReplicaRecord};
 
 /// What came of declaring a node lost.
 #[derive(Debug, PartialEq, Eq)]
@@ -68,16 +68,14 @@ impl Book {
         if held.alive || broken!(LeaseWithoutEvidence) {
             self.leases.renew(&held.replica, report.sent, now.boot);
         }
-        if self.jobs.advance(id, JobEvent::SeenAgain) {
+        let Some(job) = self.jobs.get(id) else { return };
+        let mut open = job.replicas.iter().filter(|replica| replica.end.is_none());
+        if open.all(|replica| self.fleet.is_heard(&replica.node))
+            && self.jobs.advance(id, JobEvent::SeenAgain)
+        {
             self.jobs.tell(id, Some(node), now, format!("{node} answers again"));
         }
-        let Some(replica) = self
-            .jobs
-            .get(id)
-            .and_then(|job| job.replicas.iter().find(|replica| replica.rank == held.replica.rank))
-        else {
-            return;
-        };
+        let Some(replica) = self.jobs.get(id).and_then(|job| job.rank(held.replica.rank)) else { return };
         let stepped = replica.step != Some(held.step);
         if stepped || replica.detail != held.detail || replica.boot_id != boot_id {
             self.jobs.edit(id, |job| {
@@ -105,68 +103,63 @@ impl Book {
     /// Declares the replicas of `job` lost that the node had and now has not. Those it never had are offered
     /// again.
     fn miss(&mut self, id: &JobId, report: &Report, now: Moment) {
-        let Some(job) = self.jobs.get(id) else { return };
-        let missing = job
-            .replicas
-            .iter()
-            .filter(|replica| replica.node == report.node && !report.holds(&job.replica(replica.rank)));
+        let Some(job) = self.jobs.get(id).cloned() else { return };
         let believed = self.believes(report);
-        let mut lost = None;
-        for replica in missing {
-            lost = lost.or_else(|| lease::lost(replica, &report.boot_id).filter(|_| believed));
+        for replica in
+            job.replicas.iter().filter(|replica| replica.node == report.node && replica.end.is_none())
+        {
+            let name = job.replica(replica.rank);
+            if report.holds(&name) {
+                continue;
+            }
             if replica.step.is_none() {
-                self.leases.offer(&job.replica(replica.rank), report.sent, now.boot);
+                self.leases.offer(&name, report.sent, now.boot);
+            }
+            if let Some(code) = lease::lost(replica, &report.boot_id).filter(|_| believed) {
+                let what = match code {
+                    Code::NodeRebooted => format!("{} was restarted while the job was there", report.node),
+                    _ => format!("{} does not know the job any more", report.node),
+                };
+                self.lose(&name, Fault::new(code, what), now);
             }
         }
-        let Some(code) = lost else { return };
-        let what = match code {
-            Code::NodeRebooted => format!("{} was restarted while the job was there", report.node),
-            _ => format!("{} does not know the job any more", report.node),
-        };
-        self.lose(id, &report.node, Fault::new(code, what), now);
     }
 
-    /// Ends a canceled job that its node never took up, once the node cannot take it up any more: it obeyed
-    /// orders that were made after the cancel, and will obey no earlier ones.
+    /// Ends the replicas of a job that are to be stopped and that this node never took up, once it cannot take
+    /// them up any more: it obeyed orders that were made after that was decided, and will obey no earlier ones.
     fn withdraw(&mut self, id: &JobId, report: &Report, now: Moment) {
-        let canceled = JobState::Finalizing(Verdict::Canceled);
-        let silent = JobState::NotResponding(Before::Finalizing(Verdict::Canceled));
-        let Some(job) = self.jobs.get(id).filter(|job| job.state == canceled || job.state == silent) else {
-            return;
-        };
+        let Some(job) = self.jobs.get(id).filter(|job| job.why_stopped().is_some()).cloned() else { return };
         let obeyed = report.obeyed.filter(|_| self.believes(report));
-        let mut untaken = true;
-        for replica in &job.replicas {
+        let ours = |replica: &&ReplicaRecord| replica.node == report.node && replica.end.is_none();
+        for replica in job.replicas.iter().filter(ours) {
             let name = job.replica(replica.rank);
             let gone = self.replicas.is_withdrawn(&name, report, obeyed);
-            untaken &= gone && replica.step.is_none() && replica.node == report.node && !report.holds(&name);
-        }
-        if untaken {
-            self.jobs.advance(id, JobEvent::SeenAgain);
-            self.jobs.advance(id, JobEvent::OutputsStored);
-            self.urgent = true;
-            self.end(id, without_run(Verdict::Canceled, None, now.wall), now);
+            if gone && replica.step.is_none() && !report.holds(&name) {
+                self.end_rank(&name, RankEnd::Told(without_run(Verdict::Canceled, None, now.wall)), now);
+            }
         }
     }
 
-    /// Takes a job from its node, where it can have no run any more. An attempt that the node never took up
+    /// Takes a replica from its node, where it can have no run any more. An attempt that no node ever took up
     /// counts against no limit.
-    fn lose(&mut self, id: &JobId, node: &NodeId, fault: Fault, now: Moment) {
-        if self.jobs.get(id).is_some_and(|job| job.replicas.iter().all(|replica| replica.step.is_none())) {
+    fn lose(&mut self, replica: &ReplicaId, fault: Fault, now: Moment) {
+        let id = &replica.job;
+        let Some(job) = self.jobs.get(id).filter(|job| job.epoch == replica.epoch) else { return };
+        let Some(rank) = job.rank(replica.rank).filter(|rank| rank.end.is_none()) else { return };
+        let node = rank.node.clone();
+        let heard = self.fleet.get(&node).map_or(now.wall, |node| node.record.last_seen);
+        if job.replicas.iter().all(|replica| replica.step.is_none() && replica.end.is_none()) {
             self.jobs.edit(id, |job| job.uncharged += 1);
         }
-        let Some(job) = self.jobs.get(id) else { return };
-        let retry = may_retry(job, &fault);
-        self.jobs.tell(id, Some(node), now, format!("lost: {fault}"));
-        self.jobs.advance(id, JobEvent::LeaseExpired);
-        self.jobs.advance(id, JobEvent::GraceOver { retry });
-        self.urgent = true;
-        if self.jobs.state(id) == Some(JobState::Queued) {
-            self.requeue(id, &fault, now);
-        } else {
-            let verdict = self.jobs.verdict(id);
-            self.end(id, without_run(verdict, Some(fault), now.wall), now);
-            self.jobs.edit(id, |job| job.replicas.clear()); // what the node may still deliver is fenced
+        self.jobs.tell(id, Some(&node), now, format!("lost: {fault}"));
+        self.end_rank(replica, RankEnd::Lost { fault, heard }, now);
+    }
+
+    /// Takes everything that a job has on a node.
+    fn lose_on(&mut self, id: &JobId, node: &NodeId, fault: &Fault, now: Moment) {
+        let Some(job) = self.jobs.get(id).cloned() else { return };
+        for replica in job.replicas.iter().filter(|replica| replica.node == *node) {
+            self.lose(&job.replica(replica.rank), fault.clone(), now);
         }
     }
 
@@ -179,20 +172,15 @@ impl Book {
                     self.jobs.tell(&job, Some(&id), now, format!("{id} stopped answering"));
                 }
                 if broken!(HoldGivenAway) {
-                    self.lose(&job, &id, Fault::new(Code::NodeLost, "silence"), now);
+                    self.lose_on(&job, &id, &Fault::new(Code::NodeLost, "silence"), now);
                 }
             }
         }
         for replica in self.leases.over(now.boot) {
-            let Some(job) = self.jobs.get(&replica.job).filter(|job| job.epoch == replica.epoch) else {
-                continue;
-            };
-            let Some(node) = job.replicas.iter().find(|r| r.rank == replica.rank).map(|r| r.node.clone())
-            else {
-                continue;
-            };
+            let rank = self.jobs.get(&replica.job).and_then(|job| job.rank(replica.rank));
+            let Some(node) = rank.map(|rank| rank.node.clone()) else { continue };
             let what = format!("{node} gave no sign of the job for longer than it may run unheard");
-            self.lose(&replica.job, &node, Fault::new(Code::NodeLost, what), now);
+            self.lose(&replica, Fault::new(Code::NodeLost, what), now);
         }
     }
 
@@ -203,7 +191,7 @@ impl Book {
             (self.urgent, self.replan) = (true, true);
             for job in jobs {
                 let fault = Fault::new(Code::NodeLost, format!("{id} was declared lost by {who}"));
-                self.lose(job, id, fault, now);
+                self.lose_on(job, id, &fault, now);
             }
         }
         declared

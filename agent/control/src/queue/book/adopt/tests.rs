@@ -1,10 +1,11 @@
 use std::time::Duration;
 
+use agent_model::job::Resources;
 use agent_model::lease::Terms;
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::{Inventory, Load};
 use agent_model::protocol::orders::Obeyed;
-use agent_model::{Boot, Outcome, ReplicaStep, Timestamp, Verdict};
+use agent_model::{Boot, Code, Fault, JobDraft, Outcome, ReplicaStep, Timestamp, Verdict};
 
 use super::*;
 use crate::store::tests::job;
@@ -104,6 +105,36 @@ fn test_job_without_any_record_is_asked_for_and_taken_over() {
 }
 
 #[test]
+fn test_ranks_without_any_record_are_put_together_and_end_together() {
+    let resources = Resources { nodes: 2, ..Resources::default() };
+    let spec = JobDraft { command: "true".into(), resources, ..JobDraft::default() }.validate().unwrap();
+    let mut book = mended(Vec::new(), &[]);
+    for (at, (node, replica)) in (1..).zip([("a", "g.4.0"), ("b", "g.4.1")]) {
+        hear(&mut book, node, at, vec![holding(replica, ReplicaStep::Running)]);
+        book.unresolved().iter().for_each(|unasked| book.resolve(unasked, None));
+        let told = Held { spec: Some(spec.clone()), ..holding(replica, ReplicaStep::Running) };
+        hear(&mut book, node, at, vec![told]);
+        assert_eq!(orders(&book, node), [(replica.to_owned(), "run")]);
+    }
+    let id = "g".parse().unwrap();
+    assert_eq!(book.job(&id).unwrap().replicas.len(), 2);
+
+    let outcome = |verdict, fault| super::super::without_run(verdict, fault, Timestamp(9));
+    let failed = outcome(Verdict::Failed, Some(Fault::new(Code::CommandFailed, "exit 1")));
+    let settle = |book: &mut Book, replica: &str, node: &str, outcome| {
+        book.settle(&replica.parse().unwrap(), &node.parse().unwrap(), outcome, now(3))
+    };
+    assert_eq!(settle(&mut book, "g.4.1", "b", failed.clone()), Standing::Open);
+    assert_eq!(settle(&mut book, "g.4.1", "b", failed), Standing::Settled, "it counts once");
+    assert_eq!(orders(&book, "a"), [("g.4.0".into(), "stop")]);
+    assert_eq!(book.job(&id).unwrap().state, JobState::Running, "the other rank runs still");
+    assert_eq!(settle(&mut book, "g.4.0", "a", outcome(Verdict::Canceled, None)), Standing::Open);
+    let job = book.job(&id).unwrap();
+    let fault = job.outcome.as_ref().and_then(|outcome| outcome.fault.clone()).unwrap();
+    assert_eq!((job.state, fault.what.as_str()), (JobState::Failed, "rank 1 of 2, on b: exit 1"));
+}
+
+#[test]
 fn test_what_is_left_of_a_job_that_ended_is_no_news() {
     let mut book = mended(Vec::new(), &[]);
     hear(&mut book, "box", 1, vec![holding("done.2.0", ReplicaStep::Running)]);
@@ -121,6 +152,7 @@ fn test_later_attempt_than_the_record_counts_wherever_the_record_has_the_job() {
     let mut placed = job("b", 2);
     (placed.state, placed.epoch) = (JobState::Running, agent_model::Epoch(1));
     placed.replicas = vec![ReplicaRecord {
+        end: None,
         rank: 0,
         node: "old".parse().unwrap(),
         boot_id: "b".into(),

@@ -1,0 +1,145 @@
+//! What came of an attempt, from what came of its ranks: one pure rule.
+//!
+//! An attempt has its end when every rank has one. It completed if every rank did; otherwise the first rank that
+//! ended badly is the cause, and what came of the others, which were stopped for it, is not told again. A lost
+//! rank ended when its node was last heard: the others fail because of it, and are heard before it is given up.
+
+use agent_model::machine::Before;
+use agent_model::{Fault, JobState, NodeId, Outcome, Timestamp, Verdict};
+
+use super::without_run;
+use crate::store::{JobRecord, RankEnd, ReplicaRecord};
+
+/// What came of an attempt.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) outcome: Outcome,
+    /// The cause is a rank that is lost.
+    pub(super) lost: bool,
+    /// Where the cause was.
+    pub(super) node: NodeId,
+}
+
+impl JobRecord {
+    /// Why those of its ranks that have no end are to be stopped; `None` when they are to run.
+    pub(crate) fn why_stopped(&self) -> Option<String> {
+        match self.state {
+            JobState::Finalizing(Verdict::Canceled)
+            | JobState::NotResponding(Before::Finalizing(Verdict::Canceled)) => {
+                Some(self.cancel.clone().unwrap_or_else(|| "canceled".to_owned()))
+            }
+            _ => cause(self).map(|cause| format!("rank {} of it, on {}, has ended", cause.rank, cause.node)),
+        }
+    }
+}
+
+/// The rank because of which an attempt does not complete, if there is one.
+fn cause(job: &JobRecord) -> Option<&ReplicaRecord> {
+    let bad = |replica: &&ReplicaRecord| replica.end.as_ref().is_some_and(|end| rate(end) > 0);
+    // What a user or an operator ended is a cause only if nothing failed.
+    job.replicas.iter().filter(bad).min_by_key(|replica| {
+        let end = replica.end.as_ref();
+        end.map(|end| (std::cmp::Reverse(rate(end)), ended_at(end), replica.rank))
+    })
+}
+
+/// What came of the latest attempt of a job; `None` while a rank has no end. One that is canceled waits for no
+/// rank that nobody has heard of.
+pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
+    let known = job.replicas.len() as u64 == u64::from(job.spec.resources.nodes);
+    let ended = job.replicas.iter().all(|replica| replica.end.is_some());
+    let partly = broken!(GangRestartedPartly) && cause(job).is_some();
+    if !(ended && (known || job.cancel.is_some()) || partly) {
+        return None;
+    }
+    let told = cause(job).or_else(|| job.replicas.iter().min_by_key(|replica| replica.rank))?;
+    let (mut outcome, lost) = match told.end.as_ref()? {
+        RankEnd::Told(outcome) => (outcome.clone(), false),
+        RankEnd::Lost { fault, .. } => (without_run(Verdict::Failed, Some(fault.clone()), now), true),
+    };
+    if job.spec.resources.nodes > 1 {
+        let place = format!("rank {} of {}, on {}", told.rank, job.spec.resources.nodes, told.node);
+        outcome.fault =
+            outcome.fault.map(|fault| Fault { what: format!("{place}: {}", fault.what), ..fault });
+    }
+    Some(Joined { outcome, lost, node: told.node.clone() })
+}
+
+/// How much an end is the cause of the end of the others.
+fn rate(end: &RankEnd) -> u8 {
+    match end {
+        RankEnd::Told(Outcome { verdict: Verdict::Completed, .. }) => 0,
+        RankEnd::Told(Outcome { verdict: Verdict::Canceled, .. }) => 1,
+        RankEnd::Told(_) | RankEnd::Lost { .. } => 2,
+    }
+}
+
+fn ended_at(end: &RankEnd) -> Timestamp {
+    match end {
+        RankEnd::Told(outcome) => outcome.ended_at,
+        RankEnd::Lost { heard, .. } => *heard,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::job::Resources;
+    use agent_model::{Code, JobDraft};
+
+    use super::*;
+    use crate::store::tests::job;
+
+    fn gang(ends: &[Option<RankEnd>]) -> JobRecord {
+        let nodes = u32::try_from(ends.len()).unwrap();
+        let resources = Resources { nodes, ..Resources::default() };
+        let draft = JobDraft { command: "true".into(), resources, ..JobDraft::default() };
+        let replica = |(rank, end): (usize, &Option<RankEnd>)| ReplicaRecord {
+            rank: u32::try_from(rank).unwrap(),
+            end: end.clone(),
+            ..ReplicaRecord::on(&format!("n{rank}").parse().unwrap(), "b")
+        };
+        let replicas = ends.iter().enumerate().map(replica).collect();
+        JobRecord { spec: draft.validate().unwrap(), replicas, ..job("a", 1) }
+    }
+
+    fn told(verdict: Verdict, at: u64) -> Option<RankEnd> {
+        let fault = (verdict == Verdict::Failed).then(|| Fault::new(Code::CommandFailed, "exit 1"));
+        Some(RankEnd::Told(without_run(verdict, fault, Timestamp(at))))
+    }
+
+    fn lost(heard: u64) -> Option<RankEnd> {
+        let fault = Fault::new(Code::NodeLost, "n0 is silent");
+        Some(RankEnd::Lost { fault, heard: Timestamp(heard) })
+    }
+
+    #[test]
+    fn test_attempt_ends_with_its_last_rank_and_its_first_failure_is_told() {
+        use Verdict::{Canceled, Completed, Failed};
+        let joined = |ends: &[Option<RankEnd>]| {
+            join(&gang(ends), Timestamp(99)).map(|joined| {
+                let what = joined.outcome.fault.map(|fault| fault.what).unwrap_or_default();
+                (joined.outcome.verdict, joined.lost, what)
+            })
+        };
+        let said = |verdict, lost, what: &str| Some((verdict, lost, what.to_owned()));
+        assert_eq!(joined(&[told(Completed, 5)]), said(Completed, false, ""));
+        assert_eq!(joined(&[told(Failed, 5)]), said(Failed, false, "exit 1"), "one rank is the job");
+        assert_eq!(joined(&[told(Completed, 5), None]), None);
+        assert_eq!(joined(&[told(Completed, 5), told(Completed, 9)]), said(Completed, false, ""));
+        let first = "rank 1 of 3, on n1: exit 1";
+        assert_eq!(
+            joined(&[told(Canceled, 1), told(Failed, 5), told(Failed, 6)]),
+            said(Failed, false, first)
+        );
+        // A rank that is lost is given up late, and was silent before the others failed for it.
+        let gone = "rank 0 of 2, on n0: n0 is silent";
+        assert_eq!(joined(&[lost(4), told(Failed, 5)]), said(Failed, true, gone));
+        assert_eq!(joined(&[lost(6), told(Failed, 5)]), said(Failed, false, "rank 1 of 2, on n1: exit 1"));
+        assert_eq!(joined(&[told(Canceled, 1), told(Completed, 2)]), said(Canceled, false, ""));
+        let mut partly = gang(&[told(Canceled, 1), None]);
+        partly.replicas.truncate(1);
+        assert!(join(&partly, Timestamp(9)).is_none(), "a rank that nobody has heard of may run");
+        partly.cancel = Some("canceled".into());
+        assert!(join(&partly, Timestamp(9)).is_some());
+    }
+}
