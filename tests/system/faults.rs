@@ -31,7 +31,7 @@ fn test_bad_job_files_name_line_and_column() {
         ("type: command\n", "JOB-102", "command"),
     ] {
         let dir = host.project("bad", &[("job.yml", text)]);
-        fault(run(&host, &dir, &[]).code(1), code).says(place);
+        fault(run(&host, &dir, &[]).code(125), code).says(place);
     }
     let dir =
         host.project("unknown", &[("job.yml", "command: echo hi\nenviroment: host\nenvironment: host\n")]);
@@ -43,8 +43,7 @@ fn test_bad_job_files_name_line_and_column() {
 fn test_directory_that_is_not_there() {
     let host = Host::started();
     let ran = host.ctl(&["run", "nowhere", "--", "true"]);
-    assert_eq!(ran.code, 1, "{}", ran.stderr);
-    ran.says("nowhere").says("error[");
+    ran.code(125).says("nowhere").says("error[");
 }
 
 #[test]
@@ -63,6 +62,29 @@ fn test_a_failing_script_gives_its_code_and_its_last_words() {
     assert!(ran.stdout.starts_with("so far\n"), "{}", ran.stdout);
     fault(ran, "RUN-101").says("too few rows");
     fault(run(&host, &dir, &["sh", "-c", "kill -9 $$"]).code(137), "RUN-103").says("9");
+}
+
+#[test]
+fn test_whoever_follows_or_waits_gets_the_verdict_and_nothing_else_looks_like_it() {
+    let host = Host::started();
+    let jobs = ["exit 0", "exit 1", "kill -9 $$"].map(|command| host.submit(command));
+    for (job, code) in jobs.iter().zip([0, 1, 137]) {
+        let said = format!("exit code {code}");
+        host.ctl(&["logs", "-f", job]).code(code).says(job).says(&said);
+        host.ctl(&["wait", job]).code(code).says(job).says(&said);
+    }
+    fault(host.ctl(&["wait", &jobs[1]]).code(1), "RUN-101");
+    let [good, bad, killed] = &jobs;
+    host.ctl(&["wait", good, killed, bad]).code(137).says(bad);
+    let long = host.submit("sleep 1000");
+    host.ctl(&["wait", good, &long, "--timeout", "1"]).code(124).says("goes on");
+    for own in
+        [&["wait", "no-such-job"][..], &["logs", "-f", "no-such-job"], &["run", "--no-such-flag"], &["wait"]]
+    {
+        assert_eq!(host.ctl(own).code, 125, "{own:?}");
+    }
+    host.ctl(&["cancel", &long]).ok();
+    host.ctl(&["wait", &long]).code(143).says("Canceled");
 }
 
 #[test]

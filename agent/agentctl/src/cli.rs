@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 /// Submit jobs to agentd, follow them, look at them, end them.
 #[derive(Debug, Parser)]
@@ -34,6 +34,11 @@ pub(crate) enum Verb {
     Logs(LogsArgs),
     /// Show what a job recorded: metrics, parameters and tags.
     Metrics(JobJsonArgs),
+    /// Wait until jobs have ended; the exit code is that of the first that did not complete.
+    #[command(after_help = "Example:\n  agentctl wait train-a train-b && agentctl run report\n\n\
+                            Exit codes of run, wait and logs -f: the job's own; 124 when --timeout is over; 125 when \
+                            the command never ran or what came of it cannot be told; 130 when you stopped following.")]
+    Wait(WaitArgs),
     /// Ask jobs to end, with everything they started.
     Cancel(CancelArgs),
     /// Fetch what a job left in its outputs.
@@ -274,6 +279,16 @@ pub(crate) struct LogsArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct WaitArgs {
+    /// The jobs' names.
+    #[arg(required = true)]
+    pub(crate) jobs: Vec<String>,
+    /// Wait at most this many seconds; the jobs go on.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<u64>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct CancelArgs {
     /// The jobs' names.
     #[arg(required = true)]
@@ -298,6 +313,25 @@ pub(crate) struct DownloadArgs {
     pub(crate) force: bool,
 }
 
+impl Verb {
+    /// Its exit code is that of a job, so it needs one of its own for everything else.
+    pub(crate) fn is_about_a_jobs_end(&self) -> bool {
+        match self {
+            Verb::Run(args) => !args.detach,
+            Verb::Logs(args) => args.follow,
+            Verb::Wait(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// The same of a command line that cannot be understood: by the first word that names a verb.
+pub(crate) fn is_about_a_jobs_end(words: impl Iterator<Item = String>) -> bool {
+    let command = Cli::command();
+    let verb = words.skip(1).find(|word| command.get_subcommands().any(|verb| verb.get_name() == word));
+    matches!(verb.as_deref(), Some("run" | "wait"))
+}
+
 fn pair(text: &str) -> Result<(String, String), &'static str> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -313,8 +347,6 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

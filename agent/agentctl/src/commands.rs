@@ -2,7 +2,7 @@
 //!
 //! A verb asks the [`Client`](crate::client::Client), makes a text of the answer with a pure function, and
 //! hands it to the [`Output`]. `view` is the one reading of wire jobs and nodes, and the schema of every
-//! `--json`; `follow` is how `run` and `logs -f` stay with a job.
+//! `--json`; `follow` is how `run`, `wait` and `logs -f` stay with a job.
 
 mod cancel;
 mod doctor;
@@ -24,6 +24,7 @@ mod status;
 mod stop;
 mod submit;
 mod view;
+mod wait;
 mod why;
 
 use std::process::ExitCode;
@@ -31,11 +32,12 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 
 use crate::cli::{Cli, NodeVerb, Verb};
-use crate::failure::Failure;
+use crate::failure::{Failure, NOT_THE_JOBS};
 use crate::output::Output;
 
 /// Does what was asked and gives the exit code; what went wrong has been said by then.
 pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
+    let of_a_job = cli.verb.is_about_a_jobs_end();
     let performed = dispatch(cli, output).await;
     performed.unwrap_or_else(|failure| {
         match &failure {
@@ -43,7 +45,7 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
             Failure::Refused { what, fix } => output.refusal(what, fix),
             Failure::PipeClosed => {}
         }
-        failure.exit_code()
+        if of_a_job { ExitCode::from(NOT_THE_JOBS) } else { failure.exit_code() }
     })
 }
 
@@ -57,6 +59,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Show(args) => show::show(&args, socket, output).await?,
         Verb::Why(args) => why::why(&args, socket, output).await?,
         Verb::Logs(args) => return logs::logs(args, socket, output).await,
+        Verb::Wait(args) => return wait::wait(&args, socket, output).await,
         Verb::Metrics(args) => metrics::metrics(&args, socket, output).await?,
         Verb::Cancel(args) => cancel::cancel(&args, socket, output).await?,
         Verb::Download(args) => download::download(&args, socket, output).await?,

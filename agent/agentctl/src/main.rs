@@ -26,10 +26,14 @@ fn main() -> ExitCode {
     let cli = match cli::Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no errors and go to standard output.
-            let code = if error.use_stderr() { 2 } else { 0 };
             let printed = error.print();
-            return ExitCode::from(if code == 0 && printed.is_err() { 3 } else { code });
+            // Help and version are no errors and go to standard output.
+            return ExitCode::from(match error.use_stderr() {
+                true if cli::is_about_a_jobs_end(std::env::args()) => failure::NOT_THE_JOBS,
+                true => 2,
+                false if printed.is_err() => 3,
+                false => 0,
+            });
         }
     };
     let mut output = Output::new(cli.quiet, cli::variable("NO_COLOR").is_none());

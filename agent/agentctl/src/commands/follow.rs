@@ -4,9 +4,10 @@
 //! next session opens them again where the last one was, so no byte is shown twice and none is left out.
 //!
 //! Invariants: a byte of a log is shown once; the end is believed when the job is in a terminal state and as
-//! much of its log was shown as its outcome says there is. Callers: `run` and `logs -f`.
+//! much of its log was shown as its outcome says there is. Callers: `run`, `wait` and `logs -f`.
 
 use std::pin::Pin;
+use std::process::ExitCode;
 
 use agent_model::{Code, Fault, Stream};
 use agent_proto::v1;
@@ -17,7 +18,7 @@ use tonic::{Status, Streaming};
 use super::view::JobView;
 use super::why::waiting_advice;
 use crate::client::{self, Client, answer};
-use crate::failure::Failure;
+use crate::failure::{DETACHED, Failure, NOT_THE_JOBS};
 use crate::output::Output;
 
 /// How long a daemon that went away is waited for.
@@ -28,8 +29,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// What someone who follows sees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wants {
-    /// The log on standard output.
-    pub(crate) log: Stream,
+    /// The log on standard output, if one is wanted.
+    pub(crate) log: Option<Stream>,
     /// The story around it: why it waits, the build log, what the environment is.
     pub(crate) story: bool,
     /// Begin this many lines before the end of the log; 0 is from its start.
@@ -45,6 +46,34 @@ pub(crate) enum Ended {
     Job(Box<JobView>),
     /// The user has seen enough; the job goes on.
     Detached,
+}
+
+impl Ended {
+    /// The job's own code if its command ran; never 0 for a job that did not complete.
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Ended::Detached => DETACHED,
+            Ended::Job(job) => code_of(job),
+        })
+    }
+
+    /// Says in two lines how it ended, and whose fault it was.
+    pub(crate) fn tell(&self, output: &mut Output) {
+        if let Ended::Job(job) = self {
+            let verdict = job.verdict(output.note_paper());
+            output.say(&format!("{verdict}\n"));
+            job.cause().into_iter().for_each(|fault| output.fault(fault));
+        }
+    }
+}
+
+fn code_of(job: &JobView) -> u8 {
+    match job.exit_code {
+        Some(0) if job.state != "Completed" => 1,
+        Some(code) => u8::try_from(code).unwrap_or(1),
+        None if job.started_ms.is_some() => 1,
+        None => NOT_THE_JOBS,
+    }
 }
 
 enum Event {
@@ -135,7 +164,7 @@ impl Follower<'_> {
         let request = v1::GetJobRequest { job: self.job.to_owned() };
         let changes = answer(self.client.jobs().watch(request)).await?;
         events.push(changes.map(|job| job.map(|job| Event::Job(Box::new(job)))).boxed_local());
-        let logs: &[Stream] = if self.wants.story { &Stream::ALL } else { &[self.wants.log] };
+        let logs: &[Stream] = if self.wants.story { &Stream::ALL } else { self.wants.log.as_slice() };
         for log in logs.iter().copied() {
             let chunks = self.open(log).await?;
             events.push(chunks.map(move |chunk| chunk.map(|chunk| Event::Log(log, chunk))).boxed_local());
@@ -166,14 +195,14 @@ impl Follower<'_> {
     }
 
     fn position(&self, log: Stream) -> Position {
-        if log == self.wants.log { self.log } else { self.build }
+        if Some(log) == self.wants.log { self.log } else { self.build }
     }
 
     fn show(&mut self, log: Stream, chunk: &v1::LogChunk, output: &mut Output) -> Result<(), Failure> {
-        let at = if log == self.wants.log { &mut self.log } else { &mut self.build };
+        let at = if Some(log) == self.wants.log { &mut self.log } else { &mut self.build };
         *at = Position { epoch: chunk.epoch, offset: chunk.offset + chunk.data.len() as u64 };
         self.away = None;
-        if log == self.wants.log {
+        if Some(log) == self.wants.log {
             return output.job_bytes(&chunk.data);
         }
         // The last words of a build may come when the job speaks already; by then nobody needs them.
@@ -277,9 +306,9 @@ impl Follower<'_> {
 }
 
 /// The job has ended, and all that its latest attempt wrote was shown.
-fn is_over(job: &JobView, log: Stream, shown: Position) -> bool {
+fn is_over(job: &JobView, log: Option<Stream>, shown: Position) -> bool {
     let ends = job.outcome.iter().flat_map(|outcome| &outcome.streams);
-    let mut ends = ends.filter(|end| end.stream == log);
+    let mut ends = ends.filter(|end| Some(end.stream) == log);
     // The outcome speaks of the latest attempt; one that wrote nothing was never seen.
     let missing = |size: u64| if shown.epoch == job.attempt { shown.offset < size } else { size > 0 };
     job.has_ended() && !ends.any(|end| missing(end.digest.size))
@@ -294,21 +323,40 @@ fn environment_line(detail: &str) -> String {
 mod tests {
     use agent_model::{Digest, StreamEnd};
 
-    use super::super::view::tests::ended;
+    use super::super::view::tests::{ended, failed};
     use super::*;
+
+    #[test]
+    fn test_exit_code_is_the_jobs_and_never_0_for_a_failure() {
+        assert_eq!(code_of(&ended()), 0);
+        let mut job = failed();
+        for (told, code) in [(Some(3), 3), (Some(0), 1), (Some(137), 137), (None, 1)] {
+            job.exit_code = told;
+            assert_eq!(code_of(&job), code, "{told:?}");
+        }
+        job.started_ms = None;
+        assert_eq!(code_of(&job), NOT_THE_JOBS, "it never ran");
+    }
 
     #[test]
     fn test_the_end_is_believed_when_the_whole_log_was_shown() {
         let mut job = ended();
-        assert!(is_over(&job, Stream::Job, Position::default()), "an outcome without a log is complete");
+        assert!(
+            is_over(&job, Some(Stream::Job), Position::default()),
+            "an outcome without a log is complete"
+        );
         let digest = Digest { size: 10, ..Digest::EMPTY };
         let end = StreamEnd { stream: Stream::Job, digest };
         job.outcome.as_mut().unwrap().streams.push(end);
         for (epoch, offset, over) in [(1, 10, true), (1, 9, false), (0, 0, false)] {
-            assert_eq!(is_over(&job, Stream::Job, Position { epoch, offset }), over, "{epoch} {offset}");
+            assert_eq!(
+                is_over(&job, Some(Stream::Job), Position { epoch, offset }),
+                over,
+                "{epoch} {offset}"
+            );
         }
-        assert!(is_over(&job, Stream::Build, Position::default()));
+        assert!(is_over(&job, Some(Stream::Build), Position::default()));
         job.state = "Running".into();
-        assert!(!is_over(&job, Stream::Job, Position { epoch: 1, offset: 10 }));
+        assert!(!is_over(&job, Some(Stream::Job), Position { epoch: 1, offset: 10 }));
     }
 }

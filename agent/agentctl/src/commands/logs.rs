@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use agent_model::Stream;
 use agent_proto::v1;
 
-use super::follow::{Ended, Wants, follow};
+use super::follow::{Wants, follow};
 use crate::cli::LogsArgs;
 use crate::client::{Client, answer, next};
-use crate::failure::{DETACHED, Failure};
+use crate::failure::Failure;
 use crate::output::Output;
 
 /// Prints a log, as far as it is there or until the job has ended.
@@ -22,11 +22,10 @@ pub(super) async fn logs(
     let tail = args.tail.unwrap_or(0);
     if args.follow {
         let client = Client::find_or_await(socket).await?;
-        let wants = Wants { log, story: false, tail, attempt: args.attempt };
-        return Ok(match follow(&client, &args.job, wants, output).await? {
-            Ended::Job(_) => ExitCode::SUCCESS,
-            Ended::Detached => ExitCode::from(DETACHED),
-        });
+        let wants = Wants { log: Some(log), story: false, tail, attempt: args.attempt };
+        let ended = follow(&client, &args.job, wants, output).await?;
+        ended.tell(output);
+        return Ok(ended.exit_code());
     }
     let client = Client::find(socket).await?;
     let request = v1::ReadLogRequest {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use agent_cas::snapshot::{self, Entry};
-use agent_model::{Clock, Stream, SystemClock, size};
+use agent_model::{Stream, size};
 
 use super::follow::{Ended, Wants, follow};
 use super::metrics::Recorded;
@@ -13,8 +13,8 @@ use super::submit;
 use super::view::JobView;
 use crate::cli::RunArgs;
 use crate::client::Client;
-use crate::failure::{DETACHED, Failure, NEVER_RAN};
-use crate::output::text::{count, duration};
+use crate::failure::Failure;
+use crate::output::text::count;
 use crate::output::{Output, Paper};
 
 /// Outputs that are named one by one.
@@ -33,12 +33,12 @@ pub(super) async fn run(
         return Ok(ExitCode::SUCCESS);
     }
     output.note(&format!("job:  {job}"));
-    let wants = Wants { log: Stream::Job, story: true, tail: 0, attempt: 0 };
+    let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0 };
     match follow(&client, &job, wants, output).await {
         Ok(Ended::Detached) => {
             output.note("detached; the job goes on");
             how_to_go_on(&job, output);
-            Ok(ExitCode::from(DETACHED))
+            Ok(Ended::Detached.exit_code())
         }
         Err(Failure::PipeClosed) => {
             output.note("nobody reads its output any more; the job goes on");
@@ -48,7 +48,7 @@ pub(super) async fn run(
         Err(failure) => Err(failure),
         Ok(Ended::Job(job)) => {
             sum_up(&client, &job, output).await?;
-            Ok(ExitCode::from(exit_code(&job)))
+            Ok(Ended::Job(job).exit_code())
         }
     }
 }
@@ -56,17 +56,6 @@ pub(super) async fn run(
 fn how_to_go_on(job: &str, output: &mut Output) {
     output.note(&format!("  follow it: agentctl logs -f {job}"));
     output.note(&format!("  end it:    agentctl cancel {job}"));
-}
-
-/// The job's own code if its command ran; never 0 for a job that did not complete.
-fn exit_code(job: &JobView) -> u8 {
-    let completed = job.state == "Completed";
-    match job.exit_code {
-        Some(0) if !completed => 1,
-        Some(code) => u8::try_from(code).unwrap_or(1),
-        None if job.started_ms.is_some() => 1,
-        None => NEVER_RAN,
-    }
 }
 
 async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(), Failure> {
@@ -86,15 +75,8 @@ async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(
 
 /// What came of the job.
 fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) -> String {
-    let mut text = String::from("\n");
-    let took = job.duration(SystemClock.now()).map(|took| format!(" after {}", duration(took)));
-    let code = match job.exit_code {
-        Some(code) => format!(", exit code {code}"),
-        None => ", the command never ran".to_owned(),
-    };
-    let state = paper.ink.paint(job.tone(), &job.state);
+    let mut text = format!("\n{}\n", job.verdict(paper));
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{} {state}{}{code}", job.job, took.unwrap_or_default());
     if !recorded.metrics.is_empty() {
         let _ = write!(text, "\n{}", recorded.table(paper));
     }
@@ -160,17 +142,5 @@ mod tests {
             summary(&job, &Recorded::default(), &[], PAPER),
             "\ntrain-1 Failed, the command never ran\n"
         );
-        assert_eq!(exit_code(&job), NEVER_RAN);
-    }
-
-    #[test]
-    fn test_exit_code_is_the_jobs_and_never_0_for_a_failure() {
-        assert_eq!(exit_code(&ended()), 0);
-        let mut job = failed();
-        assert_eq!(exit_code(&job), 3);
-        job.exit_code = Some(0);
-        assert_eq!(exit_code(&job), 1);
-        job.exit_code = Some(137);
-        assert_eq!(exit_code(&job), 137);
     }
 }

@@ -6,12 +6,13 @@ use std::collections::BTreeMap;
 use agent_model::job::{Input, Output as JobOutput};
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::Outcome;
-use agent_model::{Blame, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, Timestamp};
+use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::output::text::Tone;
+use crate::output::Paper;
+use crate::output::text::{Tone, duration};
 
 /// A job as it stands.
 #[derive(Debug, Serialize)]
@@ -154,6 +155,17 @@ impl JobView {
             Some(step) => format!("{step}: {}", replica.detail),
             None => self.detail.clone(),
         }
+    }
+
+    /// How it ended, in a line: `train-1 Failed after 12 s, exit code 3`.
+    pub(crate) fn verdict(&self, paper: Paper) -> String {
+        let took = self.duration(SystemClock.now()).map(|took| format!(" after {}", duration(took)));
+        let code = match self.exit_code {
+            Some(code) => format!(", exit code {code}"),
+            None => ", the command never ran".to_owned(),
+        };
+        let state = paper.ink.paint(self.tone(), &self.state);
+        format!("{} {state}{}{code}", self.job, took.unwrap_or_default())
     }
 
     /// The colour of its state.

@@ -35,7 +35,7 @@ pub(super) async fn build(
     let spec = plan.ship(&client.blobs(), false, output).await?;
     let job = Box::pin(submit::enqueue(&client, spec, hint)).await?;
     output.note(&format!("job:  {job}"));
-    let wants = Wants { log: Stream::Job, story: true, tail: 0, attempt: 0 };
+    let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0 };
     let ended = match follow(&client, &job, wants, output).await? {
         Ended::Job(ended) => ended,
         Ended::Detached => {

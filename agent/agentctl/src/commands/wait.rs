@@ -1,0 +1,43 @@
+//! `wait`: stay with jobs until they have ended; the exit code is that of the first that did not complete.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use tokio::time::{Duration, Instant, timeout_at};
+
+use super::follow::{Ended, Wants, follow};
+use crate::cli::WaitArgs;
+use crate::client::Client;
+use crate::failure::{Failure, TIMED_OUT};
+use crate::output::Output;
+
+/// A wait without a limit: longer than any machine stays up.
+const FOR_EVER: u64 = 100 * 365 * 24 * 3600;
+
+/// Waits for one job after the other: those that ended meanwhile are told at once.
+pub(super) async fn wait(
+    args: &WaitArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<ExitCode, Failure> {
+    let client = Client::find_or_await(socket).await?;
+    let end = Instant::now() + Duration::from_secs(args.timeout.unwrap_or(FOR_EVER).min(FOR_EVER));
+    let mut first = ExitCode::SUCCESS;
+    for job in &args.jobs {
+        output.busy(&format!("waiting for {job} to end"));
+        let wants = Wants { log: None, story: false, tail: 0, attempt: 0 };
+        let Ok(ended) = timeout_at(end, follow(&client, job, wants, output)).await else {
+            output.note(&format!("{job} goes on: it has not ended within {} s", args.timeout.unwrap_or(0)));
+            return Ok(ExitCode::from(TIMED_OUT));
+        };
+        let ended = ended?;
+        output.rest();
+        ended.tell(output);
+        match ended {
+            Ended::Detached => return Ok(ended.exit_code()),
+            Ended::Job(_) if first == ExitCode::SUCCESS => first = ended.exit_code(),
+            Ended::Job(_) => {}
+        }
+    }
+    Ok(first)
+}
