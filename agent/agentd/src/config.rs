@@ -200,6 +200,8 @@ pub(crate) struct HostVariables {
     pub(crate) job: BTreeMap<String, String>,
     /// Passed on to builders of environments: the same, and how packages are found.
     pub(crate) builder: BTreeMap<String, String>,
+    /// How many files a job may have open, unless it raises that itself: as many as the daemon was started with.
+    pub(crate) open_files: Option<u64>,
 }
 
 const FALLBACK_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -223,6 +225,7 @@ impl HostVariables {
         let for_builder = |name: &str| for_job(name) || name.starts_with("PIP_");
         HostVariables {
             path: variables.get("PATH").unwrap_or_else(|| FALLBACK_PATH.to_owned()),
+            open_files: None,
             job: variables.select(for_job),
             builder: variables.select(for_builder),
         }

@@ -15,6 +15,7 @@
 mod cli;
 mod collect;
 mod config;
+mod limits;
 mod notify;
 mod roles;
 mod supervisor;
@@ -78,8 +79,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(config: Config) -> ExitCode {
+fn run(mut config: Config) -> ExitCode {
     start_log(&config);
+    config.host.open_files = limits::raise();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     match runtime {

@@ -228,10 +228,22 @@ impl MissingError {
     }
 }
 
+/// The machine is short of something now (descriptors, memory), or a file system is away for a moment.
+pub fn is_scarce(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let passing = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN, Errno::INTR, Errno::STALE];
+    Errno::from_io_error(error).is_some_and(|errno| passing.contains(&errno))
+}
+
 impl ReadError {
-    /// The store at the other end of a connection, or the way to it, is away: the same may do later.
+    /// The store at the other end of a connection, or the way to it, is away, or this machine is short of what it
+    /// takes to read: the same may do later.
     pub fn is_away(&self) -> bool {
-        matches!(self, ReadError::Remote { source, .. } if is_away(source))
+        match self {
+            ReadError::Remote { source, .. } => is_away(source),
+            ReadError::Disk { source, .. } => is_scarce(source),
+            _ => false,
+        }
     }
 
     /// The bytes there are not those the digest names.

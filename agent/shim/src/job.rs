@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use agent_model::failpoint;
 use agent_shim::{JobDir, Launch, MARK, NotStarted, sys};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// How much output the job may be ahead of the log, in bytes, where the system allows it.
 const PIPE: i32 = 1 << 20;
@@ -42,6 +43,13 @@ pub(crate) fn start(
     let (output, input, capacity) = pipe().map_err(failed("make a pipe for the output"))?;
     dir.mark_started(instance).map_err(failed("mark the job as started"))?;
 
+    if let Some(files) = launch.open_files.filter(|_| !launch.container) {
+        let (_, most) =
+            getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| failed("read a limit")(errno.into()))?;
+        // It is this process's own as well, which has a dozen files.
+        let set = setrlimit(Resource::RLIMIT_NOFILE, files.min(most), most);
+        set.map_err(|errno| failed("limit the number of open files")(errno.into()))?;
+    }
     let [program, args @ ..] = launch.argv.as_slice() else {
         return Err(NotStarted::Exec { program: String::new(), os_error: nix::libc::ENOENT });
     };

@@ -39,6 +39,10 @@ pub struct Launch {
     /// What the job may take of the machine.
     #[serde(default)]
     pub limits: Limits,
+    /// How many files each process of the job may have open, unless it raises that itself; as many as the shim when
+    /// absent.
+    #[serde(default)]
+    pub open_files: Option<u64>,
     /// Until when the job may run without its lease being renewed, in the boot that writes this; for ever
     /// when absent. The shim ends the job then, whether or not a daemon is there.
     #[serde(rename = "lease_until_ms", default)]

@@ -1057,6 +1057,12 @@ pub struct CheckBlobsResponse {
     /// There is no more to read.
     #[prost(bool, tag = "4")]
     pub done: bool,
+    /// Those that could not be read now, which says nothing of them. They stay.
+    #[prost(uint64, tag = "5")]
+    pub unread: u64,
+    /// Blobs that lay in the store, whole, and were taken for missing until now.
+    #[prost(uint64, tag = "6")]
+    pub found: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetEligibilityRequest {

@@ -138,23 +138,39 @@ async fn check(as_json: bool, client: &Client, output: &mut Output) -> Result<Ex
     }
     output.rest();
     if as_json {
-        let v1::CheckBlobsResponse { blobs, bytes, damaged, .. } = last;
-        output.json(&json!({ "blobs": blobs, "bytes": bytes, "damaged": damaged }))?;
+        let v1::CheckBlobsResponse { blobs, bytes, damaged, unread, found, .. } = last;
+        output.json(&json!({
+            "blobs": blobs, "bytes": bytes, "damaged": damaged, "unread": unread, "found": found,
+        }))?;
     } else {
         output.note(&verdict(&last));
     }
-    Ok(if last.damaged == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if last.damaged == 0 && last.unread == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn verdict(checked: &v1::CheckBlobsResponse) -> String {
-    let read = format!("read {} in {}", size::decimal(checked.bytes), count(checked.blobs, "blob"));
-    match checked.damaged {
-        0 => format!("{read}: all are as they were written"),
-        damaged => format!(
-            "{read}: {damaged} damaged, taken out of the store; a job that needs one says so: submit it again, and \
-             it is sent again. What was an output is lost. Check the disk and the memory of this machine"
-        ),
+    let mut parts = Vec::new();
+    if checked.damaged > 0 {
+        parts.push(format!(
+            "{} damaged, taken out of the store; a job that needs one says so: submit it again, and it is sent \
+             again. What was an output is lost. Check the disk and the memory of this machine",
+            checked.damaged
+        ));
     }
+    if checked.unread > 0 {
+        let unread = checked.unread;
+        parts.push(format!(
+            "{unread} could not be read now and stay; the daemon's log says why, then try again"
+        ));
+    }
+    if checked.found > 0 {
+        parts.push(format!("{} that were taken for missing are there after all", checked.found));
+    }
+    if parts.is_empty() {
+        parts.push("all are as they were written".to_owned());
+    }
+    let read = format!("read {} in {}", size::decimal(checked.bytes), count(checked.blobs, "blob"));
+    format!("{read}: {}", parts.join("; "))
 }
 
 #[cfg(test)]

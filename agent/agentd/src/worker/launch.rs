@@ -93,6 +93,7 @@ impl Facts<'_> {
                 memory: Some(self.spec.resources.memory).filter(|memory| *memory > 0),
                 pids: Some(PIDS),
             },
+            open_files: self.host.open_files,
             lease_until: self.lease_until,
             cgroup: None,
             container: self.image.is_some(),
@@ -265,7 +266,7 @@ mod tests {
     fn host(job: &[(&str, &str)]) -> HostVariables {
         let job: BTreeMap<String, String> =
             job.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        HostVariables { path: "/no/bin:/bin".into(), builder: BTreeMap::new(), job }
+        HostVariables { path: "/no/bin:/bin".into(), builder: BTreeMap::new(), open_files: Some(1024), job }
     }
 
     fn launch(draft: JobDraft, host: &HostVariables, user: Option<&JobUser>) -> Launch {

@@ -15,6 +15,7 @@ mod answer;
 mod artifacts;
 mod book;
 mod calls;
+mod doors;
 mod models;
 mod run;
 mod search;
@@ -38,7 +39,10 @@ use futures_util::FutureExt;
 use tokio::net::TcpListener;
 
 use answer::Refusal;
+use doors::Doors;
 use run::Run;
+
+use crate::limits;
 
 /// How long calls that have begun may take once the daemon stops.
 const LAST_CALLS: Duration = Duration::from_secs(2);
@@ -89,7 +93,8 @@ impl Tracking {
         let router = router(tracking.runs.clone());
         let serve = async move {
             let stop = stop.shared();
-            let serve = axum::serve(listener, router).with_graceful_shutdown(stop.clone());
+            let doors = Doors::new(listener, limits::connections());
+            let serve = axum::serve(doors, router).with_graceful_shutdown(stop.clone());
             tokio::select! {
                 _ = serve.into_future() => {} // it never fails
                 () = stop.then(|()| tokio::time::sleep(LAST_CALLS)) => {}

@@ -86,6 +86,8 @@ enum Verdict {
     Damaged,
     /// It is gone, or elsewhere.
     Changed,
+    /// It could not be read, which says nothing of it. It stays.
+    Unread,
 }
 
 /// Why a store could not be opened.

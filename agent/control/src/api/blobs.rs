@@ -56,8 +56,9 @@ impl Services {
     }
 }
 
-fn checked_to_wire(Checked { blobs, bytes, damaged }: Checked, done: bool) -> v1::CheckBlobsResponse {
-    v1::CheckBlobsResponse { blobs, bytes, damaged, done }
+fn checked_to_wire(checked: Checked, done: bool) -> v1::CheckBlobsResponse {
+    let Checked { blobs, bytes, damaged, unread, found } = checked;
+    v1::CheckBlobsResponse { blobs, bytes, damaged, done, unread, found }
 }
 
 fn to_wire(collected: &Collected, taken: u64, limit: u64) -> v1::CollectBlobsResponse {

@@ -405,6 +405,7 @@ fn read_status(error: &ReadError) -> Status {
         ReadError::Absent { .. } => Code::NotFound,
         ReadError::Offset { .. } => Code::OutOfRange,
         error if error.is_damage() => Code::DataLoss,
+        ReadError::Disk { .. } if error.is_away() => Code::Unavailable,
         ReadError::Remote { source, .. } => return far_status(source),
         _ => Code::Internal,
     };

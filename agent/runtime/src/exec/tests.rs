@@ -68,6 +68,7 @@ impl Bench {
             user: None,
             log: LogPolicy::default(),
             limits: agent_shim::Limits::default(),
+            open_files: None,
             lease_until: None,
             cgroup: None,
             container: false,

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use agent_model::Digest;
 
 use super::index::Kept;
-use super::{Disk, Shared, home, lock, uses};
+use super::{Disk, Shared, Verdict, home, lock, uses};
 use crate::parallel::{self, blocking};
 
 /// Victims removed under one lock.
@@ -41,6 +41,10 @@ pub struct Checked {
     pub bytes: u64,
     /// Blobs that were damaged and put away.
     pub damaged: u64,
+    /// Blobs that could not be read now, which says nothing of them. They stay.
+    pub unread: u64,
+    /// Blobs that lay in the store, whole, and were taken for missing.
+    pub found: u64,
 }
 
 impl Disk {
@@ -97,18 +101,20 @@ impl Disk {
         blocking(move || shared.compact()).await;
     }
 
-    /// Reads every blob and puts away what is damaged; `progress` is told now and then, and at the end.
+    /// Takes back whole blobs that were taken for missing, then reads every blob and puts away what is damaged;
+    /// `progress` is told now and then, and at the end.
     pub async fn check(&self, progress: impl Fn(Checked) + Send + 'static) -> Checked {
         let shared = std::sync::Arc::clone(&self.shared);
         blocking(move || {
-            let mut checked = Checked::default();
+            let mut checked = Checked { found: shared.take_back(), ..Checked::default() };
             let all = lock(&shared.index).places();
             for some in super::batches(all, STRIDE, usize::MAX, |(_, digest)| digest.size) {
                 let judged = parallel::map(&some, parallel::cores(), |(_, digest)| shared.judge(*digest));
-                for ((_, digest), good) in some.iter().zip(judged) {
+                for ((_, digest), verdict) in some.iter().zip(judged) {
                     checked.blobs += 1;
                     checked.bytes += digest.size;
-                    checked.damaged += u64::from(!good);
+                    checked.damaged += u64::from(verdict == Verdict::Damaged);
+                    checked.unread += u64::from(verdict == Verdict::Unread);
                 }
                 progress(checked);
             }
@@ -119,6 +125,29 @@ impl Disk {
 }
 
 impl Shared {
+    /// Puts blobs into the index that lie in the store, whole, and are not in it; how many. What was quarantined
+    /// comes back as well if its bytes are right after all.
+    fn take_back(&self) -> u64 {
+        // Nothing is copied or removed meanwhile.
+        let _alone = lock(&self.compacting);
+        let in_segments = self.segments.strays().unwrap_or_else(|error| {
+            tracing::error!(%error, "cannot look for blobs that were taken for missing");
+            Vec::new()
+        });
+        let strays = in_segments.into_iter().chain(self.loose.strays());
+        let (mut index, now) = (lock(&self.index), home::now());
+        let mut found = 0;
+        for (digest, place) in strays {
+            found += u64::from(index.take_back(digest, place, now));
+        }
+        drop(index);
+        self.segments.write_notes(false);
+        if found > 0 {
+            tracing::warn!(found, "blobs that were taken for missing are in the store");
+        }
+        found
+    }
+
     fn compact(&self) {
         let _alone = lock(&self.compacting);
         for segment in self.segments.sparse() {

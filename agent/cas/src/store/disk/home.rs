@@ -174,6 +174,14 @@ pub(super) fn unsealed(bytes: &[u8]) -> Option<&[u8]> {
     (digest_of(bytes).hash == *check).then_some(bytes)
 }
 
+/// Whether a read that failed proves that the blob is not there: its file is gone, cut, or something else. Any other
+/// failure (no descriptor or memory left, a disk that does not answer) says nothing of the blob: it stays.
+pub(super) fn is_proof(error: &io::Error) -> bool {
+    use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
+    matches!(error.kind(), NotFound | UnexpectedEof | IsADirectory | NotADirectory)
+        || Errno::from_io_error(error) == Some(Errno::LOOP) // a link: links are not followed
+}
+
 /// A failpoint where the system's own error is the error.
 pub(super) fn hit(name: &'static str) -> Result<(), Errno> {
     failpoint::hit(name).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))

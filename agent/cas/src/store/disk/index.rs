@@ -122,6 +122,16 @@ impl Index {
         }
     }
 
+    /// A blob that was given up is in this place after all; false when it is known by now.
+    pub(super) fn take_back(&mut self, digest: Digest, place: Place, now: u32) -> bool {
+        let new = self.find(&digest).is_none();
+        self.insert(digest, place, now);
+        if let Place::Record { segment, .. } = place {
+            self.segments.entry(segment).or_default().noted = false;
+        }
+        new
+    }
+
     /// A blob was found when the store was opened. A file of its own counts more than a record, and a later
     /// segment more than an earlier one.
     pub(super) fn load(&mut self, digest: Digest, place: Place, used: u32) {

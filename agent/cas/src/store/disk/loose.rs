@@ -21,7 +21,7 @@ use bytes::Bytes;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-use super::home::{Home, blob_name, hit, now, prefix_name};
+use super::home::{Home, blob_name, hit, is_proof, now, prefix_name};
 use super::index::{Index, Kept, Place};
 use super::{CHUNK, OpenError, ReadError, Verdict, WriteError, lock};
 use crate::{Hasher, parallel};
@@ -64,11 +64,13 @@ impl Loose {
             if !blob_name(&digest).starts_with(directory) {
                 continue;
             }
-            let Ok(meta) = entry.metadata() else { continue };
-            if meta.is_file() && meta.len() == digest.size {
-                found.push((digest, u32::try_from(meta.mtime()).unwrap_or(0)));
-            } else {
-                suspects.push(digest);
+            match entry.metadata() {
+                Ok(meta) if meta.is_file() && meta.len() == digest.size => {
+                    found.push((digest, u32::try_from(meta.mtime()).unwrap_or(0)));
+                }
+                Ok(_) => suspects.push(digest),
+                Err(error) if is_proof(&error) => {}
+                Err(_) => found.push((digest, 0)), // it is there; whoever reads it looks closer
             }
         }
         if !found.is_empty() {
@@ -156,37 +158,71 @@ impl Loose {
         renamed.into_iter().map(keep).collect()
     }
 
-    /// Reads a blob and moves its file out of the store if it is not what its name says.
-    pub(super) fn judge(&self, digest: &Digest) -> Result<Verdict, Errno> {
+    /// Reads a blob and moves its file out of the store if its bytes are not what its name says.
+    pub(super) fn judge(&self, digest: &Digest) -> io::Result<Verdict> {
         let name = blob_name(digest);
-        let inode = |file: &File| file.metadata().map(|meta| meta.ino()).unwrap_or(0);
-        let judged = match self.home.open_file(&name) {
+        let inode = |file: &File| file.metadata().map(|meta| meta.ino());
+        let open = || self.home.open_file(&name).map_err(io::Error::from);
+        let judged = match open() {
             Ok(file) => {
-                let inode = inode(&file);
-                if hash_of(file).is_ok_and(|actual| actual == *digest) {
-                    return Ok(Verdict::Good);
+                let inode = inode(&file)?;
+                match hash_of(file) {
+                    Ok(actual) if actual == *digest => return Ok(Verdict::Good),
+                    Err(error) if !is_proof(&error) => return Err(error),
+                    _ => Some(inode),
                 }
-                Some(inode)
             }
-            Err(_) => None,
+            Err(error) if is_proof(&error) => None,
+            Err(error) => return Err(error),
         };
         let _alone = self.removing();
-        match self.home.open_file(&name) {
-            Err(Errno::NOENT) => {
+        match open() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 lock(&self.index).remove(digest, Place::Loose);
                 return Ok(Verdict::Changed);
             }
+            Err(error) if !is_proof(&error) => return Err(error),
             // Another file took its place while this one was read.
-            Ok(file) if judged != Some(inode(&file)) => return Ok(Verdict::Changed),
+            Ok(file) if judged != Some(inode(&file)?) => return Ok(Verdict::Changed),
             _ => {}
         }
-        hit("cas.blob.quarantine")?;
-        match self.home.quarantine_name(digest) {
-            Some(to) => rustix::fs::renameat(&self.home.root, &name, &self.home.root, to)?,
-            None => self.home.remove_file(&name)?,
+        let moved = hit("cas.blob.quarantine").and_then(|()| match self.home.quarantine_name(digest) {
+            Some(to) => rustix::fs::renameat(&self.home.root, &name, &self.home.root, to),
+            None => self.home.remove_file(&name),
+        });
+        if let Err(error) = moved {
+            tracing::warn!(%digest, %error, "cannot move a damaged blob away; a good one takes its place");
         }
         lock(&self.index).remove(digest, Place::Loose);
         Ok(Verdict::Damaged)
+    }
+
+    /// Files whose bytes are those of a blob and that are not in the index; of those in quarantine, each is put back
+    /// into its place. What cannot be read is left where it is.
+    pub(super) fn strays(&self) -> Vec<(Digest, Place)> {
+        let names = |directory: String| {
+            let entries = std::fs::read_dir(self.home.at(&directory)).into_iter().flatten().flatten();
+            entries.map(move |entry| format!("{directory}/{}", entry.file_name().to_string_lossy()))
+        };
+        let loose = (0..=u8::MAX).map(prefix_name).flat_map(names);
+        let mut strays = Vec::new();
+        for name in loose.chain(names("quarantine".to_owned())) {
+            let file = name.rsplit('/').next().unwrap_or_default();
+            let Some(digest) = digest_named(file.split('.').next().unwrap_or_default()) else { continue };
+            let known = || lock(&self.index).find(&digest).is_some();
+            let right =
+                || self.home.open_file(&name).ok().and_then(|file| hash_of(file).ok()) == Some(digest);
+            if known() || !right() {
+                continue;
+            }
+            let (to, _alone) = (blob_name(&digest), self.removing());
+            let root = &self.home.root;
+            let back = known() || name == to || rustix::fs::renameat(root, &name, root, &to).is_ok();
+            if back && self.home.flush_directory(&prefix_name(digest.hash[0])).is_ok() {
+                strays.push((digest, Place::Loose));
+            }
+        }
+        strays
     }
 
     /// Removes those that were not used since the census told of them: how many, and the bytes they took.

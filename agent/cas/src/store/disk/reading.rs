@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use agent_model::Digest;
 use bytes::Bytes;
 
-use super::home::{blob_name, now};
+use super::home::{blob_name, is_proof, now};
 use super::index::Place;
 use super::segments::record;
 use super::{ReadError, Shared, Verdict, lock};
@@ -97,8 +97,8 @@ impl Shared {
                 },
                 Err(source) => ReadError::Disk { path: self.home.at(&path), source },
             };
-            // What cannot be read is as good as damaged.
-            if lock(&self.index).find(&digest) == Some(place) && !self.judge(digest) {
+            let unread = matches!(&error, ReadError::Disk { source, .. } if !is_proof(source));
+            if unread || matches!(self.judge(digest), Verdict::Damaged | Verdict::Unread) {
                 return Err(error);
             }
         }
@@ -158,17 +158,16 @@ impl Shared {
         run.wanted.iter().filter_map(cut).collect()
     }
 
-    /// Reads a blob and puts it away if it is not what its digest says; whether it was good, or is gone.
-    pub(super) fn judge(&self, digest: Digest) -> bool {
+    /// Reads a blob and puts it away if its bytes are not what its digest says.
+    pub(super) fn judge(&self, digest: Digest) -> Verdict {
         for _ in 0..CHASES {
-            let Some(place) = lock(&self.index).find(&digest) else { return true };
+            let Some(place) = lock(&self.index).find(&digest) else { break };
             match self.judge_at(&digest, place) {
-                Verdict::Good => return true,
-                Verdict::Damaged => return false,
                 Verdict::Changed => {}
+                verdict => return verdict,
             }
         }
-        true
+        Verdict::Changed
     }
 
     /// As [`judge`](Self::judge), in one place.
@@ -176,16 +175,15 @@ impl Shared {
         let judged = match place {
             Place::Loose => self.loose.judge(digest),
             Place::Record { segment, offset } => match self.segments.read(segment, offset, digest) {
-                Ok(bytes) if digest_of(&bytes) == *digest => return Verdict::Good,
-                _ => self.segments.put_away(digest, segment, offset).map(|away| match away {
-                    true => Verdict::Damaged,
-                    false => Verdict::Changed,
-                }),
+                Ok(bytes) if digest_of(&bytes) == *digest => Ok(Verdict::Good),
+                Err(error) if !is_proof(&error) => Err(error),
+                _ if self.segments.put_away(digest, segment, offset) => Ok(Verdict::Damaged),
+                _ => Ok(Verdict::Changed),
             },
         };
         let verdict = judged.unwrap_or_else(|error| {
-            tracing::error!(%digest, %error, "a damaged blob cannot be taken away");
-            Verdict::Damaged
+            tracing::error!(%digest, %error, "cannot read a blob to check it; it stays in the store");
+            Verdict::Unread
         });
         if verdict == Verdict::Damaged {
             self.damaged.fetch_add(1, Ordering::Relaxed);

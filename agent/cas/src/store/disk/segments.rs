@@ -30,6 +30,7 @@ use self::note::Note;
 use super::home::{Home, hit, now};
 use super::index::{Index, Place};
 use super::{OpenError, WriteError, batches, lock};
+use crate::store::is_scarce;
 use crate::{digest_of, parallel};
 
 /// The size up to which a segment grows, in bytes.
@@ -117,11 +118,19 @@ impl Segments {
         };
         let last = numbers.last().copied();
         let loaded = parallel::map(&numbers, parallel::cores(), |number| {
-            segments.load(*number, Some(*number) == last).unwrap_or_else(|error| {
-                tracing::error!(segment = segment_name(*number), %error, "a segment of the store cannot be read");
-                None
-            })
+            match segments.load(*number, Some(*number) == last) {
+                Ok(open) => Ok(open),
+                // A store that opened without what it cannot read now would call it missing.
+                Err(source) if is_scarce(&source) => {
+                    Err(OpenError::Directory { path: home.at(&segment_name(*number)), source })
+                }
+                Err(error) => {
+                    tracing::error!(segment = segment_name(*number), %error, "a segment of the store cannot be read");
+                    Ok(None)
+                }
+            }
         });
+        let loaded: Vec<Option<Open>> = loaded.into_iter().collect::<Result<_, _>>()?;
         lock(&segments.tail).open = loaded.into_iter().flatten().next_back();
         segments.write_notes(false);
         Ok(segments)
@@ -322,21 +331,25 @@ impl Segments {
     }
 
     /// Takes a damaged blob out of the index, if it is still there, and keeps its bytes for someone to look at.
-    pub(super) fn put_away(&self, digest: &Digest, segment: u32, offset: u32) -> Result<bool, Errno> {
-        if !lock(&self.index).remove(digest, Place::Record { segment, offset }) {
-            return Ok(false);
-        }
-        hit("cas.blob.quarantine")?;
-        if let (Ok(bytes), Some(name)) =
-            (self.read(segment, offset, digest), self.home.quarantine_name(digest))
-        {
-            let kept = self.home.create_file(&name, Mode::RUSR).map(|file| file.write_all_at(&bytes, 0));
-            if !matches!(kept, Ok(Ok(()))) {
-                let _ = self.home.remove_file(&name); // a disk without room for it has none for a part
+    pub(super) fn put_away(&self, digest: &Digest, segment: u32, offset: u32) -> bool {
+        let there = lock(&self.index).remove(digest, Place::Record { segment, offset });
+        if there {
+            self.quarantine(digest, segment, offset);
+            // A note that names it still costs one more look after the next start.
+            if let Err(error) = self.forget_note(segment) {
+                tracing::warn!(segment = segment_name(segment), %error, "cannot forget a damaged blob for good");
             }
         }
-        self.forget_note(segment)?;
-        Ok(true)
+        there
+    }
+
+    fn quarantine(&self, digest: &Digest, segment: u32, offset: u32) {
+        let read = hit("cas.blob.quarantine").ok().and_then(|()| self.read(segment, offset, digest).ok());
+        let Some((bytes, name)) = read.zip(self.home.quarantine_name(digest)) else { return };
+        let kept = self.home.create_file(&name, Mode::RUSR).map(|file| file.write_all_at(&bytes, 0));
+        if !matches!(kept, Ok(Ok(()))) {
+            let _ = self.home.remove_file(&name); // a disk without room for it has none for a part
+        }
     }
 
     /// A record is no longer in the index, and may not come back: no note may name it.
@@ -369,6 +382,21 @@ impl Segments {
         let Some(chance) = record::chance(&preface) else { return Ok(()) };
         let note = Note { chance, covered, records }.encode();
         self.home.replace_file(&note_name(number), &note, "cas.segment.note")
+    }
+
+    /// Blobs whose records are whole and that are not in the index, with the place of each.
+    pub(super) fn strays(&self) -> io::Result<Vec<(Digest, Place)>> {
+        let numbers = numbers(&self.home).map_err(io::Error::other)?;
+        let mut strays = Vec::new();
+        for number in numbers {
+            let file = self.home.open_file(&segment_name(number))?;
+            let found = record::scan(&file, number, record::PREFACE as u64)?;
+            let index = lock(&self.index);
+            let stray = |(digest, _): &(Digest, u32)| index.find(digest).is_none();
+            let place = |(digest, offset)| (digest, Place::Record { segment: number, offset });
+            strays.extend(found.records.into_iter().filter(stray).map(place));
+        }
+        Ok(strays)
     }
 
     /// Segments that are mostly waste.

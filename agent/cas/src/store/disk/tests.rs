@@ -2,6 +2,7 @@ use std::io::Write;
 
 mod kept;
 mod kills;
+mod scarce;
 mod torn;
 
 use super::home::QUARANTINED;

@@ -158,6 +158,7 @@ impl Case {
             user: own_user(),
             log: LogPolicy::default(),
             limits: Limits::default(),
+            open_files: None,
             lease_until: None,
             cgroup: None,
             container: true,

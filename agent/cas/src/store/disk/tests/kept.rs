@@ -94,7 +94,7 @@ async fn test_check_reads_all_and_puts_away_what_is_damaged() {
     let listener = Arc::clone(&told);
     let checked = disk.check(move |checked| lock(&listener).push(checked)).await;
     let bytes = kept.iter().map(|(digest, _)| digest.size).sum();
-    assert_eq!(checked, Checked { blobs: 5, bytes, damaged: 2 });
+    assert_eq!(checked, Checked { blobs: 5, bytes, damaged: 2, ..Checked::default() });
     let told = lock(&told).clone();
     assert!(told.len() > 1 && told.last() == Some(&checked), "{told:?}");
     assert_eq!(disk.missing(&digests(&kept)).await.unwrap(), [kept[1].0, kept[3].0]);
