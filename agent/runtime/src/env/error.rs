@@ -261,9 +261,10 @@ pub enum AcquireError {
 const STARVED: &str = ", while the kernel ended processes because the machine had no memory left";
 
 fn signal_name(signal: i32) -> String {
-    match nix::sys::signal::Signal::try_from(signal) {
-        Ok(known) => format!("signal {signal} ({})", known.as_str().trim_start_matches("SIG")),
-        Err(_) => format!("signal {signal}"),
+    match signal {
+        9 => "signal 9 (KILL)".to_owned(),
+        15 => "signal 15 (TERM)".to_owned(),
+        other => format!("signal {other}"),
     }
 }
 
