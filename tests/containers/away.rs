@@ -38,6 +38,11 @@ pub(crate) const ROWS: &[Row] = &[
         promise: "without live-restore a job that was torn away is lost, tried again, and never a success",
         run: torn_away,
     },
+    Row {
+        id: "E1H",
+        promise: "a build that the engine breaks off again and again ends, with what the engine said",
+        run: broken_builds,
+    },
     Row { id: "E1G", promise: "agent and engine both gone: the job goes on, and its end is told", run: both },
 ];
 
@@ -134,6 +139,11 @@ fn frozen(tally: &mut Tally, scale: &Scale) {
         alone.engine.freeze();
         alone.says(&job, 30);
         alone.whole(&job, 60);
+        let said = alone.site.host.log();
+        assert!(
+            !said.contains("the container of a job stays"),
+            "its end was told after the engine was given up"
+        );
         alone.node_works();
         std::thread::sleep(scale.of(Duration::from_secs(5), Duration::from_secs(180)));
         alone.node_works();
@@ -243,6 +253,39 @@ fn torn_away(tally: &mut Tally, _: &Scale) {
             alone.site.nothing_left();
         });
     }
+}
+
+fn broken_builds(tally: &mut Tally, _: &Scale) {
+    tally.case("killed three times at the same step", || {
+        let mut alone = Alone::started(true);
+        let dockerfile = "FROM agentd-test/busybox:1\nRUN echo first\nRUN sleep 1000\n";
+        let job = alone.site.submit(
+            "builds",
+            &Wish {
+                environment: "{build: {path: image}}",
+                command: "true",
+                files: &[("image/Dockerfile", dockerfile)],
+                ..Wish::default()
+            },
+        );
+        for time in 1..=3 {
+            eventually(&format!("it is at its last step, time {time}"), SOON, || {
+                let log = alone.site.host.ctl(&["logs", "--build", &job]).stdout;
+                (log.matches("RUN sleep 1000").count() >= time).then_some(())
+            });
+            alone.engine.kill();
+            alone.engine.start();
+        }
+        assert_eq!(alone.site.ended(&job), "Failed", "{}", alone.site.why(&job));
+        let fault = alone.site.host.show(&job)["fault"].clone();
+        assert_eq!(
+            (fault["code"].as_str(), fault["blame"].as_str()),
+            (Some("ENV-104"), Some("node")),
+            "{fault}"
+        );
+        assert!(fault["why"].to_string().contains("3 times"), "{fault}");
+        alone.node_works();
+    });
 }
 
 fn both(tally: &mut Tally, _: &Scale) {

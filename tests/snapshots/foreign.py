@@ -8,8 +8,10 @@ One line a case: `held NAME`, or `broke NAME: what happened`.
 
 import hashlib
 import os
+import random
 import sys
 import threading
+import time
 import uuid
 
 import grpc
@@ -41,13 +43,12 @@ def fresh(size):
 
 class Peer:
     def __init__(self, socket):
-        # By default the authority is the path of the socket, written as no host may be, and servers in Rust refuse it.
-        options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", 16 << 20),
-                   ("grpc.max_send_message_length", -1)]
-        self.channel = grpc.insecure_channel(f"unix:{socket}", options)
+        # As it is by default: it takes messages of 4 MiB, and its authority is the path of the socket.
+        self.channel = grpc.insecure_channel(f"unix:{socket}")
         self.capabilities = re_grpc.CapabilitiesStub(self.channel)
         self.cas = re_grpc.ContentAddressableStorageStub(self.channel)
         self.streams = bs_grpc.ByteStreamStub(self.channel)
+        self.actions = re_grpc.ActionCacheStub(self.channel)
 
     def missing(self, *digests, function=SHA256):
         request = with_number(re.FindMissingBlobsRequest(blob_digests=digests), 3, function)
@@ -118,7 +119,7 @@ def capabilities_name_the_function_and_the_limits(peer):
         request = re.GetCapabilitiesRequest(instance_name=instance)
         cache = peer.capabilities.GetCapabilities(request, timeout=PATIENCE).cache_capabilities
         assert list(cache.digest_function) == [SHA256], cache
-        assert cache.max_batch_total_size_bytes == 4 << 20, cache
+        assert 0 < cache.max_batch_total_size_bytes < 4 << 20, cache
 
 
 @case
@@ -230,16 +231,69 @@ def absent_blobs_are_told_one_by_one(peer):
     assert codes == [0, 5, 0], codes
 
 
+def limit_of(peer):
+    request = re.GetCapabilitiesRequest()
+    return peer.capabilities.GetCapabilities(request, timeout=PATIENCE).cache_capabilities.max_batch_total_size_bytes
+
+
+def packed(peer, blobs):
+    """As clients do it: only the bytes of the blobs count against the limit."""
+    limit, batches, room = limit_of(peer), [], 0
+    for blob in blobs:
+        if len(blob) > room:
+            batches, room = batches + [[]], limit
+        batches[-1].append(blob)
+        room -= len(blob)
+    return batches
+
+
+def there_and_back(peer, batches):
+    for blobs in batches:
+        assert peer.update(*[(named(b), b) for b in blobs]) == [0] * len(blobs)
+        assert [(item.status.code, item.data) for item in peer.read_batch(*map(named, blobs))] == [(0, b) for b in blobs]
+
+
 @case
-def a_full_batch_is_taken_and_more_is_not(peer):
-    full = fresh(4 << 20)
-    assert peer.update((named(full), full)) == [0]
-    assert peer.read_batch(named(full))[0].data == full
-    one = peer.keep(fresh(10))
-    refused("INVALID_ARGUMENT OUT_OF_RANGE RESOURCE_EXHAUSTED", peer.read_batch, named(full), one)
-    more = fresh(5 << 20)
-    refused("INVALID_ARGUMENT OUT_OF_RANGE RESOURCE_EXHAUSTED", peer.update, (named(more), more))
+def a_full_batch_goes_in_and_out(peer):
+    there_and_back(peer, [[fresh(limit_of(peer))]])
+
+
+@case
+def a_batch_of_the_tiniest_blobs_goes_in_and_out(peer):
+    blobs = [bytes([a]) for a in range(256)] + [bytes([a, b]) for a in range(256) for b in range(256)]
+    batches = packed(peer, blobs)
+    there_and_back(peer, batches)
+    absent = [re.Digest(hash=uuid.uuid4().hex * 2, size_bytes=1) for _ in range(len(batches[0]))]
+    assert {item.status.code for item in peer.read_batch(*absent)} == {5}
+    wrong = [(digest, b"x") for digest in absent]
+    assert set(peer.update(*wrong)) == {3}
+
+
+@case
+def a_hundred_thousand_tiny_blobs_go_in_and_out(peer):
+    mark = fresh(8)
+    there_and_back(peer, packed(peer, [mark + i.to_bytes(3, "big") for i in range(100_000)]))
+
+
+@case
+def a_directory_of_files_goes_in_and_out(peer):
+    there_and_back(peer, packed(peer, [fresh(random.randrange(20_000)) for _ in range(1500)]))
+
+
+@case
+def more_than_a_batch_is_taken_where_it_fits_a_message(peer):
+    blobs = [fresh(4194) for _ in range(1000)]
+    assert peer.update(*[(named(b), b) for b in blobs]) == [0] * 1000
+    refused("INVALID_ARGUMENT", peer.read_batch, *map(named, blobs))
+    there_and_back(peer, [blobs[:900]])
+    more = fresh(9 << 20)
+    refused("OUT_OF_RANGE RESOURCE_EXHAUSTED", peer.update, (named(more), more))
     assert peer.missing(named(more)) != []
+
+
+@case
+def more_missing_blobs_than_an_answer_holds_are_refused(peer):
+    refused("RESOURCE_EXHAUSTED", peer.missing, *[named(str(i).encode()) for i in range(70_000)])
 
 
 @case
@@ -517,6 +571,26 @@ def slow_readers_and_writers_stop_nobody(peer):
 
 
 @case
+def an_open_upload_tells_how_far_it_is(peer):
+    data = fresh(1_000_000)
+    name, go_on, said = upload_name(named(data)), threading.Event(), (0, False)
+
+    def parts():
+        yield bs.WriteRequest(resource_name=name, data=data[:400_000])
+        go_on.wait(PATIENCE)
+        yield bs.WriteRequest(write_offset=400_000, data=data[400_000:], finish_write=True)
+
+    call = peer.streams.Write.future(parts(), timeout=PATIENCE)
+    end = time.monotonic() + PATIENCE
+    while said == (0, False) and time.monotonic() < end:
+        said = peer.status(name)
+    go_on.set()
+    assert call.result(PATIENCE).committed_size == 1_000_000
+    assert said == (400_000, False), said
+    assert peer.status(name) == (1_000_000, True)
+
+
+@case
 def cancelled_uploads_leave_no_blob(peer):
     data = fresh(500_000)
     name, sent = upload_name(named(data)), threading.Event()
@@ -669,6 +743,64 @@ def a_tree_that_is_none_is_refused(peer):
 @case
 def an_empty_tree_is_one_directory(peer):
     assert len(tree(peer, re.Digest(hash=EMPTY, size_bytes=0))[1]) == 1
+
+
+# ---- ActionCache
+
+def result_of(peer, action):
+    return peer.actions.GetActionResult(re.GetActionResultRequest(action_digest=action), timeout=PATIENCE)
+
+
+def keep_result(peer, action, result):
+    request = re.UpdateActionResultRequest(action_digest=action, action_result=result)
+    return peer.actions.UpdateActionResult(request, timeout=PATIENCE)
+
+
+def file_of(digest):
+    return re.OutputFile(path="out/file", digest=digest, is_executable=True)
+
+
+@case
+def results_of_actions_are_kept_and_replaced(peer):
+    request = re.GetCapabilitiesRequest()
+    cache = peer.capabilities.GetCapabilities(request, timeout=PATIENCE).cache_capabilities
+    assert cache.action_cache_update_capabilities.update_enabled, cache
+    action = named(fresh(30))
+    refused("NOT_FOUND", result_of, peer, action)
+    tree = re.Tree(root=re.Directory(files=[re.FileNode(name="f", digest=peer.keep(fresh(10)))]))
+    for code in [0, 3]:
+        result = re.ActionResult(
+            exit_code=code,
+            output_files=[file_of(peer.keep(fresh(20)))],
+            output_directories=[re.OutputDirectory(path="d", tree_digest=peer.keep(tree.SerializeToString()))],
+            stdout_digest=peer.keep(fresh(5)),
+            stderr_raw=b"said",
+        )
+        assert keep_result(peer, action, result) == result
+        assert result_of(peer, action) == result
+    keep_result(peer, named(fresh(10)), re.ActionResult(exit_code=1))
+
+
+@case
+def results_without_their_outputs_are_refused(peer):
+    gone = named(fresh(20))
+    tree = re.Tree(children=[re.Directory(files=[re.FileNode(name="f", digest=gone)])])
+    for result in [
+        re.ActionResult(output_files=[file_of(gone)]),
+        re.ActionResult(stdout_digest=gone),
+        re.ActionResult(output_directories=[re.OutputDirectory(path="d", tree_digest=gone)]),
+        re.ActionResult(
+            output_directories=[re.OutputDirectory(path="d", tree_digest=peer.keep(tree.SerializeToString()))]
+        ),
+    ]:
+        action = named(fresh(10))
+        refused("FAILED_PRECONDITION", keep_result, peer, action, result)
+        refused("NOT_FOUND", result_of, peer, action)
+    for wrong in [re.ActionResult(output_files=[file_of(None)]), re.ActionResult(stderr_raw=bytes(3 << 19))]:
+        refused("INVALID_ARGUMENT", keep_result, peer, named(fresh(10)), wrong)
+    for digest in [None, re.Digest(hash="../" * 21 + "x", size_bytes=1)]:
+        refused("INVALID_ARGUMENT", result_of, peer, digest)
+        refused("INVALID_ARGUMENT", keep_result, peer, digest, re.ActionResult())
 
 
 def main():

@@ -12,6 +12,7 @@
 //! | 75 | the state directory is in use |
 //! | 78 | the configuration, or what it points to, cannot be used |
 
+mod authority;
 mod cli;
 mod collect;
 mod config;

@@ -27,6 +27,7 @@ use agent_node::ProbeConfig;
 use agent_runtime::docker::Docker;
 use agent_runtime::env::Environments;
 use agent_runtime::exec::{Containers, Launcher, Process, find_shim};
+use futures_util::TryStreamExt;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
@@ -35,6 +36,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
 use tracing::{info, warn};
 
+use crate::authority::AnyAuthority;
 use crate::collect;
 use crate::config::{Config, FarStore, JobUser};
 use crate::notify::{Notifier, Pulse};
@@ -314,7 +316,8 @@ async fn start_controller(
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_routes(routes);
     let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
-    let serve = server.serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop);
+    let connections = UnixListenerStream::new(listener).map_ok(AnyAuthority::new);
+    let serve = server.serve_with_incoming_shutdown(connections, stop);
     supervisor.spawn(TaskKind::Api, "api", serve);
     info!(socket = %socket.display(), "serving");
     Ok(())

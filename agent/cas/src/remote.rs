@@ -48,11 +48,18 @@ pub use wire::{Form, IDENTITY, Resource, ResourceError, ZSTD, digest_from_wire, 
 use crate::parallel::lock;
 use crate::store::{BlobStore, Chunks, MissingError, ReadError, WriteError, verified};
 
-/// The largest batch a message carries, in bytes.
+/// The largest message that gRPC clients of every language take unless they are told otherwise, in bytes.
 pub const MAX_BATCH: u64 = 4 * 1024 * 1024;
 
-/// The largest message of our own server: a batch and its frame, in bytes.
-pub const MAX_MESSAGE: usize = 4 * 1024 * 1024 + 64 * 1024;
+/// What our own server says that the blobs of a batch may have together, in bytes. Clients count blobs alone, not the
+/// digests and statuses around them: with this much even blobs of one and two bytes fit into [`MAX_BATCH`], both ways.
+pub const ANNOUNCED: u64 = 64 * 1024;
+
+/// What it tells beside that to whoever counts a message as it is encoded: how large one may be.
+pub const ENCODED: &str = "agentd-encoded-batch";
+
+/// The largest message our own server takes, in bytes: there are clients that make more of a batch than was announced.
+pub const MAX_MESSAGE: usize = 6 * 1024 * 1024;
 
 /// The largest message accepted from a server, in bytes. Some answer a little above the common limit.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
@@ -160,8 +167,12 @@ impl Remote {
             let question = reapi::GetCapabilitiesRequest { instance_name: self.instance() };
             async move { client.get_capabilities(question).await }
         };
-        let cache = match persist(ask).await {
-            Ok(answer) => answer.into_inner().cache_capabilities.unwrap_or_default(),
+        let (cache, encoded) = match persist(ask).await {
+            Ok(answer) => {
+                let encoded =
+                    answer.metadata().get(ENCODED).and_then(|told| told.to_str().ok()?.parse().ok());
+                (answer.into_inner().cache_capabilities.unwrap_or_default(), encoded)
+            }
             Err(status) if status.code() == Code::Unimplemented => Default::default(),
             Err(status) => return Err(status),
         };
@@ -170,7 +181,7 @@ impl Remote {
             return Err(Status::failed_precondition("the store does not name blobs by SHA-256"));
         }
         // Zero means that only the transport limits a message.
-        let announced = u64::try_from(cache.max_batch_total_size_bytes).unwrap_or(0);
+        let announced = encoded.or(u64::try_from(cache.max_batch_total_size_bytes).ok()).unwrap_or(0);
         let limit = if announced == 0 { MAX_BATCH } else { announced.min(MAX_BATCH) };
         Ok(Terms {
             budget: limit - limit / 20,

@@ -79,7 +79,8 @@ impl Services {
                     v1::telemetry_server::TelemetryServer::new(services())
                         .max_decoding_message_size(MAX_MESSAGE),
                 );
-        cas::add(routes, self.blobs.clone(), self.collector.clone())
+        let actions = self.about.state_dir.join("controller/actions");
+        cas::add(routes, self.blobs.clone(), self.collector.clone(), actions)
     }
 
     /// A job as it stands, ended or not.

@@ -90,6 +90,20 @@ pub fn judge(line: &str) -> Line<'_> {
     Line::Package
 }
 
+/// The name of the package that a line asks for, in one spelling; nothing for an option, or an address alone.
+pub fn package(line: &str) -> Option<String> {
+    let end = line.find(|c: char| !c.is_ascii_alphanumeric() && !"._-".contains(c)).unwrap_or(line.len());
+    let (name, rest) = line.split_at(end);
+    let follows = rest.is_empty() || rest.starts_with(|c: char| c.is_whitespace() || "<>=!~;[@(".contains(c));
+    (follows && name.starts_with(|c: char| c.is_ascii_alphanumeric())).then(|| one_spelling(name))
+}
+
+/// The name of a package such that equal names are the same to pip: `Py_YAML` is `py-yaml`.
+pub fn one_spelling(name: &str) -> String {
+    let parts: Vec<&str> = name.split(['-', '_', '.']).filter(|part| !part.is_empty()).collect();
+    parts.join("-").to_ascii_lowercase()
+}
+
 /// Whether an address in the text holds a user, a password or a token.
 pub fn holds_credentials(text: &str) -> bool {
     text.match_indices("://").any(|(at, _)| {

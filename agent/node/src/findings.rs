@@ -31,8 +31,13 @@ pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
         cgroups(machine),
         isolation(),
         gpu(machine),
-        docker_of(docker::ask(&config.docker), gpus_of(machine)),
+        engine(machine, config),
     ]
+}
+
+/// What the container engine answers.
+pub(crate) fn engine(machine: &Machine, config: &ProbeConfig) -> Finding {
+    docker_of(docker::ask(&config.docker), gpus_of(machine))
 }
 
 fn finding(topic: &str, grade: Grade, found: impl Into<String>, means: &str) -> Finding {

@@ -65,6 +65,11 @@ pub fn check(config: &ProbeConfig) -> Vec<Finding> {
     vec![findings::disk_of(&config.state_dir, config.disk_reserve)]
 }
 
+/// What is found of the container engine, which may end or come back at any moment. Asks it, so not too often.
+pub fn check_engine(config: &ProbeConfig) -> Finding {
+    findings::engine(&Machine::here(), config)
+}
+
 /// How full the machine is now. What cannot be measured is 0, which no caller takes for room.
 pub fn load(state_dir: &Path) -> Load {
     Load { disk_free: disk_free(state_dir), memory_free: memory().available }

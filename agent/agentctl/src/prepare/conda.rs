@@ -3,12 +3,11 @@
 //! What is wrong with one is told here, where its writer reads it, and not when a node comes to build it. Files of
 //! pip requirements that a conda file includes are read into it, because the node has nothing but its text.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
-use agent_model::condafile::{self, CondaFile, Lock};
+use agent_model::condafile::{self, CondaFile};
 use agent_model::jobfile::Warning;
 use agent_model::{Code, Fault};
 
@@ -77,23 +76,9 @@ pub(super) fn lock(
         return Err(Fault::new(Code::JobUnsupported, what)
             .fix("make it on a node: run the job once without it, then `agentctl envs export`"));
     }
-    let missing = beside.map(|file| missing(file, &lock)).unwrap_or_default();
-    if !missing.is_empty() {
-        let missing: Vec<String> = missing.iter().map(|name| format!("`{name}`")).collect();
-        warnings.push(format!(
-            "{}: the lock lacks {}, which the conda file names; what is installed is what the lock says",
-            path.display(),
-            missing.join(", ")
-        ));
-    }
+    let lacks = beside.and_then(|file| lock.lacks(file));
+    warnings.extend(lacks.map(|lacks| format!("{}: {lacks}", path.display())));
     Ok(text)
-}
-
-/// What a conda file names and a lock lacks.
-fn missing(file: &CondaFile, lock: &Lock) -> Vec<String> {
-    let locked: BTreeSet<String> =
-        lock.packages.iter().filter_map(|package| Some(package.name()?.to_ascii_lowercase())).collect();
-    file.names().into_iter().filter(|name| !locked.contains(name)).collect()
 }
 
 #[cfg(test)]
@@ -160,7 +145,7 @@ mod tests {
         assert_eq!(lock(&dir.path().join("l"), None, &mut warnings).unwrap(), text);
         assert!(warnings.is_empty());
         lock(&dir.path().join("l"), Some(&file), &mut warnings).unwrap();
-        assert!(warnings[0].contains("the lock lacks `numpy`, which"), "{warnings:?}");
+        assert!(warnings[0].contains("the lock lacks `numpy` of the conda file"), "{warnings:?}");
         let fault = lock(&dir.path().join("osx"), None, &mut warnings).unwrap_err();
         assert!(fault.what.contains("osx: the lock is for `osx-arm64`"), "{fault}");
     }

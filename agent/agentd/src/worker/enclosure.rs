@@ -22,7 +22,7 @@ use crate::config::{Config, JobUser};
 /// How often containers are looked for that nobody needs.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
-/// How long the outcome of a job waits for its container to be removed; what is not removed then goes with a sweep.
+/// How long the directory of a job stays for its container to be removed, when the outcome is told already; what is not removed then goes with a sweep.
 const CLEAR_WITHIN: Duration = Duration::from_secs(20);
 
 /// An ordinary user without rights, where nobody named one.
@@ -52,7 +52,7 @@ pub(crate) fn user(config: &Config) -> Option<JobUser> {
     (own_user().uid == 0).then(|| named().unwrap_or_else(nobody))
 }
 
-/// Removes the container of a job that is over, for as long as that holds nobody up.
+/// Removes the container of a job that is over, if the engine does so soon.
 pub(crate) async fn clear<J>(worker: &Worker<J>, dir: &JobDir) {
     match tokio::time::timeout(CLEAR_WITHIN, worker.executor.clear(dir)).await {
         Ok(Ok(())) => {}

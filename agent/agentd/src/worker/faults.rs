@@ -6,6 +6,7 @@
 use std::error::Error;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use agent_cas::snapshot::TreeError;
 use agent_cas::{MissingError, ReadError, WriteError};
@@ -312,6 +313,9 @@ pub(crate) fn fetch(error: &FetchError) -> Fault {
     }
 }
 
+/// When what somebody ended may be tried again.
+const SOON: Duration = Duration::from_secs(30);
+
 /// The environment could not be had. `kind` is what users call it.
 pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
     use AcquireError as E;
@@ -359,6 +363,9 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
         }),
         E::Network { .. } => fault(Code::EnvNetwork)
             .fix("check the node's network and proxy variables, and where packages come from: `agentd show-config`"),
+        E::BrokenOff { .. } => Fault { blame: Blame::Node, ..fault(Code::EnvBuild) }
+            .with_retry(Retry::After(SOON))
+            .fix("look on the node why its container engine ends or restarts: `journalctl -u docker`"),
         E::Engine(_) | E::ImageMissing { .. } | E::Registry { .. } | E::ImageBuild { .. } => image(error, &what),
         E::WrongPlatform { .. } | E::CannotCarry { .. } | E::NeedsGpu { .. } => image(error, &what),
         E::DiskFull { .. } => fault(Code::DiskFull)
@@ -366,7 +373,10 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
         E::OutOfMemory { limit, .. } => fault(Code::EnvBuild)
             .why(format!("builders may take {}", size::binary(*limit)))
             .fix("raise `builder_memory` in the node's configuration, or ask for fewer packages"),
-        E::Stalled { .. } | E::Killed { .. } | E::Failed { .. } => {
+        E::Killed { .. } => Fault { blame: Blame::Platform, ..fault(Code::EnvBuild) }
+            .with_retry(Retry::After(SOON))
+            .fix("it was begun anew several times; look on the node for who ends it, for example the kernel with `dmesg`"),
+        E::Stalled { .. } | E::Failed { .. } => {
             fault(Code::EnvBuild).fix("the build log says more: `agentctl logs --build`")
         }
         E::Command { .. } | E::Io { .. } => {
@@ -702,12 +712,22 @@ mod tests {
                 "linux/amd64",
             ),
             (E::OutOfMemory { step: "solving", limit: 3 << 30 }, Code::EnvBuild, "builder_memory"),
+            (E::Killed { step: "solving", signal: 9, starved: true }, Code::EnvBuild, "`dmesg`"),
         ] {
             let fault = environment(&error, "conda");
             assert_eq!(fault.code, code, "{fault}");
             assert!(fault.fix.as_ref().is_some_and(|said| said.contains(fix)), "{fault:?}");
             assert!(fault.why[0] == error.to_string(), "{fault:?}");
         }
+        let error = agent_runtime::docker::DockerError::Broken { step: "build an image", detail: detail() };
+        let broken = environment(&E::BrokenOff { error, done: 2, times: 3 }, "image");
+        assert_eq!(
+            (broken.code, broken.blame, broken.retry),
+            (Code::EnvBuild, Blame::Node, Retry::After(SOON))
+        );
+        assert!(broken.why[0].contains("3 times") && broken.why[0].contains(&detail()), "{broken}");
+        let killed = environment(&E::Killed { step: "solving", signal: 15, starved: false }, "conda");
+        assert_eq!((killed.blame, killed.retry), (Blame::Platform, Retry::After(SOON)));
         let many: Vec<String> = (0..10).map(|n| n.to_string()).collect();
         assert_eq!(shortly(&many), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
     }

@@ -3,8 +3,9 @@
 //!
 //! Owns the inventory, as a watched value that `worker::reconcile` reports whenever it changed. Invariants:
 //! what may change from one moment to the next is looked at every [`LOOK_EVERY`], so a node that became unfit
-//! stops taking jobs, and one that is fit again takes them, within seconds; the inventory changes only when a
-//! judgement does, not with every number in it.
+//! stops taking jobs, and one that is fit again takes them, within seconds; that the container engine ends is heard
+//! at once, by a connection on which nothing is said; the inventory changes only when a judgement does, not with every
+//! number in it.
 //!
 //! It holds nothing that matters, so it may be started again at any time. Started by `crate::roles`.
 
@@ -14,6 +15,8 @@ use std::time::Duration;
 use agent_model::failpoint;
 use agent_model::node::{Finding, Inventory};
 use agent_node::ProbeConfig;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -23,6 +26,8 @@ use super::gpus;
 
 /// How often the disk is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How often the container engine is asked whether it is well: one that is frozen ends no connection.
+const ASK_ENGINE_EVERY: Duration = Duration::from_secs(10);
 /// How often everything is.
 const PROBE_EVERY: Duration = Duration::from_secs(60);
 
@@ -52,36 +57,58 @@ impl Upkeep {
 
     /// Looks again and again.
     pub(crate) async fn run(self) {
-        let mut probed = Instant::now();
+        let (mut probed, mut asked) = (Instant::now(), Instant::now());
+        let mut engine = UnixStream::connect(&self.probe.docker).await.ok();
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            let whole = probed.elapsed() >= PROBE_EVERY;
-            if whole {
-                probed = Instant::now();
+            let ended = tokio::select! {
+                () = tokio::time::sleep(LOOK_EVERY) => false,
+                () = until_closed(engine.as_mut()) => true,
+            };
+            let depth = match (probed.elapsed() >= PROBE_EVERY, asked.elapsed() >= ASK_ENGINE_EVERY) {
+                (true, _) => Depth::Whole,
+                (false, due) if due || ended => Depth::Engine,
+                _ => Depth::Disk,
+            };
+            if ended {
+                engine = None;
+            }
+            if depth != Depth::Disk {
+                asked = Instant::now();
+                // One that ended is not called at once again, so that none is called without a pause.
+                if engine.is_none() && !ended {
+                    engine = UnixStream::connect(&self.probe.docker).await.ok();
+                }
+            }
+            if depth == Depth::Whole {
+                probed = asked;
             }
             let this = self.clone();
-            let looked = tokio::task::spawn_blocking(move || this.look(whole)).await;
+            let looked = tokio::task::spawn_blocking(move || this.look(depth)).await;
             if let Err(Ok(panic)) = looked.map_err(tokio::task::JoinError::try_into_panic) {
                 std::panic::resume_unwind(panic);
             }
         }
     }
 
-    fn look(&self, whole: bool) {
+    fn look(&self, depth: Depth) {
         if let Err(error) = failpoint::hit("node.upkeep.look") {
             warn!(%error, "the machine was not looked at");
             return;
         }
         self.ballast.balance(agent_node::disk_free(&self.probe.state_dir));
-        if whole {
+        if depth == Depth::Whole {
             let swept = agent_runtime::exec::sweep_groups();
             if swept > 0 {
                 info!(swept, "removed control groups that nobody would");
             }
         }
-        let mut found = match whole {
-            true => agent_node::probe(&self.probe),
-            false => renewed(&self.inventory.borrow(), agent_node::check(&self.probe)),
+        let mut found = match depth {
+            Depth::Whole => agent_node::probe(&self.probe),
+            Depth::Engine | Depth::Disk => {
+                let mut findings = agent_node::check(&self.probe);
+                findings.extend((depth == Depth::Engine).then(|| agent_node::check_engine(&self.probe)));
+                renewed(&self.inventory.borrow(), findings)
+            }
         };
         self.inventory.send_if_modified(|known| {
             // Somebody else looks after these.
@@ -96,6 +123,21 @@ impl Upkeep {
             differs
         });
     }
+}
+
+/// How much of the machine is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Disk,
+    /// The container engine as well.
+    Engine,
+    Whole,
+}
+
+/// Ends when the other side of a connection does; what it says is of no interest.
+async fn until_closed(connection: Option<&mut UnixStream>) {
+    let Some(connection) = connection else { return std::future::pending().await };
+    while connection.read(&mut [0; 512]).await.is_ok_and(|length| length > 0) {}
 }
 
 /// An inventory with some findings made anew.
@@ -132,6 +174,7 @@ fn tell(known: &Inventory, found: &Inventory) {
 #[cfg(test)]
 mod tests {
     use agent_model::node::Grade;
+    use tokio::io::AsyncWriteExt;
 
     use super::*;
 
@@ -159,6 +202,62 @@ mod tests {
             assert!((grade == Grade::Bad) == (expected == Grade::Bad), "{grade:?}");
         }
         assert_eq!(dir.path().join("ballast").metadata().unwrap().len(), 4 << 20);
+    }
+
+    /// An engine that answers for as long as it is polled, and counts who comes.
+    async fn engine(socket: &std::path::Path, came: &watch::Sender<u32>) {
+        let listener = tokio::net::UnixListener::bind(socket).unwrap();
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            came.send_modify(|count| *count += 1);
+            connections.spawn(async move {
+                let mut question = [0; 512];
+                while connection.read(&mut question).await.is_ok_and(|length| length > 0) {
+                    let _ = connection.write_all(b"HTTP/1.0 200 OK\r\n\r\n{}").await;
+                    let _ = connection.shutdown().await;
+                }
+            });
+        }
+    }
+
+    #[tokio::test]
+    async fn test_end_of_the_engine_is_noticed_long_before_all_is_looked_at() {
+        let dir = tempfile::tempdir().unwrap();
+        let [state_dir, docker, nowhere] = ["state", "docker.sock", "gone"].map(|name| dir.path().join(name));
+        let (path, disk_reserve) = (String::new(), 0);
+        let probe = ProbeConfig { state_dir, slots: 1, path, disk_reserve, engine: nowhere, docker };
+        let came = watch::Sender::new(0);
+        let lives = engine(&probe.docker, &came);
+        let mut lives = Box::pin(lives);
+        let look = probe.clone();
+        let inventory = tokio::select! {
+            inventory = tokio::task::spawn_blocking(move || agent_node::probe(&look)) => inventory.unwrap(),
+            () = &mut lives => unreachable!(),
+        };
+        let found = |inventory: &Inventory| {
+            inventory.findings.iter().find(|finding| finding.topic == "docker").unwrap().found.clone()
+        };
+        let before = found(&inventory);
+        let ballast = Arc::new(Ballast::open(dir.path(), 0));
+        let upkeep = Upkeep::new(probe.clone(), ballast, inventory);
+        let (mut known, asked) = (upkeep.inventory(), *came.borrow());
+        let mut running = Box::pin(upkeep.run());
+        let mut hears = came.subscribe();
+        tokio::select! {
+            _ = hears.wait_for(|count| *count > asked) => {}
+            () = &mut lives => unreachable!(),
+            () = &mut running => unreachable!(),
+        }
+        drop(lives);
+        std::fs::remove_file(&probe.docker).unwrap();
+        let noticed = async {
+            tokio::select! {
+                seen = known.wait_for(|inventory| found(inventory) != before) => seen.is_ok(),
+                () = &mut running => false,
+            }
+        };
+        assert!(tokio::time::timeout(PROBE_EVERY / 2, noticed).await.expect("it is noticed"));
     }
 
     #[test]

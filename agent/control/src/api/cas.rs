@@ -1,14 +1,16 @@
-//! The blob store for clients: the Remote Execution API's `Capabilities`, `ContentAddressableStorage` and
-//! `ByteStream` over the controller's [`Store`], as published.
+//! The blob store for clients: the Remote Execution API's `Capabilities`, `ContentAddressableStorage`, `ActionCache`
+//! and `ByteStream` over the controller's [`Store`], as published.
 //!
 //! Hides nothing but the translation: every check of content is the store's. Instance names are understood
 //! and ignored, for there is one store. Blobs may come and go under zstd, in streams and in batches: what comes
 //! is bounded by the size its digest names, what goes is compressed where it shrinks. Chunked blobs are not
 //! offered and answered with `UNIMPLEMENTED`.
 
+mod actions;
 mod tree;
 mod uploads;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +21,8 @@ use agent_cas::remote::bytestream::{
 };
 use agent_cas::remote::compression::{InflateError, deflate_all, deflated, inflate_all};
 use agent_cas::remote::{
-    Form, IDENTITY, MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire,
+    ANNOUNCED, ENCODED, Form, IDENTITY, MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, ZSTD,
+    digest_from_wire, digest_to_wire,
 };
 use agent_cas::store::BATCH_BLOBS;
 use agent_cas::{BlobStore, Ingest, MissingError, ReadError, Store, WriteError};
@@ -29,16 +32,22 @@ use bazel_remote_apis::build::bazel::semver::SemVer;
 use bazel_remote_apis::google::rpc;
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt};
+use prost::Message;
+use reapi::action_cache_server::ActionCacheServer;
 use reapi::capabilities_server::{Capabilities, CapabilitiesServer};
 use reapi::content_addressable_storage_server::{ContentAddressableStorage, ContentAddressableStorageServer};
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status, Streaming};
 
+use actions::Actions;
 use tree::TreeWalk;
 use uploads::Uploads;
 
 /// Items one message may hold: more than fit with a digest each. What has more is made to be costly.
 const ITEMS: usize = 65_536;
+
+/// Bytes that an answer spends on a blob beside its content: its digest, its status, and the frames around them.
+const AROUND: u64 = 96;
 
 /// Bytes that the compressed blobs of one batch may have together: so much is in memory at once.
 const INFLATED: u64 = 4 * MAX_BATCH;
@@ -47,13 +56,15 @@ const INFLATED: u64 = 4 * MAX_BATCH;
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// Adds the services over `store`, in whose near part `collector` makes room, to `routes`.
-pub(crate) fn add(routes: Routes, store: Store, collector: Collector) -> Routes {
-    let service = Service { store, collector, uploads: Arc::default() };
+/// Results of actions are kept in the directory `actions`.
+pub(crate) fn add(routes: Routes, store: Store, collector: Collector, actions: PathBuf) -> Routes {
+    let service = Service { store, collector, uploads: Arc::default(), actions: Actions::at(actions) };
     routes
         .add_service(CapabilitiesServer::new(service.clone()))
         .add_service(
             ContentAddressableStorageServer::new(service.clone()).max_decoding_message_size(MAX_MESSAGE),
         )
+        .add_service(ActionCacheServer::new(service.clone()).max_decoding_message_size(2 * actions::LARGEST))
         .add_service(ByteStreamServer::new(service).max_decoding_message_size(MAX_MESSAGE))
 }
 
@@ -63,6 +74,7 @@ struct Service {
     /// Makes room for a blob that finds none.
     collector: Collector,
     uploads: Arc<Uploads>,
+    actions: Actions,
 }
 
 #[tonic::async_trait]
@@ -74,18 +86,23 @@ impl Capabilities for Service {
         let version = |minor| Some(SemVer { major: 2, minor, ..SemVer::default() });
         let cache = reapi::CacheCapabilities {
             digest_functions: vec![reapi::digest_function::Value::Sha256 as i32],
-            max_batch_total_size_bytes: MAX_BATCH as i64,
+            action_cache_update_capabilities: Some(reapi::ActionCacheUpdateCapabilities {
+                update_enabled: true,
+            }),
+            max_batch_total_size_bytes: ANNOUNCED as i64,
             supported_compressors: vec![ZSTD],
             supported_batch_update_compressors: vec![ZSTD],
             symlink_absolute_path_strategy: reapi::symlink_absolute_path_strategy::Value::Disallowed as i32,
             ..Default::default()
         };
-        Ok(Response::new(reapi::ServerCapabilities {
+        let mut answer = Response::new(reapi::ServerCapabilities {
             cache_capabilities: Some(cache),
             low_api_version: version(0),
             high_api_version: version(3),
             ..Default::default()
-        }))
+        });
+        answer.metadata_mut().insert(ENCODED, MAX_BATCH.into());
+        Ok(answer)
     }
 }
 
@@ -104,7 +121,13 @@ impl ContentAddressableStorage for Service {
         let asked = asked.map_err(|error| Status::invalid_argument(error.to_string()))?;
         let missing = self.store.missing(&asked).await.map_err(|error| lookup_status(&error))?;
         let missing_blob_digests = missing.iter().map(digest_to_wire).collect();
-        Ok(Response::new(reapi::FindMissingBlobsResponse { missing_blob_digests }))
+        let answer = reapi::FindMissingBlobsResponse { missing_blob_digests };
+        match answer.encoded_len() as u64 {
+            0..=MAX_BATCH => Ok(Response::new(answer)),
+            _ => Err(Status::resource_exhausted(
+                "more are missing than an answer holds: ask for fewer at a time",
+            )),
+        }
     }
 
     async fn batch_update_blobs(
@@ -147,7 +170,11 @@ impl ContentAddressableStorage for Service {
                 result.map_or_else(|error| to_rpc(&write_status(&error)), |()| rpc::Status::default());
             responses.push(Item { digest, status: Some(status) });
         }
-        Ok(Response::new(reapi::BatchUpdateBlobsResponse { responses }))
+        let mut answer = reapi::BatchUpdateBlobsResponse { responses };
+        if answer.encoded_len() as u64 > MAX_BATCH {
+            answer.responses.iter_mut().for_each(|item| without_words(&mut item.status));
+        }
+        Ok(Response::new(answer))
     }
 
     async fn batch_read_blobs(
@@ -159,9 +186,10 @@ impl ContentAddressableStorage for Service {
         check_function(request.digest_function)?;
         let asked: Result<Vec<Digest>, _> = request.digests.iter().map(digest_from_wire).collect();
         let asked = asked.map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let total = asked.iter().fold(0u64, |sum, digest| sum.saturating_add(digest.size));
+        let total = asked.iter().fold(0u64, |sum, digest| sum.saturating_add(digest.size + AROUND));
         if total > MAX_BATCH {
-            return Err(Status::invalid_argument(format!("{total} bytes are more than a batch may have")));
+            let most = "what a message of 4 MiB holds, with what is around each blob";
+            return Err(Status::invalid_argument(format!("{} blobs are more than {most}", asked.len())));
         }
         let results = self.store.read_batch(asked).await;
         let forms = match request.acceptable_compressors.contains(&ZSTD) {
@@ -178,7 +206,11 @@ impl ContentAddressableStorage for Service {
                 Item { digest: Some(digest), data, status: Some(status), compressor }
             };
         let responses = request.digests.into_iter().zip(results).zip(forms).map(answer).collect();
-        Ok(Response::new(reapi::BatchReadBlobsResponse { responses }))
+        let mut answer = reapi::BatchReadBlobsResponse { responses };
+        if answer.encoded_len() as u64 > MAX_BATCH {
+            answer.responses.iter_mut().for_each(|item| without_words(&mut item.status));
+        }
+        Ok(Response::new(answer))
     }
 
     async fn get_tree(
@@ -441,6 +473,11 @@ fn far_status(said: &Status) -> Status {
 
 fn to_rpc(status: &Status) -> rpc::Status {
     rpc::Status { code: status.code() as i32, message: status.message().to_owned(), ..Default::default() }
+}
+
+/// Leaves of a status what fits into any answer.
+fn without_words(status: &mut Option<rpc::Status>) {
+    status.iter_mut().for_each(|status| status.message.clear());
 }
 
 #[cfg(test)]

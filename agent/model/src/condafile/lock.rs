@@ -12,11 +12,13 @@
 //! The form is the explicit list that conda prints (`conda list --explicit --sha256`), with the packages of pip as
 //! comments, so that conda reads it as well.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::{Complaint, LARGEST, check_pip_line, spec};
+use super::{Complaint, CondaFile, LARGEST, Line, check_pip_line, spec};
 use crate::fault::Fault;
 use crate::jobfile::Refusal;
+use crate::requirement;
 use crate::yaml::Place;
 
 /// A list of exact packages.
@@ -46,6 +48,38 @@ impl LockedPackage {
     pub fn name(&self) -> Option<&str> {
         let file = self.url.rsplit('/').next()?;
         file.rsplitn(3, '-').nth(2) // NAME-VERSION-BUILD
+    }
+
+    /// Its version, from the same.
+    fn version(&self) -> Option<&str> {
+        self.url.rsplit('/').next()?.rsplit('-').nth(1)
+    }
+}
+
+impl Lock {
+    /// Says what a conda file asks for and this lacks, as far as names and plain versions tell; nothing when it has all.
+    pub fn lacks(&self, file: &CondaFile) -> Option<String> {
+        let named = |package: &LockedPackage| {
+            Some((package.name()?.to_ascii_lowercase(), package.version()?.to_owned()))
+        };
+        let conda: BTreeMap<String, String> = self.packages.iter().filter_map(named).collect();
+        let lacks_spec = |line: &&Line| {
+            let version = conda.get(&spec::name(&line.text));
+            version.is_none_or(|version| spec::excludes(&line.text, version))
+        };
+        let specs = file.specs.iter().filter(lacks_spec).map(|line| line.text.as_str());
+        // What conda brings is there for pip as well.
+        let brought = conda.keys().map(|name| requirement::one_spelling(name));
+        let pip = self.pip.iter().filter_map(|line| requirement::package(line));
+        let has: BTreeSet<String> = pip.chain(brought).collect();
+        let lacks_pip =
+            |line: &&Line| requirement::package(&line.text).is_some_and(|name| !has.contains(&name));
+        let lines = file.pip.iter().filter(lacks_pip).map(|line| line.text.as_str());
+        let lacks: Vec<String> = specs.chain(lines).map(|text| format!("`{text}`")).collect();
+        (!lacks.is_empty()).then(|| {
+            let lacks = lacks.join(", ");
+            format!("the lock lacks {lacks} of the conda file; what is installed is what the lock says")
+        })
     }
 }
 

@@ -144,6 +144,7 @@ fn squeeze(text: &str) -> String {
 
 /// Complains of what cannot be a version and a build, and remarks on what seldom is.
 fn check_version(text: &str, name: &str, rest: &str) -> Result<Option<String>, Complaint> {
+    let rest = &without_epochs(rest);
     for run in rest.split(|c| !OPERATORS.contains(&c)).filter(|run| !run.is_empty()) {
         if !KNOWN.contains(&run) {
             let mirrored: String = run.chars().rev().collect();
@@ -184,6 +185,23 @@ fn check_version(text: &str, name: &str, rest: &str) -> Result<Option<String>, C
         _ => None,
     };
     Ok(remark)
+}
+
+/// `=1!2.0` is `=2.0`, as far as it can be told what a version is.
+fn without_epochs(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    for (at, part) in text.split('!').enumerate() {
+        let start = plain.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+        let begins =
+            plain[..start].is_empty() || plain[..start].ends_with([' ', '=', '<', '>', '~', ',', '|', '(']);
+        match start < plain.len() && begins && part.starts_with(|c: char| c.is_ascii_alphanumeric()) {
+            true => plain.truncate(start),
+            false if at > 0 => plain.push('!'),
+            false => {}
+        }
+        plain.push_str(part);
+    }
+    plain
 }
 
 /// `==3.11`
@@ -255,6 +273,18 @@ pub(super) fn channel(tidy: &str) -> Option<&str> {
 pub(super) fn name(tidy: &str) -> String {
     let package = tidy.rsplit_once("::").map_or(tidy, |(_, package)| package);
     leading_name(package).to_ascii_lowercase()
+}
+
+/// Whether a tidy specification asks surely for another version: it gives a plain one, `=1.2` or `==1.2`.
+pub(super) fn excludes(tidy: &str, version: &str) -> bool {
+    let package = tidy.rsplit_once("::").map_or(tidy, |(_, package)| package);
+    let wanted = package[leading_name(package).len()..].trim_start_matches('=').trim_end_matches(".*");
+    let plain = wanted.starts_with(|c: char| c.is_ascii_digit())
+        && wanted.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let begins = |long: &str, short: &str| {
+        long.strip_prefix(short).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
+    plain && !begins(version, wanted) && !begins(wanted, version)
 }
 
 /// A tidy specification with its name in small letters, as conda compares names.

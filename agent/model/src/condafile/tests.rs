@@ -113,6 +113,9 @@ fn test_packages_get_one_spelling() {
     for (written, tidy, remark) in [
         ("numpy", "numpy", ""),
         ("numpy=1.26", "numpy=1.26", ""),
+        ("numpy=1!2.0", "numpy=1!2.0", ""),
+        ("numpy 1!2.0", "numpy 1!2.0", ""),
+        ("numpy >= 1!2.0, < 2!0 , != 1!2.5", "numpy>=1!2.0,<2!0,!=1!2.5", ""),
         ("python = 3.9", "python=3.9", ""),
         ("numpy >= 1.2, < 2", "numpy>=1.2,<2", ""),
         ("numpy 1.26", "numpy 1.26", ""),
@@ -369,6 +372,36 @@ fn test_a_lock_is_read_and_written() {
     assert_eq!(lock.packages[1].md5.as_deref(), Some(md5.as_str()));
     assert_eq!(lock.pip[1], format!("idna==3.7 --hash=sha256:{sha}"));
     assert_eq!(parse_lock(&lock.to_string()).unwrap(), lock);
+}
+
+#[test]
+fn test_a_lock_names_what_it_lacks_of_a_file() {
+    let lock = "@EXPLICIT\nhttps://h/c/linux-64/python-3.11.9-h1_0.conda\nhttps://h/c/noarch/ruamel.yaml-0.18-py_0.conda\n\
+                # pip Py_YAML==6.0 --hash=sha256:00\n# pip six @ https://h/six-1.whl#sha256=00\n";
+    let lock = parse_lock(lock).unwrap();
+    let lacks = |dependencies: &str| {
+        let text = format!("dependencies: [{dependencies}]");
+        lock.lacks(&parse(&text).unwrap().0).unwrap_or_default()
+    };
+    for all in [
+        "Python",
+        "python=3.11",
+        "python=3.11.*",
+        "python==3.11.9",
+        "python>=3.12",
+        "conda-forge::python=3.11.9.0",
+        "python, {pip: [py.yaml>=5, 'six[x]', ruamel-yaml, --no-deps, 'https://h/x.whl']}",
+    ] {
+        assert_eq!(lacks(all), "", "{all}");
+    }
+    for (file, named) in [
+        ("python=3.1", "`python=3.1` of"),
+        ("python==3.12.1", "`python==3.12.1` of"),
+        ("numpy>=2", "`numpy>=2` of"),
+        ("python, python-dateutil, {pip: [six, scipy>=1]}", "`python-dateutil`, `scipy>=1` of"),
+    ] {
+        assert!(lacks(file).contains(named), "{file}: {}", lacks(file));
+    }
 }
 
 #[test]

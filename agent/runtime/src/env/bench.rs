@@ -109,13 +109,14 @@ impl Bench {
     /// Runs a command; what it prints goes to the build log. It is ended when it is silent for too long, when the
     /// build is dropped, and, by its mark, when the daemon dies.
     pub(super) async fn run(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
-        let mut kept = Kept::default();
+        let (mut kept, deaths) = (Kept::default(), Deaths::watch());
         let sink = |bytes: &[u8]| {
             self.transcript.write(bytes);
             kept.add(bytes);
         };
         let status = self.prepare(command)?.stream(sink).await.map_err(AcquireError::command(step))?;
-        kept.ran(step, status)
+        deaths.check(step, status)?;
+        Ok(kept.ran(status))
     }
 
     /// As [`Bench::run`] of a command that talks to us on its standard output: only its standard error goes to the
@@ -126,18 +127,21 @@ impl Bench {
         command: Command,
         output: impl FnMut(&[u8]) + Send,
     ) -> Result<Ran, AcquireError> {
-        let mut kept = Kept::default();
+        let (mut kept, deaths) = (Kept::default(), Deaths::watch());
         let error = |bytes: &[u8]| {
             self.transcript.write(bytes);
             kept.add(bytes);
         };
         let status = self.prepare(command)?.talk(output, error).await.map_err(AcquireError::command(step))?;
-        kept.ran(step, status)
+        deaths.check(step, status)?;
+        Ok(kept.ran(status))
     }
 
     /// Runs a command that only answers a question; nothing of it goes to the build log.
     pub(super) async fn ask(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
+        let deaths = Deaths::watch();
         let output = self.prepare(command)?.capture().await.map_err(AcquireError::command(step))?;
+        deaths.check(step, output.status)?;
         let text = String::from_utf8_lossy(&output.text).into_owned();
         Ok(Ran { success: output.status.success(), text })
     }
@@ -177,20 +181,51 @@ impl Kept {
         }
     }
 
-    fn ran(&self, step: &'static str, status: ExitStatus) -> Result<Ran, AcquireError> {
-        match killed_by(status) {
-            Some(signal) => Err(AcquireError::Killed { step, signal }),
-            None => {
-                Ok(Ran { success: status.success(), text: String::from_utf8_lossy(&self.0).into_owned() })
-            }
-        }
+    fn ran(&self, status: ExitStatus) -> Ran {
+        Ran { success: status.success(), text: String::from_utf8_lossy(&self.0).into_owned() }
     }
 }
 
+/// How often a command is begun that somebody kills.
+pub(super) const ATTEMPTS: u32 = 5;
+
+/// How long it is waited before a command that was killed so often is begun anew.
+pub(super) fn pause(killed: u32) -> Duration {
+    Duration::from_millis(125) * 2_u32.pow(killed.min(ATTEMPTS))
+}
+
+/// Tells a command that others ended from one that failed.
+pub(super) struct Deaths {
+    /// How many processes the kernel had ended for want of memory when the command began.
+    before: Option<u64>,
+}
+
+impl Deaths {
+    /// Before the command begins.
+    pub(super) fn watch() -> Deaths {
+        Deaths { before: oom_kills() }
+    }
+
+    /// Refuses an end that is not the command's own.
+    pub(super) fn check(&self, step: &'static str, status: ExitStatus) -> Result<(), AcquireError> {
+        let Some(signal) = killed_by(status) else { return Ok(()) };
+        Err(AcquireError::Killed { step, signal, starved: signal == KILL && oom_kills() > self.before })
+    }
+}
+
+const KILL: i32 = 9;
+const TERM: i32 = 15;
+
 /// The signal with which somebody ended a command for good; a shell says it of its child by its own code.
 fn killed_by(status: ExitStatus) -> Option<i32> {
-    const KILL: i32 = 9;
-    status.signal().or_else(|| status.code().map(|code| code - 128).filter(|signal| *signal == KILL))
+    let by_shell = status.code().map(|code| code - 128).filter(|signal| [KILL, TERM].contains(signal));
+    status.signal().or(by_shell)
+}
+
+/// How many processes the kernel has ended for want of memory, where it counts them.
+fn oom_kills() -> Option<u64> {
+    let counted = std::fs::read_to_string("/proc/vmstat").ok()?;
+    counted.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
 }
 
 impl Ran {

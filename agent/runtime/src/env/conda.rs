@@ -252,6 +252,9 @@ impl EnvBuilder for Conda {
                 EnvSpec::Conda { lock, .. } => lock.clone(),
                 _ => None,
             };
+            if let Some(lacks) = order.lock.as_ref().and_then(|lock| lock.lacks(&order.file)) {
+                bench.say(&format!("warning: {}: {lacks}", order.name));
+            }
             let made = self.install_conda(&order, text, bench).await?;
             let pip = order.pip();
             let (mut lock, mut count) = (made.lock, made.packages);

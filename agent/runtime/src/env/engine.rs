@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use agent_env::{Build, Event, Failure, FailureKind, Platform, Request, Sweep, Task};
 
+use super::bench::{ATTEMPTS, Deaths, pause};
 use super::progress::Narrator;
 use super::{AcquireError, Bench, EnvConfig};
 use crate::exec::Command;
@@ -124,16 +125,28 @@ impl Engine {
         }
     }
 
-    /// Does a task that belongs to no build.
+    /// Does a task that belongs to no build; begins anew when somebody kills it.
     async fn alone(&self, step: &'static str, task: Task, stall: Duration) -> Result<Event, AcquireError> {
-        let (mut ear, mut complaint) = (Ear::default(), Vec::new());
         let command = self.command(task)?.cwd(&self.config.root).stall(stall);
         let command = command.mark(&self.cache().to_string_lossy());
+        let mut done = self.once(step, &command).await;
+        for attempt in 1..ATTEMPTS {
+            let Err(killed @ AcquireError::Killed { .. }) = &done else { break };
+            tracing::warn!(%killed, "it is tried again");
+            tokio::time::sleep(pause(attempt)).await;
+            done = self.once(step, &command).await;
+        }
+        done
+    }
+
+    async fn once(&self, step: &'static str, command: &Command) -> Result<Event, AcquireError> {
+        let (mut ear, mut complaint, deaths) = (Ear::default(), Vec::new(), Deaths::watch());
         let keep = |bytes: &[u8]| complaint.extend_from_slice(bytes);
-        command
+        let status = command
             .talk(|bytes| ear.hear(bytes, &mut |_, _| {}), keep)
             .await
             .map_err(AcquireError::command(step))?;
+        deaths.check(step, status)?;
         ear.end(&mut |_, _| {});
         match ear.last {
             Some(Event::Failed(failure)) => {

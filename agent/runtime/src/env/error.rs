@@ -129,6 +129,16 @@ pub enum AcquireError {
     /// The container engine did not answer, or broke off: nothing is known, and asking again later may help.
     #[error("{0}")]
     Engine(DockerError),
+    /// The container engine broke off what it had begun, again and again.
+    #[error("the container engine broke it off {times} times without getting further: {error}")]
+    BrokenOff {
+        /// What it said, or how it fell silent.
+        error: DockerError,
+        /// How many steps or layers were done.
+        done: u64,
+        /// How often it came no further.
+        times: u32,
+    },
     /// A registry has no such image, or not for us.
     #[error("the image `{image}` is not to be had from {registry}: {detail}")]
     ImageMissing {
@@ -207,13 +217,15 @@ pub enum AcquireError {
         /// How long it was silent.
         after: Duration,
     },
-    /// Somebody killed a command of the builder, time and again.
-    #[error("{step} was killed by signal {signal}")]
+    /// Somebody killed a command, time and again.
+    #[error("{step} was killed by {}{}", signal_name(*signal), if *starved { STARVED } else { "" })]
     Killed {
         /// What the command was to do.
         step: &'static str,
         /// With what.
         signal: i32,
+        /// The kernel ended processes for want of memory meanwhile.
+        starved: bool,
     },
     /// A command of the builder failed for a reason of its own.
     #[error("{step} failed: {detail}")]
@@ -243,6 +255,17 @@ pub enum AcquireError {
         #[source]
         source: Arc<io::Error>,
     },
+}
+
+/// Said of a command that was killed while the kernel ended processes.
+const STARVED: &str = ", while the kernel ended processes because the machine had no memory left";
+
+fn signal_name(signal: i32) -> String {
+    match signal {
+        9 => "signal 9 (KILL)".to_owned(),
+        15 => "signal 15 (TERM)".to_owned(),
+        other => format!("signal {other}"),
+    }
 }
 
 /// The last lines of a log as the end of a message.
@@ -282,6 +305,16 @@ impl AcquireError {
         }
     }
 
+    /// What it means that the engine does not go on with what it had begun; other errors stay as they are.
+    pub(super) fn midway(self, done: u64) -> AcquireError {
+        match self {
+            AcquireError::Engine(error) if error.is_unknown() => {
+                AcquireError::BrokenOff { error, done, times: 1 }
+            }
+            other => other,
+        }
+    }
+
     /// Nobody knows, and waiting may help: the container engine is not there, or silent.
     pub fn is_waiting(&self) -> bool {
         matches!(self, AcquireError::Engine(error) if error.is_unknown())
@@ -297,6 +330,7 @@ impl AcquireError {
                 | E::Damaged { .. }
                 | E::DiskFull { .. }
                 | E::Engine(_)
+                | E::BrokenOff { .. }
                 | E::ImageMissing { denied: true, .. }
                 | E::Registry { .. }
                 | E::Killed { .. }

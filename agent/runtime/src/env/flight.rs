@@ -19,14 +19,15 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::aftercare::Aftercare;
+use super::bench::{ATTEMPTS, pause};
 use super::shelf::Place;
 use super::{AcquireError, Bench, EnvBuilder, EnvLease, Phase, Progress};
 
 /// How long a lasting failure is answered from memory.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// How often a build is begun whose commands somebody kills.
-const ATTEMPTS: u32 = 5;
+/// How often an engine may break off a build without getting further than before.
+const BREAKS: u32 = 3;
 
 type Outcome = Result<(), AcquireError>;
 type Build = Shared<BoxFuture<'static, Outcome>>;
@@ -34,6 +35,8 @@ type Build = Shared<BoxFuture<'static, Outcome>>;
 /// The builds of this process.
 pub(super) struct Flights {
     by_name: Mutex<HashMap<String, Flight>>,
+    /// Of builds that the container engine broke off: how far they came at best, and how often no further.
+    broken: Mutex<HashMap<String, (u64, u32)>>,
     stall: Duration,
     memory: u64,
     aftercare: Aftercare,
@@ -46,7 +49,13 @@ enum Flight {
 
 impl Flights {
     pub(super) fn new(stall: Duration, memory: u64) -> Flights {
-        Flights { by_name: Mutex::default(), stall, memory, aftercare: Aftercare::default() }
+        Flights {
+            by_name: Mutex::default(),
+            broken: Mutex::default(),
+            stall,
+            memory,
+            aftercare: Aftercare::default(),
+        }
     }
 
     /// Does what is left to be done for a new environment, see [`super::aftercare`].
@@ -92,6 +101,7 @@ impl Flights {
         transcript: Arc<Transcript>,
     ) -> Outcome {
         let outcome = build(&place, builder.as_ref(), &spec, &transcript, &flights).await;
+        let outcome = flights.bounded(place.name(), outcome);
         let mut by_name = flights.lock();
         by_name.remove(place.name());
         if let Err(error) = outcome.as_ref()
@@ -101,6 +111,31 @@ impl Flights {
             by_name.insert(place.name().to_owned(), failed);
         }
         outcome
+    }
+
+    /// A build that the engine broke off is worth another try, for as long as each gets further or few did not.
+    fn bounded(&self, name: &str, outcome: Outcome) -> Outcome {
+        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let (error, done) = match outcome {
+            Err(AcquireError::BrokenOff { error, done, .. }) => (error, done),
+            // Before it could begin.
+            Err(error) if error.is_waiting() => return Err(error),
+            other => {
+                broken.remove(name);
+                return other;
+            }
+        };
+        let times = match broken.get(name) {
+            Some((best, times)) if done <= *best => times + 1,
+            _ => 1,
+        };
+        if times < BREAKS {
+            let best = broken.get(name).map_or(done, |(best, _)| done.max(*best));
+            broken.insert(name.to_owned(), (best, times));
+            return Err(AcquireError::Engine(error));
+        }
+        broken.remove(name);
+        Err(AcquireError::BrokenOff { error, done, times })
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Flight>> {
@@ -146,9 +181,10 @@ async fn build(
     let started = Instant::now();
     let bench = Bench::new(place.prefix().to_owned(), transcript.clone(), flights.stall, flights.memory);
     let mut built = builder.build(spec, &bench).await;
-    for _ in 1..ATTEMPTS {
+    for attempt in 1..ATTEMPTS {
         let Err(killed @ AcquireError::Killed { .. }) = &built else { break };
         bench.say(&format!("{killed}; the build begins anew"));
+        tokio::time::sleep(pause(attempt)).await;
         scaffold.clear().await?;
         built = builder.build(spec, &bench).await;
     }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde::Deserialize;
 
+use super::bench::Deaths;
 use super::{AcquireError, EnvConfig};
 use crate::exec::Command;
 
@@ -105,6 +106,7 @@ impl Interpreters {
                     name: name.clone(),
                     version: found.version.clone(),
                 }),
+                Err(AcquireError::Killed { .. }) => {}
                 Err(_) => {
                     let stamps = candidates(name, &self.config.path).into_iter().map(Stamp::of);
                     broken.insert(name.clone(), stamps.collect());
@@ -133,22 +135,28 @@ impl Interpreters {
                     *slot = Some(Known { stamps, interpreter: interpreter.clone() });
                     return Ok(interpreter);
                 }
-                Err(detail) => refusal = AcquireError::PythonUnusable { path: candidate, detail },
+                Err(AcquireError::PythonUnusable { path, detail }) => {
+                    refusal = AcquireError::PythonUnusable { path, detail };
+                }
+                Err(other) => return Err(other),
             }
         }
         Err(refusal)
     }
 
-    async fn ask(&self, path: &Path) -> Result<Interpreter, String> {
+    async fn ask(&self, path: &Path) -> Result<Interpreter, AcquireError> {
+        let unusable = |detail| AcquireError::PythonUnusable { path: path.to_owned(), detail };
+        let deaths = Deaths::watch();
         let command = Command::new(path).args(["-I", "-c", QUESTION]).stall(PATIENCE);
         let command =
             command.cwd(&self.config.root).envs(&self.config.vars).envs([("PATH", &self.config.path)]);
-        let output = command.capture().await.map_err(|error| error.to_string())?;
+        let output = command.capture().await.map_err(|error| unusable(error.to_string()))?;
+        deaths.check("asking a Python what it is", output.status)?;
         let text = String::from_utf8_lossy(&output.text);
         let last = text.lines().last().unwrap_or_default();
         serde_json::from_str(last).map_err(|_| match last {
-            "" => format!("it printed nothing and ended with {}", output.status),
-            said => said.to_owned(),
+            "" => unusable(format!("it printed nothing and ended with {}", output.status)),
+            said => unusable(said.to_owned()),
         })
     }
 }

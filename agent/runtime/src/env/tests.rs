@@ -133,6 +133,35 @@ fn count(text: &str, part: &str) -> usize {
 }
 
 #[tokio::test]
+async fn test_build_that_an_engine_breaks_off_is_begun_anew_only_while_it_gets_further() {
+    let fixture = Fixture::new();
+    let broken = |done| {
+        let error =
+            crate::docker::DockerError::Broken { step: "build an image", detail: "it said EOF".into() };
+        Script { fails: Some(AcquireError::BrokenOff { error, done, times: 1 }), ..Script::default() }
+    };
+    let away = Script {
+        fails: Some(AcquireError::Engine(crate::docker::DockerError::Absent {
+            socket: "/gone".into(),
+            detail: "nobody".into(),
+        })),
+        ..Script::default()
+    };
+    let steps = [1, 1, 2, 2, 5, 4].map(broken).into_iter();
+    let environments = fixture.scripted(steps.chain([away.clone(), away, broken(5)]));
+    let spec = pip("a", &[]);
+    for _ in 0..8 {
+        let error = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap_err();
+        assert!(error.is_waiting(), "{error}");
+    }
+    let error = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap_err();
+    assert!(!error.is_waiting(), "{error}");
+    let told = error.to_string();
+    assert!(told.contains("3 times") && told.contains("it said EOF"), "{told}");
+    environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
+}
+
+#[tokio::test]
 async fn test_pip_environment_is_built_then_reused_at_once() {
     let fixture = Fixture::new();
     let mut lines = fixture.wheel("tiny", "1.5", "").await;

@@ -16,6 +16,9 @@ use tonic::Status;
 
 use super::{ITEMS, read_status};
 
+/// Bytes that a page spends on a directory beside it.
+const FRAMING: u64 = 8;
+
 /// A message of a directory may be all entries without content, which take two bytes there and far more in
 /// memory. So they are counted before they are understood.
 fn check_entries(digest: &Digest, bytes: &[u8]) -> Result<(), Status> {
@@ -85,11 +88,10 @@ impl TreeWalk {
 
     /// Directories that fit into one message.
     fn next_batch(&mut self) -> Result<Vec<Digest>, Status> {
-        // Four bytes of framing for each, within the room a message has above a batch.
-        let sizes = self.open.iter().map(|directory| directory.size + 4);
+        let sizes = self.open.iter().map(|directory| directory.size.saturating_add(FRAMING));
         let count = fitting(sizes, MAX_BATCH, self.page);
         let batch: Vec<Digest> = self.open.drain(..count).collect();
-        match batch.iter().find(|directory| directory.size > MAX_BATCH) {
+        match batch.iter().find(|directory| directory.size > MAX_BATCH - FRAMING) {
             Some(large) => Err(Status::resource_exhausted(format!("directory {large} exceeds a message"))),
             None => Ok(batch),
         }

@@ -1,11 +1,12 @@
 //! Uploads that come as a stream.
 //!
-//! Owns [`Upload`], one that is going on, and [`Uploads`], those that broke off: their bytes are kept for a
-//! while, so that the client can ask how far it came and go on from there. A handful of them is kept; the
-//! oldest gives way. Offsets are of the blob itself; within a compressed stream they count on from its first by
+//! Owns [`Upload`], one that is going on, and [`Uploads`], all of them: how far the open ones are, and for a while the
+//! bytes of those that broke off, so that the client can ask how far it came and go on from there. A handful of
+//! these is kept; the oldest gives way. Offsets are of the blob itself; within a compressed stream they count on from its first by
 //! what came. Called by `api::cas`.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use agent_cas::remote::compression::Inflater;
 use agent_cas::{Ingest, Store};
 use agent_model::Digest;
 use bytes::Bytes;
+use tokio::sync::Notify;
 use tonic::Status;
 
 use super::{Service, inflate_status, write_status};
@@ -23,6 +25,9 @@ pub(super) const PARKED: usize = 16;
 
 /// How long they are kept, and then until the next call about an upload.
 const PARKED_FOR: Duration = Duration::from_secs(300);
+
+/// How long one that goes on waits for the end of the stream before: a connection that is dead is noticed by then.
+const HANDED_ON: Duration = Duration::from_secs(25);
 
 /// An upload that is going on. Dropped unfinished, it is parked.
 pub(super) struct Upload {
@@ -34,6 +39,8 @@ pub(super) struct Upload {
     start: u64,
     /// The bytes that came in it.
     received: u64,
+    /// What is told of it to whoever asks meanwhile.
+    told: Arc<AtomicU64>,
 }
 
 impl Upload {
@@ -62,6 +69,7 @@ impl Upload {
         if result.is_err() {
             self.ingest = None;
         }
+        self.told.store(self.written(), Ordering::Relaxed);
         result
     }
 
@@ -88,15 +96,25 @@ async fn append_inflated(
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        if let Some(ingest) = self.ingest.take() {
-            self.uploads.park(std::mem::take(&mut self.name), ingest);
-        }
+        self.uploads.end(std::mem::take(&mut self.name), &self.told, self.ingest.take());
     }
 }
 
-/// The uploads that broke off, oldest first.
+/// The uploads there are.
 #[derive(Debug, Default)]
-pub(super) struct Uploads(Mutex<VecDeque<Parked>>);
+pub(super) struct Uploads {
+    known: Mutex<Known>,
+    /// One is open no more.
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// How far the open ones are, by their names.
+    open: Vec<(String, Arc<AtomicU64>)>,
+    /// Those that broke off, oldest first.
+    parked: VecDeque<Parked>,
+}
 
 #[derive(Debug)]
 struct Parked {
@@ -114,6 +132,10 @@ impl Uploads {
         (digest, form): (Digest, Form),
         offset: i64,
     ) -> Result<Upload, Status> {
+        if offset != 0 {
+            // The connection on which it broke off may still have to be noticed.
+            let _ = tokio::time::timeout(HANDED_ON, self.until_closed(name)).await;
+        }
         let parked = self.take(name);
         let ingest = match parked.filter(|_| offset != 0) {
             Some(ingest) => ingest,
@@ -121,38 +143,61 @@ impl Uploads {
             None => return Err(wrong_offset(0)),
         };
         let start = ingest.written();
+        let told = Arc::new(AtomicU64::new(start));
+        self.lock().open.push((name.to_owned(), told.clone()));
         let (name, uploads, ingest) = (name.to_owned(), Arc::clone(self), Some(ingest));
-        let mut upload = Upload { name, ingest, uploads, inflater: None, start, received: 0 };
+        let mut upload = Upload { name, ingest, uploads, inflater: None, start, received: 0, told };
         if form == Form::Zstd {
             upload.inflater = Some(Inflater::new(digest, start).map_err(|error| inflate_status(&error))?);
         }
         Ok(upload)
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Parked>> {
-        let mut parked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        parked.retain(|upload| upload.since.elapsed() < PARKED_FOR);
-        parked
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.parked.retain(|upload| upload.since.elapsed() < PARKED_FOR);
+        known
     }
 
-    fn park(&self, name: String, ingest: Ingest) {
-        let mut parked = self.lock();
-        parked.retain(|upload| upload.name != name);
-        if parked.len() == PARKED {
-            parked.pop_front();
+    /// An upload is open no more; what is left of it is kept.
+    fn end(&self, name: String, told: &Arc<AtomicU64>, left: Option<Ingest>) {
+        let mut known = self.lock();
+        known.open.retain(|(_, other)| !Arc::ptr_eq(other, told));
+        self.ended.notify_waiters();
+        let Some(ingest) = left else { return };
+        known.parked.retain(|upload| upload.name != name);
+        if known.parked.len() == PARKED {
+            known.parked.pop_front();
         }
-        parked.push_back(Parked { name, ingest, since: Instant::now() });
+        known.parked.push_back(Parked { name, ingest, since: Instant::now() });
+    }
+
+    /// Waits until no upload of the name is open.
+    async fn until_closed(&self, name: &str) {
+        loop {
+            let ended = self.ended.notified();
+            if !self.lock().open.iter().any(|(other, _)| other == name) {
+                return;
+            }
+            ended.await;
+        }
     }
 
     fn take(&self, name: &str) -> Option<Ingest> {
-        let mut parked = self.lock();
+        let parked = &mut self.lock().parked;
         let at = parked.iter().position(|upload| upload.name == name)?;
         parked.remove(at).map(|upload| upload.ingest)
     }
 
-    /// How far an upload came that broke off.
+    /// How far an upload is, or came before it broke off.
     pub(super) fn written(&self, name: &str) -> u64 {
-        self.lock().iter().find(|upload| upload.name == name).map_or(0, |upload| upload.ingest.written())
+        let known = self.lock();
+        let open = known.open.iter().rev().find(|(other, _)| other == name);
+        let parked = || known.parked.iter().find(|upload| upload.name == name);
+        match open {
+            Some((_, told)) => told.load(Ordering::Relaxed),
+            None => parked().map_or(0, |upload| upload.ingest.written()),
+        }
     }
 }
 

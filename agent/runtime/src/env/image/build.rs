@@ -135,7 +135,9 @@ impl Build {
                         last = tokio::time::Instant::now();
                     }
                 }
-                Some(Err(error)) => return Err(story.judge(docker.judge(BUILD, error))),
+                Some(Err(error)) => {
+                    return Err(story.judge(docker.judge(BUILD, error)).midway(story.done));
+                }
             }
         }
     }
@@ -197,6 +199,8 @@ fn parts(spec: &EnvSpec) -> Result<(Digest, String), AcquireError> {
 struct Story {
     /// The step it is at, for people: ``step 2 of 5, `RUN make` ``.
     step: Option<String>,
+    /// How many steps are done.
+    done: u64,
     /// The base image it is at.
     base: Option<String>,
     layers: Layers,
@@ -237,8 +241,9 @@ impl Story {
             .strip_prefix("FROM ")
             .and_then(|rest| rest.split(' ').find(|part| !part.starts_with("--")))
             .map(str::to_owned);
-        let (done, what) = (number.saturating_sub(1), what.to_owned());
-        bench.tell(Progress { done, total, ..Progress::of(Phase::Image, what) });
+        self.done = number.saturating_sub(1);
+        let what = what.to_owned();
+        bench.tell(Progress { done: self.done, total, ..Progress::of(Phase::Image, what) });
     }
 
     /// Keeps a line for an error, unless it is the engine's own.

@@ -57,7 +57,10 @@ impl Pull {
             let info = match next {
                 None => return Ok(()),
                 Some(Ok(info)) => info,
-                Some(Err(error)) => return Err(refusal::judge(reference, docker.judge(PULL, error))),
+                Some(Err(error)) => {
+                    let done = layers.progress("").map_or(0, |progress| progress.done);
+                    return Err(refusal::judge(reference, docker.judge(PULL, error)).midway(done));
+                }
             };
             if follow(&mut layers, &info, &reference.text, bench) {
                 last = tokio::time::Instant::now();
@@ -87,7 +90,7 @@ impl Pull {
         self.access.admit_gpu(&reference.text, gpu::of_name(&reference.text))?;
         held.intend(&reference.text)?;
         if let Err(error) = self.fetch(reference, bench).await {
-            if !error.is_waiting() {
+            if !matches!(error, AcquireError::Engine(_) | AcquireError::BrokenOff { .. }) {
                 held.give_up(&reference.text);
             }
             return Err(error);

@@ -10,6 +10,7 @@ request=$(cat)
 printf '%s\n' "$request" >> "$here/requests"
 case "$request" in
 *'"kind":"probe"'*)
+    if [ -f "$here/on_probe" ]; then . "$here/on_probe"; fi
     echo '{"event":"probed","subdir":"linux-64","virtual_packages":["__glibc=2.36=0","__linux=6.1.0=0"]}'
     exit 0;;
 *'"kind":"sweep"'*)
@@ -31,6 +32,8 @@ printf '%s\n' '{"event":"built","python_version":"3.11.9","vars":{"CONDA_PREFIX"
 struct Conda {
     fixture: Fixture,
     config: EnvConfig,
+    /// Its text.
+    engine: String,
 }
 
 impl Conda {
@@ -38,9 +41,10 @@ impl Conda {
         let fixture = Fixture::new();
         let real = fixture.real_python().await;
         let engine = fixture.path("agent-env");
-        executable(&engine, &ENGINE.replace("REAL", &real));
+        let script = ENGINE.replace("REAL", &real);
+        executable(&engine, &script);
         let config = EnvConfig { engine: Some(engine), ..fixture.config() };
-        Conda { fixture, config }
+        Conda { fixture, config, engine: script }
     }
 
     fn open(&self) -> Environments {
@@ -131,6 +135,29 @@ async fn test_variables_and_names_make_no_other_environment_but_reach_each_job()
     assert_eq!((first.vars()["MODE"].as_str(), second.vars()["MODE"].as_str()), ("a", "b"));
     let other = node.acquire(&environments, &conda("dependencies: [python=3.12, scipy]\n")).await.unwrap();
     assert_ne!(first.key(), other.key());
+}
+
+#[tokio::test]
+async fn test_probe_that_is_killed_is_begun_anew_a_few_times() {
+    let node = Conda::new().await;
+    let environments = node.open();
+    let killed = node.fixture.path("killed").display().to_string();
+    for (signal, times) in [("KILL", 2), ("TERM", 3), ("KILL", 1000)] {
+        let _ = fs::remove_file(&killed);
+        let script = format!("echo x >> {killed}; [ $(wc -l < {killed}) -gt {times} ] || kill -{signal} $$");
+        fs::write(node.fixture.path("on_probe"), script).unwrap();
+        // Another engine by its time, so that it is asked again.
+        executable(node.config.engine.as_ref().unwrap(), &format!("{}# {signal} {times}\n", node.engine));
+        let file = format!("dependencies: [python=3.11, a={times}]\n");
+        let acquired = node.acquire(&environments, &conda(&file)).await;
+        match (times, acquired) {
+            (1000, Err(error)) => {
+                assert!(matches!(error, AcquireError::Killed { signal: 9, .. }), "{error:?}");
+                assert_eq!(count(&fs::read_to_string(&killed).unwrap(), "x"), 5);
+            }
+            (_, acquired) => drop(acquired.unwrap()),
+        }
+    }
 }
 
 #[tokio::test]

@@ -142,7 +142,7 @@ async fn test_killed_builder_is_started_anew_for_all_who_wait() {
     let leases = waiters.join_all().await;
     assert!(leases.iter().all(|lease| is_whole(lease) && lease.key() == leases[0].key()));
     assert_eq!((fixture.builds("begun"), fixture.builds("ended")), (4, 1));
-    assert_eq!(count(&fixture.log("log-7"), "was killed by signal 9; the build begins anew"), 3);
+    assert_eq!(count(&fixture.log("log-7"), "was killed by signal 9 (KILL); the build begins anew"), 3);
 }
 
 #[tokio::test]

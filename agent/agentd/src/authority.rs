@@ -1,0 +1,378 @@
+//! Connections of clients whose `:authority` is no host.
+//!
+//! Over a Unix socket many gRPC libraries send its path as the authority: percent-encoded (the C core, with Python,
+//! C++ and Ruby on it) or as it is (Java). The HTTP/2 library here takes hosts only and resets such a call before
+//! anybody sees it. Nothing on this socket depends on the authority, so each byte of it that no host may have becomes
+//! a `-` while the connection is read.
+//!
+//! Hides the frames of HTTP/2 and the fields of HPACK, of which only the borders are read. Invariants: no length
+//! changes, neither of a frame nor of a text once decoded, so the tables of both ends stay the same; what is not
+//! understood passes as it is, and is refused as before. So does an authority under the Huffman code. See ADR 0018.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
+use tonic::transport::server::{Connected, UdsConnectInfo};
+
+/// What a client sends before its first frame.
+const PREFACE: usize = 24;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const PADDED: u8 = 0x08;
+const PRIORITY: u8 = 0x20;
+/// Bytes that a frame of headers spends on priority.
+const PRIORITY_LENGTH: usize = 5;
+/// The name of the field, and its place in the static table. The C core writes it out.
+const AUTHORITY: &[u8] = b":authority";
+const AUTHORITY_INDEX: usize = 1;
+
+/// A connection on which any authority is taken.
+pub(crate) struct AnyAuthority {
+    stream: UnixStream,
+    filter: Filter,
+}
+
+impl AnyAuthority {
+    pub(crate) fn new(stream: UnixStream) -> AnyAuthority {
+        AnyAuthority { stream, filter: Filter::default() }
+    }
+}
+
+impl Connected for AnyAuthority {
+    type ConnectInfo = UdsConnectInfo;
+
+    fn connect_info(&self) -> UdsConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for AnyAuthority {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        self.filter.pass(&mut buffer.filled_mut()[before..]);
+        read
+    }
+}
+
+impl AsyncWrite for AnyAuthority {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Where in what a client sends the next byte is.
+struct Filter {
+    part: Part,
+    field: Field,
+    /// The value of the field is an authority.
+    is_authority: bool,
+}
+
+enum Part {
+    /// In so many bytes that are left as they are.
+    Skip(usize),
+    /// In the head of a frame, of which so many bytes came.
+    Head([u8; 9], usize),
+    /// At the length of the padding of a frame of headers: the bytes after it, and how many come before the fields.
+    Padding(usize, usize),
+    /// Before the fields of a frame: bytes to skip, bytes of fields, bytes of padding.
+    Before(usize, usize, usize),
+    /// In the fields: how many bytes of them, and how many of padding, are still to come.
+    Fields(usize, usize),
+    /// This is not HTTP/2.
+    Strange,
+}
+
+#[derive(Clone, Copy)]
+enum Field {
+    Start,
+    /// Before the length of a text.
+    Length(Follows),
+    /// In a number: what it is, its value so far, and by how much the next bits count more.
+    Number(Follows, usize, u32),
+    /// In a text of so many bytes more.
+    Text(Follows, usize),
+}
+
+#[derive(Clone, Copy)]
+enum Follows {
+    /// No text: the number was all.
+    Nothing,
+    /// The number says which name; a value follows.
+    Literal,
+    Name,
+    Value,
+    /// The value, under the Huffman code.
+    Coded,
+}
+
+impl Default for Filter {
+    fn default() -> Filter {
+        Filter { part: Part::Skip(PREFACE), field: Field::Start, is_authority: false }
+    }
+}
+
+impl Filter {
+    /// Replaces what must be replaced in the next bytes.
+    fn pass(&mut self, mut bytes: &mut [u8]) {
+        while let Some(first) = bytes.first_mut() {
+            let mut taken = 1;
+            self.part = match std::mem::replace(&mut self.part, Part::Strange) {
+                Part::Strange => return,
+                Part::Skip(0) => {
+                    taken = 0;
+                    Part::Head([0; 9], 0)
+                }
+                Part::Skip(left) => {
+                    taken = left.min(bytes.len());
+                    Part::Skip(left - taken)
+                }
+                Part::Head(mut head, came) => {
+                    head[came] = *first;
+                    if came + 1 < head.len() { Part::Head(head, came + 1) } else { self.begin(head) }
+                }
+                Part::Padding(left, before) => match left.checked_sub(before + usize::from(*first)) {
+                    Some(fields) => Part::Before(before, fields, usize::from(*first)),
+                    None => Part::Strange,
+                },
+                Part::Before(0, fields, padding) => {
+                    taken = 0;
+                    Part::Fields(fields, padding)
+                }
+                Part::Before(left, fields, padding) => Part::Before(left - 1, fields, padding),
+                Part::Fields(0, padding) => {
+                    taken = 0;
+                    Part::Skip(padding)
+                }
+                Part::Fields(left, padding) => match self.field_byte(first) {
+                    Some(next) => {
+                        self.field = next;
+                        Part::Fields(left - 1, padding)
+                    }
+                    None => Part::Strange,
+                },
+            };
+            bytes = &mut bytes[taken..];
+        }
+    }
+
+    /// What follows the head of a frame.
+    fn begin(&mut self, head: [u8; 9]) -> Part {
+        let [a, b, c, kind, flags, ..] = head;
+        let length = u32::from_be_bytes([0, a, b, c]) as usize;
+        let before = if flags & PRIORITY != 0 { PRIORITY_LENGTH } else { 0 };
+        match kind {
+            HEADERS => {
+                self.field = Field::Start;
+                match (flags & PADDED != 0, length.checked_sub(1), length.checked_sub(before)) {
+                    (true, Some(left), _) => Part::Padding(left, before),
+                    (false, _, Some(fields)) => Part::Before(before, fields, 0),
+                    _ => Part::Strange,
+                }
+            }
+            CONTINUATION => Part::Fields(length, 0),
+            _ => Part::Skip(length),
+        }
+    }
+
+    /// What follows a byte of the fields; nothing when no field is like that.
+    fn field_byte(&mut self, byte: &mut u8) -> Option<Field> {
+        match self.field {
+            Field::Start => {
+                // How a field begins says how many bits of its first number come with it.
+                let (bits, follows) = match *byte {
+                    0x80.. => (7, Follows::Nothing),
+                    0x40.. => (6, Follows::Literal),
+                    0x20.. => (5, Follows::Nothing),
+                    _ => (4, Follows::Literal),
+                };
+                Some(self.number(*byte, bits, follows))
+            }
+            Field::Length(follows) => {
+                let is_coded = *byte & 0x80 != 0 && matches!(follows, Follows::Value);
+                Some(self.number(*byte, 7, if is_coded { Follows::Coded } else { follows }))
+            }
+            Field::Number(follows, value, shift) => {
+                let value = usize::from(*byte & 0x7f).checked_shl(shift)?.checked_add(value)?;
+                match *byte & 0x80 {
+                    0 => Some(self.counted(follows, value)),
+                    _ if shift < 21 => Some(Field::Number(follows, value, shift + 7)),
+                    _ => None, // more than any frame holds
+                }
+            }
+            Field::Text(follows, left) => {
+                match follows {
+                    Follows::Name if self.is_authority => {
+                        self.is_authority = AUTHORITY[AUTHORITY.len() - left] == *byte;
+                    }
+                    Follows::Value if self.is_authority && !is_of_host(*byte) => *byte = b'-',
+                    _ => {}
+                }
+                Some(text(follows, left - 1))
+            }
+        }
+    }
+
+    /// A number begins, with the lowest `bits` of a byte.
+    fn number(&mut self, byte: u8, bits: u32, follows: Follows) -> Field {
+        let most = (1 << bits) - 1;
+        match byte & most {
+            value if value == most => Field::Number(follows, usize::from(value), 0),
+            value => self.counted(follows, usize::from(value)),
+        }
+    }
+
+    /// What follows a number that is known.
+    fn counted(&mut self, follows: Follows, value: usize) -> Field {
+        match follows {
+            Follows::Nothing => Field::Start,
+            Follows::Literal => {
+                self.is_authority = value == AUTHORITY_INDEX;
+                Field::Length(if value == 0 { Follows::Name } else { Follows::Value })
+            }
+            follows => {
+                if matches!(follows, Follows::Name) {
+                    self.is_authority = value == AUTHORITY.len();
+                }
+                text(follows, value)
+            }
+        }
+    }
+}
+
+fn text(follows: Follows, left: usize) -> Field {
+    match (follows, left) {
+        (Follows::Name, 0) => Field::Length(Follows::Value),
+        (_, 0) => Field::Start,
+        _ => Field::Text(follows, left),
+    }
+}
+
+/// A host may have it, or a port after it.
+fn is_of_host(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~:[]".contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const END: u8 = 4;
+
+    fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
+    }
+
+    fn literal(first: u8, value: &str) -> Vec<u8> {
+        [&[first, u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+    }
+
+    /// What becomes of frames, however they are cut.
+    fn passed(frames: &[Vec<u8>]) -> Vec<u8> {
+        let sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frames.concat()].concat();
+        let mut whole = sent.clone();
+        Filter::default().pass(&mut whole);
+        for step in [1, 2, 7, 30] {
+            let (mut cut, mut filter) = (sent.clone(), Filter::default());
+            cut.chunks_mut(step).for_each(|piece| filter.pass(piece));
+            assert_eq!(cut, whole, "cut at every {step} bytes");
+        }
+        whole.split_off(PREFACE)
+    }
+
+    #[test]
+    fn test_authority_that_is_a_path_becomes_a_host_of_its_length() {
+        for (sent, made) in [
+            ("%2Frun%2Fagentd.sock", "-2Frun-2Fagentd.sock"),
+            ("/run/agentd.sock", "-run-agentd.sock"),
+            ("localhost:80", "localhost:80"),
+            ("[::1]:80", "[::1]:80"),
+            ("", ""),
+        ] {
+            for first in [0x41, 0x01, 0x11] {
+                let block = |value| [literal(first, value), literal(0x44, "/x%y/z")].concat();
+                assert_eq!(passed(&[frame(HEADERS, END, &block(sent))]), frame(HEADERS, END, &block(made)));
+                let padded = |value| [&[3, 9, 9, 9, 9, 9][..], &block(value), b"%%/"].concat();
+                let flags = END | PADDED | PRIORITY;
+                let (sent, made) = (padded(sent), padded(made));
+                assert_eq!(passed(&[frame(HEADERS, flags, &sent)]), frame(HEADERS, flags, &made));
+            }
+        }
+    }
+
+    #[test]
+    fn test_authority_is_found_by_its_name() {
+        let block = |name: &str, value| {
+            let length = u8::try_from(name.len()).unwrap();
+            [&[0x40, length][..], name.as_bytes(), &literal(0, value)[1..]].concat()
+        };
+        let frames = |value| {
+            let fields =
+                [block(":authority", value), block("x-authority", "a/b"), block(":authoritz", "a/b")];
+            [frame(HEADERS, END, &fields.concat())]
+        };
+        assert_eq!(passed(&frames("tmp%2Fx.sock")), frames("tmp-2Fx.sock").concat());
+    }
+
+    #[test]
+    fn test_all_else_passes_as_it_is() {
+        let long = "a/%".repeat(100);
+        let named = [&[0x40, 3][..], b"a/b", &[0x7f, 0xad, 1], long.as_bytes()].concat();
+        let coded = [&[0x41, 0x83][..], b"%%%"].concat();
+        let indexed = vec![0x82, 0xff, 0x80, 0x01, 0x3f, 0xe1, 0x1f];
+        let block = [indexed, named, coded, literal(0x44, "/a%2Fb")].concat();
+        let frames = [
+            frame(4, 0, b"%%/"),
+            frame(HEADERS, 0, &block[..5]),
+            frame(CONTINUATION, 0, &block[5..60]),
+            frame(CONTINUATION, END, &block[60..]),
+            frame(0, 0, &[b'%'; 500]),
+        ];
+        assert_eq!(passed(&frames), frames.concat());
+        let odd = [frame(HEADERS, PADDED, &[200, b'%']), frame(HEADERS, END, &literal(0x41, "%"))];
+        assert_eq!(passed(&odd), odd.concat());
+    }
+
+    #[test]
+    fn test_authority_is_found_across_frames_and_behind_long_fields() {
+        let long = "/%".repeat(100);
+        let block = |value| {
+            let field = [&[0x44, 0x7f, 0x49][..], long.as_bytes()].concat();
+            [field, literal(0x41, value)].concat()
+        };
+        let frames = |value| {
+            let block = block(value);
+            [frame(HEADERS, 0, &block[..206]), frame(CONTINUATION, END, &block[206..])]
+        };
+        assert_eq!(passed(&frames("%2Fsock")), frames("-2Fsock").concat());
+    }
+}
