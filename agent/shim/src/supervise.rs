@@ -51,6 +51,9 @@ const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 /// How often it is looked whether anybody is left in the job's groups who is no child of this process.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// A command that ended so shortly before a signal came, in milliseconds, ended of the same signal.
+const AT_ONE_MOMENT: u64 = 1000;
+
 /// How often the exit record is tried, once a second.
 const RECORD_TRIES: u32 = 600;
 
@@ -389,8 +392,9 @@ impl Supervisor<'_> {
         let ended_the_command = match &self.life.phase {
             Phase::Waiting { .. } => return self.over(End::NeverStarted(NotStarted::NoGo)),
             Phase::Running { .. } => true,
-            Phase::Clearing { status, .. } | Phase::Over { end: End::Exited(status) } => {
-                status.shell_code() == 128 + signal as i32
+            Phase::Clearing { .. } | Phase::Over { end: End::Exited(_) } => {
+                let ended_at = self.life.ended_at.map_or(0, |at| at.0);
+                SystemClock.now().0.saturating_sub(ended_at) <= AT_ONE_MOMENT
             }
             Phase::Over { .. } => false,
         };
