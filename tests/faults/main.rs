@@ -4,10 +4,12 @@
 mod a_jobs;
 mod a_lease;
 mod a_races;
+mod a_stops;
 mod a_store;
 mod a_wire;
 mod b_logs;
 mod c_disk;
+mod c_files;
 mod c_host;
 mod c_trees;
 mod d_data;
@@ -28,10 +30,12 @@ fn rows() -> Vec<&'static Row> {
         a_store::ROWS,
         a_wire::ROWS,
         a_races::ROWS,
+        a_stops::ROWS,
         sweep::ROWS,
         b_logs::ROWS,
         c_trees::ROWS,
         c_host::ROWS,
+        c_files::ROWS,
         c_disk::ROWS,
         d_data::ROWS,
         d_envs::ROWS,

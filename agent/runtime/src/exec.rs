@@ -41,6 +41,7 @@ pub use launcher::Launcher;
 pub(crate) use memory_group::MemoryGroup;
 pub use process::Process;
 pub use running::{RenewError, Running, StopError, WaitError};
+pub use scope::is_stopping;
 
 /// Starts jobs and finds them again.
 pub trait Executor: Send + Sync {

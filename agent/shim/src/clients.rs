@@ -3,15 +3,17 @@
 //! Nothing here blocks and nothing grows: a watcher that does not read gets no further progress until it
 //! has, and then only the latest. Only the user of the shim, and root, are heard.
 
+use std::fs::{self, Metadata};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use agent_model::failpoint;
-use agent_shim::VERSION;
 use agent_shim::wire::{Event, MAX_LINE, Progress, Request};
+use agent_shim::{JobDir, VERSION};
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
@@ -28,6 +30,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Clients {
     listener: UnixListener,
+    /// The device and the number of the socket's file, by which it is known.
+    file: (u64, u64),
     instance: String,
     clients: Vec<Client>,
 }
@@ -50,14 +54,23 @@ struct Watch {
 impl Clients {
     /// Listens at `path`, in place of a shim that is gone.
     pub(crate) fn listen(path: &Path, instance: String) -> io::Result<Clients> {
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        let (listener, file) = bind(path)?;
+        Ok(Clients { listener, file, instance, clients: Vec::new() })
+    }
+
+    /// Listens there again if nobody could connect any more: somebody removed the socket, or took our rights from it.
+    /// Says whether that was so. Who is connected stays.
+    pub(crate) fn mend(&mut self, path: &Path) -> io::Result<bool> {
+        let usable = |found: &Metadata| {
+            let own = nix::unistd::geteuid().as_raw();
+            self.file == (found.dev(), found.ino()) && found.uid() == own && found.mode() & 0o600 == 0o600
+        };
+        if fs::symlink_metadata(path).is_ok_and(|found| usable(&found)) {
+            return Ok(false);
         }
-        failpoint::hit("shim.socket.listen")?;
-        let listener = UnixListener::bind(path)?;
-        listener.set_nonblocking(true)?;
-        Ok(Clients { listener, instance, clients: Vec::new() })
+        JobDir::clear_way(path);
+        (self.listener, self.file) = bind(path)?;
+        Ok(true)
     }
 
     /// What to wait for: the listener, then each client in order.
@@ -153,6 +166,18 @@ impl Clients {
             self.clients.push(client);
         }
     }
+}
+
+fn bind(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    failpoint::hit("shim.socket.listen")?;
+    let listener = UnixListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    let found = fs::symlink_metadata(path)?;
+    Ok((listener, (found.dev(), found.ino())))
 }
 
 fn is_welcome(stream: &UnixStream) -> bool {

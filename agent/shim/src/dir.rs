@@ -6,10 +6,12 @@ use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use agent_model::{Stream, failpoint};
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
+use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::libc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -111,7 +113,7 @@ impl JobDir {
         self.path.join("shim.sock")
     }
 
-    /// What the shim has to say, for people; locked for as long as a shim lives.
+    /// What the shim has to say, for people; locked for as long as a shim lives, as is the directory itself.
     pub fn shim_log(&self) -> PathBuf {
         self.path.join("shim.log")
     }
@@ -223,27 +225,59 @@ impl JobDir {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Takes the place of the shim; `None` when another one has it. Held until the file is closed, which
+    /// Takes the place of the shim; `None` when another one has it. Held until the place is dropped, which
     /// the kernel does however the process ends.
-    pub fn take_place(&self) -> io::Result<Option<File>> {
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(self.shim_log())?;
-        match fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file())) {
-            Ok(_) => Ok(Some(file)),
-            Err(Errno::EAGAIN | Errno::EACCES) => Ok(None),
-            Err(error) => Err(error.into()),
+    pub fn take_place(&self) -> io::Result<Option<Place>> {
+        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.shim_log())?;
+        match fcntl(&log, FcntlArg::F_OFD_SETLK(&whole_file())) {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
+            Err(error) => return Err(error.into()),
         }
+        // Whoever only looks holds it for a moment; a shim whose log was removed holds it for good.
+        for _ in 0..LOOKS {
+            match Flock::lock(File::open(&self.path)?, FlockArg::LockExclusiveNonblock) {
+                Ok(dir) => return Ok(Some(Place { log, _dir: Some(dir) })),
+                Err((_, Errno::EAGAIN)) => thread::sleep(LOOK),
+                Err(_) => return Ok(Some(Place { log, _dir: None })), // a file system that locks no directory
+            }
+        }
+        Ok(None)
     }
 
-    /// Whether a shim stands here now. Only looks: it never keeps a shim from taking its place.
+    /// Whether a shim stands here now. Only looks: it never keeps a shim from taking its place. A file that is missing
+    /// says nothing: the lock of the directory lasts as long as the shim.
     pub fn has_shim(&self) -> io::Result<bool> {
+        let dir = match File::open(&self.path) {
+            Ok(dir) => dir,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if let Err((_, Errno::EAGAIN)) = Flock::lock(dir, FlockArg::LockSharedNonblock) {
+            return Ok(true);
+        }
+        // Shims of earlier releases lock their log alone.
         let file = match File::open(self.shim_log()) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(error),
         };
         let mut lock = whole_file();
-        fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock))?;
-        Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+        match fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)) {
+            Ok(_) => Ok(lock.l_type != libc::F_UNLCK as libc::c_short),
+            Err(Errno::EINVAL | Errno::EISDIR) => Ok(false), // a directory in its place, which nobody locks
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Moves a directory that somebody put in the place of a record out of the way; `false` when it stays.
+    pub fn clear_way(path: &Path) -> bool {
+        !path.is_dir() || fs::rename(path, path.with_added_extension("aside")).is_ok()
+    }
+
+    /// The instance for which the command was started, as the mark of the start has it.
+    pub fn started_instance(&self) -> Option<String> {
+        fs::read_to_string(self.started()).ok().filter(|instance| !instance.is_empty())
     }
 
     /// A path to the socket short enough for a socket address, however long the directory's path is. It is
@@ -257,6 +291,18 @@ impl JobDir {
         Ok((dir, path))
     }
 }
+
+/// The place of a shim, for as long as it lives.
+#[derive(Debug)]
+pub struct Place {
+    /// Where it says what happens.
+    pub log: File,
+    _dir: Option<Flock<File>>,
+}
+
+/// How often, and with which pauses, the lock of a directory is tried.
+const LOOKS: u32 = 100;
+const LOOK: Duration = Duration::from_millis(10);
 
 fn whole_file() -> libc::flock {
     libc::flock {
@@ -318,6 +364,12 @@ mod tests {
         let place = dir.take_place().unwrap().unwrap();
         assert!(dir.has_shim().unwrap());
         assert!(dir.take_place().unwrap().is_none());
+        for harm in [fs::remove_file, |log: PathBuf| fs::create_dir(log)] {
+            harm(dir.shim_log()).unwrap();
+            assert!(dir.has_shim().unwrap(), "a missing file is not a death");
+        }
+        fs::remove_dir(dir.shim_log()).unwrap();
+        assert!(dir.take_place().unwrap().is_none(), "nor is a new one a place");
         drop(place);
         assert!(!dir.has_shim().unwrap());
     }

@@ -1,10 +1,10 @@
 //! The exit record on its way to disk. Its space is taken before the job starts, so that a job that fills
 //! the disk cannot keep its own end from being recorded.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::path::PathBuf;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
 
 use agent_model::failpoint;
 use agent_shim::{ExitRecord, JobDir};
@@ -38,12 +38,28 @@ impl ExitFile {
         self.file.set_len(text.len() as u64)?;
         failpoint::hit("shim.exit.sync")?;
         self.file.sync_all()?;
+        JobDir::clear_way(&dir.exit());
         failpoint::hit("shim.exit.rename")?;
-        match fs::rename(&self.path, dir.exit()) {
-            // An earlier attempt got this far.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && dir.exit().exists() => {}
-            result => result?,
+        match self.is_there()? {
+            true => fs::rename(&self.path, dir.exit())?,
+            // Somebody removed it, or an earlier attempt got this far.
+            false => write_anew(&text, &dir.exit())?,
         }
         dir.sync()
     }
+
+    /// The reserved file is still where it was made.
+    fn is_there(&self) -> io::Result<bool> {
+        let own = self.file.metadata()?;
+        let is_own = |found: Metadata| (found.dev(), found.ino()) == (own.dev(), own.ino());
+        Ok(fs::symlink_metadata(&self.path).is_ok_and(is_own))
+    }
+}
+
+fn write_anew(text: &[u8], to: &Path) -> io::Result<()> {
+    let half = to.with_extension("again");
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
+    file.write_all_at(text, 0)?;
+    file.sync_all()?;
+    fs::rename(half, to)
 }

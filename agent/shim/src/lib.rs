@@ -27,10 +27,10 @@ pub mod segments;
 pub mod sys;
 pub mod wire;
 
-pub use dir::{CreateError, JobDir, RecordError, WriteError};
+pub use dir::{CreateError, JobDir, Place, RecordError, WriteError};
 pub use record::{
     CgroupRequest, Controller, End, ExitRecord, Gaps, Hello, Launch, Limits, LogPolicy, NotStarted, OomScope,
-    User, VERSION,
+    Sender, User, VERSION,
 };
 
 /// The variable by which a process of a job is recognised when its supervisor is gone: its value is the

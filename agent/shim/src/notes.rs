@@ -1,28 +1,28 @@
 //! `shim.log`: what happened to the job's supervisor, one line each, for people. Best effort: a full disk
-//! must not disturb the job. Holding the file open is also what holds the shim's place.
+//! must not disturb the job. It lives as long as the shim, and holds its place.
 
 use std::error::Error;
-use std::fs::File;
 use std::io::Write as _;
 
 use agent_model::{Clock as _, SystemClock, causes};
+use agent_shim::Place;
 
 /// The open log.
 #[derive(Debug)]
 pub(crate) struct Notes {
-    place: File,
+    place: Place,
 }
 
 impl Notes {
-    /// Notes into the file that holds the place.
-    pub(crate) fn new(place: File) -> Notes {
+    /// Notes into the log of the place.
+    pub(crate) fn new(place: Place) -> Notes {
         Notes { place }
     }
 
     /// Adds a line.
     pub(crate) fn say(&self, what: impl std::fmt::Display) {
         let line = format!("{} {what}\n", SystemClock.now().0);
-        let _ = (&self.place).write_all(line.as_bytes());
+        let _ = (&self.place.log).write_all(line.as_bytes());
     }
 
     /// Adds a line with an error and its sources.

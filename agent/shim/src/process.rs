@@ -8,6 +8,8 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -49,6 +51,13 @@ impl Process {
         }
     }
 
+    /// Its current directory is this one.
+    pub fn works_at(&self, dir: &Path) -> bool {
+        let at = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+        let cwd = at(Path::new(&format!("/proc/{}/cwd", self.pid)));
+        cwd.is_some() && cwd == at(dir)
+    }
+
     fn has_mark(&self, name: &str, value: &str) -> bool {
         // Unreadable: another user's, or gone. Neither is ours.
         let environment = fs::read(format!("/proc/{}/environ", self.pid)).unwrap_or_default();
@@ -72,6 +81,41 @@ fn parse_stat(pid: i32, text: &str) -> Option<Process> {
 fn all() -> Vec<Process> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| Process::find(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// Somebody stopped a process, or froze it with its control group: it does nothing until it is let go on.
+pub fn is_halted(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let is_stopped =
+        stat.rsplit(')').next().is_some_and(|rest| matches!(rest.trim_start().get(..1), Some("T" | "t")));
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let unified = groups.lines().find_map(|line| line.strip_prefix("0::/"));
+    let frozen = |path: &str| {
+        let events = fs::read_to_string(Path::new("/sys/fs/cgroup").join(path).join("cgroup.events"));
+        events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
+    };
+    let v1 = freezer(pid).and_then(|state| fs::read_to_string(state).ok());
+    is_stopped || unified.is_some_and(frozen) || v1.is_some_and(|state| state.trim() != "THAWED")
+}
+
+/// Lets a process go on that is frozen with its control group. Of version 1 alone, where not even the final signal is
+/// heard before.
+pub fn thaw(pid: i32) {
+    if let Some(state) = freezer(pid) {
+        let _ = fs::write(state, "THAWED"); // not ours to write, or not frozen: the signal waits
+    }
+}
+
+/// The state of the freezer (version 1) that a process is in; the root has none.
+fn freezer(pid: i32) -> Option<PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let path = groups.lines().find_map(|line| line.split_once(":freezer:/"))?.1;
+    (!path.is_empty()).then(|| Path::new("/sys/fs/cgroup/freezer").join(path).join("freezer.state"))
+}
+
+/// What the program of a process is called; empty when there is no such process.
+pub fn name(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
 /// Every process that is seen but this one.
@@ -154,6 +198,7 @@ fn kill_found(
         groups.kill();
         for process in &found {
             let _ = process.signal(Signal::SIGKILL); // what cannot be signalled is found again
+            thaw(process.pid);
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -170,11 +170,14 @@ pub struct ExitRecord {
     pub started_at: Option<Timestamp>,
     /// When the command ended, or when the shim gave up.
     pub ended_at: Timestamp,
-    /// The reason of whoever asked for a stop before the end.
+    /// The reason of whoever ordered a stop, in words, before the end.
     pub stopped: Option<String>,
-    /// The signal by which the shim was asked for that stop, if nobody asked it in words.
+    /// The signal that ended the job because it came to the shim from elsewhere, and nobody ordered a stop.
     #[serde(default)]
     pub stop_signal: Option<i32>,
+    /// Who sent that signal, where it is known.
+    #[serde(default)]
+    pub stop_sender: Option<Sender>,
     /// It was stopped because its time was over.
     pub timed_out: bool,
     /// It was stopped because its lease was over.
@@ -220,6 +223,17 @@ pub struct ExitRecord {
     pub leftovers: u32,
     /// Processes that not even the final signal ended in time: the kernel holds them.
     pub unkilled: u32,
+}
+
+/// Who sent a signal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sender {
+    /// Its process number; 0 is the kernel, or somebody whom the container of the shim does not see.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// What its program was called; empty when it was gone already.
+    pub name: String,
 }
 
 /// Whose memory was used up when the kernel ended a process.

@@ -9,7 +9,7 @@ use std::path::Path;
 use agent_model::{Clock as _, SystemClock};
 use agent_shim::cgroup::Groups;
 use agent_shim::segments::Writer;
-use agent_shim::{Hello, JobDir, Launch, RecordError, VERSION, WriteError, process, sys};
+use agent_shim::{Hello, JobDir, Launch, Place, RecordError, VERSION, WriteError, process, sys};
 use nix::fcntl::OFlag;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigSet, Signal};
@@ -46,7 +46,7 @@ pub(crate) fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, 
 
 /// Becomes a process of its own, enters the job directory and takes the shim's place there; `None` when it
 /// is taken.
-pub(crate) fn take_place(dir: &Path) -> io::Result<Option<File>> {
+pub(crate) fn take_place(dir: &Path) -> io::Result<Option<Place>> {
     close_inherited()?;
     let _ = nix::unistd::setsid(); // fails only where it leads a group already, which serves as well
     umask(Mode::from_bits_truncate(0o077));
@@ -146,6 +146,12 @@ fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
 }
 
+/// What is done to a directory when somebody removes, replaces or empties a file in it, or changes its rights.
+const HARM: AddWatchFlags = AddWatchFlags::IN_DELETE
+    .union(AddWatchFlags::IN_MOVE)
+    .union(AddWatchFlags::IN_ATTRIB)
+    .union(AddWatchFlags::IN_CLOSE_WRITE);
+
 /// The job may append to the file as well as the daemon, so it belongs to the job's user.
 fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
     let file = append_to(&dir.tracking())?;
@@ -154,6 +160,8 @@ fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
     }
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     inotify.add_watch(&dir.tracking(), AddWatchFlags::IN_MODIFY)?;
+    // Best effort: who mends nothing still does his work.
+    let _ = inotify.add_watch(dir.path(), HARM);
     Ok(Tracking { inotify, file })
 }
 

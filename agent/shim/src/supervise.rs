@@ -21,7 +21,8 @@ use agent_shim::cgroup::{self, Containment};
 use agent_shim::sys::{Children, reap};
 use agent_shim::wire::{Event, Progress, Request};
 use agent_shim::{
-    CgroupRequest, End, ExitRecord, Hello, JobDir, Launch, Limits, NotStarted, OomScope, VERSION, WriteError,
+    CgroupRequest, End, ExitRecord, Hello, JobDir, Launch, Limits, NotStarted, OomScope, Sender, VERSION,
+    WriteError, process,
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -49,6 +50,9 @@ const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether anybody is left in the job's groups who is no child of this process.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// A command that ended so shortly before a signal came, in milliseconds, ended of the same signal.
+const AT_ONE_MOMENT: u64 = 1000;
 
 /// How often the exit record is tried, once a second.
 const RECORD_TRIES: u32 = 600;
@@ -85,7 +89,7 @@ pub(crate) struct Life {
     started_at: Option<Timestamp>,
     ended_at: Option<Timestamp>,
     stopped: Option<String>,
-    stop_signal: Option<i32>,
+    signaled: Option<(Signal, Sender)>,
     timed_out: bool,
     lease: Option<Boot>,
     lease_over: bool,
@@ -114,7 +118,7 @@ impl Life {
             started_at: None,
             ended_at: None,
             stopped: None,
-            stop_signal: None,
+            signaled: None,
             timed_out: false,
             lease,
             lease_over: false,
@@ -183,7 +187,7 @@ impl Supervisor<'_> {
                 self.alarm.rang();
             }
             if ready.tracking {
-                while self.tracking.inotify.read_events().is_ok_and(|events| !events.is_empty()) {}
+                self.take_changes();
             }
             if ready.output || self.log.is_due(Instant::now()) {
                 self.log.pump(Instant::now());
@@ -243,11 +247,48 @@ impl Supervisor<'_> {
         Progress { log_bytes: self.log.bytes(), tracking_bytes }
     }
 
+    /// The tracking file grew, or somebody did something to the files in the directory.
+    fn take_changes(&mut self) {
+        let own = [self.dir.hello(), self.dir.socket(), self.dir.started()];
+        let mut harmed = false;
+        while let Ok(events) = self.tracking.inotify.read_events() {
+            if events.is_empty() {
+                break;
+            }
+            let names = events.into_iter().filter_map(|event| event.name);
+            harmed |= names.into_iter().any(|name| own.iter().any(|own| own.file_name() == Some(&name)));
+        }
+        if harmed {
+            self.mend();
+        }
+    }
+
+    /// Writes again what must be there for others to find this shim.
+    fn mend(&mut self) {
+        let is_own = |hello: Option<Hello>| hello.is_some_and(|hello| hello.instance == self.hello.instance);
+        if !self.dir.read_hello().is_ok_and(is_own) {
+            JobDir::clear_way(&self.dir.hello());
+            let written = self.dir.write_hello(&self.hello);
+            self.notes.say(format_args!("the hello record was harmed; written again: {written:?}"));
+        }
+        let started = self.dir.started();
+        if !self.life.is_waiting() && self.dir.started_instance().is_none() && JobDir::clear_way(&started) {
+            let _ = std::fs::remove_file(&started);
+            let marked = self.dir.mark_started(&self.hello.instance);
+            self.notes.say(format_args!("the mark of the start was harmed; made again: {marked:?}"));
+        }
+        match self.clients.mend(&self.dir.socket()) {
+            Ok(false) => {}
+            mended => self.notes.say(format_args!("the socket was harmed; made again: {mended:?}")),
+        }
+    }
+
     fn take_signals(&mut self) {
         while let Ok(Some(signal)) = self.signals.read_signal() {
-            let number = signal.ssi_signo as i32;
-            if number == Signal::SIGTERM as i32 || number == Signal::SIGINT as i32 {
-                self.stop_for(number);
+            let ends = [Signal::SIGTERM, Signal::SIGINT];
+            if let Some(number) = ends.into_iter().find(|end| *end as u32 == signal.ssi_signo) {
+                let (pid, uid) = (signal.ssi_pid, signal.ssi_uid);
+                self.stop_for(number, Sender { pid, uid, name: process::name(pid) });
             }
         }
         self.reap();
@@ -343,16 +384,26 @@ impl Supervisor<'_> {
         Ok(Vec::new())
     }
 
-    /// Whoever ends a container says so by a signal: its engine that stops, for example. What was not started then
-    /// may still be started elsewhere.
-    fn stop_for(&mut self, signal: i32) {
-        if self.launch.container && self.life.is_waiting() {
-            return self.over(End::NeverStarted(NotStarted::NoGo));
+    /// Somebody ends what the shim is in: its scope, its container, the machine. That is no order to cancel the job,
+    /// and what was not started then may still be started. All processes may have got the signal at one moment, so a
+    /// command that was faster than the shim ended because of it, too.
+    fn stop_for(&mut self, signal: Signal, sender: Sender) {
+        self.notes.say(format_args!("got {signal} from {sender:?}"));
+        let ended_the_command = match &self.life.phase {
+            Phase::Waiting { .. } => return self.over(End::NeverStarted(NotStarted::NoGo)),
+            Phase::Running { .. } => true,
+            Phase::Clearing { .. } | Phase::Over { end: End::Exited(_) } => {
+                let ended_at = self.life.ended_at.map_or(0, |at| at.0);
+                SystemClock.now().0.saturating_sub(ended_at) <= AT_ONE_MOMENT
+            }
+            Phase::Over { .. } => false,
+        };
+        if ended_the_command && !self.life.timed_out && !self.life.lease_over {
+            self.life.signaled.get_or_insert((signal, sender));
         }
-        if self.life.stopped.is_none() {
-            self.life.stop_signal = Some(signal);
+        if !matches!(self.life.phase, Phase::Over { .. }) {
+            self.life.ladder.stop(SystemClock.boot(), self.launch.grace);
         }
-        self.stop(self.launch.grace, format!("the supervisor got signal {signal}"));
     }
 
     fn stop(&mut self, grace: Duration, reason: String) {
@@ -468,6 +519,7 @@ impl Supervisor<'_> {
         if gaps.count > 0 {
             self.notes.say(format_args!("{} bytes of output were dropped", gaps.bytes));
         }
+        self.take_signals();
         let record = self.record(end);
         if !self.tree.clear() {
             self.notes.say("a control group could not be removed");
@@ -492,6 +544,7 @@ impl Supervisor<'_> {
             "" => Containment::ProcessGroup.to_string(), // it never came so far
             made => made.to_owned(),
         };
+        let signaled = self.life.signaled.as_ref().filter(|_| self.life.stopped.is_none());
         let usage = getrusage(UsageWho::RUSAGE_CHILDREN).ok();
         let millis = |time: nix::sys::time::TimeVal| (time.tv_sec() * 1000 + time.tv_usec() / 1000) as u64;
         ExitRecord {
@@ -502,7 +555,8 @@ impl Supervisor<'_> {
             started_at: self.life.started_at,
             ended_at: self.life.ended_at.unwrap_or_else(|| SystemClock.now()),
             stopped: self.life.stopped.clone(),
-            stop_signal: self.life.stop_signal.filter(|_| self.life.stopped.is_some()),
+            stop_signal: signaled.map(|(signal, _)| *signal as i32),
+            stop_sender: signaled.map(|(_, sender)| sender.clone()),
             timed_out: self.life.timed_out,
             lease_over: self.life.lease_over,
             oom: self.life.oom,

@@ -14,7 +14,7 @@ use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Ver
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
 use agent_shim::cgroup::Containment;
-use agent_shim::{End, ExitRecord, NotStarted, OomScope};
+use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
 use serde::{Deserialize, Serialize};
 
 use super::budget::Shortfall;
@@ -44,14 +44,19 @@ impl Ending {
 }
 
 /// What an exit record means. `tail` are the last lines of the log, oldest first.
-pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>) -> Ending {
+/// The machine `went_down`: it was restarted since, or is being stopped.
+pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went_down: bool) -> Ending {
     let (verdict, fault) = match &record.end {
-        _ if let Some(signal) = ended_from_outside(record) => {
-            (Verdict::Failed, Some(container_stopped(signal)))
+        _ if went_down && is_from_elsewhere(record) => (Verdict::Failed, Some(rebooted())),
+        _ if let Some(signal) = record.stop_signal => {
+            (Verdict::Failed, Some(ended_from_elsewhere(record, signal)))
         }
+        _ if record.lease_over || record.stopped.as_deref() == Some(LEASE_OVER) => {
+            (Verdict::Failed, Some(lease_over()))
+        }
+        // Nobody but the controller has a stop ordered in words.
         _ if record.stopped.is_some() => (Verdict::Canceled, None),
         End::NeverStarted(NotStarted::Stopped) => (Verdict::Canceled, None),
-        _ if record.lease_over => (Verdict::Failed, Some(lease_over())),
         End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason, in_container(record)))),
         End::Exited(_) if record.timed_out => (Verdict::Failed, Some(time_limit(spec, tail))),
         End::Exited(status) if status.is_success() => {
@@ -106,15 +111,42 @@ fn in_container(record: &ExitRecord) -> bool {
     record.containment == Containment::Container.to_string()
 }
 
-/// The signal by which somebody other than the controller had a container stopped.
-fn ended_from_outside(record: &ExitRecord) -> Option<i32> {
-    record.stop_signal.filter(|_| in_container(record))
+/// The reason with which the agent stops a job whose supervisor knows of no leases.
+pub(crate) const LEASE_OVER: &str = "the node has not heard from the controller for too long";
+
+/// A signal that nobody ordered ended the job. A machine that goes down sends it to all processes at one moment, so the
+/// command may have ended of it before its supervisor did anything.
+pub(crate) fn is_from_elsewhere(record: &ExitRecord) -> bool {
+    const TERM: i32 = 15;
+    let by_itself =
+        record.stopped.is_none() && !record.lease_over && !record.timed_out && record.oom.is_none();
+    let asked = record.status().is_some_and(|status| status.shell_code() == 128 + TERM);
+    record.stop_signal.is_some() || by_itself && asked
 }
 
-fn container_stopped(signal: i32) -> Fault {
-    Fault::new(Code::RunLost, "the running command was lost")
-        .why(format!("its container was stopped from outside, by {}", signal_text(signal)))
-        .fix("look whether the container engine of the node was stopped or restarted, or who stopped the container")
+/// What a machine that goes down does to jobs whose supervisor leaves no record, or could not start them.
+pub(crate) fn may_be_of_the_machine(fault: &Fault) -> bool {
+    matches!(fault.code, Code::RunLost | Code::LaunchFailed)
+}
+
+fn ended_from_elsewhere(record: &ExitRecord, signal: i32) -> Fault {
+    let what = if in_container(record) { "its container" } else { "it" };
+    let fault = Fault::new(Code::RunLost, "the running command was ended by somebody else than its user")
+        .why(format!("{what} was stopped from outside, by {}", signal_text(signal)));
+    let fault = match &record.stop_sender {
+        None => fault,
+        Some(Sender { pid: 0, .. }) => fault.why("the kernel sent it, or somebody outside the container"),
+        Some(Sender { pid, uid, name }) if name.is_empty() => {
+            fault.why(format!("process {pid} of user {uid} sent it, which is gone"))
+        }
+        Some(Sender { pid, uid, name }) => {
+            fault.why(format!("process {pid} (`{name}`) of user {uid} sent it"))
+        }
+    };
+    fault.fix(match in_container(record) {
+        true => "look whether the container engine of the node was stopped or restarted, or who stopped the container",
+        false => "look on the node for who stopped it: `journalctl` names the units that were stopped",
+    })
 }
 
 fn never_started(reason: &NotStarted, in_container: bool) -> Fault {
@@ -470,6 +502,21 @@ pub(crate) fn lost(lost: &Lost) -> Fault {
     })
 }
 
+/// The supervisor is gone, and what it left cannot be read.
+pub(crate) fn record_lost(error: &(dyn Error + 'static)) -> Fault {
+    Fault::new(Code::RunLost, "how the command ended cannot be known")
+        .why("the process that watched over it has ended, and its record is damaged")
+        .because(error)
+        .fix("look on the node for who changed files in the job's directory; `agentctl logs` has what was logged")
+}
+
+/// The command was started, and its directory says nothing of it any more.
+pub(crate) fn traces_lost(dir: &Path) -> Fault {
+    Fault::new(Code::RunLost, "how the command ended cannot be known")
+        .why(format!("it was started, and nothing in {} says so any more", dir.display()))
+        .fix("look on the node for who removed files there, and for processes of the job that are left")
+}
+
 /// The command failed after a GPU that it had was lost: that is the better reason, and its own is kept below it.
 pub(crate) fn gpu_lost(ending: Ending, trouble: &[String]) -> Ending {
     let own = |code| matches!(code, Code::CommandFailed | Code::CommandSignaled);
@@ -563,6 +610,7 @@ mod tests {
             ended_at: Timestamp(2),
             stopped: None,
             stop_signal: None,
+            stop_sender: None,
             timed_out: false,
             lease_over: false,
             oom: None,
@@ -589,7 +637,7 @@ mod tests {
     }
 
     fn judged(record: &ExitRecord, tail: &str) -> (Verdict, Option<Code>) {
-        let ending = judge(record, &spec(), tail_lines(tail.as_bytes()));
+        let ending = judge(record, &spec(), tail_lines(tail.as_bytes()), false);
         (ending.verdict, ending.fault.map(|fault| fault.code))
     }
 
@@ -623,10 +671,17 @@ mod tests {
             ),
             (ExitRecord { timed_out: true, ..killed.clone() }, "", (Failed, Some(Code::TimeLimit))),
             (ExitRecord { timed_out: true, ..code(0) }, "", (Failed, Some(Code::TimeLimit))),
+            (ExitRecord { stop_signal: Some(15), ..killed.clone() }, "", (Failed, Some(Code::RunLost))),
+            // As releases before this one told it.
             (
                 ExitRecord { stopped: Some("TERM".into()), stop_signal: Some(15), ..killed.clone() },
                 "",
-                (Canceled, None),
+                (Failed, Some(Code::RunLost)),
+            ),
+            (
+                ExitRecord { stopped: Some(LEASE_OVER.into()), ..killed.clone() },
+                "",
+                (Failed, Some(Code::LeaseOver)),
             ),
             (
                 ExitRecord {
@@ -658,6 +713,38 @@ mod tests {
         ] {
             assert_eq!(judged(&record, tail), expected, "{record:?}");
         }
+    }
+
+    #[test]
+    fn test_machine_that_goes_down_cancels_nothing_and_excuses_no_failure() {
+        let ended = |record: &ExitRecord| {
+            let ending = judge(record, &spec(), Vec::new(), true);
+            (ending.verdict, ending.fault.map(|fault| fault.code))
+        };
+        let term = record(End::Exited(ExitStatus::Signal(15)));
+        let rebooted = (Verdict::Failed, Some(Code::NodeRebooted));
+        for record in [
+            ExitRecord { stop_signal: Some(15), ..code(0) },
+            ExitRecord { stop_signal: Some(15), ..code(1) },
+            code(143),
+            term.clone(),
+        ] {
+            assert_eq!(ended(&record), rebooted, "{record:?}");
+        }
+        let ordered = ExitRecord { stopped: Some("ada".into()), ..term.clone() };
+        assert_eq!(ended(&ordered), (Verdict::Canceled, None));
+        assert_eq!(ended(&code(3)), (Verdict::Failed, Some(Code::CommandFailed)));
+        assert_eq!(ended(&code(0)), (Verdict::Completed, None));
+        assert_eq!(ended(&ExitRecord { timed_out: true, ..term }).1, Some(Code::TimeLimit));
+    }
+
+    #[test]
+    fn test_who_ended_a_job_is_named() {
+        let sender = Sender { pid: 812, uid: 1000, name: "bash".into() };
+        let record = ExitRecord { stop_signal: Some(15), stop_sender: Some(sender), ..code(143) };
+        let fault = judge(&record, &spec(), Vec::new(), false).fault.unwrap();
+        assert_eq!(fault.why[1], "process 812 (`bash`) of user 1000 sent it");
+        assert_eq!((fault.blame, fault.retry), (Blame::Node, Retry::OtherNode));
     }
 
     #[test]
@@ -737,10 +824,10 @@ mod tests {
         for (record, tail) in
             [(code(3), ""), (code(127), "not found"), (record(End::Exited(ExitStatus::Signal(11))), "")]
         {
-            let fault = judge(&record, &spec(), tail_lines(tail.as_bytes())).fault.unwrap();
+            let fault = judge(&record, &spec(), tail_lines(tail.as_bytes()), false).fault.unwrap();
             assert!(fault.fix.is_some_and(|fix| !fix.is_empty()), "{}", fault.code);
         }
-        let fault = judge(&code(137), &spec(), Vec::new()).fault.unwrap();
+        let fault = judge(&code(137), &spec(), Vec::new(), false).fault.unwrap();
         assert_eq!(
             fault.to_string(),
             "RUN-101: the command returned 137: 137 is what a shell says after signal 9 (KILL)"
@@ -756,12 +843,12 @@ mod tests {
             memory_peak: Some((64 << 20) - (104 << 10)),
             ..code(137)
         };
-        let fault = judge(&killed, &spec(), Vec::new()).fault.unwrap();
+        let fault = judge(&killed, &spec(), Vec::new(), false).fault.unwrap();
         assert_eq!(fault.why, ["the kernel ended it at its 64 MiB memory limit; peak seen 63.9 MiB"]);
         assert_eq!((fault.blame, fault.retry), (Blame::User, Retry::Never));
         for scope in [OomScope::Parent, OomScope::Host] {
             let record = ExitRecord { oom: Some(scope), ..killed.clone() };
-            let fault = judge(&record, &spec(), Vec::new()).fault.unwrap();
+            let fault = judge(&record, &spec(), Vec::new(), false).fault.unwrap();
             assert_eq!((fault.blame, fault.retry), (Blame::Node, Retry::OtherNode), "{fault}");
         }
     }
@@ -777,20 +864,20 @@ mod tests {
     #[test]
     fn test_lost_gpu_is_the_reason_of_a_failure_and_of_nothing_else() {
         let lost = vec!["GPU 3 (GPU-c): it fell off the bus".to_owned()];
-        let failed = judge(&code(3), &spec(), vec!["last words".into()]);
+        let failed = judge(&code(3), &spec(), vec!["last words".into()], false);
         let fault = gpu_lost(failed.clone(), &lost).fault.unwrap();
         assert_eq!((fault.code, fault.retry), (Code::GpuLost, Retry::OtherNode));
         assert_eq!(fault.why, [&*lost[0], "the command returned 3", "last words"]);
         assert_eq!(gpu_lost(failed.clone(), &[]), failed);
-        let late = judge(&ExitRecord { timed_out: true, ..code(1) }, &spec(), Vec::new());
-        for other in [judge(&code(0), &spec(), Vec::new()), late] {
+        let late = judge(&ExitRecord { timed_out: true, ..code(1) }, &spec(), Vec::new(), false);
+        for other in [judge(&code(0), &spec(), Vec::new(), false), late] {
             assert_eq!(gpu_lost(other.clone(), &lost), other);
         }
     }
 
     #[test]
     fn test_ending_survives_the_journal() {
-        let ending = judge(&code(3), &spec(), vec!["last words".into()]);
+        let ending = judge(&code(3), &spec(), vec!["last words".into()], false);
         let text = serde_json::to_string(&ending).unwrap();
         assert_eq!(serde_json::from_str::<Ending>(&text).unwrap(), ending);
     }

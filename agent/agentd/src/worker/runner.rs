@@ -24,19 +24,16 @@ use std::time::Duration;
 
 use agent_cas::snapshot::Laid;
 use agent_model::EnvSpec;
-use agent_model::lease::Terms;
-use agent_model::protocol::orders::{Desired, UNHEARD};
+use agent_model::protocol::orders::Desired;
 use agent_model::protocol::start::Deadline;
 use agent_model::{Boot, Digest, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
-use agent_runtime::exec::{
-    Enclosure, Found, LaunchError, ReattachError, RenewError, Running, WaitError, end_all,
-};
+use agent_runtime::exec::{Enclosure, LaunchError, Running};
 use agent_shim::{ExitRecord, JobDir, Launch};
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
+use self::command::Silence;
 use super::backoff::Backoff;
 use super::faults::{self, Ending};
 use super::fetch::FetchError;
@@ -73,6 +70,8 @@ enum Interrupted {
     Ended(Box<ExitRecord>),
     /// Someone asked for the end before it was started.
     Stopped,
+    /// It was ended from here, because its supervisor did not answer.
+    EndedHere(Ending),
     /// Something failed before it was started, or it was lost.
     Failed(Fault),
 }
@@ -96,6 +95,8 @@ struct Shipping {
     tracking: Shipper,
 }
 
+mod command;
+
 /// Drives one replica.
 pub(crate) struct Runner<J> {
     worker: Arc<Worker<J>>,
@@ -112,6 +113,8 @@ pub(crate) struct Runner<J> {
     refusals: u32,
     /// The stop that the shim has heard.
     told_to_stop: Option<Desired>,
+    /// The shim does not answer, or is to end the job: since when, and what was done about it.
+    silence: Silence,
     /// What is wrong with the GPUs of the command, as it was last told.
     trouble: Vec<String>,
     /// The trees that were laid out for it.
@@ -127,11 +130,6 @@ const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 
 /// How often the numbers of a build are told.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
-
-/// How often a shim is asked whether it is there, and told how long it may go on.
-const RENEW_EVERY: Duration = Duration::from_secs(5);
-/// How long it may take to answer that.
-const RENEW_WITHIN: Duration = Duration::from_secs(5);
 
 /// How often a full disk is looked at while a job waits for room.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
@@ -178,6 +176,7 @@ impl<J: Journal> Runner<J> {
             tracked: Some(tracked),
             refusals: 0,
             told_to_stop: None,
+            silence: Silence::default(),
             trouble: Vec::new(),
             laid: Vec::new(),
         }
@@ -231,41 +230,6 @@ impl<J: Journal> Runner<J> {
             warn!(replica = %self.record.replica, key, "the environment of a running command cannot be held");
         }
         held
-    }
-
-    /// Finds what an earlier life of the daemon left: a command that runs, one that ended, or nothing.
-    async fn recall(&mut self) -> Result<Option<Running>, Interrupted> {
-        if let Some(ending) = self.record.ending.clone() {
-            return Err(Interrupted::Settled(ending));
-        }
-        let mut backoff = Backoff::default();
-        loop {
-            match self.worker.executor.reattach(&self.dir).await {
-                Ok(Found::Running(running)) => {
-                    info!(replica = %self.record.replica, "found the command running");
-                    return Ok(Some(running));
-                }
-                Ok(Found::Ended(exit)) => return Err(Interrupted::Ended(Box::new(exit))),
-                Ok(Found::NotStarted) => return self.may_start().map(|()| None).map_err(Interrupted::Failed),
-                Ok(Found::Lost(lost)) => return Err(faults::lost(&lost).into()),
-                Err(error @ ReattachError::Record(_)) => return Err(faults::unusable(&error).into()),
-                // Silence is not death: whoever is silent may run.
-                Err(error) => {
-                    warn!(replica = %self.record.replica, %error, "cannot tell what became of the command");
-                    self.prove(false);
-                    self.say("waiting for the supervisor of the command to answer");
-                    tokio::time::sleep(backoff.next()).await;
-                }
-            }
-        }
-    }
-
-    /// After a restart of the machine the controller decides anew; nothing starts because of an old order.
-    fn may_start(&self) -> Result<(), Fault> {
-        match self.record.boot_id == self.worker.boot_id {
-            true => Ok(()),
-            false => Err(faults::rebooted()),
-        }
     }
 
     /// Lays out the code and the inputs.
@@ -494,40 +458,6 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Follows the command to its end: ships what it writes, passes on what the controller wants.
-    async fn run(&mut self, running: Running) -> Result<ExitRecord, Interrupted> {
-        let now = self.worker.clock.now();
-        self.record.started_at.get_or_insert(now);
-        let detail = self.view.borrow().detail.clone(); // what the launch said about the environment
-        self.enter_anyway(ReplicaStep::Running, &detail).await;
-        let (mut progress, mut desired) = (running.progress(), self.desired.clone());
-        let (mut backoff, mut again) = (Backoff::default(), Instant::now());
-        let mut gpus = self.worker.gpus.changes();
-        self.tell_trouble(&detail);
-        let exit = loop {
-            let written = *progress.borrow_and_update();
-            self.shipping.job.written(written.log_bytes);
-            self.shipping.tracking.written(written.tracking_bytes);
-            tokio::select! {
-                exit = running.wait() => break exit,
-                Ok(()) = progress.changed() => continue,
-                Ok(()) = gpus.changed() => {
-                    self.tell_trouble(&detail);
-                    continue;
-                }
-                Ok(()) = desired.changed() => backoff.reset(),
-                () = tokio::time::sleep_until(again) => {}
-            }
-            let wanted = desired.borrow_and_update().clone();
-            let heard = self.obey(&running, &wanted).await;
-            again = Instant::now() + if heard { RENEW_EVERY } else { backoff.next() };
-        };
-        exit.map_err(|error| match error {
-            WaitError::Lost { lost, .. } => faults::lost(&lost).into(),
-            WaitError::Look(error) => faults::unusable(&error).into(),
-        })
-    }
-
     /// Says what is wrong with the GPUs of the command, which goes on as long as it can.
     fn tell_trouble(&mut self, usual: &str) {
         let trouble = self.worker.gpus.trouble(&self.record.replica);
@@ -540,75 +470,6 @@ impl<J: Journal> Runner<J> {
             self.say(&all.filter(|said| !said.is_empty()).collect::<Vec<_>>().join("; "));
         }
         self.trouble = trouble;
-    }
-
-    /// Passes on to the shim what is wanted; `false` when it did not hear.
-    async fn obey(&mut self, running: &Running, desired: &Desired) -> bool {
-        let usual = self.record.spec.limits.grace();
-        let (grace, reason) = match desired {
-            Desired::Run { until: None } => return true,
-            Desired::Run { until: Some(until) } => return self.renew(running, *until).await,
-            Desired::Stop { grace, reason } => (*grace, reason.as_str()),
-            Desired::Forget | Desired::Disown => {
-                (usual, "the controller does not know this attempt any more")
-            }
-        };
-        if self.told_to_stop.as_ref() == Some(desired) {
-            return true;
-        }
-        self.say(&format!("stopping: {reason}"));
-        let heard = running.stop(grace, reason).await;
-        match &heard {
-            Ok(()) => self.told_to_stop = Some(desired.clone()),
-            Err(error) => {
-                warn!(replica = %self.record.replica, %error, "the supervisor did not hear the stop")
-            }
-        }
-        heard.is_ok()
-    }
-
-    /// Tells the shim until when the job may run, which also shows whether it is there; `false` when it did not
-    /// answer. It ends the job by itself when the time is over; when it did not, that is done here.
-    async fn renew(&self, running: &Running, until: Boot) -> bool {
-        let renewed = match tokio::time::timeout(RENEW_WITHIN, running.renew(until)).await {
-            Ok(renewed) => renewed.map_err(Some),
-            Err(_) => Err(None),
-        };
-        let answered =
-            matches!(renewed, Ok(_) | Err(Some(RenewError::Unsupported { .. } | RenewError::Refused { .. })));
-        if !answered {
-            warn!(replica = %self.record.replica, ?renewed, "the supervisor does not say that it heard the lease");
-        }
-        self.prove(answered);
-        let knows_none = matches!(renewed, Err(Some(RenewError::Unsupported { .. })));
-        // The supervisor knows what earlier lives of this agent passed on.
-        let known = renewed.ok().flatten().unwrap_or_default().max(until);
-        self.enforce(running, known, knows_none).await;
-        answered
-    }
-
-    /// Ends a job whose lease is over and that its supervisor should have ended by now, or `knows_none` to end.
-    async fn enforce(&self, running: &Running, until: Boot, knows_none: bool) {
-        if until <= UNHEARD {
-            return; // it had leave from an earlier life of the controller, until a time nobody here knows
-        }
-        let deadline = Deadline::new(Some(until));
-        let (now, grace) = (self.worker.clock.boot(), self.record.spec.limits.grace());
-        if deadline.kill_at(grace, Terms::default()).is_some_and(|at| at <= now) {
-            error!(replica = %self.record.replica, "the job runs on without leave; it is ended from here");
-            self.say("ended by the agent: it ran on without leave");
-            self.end_tree().await;
-        } else if deadline.is_over(now) && knows_none {
-            let stopped =
-                running.stop(grace, "the node has not heard from the controller for too long").await;
-            warn!(replica = %self.record.replica, ?stopped, "its lease is over, and its supervisor knows of none");
-        }
-    }
-
-    /// Ends every process of the command that can be found.
-    async fn end_tree(&self) {
-        let ended = end_all(&self.dir, Terms::default().kill).await;
-        warn!(replica = %self.record.replica, ?ended, "processes of the job were ended: found, and left");
     }
 
     /// Says whether there is evidence that the replica goes on.
@@ -628,6 +489,12 @@ impl<J: Journal> Runner<J> {
                 return ending;
             }
             Err(Interrupted::Stopped) => Ending::canceled(now),
+            Err(Interrupted::EndedHere(ending)) => ending,
+            Err(Interrupted::Failed(fault))
+                if faults::may_be_of_the_machine(&fault) && self.went_down().await =>
+            {
+                Ending::failed(faults::rebooted().why(fault.what), now)
+            }
             Err(Interrupted::Failed(fault)) => Ending::failed(fault, now),
             Err(Interrupted::Ended(exit)) => self.judge(&exit).await,
             Ok(exit) => self.judge(&exit).await,
@@ -658,7 +525,8 @@ impl<J: Journal> Runner<J> {
     async fn judge(&mut self, exit: &ExitRecord) -> Ending {
         self.enter_anyway(ReplicaStep::Releasing, "").await;
         let tail = outputs::tail(self.dir.clone()).await;
-        faults::judge(exit, &self.record.spec, faults::tail_lines(&tail))
+        let went_down = faults::is_from_elsewhere(exit) && self.went_down().await;
+        faults::judge(exit, &self.record.spec, faults::tail_lines(&tail), went_down)
     }
 
     /// Stores logs and outputs, and writes the outcome down.

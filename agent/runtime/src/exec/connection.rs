@@ -6,14 +6,16 @@ use std::time::Duration;
 use agent_model::protocol::start::{Found, Traces};
 use agent_model::{Boot, failpoint};
 use agent_shim::cgroup::Groups;
+use agent_shim::process::Process;
 use agent_shim::wire::{Event, MAX_LINE, Request};
 use agent_shim::{End, ExitRecord, Hello, JobDir, MARK, NotStarted, process};
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::Instant;
 
 use super::container::note::Note;
-use super::{Lost, ReattachError};
+use super::{Lost, ReattachError, SHIM};
 
 /// How long a shim may take to answer. Generous: it fsyncs, and machines that train are busy.
 pub(super) const ANSWER: Duration = Duration::from_secs(30);
@@ -23,6 +25,9 @@ pub(super) const LEASES: u32 = 2;
 
 /// Between two looks at a directory whose shim is about to listen or about to end.
 pub(super) const AGAIN: Duration = Duration::from_millis(10);
+
+/// How long whoever listens where no lock is held may take to greet.
+const GREETING: Duration = Duration::from_secs(1);
 
 /// How long killing the remains of a lost job may take.
 const KILL_WITHIN: Duration = Duration::from_secs(30);
@@ -52,8 +57,9 @@ impl Connection {
         let Some(Event::Hello { version, instance, gone }) = connection.next().await? else {
             return Err(stranger());
         };
-        let hello = dir.read_hello().map_err(io::Error::other)?;
-        if hello.is_none_or(|hello| hello.instance != instance) {
+        // Either file tells it, should somebody have harmed the other.
+        let hello = dir.read_hello().ok().flatten().map(|hello| hello.instance);
+        if hello.or_else(|| dir.started_instance()) != Some(instance) {
             return Err(stranger());
         }
         connection.gone = gone;
@@ -131,19 +137,26 @@ pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
     loop {
         // In this order: a shim writes its record, or is killed, before its lock goes.
         let shim = dir.has_shim().map_err(|source| ReattachError::Look { dir: path(), source })?;
-        let record = dir.read_exit()?;
+        let record = dir.read_exit();
         let no_go = |record: &ExitRecord| record.end == End::NeverStarted(NotStarted::NoGo);
         let traces = Traces {
             supervised: shim,
             started: dir.is_started(),
-            ended: record.is_some(),
-            may_start: record.as_ref().is_some_and(no_go),
+            ended: matches!(record, Ok(Some(_))),
+            may_start: matches!(&record, Ok(Some(record)) if no_go(record)),
         };
         match (traces.found(), record) {
-            (Found::Ended, Some(record)) => return Ok(Place::Ended(record)),
-            (Found::Fresh, _) => return Ok(Place::Fresh),
-            (Found::Lost, _) => return Ok(Place::Lost),
+            (Found::Ended, Ok(Some(record))) => return Ok(Place::Ended(record)),
+            // A supervisor that lives writes what somebody harmed again.
             (Found::Live | Found::Ended, _) => {}
+            (Found::Fresh | Found::Lost, Err(error)) => return Err(error.into()),
+            (found, Ok(_)) => {
+                // One of an earlier release is known by its log alone, which somebody may have removed.
+                if let Ok(Ok(connection)) = tokio::time::timeout(GREETING, Connection::open(dir)).await {
+                    return Ok(Place::Live(connection));
+                }
+                return Ok(if found == Found::Fresh { Place::Fresh } else { Place::Lost });
+            }
         }
         match tokio::time::timeout_at(deadline, Connection::open(dir)).await {
             Ok(Ok(connection)) => return Ok(Place::Live(connection)),
@@ -160,7 +173,15 @@ pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
 /// Kills what is left of a job whose shim is gone, and finds out why it is. Safe to repeat.
 pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
     let nothing = Lost { rebooted: false, killed: 0, left: 0, why: None };
-    let Some(hello) = dir.read_hello()? else { return Ok(nothing) };
+    let hello = match (dir.read_hello(), dir.started_instance()) {
+        (Ok(Some(hello)), _) => hello,
+        // Who was started is known by the mark that its processes bear.
+        (_, Some(instance)) => {
+            let (found, left) = kill_marked(instance, KILL_WITHIN).await;
+            return Ok(Lost { killed: found - left, left, ..nothing });
+        }
+        (hello, None) => return hello.map(|_| nothing).map_err(ReattachError::from),
+    };
     if hello.boot_id != agent_shim::process::boot_id() {
         // A container keeps its groups when it is given another boot.
         let groups = Groups::of(&hello);
@@ -172,13 +193,25 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
     Ok(Lost { killed: found - left, left, why, ..nothing })
 }
 
-/// Kills every process of a job that can be found, with its shim where that is in a container. Returns how many there
-/// were, and how many are left.
+/// Ends a job from outside, its supervisor with it: that one does not do what it was told. What is frozen is let go on,
+/// so that it hears the signal. Returns how many processes there were, and how many are left.
 pub async fn end_all(dir: &JobDir, within: Duration) -> Result<(usize, usize), ReattachError> {
-    match dir.read_hello()? {
-        Some(hello) => Ok(kill(dir, hello, within).await),
-        None => Ok((0, 0)),
+    let Some(hello) = dir.read_hello()? else { return Ok((0, 0)) };
+    // Killed first: what it would do next is to find its job dead, and to say that the job died by itself.
+    let supervisor = Process::find(hello.pid)
+        .filter(|_| !hello.container && hello.boot_id == process::boot_id())
+        .filter(|found| process::name(found.pid as u32) == SHIM && found.works_at(dir.path()));
+    if let Some(supervisor) = supervisor {
+        let killed = supervisor.signal(Signal::SIGKILL);
+        tracing::warn!(dir = %dir.path().display(), pid = hello.pid, ?killed, "a silent supervisor is ended");
+        process::thaw(supervisor.pid);
     }
+    Ok(kill(dir, hello, within).await)
+}
+
+async fn kill_marked(instance: String, within: Duration) -> (usize, usize) {
+    let kill = move || process::kill_marked(MARK, &instance, within);
+    tokio::task::spawn_blocking(kill).await.unwrap_or_default()
 }
 
 async fn kill(dir: &JobDir, hello: Hello, within: Duration) -> (usize, usize) {

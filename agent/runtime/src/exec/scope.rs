@@ -53,6 +53,15 @@ fn user_bus() -> Option<String> {
     Path::new(&dir).join("bus").exists().then_some(dir)
 }
 
+/// The machine is being stopped: what is ended now is ended because of that.
+pub async fn is_stopping() -> bool {
+    if !Path::new("/run/systemd/system").is_dir() {
+        return false;
+    }
+    let ask = Command::new("systemctl").envs([("PATH", PATH)]).stall(WITHIN).arg("is-system-running");
+    ask.capture().await.is_ok_and(|said| said.text.trim_ascii() == b"stopping")
+}
+
 /// Puts the shim that says `hello` into a scope of its own and waits until it is there. Said again of one
 /// that is in its scope, it changes nothing.
 pub(super) async fn enclose(hello: &Hello) -> Result<(), ScopeError> {

@@ -1,0 +1,321 @@
+//! Following a command and its supervisor: what an earlier life of the daemon left, what is passed on, and what becomes of
+//! a job whose supervisor does not answer.
+//!
+//! Silence is not death: whoever is silent may run, and whoever asks is told since when. But a job that must end, because
+//! its end was ordered or its lease is over, ends also when its supervisor is stopped or frozen: once that one has had
+//! its time ([`due_after`]), the job is ended from here, supervisor and all.
+
+use std::time::Duration;
+
+use agent_model::lease::Terms;
+use agent_model::protocol::orders::{Desired, UNHEARD};
+use agent_model::protocol::start::Deadline;
+use agent_model::{Boot, Fault, ReplicaStep, Verdict};
+use agent_runtime::exec::{Found, ReattachError, RenewError, Running, WaitError, end_all, is_stopping};
+use agent_shim::{ExitRecord, RecordError, process};
+use tokio::time::{Instant, timeout};
+use tracing::{error, info, warn};
+
+use super::{Backoff, Ending, Interrupted, Journal, Runner, faults};
+
+/// How often a shim is asked whether it is there, and told what is wanted.
+const ASK_EVERY: Duration = Duration::from_secs(5);
+/// How long it may take to answer that.
+const ASK_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long a shim that runs may need to hear a stop: it fsyncs, and machines that train are busy.
+const BUSY: Duration = Duration::from_secs(60);
+
+/// How long one that has heard it may need, beyond the grace, until the record of the end is on a disk that is full.
+const RECORD: Duration = Duration::from_secs(700);
+
+/// What is known of a supervisor that does not answer.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// Since when it does not.
+    since: Option<Boot>,
+    /// Since when the job is to end.
+    stop_since: Option<Boot>,
+    /// Why the job was ended from here.
+    ended: Option<Why>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    Ordered,
+    LeaseOver,
+}
+
+/// How long beyond its grace a supervisor that is silent has to end a job. One that is `halted` gets no time: it can
+/// do nothing with it.
+fn due_after(halted: bool, heard: bool) -> Duration {
+    match (halted, heard) {
+        (true, _) => Terms::default().kill,
+        (false, false) => BUSY,
+        (false, true) => RECORD,
+    }
+}
+
+impl<J: Journal> Runner<J> {
+    /// Finds what an earlier life of the daemon left: a command that runs, one that ended, or nothing.
+    pub(super) async fn recall(&mut self) -> Result<Option<Running>, Interrupted> {
+        if let Some(ending) = self.record.ending.clone() {
+            return Err(Interrupted::Settled(ending));
+        }
+        let (mut backoff, mut desired) = (Backoff::default(), self.desired.clone());
+        loop {
+            match timeout(ASK_WITHIN, self.worker.executor.reattach(&self.dir)).await {
+                Ok(Ok(Found::Running(running))) => {
+                    info!(replica = %self.record.replica, "found the command running");
+                    self.silence.since = None;
+                    return Ok(Some(running));
+                }
+                Ok(Ok(Found::Ended(exit))) => return Err(Interrupted::Ended(Box::new(exit))),
+                Ok(Ok(Found::NotStarted)) if self.record.started_at.is_some() => {
+                    return Err(faults::traces_lost(self.dir.path()).into());
+                }
+                Ok(Ok(Found::NotStarted)) => {
+                    return self.may_start().map(|()| None).map_err(Interrupted::Failed);
+                }
+                Ok(Ok(Found::Lost(lost))) => return Err(self.lost(faults::lost(&lost))),
+                Ok(Err(ReattachError::Record(error))) if is_damage(&error) => {
+                    return Err(faults::record_lost(&error).into());
+                }
+                Ok(Err(error @ (ReattachError::Record(_) | ReattachError::Look { .. }))) => {
+                    self.say(&format!(
+                        "waiting until what became of the command can be read: {}",
+                        told(&error)
+                    ));
+                    warn!(replica = %self.record.replica, error = told(&error), "cannot tell what became of the command");
+                }
+                Ok(Err(ReattachError::Silent { .. })) | Err(_) => {
+                    warn!(replica = %self.record.replica, "the supervisor of the command does not answer");
+                    self.bear_silence("").await;
+                }
+            }
+            self.prove(false);
+            let pause = backoff.next();
+            if let Ok(Err(_)) = timeout(pause, desired.changed()).await {
+                tokio::time::sleep(pause).await; // nobody can want anything any more: the daemon stops
+            }
+        }
+    }
+
+    /// After a restart of the machine the controller decides anew; nothing starts because of an old order.
+    fn may_start(&self) -> Result<(), Fault> {
+        match self.record.boot_id == self.worker.boot_id {
+            true => Ok(()),
+            false => Err(faults::rebooted()),
+        }
+    }
+
+    /// The machine was stopped since the job was accepted, or is being stopped now.
+    pub(super) async fn went_down(&self) -> bool {
+        self.record.boot_id != self.worker.boot_id || is_stopping().await
+    }
+
+    /// What came of a command whose supervisor is gone without a record.
+    fn lost(&self, fault: Fault) -> Interrupted {
+        let ended = |fault| Ending {
+            started_at: self.record.started_at,
+            ..Ending::failed(fault, self.worker.clock.now())
+        };
+        match self.silence.ended {
+            None => Interrupted::Failed(fault),
+            Some(Why::Ordered) => {
+                Interrupted::EndedHere(Ending { verdict: Verdict::Canceled, fault: None, ..ended(fault) })
+            }
+            Some(Why::LeaseOver) => {
+                let fault = faults::lease_over().why("its supervisor did not answer: the agent ended it");
+                Interrupted::EndedHere(ended(fault))
+            }
+        }
+    }
+
+    /// Follows the command to its end: ships what it writes, passes on what the controller wants.
+    pub(super) async fn run(&mut self, mut running: Running) -> Result<ExitRecord, Interrupted> {
+        let now = self.worker.clock.now();
+        self.record.started_at.get_or_insert(now);
+        let detail = self.view.borrow().detail.clone(); // what the launch said about the environment
+        self.enter_anyway(ReplicaStep::Running, &detail).await;
+        loop {
+            match self.follow(&running, &detail).await {
+                Ok(exit) => return Ok(exit),
+                Err(WaitError::Lost { lost, .. }) => return Err(self.lost(faults::lost(&lost))),
+                Err(WaitError::Look(error)) => {
+                    warn!(replica = %self.record.replica, error = told(&error), "lost sight of the command");
+                    let again = self.recall().await?;
+                    running = again.ok_or_else(|| faults::traces_lost(self.dir.path()))?;
+                }
+            }
+        }
+    }
+
+    async fn follow(&mut self, running: &Running, detail: &str) -> Result<ExitRecord, WaitError> {
+        let (mut progress, mut desired) = (running.progress(), self.desired.clone());
+        let (mut backoff, mut again) = (Backoff::default(), Instant::now());
+        let mut gpus = self.worker.gpus.changes();
+        self.tell_trouble(detail);
+        loop {
+            let written = *progress.borrow_and_update();
+            self.shipping.job.written(written.log_bytes);
+            self.shipping.tracking.written(written.tracking_bytes);
+            tokio::select! {
+                exit = running.wait() => return exit,
+                Ok(()) = progress.changed() => continue,
+                Ok(()) = gpus.changed() => {
+                    self.tell_trouble(detail);
+                    continue;
+                }
+                Ok(()) = desired.changed() => backoff.reset(),
+                () = tokio::time::sleep_until(again) => {}
+            }
+            let wanted = desired.borrow_and_update().clone();
+            let heard = self.obey(running, &wanted, detail).await;
+            again = Instant::now() + if heard { ASK_EVERY } else { backoff.next() };
+        }
+    }
+
+    /// Passes on to the shim what is wanted; `false` when it did not hear.
+    async fn obey(&mut self, running: &Running, desired: &Desired, usual: &str) -> bool {
+        match desired {
+            Desired::Run { until: None } => return true,
+            Desired::Run { until: Some(until) } => return self.renew(running, *until, usual).await,
+            Desired::Stop { .. } | Desired::Forget | Desired::Disown => {}
+        }
+        let (grace, reason) = self.stop_wanted(desired);
+        let now = self.worker.clock.boot();
+        self.silence.stop_since.get_or_insert(now);
+        if self.told_to_stop.as_ref() != Some(desired) {
+            self.say(&format!("stopping: {reason}"));
+        }
+        // Said again to see whether it is there: it may have been stopped after it heard.
+        let heard = timeout(ASK_WITHIN, running.stop(grace, &reason)).await;
+        if let Ok(Ok(())) = heard {
+            self.told_to_stop = Some(desired.clone());
+            self.silence.since = None;
+            return true;
+        }
+        warn!(replica = %self.record.replica, ?heard, "the supervisor did not hear the stop");
+        self.bear_silence(&format!("stopping: {reason}; ")).await;
+        false
+    }
+
+    fn stop_wanted(&self, desired: &Desired) -> (Duration, String) {
+        match desired {
+            Desired::Stop { grace, reason } => (*grace, reason.clone()),
+            _ => {
+                let reason = "the controller does not know this attempt any more";
+                (self.record.spec.limits.grace(), reason.to_owned())
+            }
+        }
+    }
+
+    /// The supervisor does not answer: says so, after `before`, and ends the job from here if it has had its time.
+    async fn bear_silence(&mut self, before: &str) {
+        self.prove(false);
+        let now = self.worker.clock.boot();
+        let since = *self.silence.since.get_or_insert(now);
+        let hello = self.dir.read_hello().ok().flatten();
+        let halted = hello.is_some_and(|hello| !hello.container && process::is_halted(hello.pid));
+        let desired = self.desired.borrow().clone();
+        let due = match &desired {
+            Desired::Run { until: Some(until) } if *until > UNHEARD => {
+                let grace = self.record.spec.limits.grace();
+                Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
+            }
+            // Whatever leave an earlier life of this daemon passed on is over by then.
+            Desired::Run { until: Some(_) } if halted => {
+                let terms = Terms::default();
+                Some((since + terms.length + self.record.spec.limits.grace() + terms.kill, Why::LeaseOver))
+            }
+            Desired::Run { .. } => None,
+            stop => {
+                let (grace, _) = self.stop_wanted(stop);
+                let wanted = *self.silence.stop_since.get_or_insert(now);
+                let heard = self.told_to_stop.is_some();
+                Some((wanted + grace + due_after(halted, heard), Why::Ordered))
+            }
+        };
+        let state = if halted { "is stopped or frozen" } else { "does not answer" };
+        let minutes = now.since(since).as_secs() / 60;
+        let so_far = if minutes == 0 { String::new() } else { format!(", for {minutes} min now") };
+        match due {
+            Some((at, why)) if at <= now => {
+                error!(replica = %self.record.replica, ?why, "the supervisor {state}; the job is ended from here");
+                self.say(&format!("{before}its supervisor {state}: ended by the agent"));
+                self.silence.ended = Some(why);
+                self.end_tree().await;
+            }
+            Some((at, _)) => {
+                let left = at.since(now).as_secs() + 1;
+                let when = if left >= 60 { format!("{} min", left / 60) } else { "a minute at most".to_owned() };
+                self.say(&format!("{before}its supervisor {state}{so_far}; in {when} the agent ends the job itself"));
+            }
+            None => self.say(&format!(
+                "{before}waiting for the supervisor of the command, which {state}{so_far}; the command may go on"
+            )),
+        }
+    }
+
+    /// Tells the shim until when the job may run, which also shows whether it is there; `false` when it did not
+    /// answer. It ends the job by itself when the time is over; when it did not, that is done here.
+    async fn renew(&mut self, running: &Running, until: Boot, usual: &str) -> bool {
+        let renewed = match timeout(ASK_WITHIN, running.renew(until)).await {
+            Ok(renewed) => renewed.map_err(Some),
+            Err(_) => Err(None),
+        };
+        let answered =
+            matches!(renewed, Ok(_) | Err(Some(RenewError::Unsupported { .. } | RenewError::Refused { .. })));
+        if !answered {
+            warn!(replica = %self.record.replica, ?renewed, "the supervisor does not say that it heard the lease");
+            self.bear_silence("").await;
+            return false;
+        }
+        self.prove(true);
+        if self.silence.since.take().is_some() {
+            self.say(usual);
+        }
+        let knows_none = matches!(renewed, Err(Some(RenewError::Unsupported { .. })));
+        // The supervisor knows what earlier lives of this agent passed on.
+        let known = renewed.ok().flatten().unwrap_or_default().max(until);
+        self.enforce(running, known, knows_none).await;
+        true
+    }
+
+    /// Ends a job whose lease is over and that its supervisor should have ended by now, or `knows_none` to end.
+    async fn enforce(&mut self, running: &Running, until: Boot, knows_none: bool) {
+        if until <= UNHEARD {
+            return; // it had leave from an earlier life of the controller, until a time nobody here knows
+        }
+        let deadline = Deadline::new(Some(until));
+        let (now, grace) = (self.worker.clock.boot(), self.record.spec.limits.grace());
+        if deadline.kill_at(grace, Terms::default()).is_some_and(|at| at <= now) {
+            error!(replica = %self.record.replica, "the job runs on without leave; it is ended from here");
+            self.say("ended by the agent: it ran on without leave");
+            self.silence.ended = Some(Why::LeaseOver);
+            self.end_tree().await;
+        } else if deadline.is_over(now) && knows_none {
+            let stopped = running.stop(grace, faults::LEASE_OVER).await;
+            warn!(replica = %self.record.replica, ?stopped, "its lease is over, and its supervisor knows of none");
+        }
+    }
+
+    /// Ends every process of the command that can be found, and its supervisor.
+    async fn end_tree(&self) {
+        let ended = end_all(&self.dir, Terms::default().kill).await;
+        warn!(replica = %self.record.replica, ?ended, "processes of the job were ended: found, and left");
+    }
+}
+
+/// What cannot be read will not be another time.
+fn is_damage(error: &RecordError) -> bool {
+    match error {
+        RecordError::Parse { .. } | RecordError::Version { .. } => true,
+        RecordError::Read { source, .. } => source.kind() == std::io::ErrorKind::IsADirectory,
+    }
+}
+
+fn told(error: &(dyn std::error::Error + 'static)) -> String {
+    agent_model::causes::tell(error)
+}
