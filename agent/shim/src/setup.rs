@@ -9,6 +9,7 @@ use std::path::Path;
 use agent_model::{Clock as _, SystemClock};
 use agent_shim::cgroup::Groups;
 use agent_shim::segments::Writer;
+use agent_shim::tracking::Intake;
 use agent_shim::{Hello, JobDir, Launch, RecordError, VERSION, WriteError, process, sys};
 use nix::fcntl::OFlag;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -142,19 +143,18 @@ fn listen_for_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
 }
 
-fn append_to(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
-}
-
 /// The job may append to the file as well as the daemon, so it belongs to the job's user.
 fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
-    let file = append_to(&dir.tracking())?;
+    let options = OpenOptions::new().append(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits()).clone();
+    let file = options.open(dir.tracking())?;
     if let Some(user) = launch.user {
         std::os::unix::fs::fchown(file.as_fd(), Some(user.uid), Some(user.gid))?;
     }
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    inotify.add_watch(&dir.tracking(), AddWatchFlags::IN_MODIFY)?;
-    Ok(Tracking { inotify, file })
+    // The folder tells of writes to files in it, to those too that were removed and are written still.
+    let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;
+    inotify.add_watch(dir.path(), changes)?;
+    Ok(Tracking { inotify, intake: Intake::open(dir, launch.log)? })
 }
 
 /// Tells whoever started this that it listens. Nobody may be there any more, which is no reason to stop.

@@ -582,6 +582,7 @@ mod tests {
         let ending = judge(record, &spec(), tail_lines(tail.as_bytes()));
         (ending.verdict, ending.fault.map(|fault| fault.code))
     }
+            tracking_error: None,
 
     #[test]
     fn test_every_way_to_end_has_its_verdict_and_code() {

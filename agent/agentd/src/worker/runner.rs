@@ -160,6 +160,7 @@ impl<J: Journal> Runner<J> {
             tracking: ship(Content::Tracking, dir.tracking()),
         };
         let tracked = worker.tracking.register(TrackedRun {
+            tracking_stream: dir.tracking_stream(),
             replica: record.replica.clone(),
             run_id: record.replica.job.to_string(),
             token: record.token.clone(),
