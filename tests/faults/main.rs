@@ -6,6 +6,7 @@ mod a_lease;
 mod a_races;
 mod a_store;
 mod a_wire;
+mod b_lengths;
 mod b_logs;
 mod c_disk;
 mod c_host;
@@ -30,6 +31,7 @@ fn rows() -> Vec<&'static Row> {
         a_races::ROWS,
         sweep::ROWS,
         b_logs::ROWS,
+        b_lengths::ROWS,
         c_trees::ROWS,
         c_host::ROWS,
         c_disk::ROWS,
