@@ -7,6 +7,7 @@ mod a_races;
 mod a_stops;
 mod a_store;
 mod a_wire;
+mod b_lengths;
 mod b_logs;
 mod c_disk;
 mod c_files;
@@ -33,6 +34,7 @@ fn rows() -> Vec<&'static Row> {
         a_stops::ROWS,
         sweep::ROWS,
         b_logs::ROWS,
+        b_lengths::ROWS,
         c_trees::ROWS,
         c_host::ROWS,
         c_files::ROWS,

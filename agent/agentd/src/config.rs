@@ -52,6 +52,7 @@ const KEYS: &[Key] = &[
     Key { name: "store_size", default: "25%" },
     Key { name: "lease", default: "60s" },
     Key { name: "log_quota", default: "4GiB" },
+    Key { name: "archive_quota", default: "16GiB" },
     Key { name: "job_user", default: "" },
     Key { name: "conda_channels", default: "conda-forge" },
     Key { name: "conda_alias", default: "https://conda.anaconda.org" },
@@ -284,8 +285,10 @@ pub(crate) struct Config {
     pub(crate) store_size: Share,
     /// How long a blob stays that was sent, read or asked for.
     pub(crate) blob_lease: Duration,
-    /// What the log of a job may take of the disk until the controller has it, in bytes.
+    /// What the log of a job may take of the disk until the controller has it, in bytes; its metrics, a quarter.
     pub(crate) log_quota: u64,
+    /// What the controller keeps of each log of a job, in bytes; of its metrics, a quarter.
+    pub(crate) archive_quota: u64,
     /// For how long a node that hears nothing from the controller may go on with a job that may be replaced.
     pub(crate) lease: Duration,
     /// Whom jobs run as; `None` is the daemon's own user.
@@ -319,7 +322,7 @@ impl Config {
         let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
         let store_size = layers.get("store_size");
         let job_user = layers.get("job_user");
-        let log_quota = layers.get("log_quota");
+        let [log_quota, archive_quota] = [layers.get("log_quota"), layers.get("archive_quota")];
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
         let mut host = HostVariables::select(variables);
@@ -341,6 +344,7 @@ impl Config {
             store_size: store_size.parse("a size such as `50GiB`, or a part such as `25%`", values::share)?,
             blob_lease: blob_lease(variables),
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
+            archive_quota: archive_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
             job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
             environments,
@@ -362,6 +366,7 @@ impl Config {
                 store_size,
                 lease,
                 log_quota,
+                archive_quota,
                 job_user,
             ],
         };

@@ -297,7 +297,8 @@ async fn start_controller(
     socket: &Path,
 ) -> Result<(), StartError> {
     let terms = Terms { length: config.lease, ..Terms::default() };
-    let settings = ControllerConfig { terms, ..ControllerConfig::new(&config.state_dir) };
+    let archive_quota = config.archive_quota;
+    let settings = ControllerConfig { terms, archive_quota, ..ControllerConfig::new(&config.state_dir) };
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
         .await
         .map_err(StartError::Controller)?;

@@ -5,7 +5,9 @@
 //! once stored at an offset never change, except that [`Tape::conclude`] sets a channel aside whose content was
 //! proven wrong; a repeated append is trimmed, a gap stores nothing; a length is told to a node only after
 //! a forced write that succeeded, but to followers at once. A forced write that failed is never tried again
-//! as if nothing had happened: what it was for is cut off, or written to another file, and sent again.
+//! as if nothing had happened: what it was for is cut off, or written to another file, and sent again. No channel
+//! takes more than its quota ([`Archive::new`]), and all of them together leave the disk some room: what becomes of jobs
+//! is written there too, and matters more than what they print.
 //!
 //! All file access blocks: it happens in [`Archive::blocking`]. Tapes live while somebody holds them.
 //!
@@ -22,6 +24,7 @@ use std::thread::ScopedJoinHandle;
 use agent_cas::Hasher;
 use agent_model::protocol::log::{Splice, splice};
 use agent_model::{Digest, JobId, ReplicaId, Stream, failpoint};
+use rustix::fs::fstatvfs;
 use tokio::sync::watch;
 
 /// What is kept of a replica, each with its own byte offsets.
@@ -85,6 +88,8 @@ type Tapes = HashMap<(ReplicaId, Channel), Weak<Tape>>;
 #[derive(Debug, Clone)]
 pub(crate) struct Archive {
     root: Arc<Path>,
+    /// How much of a log is kept, in bytes.
+    quota: u64,
     tapes: Arc<Mutex<Tapes>>,
     /// Those that were concluded last: what was found out about one is not lost before it is asked again.
     recent: Arc<Mutex<VecDeque<Arc<Tape>>>>,
@@ -93,10 +98,19 @@ pub(crate) struct Archive {
 /// How many tapes stay open that nobody else holds.
 const RECENT: usize = 16;
 
+/// Records may take this part of what a log may.
+const RECORDS_PART: u64 = 4;
+
+/// The room on the disk that is left to the controller's database, which needs it to go on, and to the blobs of small
+/// outputs; of a small disk, a part.
+const LEAVE: u64 = 256 << 20;
+const LEAVE_PART: u64 = 16;
+
 impl Archive {
-    /// The archive below `root`, which exists.
-    pub(crate) fn new(root: &Path) -> Archive {
-        Archive { root: root.into(), tapes: Arc::default(), recent: Arc::default() }
+    /// The archive below `root`, which exists. Of each log of a replica it keeps the first `quota` bytes, and of its
+    /// records a part of that.
+    pub(crate) fn new(root: &Path, quota: u64) -> Archive {
+        Archive { root: root.into(), quota, tapes: Arc::default(), recent: Arc::default() }
     }
 
     /// Runs file access where it may block.
@@ -123,7 +137,11 @@ impl Archive {
             }
             let directory = archive.job_directory(&replica.job);
             let name = format!("{}.{}.{channel}", replica.epoch, replica.rank);
-            let tape = Arc::new(Tape::open(directory.join(name))?);
+            let quota = match channel {
+                Channel::Log(_) => archive.quota,
+                Channel::Tracking => archive.quota / RECORDS_PART,
+            };
+            let tape = Arc::new(Tape::open(directory.join(name), quota)?);
             tapes.retain(|_, tape| tape.strong_count() > 0);
             tapes.insert((replica, channel), Arc::downgrade(&tape));
             Ok(tape)
@@ -153,6 +171,7 @@ impl Archive {
 #[derive(Debug)]
 pub(crate) struct Tape {
     path: PathBuf,
+    quota: u64,
     /// There once the file exists.
     file: Mutex<Option<Arc<File>>>,
     writer: Mutex<Writer>,
@@ -175,7 +194,7 @@ struct Writer {
 }
 
 impl Tape {
-    fn open(path: PathBuf) -> Result<Tape, ArchiveError> {
+    fn open(path: PathBuf, quota: u64) -> Result<Tape, ArchiveError> {
         let mut file = None;
         let mut length = 0;
         match OpenOptions::new().read(true).write(true).open(&path) {
@@ -190,6 +209,7 @@ impl Tape {
         let writer = Mutex::new(Writer { synced: 0, doubtful: false, named: false, sealed: false });
         Ok(Tape {
             path,
+            quota,
             file: Mutex::new(file),
             writer,
             length: watch::Sender::new(length),
@@ -207,8 +227,8 @@ impl Tape {
         self.length.subscribe()
     }
 
-    /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed tape, stores
-    /// nothing. Blocks.
+    /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed tape or one that has
+    /// its quota, stores nothing. Blocks.
     pub(crate) fn append(&self, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
         let mut writer = locked(&self.writer);
         self.restore_trust(&mut writer)?;
@@ -217,16 +237,22 @@ impl Tape {
         if writer.sealed {
             return Ok(());
         }
+        let allowed = usize::try_from(self.quota.saturating_sub(length)).unwrap_or(usize::MAX);
         let fresh = &data[part];
+        let fresh = &fresh[..fresh.len().min(allowed)];
+        if fresh.is_empty() {
+            return Ok(());
+        }
         let file = self.create()?;
-        failpoint::hit("control.archive.write").and_then(|()| file.write_all_at(fresh, length)).map_err(
-            |source| ArchiveError::Write {
-                path: self.path.clone(),
-                offset: length,
-                bytes: fresh.len(),
-                source,
-            },
-        )?;
+        let written = failpoint::hit("control.archive.write")
+            .and_then(|()| leave_room(&file, fresh.len() as u64))
+            .and_then(|()| file.write_all_at(fresh, length));
+        written.map_err(|source| ArchiveError::Write {
+            path: self.path.clone(),
+            offset: length,
+            bytes: fresh.len(),
+            source,
+        })?;
         let mut hasher = locked(&self.hasher);
         if hasher.size() == length {
             hasher.update(fresh);
@@ -451,6 +477,14 @@ pub(crate) fn sync_all(tapes: &[Arc<Tape>]) -> Vec<Result<u64, ArchiveError>> {
         let join = |part: ScopedJoinHandle<'_, _>| part.join().unwrap_or(Err(ArchiveError::Stopping));
         running.into_iter().map(join).chain(forced).collect()
     })
+}
+
+/// Refuses what would take room that is left to the database. A disk that does not say what is free is tried.
+fn leave_room(file: &File, bytes: u64) -> io::Result<()> {
+    let Ok(disk) = fstatvfs(file) else { return Ok(()) };
+    let leave = LEAVE.min(disk.f_blocks.saturating_mul(disk.f_frsize) / LEAVE_PART);
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if free < leave.saturating_add(bytes) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
 }
 
 fn unless_missing(error: io::Error) -> io::Result<()> {

@@ -61,15 +61,25 @@ pub struct ControllerConfig {
     pub lease: Duration,
     /// How long a job that may be replaced runs unheard.
     pub terms: Terms,
+    /// How much is kept of each log of a job, in bytes; of its metrics, a quarter.
+    pub archive_quota: u64,
 }
 
 impl ControllerConfig {
     /// The lease that is right unless someone knows better.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(15);
 
+    /// More than anybody reads of a log, and less than any disk of a controller.
+    const DEFAULT_ARCHIVE_QUOTA: u64 = 16 << 30;
+
     /// The usual settings.
     pub fn new(state_dir: impl Into<PathBuf>) -> ControllerConfig {
-        ControllerConfig { state_dir: state_dir.into(), lease: Self::DEFAULT_LEASE, terms: Terms::default() }
+        ControllerConfig {
+            state_dir: state_dir.into(),
+            lease: Self::DEFAULT_LEASE,
+            terms: Terms::default(),
+            archive_quota: Self::DEFAULT_ARCHIVE_QUOTA,
+        }
     }
 }
 
@@ -133,7 +143,7 @@ impl Controller {
         let services = api::Services {
             queue,
             store: Arc::clone(&store),
-            archive: archive::Archive::new(&archive_dir),
+            archive: archive::Archive::new(&archive_dir, config.archive_quota),
             blobs,
             collector,
             lease: config.lease.min(config.terms.length),

@@ -40,6 +40,11 @@ pub enum TrackingRecord {
         /// Its value.
         text: String,
     },
+    /// `{"note": "the file was replaced"}`: what agentd says of the records around it, for people.
+    Note {
+        /// What it says.
+        note: String,
+    },
 }
 
 impl TrackingRecord {
@@ -95,6 +100,8 @@ mod tests {
             assert_eq!(TrackingRecord::parse(record.to_line().as_bytes()), Some(record));
         }
         let nan = TrackingRecord::parse(br#"{"metric":"m","value":"NaN"}"#);
+        let note = TrackingRecord::Note { note: "cut".into() };
+        assert_eq!(TrackingRecord::parse(note.to_line().as_bytes()), Some(note));
         assert!(matches!(nan, Some(TrackingRecord::Metric { value, step: 0, .. }) if value.is_nan()));
     }
 

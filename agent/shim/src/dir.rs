@@ -118,9 +118,14 @@ impl JobDir {
         self.path.join("shim.log")
     }
 
-    /// Metrics, parameters and tags, one record a line.
+    /// Metrics, parameters and tags, one record a line: where the job and the daemon write them.
     pub fn tracking(&self) -> PathBuf {
         self.path.join("tracking.jsonl")
+    }
+
+    /// The segments of everything that was ever read of that file, which the job may cut or replace.
+    pub fn tracking_stream(&self) -> PathBuf {
+        self.log_dir().join("tracking")
     }
 
     /// The code of the job.

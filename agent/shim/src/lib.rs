@@ -23,8 +23,10 @@ mod dir;
 pub mod process;
 mod record;
 pub mod segments;
+pub mod source;
 #[allow(unsafe_code, reason = "the few system calls that have no safe wrapper")]
 pub mod sys;
+pub mod tracking;
 pub mod wire;
 
 pub use dir::{CreateError, JobDir, Place, RecordError, WriteError};

@@ -213,8 +213,11 @@ pub struct ExitRecord {
     /// SHA-256 of the log, in lower-case hexadecimal; earlier releases left it to the daemon.
     #[serde(default)]
     pub log_sha256: Option<String>,
-    /// Final length of the tracking file, in bytes.
+    /// Final length of the stream of tracking records, in bytes.
     pub tracking_bytes: u64,
+    /// Why some of them are not in it.
+    #[serde(default)]
+    pub tracking_error: Option<String>,
     /// Largest resident memory of any one of its processes, in bytes.
     pub max_rss: u64,
     /// Processor time of all its processes, in milliseconds.

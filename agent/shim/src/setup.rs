@@ -9,6 +9,7 @@ use std::path::Path;
 use agent_model::{Clock as _, SystemClock};
 use agent_shim::cgroup::Groups;
 use agent_shim::segments::Writer;
+use agent_shim::tracking::Intake;
 use agent_shim::{Hello, JobDir, Launch, Place, RecordError, VERSION, WriteError, process, sys};
 use nix::fcntl::OFlag;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -142,11 +143,7 @@ fn listen_for_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
 }
 
-fn append_to(path: &Path) -> io::Result<File> {
-    OpenOptions::new().append(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)
-}
-
-/// What is done to a directory when somebody removes, replaces or empties a file in it, or changes its rights.
+/// What tells that somebody removed, replaced or emptied a file in a directory, or changed its rights.
 const HARM: AddWatchFlags = AddWatchFlags::IN_DELETE
     .union(AddWatchFlags::IN_MOVE)
     .union(AddWatchFlags::IN_ATTRIB)
@@ -154,15 +151,16 @@ const HARM: AddWatchFlags = AddWatchFlags::IN_DELETE
 
 /// The job may append to the file as well as the daemon, so it belongs to the job's user.
 fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
-    let file = append_to(&dir.tracking())?;
+    let options = OpenOptions::new().append(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits()).clone();
+    let file = options.open(dir.tracking())?;
     if let Some(user) = launch.user {
         std::os::unix::fs::fchown(file.as_fd(), Some(user.uid), Some(user.gid))?;
     }
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    inotify.add_watch(&dir.tracking(), AddWatchFlags::IN_MODIFY)?;
-    // Best effort: who mends nothing still does his work.
-    let _ = inotify.add_watch(dir.path(), HARM);
-    Ok(Tracking { inotify, file })
+    // The folder tells of writes to files in it, to those too that were removed and are written still.
+    let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | HARM;
+    inotify.add_watch(dir.path(), changes)?;
+    Ok(Tracking { inotify, intake: Intake::open(dir, launch.log)? })
 }
 
 /// Tells whoever started this that it listens. Nobody may be there any more, which is no reason to stop.

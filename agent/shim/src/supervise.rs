@@ -10,7 +10,6 @@
 //! the final signal for half a minute, and then it says so. Dates count the time the machine sleeps: neither
 //! a lease nor a limit of time grows because a machine was suspended.
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::thread;
@@ -19,6 +18,7 @@ use std::time::{Duration, Instant};
 use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, Timestamp};
 use agent_shim::cgroup::{self, Containment};
 use agent_shim::sys::{Children, reap};
+use agent_shim::tracking::Intake;
 use agent_shim::wire::{Event, Progress, Request};
 use agent_shim::{
     CgroupRequest, End, ExitRecord, Hello, JobDir, Launch, Limits, NotStarted, OomScope, Sender, VERSION,
@@ -74,11 +74,18 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) life: Life,
 }
 
-/// The tracking file, whose growth is watched.
+/// The tracking records, and what tells that the file they are taken from has changed.
 #[derive(Debug)]
 pub(crate) struct Tracking {
     pub(crate) inotify: Inotify,
-    pub(crate) file: File,
+    pub(crate) intake: Intake,
+}
+
+impl Tracking {
+    /// Takes what there is; when to do so again though nothing is told to have changed.
+    fn take(&mut self, now: Instant) -> Option<Instant> {
+        if self.intake.take(now) { Some(now) } else { self.intake.due() }
+    }
 }
 
 /// What has happened to the job.
@@ -179,15 +186,18 @@ struct Ready {
 impl Supervisor<'_> {
     /// Stands by the job until the exit record is durable and told.
     pub(crate) fn run(mut self) -> Result<(), ShimError> {
-        let mut publish_at = None;
+        let (mut publish_at, mut take_at) = (None, Some(Instant::now()));
         let end = loop {
             step("set the alarm", self.alarm.set(self.life.next_date()))?;
-            let ready = step("wait for something to happen", self.wait(publish_at))?;
+            let ready = step("wait for something to happen", self.wait(earliest(publish_at, take_at)))?;
             if ready.alarm {
                 self.alarm.rang();
             }
             if ready.tracking {
                 self.take_changes();
+            }
+            if ready.tracking || take_at.is_some_and(|at| at <= Instant::now()) {
+                take_at = self.tracking.take(Instant::now());
             }
             if ready.output || self.log.is_due(Instant::now()) {
                 self.log.pump(Instant::now());
@@ -208,10 +218,10 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    fn wait(&self, publish_at: Option<Instant>) -> nix::Result<Ready> {
+    fn wait(&self, wake_at: Option<Instant>) -> nix::Result<Ready> {
         let now = Instant::now();
         let (output, resume_at) = self.log.interest(now);
-        let date = earliest(publish_at, resume_at);
+        let date = earliest(wake_at, resume_at);
         let timeout = match date {
             // Rounded up: to wake before the time would be to wake twice.
             Some(date) => {
@@ -243,8 +253,7 @@ impl Supervisor<'_> {
     }
 
     fn progress(&self) -> Progress {
-        let tracking_bytes = self.tracking.file.metadata().map_or(0, |found| found.len());
-        Progress { log_bytes: self.log.bytes(), tracking_bytes }
+        Progress { log_bytes: self.log.bytes(), tracking_bytes: self.tracking.intake.bytes() }
     }
 
     /// The tracking file grew, or somebody did something to the files in the directory.
@@ -512,6 +521,7 @@ impl Supervisor<'_> {
 
     fn finish(mut self, end: End) {
         self.log.drain();
+        self.tracking.intake.finish();
         // Whoever ships the log can do so while it is made durable here.
         self.clients.publish_final(self.progress());
         self.log.sync();
@@ -571,6 +581,7 @@ impl Supervisor<'_> {
             gaps: self.log.gaps(),
             log_sha256: Some(self.log.sha256()),
             tracking_bytes: self.progress().tracking_bytes,
+            tracking_error: self.tracking.intake.error(),
             max_rss: usage.map_or(0, |usage| usage.max_rss() as u64 * 1024),
             cpu_ms: usage.map_or(0, |usage| millis(usage.user_time()) + millis(usage.system_time())),
             leftovers: self.life.leftovers,

@@ -41,6 +41,8 @@ pub(super) struct Recorded {
     pub(super) metrics: BTreeMap<String, Series>,
     params: BTreeMap<String, String>,
     tags: BTreeMap<String, String>,
+    /// What agentd says of the records, in their order.
+    notes: Vec<String>,
 }
 
 /// The values of one metric.
@@ -66,6 +68,7 @@ impl Recorded {
                 }
                 Some(TrackingRecord::Param { param, text }) => drop(recorded.params.insert(param, text)),
                 Some(TrackingRecord::Tag { tag, text }) => drop(recorded.tags.insert(tag, text)),
+                Some(TrackingRecord::Note { note }) => recorded.notes.push(note),
                 None => {}
             }
         }
@@ -73,7 +76,7 @@ impl Recorded {
     }
 
     fn is_empty(&self) -> bool {
-        self.metrics.is_empty() && self.params.is_empty() && self.tags.is_empty()
+        self.metrics.is_empty() && self.params.is_empty() && self.tags.is_empty() && self.notes.is_empty()
     }
 
     /// The metrics as a table.
@@ -100,6 +103,15 @@ impl Recorded {
             pairs.iter().for_each(|(name, text)| table.row([Cell::from(name), Cell::from(text)]));
             parts.push(table.render(paper));
         }
+        if !self.notes.is_empty() {
+            let mut table = Table::new(&["NOTE", "TIMES"], &[1]);
+            let mut times: BTreeMap<&String, u32> = BTreeMap::new();
+            self.notes.iter().for_each(|note| *times.entry(note).or_default() += 1);
+            times
+                .iter()
+                .for_each(|(note, times)| table.row([Cell::from(*note), Cell::from(times.to_string())]));
+            parts.push(table.render(paper));
+        }
         parts.join("\n")
     }
 
@@ -118,7 +130,7 @@ impl Recorded {
                 })
             })
             .collect();
-        json!({ "job": job, "metrics": metrics, "params": self.params, "tags": self.tags })
+        json!({ "job": job, "metrics": metrics, "params": self.params, "tags": self.tags, "notes": self.notes })
     }
 }
 
@@ -158,6 +170,8 @@ nonsense
 {"metric":"nothing","value":"NaN"}
 {"param":"lr","text":"0.1"}
 {"tag":"team","text":"vision"}
+{"note":"the file was replaced"}
+{"note":"the file was replaced"}
 {"metric":"cut"#;
 
     #[test]
@@ -173,7 +187,10 @@ nonsense
              lr         0.1\n\
              \n\
              TAG   VALUE\n\
-             team  vision\n"
+             team  vision\n\
+             \n\
+             NOTE                   TIMES\n\
+             the file was replaced      2\n"
         );
     }
 
@@ -184,5 +201,6 @@ nonsense
         assert_eq!(json["metrics"][0]["last_step"], 2);
         assert_eq!(json["metrics"][1]["last"], "NaN");
         assert_eq!(json["params"]["lr"], "0.1");
+        assert_eq!(json["notes"].as_array().unwrap().len(), 2);
     }
 }

@@ -5,7 +5,7 @@
 
 use std::error::Error;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_cas::snapshot::TreeError;
@@ -59,9 +59,10 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went
         End::NeverStarted(NotStarted::Stopped) => (Verdict::Canceled, None),
         End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason, in_container(record)))),
         End::Exited(_) if record.timed_out => (Verdict::Failed, Some(time_limit(spec, tail))),
-        End::Exited(status) if status.is_success() => {
-            (Verdict::Completed, cut_log(record).or_else(|| survived_kills(record)))
-        }
+        End::Exited(status) if status.is_success() => (
+            Verdict::Completed,
+            cut_log(record).or_else(|| cut_metrics(record)).or_else(|| survived_kills(record)),
+        ),
         End::Exited(_) if record.oom.is_some() => (Verdict::Failed, Some(out_of_memory(record))),
         End::Exited(ExitStatus::Signal(signal)) => (Verdict::Failed, Some(signaled(*signal, tail))),
         End::Exited(ExitStatus::Code(code)) => (Verdict::Failed, Some(returned(*code, tail))),
@@ -96,15 +97,21 @@ fn cut_log(record: &ExitRecord) -> Option<Fault> {
     )
 }
 
-/// The controller does not have the log as it was written, and it cannot be sent again.
-pub(crate) fn log_lost(bytes_lost: u64, dir: &Path) -> Fault {
-    let why = match bytes_lost {
-        0 => "what it stores is not what the job wrote, however often it is sent".to_owned(),
-        lost => format!("{} are gone that it had acknowledged", size::binary(lost)),
+/// The same for its metrics.
+fn cut_metrics(record: &ExitRecord) -> Option<Fault> {
+    let error = record.tracking_error.as_deref()?;
+    Some(Fault::new(Code::DiskFull, "part of the metrics could not be kept").why(error).fix(
+        "record less, or raise `log_quota` in the node's configuration; metrics may take a quarter of it",
+    ))
+}
+
+/// The controller does not have all that was to be stored. A job that failed failed for another reason.
+pub(crate) fn unstored(fault: Option<Fault>, missing: &[String], dir: &Path) -> Fault {
+    let lost = || {
+        Fault::new(Code::ControllerStore, "the controller does not have all of the log or metrics")
+            .fix(format!("what the node still has is in `{}`", dir.join("log").display()))
     };
-    Fault::new(Code::ControllerStore, "the controller does not have the whole log")
-        .why(why)
-        .fix(format!("what the node still has is in `{}`", dir.join("log").display()))
+    missing.iter().fold(fault.unwrap_or_else(lost), Fault::why)
 }
 
 fn in_container(record: &ExitRecord) -> bool {
@@ -579,6 +586,14 @@ fn is_unusable(error: &(dyn Error + 'static)) -> bool {
     causes(error).filter_map(|cause| cause.downcast_ref()).any(of_the_tree)
 }
 
+/// All outputs are stored but these, which change each time they are read.
+pub(crate) fn outputs_missing(unsteady: &[PathBuf], kept: &Path) -> Fault {
+    let missing = Fault::new(Code::OutputsUnstored, "part of the outputs could not be stored; the rest is")
+        .fix(format!("end what still writes to them; the files are kept on the node in {}", kept.display()));
+    let why = |path: &PathBuf| format!("`{}` changed each time it was read", path.display());
+    unsteady.iter().map(why).fold(missing, Fault::why)
+}
+
 /// The outputs stay on the node.
 pub(crate) fn outputs(error: &CollectError, kept: &Path) -> Fault {
     Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
@@ -625,6 +640,7 @@ mod tests {
             gaps: agent_shim::Gaps::default(),
             log_sha256: None,
             tracking_bytes: 0,
+            tracking_error: None,
             max_rss: 3 << 30,
             cpu_ms: 0,
             leftovers: 0,

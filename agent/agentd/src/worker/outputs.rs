@@ -11,8 +11,9 @@ use agent_cas::snapshot::{self, PushError, ScanError, Snapshot};
 use agent_cas::{Hasher, Store};
 use agent_model::job::JobDraft;
 use agent_model::{Artifacts, Digest, failpoint};
-use agent_shim::JobDir;
 use agent_shim::segments::{Reader, open_plain};
+use agent_shim::tracking::Intake;
+use agent_shim::{JobDir, LogPolicy};
 use tracing::{info, warn};
 
 /// Why the outputs could not be stored.
@@ -26,17 +27,34 @@ pub(crate) enum CollectError {
     Push(#[source] PushError),
 }
 
-/// Stores the outputs; `None` when there are none.
+impl CollectError {
+    /// The file that was written, or went, while it was read.
+    pub(crate) fn unsteady(&self) -> Option<&Path> {
+        match self {
+            CollectError::Scan(ScanError::Changed { path })
+            | CollectError::Push(PushError::Changed { path }) => Some(path),
+            CollectError::Push(PushError::Read { path, source })
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                Some(path)
+            }
+            CollectError::Scan(_) | CollectError::Push(_) => None,
+        }
+    }
+}
+
+/// Stores the outputs, but for the files in `without`; `None` when there are none.
 pub(crate) async fn collect(
     store: &Store,
     dir: &JobDir,
     job: &JobDraft,
+    without: Vec<PathBuf>,
 ) -> Result<Option<Artifacts>, CollectError> {
     let places = places(dir, job);
     failpoint::hit("node.outputs.collect")
         .map_err(|source| CollectError::Scan(ScanError::Read { path: dir.path().to_owned(), source }))?;
     let base = dir.path().to_owned();
-    let scanned = tokio::task::spawn_blocking(move || scan(&base, &places)).await;
+    let scanned = tokio::task::spawn_blocking(move || scan(&base, &places, &without)).await;
     let scanned = match scanned {
         Ok(scanned) => scanned.map_err(CollectError::Scan)?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
@@ -63,12 +81,12 @@ fn places(dir: &JobDir, job: &JobDraft) -> Vec<(String, PathBuf)> {
 }
 
 /// The job may have put links in the place of any of them; they lead nowhere outside of its own directory.
-fn scan(base: &Path, places: &[(String, PathBuf)]) -> Result<Snapshot, ScanError> {
+fn scan(base: &Path, places: &[(String, PathBuf)], without: &[PathBuf]) -> Result<Snapshot, ScanError> {
     let below = |path: &'_ PathBuf| path.strip_prefix(base).unwrap_or(path).to_owned();
     let places: Vec<(&str, PathBuf)> =
         places.iter().map(|(prefix, path)| (prefix.as_str(), below(path))).collect();
     let parts: Vec<(&str, &Path)> = places.iter().map(|(prefix, path)| (*prefix, path.as_path())).collect();
-    snapshot::scan_all(base, &parts)
+    snapshot::scan_all(base, &parts, without)
 }
 
 /// The digest of a whole log. One that was never begun, or cannot be read, is empty.
@@ -129,6 +147,26 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
                     length => hasher.update(&buffer[..length]),
                 }
             }
+        }
+    }
+}
+
+/// The length of the stream of tracking records, now that the job has ended. What its supervisor could not take any
+/// more because it was lost is taken here.
+pub(crate) async fn tracking_length(dir: JobDir) -> u64 {
+    let shown = dir.path().display().to_string();
+    let measured = tokio::task::spawn_blocking(move || {
+        if dir.tracking_stream().is_dir() && !dir.exit().exists() {
+            Intake::open(&dir, LogPolicy::default())?.take_rest();
+        }
+        Reader::of_tracking(&dir)?.len()
+    });
+    match measured.await.map_err(io::Error::other).flatten() {
+        Ok(length) => length,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+        Err(error) => {
+            warn!(dir = shown, %error, "the tracking records cannot be measured");
+            0
         }
     }
 }
@@ -195,7 +233,7 @@ mod tests {
         }
         let job = JobDraft { outputs: [("table".to_owned(), Output::Folder)].into(), ..JobDraft::default() };
         let store = Store::Disk(Disk::open(&temp.path().join("cas")).unwrap());
-        let artifacts = collect(&store, &dir, &job).await.unwrap().unwrap();
+        let artifacts = collect(&store, &dir, &job, Vec::new()).await.unwrap().unwrap();
         let mut paths: Vec<String> = snapshot::list(&store, artifacts.root)
             .await
             .unwrap()
@@ -211,7 +249,7 @@ mod tests {
             "outputs/deep/model",
         ];
         assert_eq!(paths, expected);
-        assert_eq!(collect(&store, &dir, &job).await.unwrap(), Some(artifacts));
+        assert_eq!(collect(&store, &dir, &job, Vec::new()).await.unwrap(), Some(artifacts));
     }
 
     #[tokio::test]
@@ -220,7 +258,7 @@ mod tests {
         let dir = JobDir::new(temp.path().join("j.1.0"));
         dir.create().unwrap();
         let store = Store::Disk(Disk::open(&temp.path().join("cas")).unwrap());
-        assert_eq!(collect(&store, &dir, &JobDraft::default()).await.unwrap(), None);
+        assert_eq!(collect(&store, &dir, &JobDraft::default(), Vec::new()).await.unwrap(), None);
     }
 
     #[tokio::test]

@@ -16,9 +16,12 @@
 //!
 //! Channels: [`Desired`] in, [`ReplicaView`] out, both as watched levels. Spawned by `worker::reconcile`.
 
+mod command;
+mod shipping;
+
 use std::convert::Infallible;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,7 +29,7 @@ use agent_cas::snapshot::Laid;
 use agent_model::EnvSpec;
 use agent_model::protocol::orders::Desired;
 use agent_model::protocol::start::Deadline;
-use agent_model::{Boot, Digest, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
+use agent_model::{Boot, Digest, Fault, Outcome, ReplicaStep, Stream, Timestamp, Verdict};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use agent_runtime::exec::{Enclosure, LaunchError, Running};
 use agent_shim::{ExitRecord, JobDir, Launch};
@@ -39,13 +42,12 @@ use super::faults::{self, Ending};
 use super::fetch::FetchError;
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
-use super::outputs::LogEnd;
 use super::report::Delivered;
 use super::spares::Wish;
-use super::telemetry::{Content, Shipper};
 use super::tracking::{Registration, TrackedRun};
 use super::{Worker, attic, budget, enclosure, fetch, outputs, recover};
 use crate::config::JobUser;
+use shipping::{Shipped, Shipping};
 
 /// A replica as the node reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,15 +90,6 @@ impl From<JournalError> for Interrupted {
     }
 }
 
-/// The files of a replica that are shipped.
-struct Shipping {
-    job: Shipper,
-    build: Shipper,
-    tracking: Shipper,
-}
-
-mod command;
-
 /// Drives one replica.
 pub(crate) struct Runner<J> {
     worker: Arc<Worker<J>>,
@@ -125,6 +118,9 @@ pub(crate) struct Runner<J> {
 /// the same after one more time.
 const REFUSALS: u32 = 5;
 
+/// How long the controller may take to store the rest of the logs before people are told that it is waited for.
+const QUIET: Duration = Duration::from_secs(5);
+
 /// How often a build log is looked at, and only while something is built: everything else announces itself.
 const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 
@@ -139,6 +135,9 @@ const GPUS_EVERY: Duration = Duration::from_secs(10);
 
 /// How often storing outputs is tried.
 const OUTPUT_ATTEMPTS: u32 = 3;
+/// How many files that change each time they are read are left out. Where there are more, the outputs are not those that
+/// the job left.
+const UNSTEADY_OUTPUTS: usize = 16;
 
 impl<J: Journal> Runner<J> {
     /// The runner of a replica that was just accepted or found in the journal. `changed` is notified after
@@ -151,18 +150,14 @@ impl<J: Journal> Runner<J> {
         changed: Arc<Notify>,
     ) -> Runner<J> {
         let dir = worker.job_dir(&record.replica);
-        let ship = |content, path| worker.telemetry.ship(&record.replica, content, path);
-        let shipping = Shipping {
-            job: worker.telemetry.ship_job(&record.replica, &dir),
-            build: ship(Content::Log(Stream::Build), dir.log(Stream::Build)),
-            tracking: ship(Content::Tracking, dir.tracking()),
-        };
+        let shipping = Shipping::new(&worker.telemetry, &record.replica, &dir);
         let tracked = worker.tracking.register(TrackedRun {
             replica: record.replica.clone(),
             run_id: record.replica.job.to_string(),
             token: record.token.clone(),
             experiment: record.spec.experiment.clone(),
             tracking_file: dir.tracking(),
+            tracking_stream: dir.tracking_stream(),
             artifacts: dir.artifacts(),
         });
         Runner {
@@ -534,7 +529,8 @@ impl<J: Journal> Runner<J> {
         if self.record.outcome.is_some() {
             return;
         }
-        let ((streams, tracking_bytes), artifacts) = tokio::join!(self.ship_rest(), self.collect());
+        let (Shipped { streams, tracking_bytes, missing }, artifacts) =
+            tokio::join!(self.ship_rest(), self.collect());
         let mut outcome = Outcome {
             verdict: ending.verdict,
             exit: ending.exit,
@@ -545,50 +541,64 @@ impl<J: Journal> Runner<J> {
             tracking_bytes,
             artifacts: None,
         };
-        let lost = self.shipping.job.lost();
-        if lost > 0 || self.refusals > REFUSALS {
+        if !missing.is_empty() {
             self.record.precious = true;
-            outcome.fault.get_or_insert_with(|| faults::log_lost(lost, self.dir.path()));
+            outcome.fault = Some(faults::unstored(outcome.fault.take(), &missing, self.dir.path()));
         }
         match artifacts {
-            Ok(artifacts) => outcome.artifacts = artifacts,
-            Err(error) => {
-                self.record.precious = true;
-                let fault = faults::outputs(&error, self.dir.path());
-                warn!(replica = %self.record.replica, %fault, "the outputs are kept here");
-                if outcome.verdict == Verdict::Completed {
-                    outcome.verdict = Verdict::Failed;
+            Ok((artifacts, unsteady)) => {
+                outcome.artifacts = artifacts;
+                if !unsteady.is_empty() {
+                    self.keep_outputs(&mut outcome, faults::outputs_missing(&unsteady, self.dir.path()));
                 }
-                outcome.fault.get_or_insert(fault);
             }
+            Err(error) => self.keep_outputs(&mut outcome, faults::outputs(&error, self.dir.path())),
         }
         self.record.outcome = Some(outcome);
         self.enter_anyway(ReplicaStep::Reported, "").await;
     }
 
-    /// Waits until the controller has every log whole; gives their ends and the bytes of tracking records.
-    async fn ship_rest(&self) -> (Vec<StreamEnd>, u64) {
-        let end = outputs::job_log_end(self.dir.clone()).await;
-        self.shipping.job.stored(end.length()).await;
-        let digest = outputs::measure(self.dir.log(Stream::Build)).await;
-        self.shipping.build.stored(digest.size).await;
-        let mut ends = vec![StreamEnd { stream: Stream::Build, digest }];
-        // Without an end the controller keeps what it has, and asks for no more.
-        let hopeless = self.shipping.job.lost() > 0 || self.refusals > REFUSALS;
-        if let LogEnd::Proven(digest) = end
-            && !hopeless
-        {
-            ends.push(StreamEnd { stream: Stream::Job, digest });
+    /// Not all outputs are stored, so the job did not complete; they are kept here.
+    fn keep_outputs(&mut self, outcome: &mut Outcome, fault: Fault) {
+        warn!(replica = %self.record.replica, %fault, "the outputs are kept here");
+        self.record.precious = true;
+        if outcome.verdict == Verdict::Completed {
+            outcome.verdict = Verdict::Failed;
         }
-        // A job may cut its own tracking file; what was stored before stays stored.
-        let tracking = self.shipping.tracking.stored(outputs::length(&self.dir.tracking())).await;
-        (ends, tracking)
+        outcome.fault.get_or_insert(fault);
     }
 
-    async fn collect(&self) -> Result<Option<agent_model::Artifacts>, outputs::CollectError> {
-        let (mut backoff, mut attempts) = (Backoff::default(), 1);
+    /// Waits until the controller has logs and records whole, or will not have more of them.
+    async fn ship_rest(&self) -> Shipped {
+        tokio::select! {
+            shipped = self.shipping.rest(&self.dir, self.refusals > REFUSALS) => shipped,
+            never = self.tell_of_shipping() => match never {},
+            never = self.hurry_when_stopped() => match never {},
+        }
+    }
+
+    /// Says that the end waits for the controller, once it does for long.
+    async fn tell_of_shipping(&self) -> Infallible {
+        tokio::time::sleep(QUIET).await;
+        self.say("waiting for the controller to store the rest of log and metrics");
+        std::future::pending().await
+    }
+
+    /// Lets the logs be given up sooner once somebody wants the job to end.
+    async fn hurry_when_stopped(&self) -> Infallible {
+        let mut desired = self.desired.clone();
+        if desired.wait_for(|wanted| !wanted.is_run()).await.is_ok() {
+            self.shipping.hurry();
+        }
+        std::future::pending().await
+    }
+
+    /// Stores the outputs; gives the files too that somebody writes still, which cannot be.
+    async fn collect(&self) -> Result<(Option<agent_model::Artifacts>, Vec<PathBuf>), outputs::CollectError> {
+        let (mut backoff, mut attempts, mut unsteady) = (Backoff::default(), 1, Vec::new());
         loop {
-            let error = match outputs::collect(&self.worker.store, &self.dir, &self.record.spec).await {
+            let (store, spec) = (&self.worker.store, &self.record.spec);
+            let error = match outputs::collect(store, &self.dir, spec, unsteady.clone()).await {
                 Err(error) if faults::is_away(&error) => {
                     self.say("waiting for the store of blobs to answer");
                     error
@@ -597,7 +607,11 @@ impl<J: Journal> Runner<J> {
                     attempts += 1;
                     error
                 }
-                collected => return collected,
+                Err(error) if error.unsteady().is_some() && unsteady.len() < UNSTEADY_OUTPUTS => {
+                    unsteady.extend(error.unsteady().map(Path::to_owned));
+                    error
+                }
+                collected => return collected.map(|artifacts| (artifacts, unsteady)),
             };
             warn!(replica = %self.record.replica, %error, "the outputs are not stored yet");
             if faults::is_no_space(&error) {
@@ -622,7 +636,7 @@ impl<J: Journal> Runner<J> {
                 Delivered::Incomplete => {
                     tokio::time::sleep(backoff.next()).await;
                     self.refusals += 1;
-                    self.shipping.all().into_iter().for_each(Shipper::doubt);
+                    self.shipping.doubt();
                     self.record.outcome = None;
                     self.upload(ending).await;
                 }
@@ -723,12 +737,6 @@ impl<J: Journal> Runner<J> {
         if changed {
             self.changed.notify_one();
         }
-    }
-}
-
-impl Shipping {
-    fn all(&self) -> [&Shipper; 3] {
-        [&self.job, &self.build, &self.tracking]
     }
 }
 

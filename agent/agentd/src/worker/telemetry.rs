@@ -39,7 +39,7 @@ use tonic::{Status, Streaming};
 use tracing::{debug, info};
 
 use super::backoff::Backoff;
-use flow::{Allowance, Feed, Flow, Place, Request};
+use flow::{Allowance, Feed, Flow, PATIENCE, PATIENCE_WITH_STOPPED, Place, Request, Stored};
 use pace::{Pace, Sent};
 
 /// Requests that may be on their way.
@@ -65,6 +65,15 @@ impl Content {
     }
 }
 
+/// What came of a file that is shipped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// The controller has all of it.
+    Whole,
+    /// It has the first `stored` bytes, and will not have more.
+    Part { stored: u64, why: String },
+}
+
 /// Takes files to be shipped. Clones lead to the same hub.
 #[derive(Debug, Clone)]
 pub(crate) struct Telemetry {
@@ -87,23 +96,40 @@ impl Shipper {
         }
     }
 
-    /// Waits until the controller has the first `length` bytes, or wants none, and gives how many it has.
-    pub(crate) async fn stored(&self, length: u64) -> u64 {
+    /// Waits until the controller has the first `length` bytes, after which nothing comes. A controller that is away is
+    /// waited for; one that answers and stores nothing only so long ([`PATIENCE`]).
+    pub(crate) async fn stored(&self, length: u64) -> Kept {
+        self.be_patient(PATIENCE);
         self.written(length);
         let mut stored = self.feed.stored.subscribe();
+        let is_over = |stored: &Stored| stored.bytes >= length || stored.given_up.is_some();
         // The sender lives in `self.feed`, so the wait cannot fail.
-        let stored = stored.wait_for(|stored| *stored >= length).await.map_or(length, |stored| *stored);
-        if stored == u64::MAX { length } else { stored }
+        match stored.wait_for(is_over).await.as_deref() {
+            Ok(Stored { bytes, given_up: Some(why) }) if *bytes < length => {
+                Kept::Part { stored: *bytes, why: why.clone() }
+            }
+            _ => Kept::Whole,
+        }
     }
 
-    /// Bytes that the controller had acknowledged and lost, and that were removed here since.
-    pub(crate) fn lost(&self) -> u64 {
-        self.feed.lost.load(Ordering::Acquire)
+    /// Somebody waits for the end of the job.
+    pub(crate) fn hurry(&self) {
+        self.be_patient(PATIENCE_WITH_STOPPED);
+    }
+
+    fn be_patient(&self, patience: Duration) {
+        let millis = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
+        self.feed.patience.fetch_min(millis, Ordering::AcqRel);
+    }
+
+    /// Bytes that the controller has, as far as is known.
+    pub(crate) fn known(&self) -> u64 {
+        self.feed.stored.borrow().bytes
     }
 
     /// Asks the controller again how much it has, because it refused an outcome for want of it.
     pub(crate) fn doubt(&self) {
-        self.feed.stored.send_replace(0);
+        self.feed.stored.send_replace(Stored::default());
         self.feed.doubted.store(true, Ordering::Release);
         self.wake.notify_one();
     }
@@ -125,9 +151,14 @@ impl Telemetry {
         (Telemetry { feeds, wake }, hub)
     }
 
-    /// Takes charge of a file, which need not exist before its first byte is announced.
-    pub(crate) fn ship(&self, replica: &ReplicaId, content: Content, path: PathBuf) -> Shipper {
-        self.take(Feed::new(replica.clone(), content, Place::Plain(path)))
+    /// Takes charge of the build log, a file that need not exist before its first byte is announced.
+    pub(crate) fn ship_build(&self, replica: &ReplicaId, path: PathBuf) -> Shipper {
+        self.take(Feed::new(replica.clone(), Content::Log(Stream::Build), Place::Plain(path)))
+    }
+
+    /// Takes charge of the tracking records of the job in `dir`.
+    pub(crate) fn ship_tracking(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
+        self.take(Feed::new(replica.clone(), Content::Tracking, Place::Tracking(dir.clone())))
     }
 
     /// Takes charge of the log of the job in `dir`, and removes what the controller has of it.
@@ -139,7 +170,7 @@ impl Telemetry {
         let feed = Arc::new(feed);
         // The hub lives as long as the daemon; nobody must wait for one that is gone.
         if self.feeds.send(feed.clone()).is_err() {
-            feed.give_up();
+            feed.give_up("the daemon stops");
         }
         Shipper { feed, wake: self.wake.clone() }
     }
@@ -284,7 +315,7 @@ impl Hub {
                     self.flows
                         .iter()
                         .filter(|flow| flow.feed.replica == pending.feed.replica)
-                        .for_each(|flow| flow.feed.give_up());
+                        .for_each(|flow| flow.feed.give_up("it wants no more of this replica"));
                 }
                 return Err(status);
             }
@@ -301,7 +332,7 @@ impl Hub {
                 flow.answered(pending.bytes, pending.end, answer.stored);
             } else {
                 debug!(replica = %pending.feed.replica, why = answer.failed, "the controller cannot store a log now");
-                flow.failed(pending.bytes, connection.heard);
+                flow.failed(pending.bytes, &answer.failed, connection.heard);
             }
             flow.trim();
         }

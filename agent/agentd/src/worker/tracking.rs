@@ -68,6 +68,8 @@ pub(crate) struct TrackedRun {
     pub(crate) experiment: String,
     /// Where records are appended.
     pub(crate) tracking_file: PathBuf,
+    /// Where all that was ever in that file is kept.
+    pub(crate) tracking_stream: PathBuf,
     /// Where logged artifacts are stored; made when the first one comes.
     pub(crate) artifacts: PathBuf,
 }

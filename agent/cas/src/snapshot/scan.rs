@@ -93,6 +93,11 @@ impl Folder {
         self.folders.iter_mut().for_each(|(_, child)| child.each_file_mut(work));
     }
 
+    fn retain_files(&mut self, keep: &impl Fn(&Leaf) -> bool) {
+        self.files.retain(keep);
+        self.folders.iter_mut().for_each(|(_, child)| child.retain_files(keep));
+    }
+
     /// Its message, once all below it is known. It is not kept: most messages are never sent.
     pub(super) fn message(&self) -> (Digest, Bytes) {
         self.directory().encode()
@@ -224,8 +229,9 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
 /// Several directories below `base` as one, each below its prefix (`""`, `outputs`, `named-outputs/model`),
 /// with all they hold: no ignore rules. A directory that does not exist is empty; one that a link puts outside
 /// of `base`, or that is none, is left out with a warning. Where two parts have the same path, directories are
-/// joined, and of anything else the first part's stays, with a warning. Blocks.
-pub fn scan_all(base: &Path, parts: &[(&str, &Path)]) -> Result<Snapshot, ScanError> {
+/// joined, and of anything else the first part's stays, with a warning. Files named in `without`, as errors name them, are
+/// not read. Blocks.
+pub fn scan_all(base: &Path, parts: &[(&str, &Path)], without: &[PathBuf]) -> Result<Snapshot, ScanError> {
     let mut left_out = LeftOut::default();
     let mut whole = Folder::new();
     for (prefix, dir) in parts {
@@ -242,6 +248,9 @@ pub fn scan_all(base: &Path, parts: &[(&str, &Path)]) -> Result<Snapshot, ScanEr
             Err(error) => return Err(error),
         };
         let mut part = walk(&root, Rules::Everything, &mut left_out)?;
+        if !without.is_empty() {
+            part.retain_files(&|leaf| !without.contains(&leaf.place.shown()));
+        }
         for segment in prefix.split('/').rev().filter(|segment| !segment.is_empty()) {
             part = Folder { folders: vec![(segment.into(), part)], ..Folder::new() };
         }

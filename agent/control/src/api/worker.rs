@@ -2,7 +2,7 @@
 //!
 //! Sync is one stream per node; the stream that reported first most recently speaks for it, an older one
 //! ends. An outcome counts only when every log it names is here, whole and with the right content,
-//! and so are its outputs.
+//! and so are its outputs. Of a log that it does not name, what there is must do, whatever the disk says.
 
 use std::pin::Pin;
 
@@ -13,7 +13,7 @@ use futures_util::{Stream, StreamExt, stream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Refusal, Services, invalid};
-use crate::archive::{Archive, Channel};
+use crate::archive::{Archive, ArchiveError, Channel};
 use crate::lease::{Desired, Order, Orders};
 use crate::pins;
 use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};
@@ -167,27 +167,36 @@ impl Services {
     async fn require_complete(&self, replica: &ReplicaId, outcome: &Outcome) -> Result<(), Status> {
         for stream in agent_model::Stream::ALL {
             if outcome.streams.iter().all(|end| end.stream != stream) {
-                let tape = self.archive.tape(replica, Channel::Log(stream)).await.map_err(Refusal::from)?;
-                Archive::blocking(move || tape.settle_for_what_there_is()).await.map_err(Refusal::from)?;
+                let settled = match self.archive.tape(replica, Channel::Log(stream)).await {
+                    Ok(tape) => Archive::blocking(move || tape.settle_for_what_there_is()).await,
+                    Err(error) => Err(error),
+                };
+                if let Err(error) = settled {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(%replica, %stream, error, "what there is of a log may not last");
+                }
             }
         }
         for end in &outcome.streams {
-            let tape = self.archive.tape(replica, Channel::Log(end.stream)).await.map_err(Refusal::from)?;
+            let tape = self.archive.tape(replica, Channel::Log(end.stream)).await.map_err(not_now)?;
             let expected = end.digest;
             if tape.len() < expected.size {
                 return Err(incomplete(&format!("{} log", end.stream), tape.len(), expected.size));
             }
-            let found = self.archive.conclude(tape, expected).await.map_err(Refusal::from)?;
+            let found = self.archive.conclude(tape, expected).await.map_err(not_now)?;
             if found != expected {
                 tracing::warn!(%replica, stream = %end.stream, %found, %expected, "the stored log was wrong");
                 return Err(incomplete(&format!("{} log", end.stream), 0, expected.size));
             }
         }
-        let tape = self.archive.tape(replica, Channel::Tracking).await.map_err(Refusal::from)?;
-        if tape.len() != outcome.tracking_bytes {
+        if outcome.tracking_bytes == 0 {
+            return Ok(());
+        }
+        let tape = self.archive.tape(replica, Channel::Tracking).await.map_err(not_now)?;
+        if tape.len() < outcome.tracking_bytes {
             return Err(incomplete("tracking records", tape.len(), outcome.tracking_bytes));
         }
-        Archive::blocking(move || tape.sync()).await.map_err(Refusal::from)?;
+        Archive::blocking(move || tape.sync()).await.map_err(not_now)?;
         Ok(())
     }
 
@@ -218,6 +227,13 @@ fn incomplete(what: &str, stored: u64, expected: u64) -> Status {
         Fault::new(Code::RequestInvalid, format!("the {what} of the replica are not complete yet"))
             .why(format!("{stored} of {expected} bytes are stored")),
     )
+}
+
+/// What the outcome names cannot be read or made safe. Its node tries again, and then does without.
+fn not_now(error: ArchiveError) -> Status {
+    let fault =
+        Fault::new(Code::ControllerStore, "the logs of the replica cannot be made safe").because(&error);
+    not_yet(fault)
 }
 
 /// An outcome that came too early: to be delivered again when the rest is here.

@@ -11,11 +11,11 @@ async fn tape(archive: &Archive) -> Arc<Tape> {
 #[tokio::test]
 async fn test_bytes_are_there_after_reopen() {
     let dir = tempfile::tempdir().unwrap();
-    let first = tape(&Archive::new(dir.path())).await;
+    let first = tape(&Archive::new(dir.path(), u64::MAX)).await;
     first.append(0, b"one").unwrap();
     first.append(3, b"two").unwrap();
     assert_eq!(first.sync().unwrap(), 6);
-    let second = tape(&Archive::new(dir.path())).await;
+    let second = tape(&Archive::new(dir.path(), u64::MAX)).await;
     assert_eq!((second.len(), second.sync().unwrap()), (6, 6));
     assert_eq!(second.read(2, 100).unwrap(), b"etwo");
     assert_eq!(second.read(6, 100).unwrap(), b"");
@@ -25,7 +25,7 @@ async fn test_bytes_are_there_after_reopen() {
 #[tokio::test]
 async fn test_a_tape_is_shared_while_held_and_dropped_after() {
     let dir = tempfile::tempdir().unwrap();
-    let archive = Archive::new(dir.path());
+    let archive = Archive::new(dir.path(), u64::MAX);
     let held = tape(&archive).await;
     assert!(Arc::ptr_eq(&held, &tape(&archive).await));
     drop(held);
@@ -39,7 +39,7 @@ async fn test_a_tape_is_shared_while_held_and_dropped_after() {
 #[tokio::test]
 async fn test_concluded_tape_takes_nothing_more() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path())).await;
+    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
     tape.append(0, b"wrong").unwrap();
     let right = digest_of(b"right");
     assert_eq!(tape.conclude(right).unwrap(), digest_of(b"wrong"));
@@ -53,7 +53,7 @@ async fn test_concluded_tape_takes_nothing_more() {
 #[tokio::test]
 async fn test_log_that_is_short_is_kept_and_one_that_is_wrong_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path())).await;
+    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
     tape.append(0, b"beginning").unwrap();
     tape.conclude(digest_of(b"beginning and end")).unwrap();
     assert_eq!(tape.len(), 9, "what is there may not be there to be sent again");
@@ -86,7 +86,7 @@ fn test_failed_forced_write_is_never_acknowledged() {
 #[ignore = "run by the test above, with a plan of failures"]
 async fn failing_sync_after_one_that_succeeded() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path())).await;
+    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
     tape.append(0, b"safe").unwrap();
     assert_eq!(tape.sync().unwrap(), 4); // the file and two directories
     tape.append(4, b" doubtful").unwrap();
@@ -106,7 +106,7 @@ async fn failing_first_sync() {
     std::fs::create_dir(dir.path().join("a")).unwrap();
     std::fs::write(dir.path().join("a/1.0.job"), "of a daemon before").unwrap();
     let before = std::fs::metadata(dir.path().join("a/1.0.job")).unwrap();
-    let tape = tape(&Archive::new(dir.path())).await;
+    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
     tape.sync().unwrap_err();
     assert_eq!(tape.sync().unwrap(), 18);
     use std::os::unix::fs::MetadataExt as _;
@@ -120,7 +120,7 @@ async fn failing_first_sync() {
 #[ignore = "run by the test above, with a plan of failures"]
 async fn full_disk() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path())).await;
+    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
     tape.append(0, b"one").unwrap();
     assert!(tape.append(3, b"two").unwrap_err().is_full());
     assert_eq!(tape.sync().unwrap(), 3);
@@ -132,7 +132,7 @@ async fn full_disk() {
 async fn test_write_that_fails_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), "a file where the job's directory should be").unwrap();
-    let error = Archive::new(dir.path()).tape(&"a.1.0".parse().unwrap(), LOG).await.unwrap_err();
+    let error = Archive::new(dir.path(), u64::MAX).tape(&"a.1.0".parse().unwrap(), LOG).await.unwrap_err();
     assert!(error.to_string().contains("a/1.0.job"), "{error}");
 }
 
@@ -144,7 +144,7 @@ proptest! {
         lines in 1u64..5,
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let tape = Arc::new(Tape::open(dir.path().join("j/1.0.job")).unwrap());
+        let tape = Arc::new(Tape::open(dir.path().join("j/1.0.job"), u64::MAX).unwrap());
         let log: Vec<u8> = (0..100u8).map(|i| if i % 7 == 6 { b'\n' } else { i }).collect();
         let mut length = 0;
         for (offset, size) in appends {
@@ -161,5 +161,19 @@ proptest! {
         let count = tail.split_inclusive(|byte| *byte == b'\n').count() as u64;
         prop_assert!(count == lines || (start == 0 && count < lines));
         prop_assert!(start == 0 || log[start - 1] == b'\n');
+    }
+}
+
+#[tokio::test]
+async fn test_no_more_than_the_quota_of_its_channel_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let archive = Archive::new(dir.path(), 16);
+    for (channel, quota) in [(LOG, 16), (Channel::Tracking, 4)] {
+        let tape = archive.tape(&"a.1.0".parse().unwrap(), channel).await.unwrap();
+        for offset in [0, 3, 10, 16] {
+            tape.append(offset, b"0123456789").unwrap();
+            assert!(tape.len() <= quota, "{}", tape.len());
+        }
+        assert_eq!((tape.len(), tape.sync().unwrap()), (quota, quota), "{channel}");
     }
 }

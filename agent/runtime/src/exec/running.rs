@@ -1,8 +1,8 @@
 //! A job that runs: how far it is, how to stop it, how it ended.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
-use std::{fs, io};
 
 use agent_model::Boot;
 use agent_shim::segments::Reader;
@@ -220,7 +220,6 @@ async fn listen(connection: &mut Connection, progress: &watch::Sender<Progress>)
 
 /// How much there is on disk.
 fn written(dir: &JobDir) -> Progress {
-    let length = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
-    let log_bytes = Reader::of(dir).and_then(|mut log| log.len()).unwrap_or(0);
-    Progress { log_bytes, tracking_bytes: length(dir.tracking()) }
+    let length = |log: io::Result<Reader>| log.and_then(|mut log| log.len()).unwrap_or(0);
+    Progress { log_bytes: length(Reader::of(dir)), tracking_bytes: length(Reader::of_tracking(dir)) }
 }

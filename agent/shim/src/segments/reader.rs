@@ -53,6 +53,11 @@ impl Reader {
         Reader::open(&dir.segments(), &dir.log(Stream::Job))
     }
 
+    /// The tracking records of the job in `dir`. A shim of an earlier release left them in one file.
+    pub fn of_tracking(dir: &JobDir) -> io::Result<Reader> {
+        Reader::open(&dir.tracking_stream(), &dir.tracking())
+    }
+
     /// The stream in the directory `dir`, or, where there is no such directory, in the file `plain`.
     pub fn open(dir: &Path, plain: &Path) -> io::Result<Reader> {
         match starts(dir) {

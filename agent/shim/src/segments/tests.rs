@@ -106,7 +106,7 @@ fn test_quota_drops_counts_and_says_so_in_place() {
     reader(dir.path()).trim_below(4096).unwrap();
     writer.append(b"after\n", Instant::now());
     let told = format!(
-        "[agentd: {missing} bytes, {} lines of output were dropped here: the log's quota of 16 KiB was full]\nafter\n",
+        "[agentd: {missing} bytes, {} lines of output were dropped here: its quota of 16 KiB was full]\nafter\n",
         missing / 16
     );
     assert_eq!(String::from_utf8(all_from(dir.path(), 16_384, writer.len())).unwrap(), told);

@@ -48,6 +48,8 @@ pub struct Writer {
     gaps: Gaps,
     retry_at: Option<Instant>,
     error: Option<String>,
+    /// How the stream says something of itself: a line, with its line feed.
+    tell: fn(&str) -> String,
 }
 
 /// Output that is being dropped.
@@ -86,6 +88,7 @@ impl Writer {
             gaps: Gaps::default(),
             retry_at: None,
             error: None,
+            tell: |text| format!("[agentd: {text}]\n"),
             dir,
         };
         writer.take_over()?;
@@ -95,6 +98,12 @@ impl Writer {
         reserve.write_all_at(&[b' '; RESERVE], 0)?;
         writer.reserve = Some(reserve);
         Ok(writer)
+    }
+
+    /// The same, but what the stream says of itself is written as `tell` makes it.
+    pub fn telling(mut self, tell: fn(&str) -> String) -> Writer {
+        self.tell = tell;
+        self
     }
 
     /// Reads what is there, because the hash is that of the whole stream.
@@ -169,6 +178,17 @@ impl Writer {
             }
         }
         taken
+    }
+
+    /// Appends a line that says something of the stream itself.
+    pub fn note(&mut self, text: &str, now: Instant) {
+        let line = self.line(text);
+        self.append(line.as_bytes(), now);
+    }
+
+    /// The last byte is a line feed, or there is none.
+    pub fn is_at_line_start(&self) -> bool {
+        self.at_line_start
     }
 
     /// From now on what cannot be appended is dropped, whatever the policy.
@@ -355,9 +375,13 @@ impl Writer {
     }
 
     fn gap_line(&self, gap: &Gap) -> String {
-        let begin = if self.at_line_start { "" } else { "\n" };
         let Gap { bytes, lines, reason } = gap;
-        format!("{begin}[agentd: {bytes} bytes, {lines} lines of output were dropped here: {reason}]\n")
+        self.line(&format!("{bytes} bytes, {lines} lines of output were dropped here: {reason}"))
+    }
+
+    fn line(&self, text: &str) -> String {
+        let begin = if self.at_line_start { "" } else { "\n" };
+        format!("{begin}{}", (self.tell)(text))
     }
 
     /// Appends a whole line or nothing.
@@ -396,7 +420,7 @@ impl Writer {
 
     fn reason(&self, refused: &Refused) -> String {
         match refused {
-            Refused::Quota => format!("the log's quota of {} was full", size::binary(self.quota)),
+            Refused::Quota => format!("its quota of {} was full", size::binary(self.quota)),
             Refused::Error(error) => error.to_string(),
         }
     }

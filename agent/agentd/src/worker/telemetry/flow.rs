@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use agent_model::ReplicaId;
 use agent_model::protocol::log::unsent;
+use agent_model::{ReplicaId, size};
 use agent_shim::JobDir;
 use agent_shim::segments::Reader;
 use tokio::sync::watch;
@@ -27,11 +27,20 @@ const TRIM_IDLE: u64 = 4096;
 /// How long a file rests that the controller could not store.
 const REST: Duration = Duration::from_secs(1);
 
+/// How long a controller that answers may store nothing of a file that has ended. It tries every second; what it could
+/// not do in a minute, for want of room for example, it may not be able to do for days, and nobody must wait for the
+/// end of a job until then. A controller that does not answer is another matter: it is waited for.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// The same, once somebody asked for the end of the job.
+pub(super) const PATIENCE_WITH_STOPPED: Duration = Duration::from_secs(10);
+
 /// Where the bytes are.
 #[derive(Debug)]
 pub(super) enum Place {
     /// The log of a job, which is trimmed as it is stored.
     Job(JobDir),
+    /// The tracking records of a job, which stay: what a run recorded is asked for here too.
+    Tracking(JobDir),
     /// A file.
     Plain(PathBuf),
 }
@@ -40,9 +49,18 @@ impl Place {
     fn open(&self) -> io::Result<Reader> {
         match self {
             Place::Job(dir) => Reader::of(dir),
+            Place::Tracking(dir) => Reader::of_tracking(dir),
             Place::Plain(path) => Reader::plain(path),
         }
     }
+}
+
+/// What the controller has of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Stored {
+    pub(super) bytes: u64,
+    /// Nothing more of it is sent, for this reason.
+    pub(super) given_up: Option<String>,
 }
 
 /// What runner and hub both know about a file.
@@ -54,12 +72,12 @@ pub(super) struct Feed {
     pub(super) reader: Mutex<Option<Reader>>,
     /// How much of the file may be shipped.
     pub(super) written: AtomicU64,
-    /// How much of it the controller has; everything, when it wants none of it or cannot be given it.
-    pub(super) stored: watch::Sender<u64>,
+    /// What the controller has of it.
+    pub(super) stored: watch::Sender<Stored>,
+    /// For how long the controller may answer and store nothing, in milliseconds, before the file is given up.
+    pub(super) patience: AtomicU64,
     /// The controller said that it lacks what it had acknowledged.
     pub(super) doubted: AtomicBool,
-    /// Bytes that it had acknowledged and lost, and that are not here any more.
-    pub(super) lost: AtomicU64,
     /// Nobody will raise `written` any more.
     pub(super) closed: AtomicBool,
 }
@@ -72,16 +90,20 @@ impl Feed {
             place,
             reader: Mutex::new(None),
             written: AtomicU64::new(0),
-            stored: watch::Sender::new(0),
+            stored: watch::Sender::new(Stored::default()),
+            patience: AtomicU64::new(u64::MAX),
             doubted: AtomicBool::new(false),
-            lost: AtomicU64::new(0),
             closed: AtomicBool::new(false),
         }
     }
 
-    /// Nothing more of it is sent.
-    pub(super) fn give_up(&self) {
-        self.stored.send_replace(u64::MAX);
+    /// Nothing more of it is sent. The first reason stays.
+    pub(super) fn give_up(&self, why: impl Into<String>) {
+        self.stored.send_if_modified(|stored| {
+            let first = stored.given_up.is_none();
+            stored.given_up.get_or_insert_with(|| why.into());
+            first
+        });
     }
 
     fn with_reader<T>(&self, work: impl FnOnce(&mut Reader) -> io::Result<T>) -> io::Result<T> {
@@ -134,6 +156,9 @@ pub(super) struct Flow {
     settling: bool,
     /// The controller could not store it; not before this time again.
     resting: Option<Instant>,
+    /// For how long it has stored nothing since the file ended, although it answered; and when it said so last on this
+    /// connection.
+    failing: (Duration, Option<Instant>),
     /// How much was stored when segments to trim were looked for.
     trimmed_at: u64,
 }
@@ -160,7 +185,16 @@ pub(super) enum Request {
 
 impl Flow {
     pub(super) fn new(feed: Arc<Feed>) -> Flow {
-        Flow { feed, next: None, in_flight: 0, pending: 0, settling: false, resting: None, trimmed_at: 0 }
+        Flow {
+            feed,
+            next: None,
+            in_flight: 0,
+            pending: 0,
+            settling: false,
+            resting: None,
+            failing: (Duration::ZERO, None),
+            trimmed_at: 0,
+        }
     }
 
     fn written(&self) -> u64 {
@@ -168,12 +202,15 @@ impl Flow {
     }
 
     pub(super) fn is_behind(&self) -> bool {
-        *self.feed.stored.borrow() < self.written() || self.feed.doubted.load(Ordering::Acquire)
+        let stored = self.feed.stored.borrow();
+        let is_sent = stored.given_up.is_some() || stored.bytes >= self.written();
+        !is_sent || self.feed.doubted.load(Ordering::Acquire)
     }
 
     /// A new connection knows nothing.
     pub(super) fn reconnect(&mut self) {
         (self.next, self.in_flight, self.pending, self.settling) = (None, 0, 0, false);
+        self.failing.1 = None; // it did not answer meanwhile
     }
 
     /// When it is worth looking at again although nothing happens.
@@ -214,7 +251,9 @@ impl Flow {
     pub(super) fn answered(&mut self, bytes: u64, expected: u64, stored: u64) {
         self.arrived(bytes);
         if bytes > 0 && stored == expected - bytes {
-            return self.feed.give_up(); // it was offered just what comes next, and did not take it
+            self.has(stored);
+            // It was offered just what comes next, and did not take it.
+            return self.feed.give_up(format!("it takes no more than {}", size::binary(stored)));
         }
         self.has(stored);
         if stored < expected {
@@ -229,8 +268,17 @@ impl Flow {
     }
 
     /// The controller could not store a request of `bytes` now.
-    pub(super) fn failed(&mut self, bytes: u64, now: Instant) {
+    pub(super) fn failed(&mut self, bytes: u64, why: &str, now: Instant) {
         self.arrived(bytes);
+        let patience = self.feed.patience.load(Ordering::Acquire);
+        let (failing, before) = &mut self.failing;
+        match before.replace(now) {
+            Some(before) if patience < u64::MAX => *failing += now.saturating_duration_since(before),
+            _ => {}
+        }
+        if failing.as_millis() >= u128::from(patience) {
+            self.feed.give_up(why);
+        }
         (self.next, self.settling) = (None, self.pending > 0);
         self.resting = Some(now + REST);
     }
@@ -240,20 +288,18 @@ impl Flow {
         self.pending -= 1;
     }
 
-    fn has(&self, stored: u64) {
-        // What was given up stays given up.
-        self.feed
-            .stored
-            .send_if_modified(|known| *known != u64::MAX && std::mem::replace(known, stored) != stored);
+    fn has(&mut self, bytes: u64) {
+        let known = |stored: &mut Stored| std::mem::replace(&mut stored.bytes, bytes) != bytes;
+        if self.feed.stored.send_if_modified(known) {
+            self.failing = (Duration::ZERO, None);
+        }
     }
 
     /// Whether to look now for segments that are stored as a whole.
     fn should_trim(&mut self) -> Option<u64> {
-        let stored = *self.feed.stored.borrow();
+        let stored = self.feed.stored.borrow().bytes;
         let step = if self.is_behind() { TRIM_EVERY } else { TRIM_IDLE };
-        let due = matches!(self.feed.place, Place::Job(_))
-            && stored != u64::MAX
-            && stored >= self.trimmed_at.saturating_add(step);
+        let due = matches!(self.feed.place, Place::Job(_)) && stored >= self.trimmed_at.saturating_add(step);
         due.then(|| {
             self.trimmed_at = stored;
             stored
@@ -278,21 +324,16 @@ impl Flow {
             agent_model::failpoint::hit("node.log.read")?;
             feed.read(offset, length)
         });
-        let replica = &self.feed.replica;
-        match reading.await.map_err(io::Error::other).flatten() {
+        let why = match reading.await.map_err(io::Error::other).flatten() {
             Ok(Read::Data(data)) if !data.is_empty() => return Some(data),
-            Ok(Read::Data(_)) => {
-                warn!(%replica, place = ?self.feed.place, offset, "a log is shorter than it was said to be");
-            }
+            Ok(Read::Data(_)) => format!("the node has no more than {}", size::binary(offset)),
             Ok(Read::Trimmed(start)) => {
-                self.feed.lost.store(start - offset, Ordering::Release);
-                error!(%replica, offset, start, "the controller lost a part of a log that it had acknowledged");
+                format!("{} are gone that the controller had acknowledged", size::binary(start - offset))
             }
-            Err(error) => {
-                warn!(%replica, place = ?self.feed.place, %error, "a log cannot be shipped");
-            }
-        }
-        self.feed.give_up();
+            Err(error) => format!("the node cannot read it: {error}"),
+        };
+        error!(replica = %self.feed.replica, place = ?self.feed.place, offset, why, "a file is sent no further");
+        self.feed.give_up(why);
         None
     }
 }

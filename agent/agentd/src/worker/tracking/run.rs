@@ -35,7 +35,7 @@ impl Run {
             experiment_id: super::experiment_id(&facts.experiment),
             artifacts: Artifacts::new(facts.artifacts.clone()),
             started: clock.now(),
-            book: Mutex::new(Book::new(facts.tracking_file.clone())),
+            book: Mutex::new(Book::new(facts.tracking_file.clone(), facts.tracking_stream.clone())),
             clock,
             facts,
         }

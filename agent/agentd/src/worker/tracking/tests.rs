@@ -51,6 +51,7 @@ impl Fixture {
             token: "secret".to_owned(),
             experiment: "exp".to_owned(),
             tracking_file: self.file(),
+            tracking_stream: self.file().with_extension("stream"),
             artifacts: self.dir.path().join("artifacts"),
         }));
     }

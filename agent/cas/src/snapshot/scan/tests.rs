@@ -190,7 +190,7 @@ async fn test_scan_all_joins_parts_below_their_prefixes_without_ignore_rules() {
         ("named-outputs/data", Path::new("o")),
         ("logs", Path::new("absent")),
     ];
-    let snapshot = scan_all(base.path(), &parts).unwrap();
+    let snapshot = scan_all(base.path(), &parts, &[]).unwrap();
     assert_eq!(
         paths(&snapshot).await,
         [
@@ -226,10 +226,10 @@ fn test_scan_all_is_not_led_out_of_the_base() {
     link(Path::new("circle"), "circle");
     link(Path::new("in"), "inside");
     for name in ["absolute", "relative", "circle", "file"] {
-        let snapshot = scan_all(base.path(), &[("outputs", Path::new(name))]).unwrap();
+        let snapshot = scan_all(base.path(), &[("outputs", Path::new(name))], &[]).unwrap();
         assert_eq!((snapshot.files, snapshot.warnings.len()), (0, 1), "{name}: {:?}", snapshot.warnings);
     }
-    assert_eq!(scan_all(base.path(), &[("outputs", Path::new("inside"))]).unwrap().files, 1);
+    assert_eq!(scan_all(base.path(), &[("outputs", Path::new("inside"))], &[]).unwrap().files, 1);
 }
 
 #[test]

@@ -119,10 +119,39 @@ fn test_what_could_not_be_stored_is_offered_again_after_a_rest() {
     let mut flow = flow(10);
     push(&mut flow);
     let now = Instant::now();
-    flow.failed(10, now);
+    flow.failed(10, "the disk is full", now);
     assert!(flow.is_behind() && flow.resting().is_some());
     assert_eq!(push_at(&mut flow, now), None);
     assert_eq!(push_at(&mut flow, now + REST), Some(Request::Send { offset: 0, length: 10 }));
+}
+
+#[test]
+fn test_file_that_has_ended_is_given_up_when_the_controller_stores_nothing_of_it_for_long() {
+    let seconds = |flow: &mut Flow, now: &mut Instant, seconds: u64| {
+        (0..seconds).all(|_| {
+            *now += REST;
+            let sent = push_at(flow, *now).is_some();
+            if sent {
+                flow.failed(10, "the disk is full", *now);
+            }
+            sent
+        })
+    };
+    let (mut flow, mut now) = (flow(10), Instant::now());
+    assert!(seconds(&mut flow, &mut now, 1000), "nobody waits for it yet");
+    let patience = PATIENCE.as_secs();
+    flow.feed.patience.store(PATIENCE.as_millis() as u64, Ordering::Release);
+    assert!(seconds(&mut flow, &mut now, patience / 2));
+    // A controller that does not answer is not one that cannot store it.
+    now += PATIENCE * 10;
+    flow.reconnect();
+    assert!(seconds(&mut flow, &mut now, patience / 2));
+    // Nor is one that stores a part.
+    flow.has(5);
+    assert!(seconds(&mut flow, &mut now, patience));
+    assert!(!seconds(&mut flow, &mut now, 2));
+    let stored = Stored { bytes: 5, given_up: Some("the disk is full".into()) };
+    assert_eq!(*flow.feed.stored.borrow(), stored);
 }
 
 /// Of a job whose log of 10,000 bytes is in segments of 4,096, and its directory.
@@ -162,6 +191,7 @@ async fn test_controller_that_lost_what_was_trimmed_is_told_once() {
         panic!("it offers what it can")
     };
     assert_eq!(flow.read(100, length).await, None);
-    assert_eq!(flow.feed.lost.load(Ordering::Acquire), 8092);
+    let told = flow.feed.stored.borrow().clone();
+    assert!(told.given_up.as_ref().is_some_and(|why| why.starts_with("7.9 KiB are gone")), "{told:?}");
     assert!(!flow.is_behind(), "what cannot be sent is not tried for ever");
 }

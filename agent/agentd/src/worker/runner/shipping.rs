@@ -1,0 +1,100 @@
+//! The files of a replica on their way to the controller, and what it has of them in the end.
+//!
+//! Owns what an outcome may say of them: a length or an end is stated only of what the controller has whole, so that
+//! nothing it lacks can keep the outcome back. What it lacks is named instead. Called by `super`.
+
+use agent_model::{Digest, ReplicaId, Stream, StreamEnd, size};
+use agent_shim::JobDir;
+
+use crate::worker::outputs::{self, LogEnd};
+use crate::worker::telemetry::{Kept, Shipper, Telemetry};
+
+/// The files of a replica that are shipped.
+pub(super) struct Shipping {
+    pub(super) job: Shipper,
+    pub(super) build: Shipper,
+    pub(super) tracking: Shipper,
+}
+
+/// What the controller has of them, in the end.
+pub(super) struct Shipped {
+    /// The logs it has whole.
+    pub(super) streams: Vec<StreamEnd>,
+    pub(super) tracking_bytes: u64,
+    /// What it lacks, a sentence each.
+    pub(super) missing: Vec<String>,
+}
+
+impl Shipping {
+    pub(super) fn new(telemetry: &Telemetry, replica: &ReplicaId, dir: &JobDir) -> Shipping {
+        Shipping {
+            job: telemetry.ship_job(replica, dir),
+            build: telemetry.ship_build(replica, dir.log(Stream::Build)),
+            tracking: telemetry.ship_tracking(replica, dir),
+        }
+    }
+
+    /// Waits until the controller has all that is in `dir`, or will not have more. `hopeless` when it found again and
+    /// again that it has something else than it was told: then it is not told any more.
+    pub(super) async fn rest(&self, dir: &JobDir, hopeless: bool) -> Shipped {
+        let job = outputs::job_log_end(dir.clone()).await;
+        let build = outputs::measure(dir.log(Stream::Build)).await;
+        let tracking = outputs::tracking_length(dir.clone()).await;
+        let (job_kept, build_kept, tracking_kept) = tokio::join!(
+            self.job.stored(job.length()),
+            self.build.stored(build.size),
+            self.tracking.stored(tracking),
+        );
+        let mut shipped =
+            Shipped { streams: Vec::new(), tracking_bytes: self.tracking.known(), missing: Vec::new() };
+        shipped.add("metrics", &tracking_kept, tracking, hopeless);
+        if shipped.add("build log", &build_kept, build.size, hopeless) {
+            shipped.end(Stream::Build, build);
+        }
+        // Without an end the controller keeps what it has, and asks for no more.
+        if shipped.add("log", &job_kept, job.length(), hopeless)
+            && let LogEnd::Proven(digest) = job
+        {
+            shipped.end(Stream::Job, digest);
+        }
+        shipped
+    }
+
+    /// Somebody waits for the end of the job.
+    pub(super) fn hurry(&self) {
+        self.all().into_iter().for_each(Shipper::hurry);
+    }
+
+    /// The controller refused the outcome for want of something.
+    pub(super) fn doubt(&self) {
+        self.all().into_iter().for_each(Shipper::doubt);
+    }
+
+    fn all(&self) -> [&Shipper; 3] {
+        [&self.job, &self.build, &self.tracking]
+    }
+}
+
+impl Shipped {
+    fn end(&mut self, stream: Stream, digest: Digest) {
+        self.streams.push(StreamEnd { stream, digest });
+    }
+
+    /// Takes note of one file; whether the controller has it whole.
+    fn add(&mut self, what: &str, kept: &Kept, length: u64, hopeless: bool) -> bool {
+        let lack = match kept {
+            Kept::Part { stored, why } => {
+                let [stored, length] = [*stored, length].map(size::binary);
+                format!("the controller has {stored} of the {length} of the {what}: {why}")
+            }
+            Kept::Whole if hopeless && length > 0 => {
+                format!(
+                    "what the controller has of the {what} is not what was written, however often it is sent"
+                )
+            }
+            Kept::Whole => return !hopeless,
+        };
+        self.missing.push(lack);
+        false
+    }
+}
