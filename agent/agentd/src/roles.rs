@@ -443,8 +443,8 @@ fn dial(socket: PathBuf) -> Channel {
         .connect_with_connector_lazy(tower::service_fn(connect))
 }
 
-/// Where blobs are: on this machine, at the server that was named, or at the controller. A server that is away
-/// does not matter here: who wants a blob waits for it.
+/// Where blobs are: on this machine, at the server that was named, or at the controller, which a node also asks for
+/// what that server turns out not to have. A server that is away does not matter here: who wants a blob waits for it.
 fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
     let far = match &config.blob_store {
         Some(FarStore { server, instance }) => {
@@ -466,7 +466,11 @@ fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
         None if config.roles.controller => return Ok(Store::Disk(disk)),
         None => Remote::new(dial(config.controller.clone())),
     };
-    Ok(Store::Tiered(Box::new(Tiered::new(disk, far))))
+    let tiered = Tiered::new(disk, far);
+    Ok(Store::Tiered(Box::new(match config.blob_store.is_some() && !config.roles.controller {
+        true => tiered.or_from(Remote::new(dial(config.controller.clone()))),
+        false => tiered,
+    })))
 }
 
 /// What is on this machine: the environments that are ready, and the inventory.

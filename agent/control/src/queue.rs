@@ -20,7 +20,7 @@ use std::time::Duration;
 use agent_model::lease::Terms;
 use agent_model::machine::EligibilityEvent;
 use agent_model::node::CachedEnvironment;
-use agent_model::{Clock, JobId, NodeId, Outcome, ReplicaId, failpoint};
+use agent_model::{Artifacts, Clock, Fault, JobId, NodeId, Outcome, ReplicaId, failpoint};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -95,6 +95,18 @@ struct Desk {
     last_link: u64,
     /// Those who wait until something became of an environment.
     wishers: Vec<(Wish, watch::Sender<WishState>)>,
+    /// Those who wait until a node has stored the outputs of a replica that is over.
+    savers: Vec<Saver>,
+}
+
+/// What came of storing outputs: nothing for a job that left nothing.
+type Saved = Result<Option<Artifacts>, Fault>;
+
+/// Somebody who waits for outputs.
+struct Saver {
+    replica: ReplicaId,
+    node: NodeId,
+    told: oneshot::Sender<Saved>,
 }
 
 /// One open Sync stream.
@@ -116,8 +128,14 @@ pub(crate) fn queue<S: Store>(
 ) -> (Queue, Task<S>) {
     let (sender, asks) = mpsc::channel(WAITING);
     let book = Book::new(loaded, contact, terms, life, clock.boot());
-    let desk =
-        Desk { book, watchers: HashMap::new(), links: BTreeMap::new(), last_link: 0, wishers: Vec::new() };
+    let desk = Desk {
+        book,
+        watchers: HashMap::new(),
+        links: BTreeMap::new(),
+        last_link: 0,
+        wishers: Vec::new(),
+        savers: Vec::new(),
+    };
     (Queue { asks: sender }, Task { desk, asks, store, clock, flush: None })
 }
 
@@ -231,6 +249,42 @@ impl Queue {
             (before, receiver)
         })
         .await
+    }
+
+    /// Wants the outputs of a replica stored that is over: what its node says of it, `None` when it is not connected.
+    /// It is wanted no longer than somebody holds the answer.
+    pub(crate) async fn want_outputs(
+        &self,
+        replica: ReplicaId,
+        node: NodeId,
+    ) -> Result<Option<oneshot::Receiver<Saved>>, AskError> {
+        self.ask(move |desk, _| {
+            desk.links.get(&node).filter(|link| !link.orders.is_closed())?;
+            let (told, receiver) = oneshot::channel();
+            desk.savers.push(Saver { replica, node, told });
+            Some(receiver)
+        })
+        .await
+    }
+
+    /// Tells whoever waits for the outputs of a replica what came of it.
+    pub(crate) async fn tell_outputs(&self, replica: ReplicaId, saved: Saved) -> Result<(), AskError> {
+        self.ask(move |desk, _| {
+            for saver in desk.savers.extract_if(.., |saver| saver.replica == replica) {
+                let _ = saver.told.send(saved.clone()); // whoever waited may have gone
+            }
+        })
+        .await
+    }
+
+    /// Takes in that the outputs of a job that ended are stored by now.
+    pub(crate) async fn outputs_stored(
+        &self,
+        job: JobRecord,
+        node: NodeId,
+        artifacts: Artifacts,
+    ) -> Result<(), AskError> {
+        self.ask(move |desk, now| desk.book.stored_later(job, &node, artifacts, now)).await
     }
 
     /// Writes what is not written yet, so that the store has everything that was said so far.
@@ -349,13 +403,18 @@ impl Desk {
             });
             !over && watcher.receiver_count() > 0
         });
+        self.savers.retain(|saver| !saver.told.is_closed());
         for (node, link) in &mut self.links {
-            let orders = book.orders(node);
+            let mut orders = book.orders(node);
+            let wanted = self.savers.iter().filter(|saver| saver.node == *node);
+            orders.outputs = wanted.map(|saver| saver.replica.clone()).collect();
             let owed = std::mem::take(&mut link.owed);
             let revision = link.orders.borrow().revision;
             let same = {
                 let told = link.orders.borrow();
-                told.list == orders.list && told.environments == orders.environments
+                told.list == orders.list
+                    && told.environments == orders.environments
+                    && told.outputs == orders.outputs
             };
             if owed || !same {
                 link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));

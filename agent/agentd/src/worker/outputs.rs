@@ -24,6 +24,22 @@ pub(crate) enum CollectError {
     /// They could not be sent.
     #[error("the outputs could not be sent to the store")]
     Push(#[source] PushError),
+    /// They are not waited for any longer.
+    #[error("{why}")]
+    GivenUp {
+        /// For people.
+        why: String,
+        #[source]
+        /// What they waited for.
+        source: Box<CollectError>,
+    },
+}
+
+impl CollectError {
+    /// Nobody waits any longer until `error` is over.
+    pub(crate) fn given_up(why: impl Into<String>, error: CollectError) -> CollectError {
+        CollectError::GivenUp { why: why.into(), source: Box::new(error) }
+    }
 }
 
 /// Stores the outputs; `None` when there are none.

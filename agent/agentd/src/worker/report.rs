@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::{Code, NodeId, Outcome, ReplicaId, failpoint};
+use agent_model::{Artifacts, Code, Fault, NodeId, Outcome, ReplicaId, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::worker_client::WorkerClient;
 use tonic::Status;
@@ -39,6 +39,24 @@ pub(crate) struct Outbox {
 impl Outbox {
     pub(crate) fn new(controller: Channel, node: NodeId) -> Outbox {
         Outbox { controller, node: Arc::new(node) }
+    }
+
+    /// Tells what came of storing outputs later, once: the order is repeated as long as somebody waits for it.
+    pub(crate) async fn tell_outputs(
+        &self,
+        replica: &ReplicaId,
+        stored: Result<Option<Artifacts>, Box<Fault>>,
+    ) {
+        let (artifacts, fault) = match stored {
+            Ok(artifacts) => (artifacts.map(Into::into), None),
+            Err(fault) => (None, Some((*fault).into())),
+        };
+        let (node, replica) = (self.node.to_string(), replica.to_string());
+        let request = v1::ReportOutputsRequest { node, replica, artifacts, fault };
+        let mut client = WorkerClient::new(self.controller.clone());
+        if let Err(status) = client.report_outputs(request).await {
+            info!(%status, "the controller does not take what is said of the outputs");
+        }
     }
 
     /// Delivers an outcome. Returns when the controller has answered, however long that takes.
@@ -88,8 +106,6 @@ fn answer(status: &Status) -> Option<Delivered> {
 
 #[cfg(test)]
 mod tests {
-    use agent_model::Fault;
-
     use super::*;
 
     #[test]

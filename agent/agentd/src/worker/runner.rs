@@ -16,18 +16,19 @@
 //!
 //! Channels: [`Desired`] in, [`ReplicaView`] out, both as watched levels. Spawned by `worker::reconcile`.
 
+mod blobs;
+
 use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cas::snapshot::Laid;
 use agent_model::EnvSpec;
 use agent_model::lease::Terms;
 use agent_model::protocol::orders::{Desired, UNHEARD};
 use agent_model::protocol::start::Deadline;
-use agent_model::{Boot, Digest, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
+use agent_model::{Boot, Fault, Outcome, ReplicaStep, Stream, StreamEnd, Timestamp, Verdict};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use agent_runtime::exec::{
     Enclosure, Found, LaunchError, ReattachError, RenewError, Running, WaitError, end_all,
@@ -39,7 +40,6 @@ use tracing::{error, info, warn};
 
 use super::backoff::Backoff;
 use super::faults::{self, Ending};
-use super::fetch::FetchError;
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
 use super::outputs::LogEnd;
@@ -138,9 +138,6 @@ const ROOM_EVERY: Duration = Duration::from_secs(1);
 
 /// How often a job that waits for GPUs asks again though nothing is known to have changed.
 const GPUS_EVERY: Duration = Duration::from_secs(10);
-
-/// How often storing outputs is tried.
-const OUTPUT_ATTEMPTS: u32 = 3;
 
 impl<J: Journal> Runner<J> {
     /// The runner of a replica that was just accepted or found in the journal. `changed` is notified after
@@ -270,28 +267,10 @@ impl<J: Journal> Runner<J> {
         self.admit().await?;
         let user = self.user(enclosure::is_sure(&self.record.spec.environment));
         let laid = unless_stopped(self.desired.clone(), self.lay_out(user.as_ref())).await?;
-        let laid = laid.map_err(|error| faults::fetch(&error))?;
+        let laid = laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere()))?;
         let owner = user.as_ref().map(fetch::owner);
         self.laid = laid.into_iter().map(|(root, laid)| Wish { root, laid, owner }).collect();
         Ok(())
-    }
-
-    /// Everything the job reads, as soon as the store that holds it answers; trees that wait for jobs to come make
-    /// room for it.
-    async fn lay_out(&self, user: Option<&JobUser>) -> Result<Vec<(Digest, Laid)>, FetchError> {
-        let (store, spares, spec) = (&self.worker.store, &self.worker.spares, &self.record.spec);
-        let mut backoff = Backoff::default();
-        loop {
-            match fetch::lay_out(store, &spares.list(), spec, &self.dir, user).await {
-                Err(error) if faults::is_no_space(&error) && spares.give_way().await => {}
-                Err(error) if faults::is_away(&error) => {
-                    warn!(replica = %self.record.replica, %error, "waiting for the store of blobs");
-                    self.say("waiting for the store of blobs to answer");
-                    tokio::time::sleep(backoff.next()).await;
-                }
-                laid => return laid,
-            }
-        }
     }
 
     /// Gets the environment, and ships what its builder prints meanwhile.
@@ -420,7 +399,7 @@ impl<J: Journal> Runner<J> {
     /// Gives the user in a container a home, and the job's files where it was not known before that it would be one.
     async fn settle(&self, user: Option<JobUser>) -> Result<(), Fault> {
         let known = enclosure::is_sure(&self.record.spec.environment);
-        fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error))
+        fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error, false))
     }
 
     /// Has the container stand there. An engine that is away is waited for; whoever asks why is told. It may take long,
@@ -682,7 +661,7 @@ impl<J: Journal> Runner<J> {
             Ok(artifacts) => outcome.artifacts = artifacts,
             Err(error) => {
                 self.record.precious = true;
-                let fault = faults::outputs(&error, self.dir.path());
+                let fault = faults::outputs(&error, self.dir.path(), &self.record.replica.job);
                 warn!(replica = %self.record.replica, %fault, "the outputs are kept here");
                 if outcome.verdict == Verdict::Completed {
                     outcome.verdict = Verdict::Failed;
@@ -711,30 +690,6 @@ impl<J: Journal> Runner<J> {
         // A job may cut its own tracking file; what was stored before stays stored.
         let tracking = self.shipping.tracking.stored(outputs::length(&self.dir.tracking())).await;
         (ends, tracking)
-    }
-
-    async fn collect(&self) -> Result<Option<agent_model::Artifacts>, outputs::CollectError> {
-        let (mut backoff, mut attempts) = (Backoff::default(), 1);
-        loop {
-            let error = match outputs::collect(&self.worker.store, &self.dir, &self.record.spec).await {
-                Err(error) if faults::is_away(&error) => {
-                    self.say("waiting for the store of blobs to answer");
-                    error
-                }
-                Err(error) if attempts < OUTPUT_ATTEMPTS => {
-                    attempts += 1;
-                    error
-                }
-                collected => return collected,
-            };
-            warn!(replica = %self.record.replica, %error, "the outputs are not stored yet");
-            if faults::is_no_space(&error) {
-                // What found no room is larger than what is free: so much again, each time.
-                let free = agent_node::disk_free(&self.worker.config.state_dir);
-                self.worker.collector.make_room(free.saturating_mul(2)).await;
-            }
-            tokio::time::sleep(backoff.next()).await;
-        }
     }
 
     /// Delivers the outcome. When the controller lacks something it had acknowledged, that is sent again.

@@ -23,8 +23,8 @@ use agent_model::job::Priority;
 use agent_model::lease::Terms;
 use agent_model::machine::Liveness;
 use agent_model::{
-    Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, ReplicaId,
-    Retry, Timestamp, Verdict,
+    Artifacts, Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome,
+    ReplicaId, Retry, Timestamp, Verdict,
 };
 pub(crate) use environments::{Wish, WishState};
 pub(crate) use nodes::{DeclaredLost, Held, NodeState, Report};
@@ -115,6 +115,8 @@ pub(crate) struct Book {
     life: u64,
     dirty_jobs: BTreeSet<JobId>,
     dirty_nodes: BTreeSet<NodeId>,
+    /// Jobs that ended before, of which something more is known by now.
+    amended: BTreeMap<JobId, Arc<JobRecord>>,
     changes: Changes,
     urgent: bool,
     replan: bool,
@@ -143,6 +145,7 @@ impl Book {
             life,
             dirty_jobs: BTreeSet::new(),
             dirty_nodes: BTreeSet::new(),
+            amended: BTreeMap::new(),
             changes: Changes::default(),
             urgent: false,
             replan: true,
@@ -352,6 +355,25 @@ impl Book {
         Standing::Open
     }
 
+    /// The outputs of a job that ended without are stored by now. How it ended stays as it is.
+    pub(crate) fn stored_later(&mut self, mut job: JobRecord, node: &NodeId, stored: Artifacts, now: Moment) {
+        let Some(outcome) = job.outcome.as_mut() else { return };
+        outcome.artifacts = Some(stored);
+        if let Some(fault) = outcome.fault.as_mut().filter(|fault| fault.code == Code::OutputsUnstored) {
+            fault.why.push("they were stored later, when somebody asked for it".to_owned());
+            fault.fix = Some(format!("get them: agentctl download {}", job.id));
+        }
+        let text = format!("stored {} files, {} bytes, later", stored.files, stored.bytes);
+        let (id, epoch) = (job.id.clone(), job.epoch);
+        self.changes.events.push(Event { job: id, at: now.wall, epoch, node: Some(node.clone()), text });
+        let job = Arc::new(job);
+        for known in self.recent.iter_mut().filter(|known| known.id == job.id) {
+            *known = Arc::clone(&job);
+        }
+        self.amended.insert(job.id.clone(), job);
+        self.urgent = true;
+    }
+
     /// Places what can be placed, if anything changed since the last time.
     pub(crate) fn schedule(&mut self, now: Moment) {
         let waited = self.dates.len();
@@ -487,7 +509,8 @@ impl Book {
     /// Everything that is not on disk yet. It stays listed until [`Book::retire`].
     pub(crate) fn changes(&mut self) -> Changes {
         let mut changes = self.changes.clone();
-        changes.jobs = self.dirty_jobs.iter().filter_map(|id| self.jobs.get(id)).cloned().collect();
+        let dirty = self.dirty_jobs.iter().filter_map(|id| self.jobs.get(id));
+        changes.jobs = dirty.chain(self.amended.values()).cloned().collect();
         changes.nodes = self
             .dirty_nodes
             .iter()
@@ -511,6 +534,7 @@ impl Book {
             self.recent.pop_front();
         }
         self.dirty_nodes.clear();
+        self.amended.clear();
         self.changes = Changes::default();
         self.urgent = false;
     }

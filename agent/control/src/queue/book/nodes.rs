@@ -436,6 +436,7 @@ impl Book {
                 .chain(self.questions(node))
                 .collect(),
             environments: self.wishes_for(node),
+            outputs: Vec::new(),
         }
     }
 }
