@@ -59,8 +59,14 @@ impl Outbox {
         }
     }
 
-    /// Delivers an outcome. Returns when the controller has answered, however long that takes.
-    pub(crate) async fn deliver(&self, replica: &ReplicaId, outcome: &Outcome) -> Delivered {
+    /// Delivers an outcome. Returns when the controller has answered, however long that takes; `waits` is told what it
+    /// says meanwhile.
+    pub(crate) async fn deliver(
+        &self,
+        replica: &ReplicaId,
+        outcome: &Outcome,
+        waits: impl Fn(&str),
+    ) -> Delivered {
         let request = v1::ReportOutcomeRequest {
             node: self.node.to_string(),
             replica: replica.to_string(),
@@ -88,6 +94,7 @@ impl Outbox {
                 None => {
                     let wait = backoff.next();
                     debug!(%replica, %status, ?wait, "the outcome is not delivered yet");
+                    waits(status.message());
                     tokio::time::sleep(wait).await;
                 }
             }

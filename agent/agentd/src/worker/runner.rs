@@ -696,7 +696,9 @@ impl<J: Journal> Runner<J> {
     async fn report(&mut self, ending: &Ending) {
         let mut backoff = Backoff::default();
         while let Some(outcome) = self.record.outcome.clone() {
-            match self.worker.outbox.deliver(&self.record.replica, &outcome).await {
+            let waits =
+                |why: &str| self.say(&format!("waiting for the controller to take the result: {why}"));
+            match self.worker.outbox.deliver(&self.record.replica, &outcome, waits).await {
                 Delivered::Stored => return,
                 Delivered::Fenced => {
                     self.record.precious = true;
