@@ -13,7 +13,7 @@ use std::time::Duration;
 use agent_cas::snapshot;
 use agent_model::{Digest, JobDraft};
 use agent_proto::v1;
-use agent_tests::client::runtime;
+use agent_tests::client::{TERMINAL, runtime};
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{binaries, eventually};
@@ -32,6 +32,11 @@ pub(crate) const ROWS: &[Row] = &[
         id: "O2",
         promise: "while it stays odd all wait and say why, or are told truly; nothing is lost",
         run: lasts,
+    },
+    Row {
+        id: "O3",
+        promise: "what a foreign store lets go of between submit and start is had again, or told as what it is",
+        run: evicted,
     },
 ];
 
@@ -195,7 +200,7 @@ impl Cell<'_> {
     }
 
     fn completed(&self, job: &str) {
-        let view = self.lane.fleet.client.reached_within(LONG, job, &["Completed", "Failed", "Canceled"]);
+        let view = self.lane.fleet.client.reached_within(LONG, job, &TERMINAL);
         assert_eq!(view.state, "Completed", "{:?}", view.outcome);
         assert_eq!(String::from_utf8_lossy(&self.lane.fleet.client.log(job, "job")), self.text("data.txt"));
     }
@@ -325,8 +330,8 @@ fn download_passes(cell: &Cell<'_>) {
 }
 
 fn lasts(tally: &mut Tally, scale: &Scale) {
-    // A proxy's page and INTERNAL for each act, and what is wrong with single blobs.
-    let some = vec![(17, 0), (18, 0), (8, 0), (2, 1), (19, 1), (12, 2), (19, 2), (18, 3)];
+    // Rotten blobs fetched; a page of a proxy, and blobs that are forgotten, at uploads; and one of each other act.
+    let some = vec![(17, 0), (2, 1), (19, 1), (12, 2), (18, 3)];
     spread(tally, scale.of(some, all()), |cell, act| match act {
         Act::Fetch => fetch_lasts(cell),
         Act::Upload => upload_lasts(cell),
@@ -349,7 +354,11 @@ fn fetch_lasts(cell: &Cell<'_>) -> String {
     cell.go_on();
     cell.is_odd(true);
     client.set_eligibility("n0", "uncordon").expect("it takes jobs again");
-    let view = cell.waits_or_ended(&job);
+    let is_about_blobs = matches!(cell.oddity, Oddity::Rotten | Oddity::Lacks);
+    let view = match is_about_blobs {
+        true => client.reached_within(LONG, &job, &TERMINAL),
+        false => cell.waits_or_ended(&job),
+    };
     if view.ended_ms == 0 {
         let told = view.replicas[0].detail.clone();
         cell.is_odd(false);
@@ -387,7 +396,7 @@ fn upload_lasts(cell: &Cell<'_>) -> String {
     }
     let told = view.replicas[0].detail.clone();
     client.cancel(&job).expect("it can be canceled");
-    let view = client.reached_within(LONG, &job, &["Completed", "Failed", "Canceled"]);
+    let view = client.reached_within(LONG, &job, &TERMINAL);
     let fault = fault(&view);
     assert_eq!((view.state.as_str(), fault.code.as_str()), ("Canceled", "OUT-101"), "{fault:?}");
     assert_eq!(fault.blame, "network", "{fault:?}");
@@ -404,15 +413,19 @@ fn submit_lasts(cell: &Cell<'_>) -> String {
     cell.go_on();
     cell.is_odd(true);
     let output = ended(cell.submitting());
-    let came = if output.status.success() {
-        "taken, not concerned".to_owned()
+    let taken = output.status.success();
+    let came = if taken {
+        "taken, and Completed when the store was well".to_owned()
     } else {
         let said = said(&output);
         assert!(said.contains("error[SNP-104]") && said.contains("blob_store"), "{said}");
         "SNP-104".to_owned()
     };
     cell.is_odd(false);
-    let job = succeeded(cell.submitting());
+    let job = match taken {
+        true => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        false => succeeded(cell.submitting()),
+    };
     cell.completed(&job);
     cell.outputs(&job);
     came
@@ -441,4 +454,33 @@ fn download_lasts(cell: &Cell<'_>) -> String {
     cell.is_odd(false);
     cell.outputs(&job);
     came
+}
+
+fn evicted(tally: &mut Tally, _: &Scale) {
+    let lane = Lane::new();
+    let before_it_starts = |cell: &Cell<'_>, submit: &dyn Fn() -> String| {
+        lane.fleet.client.set_eligibility("n0", "cordon").expect("it takes no jobs");
+        cell.go_on();
+        let job = submit();
+        lane.odd.evict();
+        lane.fleet.client.set_eligibility("n0", "uncordon").expect("it takes jobs again");
+        job
+    };
+    tally.case("what a client sent comes from the controller, and is written again", || {
+        let cell = lane.cell(Oddity::Lacks);
+        let job = before_it_starts(&cell, &|| succeeded(cell.submitting()));
+        cell.completed(&job);
+        cell.outputs(&job);
+        assert!(lane.odd.has(cell.text("data.txt").as_bytes()), "the store lacks it still");
+    });
+    tally.case("what nobody else has is told, and sent by the next submit", || {
+        let cell = lane.cell(Oddity::Lacks);
+        let job = before_it_starts(&cell, &|| cell.submit());
+        let fault = fault(&lane.fleet.client.reached_within(LONG, &job, &TERMINAL));
+        assert_eq!((fault.code.as_str(), fault.blame.as_str()), ("SNP-103", "network"), "{fault:?}");
+        assert!(fault.fix.contains("submit the job again"), "{fault:?}");
+        let again = succeeded(cell.submitting());
+        cell.completed(&again);
+        cell.outputs(&again);
+    });
 }

@@ -91,6 +91,15 @@ impl Odd {
         *lock(&self.oddity) = oddity;
     }
 
+    /// Lets go of everything.
+    pub(crate) fn evict(&self) {
+        lock(&self.blobs).clear();
+    }
+
+    pub(crate) fn has(&self, content: &[u8]) -> bool {
+        lock(&self.blobs).contains_key(&digest_of(content))
+    }
+
     fn is(&self) -> Option<Oddity> {
         *lock(&self.oddity)
     }
