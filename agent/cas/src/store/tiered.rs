@@ -6,8 +6,10 @@
 //!
 //! What the far store does not have although it said so, or has as something else, is asked for again, then at the
 //! `other` store where there is one, and the right bytes are written to the far store once more. What cannot be had
-//! anywhere is *doubted*: it counts as missing, so whoever has it sends it again, until it was written again. Doubt is
-//! not remembered across the end of the process; whoever reads the blob then doubts it again.
+//! anywhere is *doubted*: it counts as missing, so whoever has it sends it again, until it was written again. So does
+//! all that somebody asks about together with it, a whole snapshot as a rule: nobody has read the rest of it yet, and
+//! one gap for each attempt would take as many attempts. Doubt is not remembered across the end of the process; whoever
+//! reads the blob then doubts it again.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -127,8 +129,13 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     fn doubt(&self, digest: Digest) {
         let mut doubted = lock(&self.doubted);
         if doubted.len() < DOUBTED && doubted.insert(digest) {
-            tracing::warn!(%digest, "the far store lacks or holds damaged what it says it has");
+            tracing::warn!(%digest, "the far store is not believed to have it");
         }
+    }
+
+    fn is_doubtful(&self, digests: &[Digest]) -> bool {
+        let doubted = lock(&self.doubted);
+        !doubted.is_empty() && digests.iter().any(|digest| doubted.contains(digest))
     }
 
     fn trust(&self, digest: Digest) {
@@ -150,13 +157,13 @@ fn mended(digest: Digest, written: Result<(), WriteError>) {
 
 impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
     async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
-        let missing = self.far.missing(digests).await?;
-        let mut doubted = lock(&self.doubted).clone();
-        if doubted.is_empty() {
-            return Ok(missing);
+        if !self.is_doubtful(digests) {
+            return self.far.missing(digests).await;
         }
-        doubted.extend(missing);
-        Ok(digests.iter().copied().filter(|digest| doubted.remove(digest)).collect())
+        let mut seen = HashSet::from([Digest::EMPTY]);
+        let asked: Vec<Digest> = digests.iter().copied().filter(|digest| seen.insert(*digest)).collect();
+        asked.iter().for_each(|digest| self.doubt(*digest));
+        Ok(asked)
     }
 
     async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
@@ -247,9 +254,12 @@ mod tests {
         let store = Tiered::new(near, far.clone());
         assert_eq!(store.missing(&[two.0, one.0]).await.unwrap(), [], "it says that it has them");
         assert!(store.read_batch(vec![one.0, two.0]).await[0].as_ref().is_err_and(ReadError::is_damage));
-        assert_eq!(store.missing(&[two.0, one.0, one.0]).await.unwrap(), [one.0]);
+        let empty = Digest::EMPTY;
+        assert_eq!(store.missing(&[two.0]).await.unwrap(), [], "what is asked alone is believed");
+        assert_eq!(store.missing(&[empty, two.0, one.0, one.0]).await.unwrap(), [two.0, one.0]);
+        assert_eq!(store.missing(&[two.0]).await.unwrap(), [two.0], "by now it is to be sent");
         // Even if the far store keeps what it had, there is a near copy from now on.
-        store.write_both(vec![one.clone()]).await.remove(0).unwrap();
+        assert!(store.write_both(vec![one.clone(), two.clone()]).await.iter().all(Result::is_ok));
         far.corrupt(one.0, "eno");
         assert_eq!(store.missing(&[two.0, one.0]).await.unwrap(), []);
         assert_eq!(store.read_batch(vec![one.0]).await.remove(0).unwrap(), one.1);
