@@ -54,7 +54,7 @@ impl<J: Journal> Runner<J> {
     pub(super) async fn collect(&self) -> Result<Option<Artifacts>, CollectError> {
         let (mut backoff, mut attempts, mut waits) = (Backoff::default(), 1, None);
         loop {
-            let attempt = outputs::collect(&self.worker.store, &self.dir, &self.record.spec);
+            let attempt = Box::pin(outputs::collect(&self.worker.store, &self.dir, &self.record.spec));
             let collected = match waits.take() {
                 None => attempt.await,
                 Some(error) => {
