@@ -254,12 +254,21 @@ impl From<Outcome> for v1::Outcome {
                 .map(|end| v1::StreamEnd { stream: end.stream.to_string(), digest: end.digest.into() })
                 .collect(),
             tracking_bytes: outcome.tracking_bytes,
-            artifacts: outcome.artifacts.map(|a| v1::Artifacts {
-                root: a.root.into(),
-                files: a.files,
-                bytes: a.bytes,
-            }),
+            artifacts: outcome.artifacts.map(v1::Artifacts::from),
         }
+    }
+}
+
+impl From<Artifacts> for v1::Artifacts {
+    fn from(a: Artifacts) -> v1::Artifacts {
+        v1::Artifacts { root: a.root.into(), files: a.files, bytes: a.bytes }
+    }
+}
+
+impl TryFrom<v1::Artifacts> for Artifacts {
+    type Error = WireError;
+    fn try_from(wire: v1::Artifacts) -> Result<Artifacts, WireError> {
+        Ok(Artifacts { root: wire.root.parse()?, files: wire.files, bytes: wire.bytes })
     }
 }
 
@@ -287,12 +296,7 @@ impl TryFrom<v1::Outcome> for Outcome {
                 .map(|end| Ok(StreamEnd { stream: stream(&end.stream)?, digest: end.digest.parse()? }))
                 .collect::<Result<_, WireError>>()?,
             tracking_bytes: wire.tracking_bytes,
-            artifacts: wire
-                .artifacts
-                .map(|a| {
-                    Ok::<_, WireError>(Artifacts { root: a.root.parse()?, files: a.files, bytes: a.bytes })
-                })
-                .transpose()?,
+            artifacts: wire.artifacts.map(Artifacts::try_from).transpose()?,
         })
     }
 }

@@ -29,10 +29,10 @@ const LINES: u64 = 20;
 
 fn harms(tally: &mut Tally, scale: &Scale) {
     for (down, mode) in [(true, "down"), (false, "up")] {
-        for round in 0..scale.of(2, HARMS.len()) {
+        for (round, every) in HARMS.iter().enumerate().take(scale.of(2, HARMS.len())) {
             // A merge removes every file once with each state of the daemon, and does one of the other things to it.
             let harm_of = |place: usize| match (scale.full, round) {
-                (true, _) => HARMS[round],
+                (true, _) => *every,
                 (false, 0) => HARMS[0],
                 (false, _) => HARMS[1 + (place + usize::from(down)) % (HARMS.len() - 1)],
             };
@@ -81,7 +81,7 @@ fn harm(path: &Path, what: &str) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()), // made again so soon
             made => made,
         }),
-        "without rights" => fs::set_permissions(path, fs::Permissions::from_mode(0)),
+        "without rights" => fs::set_permissions(path, fs::Permissions::from_mode(0o0)),
         _ => std::os::unix::fs::chown(path, Some(65534), Some(65534)),
     };
     done.expect("root may do that");

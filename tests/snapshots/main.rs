@@ -14,6 +14,8 @@ mod forge;
 mod fuzz;
 mod hostile;
 mod isolation;
+mod oddities;
+mod oddstore;
 mod peers;
 mod probe;
 mod raw;
@@ -32,6 +34,7 @@ fn rows() -> Vec<&'static Row> {
         crash::ROWS,
         peers::ROWS,
         elsewhere::ROWS,
+        oddities::ROWS,
         scans::ROWS,
         fuzz::ROWS,
         room::ROWS,

@@ -84,7 +84,7 @@ pub(crate) enum Verb {
     },
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct SubmitArgs {
     /// A directory (with a job.yml or without), or a job file.
     pub(crate) target: PathBuf,
@@ -164,6 +164,13 @@ pub(crate) enum NodeVerb {
         #[arg(long)]
         json: bool,
     },
+    /// Store the outputs of a job that ended without (OUT-101), from what its machine keeps of it.
+    #[command(
+        after_help = "A machine keeps them for a week. How the job ended stays as it is; its outputs can be \
+                            fetched afterwards.\n\nExample:\n  \
+                            agentctl node outputs train-1 && agentctl download train-1"
+    )]
+    Outputs(JobJsonArgs),
 }
 
 #[derive(Debug, Subcommand)]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use agent_cas::remote;
 use agent_model::paths::{MAX_SOCKET_PATH, Places};
-use agent_model::{Code, Fault, causes};
+use agent_model::{Blame, Code, Fault, causes};
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
@@ -212,6 +212,25 @@ pub(crate) fn fault(status: &Status) -> Fault {
             .fix("check that it runs: `agentctl status`");
     }
     agent_proto::fault(status)
+}
+
+/// What to do about a store that does not do as it should.
+pub(crate) const LOOK_AT_STORE: &str = "try again later; if it stays so, see the daemon's log, and look at the server \
+                                        that `blob_store` names if it names one";
+
+/// What a daemon said of a blob, as the fault of what was to be done with it. A single blob of many comes with no more
+/// than words.
+pub(crate) fn refused(what: String, status: &Status) -> Fault {
+    let said = match status.details().is_empty() && status.source().is_none() {
+        true => {
+            let blame = Blame::Network;
+            Fault { blame, ..Fault::new(Code::SnapshotStore, remote::told(status)) }
+        }
+        false => fault(status),
+    };
+    let why = [said.what].into_iter().chain(said.why).collect();
+    let fix = said.fix.or_else(|| Some(LOOK_AT_STORE.to_owned()));
+    Fault { what, why, fix, ..said }
 }
 
 fn silent(limit: Duration) -> Fault {

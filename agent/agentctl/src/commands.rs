@@ -18,6 +18,7 @@ mod logs;
 mod lost;
 mod metrics;
 mod nodes;
+mod outputs;
 mod run;
 mod show;
 mod status;
@@ -71,6 +72,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Node(NodeVerb::Lost { node, yes, json }) => {
             lost::lost(&node, yes, json, socket, output).await?
         }
+        Verb::Node(NodeVerb::Outputs(args)) => outputs::store(&args, socket, output).await?,
         Verb::Envs(verb) => return Box::pin(envs::envs(verb, socket, output)).await,
         Verb::Gc(args) => return gc::gc(&args, socket, output).await,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,

@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tonic::transport::server::{Connected, UdsConnectInfo};
 
 /// What a client sends before its first frame.
@@ -33,11 +34,13 @@ const AUTHORITY_INDEX: usize = 1;
 pub(crate) struct AnyAuthority {
     stream: UnixStream,
     filter: Filter,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl AnyAuthority {
-    pub(crate) fn new(stream: UnixStream) -> AnyAuthority {
-        AnyAuthority { stream, filter: Filter::default() }
+    /// It counts as open as long as the permit is held.
+    pub(crate) fn new(stream: UnixStream, permit: OwnedSemaphorePermit) -> AnyAuthority {
+        AnyAuthority { stream, filter: Filter::default(), _permit: permit }
     }
 }
 

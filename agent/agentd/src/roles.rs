@@ -30,7 +30,7 @@ use agent_runtime::exec::{Containers, Launcher, Process, find_shim};
 use futures_util::TryStreamExt;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
@@ -39,6 +39,7 @@ use tracing::{info, warn};
 use crate::authority::AnyAuthority;
 use crate::collect;
 use crate::config::{Config, FarStore, JobUser};
+use crate::limits;
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
@@ -317,7 +318,12 @@ async fn start_controller(
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_routes(routes);
     let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
-    let connections = UnixListenerStream::new(listener).map_ok(AnyAuthority::new);
+    let free = Arc::new(Semaphore::new(limits::connections()));
+    // One too many is closed: descriptors are left for the daemon's own files.
+    let connections = UnixListenerStream::new(listener).try_filter_map(move |stream| {
+        let permit = Arc::clone(&free).try_acquire_owned().ok();
+        std::future::ready(Ok(permit.map(|permit| AnyAuthority::new(stream, permit))))
+    });
     let serve = server.serve_with_incoming_shutdown(connections, stop);
     supervisor.spawn(TaskKind::Api, "api", serve);
     info!(socket = %socket.display(), "serving");
@@ -447,8 +453,8 @@ fn dial(socket: PathBuf) -> Channel {
         .connect_with_connector_lazy(tower::service_fn(connect))
 }
 
-/// Where blobs are: on this machine, at the server that was named, or at the controller. A server that is away
-/// does not matter here: who wants a blob waits for it.
+/// Where blobs are: on this machine, at the server that was named, or at the controller, which a node also asks for
+/// what that server turns out not to have. A server that is away does not matter here: who wants a blob waits for it.
 fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
     let far = match &config.blob_store {
         Some(FarStore { server, instance }) => {
@@ -470,7 +476,11 @@ fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
         None if config.roles.controller => return Ok(Store::Disk(disk)),
         None => Remote::new(dial(config.controller.clone())),
     };
-    Ok(Store::Tiered(Box::new(Tiered::new(disk, far))))
+    let tiered = Tiered::new(disk, far);
+    Ok(Store::Tiered(Box::new(match config.blob_store.is_some() && !config.roles.controller {
+        true => tiered.or_from(Remote::new(dial(config.controller.clone()))),
+        false => tiered,
+    })))
 }
 
 /// What is on this machine: the environments that are ready, and the inventory.

@@ -22,6 +22,7 @@ mod faults;
 mod fetch;
 pub(crate) mod gpus;
 pub(crate) mod journal;
+mod late;
 mod launch;
 mod outputs;
 pub(crate) mod pins;

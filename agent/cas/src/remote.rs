@@ -4,8 +4,8 @@
 //! Nothing that arrives is believed: every blob is hashed, every answer matched with its question. Batches
 //! are budgeted by encoded size; one that is refused as a whole is halved until the blob at fault is alone,
 //! and a blob too large for any message goes as a stream. Each call has a deadline, and each message of a
-//! stream. A call that fails because the server or the way to it is away for a moment is repeated for
-//! [`patience::LONGEST`]; a stream from the server goes on where it broke. Only a stream to the server is not
+//! stream. A call whose answer is not the last word ([`is_away`]) is repeated for [`patience::LONGEST`], and so are
+//! single items of a batch; a stream from the server goes on where it broke. Only a stream to the server is not
 //! repeated here, because its bytes are gone: `push` does it.
 //!
 //! Blobs travel compressed where the server offers it, the connection is slow ([`link`]) and they shrink. What
@@ -41,7 +41,7 @@ use tonic::{Code, Status};
 use bytestream::byte_stream_client::ByteStreamClient;
 use link::Link;
 pub(crate) use patience::Patience;
-pub use patience::is_away;
+pub use patience::{is_away, told};
 use streams::{Download, Upload};
 pub use wire::{Form, IDENTITY, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire};
 
@@ -178,7 +178,7 @@ impl Remote {
         };
         let sha256 = reapi::digest_function::Value::Sha256 as i32;
         if !cache.digest_functions.is_empty() && !cache.digest_functions.contains(&sha256) {
-            return Err(Status::failed_precondition("the store does not name blobs by SHA-256"));
+            return Err(Status::invalid_argument("the store does not name blobs by SHA-256"));
         }
         // Zero means that only the transport limits a message.
         let announced = encoded.or(u64::try_from(cache.max_batch_total_size_bytes).ok()).unwrap_or(0);

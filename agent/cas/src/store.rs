@@ -222,9 +222,12 @@ pub enum WriteError {
 }
 
 impl MissingError {
-    /// The store at the other end of a connection, or the way to it, is away: the same may do later.
+    /// The store at the other end of a connection does not answer as it should just now: the same may do later.
     pub fn is_away(&self) -> bool {
-        matches!(self, MissingError::Remote { source } if is_away(source))
+        match self {
+            MissingError::Remote { source } => is_away(source),
+            MissingError::Answer => true,
+        }
     }
 }
 
@@ -236,14 +239,19 @@ pub fn is_scarce(error: &io::Error) -> bool {
 }
 
 impl ReadError {
-    /// The store at the other end of a connection, or the way to it, is away, or this machine is short of what it
-    /// takes to read: the same may do later.
+    /// The store at the other end of a connection does not answer as it should just now, or this machine is short of
+    /// what it takes to read: the same may do later.
     pub fn is_away(&self) -> bool {
         match self {
             ReadError::Remote { source, .. } => is_away(source),
             ReadError::Disk { source, .. } => is_scarce(source),
             _ => false,
         }
+    }
+
+    /// What the store said of the blob is that it is not there, or what it sent is something else.
+    pub fn is_unsound(&self) -> bool {
+        matches!(self, ReadError::Absent { .. }) || self.is_damage()
     }
 
     /// The bytes there are not those the digest names.
@@ -257,22 +265,22 @@ impl ReadError {
 }
 
 impl WriteError {
-    /// The store at the other end of a connection, or the way to it, is away: the same may do later.
+    /// The store at the other end of a connection does not do as it should just now: the same may do later.
     pub fn is_away(&self) -> bool {
         match self {
             WriteError::Remote { source, .. } => is_away(source),
             WriteError::Source { source, .. } => source.is_away(),
+            WriteError::Vanished { .. } => true,
             _ => false,
         }
     }
 
-    /// The store has no room left.
+    /// The disk of this machine has no room left.
     pub fn is_no_space(&self) -> bool {
         match self {
             WriteError::Disk { source, .. } => {
                 matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
             }
-            WriteError::Remote { source, .. } => source.code() == tonic::Code::ResourceExhausted,
             _ => false,
         }
     }
@@ -309,6 +317,20 @@ impl Store {
             Store::Disk(_) => Ok(()),
             Store::Tiered(tiered) => tiered.pass_on(digest).await,
         }
+    }
+
+    /// Keeps whole blobs for others: under the rules of [`BlobStore::write_batch`], and with a copy here where the
+    /// store is elsewhere, as [`Store::keep`] does.
+    pub async fn keep_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        match self {
+            Store::Disk(disk) => disk.write_batch(blobs).await,
+            Store::Tiered(tiered) => tiered.write_both(blobs).await,
+        }
+    }
+
+    /// It asks another store for what is not here, which may answer differently in a moment.
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self, Store::Tiered(_))
     }
 }
 

@@ -8,6 +8,7 @@ mod blobs;
 mod cas;
 mod jobs;
 mod nodes;
+mod outputs;
 mod telemetry;
 mod worker;
 
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use agent_cas::BlobStore;
 use agent_cas::gc::{Collector, WholeError};
-use agent_model::{Clock, Code, Digest, Fault, JobId, Timestamp};
+use agent_model::{Blame, Clock, Code, Digest, Fault, JobId, Timestamp};
 use agent_proto::{MAX_MESSAGE, v1};
 use tonic::Status;
 use tonic::service::Routes;
@@ -55,13 +56,15 @@ impl About {
 
 impl Services {
     /// A blob that one of these trees needs and the store lacks. Of a store elsewhere only the roots are asked for: it
-    /// lets blobs go by rules of its own, so nothing more would be known of it for long.
+    /// lets blobs go by rules of its own, so nothing more would be known of it for long. One that it says it lacks may
+    /// be there all the same: then it can be read.
     pub(crate) async fn first_missing(&self, roots: &[Digest]) -> Result<Option<Digest>, WholeError> {
         match &self.blobs {
             agent_cas::Store::Disk(_) => self.collector.first_missing(roots).await,
             agent_cas::Store::Tiered(far) => {
                 let missing = far.missing(roots).await.map_err(WholeError::Missing)?;
-                Ok(missing.first().copied())
+                let read = far.read_batch(missing.clone()).await;
+                Ok(missing.into_iter().zip(read).find(|(_, read)| read.is_err()).map(|(root, _)| root))
             }
         }
     }
@@ -90,6 +93,15 @@ impl Services {
         }
         let job = self.store.job(id).await?.ok_or_else(|| unknown_job(id))?;
         Ok(ended(job))
+    }
+}
+
+/// The store does not say whether it has something.
+fn unsearched(error: &WholeError) -> Fault {
+    let what = "the blob store could not be searched";
+    match error {
+        WholeError::Missing(_) => far_fault(what).because(error),
+        WholeError::Read(_) => Fault::new(Code::SnapshotStore, what).because(error),
     }
 }
 
@@ -171,6 +183,12 @@ impl From<Refusal> for Status {
             }
         }
     }
+}
+
+/// What another server that keeps the blobs did to a call.
+fn far_fault(what: &str) -> Fault {
+    let fault = Fault { blame: Blame::Network, ..Fault::new(Code::SnapshotStore, what) };
+    fault.fix("try again later; look at the server that `blob_store` names: `agentd show-config` prints it")
 }
 
 /// A request that does not follow the protocol.

@@ -56,6 +56,8 @@ pub(crate) struct Orders {
     pub(crate) list: Vec<Order>,
     /// What is wanted of environments, by key.
     pub(crate) environments: Vec<(String, EnvironmentWant)>,
+    /// Replicas that are over whose outputs somebody wants stored.
+    pub(crate) outputs: Vec<ReplicaId>,
 }
 
 /// Until when each node counts as connected.

@@ -21,7 +21,7 @@ use std::time::Duration;
 use agent_model::lease::Terms;
 use agent_model::machine::EligibilityEvent;
 use agent_model::node::CachedEnvironment;
-use agent_model::{Clock, JobId, NodeId, Outcome, ReplicaId, failpoint};
+use agent_model::{Artifacts, Clock, Fault, JobId, NodeId, Outcome, ReplicaId, failpoint};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
@@ -109,6 +109,9 @@ enum Request {
     Standing { replica: ReplicaId, node: NodeId, reply: Reply<Standing> },
     WantsLog(ReplicaId, Reply<Standing>),
     Settle { replica: ReplicaId, node: NodeId, outcome: Outcome, reply: Reply<Standing> },
+    WantOutputs { replica: ReplicaId, node: NodeId, reply: Reply<Option<oneshot::Receiver<Saved>>> },
+    TellOutputs { replica: ReplicaId, saved: Saved, reply: Reply<()> },
+    OutputsStored { job: Box<JobRecord>, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
 }
 
 /// An environment as its node showed it before a wish, and how the wish stands from then on.
@@ -129,6 +132,9 @@ pub(crate) struct Task<S> {
     /// When unwritten levels must be written.
     flush: Option<Instant>,
 }
+
+/// What came of storing outputs: nothing for a job that left nothing.
+type Saved = Result<Option<Artifacts>, Fault>;
 
 /// The queue of a controller that starts from `loaded`; `life` is random, and tells it from those before.
 pub(crate) fn queue<S: Store>(
@@ -213,6 +219,31 @@ impl Queue {
     /// on. It is withdrawn when nobody holds the answer any more.
     pub(crate) async fn wish(&self, wish: Wish, who: &str) -> Result<Wished, AskError> {
         self.ask(|reply| Request::Wish { wish, who: who.to_owned(), reply }).await
+    }
+
+    /// Wants the outputs of a replica stored that is over: what its node says of it, `None` when it is not connected.
+    /// It is wanted no longer than somebody holds the answer.
+    pub(crate) async fn want_outputs(
+        &self,
+        replica: ReplicaId,
+        node: NodeId,
+    ) -> Result<Option<oneshot::Receiver<Saved>>, AskError> {
+        self.ask(|reply| Request::WantOutputs { replica, node, reply }).await
+    }
+
+    /// Tells whoever waits for the outputs of a replica what came of it.
+    pub(crate) async fn tell_outputs(&self, replica: ReplicaId, saved: Saved) -> Result<(), AskError> {
+        self.ask(|reply| Request::TellOutputs { replica, saved, reply }).await
+    }
+
+    /// Takes in that the outputs of a job that ended are stored by now.
+    pub(crate) async fn outputs_stored(
+        &self,
+        job: JobRecord,
+        node: NodeId,
+        artifacts: Artifacts,
+    ) -> Result<(), AskError> {
+        self.ask(|reply| Request::OutputsStored { job: Box::new(job), node, artifacts, reply }).await
     }
 
     /// Writes what is not written yet, so that the store has everything that was said so far.

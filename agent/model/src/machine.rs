@@ -119,6 +119,7 @@ impl JobState {
             (S::Running, E::LeaseExpired) => S::NotResponding(Before::Running),
             (S::Finalizing(verdict), E::LeaseExpired) => S::NotResponding(Before::Finalizing(verdict)),
             (S::Finalizing(verdict), E::OutputsStored) => verdict.into(),
+            (S::Finalizing(Verdict::Canceled), E::OutputsLost) => S::Canceled,
             (S::Finalizing(_), E::OutputsLost) => S::Failed,
             (S::NotResponding(before), E::SeenAgain) => before.into(),
             (S::NotResponding(Before::Preparing | Before::Running), E::CancelRequested) => {

@@ -1090,6 +1090,19 @@ pub struct ManageEnvironmentResponse {
     pub environment: ::core::option::Option<CachedEnvironment>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoreOutputsRequest {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoreOutputsResponse {
+    /// 0 when the job left nothing.
+    #[prost(uint64, tag = "1")]
+    pub files: u64,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeclareLostRequest {
     #[prost(string, tag = "1")]
     pub node: ::prost::alloc::string::String,
@@ -1453,6 +1466,32 @@ pub mod nodes_client {
                 .insert(GrpcMethod::new("agent.v1.Nodes", "ManageEnvironment"));
             self.inner.unary(req, path, codec).await
         }
+        /// Has the node of a job that ended store its outputs, from the directory that the node keeps for a while. The one
+        /// message comes when that is done, however long it takes.
+        pub async fn store_outputs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StoreOutputsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::StoreOutputsResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/StoreOutputs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Nodes", "StoreOutputs"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Makes room in the controller's store of blobs, and says what stays there and why. Nothing goes that a job
         /// needs or has left, or that was used a moment ago.
         pub async fn collect_blobs(
@@ -1547,6 +1586,21 @@ pub mod nodes_server {
             request: tonic::Request<super::ManageEnvironmentRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ManageEnvironmentResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the StoreOutputs method.
+        type StoreOutputsStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::StoreOutputsResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Has the node of a job that ended store its outputs, from the directory that the node keeps for a while. The one
+        /// message comes when that is done, however long it takes.
+        async fn store_outputs(
+            &self,
+            request: tonic::Request<super::StoreOutputsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::StoreOutputsStream>,
             tonic::Status,
         >;
         /// Makes room in the controller's store of blobs, and says what stays there and why. Nothing goes that a job
@@ -1819,6 +1873,52 @@ pub mod nodes_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/StoreOutputs" => {
+                    #[allow(non_camel_case_types)]
+                    struct StoreOutputsSvc<T: Nodes>(pub Arc<T>);
+                    impl<
+                        T: Nodes,
+                    > tonic::server::ServerStreamingService<super::StoreOutputsRequest>
+                    for StoreOutputsSvc<T> {
+                        type Response = super::StoreOutputsResponse;
+                        type ResponseStream = T::StoreOutputsStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StoreOutputsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::store_outputs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StoreOutputsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)
@@ -2578,6 +2678,10 @@ pub struct NodeOrders {
     /// A node that hears of a new life reports at once.
     #[prost(uint64, tag = "6")]
     pub life: u64,
+    /// Replicas that are over, `job.epoch.rank`, whose outputs should be stored from what the node keeps of them.
+    /// Repeated until it says what came of it.
+    #[prost(string, repeated, tag = "7")]
+    pub outputs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What is wanted of an environment that the node keeps. Repeated until the node's inventory shows it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2643,6 +2747,21 @@ pub struct ReportOutcomeRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportOutcomeResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportOutputsRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub replica: ::prost::alloc::string::String,
+    /// What was stored; nothing when the replica left nothing.
+    #[prost(message, optional, tag = "3")]
+    pub artifacts: ::core::option::Option<Artifacts>,
+    /// Why nothing could be stored.
+    #[prost(message, optional, tag = "4")]
+    pub fault: ::core::option::Option<Fault>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportOutputsResponse {}
 /// Generated client implementations.
 pub mod worker_client {
     #![allow(
@@ -2774,6 +2893,31 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("agent.v1.Worker", "ReportOutcome"));
             self.inner.unary(req, path, codec).await
         }
+        /// Says what came of an order to store the outputs of a replica that is over.
+        pub async fn report_outputs(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportOutputsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportOutputsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Worker/ReportOutputs",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Worker", "ReportOutputs"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2808,6 +2952,14 @@ pub mod worker_server {
             request: tonic::Request<super::ReportOutcomeRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReportOutcomeResponse>,
+            tonic::Status,
+        >;
+        /// Says what came of an order to store the outputs of a replica that is over.
+        async fn report_outputs(
+            &self,
+            request: tonic::Request<super::ReportOutputsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportOutputsResponse>,
             tonic::Status,
         >;
     }
@@ -2963,6 +3115,51 @@ pub mod worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReportOutcomeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Worker/ReportOutputs" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportOutputsSvc<T: Worker>(pub Arc<T>);
+                    impl<
+                        T: Worker,
+                    > tonic::server::UnaryService<super::ReportOutputsRequest>
+                    for ReportOutputsSvc<T> {
+                        type Response = super::ReportOutputsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportOutputsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::report_outputs(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportOutputsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

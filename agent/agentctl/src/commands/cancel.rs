@@ -40,6 +40,9 @@ async fn ask(client: &Client, name: &str, output: &mut Output) -> Result<(), Fai
     let job = JobView::try_from(answer(client.jobs().cancel(request)).await?)?;
     output.note(&match job.has_ended() {
         true => format!("{name}: {}", job.state),
+        false if job.is_storing() => {
+            format!("{name}: asked to end; outputs that are not stored yet stay on its machine")
+        }
         false => format!("{name}: asked to end; it has {} for it", grace(&job)),
     });
     Ok(())

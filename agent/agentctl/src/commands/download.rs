@@ -7,16 +7,23 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use agent_cas::ReadError;
 use agent_cas::snapshot::{self, MaterializeError};
-use agent_model::{Code, Fault, Stream, size};
+use agent_model::{Code, Digest, Fault, Stream, causes, size};
 use agent_proto::v1;
+use tokio::time::{Duration, Instant, sleep};
 
 use super::view::JobView;
 use crate::cli::DownloadArgs;
-use crate::client::{Client, answer, next};
+use crate::client::{self, Client, answer, next};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
+
+/// For how long a store is asked again for what it lacks or holds damaged.
+const DOUBT: Duration = Duration::from_secs(20);
+/// How often.
+const AGAIN: Duration = Duration::from_secs(2);
 
 /// The folder of logs in a download, as the cloud names it.
 const LOGS: &str = "user_logs";
@@ -55,8 +62,9 @@ pub(super) async fn download(
     let tree = room.path().join("tree");
     output.busy(&format!("fetching to {}", dest.display()));
     if let Some(artifacts) = artifacts {
-        let laid = snapshot::download(&client.blobs(), artifacts.root, &tree).await;
-        laid.map_err(|error| unlaid(&dest, &error))?;
+        fetch_tree(&client, artifacts.root, &tree, output)
+            .await
+            .map_err(|error| unlaid(&job.job, &dest, &error))?;
     }
     if args.logs {
         fs::create_dir_all(tree.join(LOGS)).map_err(unwritable)?;
@@ -69,6 +77,27 @@ pub(super) async fn download(
     let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
     output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::decimal(size)));
     Ok(())
+}
+
+/// Fetches the outputs. A store that lacks a part, or holds it damaged, is asked again for a while.
+async fn fetch_tree(
+    client: &Client,
+    root: Digest,
+    tree: &Path,
+    output: &mut Output,
+) -> Result<(), MaterializeError> {
+    let begun = Instant::now();
+    loop {
+        match snapshot::download(&client.blobs(), root, tree).await {
+            Err(error)
+                if read_error(&error).is_some_and(ReadError::is_unsound) && begun.elapsed() < DOUBT =>
+            {
+                output.busy(&format!("asking the store again: {}", causes::tell(&error)));
+                sleep(AGAIN).await;
+            }
+            laid => return laid.map(drop),
+        }
+    }
 }
 
 async fn fetch_log(client: &Client, job: &str, log: Stream, to: &Path, dest: &Path) -> Result<(), Failure> {
@@ -105,15 +134,23 @@ fn unwritable(dest: &Path, error: &io::Error) -> Failure {
     )
 }
 
-fn unlaid(dest: &Path, error: &MaterializeError) -> Failure {
-    let code = match error {
-        MaterializeError::Tree { .. } => Code::SnapshotMissing,
-        _ => Code::SnapshotStore,
-    };
-    Fault::new(code, format!("the outputs could not be brought to `{}`", dest.display()))
-        .because(error)
-        .fix("try again; what was written so far has been removed")
-        .into()
+fn read_error(error: &MaterializeError) -> Option<&ReadError> {
+    causes(error).find_map(|cause| cause.downcast_ref())
+}
+
+fn unlaid(job: &str, dest: &Path, error: &MaterializeError) -> Failure {
+    let what = format!("the outputs could not be brought to `{}`", dest.display());
+    let fault = |code| Fault::new(code, what.clone()).because(error);
+    // The machine that ran the job may still have them.
+    let stored_again =
+        format!("where its machine still keeps the job's directory: agentctl node outputs {job}");
+    match read_error(error) {
+        Some(ReadError::Absent { .. }) => fault(Code::SnapshotMissing).fix(stored_again),
+        Some(error) if error.is_damage() => fault(Code::SnapshotDamaged).fix(stored_again),
+        Some(ReadError::Remote { source, .. }) => client::refused(what, source),
+        _ => fault(Code::SnapshotStore).fix("try again; what was written so far has been removed"),
+    }
+    .into()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use agent_cas::snapshot::{self, Entry};
-use agent_model::{Stream, size};
+use agent_model::{Code, Stream, size};
 
 use super::follow::{Ended, Wants, follow};
 use super::metrics::Recorded;
@@ -20,17 +20,33 @@ use crate::output::{Output, Paper};
 /// Outputs that are named one by one.
 const SHOWN: usize = 12;
 
-/// Submits, follows, sums up.
+/// Submits, follows, sums up. What the store lost before the job read it is sent once more: the directory is here.
 pub(super) async fn run(
     args: RunArgs,
     socket: Option<&Path>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
-    let (client, job) = submit::place(args.submit, socket, output).await?;
+    let mut last = false;
+    loop {
+        match Box::pin(attempt(&args, last, socket, output)).await? {
+            Some(code) => return Ok(code),
+            None => last = true,
+        }
+    }
+}
+
+/// One job; `None` for one that should be submitted again, which the `last` one never is.
+async fn attempt(
+    args: &RunArgs,
+    last: bool,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<Option<ExitCode>, Failure> {
+    let (client, job) = submit::place(args.submit.clone(), socket, output).await?;
     if args.detach {
         how_to_go_on(&job, output);
         output.print(&format!("{job}\n"))?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(Some(ExitCode::SUCCESS));
     }
     output.note(&format!("job:  {job}"));
     let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0 };
@@ -38,7 +54,7 @@ pub(super) async fn run(
         Ok(Ended::Detached) => {
             output.note("detached; the job goes on");
             how_to_go_on(&job, output);
-            Ok(Ended::Detached.exit_code())
+            Ok(Some(Ended::Detached.exit_code()))
         }
         Err(Failure::PipeClosed) => {
             output.note("nobody reads its output any more; the job goes on");
@@ -46,11 +62,23 @@ pub(super) async fn run(
             Err(Failure::PipeClosed)
         }
         Err(failure) => Err(failure),
+        Ok(Ended::Job(job)) if !last && is_for_want_of_code(&job) => {
+            output.note("the store lost part of what the job reads; it is sent again, with a new job");
+            Ok(None)
+        }
         Ok(Ended::Job(job)) => {
             sum_up(&client, &job, output).await?;
-            Ok(Ended::Job(job).exit_code())
+            Ok(Some(Ended::Job(job).exit_code()))
         }
     }
+}
+
+/// It never ran because what was sent for it is gone, or damaged. A name of its own cannot be used twice.
+fn is_for_want_of_code(job: &JobView) -> bool {
+    let lost = [Code::SnapshotMissing, Code::SnapshotDamaged];
+    job.started_ms.is_none()
+        && job.spec.name.is_none()
+        && job.cause().is_some_and(|cause| lost.contains(&cause.code))
 }
 
 fn how_to_go_on(job: &str, output: &mut Output) {
@@ -142,5 +170,23 @@ mod tests {
             summary(&job, &Recorded::default(), &[], PAPER),
             "\ntrain-1 Failed, the command never ran\n"
         );
+    }
+
+    #[test]
+    fn test_only_a_job_that_never_ran_for_want_of_its_code_is_submitted_again() {
+        let mut job = failed();
+        let mut lacks = |code: Code, started_ms| {
+            job.started_ms = started_ms;
+            if let Some(fault) = job.outcome.as_mut().and_then(|outcome| outcome.fault.as_mut()) {
+                fault.code = code;
+            }
+            is_for_want_of_code(&job)
+        };
+        assert!(lacks(Code::SnapshotMissing, None) && lacks(Code::SnapshotDamaged, None));
+        assert!(!lacks(Code::SnapshotMissing, Some(1)) && !lacks(Code::SnapshotStore, None));
+        job.started_ms = None;
+        let mine = agent_model::JobDraft { name: Some("mine".parse().unwrap()), ..(*job.spec).clone() };
+        job.spec = mine.validate().unwrap();
+        assert!(!is_for_want_of_code(&job), "the name is taken by now");
     }
 }

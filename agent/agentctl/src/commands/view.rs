@@ -168,6 +168,14 @@ impl JobView {
         format!("{} {state}{}{code}", self.job, took.unwrap_or_default())
     }
 
+    /// Its command has ended, and what it left is being stored.
+    pub(crate) fn is_storing(&self) -> bool {
+        self.replicas.first().is_some_and(|replica| {
+            let over = [ReplicaStep::Releasing, ReplicaStep::Uploading, ReplicaStep::Reported];
+            over.iter().any(|step| step.to_string() == replica.step)
+        })
+    }
+
     /// The colour of its state.
     pub(crate) fn tone(&self) -> Tone {
         match self.state.as_str() {

@@ -175,7 +175,10 @@ fn plainly(text: &str) -> &str {
 fn present(job: &JobView, now: Timestamp) -> String {
     let node = job.replicas.first().map_or("", |replica| replica.node.as_str());
     match (job.state.as_str(), job.duration(now)) {
-        ("Running", Some(length)) => format!("running on {node} for {}", duration(length)),
+        ("Running", Some(length)) if !job.is_storing() => {
+            format!("running on {node} for {}", duration(length))
+        }
+        ("Running", _) => job.work(),
         ("Preparing", _) => job.work(),
         _ => job.detail.clone(),
     }

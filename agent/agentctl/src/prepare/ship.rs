@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use agent_cas::Remote;
 use agent_cas::snapshot::{self, Progress, PushError, Pushed, ScanError, Snapshot, StatCache};
 use agent_model::job::Input;
-use agent_model::{Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
+use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
 use tonic::Status;
 
 use super::Plan;
@@ -199,14 +199,11 @@ fn unsent(what: &str, path: &Path, error: &PushError) -> Fault {
                     "make room on the disk of its state directory: `agentctl status` says which and how full",
                 )
         }
-        Some(status) => {
-            let mut fault = client::fault(status);
-            fault.why.insert(0, fault.what);
-            fault.what = what;
-            fault.fix.get_or_insert_with(|| "see the daemon's log".to_owned());
-            fault
+        Some(status) => client::refused(what, status),
+        None => {
+            let fault = Fault { blame: Blame::Network, ..Fault::new(Code::SnapshotStore, what) };
+            fault.because(error).fix(client::LOOK_AT_STORE)
         }
-        None => Fault::new(Code::SnapshotStore, what).because(error).fix("see the daemon's log"),
     }
 }
 
@@ -233,7 +230,9 @@ mod tests {
         let full = refused(Status::resource_exhausted("no space left on device"));
         assert_eq!(full.code, Code::DiskFull);
         assert!(full.what.contains("disk") && full.fix.is_some());
-        assert_eq!(refused(Status::unavailable("gone")).code, Code::Unreachable);
+        let odd = refused(Status::unavailable("no upstream"));
+        assert_eq!((odd.code, odd.blame), (Code::SnapshotStore, Blame::Network));
+        assert!(odd.fix.is_some_and(|fix| fix.contains("blob_store")));
         let changed = PushError::Changed { path: "src/log".into() };
         assert_eq!(unsent("code", Path::new("src"), &changed).code, Code::SnapshotUnreadable);
     }

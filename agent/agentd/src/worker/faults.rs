@@ -8,14 +8,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use agent_cas::remote::told;
 use agent_cas::snapshot::TreeError;
 use agent_cas::{MissingError, ReadError, WriteError};
-use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Timestamp, Verdict, causes, size};
+use agent_model::{Blame, Code, ExitStatus, Fault, JobId, JobSpec, Retry, Timestamp, Verdict, causes, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
 use agent_shim::cgroup::Containment;
 use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
 use serde::{Deserialize, Serialize};
+use tonic::Status;
 
 use super::budget::Shortfall;
 use super::fetch::FetchError;
@@ -331,7 +333,10 @@ pub(crate) fn disk_full(shortfall: &Shortfall, path: &Path) -> Fault {
 }
 
 /// The code or an input could not be laid out.
-pub(crate) fn fetch(error: &FetchError) -> Fault {
+///
+/// What a store that is `elsewhere` lacks may be there again later; who submits the job again sends it what it said to
+/// lack, and what turned out so when somebody read it.
+pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
     let code = match error {
         _ if is_no_space(error) => Code::DiskFull,
         _ if is_damaged(error) => Code::SnapshotDamaged,
@@ -344,6 +349,11 @@ pub(crate) fn fetch(error: &FetchError) -> Fault {
     match code {
         Code::DiskFull => {
             fault.fix("free space on the node's disk; `agentctl doctor` shows how much there is")
+        }
+        Code::SnapshotMissing | Code::SnapshotDamaged if elsewhere => {
+            let fix = "submit the job again with `agentctl`: it sends what the store lacks or holds damaged; look at \
+                       the server that `blob_store` names";
+            Fault { blame: Blame::Network, ..fault }.with_retry(Retry::After(LATER)).fix(fix)
         }
         Code::SnapshotMissing => fault.fix("submit the job again: what is missing is then sent again"),
         Code::SnapshotDamaged => fault.fix("submit the job again: what was damaged is then sent again"),
@@ -553,6 +563,9 @@ pub(crate) fn unusable(error: &(dyn Error + 'static)) -> Fault {
         .fix("check space and permissions of agentd's state directory on the node")
 }
 
+/// When another attempt may find the store elsewhere as it should be.
+const LATER: Duration = Duration::from_secs(30);
+
 /// The disk has no room.
 pub(crate) fn is_no_space(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
@@ -571,7 +584,22 @@ fn is_absent(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| matches!(cause.downcast_ref(), Some(ReadError::Absent { .. })))
 }
 
-/// The store of blobs, or the way to it, is away.
+/// The store lacks a part of it, or had something else under its name.
+pub(crate) fn is_unsound(error: &(dyn Error + 'static)) -> bool {
+    is_absent(error) || is_damaged(error)
+}
+
+/// What the store of blobs said, or did, that something waits for.
+pub(crate) fn store_says(error: &(dyn Error + 'static)) -> String {
+    let status = |cause: &(dyn Error + 'static)| {
+        let boxed = cause.downcast_ref::<Box<Status>>().map(Box::as_ref);
+        boxed.or_else(|| cause.downcast_ref()).map(told)
+    };
+    let innermost = || causes(error).last().map(ToString::to_string).unwrap_or_default();
+    causes(error).find_map(status).unwrap_or_else(innermost)
+}
+
+/// The store of blobs does not do as it should just now, and may do later.
 pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         cause.downcast_ref().is_some_and(MissingError::is_away)
@@ -595,10 +623,13 @@ pub(crate) fn outputs_missing(unsteady: &[PathBuf], kept: &Path) -> Fault {
 }
 
 /// The outputs stay on the node.
-pub(crate) fn outputs(error: &CollectError, kept: &Path) -> Fault {
-    Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
-        .because(error)
-        .fix(format!("they are kept on the node in {}", kept.display()))
+pub(crate) fn outputs(error: &CollectError, kept: &Path, job: &JobId) -> Fault {
+    let fault = Fault::new(Code::OutputsUnstored, "the outputs could not be stored").because(error);
+    let blame = if is_away(error) { Blame::Network } else { fault.blame };
+    Fault { blame, ..fault }.fix(format!(
+        "they are kept on the node in {}; when what is wrong is mended: agentctl node outputs {job}",
+        kept.display()
+    ))
 }
 
 #[cfg(test)]

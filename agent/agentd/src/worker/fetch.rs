@@ -188,6 +188,6 @@ mod tests {
         let job = JobDraft { code: Some(Digest { size: root.size + 1, ..root }), ..JobDraft::default() };
         let dir = JobDir::new(temp.path().join("j.1.0"));
         let error = lay_out(&store, &[], &job, &dir, None).await.unwrap_err();
-        assert_eq!(super::super::faults::fetch(&error).code, agent_model::Code::SnapshotMissing);
+        assert_eq!(super::super::faults::fetch(&error, false).code, agent_model::Code::SnapshotMissing);
     }
 }

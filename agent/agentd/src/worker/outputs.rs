@@ -25,6 +25,22 @@ pub(crate) enum CollectError {
     /// They could not be sent.
     #[error("the outputs could not be sent to the store")]
     Push(#[source] PushError),
+    /// They are not waited for any longer.
+    #[error("{why}")]
+    GivenUp {
+        /// For people.
+        why: String,
+        #[source]
+        /// What they waited for.
+        source: Box<CollectError>,
+    },
+}
+
+impl CollectError {
+    /// Nobody waits any longer until `error` is over.
+    pub(crate) fn given_up(why: impl Into<String>, error: CollectError) -> CollectError {
+        CollectError::GivenUp { why: why.into(), source: Box::new(error) }
+    }
 }
 
 impl CollectError {
@@ -38,7 +54,7 @@ impl CollectError {
             {
                 Some(path)
             }
-            CollectError::Scan(_) | CollectError::Push(_) => None,
+            CollectError::Scan(_) | CollectError::Push(_) | CollectError::GivenUp { .. } => None,
         }
     }
 }

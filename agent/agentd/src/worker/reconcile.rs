@@ -13,7 +13,7 @@
 //! watched [`ReplicaView`]; `changed` wakes this task. Started by `crate::roles`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use agent_model::job::Limits;
@@ -34,7 +34,7 @@ use super::backoff::Backoff;
 use super::environments::Wish;
 use super::journal::{Journal, Record};
 use super::runner::{ReplicaView, Runner};
-use super::{Worker, recover};
+use super::{Worker, late, recover};
 use crate::notify::Pulse;
 use crate::supervisor::{Supervisor, TaskKind};
 
@@ -87,6 +87,8 @@ pub(crate) struct Reconciler<J> {
     held: BTreeMap<ReplicaId, Held>,
     /// Those that the controller does not know, and asks about.
     asked: BTreeSet<ReplicaId>,
+    /// Those that are over whose outputs are being stored, each as long as something holds its token.
+    saving: BTreeMap<ReplicaId, Weak<()>>,
     obedience: Obedience,
     stamps: Stamps,
     changed: Arc<Notify>,
@@ -127,9 +129,9 @@ impl<J: Journal> Reconciler<J> {
     ) -> Reconciler<J> {
         let (session, changed, held) = (random_text(), Arc::new(Notify::new()), BTreeMap::new());
         let obedience = Obedience::new(worker.clock.boot());
-        let (asked, stamps) = (BTreeSet::new(), Stamps::default());
+        let (asked, saving, stamps) = (BTreeSet::new(), BTreeMap::new(), Stamps::default());
         let mut reconciler =
-            Reconciler { worker, supervisor, link, session, held, asked, obedience, stamps, changed };
+            Reconciler { worker, supervisor, link, session, held, asked, saving, obedience, stamps, changed };
         for record in found {
             info!(replica = %record.replica, step = %record.step, "going on with a replica");
             let step = Some(record.step);
@@ -261,6 +263,11 @@ impl<J: Journal> Reconciler<J> {
             *known = wishes;
             differs
         });
+        orders
+            .outputs
+            .iter()
+            .filter_map(|replica| replica.parse().ok())
+            .for_each(|replica| self.save(replica));
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
             match action {
@@ -283,6 +290,21 @@ impl<J: Journal> Reconciler<J> {
                 }
             }
         }
+    }
+
+    /// Stores the outputs of a replica that is over, unless that is done already.
+    fn save(&mut self, replica: ReplicaId) {
+        self.saving.retain(|_, token| token.strong_count() > 0);
+        if self.saving.contains_key(&replica) {
+            return;
+        }
+        let (token, name) = (Arc::new(()), format!("outputs of {replica}"));
+        self.saving.insert(replica.clone(), Arc::downgrade(&token));
+        let saved = late::store(self.worker.clone(), replica);
+        self.supervisor.spawn_infallible(TaskKind::Runner, &name, async move {
+            saved.await;
+            drop(token);
+        });
     }
 
     /// Starts the runner of a replica; `step` is the one the controller may be told at once.

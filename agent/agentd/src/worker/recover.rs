@@ -18,7 +18,8 @@ use super::attic;
 use super::journal::{Journal, JournalError, Record};
 use super::launch::gpus_of;
 
-const ORDER: &str = "order.json";
+/// The file of a job directory with its order.
+pub(super) const ORDER: &str = "order.json";
 
 /// Why it cannot be told what this node holds.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::{Code, NodeId, Outcome, ReplicaId, failpoint};
+use agent_model::{Artifacts, Code, Fault, NodeId, Outcome, ReplicaId, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::worker_client::WorkerClient;
 use tonic::Status;
@@ -41,8 +41,32 @@ impl Outbox {
         Outbox { controller, node: Arc::new(node) }
     }
 
-    /// Delivers an outcome. Returns when the controller has answered, however long that takes.
-    pub(crate) async fn deliver(&self, replica: &ReplicaId, outcome: &Outcome) -> Delivered {
+    /// Tells what came of storing outputs later, once: the order is repeated as long as somebody waits for it.
+    pub(crate) async fn tell_outputs(
+        &self,
+        replica: &ReplicaId,
+        stored: Result<Option<Artifacts>, Box<Fault>>,
+    ) {
+        let (artifacts, fault) = match stored {
+            Ok(artifacts) => (artifacts.map(Into::into), None),
+            Err(fault) => (None, Some((*fault).into())),
+        };
+        let (node, replica) = (self.node.to_string(), replica.to_string());
+        let request = v1::ReportOutputsRequest { node, replica, artifacts, fault };
+        let mut client = WorkerClient::new(self.controller.clone());
+        if let Err(status) = client.report_outputs(request).await {
+            info!(%status, "the controller does not take what is said of the outputs");
+        }
+    }
+
+    /// Delivers an outcome. Returns when the controller has answered, however long that takes; `waits` is told what it
+    /// says meanwhile.
+    pub(crate) async fn deliver(
+        &self,
+        replica: &ReplicaId,
+        outcome: &Outcome,
+        waits: impl Fn(&str),
+    ) -> Delivered {
         let request = v1::ReportOutcomeRequest {
             node: self.node.to_string(),
             replica: replica.to_string(),
@@ -70,6 +94,7 @@ impl Outbox {
                 None => {
                     let wait = backoff.next();
                     debug!(%replica, %status, ?wait, "the outcome is not delivered yet");
+                    waits(status.message());
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -88,8 +113,6 @@ fn answer(status: &Status) -> Option<Delivered> {
 
 #[cfg(test)]
 mod tests {
-    use agent_model::Fault;
-
     use super::*;
 
     #[test]

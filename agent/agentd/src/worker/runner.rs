@@ -16,20 +16,20 @@
 //!
 //! Channels: [`Desired`] in, [`ReplicaView`] out, both as watched levels. Spawned by `worker::reconcile`.
 
+mod blobs;
 mod command;
 mod shipping;
 
 use std::convert::Infallible;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cas::snapshot::Laid;
 use agent_model::EnvSpec;
 use agent_model::protocol::orders::Desired;
 use agent_model::protocol::start::Deadline;
-use agent_model::{Boot, Digest, Fault, Outcome, ReplicaStep, Stream, Timestamp, Verdict};
+use agent_model::{Boot, Fault, Outcome, ReplicaStep, Stream, Timestamp, Verdict};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use agent_runtime::exec::{Enclosure, LaunchError, Running};
 use agent_shim::{ExitRecord, JobDir, Launch};
@@ -39,7 +39,6 @@ use tracing::{error, warn};
 use self::command::Silence;
 use super::backoff::Backoff;
 use super::faults::{self, Ending};
-use super::fetch::FetchError;
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
 use super::report::Delivered;
@@ -132,12 +131,6 @@ const ROOM_EVERY: Duration = Duration::from_secs(1);
 
 /// How often a job that waits for GPUs asks again though nothing is known to have changed.
 const GPUS_EVERY: Duration = Duration::from_secs(10);
-
-/// How often storing outputs is tried.
-const OUTPUT_ATTEMPTS: u32 = 3;
-/// How many files that change each time they are read are left out. Where there are more, the outputs are not those that
-/// the job left.
-const UNSTEADY_OUTPUTS: usize = 16;
 
 impl<J: Journal> Runner<J> {
     /// The runner of a replica that was just accepted or found in the journal. `changed` is notified after
@@ -233,28 +226,10 @@ impl<J: Journal> Runner<J> {
         self.admit().await?;
         let user = self.user(enclosure::is_sure(&self.record.spec.environment));
         let laid = unless_stopped(self.desired.clone(), self.lay_out(user.as_ref())).await?;
-        let laid = laid.map_err(|error| faults::fetch(&error))?;
+        let laid = laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere()))?;
         let owner = user.as_ref().map(fetch::owner);
         self.laid = laid.into_iter().map(|(root, laid)| Wish { root, laid, owner }).collect();
         Ok(())
-    }
-
-    /// Everything the job reads, as soon as the store that holds it answers; trees that wait for jobs to come make
-    /// room for it.
-    async fn lay_out(&self, user: Option<&JobUser>) -> Result<Vec<(Digest, Laid)>, FetchError> {
-        let (store, spares, spec) = (&self.worker.store, &self.worker.spares, &self.record.spec);
-        let mut backoff = Backoff::default();
-        loop {
-            match fetch::lay_out(store, &spares.list(), spec, &self.dir, user).await {
-                Err(error) if faults::is_no_space(&error) && spares.give_way().await => {}
-                Err(error) if faults::is_away(&error) => {
-                    warn!(replica = %self.record.replica, %error, "waiting for the store of blobs");
-                    self.say("waiting for the store of blobs to answer");
-                    tokio::time::sleep(backoff.next()).await;
-                }
-                laid => return laid,
-            }
-        }
     }
 
     /// Gets the environment, and ships what its builder prints meanwhile.
@@ -383,7 +358,7 @@ impl<J: Journal> Runner<J> {
     /// Gives the user in a container a home, and the job's files where it was not known before that it would be one.
     async fn settle(&self, user: Option<JobUser>) -> Result<(), Fault> {
         let known = enclosure::is_sure(&self.record.spec.environment);
-        fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error))
+        fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error, false))
     }
 
     /// Has the container stand there. An engine that is away is waited for; whoever asks why is told. It may take long,
@@ -552,7 +527,10 @@ impl<J: Journal> Runner<J> {
                     self.keep_outputs(&mut outcome, faults::outputs_missing(&unsteady, self.dir.path()));
                 }
             }
-            Err(error) => self.keep_outputs(&mut outcome, faults::outputs(&error, self.dir.path())),
+            Err(error) => {
+                let fault = faults::outputs(&error, self.dir.path(), &self.record.replica.job);
+                self.keep_outputs(&mut outcome, fault);
+            }
         }
         self.record.outcome = Some(outcome);
         self.enter_anyway(ReplicaStep::Reported, "").await;
@@ -593,41 +571,13 @@ impl<J: Journal> Runner<J> {
         std::future::pending().await
     }
 
-    /// Stores the outputs; gives the files too that somebody writes still, which cannot be.
-    async fn collect(&self) -> Result<(Option<agent_model::Artifacts>, Vec<PathBuf>), outputs::CollectError> {
-        let (mut backoff, mut attempts, mut unsteady) = (Backoff::default(), 1, Vec::new());
-        loop {
-            let (store, spec) = (&self.worker.store, &self.record.spec);
-            let error = match outputs::collect(store, &self.dir, spec, unsteady.clone()).await {
-                Err(error) if faults::is_away(&error) => {
-                    self.say("waiting for the store of blobs to answer");
-                    error
-                }
-                Err(error) if attempts < OUTPUT_ATTEMPTS => {
-                    attempts += 1;
-                    error
-                }
-                Err(error) if error.unsteady().is_some() && unsteady.len() < UNSTEADY_OUTPUTS => {
-                    unsteady.extend(error.unsteady().map(Path::to_owned));
-                    error
-                }
-                collected => return collected.map(|artifacts| (artifacts, unsteady)),
-            };
-            warn!(replica = %self.record.replica, %error, "the outputs are not stored yet");
-            if faults::is_no_space(&error) {
-                // What found no room is larger than what is free: so much again, each time.
-                let free = agent_node::disk_free(&self.worker.config.state_dir);
-                self.worker.collector.make_room(free.saturating_mul(2)).await;
-            }
-            tokio::time::sleep(backoff.next()).await;
-        }
-    }
-
     /// Delivers the outcome. When the controller lacks something it had acknowledged, that is sent again.
     async fn report(&mut self, ending: &Ending) {
         let mut backoff = Backoff::default();
         while let Some(outcome) = self.record.outcome.clone() {
-            match self.worker.outbox.deliver(&self.record.replica, &outcome).await {
+            let waits =
+                |why: &str| self.say(&format!("waiting for the controller to take the result: {why}"));
+            match self.worker.outbox.deliver(&self.record.replica, &outcome, waits).await {
                 Delivered::Stored => return,
                 Delivered::Fenced => {
                     self.record.precious = true;

@@ -5,8 +5,8 @@
 //! the rest of the daemon, a script that uses MLflow appends lines to its tracking file, as any script may.
 //!
 //! Invariants: a record is on the disk, in that file, before the call is answered; what a run recorded is the
-//! fold of the file ([`book`]), so nothing is lost with the daemon; a refusal is never a status that clients
-//! repeat, because they repeat for minutes; artifacts never leave the job's folder ([`artifacts`]).
+//! fold of the file ([`book`]), so nothing is lost with the daemon; a refusal of a call is never a status that
+//! clients repeat, because they repeat for minutes (only too many connections are: [`doors`]); artifacts never leave the job's folder ([`artifacts`]).
 //!
 //! Tasks: the future that [`Tracking::start`] returns, run by `roles`. Callers: `roles` starts it, the runner
 //! registers each run while its command lives, `launch` tells the command about it.

@@ -1,6 +1,6 @@
 //! Small blobs together, in messages the server takes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use agent_model::Digest;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
@@ -10,14 +10,19 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tonic::{Code, Status};
 
 use super::compression::{deflate_all, inflate};
+use super::patience::{Patience, is_transient, wanted_pause};
 use super::{
-    IDENTITY, IN_FLIGHT, Remote, ZSTD, digest_from_wire, digest_to_wire, persist, read_failure, write_failure,
+    IDENTITY, IN_FLIGHT, Remote, SILENCE, ZSTD, digest_from_wire, digest_to_wire, read_failure, within,
+    write_failure,
 };
 use crate::digest_of;
 use crate::store::{BATCH_BLOBS, BlobStore, ReadError, WriteError, batches};
 
 /// What a blob in a batch costs beyond its bytes: digest, status and framing, rounded up.
 const OVERHEAD: u64 = 256;
+
+/// A message that every server takes, in bytes.
+const SMALL_MESSAGE: u64 = 16 * 1024;
 
 /// One direction.
 pub(super) trait Transfer: Sync {
@@ -37,27 +42,45 @@ pub(super) trait Transfer: Sync {
     fn alone(&self, item: Self::Item) -> impl Future<Output = Self::Answer> + Send;
     /// The answer for an item whose message failed.
     fn failed(item: &Self::Item, status: Status) -> Self::Answer;
+    /// What the server said of an item that failed.
+    fn said(answer: &Self::Answer) -> Option<&Status>;
 }
 
-/// The answers for all `items`, in order.
+/// The answers for all `items`, in order. Those that failed and may do in a moment are tried again by themselves.
 pub(super) async fn run<T: Transfer>(transfer: &T, items: Vec<T::Item>) -> Vec<T::Answer> {
     let budget = match transfer.remote().terms().await {
         Ok(terms) => terms.budget,
         Err(status) => return items.iter().map(|item| T::failed(item, status.clone())).collect(),
     };
-    let numbered: Vec<(usize, T::Item)> = items.into_iter().enumerate().collect();
+    let (mut answers, mut patience) = (BTreeMap::new(), Patience::default());
+    let mut open: Vec<(usize, T::Item)> = items.iter().cloned().enumerate().collect();
+    loop {
+        answers.extend(attempt(transfer, open, budget).await);
+        let failed: Vec<(usize, &Status)> =
+            answers.iter().filter_map(|(number, answer)| Some((*number, T::said(answer)?))).collect();
+        // What a server says of when to come again is said of the whole message.
+        let may_do = |(_, status): &&(usize, &Status)| is_transient(status) || wanted_pause(status).is_some();
+        let Some(status) = failed.iter().find(may_do).map(|(_, status)| (*status).clone()) else { break };
+        let again: Vec<usize> = failed.iter().filter(may_do).map(|(number, _)| *number).collect();
+        if patience.wait(status).await.is_err() {
+            break;
+        }
+        open = again.into_iter().map(|number| (number, items[number].clone())).collect();
+    }
+    answers.into_values().collect()
+}
+
+/// One answer for each of these.
+async fn attempt<T: Transfer>(
+    transfer: &T,
+    items: Vec<(usize, T::Item)>,
+    budget: u64,
+) -> Vec<(usize, T::Answer)> {
     let cost = |(_, item): &(usize, T::Item)| T::digest(item).size + OVERHEAD;
-    let work = batches(numbered, budget, BATCH_BLOBS, cost);
+    let work = batches(items, budget, BATCH_BLOBS, cost);
     let work = work.into_iter().map(|batch| divide(transfer, batch, budget));
-    let mut answers: Vec<(usize, T::Answer)> = stream::iter(work)
-        .buffer_unordered(IN_FLIGHT)
-        .collect::<Vec<_>>()
-        .await
-        .into_iter()
-        .flatten()
-        .collect();
-    answers.sort_unstable_by_key(|(number, _)| *number);
-    answers.into_iter().map(|(_, answer)| answer).collect()
+    let answers = stream::iter(work).buffer_unordered(IN_FLIGHT).collect::<Vec<_>>().await;
+    answers.into_iter().flatten().collect()
 }
 
 /// The answers for a batch, which is halved as long as the server finds it too large, or finds something in
@@ -77,13 +100,14 @@ async fn divide<T: Transfer>(
             continue;
         }
         let items: Vec<T::Item> = batch.iter().map(|(_, item)| item.clone()).collect();
+        let cost = items.iter().map(|item| T::digest(item).size + OVERHEAD).sum();
         match transfer.together(&items).await {
             Ok(answers) => done.extend(batch.into_iter().map(|(number, _)| number).zip(answers)),
-            Err(status) if is_refusal(&status) && batch.len() > 1 => {
+            Err(status) if is_refusal(&status, cost) && batch.len() > 1 => {
                 queue.push(batch.split_off(batch.len() / 2));
                 queue.push(batch);
             }
-            Err(status) if is_refusal(&status) => {
+            Err(status) if is_refusal(&status, cost) => {
                 for (number, item) in batch {
                     done.push((number, transfer.alone(item).await));
                 }
@@ -96,9 +120,15 @@ async fn divide<T: Transfer>(
     done
 }
 
-/// The server refuses the message as it is; a smaller one may do.
-fn is_refusal(status: &Status) -> bool {
-    matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::InvalidArgument)
+/// The server refuses the message of `cost` bytes as it is; a smaller one may do, unless it wants to be asked later.
+/// One that has nothing left for a small message is not asked for less still.
+fn is_refusal(status: &Status, cost: u64) -> bool {
+    let refused = match status.code() {
+        Code::OutOfRange | Code::InvalidArgument => true,
+        Code::ResourceExhausted => cost > SMALL_MESSAGE,
+        _ => false,
+    };
+    refused && wanted_pause(status).is_none()
 }
 
 /// The answers by digest: whatever order, number and names the server chose for them.
@@ -137,7 +167,7 @@ impl Transfer for Get<'_> {
         if self.0.compressing().await.is_some_and(|terms| terms.zstd) {
             match self.ask(digests, &[ZSTD]).await {
                 Ok(answers) if !answers.iter().any(is_damaged) => return Ok(answers),
-                Err(status) if !is_refusal(&status) => return Err(status),
+                Err(status) if !is_refusal(&status, u64::MAX) => return Err(status),
                 _ => self.0.link.give_up_compression(),
             }
         }
@@ -151,6 +181,13 @@ impl Transfer for Get<'_> {
 
     fn failed(digest: &Digest, status: Status) -> Self::Answer {
         Err(read_failure(*digest, status))
+    }
+
+    fn said(answer: &Self::Answer) -> Option<&Status> {
+        match answer {
+            Err(ReadError::Remote { source, .. }) => Some(source),
+            _ => None,
+        }
     }
 }
 
@@ -166,12 +203,9 @@ impl Get<'_> {
             instance_name: self.0.instance(),
             acceptable_compressors: compressors.to_vec(),
         };
-        let ask = || {
-            let (mut client, question) = (self.0.cas.clone(), question.clone());
-            async move { client.batch_read_blobs(question).await }
-        };
+        let mut client = self.0.cas.clone();
         let trip = self.0.link.begin();
-        let answer = persist(ask).await?.into_inner();
+        let answer = within(SILENCE, client.batch_read_blobs(question)).await?.into_inner();
         trip.arrived(answer.responses.iter().map(|item| item.data.len() as u64).sum());
         let answers = by_digest(answer.responses.into_iter().map(|item| {
             let is_compressed = item.compressor == ZSTD;
@@ -224,7 +258,7 @@ impl Transfer for Put<'_> {
             if forms.iter().any(Option::is_some) {
                 match self.send(blobs, forms).await {
                     Ok(answers) if answers.iter().all(Result::is_ok) => return Ok(answers),
-                    Err(status) if !is_refusal(&status) => return Err(status),
+                    Err(status) if !is_refusal(&status, u64::MAX) => return Err(status),
                     _ => self.0.link.give_up_compression(),
                 }
             }
@@ -238,6 +272,13 @@ impl Transfer for Put<'_> {
 
     fn failed((digest, _): &(Digest, Bytes), status: Status) -> Self::Answer {
         Err(write_failure(*digest, status))
+    }
+
+    fn said(answer: &Self::Answer) -> Option<&Status> {
+        match answer {
+            Err(WriteError::Remote { source, .. }) => Some(source),
+            _ => None,
+        }
     }
 }
 
@@ -259,13 +300,11 @@ impl Put<'_> {
             digest_function: reapi::digest_function::Value::Sha256 as i32,
             instance_name: self.0.instance(),
         };
-        let ask = || {
-            let (mut client, question) = (self.0.cas.clone(), question.clone());
-            async move { client.batch_update_blobs(question).await }
-        };
+        let sent = question.requests.iter().map(|item| item.data.len() as u64).sum();
+        let mut client = self.0.cas.clone();
         let trip = self.0.link.begin();
-        let answer = persist(ask).await?.into_inner();
-        trip.arrived(question.requests.iter().map(|item| item.data.len() as u64).sum());
+        let answer = within(SILENCE, client.batch_update_blobs(question)).await?.into_inner();
+        trip.arrived(sent);
         let answers = by_digest(answer.responses.into_iter().map(|item| (item.digest, item.status, ())));
         let check = |(digest, bytes): &(Digest, Bytes)| match answers.get(digest) {
             _ if *digest == Digest::EMPTY && bytes.is_empty() => Ok(()),

@@ -1,4 +1,7 @@
-//! For how long a call is repeated whose server, or the way to it, is away for a moment.
+//! For how long a call is repeated that did not do, and which answers are the last word.
+//!
+//! Only what is said of the blob or of the call itself is final. Every other answer may be one of a proxy, of a
+//! server that is started again or of a disk that is full, whatever code it has: the same call may do later.
 //!
 //! A server may say itself when to come again: then it is not asked earlier, and what it refused is asked once
 //! more whatever the reason was.
@@ -61,7 +64,7 @@ impl Patience {
 }
 
 /// What the server said of when to come again.
-fn wanted_pause(status: &Status) -> Option<Duration> {
+pub(super) fn wanted_pause(status: &Status) -> Option<Duration> {
     let details = rpc::Status::decode(status.details()).ok()?.details;
     let detail = details.iter().find(|detail| detail.type_url.rsplit('/').next() == Some(RETRY_INFO))?;
     let delay = RetryInfo::decode(detail.value.as_slice()).ok()?.retry_delay.unwrap_or_default();
@@ -69,18 +72,28 @@ fn wanted_pause(status: &Status) -> Option<Duration> {
     (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
 }
 
-/// The server said that it is away, or the connection broke: the same call may do in a moment. A server that
-/// is there and says nothing used up its time already.
-fn is_transient(status: &Status) -> bool {
+/// What a server said, in one line.
+pub fn told(status: &Status) -> String {
+    match status.message() {
+        "" => status.code().to_string(),
+        said => format!("{}: {said}", status.code()),
+    }
+}
+
+/// The same call may do in a moment. A server that is there and says nothing used up its time already.
+pub(super) fn is_transient(status: &Status) -> bool {
     status.code() != Code::DeadlineExceeded && is_away(status)
 }
 
-/// The server, or the way to it, is away: the same call may do later.
+/// The same call may do later: the answer says nothing of the blob, and nothing of the call.
 pub fn is_away(status: &Status) -> bool {
-    match status.code() {
-        Code::Unavailable | Code::Aborted | Code::DeadlineExceeded => true,
-        // Statuses that were made here, of a connection that broke, have a source; those of a server have none.
-        Code::Unknown | Code::Internal | Code::Cancelled => std::error::Error::source(status).is_some(),
-        _ => false,
-    }
+    !matches!(
+        status.code(),
+        Code::Ok
+            | Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::OutOfRange
+            | Code::DataLoss
+    )
 }

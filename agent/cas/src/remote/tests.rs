@@ -36,6 +36,10 @@ struct Habits {
     zstd: Option<Zstd>,
     /// It goes away in the middle of every third batch, when it has begun to answer it, and comes back.
     replaced: bool,
+    /// Its first so many calls end with this code.
+    odd: Option<(usize, Code)>,
+    /// The first item of every other batch ends with this code.
+    odd_item: Option<Code>,
     /// It wants to be left alone for so long before each first call, and says why by this code.
     later: Option<(Duration, Code)>,
 }
@@ -106,11 +110,21 @@ impl Server {
         if let Some((delay, code)) = self.habits.later.filter(|_| came.len() % 2 == 1) {
             return Err(come_again(delay, code));
         }
+        if let Some((_, code)) = self.habits.odd.filter(|(calls, _)| came.len() <= *calls) {
+            return Err(Status::new(code, "not just now"));
+        }
         drop(came);
         match self.habits.restless && self.visits.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             true => Err(Status::unavailable("back in a moment")),
             false => Ok(()),
         }
+    }
+
+    /// What the first item of a batch ends with, if it is this batch's turn.
+    fn item_code(&self) -> Option<bazel_remote_apis::google::rpc::Status> {
+        let code = self.habits.odd_item?;
+        let is_turn = self.visits.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+        is_turn.then(|| bazel_remote_apis::google::rpc::Status { code: code as i32, ..Default::default() })
     }
 
     fn check_size(&self, bytes: usize) -> Result<(), Status> {
@@ -204,6 +218,9 @@ impl ContentAddressableStorage for Server {
             let status = Some(status_of(&result));
             responses.push(reapi::batch_update_blobs_response::Response { digest: item.digest, status });
         }
+        if let Some(code) = self.item_code() {
+            responses[0].status = Some(code);
+        }
         responses.reverse();
         Ok(Response::new(reapi::BatchUpdateBlobsResponse { responses }))
     }
@@ -230,6 +247,9 @@ impl ContentAddressableStorage for Server {
                 status: Some(bazel_remote_apis::google::rpc::Status { code, ..Default::default() }),
                 compressor: if is_compressed { ZSTD } else { 0 },
             });
+        }
+        if let Some(code) = self.item_code() {
+            (responses[0].status, responses[0].data) = (Some(code), Vec::new());
         }
         responses.reverse();
         let answer = reapi::BatchReadBlobsResponse { responses };
@@ -588,4 +608,55 @@ async fn test_server_that_is_replaced_in_the_middle_of_batches_costs_nothing() {
     let digests: Vec<Digest> = blobs.iter().map(|(digest, _)| *digest).collect();
     assert_eq!(remote.missing(&digests).await.unwrap(), []);
     assert!(server.calls.load(Ordering::Relaxed) >= 20, "it went away several times");
+}
+
+#[tokio::test]
+async fn test_answers_that_are_no_last_word_are_asked_for_again() {
+    let bytes = content(1, 3000);
+    let digest = digest_of(&bytes);
+    for code in [
+        Code::Cancelled,
+        Code::Unknown,
+        Code::PermissionDenied,
+        Code::ResourceExhausted,
+        Code::FailedPrecondition,
+        Code::Unimplemented,
+        Code::Internal,
+        Code::Unauthenticated,
+    ] {
+        let (_dir, server, remote) = serve(Habits { odd: Some((2, code)), ..Habits::default() }).await;
+        assert_eq!(remote.missing(&[digest]).await.unwrap(), [digest], "{code:?}");
+        lock(&server.came).clear();
+        remote.write_batch(vec![(digest, bytes.clone())]).await.remove(0).unwrap();
+        lock(&server.came).clear();
+        assert!(remote.read_batch(vec![digest]).await.remove(0).unwrap() == bytes, "{code:?}");
+        lock(&server.came).clear();
+        assert!(read_all(&remote, digest, 0).await.unwrap() == bytes, "{code:?}");
+    }
+    for code in [Code::InvalidArgument, Code::OutOfRange, Code::DataLoss] {
+        let (_dir, server, remote) =
+            serve(Habits { odd: Some((usize::MAX, code)), ..Habits::default() }).await;
+        assert!(remote.missing(&[digest]).await.is_err());
+        assert_eq!(lock(&server.came).len(), 1, "{code:?} is the last word");
+    }
+}
+
+#[tokio::test]
+async fn test_single_items_that_fail_for_a_moment_are_tried_again_by_themselves() {
+    let blobs: Vec<(Digest, Bytes)> =
+        (0..20).map(|seed| content(seed, 500)).map(|bytes| (digest_of(&bytes), bytes)).collect();
+    let digests: Vec<Digest> = blobs.iter().map(|(digest, _)| *digest).collect();
+    for code in [Code::Unavailable, Code::Internal, Code::ResourceExhausted] {
+        let (_dir, server, remote) = serve(Habits { odd_item: Some(code), ..Habits::default() }).await;
+        assert!(remote.write_batch(blobs.clone()).await.iter().all(Result::is_ok), "{code:?}");
+        for (read, (_, bytes)) in remote.read_batch(digests.clone()).await.into_iter().zip(&blobs) {
+            assert!(read.unwrap() == bytes, "{code:?}");
+        }
+        assert_eq!(server.calls.load(Ordering::Relaxed), 4, "each batch, and then its one item");
+    }
+    // What is said of the blob itself is final.
+    let (_dir, server, remote) = serve(Habits { odd_item: Some(Code::DataLoss), ..Habits::default() }).await;
+    server.store.write_batch(blobs).await;
+    assert!(remote.read_batch(digests).await[0].as_ref().is_err_and(ReadError::is_damage));
+    assert_eq!(server.calls.load(Ordering::Relaxed), 1);
 }

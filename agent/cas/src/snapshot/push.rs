@@ -2,6 +2,9 @@
 //!
 //! Contents first, then directories, the root last, so that a store which has the root has the tree. Each
 //! file is hashed again while it is sent: the store never gets other bytes than those that were scanned.
+//!
+//! What was sent is asked for again, and sent again when the store took it and does not have it. A store that says so
+//! of what can be read from it is believed to have it.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -9,7 +12,9 @@ use std::path::PathBuf;
 
 use agent_model::Digest;
 use bytes::Bytes;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::future::ready;
+use futures_util::stream::{FuturesUnordered, StreamExt, TryStreamExt};
+use tonic::Status;
 
 use super::scan::Snapshot;
 use super::walk::{Folder, Leaf, Place};
@@ -83,6 +88,9 @@ pub enum PushError {
     /// The store does not take a directory.
     #[error("cannot send the directory listings")]
     Directory(#[source] WriteError),
+    /// The store took everything, and does not have all of it.
+    #[error("the store does not keep what it takes")]
+    Unkept(#[source] WriteError),
 }
 
 /// Sends what `store` lacks of `snapshot`; `progress` is told after each batch and each large file.
@@ -93,9 +101,42 @@ pub async fn push(
 ) -> Result<Pushed, PushError> {
     let all = snapshot.contents().into_iter().map(Blob::File);
     let all = all.chain(snapshot.directories().into_iter().map(Blob::Folder)).collect();
-    let mut missing = missing(all, store).await?;
-    let root = missing.pop_if(|blob| blob.digest() == snapshot.root);
+    let mut open = missing(all, store).await?;
+    let mut pushed = Pushed { files: snapshot.files, files_sent: 0, bytes_sent: 0 };
+    let mut patience = Patience::default();
+    while !open.is_empty() {
+        let (sent, directories) = send_all(open.clone(), snapshot.root, store, &progress).await?;
+        if pushed.bytes_sent == 0 {
+            pushed = Pushed { files_sent: sent.files, bytes_sent: sent.bytes + directories, ..pushed };
+        }
+        open = missing(open, store).await?;
+        let Some(digest) = not_there(&open, store).await else { break };
+        let unkept = |_| PushError::Unkept(WriteError::Vanished { digest });
+        patience.wait(Status::aborted("to be sent again")).await.map_err(unkept)?;
+    }
+    Ok(pushed)
+}
 
+/// A blob of these, which the store says it lacks, that it really does not give.
+async fn not_there(blobs: &[Blob<'_>], store: &impl BlobStore) -> Option<Digest> {
+    for blob in blobs {
+        let digest = blob.digest();
+        let read = async { store.read(digest, 0).await?.try_for_each(|_| ready(Ok(()))).await };
+        if read.await.is_err() {
+            return Some(digest);
+        }
+    }
+    None
+}
+
+/// Sends these, the root last; gives what was sent of files, and the bytes of directories.
+async fn send_all(
+    mut missing: Vec<Blob<'_>>,
+    root: Digest,
+    store: &impl BlobStore,
+    progress: &(impl Fn(Progress) + Send + Sync),
+) -> Result<(Progress, u64), PushError> {
+    let root = missing.pop_if(|blob| blob.digest() == root);
     let mut sent = Progress::default();
     for file in missing.iter().filter(|blob| blob.is_file()) {
         sent.files_total += 1;
@@ -120,7 +161,7 @@ pub async fn push(
     if let Some(root) = root {
         directories += send(store, vec![root]).await?.directories;
     }
-    Ok(Pushed { files: snapshot.files, files_sent: sent.files, bytes_sent: sent.bytes + directories })
+    Ok((sent, directories))
 }
 
 /// Something the store may lack.
@@ -239,6 +280,10 @@ async fn send_large(store: &impl BlobStore, digest: Digest, place: Place) -> Res
             Err(WriteError::Remote { digest, source }) => {
                 let given_up = |status| fail(WriteError::Remote { digest, source: Box::new(status) });
                 patience.wait(*source).await.map_err(given_up)?;
+            }
+            Err(WriteError::Vanished { digest }) => {
+                let given_up = |_| fail(WriteError::Vanished { digest });
+                patience.wait(Status::aborted("to be sent again")).await.map_err(given_up)?;
             }
             Err(error) => return Err(fail(error)),
         }

@@ -1,23 +1,48 @@
 //! A near store in front of a far one.
+//!
+//! Reads go through the near store and leave a copy there. Writes and questions go to the far one: it is what others
+//! see, and what must be complete. A near blob that is damaged counts as absent: the near store has put it away by the
+//! time it says so, and a copy of the far one takes its place.
+//!
+//! What the far store does not have although it said so, or has as something else, is asked for again, then at the
+//! `other` store where there is one, and the right bytes are written to the far store once more. What cannot be had
+//! anywhere is *doubted*: it counts as missing, so whoever has it sends it again, until it was written again. So does
+//! all that somebody asks about together with it, a whole snapshot as a rule: nobody has read the rest of it yet, and
+//! one gap for each attempt would take as many attempts. Doubt is not remembered across the end of the process; whoever
+//! reads the blob then doubts it again.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 
 use agent_model::Digest;
 use bytes::Bytes;
 
 use super::{BlobStore, Chunks, MissingError, ReadError, WriteError};
+use crate::parallel::lock;
 
-/// Reads go through the near store and leave a copy there. Writes and questions go to the far one alone: it
-/// is what others see, and what must be complete. A near blob that is damaged counts as absent: the near store
-/// has put it away by the time it says so, and a copy of the far one takes its place.
+/// Blobs that are doubted at most. A far store that is wrong about more has lost everything.
+const DOUBTED: usize = 100_000;
+
+/// See the module.
 #[derive(Debug, Clone)]
 pub struct Tiered<N, F> {
     near: N,
     far: F,
+    /// Where else a blob may be.
+    other: Option<F>,
+    doubted: Arc<Mutex<HashSet<Digest>>>,
 }
 
 impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     /// `near` in front of `far`.
     pub fn new(near: N, far: F) -> Tiered<N, F> {
-        Tiered { near, far }
+        Tiered { near, far, other: None, doubted: Arc::default() }
+    }
+
+    /// The same with another store that is asked for what `far` turns out not to have.
+    #[must_use]
+    pub fn or_from(self, other: F) -> Tiered<N, F> {
+        Tiered { other: Some(other), ..self }
     }
 
     /// The near store.
@@ -29,22 +54,116 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     pub(super) async fn pass_on(&self, digest: Digest) -> Result<(), WriteError> {
         let source = self.near.read(digest, 0).await;
         let source = source.map_err(|source| WriteError::Source { digest, source: source.into() })?;
-        self.far.write(digest, source).await
+        self.write(digest, source).await
+    }
+
+    /// Keeps whole blobs in both. What counts is what the far store says; the near copies are what it is given again.
+    pub(super) async fn write_both(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        let kept = self.near.write_batch(blobs.clone()).await;
+        if let Some(error) = kept.iter().find_map(|kept| kept.as_ref().err()) {
+            tracing::debug!(%error, "no near copy is kept");
+        }
+        self.write_batch(blobs).await
     }
 
     /// Sees to it that the near store has the blob.
     async fn fetch(&self, digest: Digest) -> Result<(), ReadError> {
-        let source = self.far.read(digest, 0).await?;
+        // What came may have been spoiled on its way.
+        let mut fetched = self.bring(&self.far, digest).await;
+        if fetched.as_ref().is_err_and(ReadError::is_unsound) {
+            fetched = self.bring(&self.far, digest).await;
+        }
+        let Err(error) = fetched else { return Ok(()) };
+        if !error.is_unsound() {
+            return Err(error);
+        }
+        self.doubt(digest);
+        let Some(other) = &self.other else { return Err(error) };
+        self.bring(other, digest).await.map_err(|_| error)?;
+        mended(digest, self.pass_on(digest).await);
+        Ok(())
+    }
+
+    async fn bring(&self, from: &F, digest: Digest) -> Result<(), ReadError> {
+        let source = from.read(digest, 0).await?;
         self.near.write(digest, source).await.map_err(|error| match error {
             WriteError::Source { source, .. } => *source,
             error => ReadError::Keep { digest, source: Box::new(error) },
         })
     }
+
+    /// Whole blobs of the far store, or the other one.
+    async fn fetch_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
+        let mut results = self.far.read_batch(digests.clone()).await;
+        self.read_again(&self.far, &digests, &mut results).await;
+        let unsound = unsound(&results);
+        unsound.iter().for_each(|index| self.doubt(digests[*index]));
+        let Some(other) = &self.other else { return results };
+        self.read_again(other, &digests, &mut results).await;
+        let found: Vec<(Digest, Bytes)> = unsound
+            .into_iter()
+            .filter_map(|index| Some((digests[index], results[index].as_ref().ok()?.clone())))
+            .collect();
+        if !found.is_empty() {
+            let names: Vec<Digest> = found.iter().map(|(digest, _)| *digest).collect();
+            let written = self.write_batch(found).await;
+            names.into_iter().zip(written).for_each(|(digest, written)| mended(digest, written));
+        }
+        results
+    }
+
+    /// Puts what another reading of `from` gives in the place of results that are unsound.
+    async fn read_again(&self, from: &F, digests: &[Digest], results: &mut [Result<Bytes, ReadError>]) {
+        let unsound = unsound(results);
+        if unsound.is_empty() {
+            return;
+        }
+        let again = from.read_batch(unsound.iter().map(|index| digests[*index]).collect()).await;
+        for (index, result) in unsound.into_iter().zip(again) {
+            if result.is_ok() {
+                results[index] = result;
+            }
+        }
+    }
+
+    fn doubt(&self, digest: Digest) {
+        let mut doubted = lock(&self.doubted);
+        if doubted.len() < DOUBTED && doubted.insert(digest) {
+            tracing::warn!(%digest, "the far store is not believed to have it");
+        }
+    }
+
+    fn is_doubtful(&self, digests: &[Digest]) -> bool {
+        let doubted = lock(&self.doubted);
+        !doubted.is_empty() && digests.iter().any(|digest| doubted.contains(digest))
+    }
+
+    fn trust(&self, digest: Digest) {
+        lock(&self.doubted).remove(&digest);
+    }
+}
+
+fn unsound(results: &[Result<Bytes, ReadError>]) -> Vec<usize> {
+    let indexed = results.iter().enumerate();
+    indexed.filter(|(_, result)| result.as_ref().is_err_and(ReadError::is_unsound)).map(|(i, _)| i).collect()
+}
+
+fn mended(digest: Digest, written: Result<(), WriteError>) {
+    match written {
+        Ok(()) => tracing::info!(%digest, "written to the far store again"),
+        Err(error) => tracing::warn!(%digest, %error, "cannot be written to the far store again"),
+    }
 }
 
 impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
     async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
-        self.far.missing(digests).await
+        if !self.is_doubtful(digests) {
+            return self.far.missing(digests).await;
+        }
+        let mut seen = HashSet::from([Digest::EMPTY]);
+        let asked: Vec<Digest> = digests.iter().copied().filter(|digest| seen.insert(*digest)).collect();
+        asked.iter().for_each(|digest| self.doubt(*digest));
+        Ok(asked)
     }
 
     async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
@@ -65,7 +184,7 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
         if absent.is_empty() {
             return results;
         }
-        let fetched = self.far.read_batch(absent.iter().map(|(_, digest)| *digest).collect()).await;
+        let fetched = self.fetch_batch(absent.iter().map(|(_, digest)| *digest).collect()).await;
         let mut copies = Vec::new();
         for ((index, digest), result) in absent.into_iter().zip(fetched) {
             if let Ok(bytes) = &result {
@@ -79,11 +198,17 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
     }
 
     async fn write(&self, digest: Digest, source: Chunks) -> Result<(), WriteError> {
-        self.far.write(digest, source).await
+        self.far.write(digest, source).await?;
+        self.trust(digest);
+        Ok(())
     }
 
     async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
-        self.far.write_batch(blobs).await
+        let names: Vec<Digest> = blobs.iter().map(|(digest, _)| *digest).collect();
+        let results = self.far.write_batch(blobs).await;
+        let written = names.into_iter().zip(&results).filter(|(_, result)| result.is_ok());
+        written.for_each(|(digest, _)| self.trust(digest));
+        results
     }
 
     async fn distrust(&self, digest: Digest) {
@@ -96,5 +221,47 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
         }
         self.fetch(digest).await.ok()?;
         self.near.file(digest).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Memory, digest_of};
+
+    fn blob(text: &'static str) -> (Digest, Bytes) {
+        (digest_of(text.as_bytes()), Bytes::from_static(text.as_bytes()))
+    }
+
+    #[tokio::test]
+    async fn test_what_the_far_store_lacks_comes_from_the_other_and_is_written_again() {
+        let (near, far, other) = (Memory::default(), Memory::default(), Memory::default());
+        let (one, two) = (blob("one"), blob("two"));
+        other.write_batch(vec![one.clone(), two.clone()]).await;
+        let store = Tiered::new(near, far.clone()).or_from(other);
+        assert_eq!(store.read_batch(vec![one.0]).await.remove(0).unwrap(), one.1);
+        assert!(store.read(two.0, 0).await.is_ok());
+        assert_eq!(far.missing(&[one.0, two.0]).await.unwrap(), []);
+        assert_eq!(store.missing(&[one.0, two.0]).await.unwrap(), [], "it is doubted no more");
+    }
+
+    #[tokio::test]
+    async fn test_what_cannot_be_had_counts_as_missing_until_it_is_sent_again() {
+        let (near, far) = (Memory::default(), Memory::default());
+        let (one, two) = (blob("one"), blob("two"));
+        far.write_batch(vec![one.clone(), two.clone()]).await;
+        far.corrupt(one.0, "eno");
+        let store = Tiered::new(near, far.clone());
+        assert_eq!(store.missing(&[two.0, one.0]).await.unwrap(), [], "it says that it has them");
+        assert!(store.read_batch(vec![one.0, two.0]).await[0].as_ref().is_err_and(ReadError::is_damage));
+        let empty = Digest::EMPTY;
+        assert_eq!(store.missing(&[two.0]).await.unwrap(), [], "what is asked alone is believed");
+        assert_eq!(store.missing(&[empty, two.0, one.0, one.0]).await.unwrap(), [two.0, one.0]);
+        assert_eq!(store.missing(&[two.0]).await.unwrap(), [two.0], "by now it is to be sent");
+        // Even if the far store keeps what it had, there is a near copy from now on.
+        assert!(store.write_both(vec![one.clone(), two.clone()]).await.iter().all(Result::is_ok));
+        far.corrupt(one.0, "eno");
+        assert_eq!(store.missing(&[two.0, one.0]).await.unwrap(), []);
+        assert_eq!(store.read_batch(vec![one.0]).await.remove(0).unwrap(), one.1);
     }
 }

@@ -22,11 +22,11 @@ use agent_cas::remote::bytestream::{
 use agent_cas::remote::compression::{InflateError, deflate_all, deflated, inflate_all};
 use agent_cas::remote::{
     ANNOUNCED, ENCODED, Form, IDENTITY, MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, ZSTD,
-    digest_from_wire, digest_to_wire,
+    digest_from_wire, digest_to_wire, told,
 };
 use agent_cas::store::BATCH_BLOBS;
 use agent_cas::{BlobStore, Ingest, MissingError, ReadError, Store, WriteError};
-use agent_model::{Digest, Fault, causes};
+use agent_model::{Digest, causes};
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
 use bazel_remote_apis::build::bazel::semver::SemVer;
 use bazel_remote_apis::google::rpc;
@@ -377,13 +377,13 @@ impl Service {
 
     /// Keeps whole blobs; those that find no room are tried once more when some could be made.
     async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
-        let mut results = self.store.write_batch(blobs.clone()).await;
+        let mut results = self.store.keep_batch(blobs.clone()).await;
         let refused = |result: &Result<(), WriteError>| result.as_ref().is_err_and(WriteError::is_no_space);
         let again: Vec<usize> = (0..results.len()).filter(|index| refused(&results[*index])).collect();
         let bytes = again.iter().map(|index| blobs[*index].0.size).sum();
         if !again.is_empty() && self.collector.make_room(bytes).await {
             let retried = again.iter().map(|index| blobs[*index].clone()).collect();
-            for (index, result) in again.into_iter().zip(self.store.write_batch(retried).await) {
+            for (index, result) in again.into_iter().zip(self.store.keep_batch(retried).await) {
                 results[index] = result;
             }
         }
@@ -428,7 +428,7 @@ fn to_i64(size: u64) -> i64 {
 fn lookup_status(error: &MissingError) -> Status {
     match error {
         MissingError::Remote { source } => far_status(source),
-        MissingError::Answer => Status::internal(error.to_string()),
+        MissingError::Answer => far_status(&Status::unknown(error.to_string())),
     }
 }
 
@@ -449,6 +449,7 @@ fn write_status(error: &WriteError) -> Status {
         WriteError::Mismatch { .. } => Code::InvalidArgument,
         error if error.is_no_space() => Code::ResourceExhausted,
         WriteError::Remote { source, .. } => return far_status(source),
+        WriteError::Vanished { .. } => return far_status(&Status::unknown(error.to_string())),
         _ => Code::Internal,
     };
     Status::new(code, causes::tell(error))
@@ -458,17 +459,15 @@ fn inflate_status(error: &InflateError) -> Status {
     Status::invalid_argument(causes::tell(error))
 }
 
-/// What a client is to make of what another store said to us: that one is away, or does not do what it should.
+/// What a client is to make of what another store said to us: it may do later, or it is the last word.
 fn far_status(said: &Status) -> Status {
     let (code, what) = match agent_cas::remote::is_away(said) {
-        true => (Code::Unavailable, "the server that keeps the blobs cannot be reached"),
+        true => (Code::Unavailable, "the server that keeps the blobs does not answer as it should"),
         false => (Code::FailedPrecondition, "the server that keeps the blobs refuses"),
     };
-    let fault = Fault::new(agent_model::Code::SnapshotStore, what)
-        .why(said.message())
-        .fix("look at the server that `blob_store` names: `agentd show-config` prints it");
+    let fault = super::far_fault(what).why(told(said));
     let details = Bytes::copy_from_slice(agent_proto::status(&fault).details());
-    Status::with_details(code, format!("{what}: {}", said.message()), details)
+    Status::with_details(code, format!("{what}: {}", told(said)), details)
 }
 
 fn to_rpc(status: &Status) -> rpc::Status {

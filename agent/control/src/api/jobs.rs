@@ -77,9 +77,8 @@ impl Services {
 
     /// Every snapshot a job names must be here, and whole, before the job counts as submitted.
     async fn require_blobs(&self, spec: &JobSpec) -> Result<(), Refusal> {
-        let missing = self.first_missing(&spec.snapshots()).await.map_err(|error| {
-            Fault::new(Code::SnapshotStore, "the blob store could not be searched").because(&error)
-        })?;
+        let missing =
+            self.first_missing(&spec.snapshots()).await.map_err(|error| super::unsearched(&error))?;
         match missing {
             None => Ok(()),
             Some(digest) => Err(Fault::new(

@@ -10,7 +10,8 @@ use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::{Code, Fault, JobState, NodeId};
 use agent_proto::v1;
-use futures_util::stream::BoxStream;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
 use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
@@ -238,6 +239,17 @@ impl v1::nodes_server::Nodes for Services {
     }
 
     type CheckBlobsStream = BoxStream<'static, Result<v1::CheckBlobsResponse, Status>>;
+
+    type StoreOutputsStream = BoxStream<'static, Result<v1::StoreOutputsResponse, Status>>;
+
+    async fn store_outputs(
+        &self,
+        request: Request<v1::StoreOutputsRequest>,
+    ) -> Result<Response<Self::StoreOutputsStream>, Status> {
+        let (who, services) = (caller(&request), self.clone());
+        let stored = async move { Ok(Services::store_outputs(&services, request.into_inner(), &who).await?) };
+        Ok(Response::new(stream::once(stored).boxed()))
+    }
 
     async fn collect_blobs(
         &self,

@@ -3,6 +3,7 @@
 mod blobs;
 mod environments;
 mod loss;
+mod outputs;
 mod rig;
 
 use std::time::{Duration, Instant};

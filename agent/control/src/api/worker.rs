@@ -124,6 +124,7 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
         life: orders.life,
         orders: orders.list.iter().map(order).collect(),
         environments: orders.environments.iter().map(environment).collect(),
+        outputs: orders.outputs.iter().map(ReplicaId::to_string).collect(),
     }
 }
 
@@ -201,13 +202,10 @@ impl Services {
     }
 
     /// Checks that the outputs are here to the last file. A node that was away for long sends them again.
-    async fn require_outputs(&self, outcome: &Outcome) -> Result<(), Status> {
+    pub(super) async fn require_outputs(&self, outcome: &Outcome) -> Result<(), Status> {
         let roots: Vec<_> = outcome.artifacts.iter().map(|artifacts| artifacts.root).collect();
-        let missing = self.first_missing(&roots).await.map_err(|error| {
-            Refusal::from(
-                Fault::new(Code::SnapshotStore, "the blob store could not be searched").because(&error),
-            )
-        })?;
+        let missing =
+            self.first_missing(&roots).await.map_err(|error| Refusal::from(super::unsearched(&error)))?;
         match missing {
             None => Ok(()),
             Some(blob) => Err(not_yet(
@@ -268,5 +266,13 @@ impl v1::worker_server::Worker for Services {
     ) -> Result<Response<v1::ReportOutcomeResponse>, Status> {
         self.take_outcome(request.into_inner()).await?;
         Ok(Response::new(v1::ReportOutcomeResponse {}))
+    }
+
+    async fn report_outputs(
+        &self,
+        request: Request<v1::ReportOutputsRequest>,
+    ) -> Result<Response<v1::ReportOutputsResponse>, Status> {
+        self.take_outputs(request.into_inner()).await?;
+        Ok(Response::new(v1::ReportOutputsResponse {}))
     }
 }

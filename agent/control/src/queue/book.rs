@@ -28,8 +28,8 @@ use crate::store::{Changes, JobRecord, Loaded, RankEnd, ReplicaRecord};
 use adopt::Strangers;
 use agent_model::lease::Terms;
 use agent_model::{
-    Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, ReplicaId,
-    Retry, Timestamp, Verdict,
+    Artifacts, Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome,
+    ReplicaId, Retry, Timestamp, Verdict,
 };
 pub(crate) use environments::{Wish, WishState};
 use fleet::Fleet;
@@ -305,6 +305,23 @@ impl Book {
             outcome.verdict = self.jobs.verdict(id);
             self.end(id, outcome, now);
         }
+    }
+
+    /// The outputs of a job that ended without are stored by now. How it ended stays as it is.
+    pub(crate) fn stored_later(&mut self, mut job: JobRecord, node: &NodeId, stored: Artifacts, now: Moment) {
+        let Some(outcome) = job.outcome.as_mut() else { return };
+        outcome.artifacts = Some(stored);
+        if let Some(fault) = outcome.fault.as_mut().filter(|fault| fault.code == Code::OutputsUnstored) {
+            fault.why.push("they were stored later, when somebody asked for it".to_owned());
+            fault.fix = Some(format!("get them: agentctl download {}", job.id));
+        }
+        self.jobs.amend(
+            job,
+            node,
+            now,
+            format!("stored {} files, {} bytes, later", stored.files, stored.bytes),
+        );
+        self.urgent = true;
     }
 
     /// Places what can be placed, if anything changed since the last time.

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use agent_model::{JobId, NodeId};
-use tokio::sync::watch;
+use agent_model::{JobId, NodeId, ReplicaId};
+use tokio::sync::{oneshot, watch};
 
 use super::book::{Book, Moment, Report, Wish, WishState};
-use super::{Answer, JobView, OrdersReceiver, Request, Wished};
+use super::{Answer, JobView, OrdersReceiver, Request, Saved, Wished};
 use crate::lease::Orders;
 use crate::store::JobRecord;
 
@@ -23,6 +23,15 @@ pub(super) struct Desk {
     last_link: u64,
     /// Those who wait until something became of an environment.
     wishers: Vec<(Wish, watch::Sender<WishState>)>,
+    /// Those who wait until a node has stored the outputs of a replica that is over.
+    savers: Vec<Saver>,
+}
+
+/// Somebody who waits for outputs.
+struct Saver {
+    replica: ReplicaId,
+    node: NodeId,
+    told: oneshot::Sender<Saved>,
 }
 
 /// One open Sync stream.
@@ -36,7 +45,14 @@ struct Link {
 impl Desk {
     /// A desk at which nobody waits.
     pub(super) fn new(book: Book) -> Desk {
-        Desk { book, watchers: HashMap::new(), links: BTreeMap::new(), last_link: 0, wishers: Vec::new() }
+        Desk {
+            book,
+            watchers: HashMap::new(),
+            links: BTreeMap::new(),
+            last_link: 0,
+            wishers: Vec::new(),
+            savers: Vec::new(),
+        }
     }
 
     /// Does what is asked; the answer may be told once everything it rests on is durable.
@@ -77,7 +93,25 @@ impl Desk {
             Request::Settle { replica, node, outcome, reply } => {
                 reply.hold(book.settle(&replica, &node, outcome, now))
             }
+            Request::WantOutputs { replica, node, reply } => reply.hold(self.want_outputs(replica, node)),
+            Request::TellOutputs { replica, saved, reply } => {
+                for saver in self.savers.extract_if(.., |saver| saver.replica == replica) {
+                    let _ = saver.told.send(saved.clone()); // whoever waited may have gone
+                }
+                reply.hold(())
+            }
+            Request::OutputsStored { job, node, artifacts, reply } => {
+                book.stored_later(*job, &node, artifacts, now);
+                reply.hold(())
+            }
         }
+    }
+
+    fn want_outputs(&mut self, replica: ReplicaId, node: NodeId) -> Option<oneshot::Receiver<Saved>> {
+        self.links.get(&node).filter(|link| !link.orders.is_closed())?;
+        let (told, receiver) = oneshot::channel();
+        self.savers.push(Saver { replica, node, told });
+        Some(receiver)
     }
 
     fn wish(&mut self, wish: Wish, who: &str) -> Wished {
@@ -161,13 +195,18 @@ impl Desk {
             });
             !over && watcher.receiver_count() > 0
         });
+        self.savers.retain(|saver| !saver.told.is_closed());
         for (node, link) in &mut self.links {
-            let orders = book.orders(node);
+            let mut orders = book.orders(node);
+            let wanted = self.savers.iter().filter(|saver| saver.node == *node);
+            orders.outputs = wanted.map(|saver| saver.replica.clone()).collect();
             let owed = std::mem::take(&mut link.owed);
             let revision = link.orders.borrow().revision;
             let same = {
                 let told = link.orders.borrow();
-                told.list == orders.list && told.environments == orders.environments
+                told.list == orders.list
+                    && told.environments == orders.environments
+                    && told.outputs == orders.outputs
             };
             if owed || !same {
                 link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));

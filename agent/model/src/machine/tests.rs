@@ -56,7 +56,11 @@ fn job_table() -> Vec<(S, E, S)> {
             (S::Finalizing(verdict), E::LeaseExpired, silent),
             (silent, E::SeenAgain, S::Finalizing(verdict)),
             (S::Finalizing(verdict), E::OutputsStored, verdict.into()),
-            (S::Finalizing(verdict), E::OutputsLost, S::Failed),
+            (
+                S::Finalizing(verdict),
+                E::OutputsLost,
+                if verdict == V::Canceled { S::Canceled } else { S::Failed },
+            ),
         ]);
     }
     for before in [B::Preparing, B::Running, B::Finalizing(V::Completed), B::Finalizing(V::Failed)] {

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use agent_cas::gc::{self, Collector};
-use agent_cas::{Disk, Store};
+use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_model::job::{Limits, OnDisconnect};
 use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
 use agent_runtime::docker::Docker;
@@ -330,4 +330,69 @@ async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
     }
     let outcome = outcome(&worker).await.unwrap();
     assert_eq!((outcome.verdict, outcome.fault.unwrap().code), (Verdict::Failed, Code::LeaseOver));
+}
+
+/// A node whose blobs are at a server that is away, and a replica of it whose command ended well and left a file.
+async fn without_a_store(state: &Path, disk_reserve: u64) -> (Arc<Worker<Twin>>, Record) {
+    let Ok(mut worker) = Arc::try_unwrap(node(state, usize::MAX).await) else { panic!("it is in use") };
+    let Store::Disk(disk) = worker.store.clone() else { panic!("the store is elsewhere") };
+    worker.store = Store::Tiered(Box::new(Tiered::new(disk, Remote::far(nobody(), ""))));
+    worker.config.disk_reserve = disk_reserve;
+    let now = worker.clock.now();
+    let (verdict, exit) = (Verdict::Completed, Some(ExitStatus::Code(0)));
+    let ending = Some(Ending { verdict, exit, fault: None, started_at: Some(now), ended_at: now });
+    let record = Record { step: ReplicaStep::Uploading, ending, ..record() };
+    let dir = worker.job_dir(&record.replica);
+    recover::prepare(&dir, &record).await.unwrap();
+    std::fs::create_dir_all(dir.work().join("outputs")).unwrap();
+    std::fs::write(dir.work().join("outputs/model"), "weights").unwrap();
+    worker.journal.enter(&record).await.unwrap();
+    (Arc::new(worker), record)
+}
+
+/// What a replica reports whose outputs are not stored.
+async fn unstored(worker: &Arc<Worker<Twin>>) -> Fault {
+    let record = worker.journal.open_replicas().await.unwrap().pop().unwrap();
+    assert!(record.precious, "the outputs stay");
+    assert!(worker.job_dir(&record.replica).work().join("outputs/model").exists());
+    let outcome = record.outcome.unwrap();
+    assert_eq!((outcome.verdict, outcome.exit), (Verdict::Failed, Some(ExitStatus::Code(0))));
+    let fault = outcome.fault.unwrap();
+    assert_eq!((fault.code, fault.blame), (Code::OutputsUnstored, agent_model::Blame::Network));
+    assert!(fault.fix.as_ref().unwrap().contains("agentctl node outputs job"), "{fault:?}");
+    fault
+}
+
+#[tokio::test(start_paused = true)]
+async fn test_outputs_wait_for_the_store_until_somebody_cancels() {
+    let state = tempfile::tempdir().unwrap();
+    let (worker, record) = without_a_store(state.path(), 0).await;
+    let (runner, desired, mut view) = runner(&worker, record);
+    let follow = async {
+        for _ in 0..3 {
+            view.wait_for(|view| view.detail.starts_with("waiting for the store of blobs: ")).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(100)).await;
+            assert_eq!(view.borrow().step, Some(ReplicaStep::Uploading), "it waits for as long as it takes");
+        }
+        let reason = "canceled by uid 7".to_owned();
+        desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason });
+        view.wait_for(|view| view.step == Some(ReplicaStep::Reported)).await.unwrap();
+    };
+    tokio::select! {
+        () = runner.live() => panic!("nobody gave leave to go"),
+        () = follow => {}
+    }
+    assert!(unstored(&worker).await.why[0].contains("canceled"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn test_outputs_do_not_wait_where_the_node_needs_the_room() {
+    let state = tempfile::tempdir().unwrap();
+    let (worker, record) = without_a_store(state.path(), u64::MAX).await;
+    let (runner, _desired, mut view) = runner(&worker, record);
+    tokio::select! {
+        () = runner.live() => panic!("nobody gave leave to go"),
+        _ = view.wait_for(|view| view.step == Some(ReplicaStep::Reported)) => {}
+    }
+    assert!(unstored(&worker).await.why[0].contains("needs the room"));
 }

@@ -98,3 +98,63 @@ async fn test_push_follows_no_link_that_took_the_place_of_a_file_or_directory() 
     std::os::unix::fs::symlink("moved", dir.path().join("d1")).unwrap();
     assert!(matches!(push(&snapshot, &store, |_| {}).await, Err(PushError::Read { .. })));
 }
+
+/// Forgets what it took so many times; then, if it is a liar, it says of everything that it lacks it.
+#[derive(Debug, Clone, Default)]
+struct Careless {
+    store: Memory,
+    forgets: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+    liar: bool,
+}
+
+impl Careless {
+    fn forget(&self, digests: &[Digest]) {
+        use std::sync::atomic::Ordering::Relaxed;
+        if self.forgets.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+            digests.iter().for_each(|digest| self.store.remove(digest));
+        }
+    }
+}
+
+impl BlobStore for Careless {
+    async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        if self.liar { Ok(digests.to_vec()) } else { self.store.missing(digests).await }
+    }
+    async fn read(&self, digest: Digest, offset: u64) -> Result<crate::store::Chunks, crate::ReadError> {
+        self.store.read(digest, offset).await
+    }
+    async fn read_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, crate::ReadError>> {
+        self.store.read_batch(digests).await
+    }
+    async fn write(&self, digest: Digest, source: crate::store::Chunks) -> Result<(), WriteError> {
+        self.store.write(digest, source).await?;
+        self.forget(&[digest]);
+        Ok(())
+    }
+    async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
+        let digests: Vec<Digest> = blobs.iter().map(|(digest, _)| *digest).collect();
+        let results = self.store.write_batch(blobs).await;
+        self.forget(&digests);
+        results
+    }
+    async fn distrust(&self, _: Digest) {}
+    async fn file(&self, _: Digest) -> Option<fs::File> {
+        None
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn test_what_a_store_takes_and_does_not_keep_is_sent_again_and_told_when_it_never_does() {
+    let dir = tree(20);
+    let snapshot = scan(dir.path()).unwrap();
+    let forgets =
+        |times: usize| Careless { forgets: std::sync::Arc::new(times.into()), ..Careless::default() };
+    let store = forgets(3);
+    push(&snapshot, &store, |_| {}).await.unwrap();
+    assert_eq!(list(&store.store, snapshot.root).await.unwrap().len(), 22);
+    let error = push(&snapshot, &forgets(usize::MAX), |_| {}).await.unwrap_err();
+    assert!(matches!(error, PushError::Unkept(WriteError::Vanished { .. })), "{error:?}");
+    // What can be read is there, whatever the store says.
+    let liar = Careless { liar: true, ..Careless::default() };
+    push(&snapshot, &liar, |_| {}).await.unwrap();
+}

@@ -83,7 +83,8 @@ impl Home {
 
     /// A name for a damaged blob, if another one may be kept.
     pub(super) fn quarantine_name(&self, digest: &Digest) -> Option<String> {
-        let kept = std::fs::read_dir(self.at("quarantine")).ok()?.count();
+        // One that cannot be counted now is taken for one that has room.
+        let kept = std::fs::read_dir(self.at("quarantine")).map_or(0, Iterator::count);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         (kept < QUARANTINED).then(|| format!("quarantine/{}-{}.{number}", digest.hex(), digest.size))
     }

@@ -61,9 +61,13 @@ impl Shared {
     }
 
     fn open_loose(&self, digest: Digest) -> Result<File, ReadError> {
-        self.loose.open_blob(digest)?.ok_or_else(|| {
-            self.judge(digest); // its length is not that of the blob
-            ReadError::Absent { digest }
+        // Its length may not be that of the blob.
+        self.loose.open_blob(digest)?.ok_or_else(|| match self.judge(digest) {
+            Verdict::Unread => {
+                let path = self.home.at(&blob_name(&digest));
+                ReadError::Disk { path, source: std::io::Error::other("it cannot be checked now") }
+            }
+            _ => ReadError::Absent { digest },
         })
     }
 

@@ -27,10 +27,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use self::note::Note;
-use super::home::{Home, hit, now};
+use super::home::{Home, hit, is_proof, now};
 use super::index::{Index, Place};
 use super::{OpenError, WriteError, batches, lock};
-use crate::store::is_scarce;
 use crate::{digest_of, parallel};
 
 /// The size up to which a segment grows, in bytes.
@@ -120,8 +119,9 @@ impl Segments {
         let loaded = parallel::map(&numbers, parallel::cores(), |number| {
             match segments.load(*number, Some(*number) == last) {
                 Ok(open) => Ok(open),
-                // A store that opened without what it cannot read now would call it missing.
-                Err(source) if is_scarce(&source) => {
+                // A store that opened without what it cannot read now would call it missing. A part of a disk that is
+                // broken for good must not keep the rest from being used.
+                Err(source) if !is_proof(&source) && Errno::from_io_error(&source) != Some(Errno::IO) => {
                     Err(OpenError::Directory { path: home.at(&segment_name(*number)), source })
                 }
                 Err(error) => {
@@ -142,6 +142,13 @@ impl Segments {
         let meta = file.metadata()?;
         let mut preface = [0; record::PREFACE];
         let read = file.read_exact_at(&mut preface, 0);
+        if let Err(error) = &read
+            && !is_proof(error)
+        {
+            return Err(error
+                .raw_os_error()
+                .map_or_else(|| error.kind().into(), io::Error::from_raw_os_error));
+        }
         let chance = read.is_ok().then(|| record::chance(&preface)).flatten();
         let note = chance.and_then(|chance| self.read_note(number, chance, meta.len()));
         let noted = note.as_ref().map_or(0, |note| note.covered);
@@ -389,8 +396,19 @@ impl Segments {
         let numbers = numbers(&self.home).map_err(io::Error::other)?;
         let mut strays = Vec::new();
         for number in numbers {
-            let file = self.home.open_file(&segment_name(number))?;
-            let found = record::scan(&file, number, record::PREFACE as u64)?;
+            let scan = |file: File| record::scan(&file, number, record::PREFACE as u64);
+            let found = match self
+                .home
+                .open_file(&segment_name(number))
+                .map_err(io::Error::from)
+                .and_then(scan)
+            {
+                Ok(found) => found,
+                Err(error) => {
+                    tracing::error!(segment = segment_name(number), %error, "cannot look for blobs in a segment");
+                    continue;
+                }
+            };
             let index = lock(&self.index);
             let stray = |(digest, _): &(Digest, u32)| index.find(digest).is_none();
             let place = |(digest, offset)| (digest, Place::Record { segment: number, offset });

@@ -316,6 +316,19 @@ impl Node {
         Ok(answer.expect("an answer for each append").stored)
     }
 
+    /// Tells what came of storing outputs later.
+    pub(super) async fn tell_outputs(
+        &mut self,
+        replica: &str,
+        stored: Result<Option<v1::Artifacts>, agent_model::Fault>,
+    ) -> Result<(), Status> {
+        let (artifacts, fault) =
+            stored.map_or_else(|fault| (None, Some(fault.into())), |stored| (stored, None));
+        let (node, replica) = (self.name.clone(), replica.to_owned());
+        let request = v1::ReportOutputsRequest { node, replica, artifacts, fault };
+        within("outputs to be told", self.worker.report_outputs(request)).await.map(|_| ())
+    }
+
     pub(super) async fn deliver(&mut self, replica: &str, outcome: v1::Outcome) -> Result<(), Status> {
         let request = v1::ReportOutcomeRequest {
             node: self.name.clone(),

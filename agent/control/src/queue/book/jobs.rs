@@ -24,6 +24,8 @@ pub(super) struct Jobs {
     recent: VecDeque<Arc<JobRecord>>,
     last_seq: u64,
     unwritten: BTreeSet<JobId>,
+    /// Jobs that ended before, of which something more is known by now.
+    amended: BTreeMap<JobId, Arc<JobRecord>>,
     events: Vec<Event>,
 }
 
@@ -101,19 +103,32 @@ impl Jobs {
         self.events.push(Event { job: id.clone(), at: now.wall, epoch, node: node.cloned(), text });
     }
 
+    /// Takes in something more of a job that ended before.
+    pub(super) fn amend(&mut self, job: JobRecord, node: &NodeId, now: Moment, text: String) {
+        let (id, epoch) = (job.id.clone(), job.epoch);
+        self.events.push(Event { job: id, at: now.wall, epoch, node: Some(node.clone()), text });
+        let job = Arc::new(job);
+        for known in self.recent.iter_mut().filter(|known| known.id == job.id) {
+            *known = Arc::clone(&job);
+        }
+        self.amended.insert(job.id.clone(), job);
+    }
+
     pub(super) fn is_written(&self) -> bool {
-        self.unwritten.is_empty() && self.events.is_empty()
+        self.unwritten.is_empty() && self.amended.is_empty() && self.events.is_empty()
     }
 
     /// Adds what is not on disk yet to `changes`.
     pub(super) fn collect(&self, changes: &mut Changes) {
         changes.jobs.extend(self.unwritten.iter().filter_map(|id| self.get(id)).cloned());
+        changes.jobs.extend(self.amended.values().cloned());
         changes.events.extend(self.events.iter().cloned());
     }
 
     /// Everything is on disk: jobs that ended leave.
     pub(super) fn written(&mut self) {
         self.events.clear();
+        self.amended.clear();
         for id in std::mem::take(&mut self.unwritten) {
             if self.state(&id).is_some_and(JobState::is_terminal)
                 && let Some(job) = self.active.remove(&id)

@@ -225,6 +225,7 @@ impl Book {
                 .chain(self.strangers.questions(node))
                 .collect(),
             environments: self.wishes_for(node),
+            outputs: Vec::new(),
         }
     }
 }

@@ -1,0 +1,51 @@
+//! `node outputs`: has the machine of a job that ended without its outputs store them now.
+
+use std::path::Path;
+
+use agent_model::size;
+use agent_proto::v1;
+use serde_json::json;
+
+use super::view::JobView;
+use crate::cli::JobJsonArgs;
+use crate::client::{self, Client, answer};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::output::text::{clean, count};
+
+/// Has them stored, and waits for it.
+pub(super) async fn store(
+    args: &JobJsonArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let client = Client::find(socket).await?;
+    let job = JobView::try_from(client.job(&args.job).await?)?;
+    if !job.has_ended() {
+        return Err(Failure::refused(
+            format!("{} has not ended: its machine stores the outputs by itself", job.job),
+            format!("see what it waits for: agentctl why {}", job.job),
+        ));
+    }
+    let node = job.replicas.first().map_or("its machine", |replica| replica.node.as_str());
+    output.busy(&format!("waiting for {} to store the outputs of {}", clean(node), job.job));
+    let request = v1::StoreOutputsRequest { job: job.job.clone() };
+    let mut told = answer(client.nodes().store_outputs(request)).await?;
+    // Large ones take long; a daemon that is gone is found out by the connection.
+    let stored = told.message().await.map_err(|status| client::fault(&status))?.unwrap_or_default();
+    output.rest();
+    let v1::StoreOutputsResponse { files, bytes } = stored;
+    if args.json {
+        return output.json(&json!({ "job": job.job, "files": files, "bytes": bytes }));
+    }
+    output.note(&match files {
+        0 => format!("{} left no outputs", job.job),
+        _ => format!(
+            "stored {}, {}; get them: agentctl download {}",
+            count(files, "file"),
+            size::decimal(bytes),
+            job.job
+        ),
+    });
+    Ok(())
+}

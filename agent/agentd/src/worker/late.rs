@@ -1,0 +1,36 @@
+//! Stores the outputs of a replica that is over, from the directory that is kept of it, when the controller asks for it:
+//! they could not be stored when it ended, or the store lost them since.
+//!
+//! Tried once for each order, which is repeated while somebody waits. Called by `worker::reconcile`.
+
+use std::sync::Arc;
+
+use agent_model::{Artifacts, Code, Fault, ReplicaId};
+use tracing::info;
+
+use super::journal::{Journal, Record};
+use super::recover::ORDER;
+use super::{Worker, faults, outputs};
+
+/// Stores them and says what came of it.
+pub(crate) async fn store<J: Journal>(worker: Arc<Worker<J>>, replica: ReplicaId) {
+    let stored = attempt(&worker, &replica).await;
+    info!(%replica, ?stored, "outputs were to be stored later");
+    worker.outbox.tell_outputs(&replica, stored).await;
+}
+
+async fn attempt<J: Journal>(
+    worker: &Worker<J>,
+    replica: &ReplicaId,
+) -> Result<Option<Artifacts>, Box<Fault>> {
+    let dir = worker.job_dir(replica);
+    let order = tokio::fs::read(dir.path().join(ORDER)).await;
+    let record = order.and_then(|text| Ok(serde_json::from_slice::<Record>(&text)?)).map_err(|error| {
+        Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
+            .why(format!("{} keeps no directory of {} any more", worker.config.node_name, replica.job))
+            .because(&error)
+            .fix("submit the job again")
+    })?;
+    let stored = outputs::collect(&worker.store, &dir, &record.spec, Vec::new()).await;
+    stored.map_err(|error| Box::new(faults::outputs(&error, dir.path(), &replica.job)))
+}

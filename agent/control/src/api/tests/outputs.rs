@@ -1,0 +1,121 @@
+//! Outputs that are stored after their job ended.
+
+use agent_cas::snapshot;
+
+use super::*;
+
+/// A job of this name that ended without its outputs, and its node.
+async fn unstored(rig: &mut Rig, name: &str) -> Node {
+    let mut node = Node::join(rig, 1).await;
+    rig.submit(name).await;
+    let replica = format!("{name}.1.0");
+    node.ordered(&replica).await;
+    node.step(&replica, ReplicaStep::Uploading).await;
+    let fault = Fault::new(Code::OutputsUnstored, "the outputs could not be stored");
+    let failed = v1::Outcome { verdict: "failed".into(), fault: Some(fault.into()), ..outcome(0, b"") };
+    node.deliver(&replica, failed).await.unwrap();
+    rig.ended(name).await;
+    node
+}
+
+/// Asks for the outputs of a job.
+fn ask(rig: &Rig, job: &str) -> JoinSet<Result<v1::StoreOutputsResponse, Status>> {
+    let (mut nodes, request) = (rig.nodes.clone(), v1::StoreOutputsRequest { job: job.into() });
+    let mut calls = JoinSet::new();
+    calls.spawn(async move {
+        let mut told = nodes.store_outputs(request).await?.into_inner();
+        Ok(told.message().await?.expect("one message"))
+    });
+    calls
+}
+
+async fn answer(mut calls: JoinSet<Result<v1::StoreOutputsResponse, Status>>) -> Result<(u64, u64), Status> {
+    let answer = within("an answer", calls.join_next()).await.unwrap().unwrap()?;
+    Ok((answer.files, answer.bytes))
+}
+
+/// Waits until these outputs are wanted of the node.
+async fn wanted(node: &mut Node, replicas: &[&str]) {
+    within("orders about outputs", async {
+        loop {
+            node.report().await;
+            let orders = node.orders.message().await.unwrap().expect("orders go on");
+            if orders.outputs == replicas {
+                return;
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn test_outputs_that_are_stored_later_are_those_of_the_job_that_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let mut node = unstored(&mut rig, "late").await;
+    let left = dir.path().join("outputs");
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("model"), "weights").unwrap();
+    let scanned = snapshot::scan(&left).unwrap();
+
+    // What the node could not do is told as it says it, and what is not in the store is not believed.
+    let calls = ask(&rig, "late");
+    wanted(&mut node, &["late.1.0"]).await;
+    let fault = Fault::new(Code::OutputsUnstored, "still not");
+    node.tell_outputs("late.1.0", Err(fault)).await.unwrap();
+    assert_eq!(code_of(answer(calls).await), Code::OutputsUnstored);
+    wanted(&mut node, &[]).await;
+    let artifacts = v1::Artifacts { root: scanned.root.to_string(), files: 1, bytes: 7 };
+    let calls = ask(&rig, "late");
+    wanted(&mut node, &["late.1.0"]).await;
+    node.tell_outputs("late.1.0", Ok(Some(artifacts.clone()))).await.unwrap();
+    assert_eq!(code_of(answer(calls).await), Code::SnapshotMissing);
+
+    snapshot::push(&scanned, &rig.blobs().await, |_| {}).await.unwrap();
+    let calls = ask(&rig, "late");
+    wanted(&mut node, &["late.1.0"]).await;
+    node.tell_outputs("late.1.0", Ok(Some(artifacts.clone()))).await.unwrap();
+    assert_eq!(answer(calls).await.unwrap(), (1, 7));
+    rig.kill().await;
+    let mut rig = Rig::start(dir.path()).await;
+    let job = rig.get("late").await;
+    let outcome = job.outcome.unwrap();
+    assert_eq!((job.state.as_str(), outcome.artifacts), ("Failed", Some(artifacts)));
+    assert!(outcome.fault.unwrap().fix.contains("agentctl download late"));
+    assert!(rig.history("late").await.contains(&"stored 1 files, 7 bytes, later".to_owned()));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn test_outputs_are_stored_later_only_where_they_may_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    assert_eq!(code_of(answer(ask(&rig, "nobody")).await), Code::JobNotFound);
+    let mut node = unstored(&mut rig, "late").await;
+    rig.submit("waits").await;
+    assert_eq!(code_of(answer(ask(&rig, "waits")).await), Code::RequestInvalid);
+    // Nobody speaks of outputs of an attempt that did not end its job.
+    let fenced = node.tell_outputs("late.2.0", Ok(None)).await.unwrap_err();
+    assert_eq!(code(&fenced), Code::Fenced);
+    // A question that nobody waits for is not asked any more.
+    let calls = ask(&rig, "late");
+    wanted(&mut node, &["late.1.0"]).await;
+    drop(calls);
+    wanted(&mut node, &[]).await;
+    drop(node);
+    let away = within("the node to be gone", async {
+        loop {
+            let mut calls = ask(&rig, "late");
+            let answer = tokio::time::timeout(Duration::from_millis(300), calls.join_next()).await;
+            if let Ok(answer) = answer {
+                return answer.unwrap().unwrap().unwrap_err();
+            }
+        }
+    });
+    assert_eq!(code(&away.await), Code::NodeLost);
+    rig.stop().await;
+}
+
+fn code_of(answer: Result<(u64, u64), Status>) -> Code {
+    code(&answer.unwrap_err())
+}
