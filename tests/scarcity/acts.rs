@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 
-use agent_model::fault::{Blame, Code, Fault};
-use agent_model::{EnvSpec, JobDraft};
+use agent_model::{Blame, Code, EnvSpec, Fault, JobDraft};
+use agent_proto::v1;
 use agent_tests::fleet::Fleet;
 use agent_tests::{SOON, binaries, eventually, witness};
 
@@ -112,7 +112,10 @@ impl Round {
         }
         if acts.contains(&Act::Upload) {
             let leave = format!("for i in $(seq 40); do echo {name} $i > outputs/f$i; done");
-            jobs.insert(Act::Upload, fleet.client.run(&format!("{wait}; {leave}")));
+            let written = gate.with_extension("written");
+            let command = format!("{leave}; touch {}; {wait}", written.display());
+            jobs.insert(Act::Upload, fleet.client.run(&command));
+            eventually("the outputs are written", SOON, || written.exists().then_some(()));
         }
         let mut running: Vec<String> = jobs.values().cloned().collect();
         running.extend((running.len()..SLOTS).map(|_| fleet.client.run(&wait)));
@@ -167,7 +170,7 @@ impl Round {
         fs::write(self.gate.with_extension("late"), "").expect("a file");
     }
 
-    /// What came of an operation; an error says what did not hold.
+    /// What came of an operation: it was done, was refused and then done, or ended with a true fault; an error says what did not hold.
     pub(crate) fn came(&mut self, act: Act, bed: &Bed, kept: &Kept) -> Result<String, String> {
         let fleet = &bed.fleet;
         let (mut came, mut said) = ("done", String::new());
@@ -176,30 +179,43 @@ impl Round {
                 Ok(answer) => said = answer,
                 Err(refusal) => {
                     came = "refused";
-                    told_truly(self.means, &refusal)?;
+                    told_truly(self.means, &refusal, None)?;
                     let words = self.asks(act, fleet, kept).unwrap_or_default();
                     said =
                         ask(&fleet.controller.socket(), &words).map_err(|again| format!("again: {again}"))?;
                 }
             }
         }
+        let mut ended = |job: &str| {
+            let log = self.completed(fleet, job)?;
+            if log.is_none() {
+                came = "told";
+            }
+            Ok::<_, String>(log)
+        };
         match act {
             Act::Submit => {
-                let job = said.trim().to_owned();
-                let log = self.completed(fleet, &job)?;
-                demand(log == self.name.as_bytes(), || format!("{job} wrote {log:?}"))?;
+                if let Some(log) = ended(said.trim())? {
+                    demand(log == self.name.as_bytes(), || format!("the job wrote {log:?}"))?;
+                }
             }
             Act::Log => {
                 demand(said.as_bytes() == kept.log, || "the log that was read is not whole".into())?;
-                self.lines(fleet, Act::Log, LINES)?;
+                went_on(self.means, fleet, &self.jobs[&act], LINES)?;
             }
-            Act::Run => self.lines(fleet, Act::Run, FEW_LINES)?,
-            Act::Fetch | Act::Build => drop(self.completed(fleet, &self.jobs[&act])?),
+            Act::Run => {
+                let job = &self.jobs[&act];
+                if ended(job)?.is_some() {
+                    went_on(self.means, fleet, job, FEW_LINES)?;
+                }
+            }
+            Act::Fetch | Act::Build => drop(ended(&self.jobs[&act])?),
             Act::Upload => {
                 let job = &self.jobs[&act];
-                self.completed(fleet, job)?;
-                let found = download(fleet, job)?.len();
-                demand(found == 40, || format!("{found} of 40 outputs of {job} are there"))?;
+                if ended(job)?.is_some() {
+                    let found = download(fleet, job)?.len();
+                    demand(found == 40, || format!("{found} of 40 outputs of {job} are there"))?;
+                }
             }
             Act::Download => {
                 let to = fleet.home().join(format!("download-{}", self.name));
@@ -210,25 +226,43 @@ impl Round {
         Ok(came.to_owned())
     }
 
-    /// The log of a job that ended well, or was ended by a fault that is true.
-    fn completed(&self, fleet: &Fleet, job: &str) -> Result<Vec<u8>, String> {
+    /// The log of a job that ended well; nothing for one that a true fault ended.
+    fn completed(&self, fleet: &Fleet, job: &str) -> Result<Option<Vec<u8>>, String> {
         let ended = fleet.client.ended(job);
-        if ended.state != "Completed" {
-            let fault =
-                ended.outcome.and_then(|outcome| outcome.fault).ok_or("it failed and nobody says why")?;
-            let text =
-                format!("{job} ended: error[{}]: {}: {}", fault.code, fault.what, fault.why.join(": "));
-            told_truly(self.means, &text)?;
-            return Err(text); // true, but a scarcity of seconds is to be waited for
+        if ended.state == "Completed" {
+            return Ok(Some(fleet.client.log(job, "job")));
         }
-        Ok(fleet.client.log(job, "job"))
+        ended_truly(self.means, &ended).map(|_| None)
     }
+}
 
-    fn lines(&self, fleet: &Fleet, act: Act, expected: u64) -> Result<(), String> {
-        let job = &self.jobs[&act];
-        let found = witness::lines(&self.completed(fleet, job)?, expected);
-        demand(found.is_whole() && found.read == expected, || format!("{job}: {found:?}"))
+/// A job failed for what was scarce, and says so; the code of its fault.
+fn ended_truly(means: Means, ended: &v1::Job) -> Result<&str, String> {
+    let fault = ended.outcome.as_ref().and_then(|outcome| outcome.fault.as_ref());
+    let fault = fault.ok_or("it failed and nobody says why")?;
+    let (job, why) = (&ended.job, fault.why.join(": "));
+    let text = format!("{job} ended: error[{}]: {}: {why}", fault.code, fault.what);
+    told_truly(means, &text, Some(&fault.blame)).map(|()| fault.code.as_str())
+}
+
+/// A job that ran before went on to its end with every line, or with word of how many could not be written. Nobody but
+/// the kernel may end it.
+pub(crate) fn went_on(means: Means, fleet: &Fleet, job: &str, lines: u64) -> Result<(), String> {
+    let ended = fleet.client.ended(job);
+    if ended.state != "Completed" {
+        let code = ended_truly(means, &ended)?;
+        return demand(code == Code::OutOfMemory.as_str(), || format!("{job} was ended by {code}"));
     }
+    let found = witness::lines(&fleet.client.log(job, "job"), lines);
+    let told: u64 = found.strange.iter().filter_map(|line| dropped(line)).sum();
+    let in_order = found.duplicated == 0 && found.reordered == 0;
+    demand(in_order && found.lost == told && found.read + told == lines, || format!("{job}: {found:?}"))
+}
+
+/// How many lines the log says were dropped at this place.
+fn dropped(line: &str) -> Option<u64> {
+    let (lines, _) = line.strip_prefix("[agentd: ")?.split_once(" lines of output were dropped here")?;
+    lines.rsplit(' ').next()?.parse().ok()
 }
 
 fn demand(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {
@@ -236,7 +270,7 @@ fn demand(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String>
 }
 
 /// Whether a refusal names what is scarce, is not blamed on who asked, and is not taken for something worse.
-fn told_truly(means: Means, text: &str) -> Result<(), String> {
+fn told_truly(means: Means, text: &str, blame: Option<&str>) -> Result<(), String> {
     const NEVER: [&str; 4] = ["damaged", "missing from the store", "not found", "no such"];
     let lower = text.to_lowercase();
     let code = lower.split("error[").nth(1).and_then(|rest| Code::parse(rest.split(']').next()?));
@@ -244,7 +278,9 @@ fn told_truly(means: Means, text: &str) -> Result<(), String> {
     let complaint = match code.map(|code| Fault::new(code, "").blame) {
         _ if untrue.is_some() => format!("it says `{}`", untrue.unwrap_or(&"")),
         None => "it has no code".into(),
-        Some(Blame::User) => "it blames who asked".into(),
+        Some(usual) if blame.map_or(usual == Blame::User, |blame| blame == "user") => {
+            "it blames who asked".into()
+        }
         _ if !means.names().iter().any(|name| lower.contains(name)) => {
             "it does not say what is scarce".into()
         }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use agent_tests::table::{Row, Scale, Table, Tally};
 use agent_tests::{SOON, eventually};
 
-use acts::{Act, Kept, Round};
+use acts::{Act, Kept, Round, went_on};
 use means::{Bed, Means};
 
 const ROWS: &[Row] = &[
@@ -95,6 +95,7 @@ fn one(bed: &mut Bed, kept: &Kept, tally: &mut Tally, acts: &[Act], name: &str) 
 
 /// The daemon is ended and started again meanwhile, as a service manager does as often as it ends.
 fn restart(bed: &mut Bed, kept: &Kept, scale: &Scale) -> Result<String, String> {
+    let means = bed.means;
     let running = bed.fleet.submit("--lines 400 --seconds 6");
     bed.fleet.client.reached(&running, &["Running"]);
     bed.squeeze(&kept.job);
@@ -118,15 +119,16 @@ fn restart(bed: &mut Bed, kept: &Kept, scale: &Scale) -> Result<String, String> 
         if !is_told && !by_kernel {
             return Err(format!("it ended with {status} and does not say what is scarce"));
         }
-        bed.fleet.controller.kill();
-        bed.spawn();
     }
-    bed.fleet.ready();
-    let job = bed.fleet.client.ended(&running);
-    let found = agent_tests::witness::lines(&bed.fleet.client.log(&running, "job"), 400);
-    if job.state != "Completed" || !found.is_whole() || found.read != 400 {
-        return Err(format!("what ran before: {found:?} {:?}", job.outcome));
-    }
+    eventually("the box is ready again", SOON, || {
+        if bed.fleet.controller.ended().is_some() {
+            bed.fleet.controller.kill();
+            bed.spawn();
+            starts += 1;
+        }
+        bed.fleet.client.nodes().ok()?.iter().all(|node| node.liveness == "ready").then_some(())
+    });
+    went_on(means, &bed.fleet, &running, 400).map_err(|why| format!("what ran before: {why}"))?;
     kept.check(&bed.fleet)?;
     Ok(if starts == 1 && ended.is_none() { "started".into() } else { format!("{starts} starts") })
 }

@@ -47,7 +47,9 @@ impl Means {
             Means::Descriptors => &["too many open files", "descriptor"],
             Means::Memory => &["memory"],
             Means::Processes => &["resource temporarily unavailable", "process", "thread"],
-            Means::Inodes | Means::Bytes => &["no space left", "disk is full", "disk of", "room"],
+            Means::Inodes | Means::Bytes => {
+                &["no space left", "no storage space", "disk is full", "disk of", "room"]
+            }
             Means::Threads => &["in time", "deadline", "timed out", "takes too long"],
             Means::Entropy => &["random"],
         }
