@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 
 use agent_proto::v1;
 use agent_proto::v1::telemetry_client::TelemetryClient;
+use agent_tests::bounds::SmallDisk;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
-
-use crate::c_host::SmallDisk;
 
 /// The rows of this part of the group.
 pub(crate) const ROWS: &[Row] = &[

@@ -8,10 +8,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use agent_model::{JobDraft, failpoint};
+use agent_tests::bounds::SmallDisk;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually};
 
-use crate::c_host::SmallDisk;
 use crate::judge::truthful;
 use crate::look::{broken_databases, command, panics};
 use crate::sweep::Submission;

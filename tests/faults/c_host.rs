@@ -7,7 +7,8 @@ use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use agent_model::JobDraft;
-use agent_tests::fleet::{Daemon, Fleet, Setup};
+use agent_tests::bounds::{Group, SmallDisk};
+use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::{SOON, eventually, resident, signal};
 use rustix::process::Signal;
 
@@ -21,57 +22,6 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "C9", promise: "what jobs took is given back, down to the last descriptor", run: leaks },
     Row { id: "C11", promise: "a state directory has one daemon at a time", run: one_holder },
 ];
-
-/// A control group of one hierarchy, gone with the test.
-struct Group(PathBuf);
-
-impl Group {
-    /// Makes one with this limit; `None` on a machine that has no such hierarchy.
-    fn new(hierarchy: &str, limit: (&str, &str)) -> Option<Group> {
-        let root = Path::new("/sys/fs/cgroup").join(hierarchy);
-        let parent = if hierarchy == "memory" { root.join(own_group("memory")) } else { root };
-        let path = parent.join(format!("faults-{}-{}", std::process::id(), agent_tests::witness::boottime()));
-        fs::create_dir(&path).ok()?;
-        let group = Group(path);
-        fs::write(group.0.join(limit.0), limit.1).ok()?;
-        Some(group)
-    }
-
-    /// Puts a process into it.
-    fn take(&self, pid: u32) {
-        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("a process of one's own can be moved");
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        for _ in 0..50 {
-            let text = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
-            text.lines().filter_map(|line| line.parse().ok()).for_each(|pid| signal(pid, Signal::KILL));
-            fn remove(dir: &Path) {
-                let inner = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-                inner.filter(|path| path.is_dir()).for_each(|path| remove(&path));
-                let _ = fs::remove_dir(dir);
-            }
-            remove(&self.0);
-            if !self.0.exists() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-/// The group of this process in one hierarchy, without its first `/`.
-fn own_group(hierarchy: &str) -> String {
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let of = |line: &str| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        (fields.next()? == hierarchy)
-            .then(|| fields.next().map(|path| path.trim_start_matches('/').to_owned()))?
-    };
-    text.lines().find_map(of).unwrap_or_default()
-}
 
 /// How memory runs out, or does not, and what the job must be said to have come to.
 const MEMORY: &[(&str, &str, &str, &str)] = &[
@@ -224,41 +174,6 @@ fn pressure(tally: &mut Tally, scale: &Scale) {
         });
     }
     tally.note(format!("slowest answer meanwhile: {:.2} s", slowest.as_secs_f64()));
-}
-
-/// A small file system in the place of a daemon's state directory, gone with the test.
-pub(crate) struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    pub(crate) fn mount(options: &str) -> SmallDisk {
-        let dir = tempfile::Builder::new().prefix("faults-disk-").tempdir().expect("a directory");
-        let path = std::ffi::CString::new(dir.path().display().to_string()).expect("a path");
-        let options = std::ffi::CString::new(options).expect("options");
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("tmpfs", path.as_c_str(), "tmpfs", flags, Some(options.as_c_str()))
-            .expect("mounting a small file system needs root");
-        SmallDisk(dir)
-    }
-
-    /// The state of this daemon is there from now on.
-    pub(crate) fn hold(&self, daemon: &Daemon) {
-        let state = daemon.state();
-        fs::create_dir_all(state.parent().expect("a home")).expect("a home");
-        let _ = fs::remove_dir(&state);
-        fs::set_permissions(self.0.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
-            .expect("a mode");
-        std::os::unix::fs::symlink(self.0.path(), &state).expect("a link");
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
-    }
 }
 
 /// So many logs the controller keeps open at most, and one more is too many.

@@ -6,7 +6,17 @@ use crate::{files_below, none, read};
 fn test_every_test_file_is_part_of_a_binary() {
     let manifest = read("tests/Cargo.toml");
     let mut complaints = Vec::new();
-    for suite in ["repo", "system", "longlog", "bench", "faults", "environments", "containers", "snapshots"] {
+    for suite in [
+        "repo",
+        "system",
+        "longlog",
+        "bench",
+        "faults",
+        "environments",
+        "containers",
+        "snapshots",
+        "scarcity",
+    ] {
         if !manifest.contains(&format!("path = \"{suite}/main.rs\"")) {
             complaints.push(format!("tests/Cargo.toml does not build tests/{suite}/main.rs"));
         }

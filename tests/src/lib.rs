@@ -8,6 +8,7 @@
 //! that can be cut; its jobs run the program `fix`, whose words a [`witness::Witness`] checks. GPUs are told by
 //! an [`nvml::FakeNvml`].
 
+pub mod bounds;
 pub mod chance;
 pub mod channel;
 pub mod client;

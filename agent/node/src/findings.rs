@@ -16,7 +16,7 @@ const OLDEST_KERNEL: (u32, u32) = (5, 6);
 /// Below this, larger environments do not fit.
 const DISK_LOW: u64 = 5 << 30;
 /// Below this many files that can still be made, no job is started.
-const FILES_LOW: u64 = 1000;
+pub(crate) const FILES_LOW: u64 = 1000;
 
 /// Every finding, in the order people read them.
 pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {

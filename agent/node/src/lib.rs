@@ -80,6 +80,11 @@ pub fn disk_free(dir: &Path) -> u64 {
     disk(dir).map_or(0, |disk| disk.free)
 }
 
+/// How many files can still be made in a directory when that is too few for a job.
+pub fn few_files(dir: &Path) -> Option<u64> {
+    disk(dir)?.files.filter(|files| *files < findings::FILES_LOW)
+}
+
 /// The size of the file system of a directory; 0 when it cannot be told.
 pub fn disk_size(dir: &Path) -> u64 {
     disk(dir).map_or(0, |disk| disk.size)

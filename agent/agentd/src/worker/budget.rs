@@ -13,17 +13,31 @@ use agent_model::size;
 
 /// There is too little room to begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{} are free and {} must stay free", size::binary(*.free), size::binary(*.reserve))]
-pub(crate) struct Shortfall {
-    /// Bytes free.
-    pub(crate) free: u64,
-    /// Bytes that must stay free.
-    pub(crate) reserve: u64,
+pub(crate) enum Shortfall {
+    /// Of bytes.
+    #[error("{} are free and {} must stay free", size::binary(*.free), size::binary(*.reserve))]
+    Bytes {
+        /// Bytes free.
+        free: u64,
+        /// Bytes that must stay free.
+        reserve: u64,
+    },
+    /// Of inodes.
+    #[error("only {left} more files can be made (`df -i`), too few for a job")]
+    Files {
+        /// Files that can still be made.
+        left: u64,
+    },
 }
 
-/// Whether work that fills the disk may begin.
-pub(crate) fn admit(free: u64, reserve: u64) -> Result<(), Shortfall> {
-    if free < reserve { Err(Shortfall { free, reserve }) } else { Ok(()) }
+/// Whether work that fills the disk may begin, given the bytes that are free, those that must stay so, and how many
+/// files can still be made if that is too few.
+pub(crate) fn admit(free: u64, reserve: u64, few_files: Option<u64>) -> Result<(), Shortfall> {
+    match few_files {
+        _ if free < reserve => Err(Shortfall::Bytes { free, reserve }),
+        Some(left) => Err(Shortfall::Files { left }),
+        None => Ok(()),
+    }
 }
 
 /// What environments may take of the disk.
@@ -110,8 +124,9 @@ mod tests {
 
     #[test]
     fn test_reserve_is_kept() {
-        assert_eq!(admit(10, 10), Ok(()));
-        let refused = admit(3 << 20, 1 << 30).unwrap_err();
+        assert_eq!(admit(10, 10, None), Ok(()));
+        assert_eq!(admit(10, 10, Some(7)), Err(Shortfall::Files { left: 7 }));
+        let refused = admit(3 << 20, 1 << 30, None).unwrap_err();
         assert_eq!(refused.to_string(), "3 MiB are free and 1 GiB must stay free");
     }
 

@@ -203,7 +203,7 @@ impl Keeper {
     }
 
     fn is_low(&self) -> bool {
-        budget::admit(agent_node::disk_free(&self.state_dir), self.limits.reserve).is_err()
+        agent_node::disk_free(&self.state_dir) < self.limits.reserve
     }
 
     /// Does what is wanted, as far as it can be done now.

@@ -16,6 +16,7 @@ use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
 use agent_shim::cgroup::Containment;
 use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -476,6 +477,16 @@ pub(crate) fn is_unsure(error: &LaunchError) -> bool {
     matches!(error, LaunchError::Look { .. } | LaunchError::Silent { .. } | LaunchError::Talk { .. })
 }
 
+/// No shim was started, for want of something that others may give back in a moment.
+pub(crate) fn is_lack(error: &LaunchError) -> bool {
+    const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM];
+    let errno = |cause: &io::Error| cause.raw_os_error().map(Errno::from_raw_os_error);
+    let is_early =
+        matches!(error, LaunchError::Clean { .. } | LaunchError::Write(_) | LaunchError::Spawn { .. });
+    let lacks = |cause: &io::Error| errno(cause).is_some_and(|errno| LACKS.contains(&errno));
+    is_early && (is_no_space(error) || causes(error).filter_map(|cause| cause.downcast_ref()).any(lacks))
+}
+
 /// The shim or the command could not be started.
 pub(crate) fn launch(error: &LaunchError) -> Fault {
     match error {
@@ -494,6 +505,9 @@ pub(crate) fn launch(error: &LaunchError) -> Fault {
                 .because(error)
                 .fix("run `agentctl doctor` on the node; the container engine's own log says more")
         }
+        full if is_no_space(full) => Fault::new(Code::DiskFull, "the command could not be started")
+            .because(full)
+            .fix("free space on the disk of agentd's state directory on the node"),
         other => Fault::new(Code::LaunchFailed, "the command could not be started")
             .because(other)
             .fix("run `agentctl doctor` on the node; what it marks as bad keeps jobs from starting"),
@@ -898,6 +912,17 @@ mod tests {
             let fault = judge(&record, &spec(), Vec::new(), false).fault.unwrap();
             assert_eq!((fault.blame, fault.retry), (Blame::Node, Retry::OtherNode), "{fault}");
         }
+    }
+
+    #[test]
+    fn test_start_waits_for_what_is_given_back() {
+        let spawn = |errno: Errno| LaunchError::Spawn { shim: "shim".into(), source: errno.into() };
+        let code = |errno| launch(&spawn(errno)).code;
+        assert!([Errno::MFILE, Errno::AGAIN, Errno::NOMEM, Errno::NOSPC].map(spawn).iter().all(is_lack));
+        assert!(!is_lack(&spawn(Errno::NOENT)));
+        let late = LaunchError::Talk { dir: "job".into(), source: Errno::MFILE.into() };
+        assert!(!is_lack(&late), "the command may have begun");
+        assert_eq!((code(Errno::NOSPC), code(Errno::MFILE)), (Code::DiskFull, Code::LaunchFailed));
     }
 
     #[test]

@@ -34,6 +34,7 @@ use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, de
 use agent_runtime::exec::{Enclosure, LaunchError, Running};
 use agent_shim::{ExitRecord, JobDir, Launch};
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tracing::{error, warn};
 
 use self::command::Silence;
@@ -128,6 +129,9 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// How often a full disk is looked at while a job waits for room.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
+
+/// How long a start waits for descriptors, processes or memory before it is for another node.
+const LACK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often a job that waits for GPUs asks again though nothing is known to have changed.
 const GPUS_EVERY: Duration = Duration::from_secs(10);
@@ -332,6 +336,7 @@ impl<J: Journal> Runner<J> {
         if enclosure.is_some() {
             self.settle(user).await?;
         }
+        let (begun, mut backoff) = (Instant::now(), Backoff::default());
         loop {
             if let Some(enclosure) = &enclosure {
                 self.prepare(&mut launch, enclosure).await?;
@@ -340,6 +345,11 @@ impl<J: Journal> Runner<J> {
                 Ok(running) => return Ok(running),
                 // What stood there had gone, and the engine with it.
                 Err(error) if error.is_engine_away() => {}
+                Err(error) if faults::is_lack(&error) && begun.elapsed() < LACK_PATIENCE => {
+                    self.say(&format!("waiting for what the node lacks: {}", faults::launch(&error)));
+                    unless_stopped(self.desired.clone(), tokio::time::sleep(backoff.next())).await?;
+                    launch.lease_until = self.leave_to_start().await?;
+                }
                 // Nobody may say that it failed while it may run.
                 Err(error) if faults::is_unsure(&error) => {
                     return self.recall().await?.ok_or_else(|| faults::launch(&error).into());
@@ -634,9 +644,10 @@ impl<J: Journal> Runner<J> {
     /// Waits while the disk is too full to go on. Whoever asks why is told.
     async fn admit(&self) -> Result<(), Interrupted> {
         let config = &self.worker.config;
-        let measure = || budget::admit(agent_node::disk_free(&config.state_dir), config.disk_reserve);
+        let (disk, reserve) = (&config.state_dir, config.disk_reserve);
+        let measure = || budget::admit(agent_node::disk_free(disk), reserve, agent_node::few_files(disk));
         let Err(shortfall) = measure() else { return Ok(()) };
-        let fault = faults::disk_full(&shortfall, &config.state_dir);
+        let fault = faults::disk_full(&shortfall, disk);
         warn!(replica = %self.record.replica, %fault, "waiting for room");
         let detail = self.view.borrow().detail.clone();
         self.say(&format!("waiting for room: {fault}"));

@@ -113,10 +113,11 @@ impl<J: Journal> Runner<J> {
 
     /// Why outputs cannot wait here any longer: the node needs the room of its disk for what is to come.
     async fn short_of_room(&self) -> Option<String> {
-        let config = &self.worker.config;
-        let measure = || budget::admit(agent_node::disk_free(&config.state_dir), config.disk_reserve).err();
-        let short = measure()?;
-        self.worker.collector.make_room(short.reserve.saturating_mul(2)).await;
+        let (disk, reserve) = (&self.worker.config.state_dir, self.worker.config.disk_reserve);
+        let measure =
+            || budget::admit(agent_node::disk_free(disk), reserve, agent_node::few_files(disk)).err();
+        measure()?;
+        self.worker.collector.make_room(reserve.saturating_mul(2)).await;
         Some(format!("the node needs the room: {}", measure()?))
     }
 }

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use agent_model::job::OnDisconnect;
 use agent_model::lease::Terms;
 use agent_model::protocol::orders::{Desired, UNHEARD};
 use agent_model::protocol::start::Deadline;
@@ -225,7 +226,9 @@ impl<J: Journal> Runner<J> {
                 Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
             }
             // Whatever leave an earlier life of this daemon passed on is over by then.
-            Desired::Run { until: Some(_) } if halted => {
+            Desired::Run { .. }
+                if halted && self.record.spec.limits.on_disconnect == OnDisconnect::Replace =>
+            {
                 let terms = Terms::default();
                 Some((since + terms.length + self.record.spec.limits.grace() + terms.kill, Why::LeaseOver))
             }
