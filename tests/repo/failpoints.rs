@@ -56,7 +56,16 @@ const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/runtime/src/exec/command.rs", "file.write_all(bytes)", "a file in memory"),
     ("agent/shim/src/cgroup.rs", "fs::write(", "a wish of which the result is read back"),
     ("agent/shim/src/cgroup/groups.rs", "write_all(", "who calls has the failpoint: shim.cgroup.*"),
+    ("agent/shim/src/dir.rs", "path.with_added_extension(", "whether it was done is told and acted upon"),
+    (
+        "agent/shim/src/exit_file.rs",
+        "file.write_all_at(text, 0)",
+        "who calls has the failpoint: shim.exit.rename",
+    ),
+    ("agent/shim/src/exit_file.rs", "file.sync_all()?", "who calls has the failpoint: shim.exit.rename"),
+    ("agent/shim/src/exit_file.rs", "fs::rename(half, to)", "who calls has the failpoint: shim.exit.rename"),
     ("agent/shim/src/notes.rs", "write_all(", "notes are for people"),
+    ("agent/shim/src/process.rs", "fs::write(state", "a wish"),
     ("agent/shim/src/sys.rs", "oom_score_adj", "a wish"),
 ];
 
