@@ -1,0 +1,93 @@
+//! A box that is short of descriptors: strangers that hold connections cost no output of a job.
+
+use std::fs::{self, Permissions};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use agent_tests::{Host, SOON, eventually};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Connections that strangers hold.
+const STRANGERS: usize = 1_100;
+
+/// Leaves many small files and two large ones, says where the tracking endpoint is and how many files it may open, and
+/// ends when it may.
+const COMMAND: &str = "for i in $(seq 600); do echo \"file $i\" > outputs/$i; done; \
+     head -c 3000000 /dev/zero | tr '\\0' x > outputs/large; head -c 400000 /dev/urandom > outputs/random; \
+     sha256sum outputs/* | sort | sha256sum > outputs/sum; echo limit $(ulimit -Sn); echo $MLFLOW_TRACKING_URI";
+
+/// A program that starts the daemon with these limits of open files.
+fn with_limits(dir: &Path, soft: u32, hard: Option<u32>) -> std::path::PathBuf {
+    let runner = dir.join(format!("limited-{soft}"));
+    let hard = hard.map_or(String::new(), |hard| format!("ulimit -Hn {hard}; "));
+    fs::write(&runner, format!("#!/bin/sh\nulimit -Sn {soft}; {hard}exec \"$@\"\n")).unwrap();
+    fs::set_permissions(&runner, Permissions::from_mode(0o755)).unwrap();
+    runner
+}
+
+/// The files of a directory and what is in them.
+fn content(dir: &Path) -> Vec<(String, Vec<u8>)> {
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut all: Vec<_> = files
+        .map(|path| (path.file_name().unwrap().display().to_string(), fs::read(&path).unwrap()))
+        .collect();
+    all.sort();
+    all
+}
+
+fn strangers_cost_nothing(soft: u32, hard: Option<u32>) {
+    let scripts = tempfile::tempdir().unwrap();
+    let mut host = Host::started_by(&with_limits(scripts.path(), soft, hard));
+    let job = host.submit(COMMAND);
+    host.wait_for(&job, &["Completed"]);
+    let log = host.ctl(&["logs", &job]).ok().stdout;
+    let (limit, uri) = log.trim().split_once('\n').unwrap();
+    assert_eq!(limit, format!("limit {soft}"), "a job has the limit that the daemon was started with");
+    let download = |host: &Host, to: &str| {
+        let to = host.home().join(to);
+        let ran = host.ctl(&["download", &job, "--force", "-o", to.to_str().unwrap()]);
+        (ran, to.join("outputs"))
+    };
+    let (ran, before) = download(&host, "before");
+    ran.ok();
+    let before = content(&before);
+    assert_eq!(before.len(), 603);
+
+    // This process holds what the strangers would.
+    let usual = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: usual.maximum, ..usual }).unwrap();
+    let address = uri.trim_start_matches("http://");
+    let strangers: Vec<TcpStream> = (0..STRANGERS).filter_map(|_| TcpStream::connect(address).ok()).collect();
+    assert!(strangers.len() > STRANGERS / 2, "only {} connections", strangers.len());
+    for round in 0..3 {
+        let (ran, _) = download(&host, &format!("meanwhile-{round}"));
+        let told = ["damaged", "is not in the store", "SNP-105", "SNP-103"];
+        assert!(!told.iter().any(|word| ran.stderr.contains(word)), "{}", ran.stderr);
+    }
+    let other = host.submit("true");
+    drop(strangers);
+    host.wait_for(&other, &["Completed"]);
+
+    let (ran, after) = eventually("a download that holds", SOON, || {
+        let (ran, after) = download(&host, "after");
+        (ran.code == 0).then_some((ran, after))
+    });
+    assert_eq!((content(&after) == before, ran.code), (true, 0));
+    host.ctl(&["gc", "--check"]).ok();
+    assert_eq!(host.stop(), 0);
+    host.start();
+    let (ran, again) = download(&host, "again");
+    ran.ok();
+    assert!(content(&again) == before, "after a restart");
+}
+
+#[test]
+fn test_idle_connections_cost_no_output_with_the_usual_limit() {
+    strangers_cost_nothing(1024, None);
+}
+
+#[test]
+fn test_idle_connections_cost_no_output_where_the_limit_cannot_be_raised() {
+    strangers_cost_nothing(256, Some(256));
+}
