@@ -88,7 +88,7 @@ fn test_credentials_of_a_channel_come_from_a_file_and_go_nowhere() {
     let inline = format!("channels: ['{url}/main']\ndependencies: [python]\n");
     let dir = site.job("inline", &inline, "true");
     let ran = site::run(&site.host, &dir);
-    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert_eq!(ran.code, 125, "{}", ran.stderr);
     let ran = ran.says("line 1").says("conda_credentials");
     assert!(!ran.stderr.contains(SECRET), "{}", ran.stderr);
     fs::remove_dir_all(dir).unwrap();
