@@ -1,6 +1,5 @@
 //! Group D: disks that are full, read-only, elsewhere, or lost something.
 
-use std::ffi::{CStr, CString};
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -8,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use agent_env::FailureKind::{self, DiskFull, Other};
 use agent_env::Task;
+use agent_tests::bounds::SmallDisk;
 use agent_tests::{SOON, eventually};
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 use crate::bench::{Room, files, server, text, tiny};
 use agent_tests::table::{Row, Scale, Tally};
@@ -31,31 +30,6 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "D5", promise: "a cache that lost or damaged something is made whole again", run: lost },
     Row { id: "D6", promise: "a sweep leaves what is used, and nothing that is not", run: swept },
 ];
-
-/// A file system of its own, which goes with the value.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = unmount(self.path(), UnmountFlags::DETACH);
-    }
-}
-
-/// One with these options of `tmpfs`.
-#[track_caller]
-fn small(options: &str) -> SmallDisk {
-    let dir = tempfile::Builder::new().prefix("environments-disk-").tempdir().expect("a directory");
-    let options = CString::new(options).expect("options");
-    mount("tmpfs", dir.path(), "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
-        .expect("mounting a small file system needs root");
-    SmallDisk(dir)
-}
 
 /// Bytes in use below a directory, by what the disk gave for them.
 fn used(dir: &Path) -> u64 {
@@ -80,7 +54,7 @@ const LARGE: &str = "size=100m";
 fn full(tally: &mut Tally, _: &Scale) {
     const PACKAGE: &str = "big";
     tally.case("a disk that is too small from the beginning", || {
-        let disk = small("size=8m");
+        let disk = SmallDisk::mount("size=8m");
         let room = Room::at(disk.path());
         let wish = room.wish(&tiny("main"), &[PACKAGE]);
         let told = room.build(&wish);
@@ -90,7 +64,7 @@ fn full(tally: &mut Tally, _: &Scale) {
     });
     for package in [PACKAGE, "part-00"] {
         tally.case(&format!("a disk that is filled meanwhile, in {package}"), || {
-            let (disk, server) = (small(LARGE), server());
+            let (disk, server) = (SmallDisk::mount(LARGE), server());
             let mut room = Room::new();
             room.cache = disk.path().join("cache");
             fs::create_dir(&room.cache).expect("a directory");
@@ -107,7 +81,7 @@ fn full(tally: &mut Tally, _: &Scale) {
         });
     }
     tally.case("the environment on a disk that is too small", || {
-        let (disk, room) = (small("size=3m"), Room::new());
+        let (disk, room) = (SmallDisk::mount("size=3m"), Room::new());
         let mut wish = room.wish(&tiny("main"), &[PACKAGE]);
         wish.prefix = disk.path().join("environment");
         fs::create_dir(&wish.prefix).expect("a directory");
@@ -117,7 +91,7 @@ fn full(tally: &mut Tally, _: &Scale) {
     });
     for inodes in [100, 1000, 2500] {
         tally.case(&format!("{inodes} inodes"), || {
-            let disk = small(&format!("{LARGE},nr_inodes={inodes}"));
+            let disk = SmallDisk::mount(&format!("{LARGE},nr_inodes={inodes}"));
             let room = Room::at(disk.path());
             let wish = room.wish(&tiny("main"), &["many-files"]);
             room.build(&wish).failed(&[DiskFull]);
@@ -148,7 +122,7 @@ impl Drop for Ballast {
 
 fn bomb(tally: &mut Tally, _: &Scale) {
     tally.case("96 MiB in a few kilobytes, on a disk it would fill", || {
-        let disk = small(LARGE);
+        let disk = SmallDisk::mount(LARGE);
         let room = Room::at(disk.path());
         let wish = room.wish(&tiny("main"), &["bomb"]);
         room.build(&wish).failed(&[DiskFull, FailureKind::Refused]);
@@ -158,7 +132,7 @@ fn bomb(tally: &mut Tally, _: &Scale) {
 
 fn elsewhere(tally: &mut Tally, _: &Scale) {
     tally.case("cache on a tmpfs", || {
-        let disk = small(LARGE);
+        let disk = SmallDisk::mount(LARGE);
         let mut room = Room::new();
         room.cache = disk.path().join("cache");
         fs::create_dir(&room.cache).expect("a directory");
@@ -171,22 +145,21 @@ fn elsewhere(tally: &mut Tally, _: &Scale) {
 }
 
 fn read_only(tally: &mut Tally, _: &Scale) {
-    let nothing: &CStr = c"";
     tally.case("the environment", || {
-        let (disk, room) = (small(LARGE), Room::new());
+        let (disk, room) = (SmallDisk::mount(LARGE), Room::new());
         let mut wish = room.wish(&tiny("main"), &["linked"]);
         wish.prefix = disk.path().join("environment");
         fs::create_dir(&wish.prefix).expect("a directory");
-        mount_remount(disk.path(), MountFlags::RDONLY, nothing).expect("root may");
+        disk.make_read_only();
         let told = room.build(&wish);
         let failure = told.failed(&[Other, FailureKind::Refused]);
         assert!(failure.message.to_lowercase().contains("read-only"), "{failure:#?}");
     });
     tally.case("the cache", || {
-        let (disk, mut room) = (small(LARGE), Room::new());
+        let (disk, mut room) = (SmallDisk::mount(LARGE), Room::new());
         room.cache = disk.path().join("cache");
         fs::create_dir(&room.cache).expect("a directory");
-        mount_remount(disk.path(), MountFlags::RDONLY, nothing).expect("root may");
+        disk.make_read_only();
         let told = room.build(&room.wish(&tiny("main"), &["linked"]));
         let failure = told.failed(&[Other, FailureKind::Refused]);
         assert!(failure.message.contains(&room.cache.display().to_string()), "{failure:#?}");

@@ -1,19 +1,18 @@
 //! Group K: disks and processes that fail. What a store acknowledged it has, whatever happened in between; what it
 //! did not finish is gone; and nobody shares a store who does not know of the other.
 
-use std::ffi::CString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use agent_cas::snapshot::{self, MaterializeError};
 use agent_cas::{BlobStore, Disk, ReadError, Remote, WriteError, digest_of};
 use agent_model::{Digest, failpoint};
+use agent_tests::bounds::SmallDisk;
 use agent_tests::client::{Client, runtime};
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 use bytes::Bytes;
-use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 
 /// The rows of this group.
 pub(crate) const ROWS: &[Row] = &[
@@ -152,33 +151,6 @@ fn failing(tally: &mut Tally, scale: &Scale) {
                 is_sound(&fleet);
             });
         }
-    }
-}
-
-/// A file system of its own, which goes with the value.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(options: &str) -> SmallDisk {
-        let disk = SmallDisk(tempfile::tempdir().expect("a directory"));
-        let options = CString::new(options).expect("options");
-        let mounted = mount("tmpfs", disk.path(), "tmpfs", MountFlags::empty(), Some(options.as_c_str()));
-        mounted.expect("mounting needs root");
-        disk
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn make_read_only(&self) {
-        mount_remount(self.path(), MountFlags::RDONLY, "").expect("remounting needs root");
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = unmount(self.path(), UnmountFlags::DETACH);
     }
 }
 

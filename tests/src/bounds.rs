@@ -117,6 +117,12 @@ impl SmallDisk {
     pub fn path(&self) -> &Path {
         self.0.path()
     }
+
+    /// Nothing more is written there.
+    pub fn make_read_only(&self) {
+        rustix::mount::mount_remount(self.path(), rustix::mount::MountFlags::RDONLY, "")
+            .expect("remounting needs root");
+    }
 }
 
 impl Drop for SmallDisk {

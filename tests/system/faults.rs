@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use agent_tests::bounds::SmallDisk;
 use agent_tests::{Host, Ran};
 
 /// The parts every fault shown to a person has.
@@ -105,7 +106,7 @@ fn test_package_that_is_not_there() {
 
 #[test]
 fn test_full_disk_is_said_and_nothing_stored_is_lost() {
-    let small = SmallDisk::mount();
+    let small = SmallDisk::mount("size=48m,mode=700");
     let mut host = Host::new();
     host.set("AGENTD_STATE_DIR", small.path().to_str().unwrap());
     host.set("AGENTD_SOCKET", small.path().join("agentd.sock").to_str().unwrap());
@@ -151,34 +152,5 @@ fn test_every_code_is_explained() {
     for code in agent_model::Code::ALL {
         let page = host.ctl(&["explain", code.as_str()]).ok().stdout;
         assert!(page.contains(code.as_str()), "{page}");
-    }
-}
-
-/// A file system of 48 MiB that is gone with the test.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount() -> SmallDisk {
-        let dir = tempfile::tempdir().unwrap();
-        let path = std::ffi::CString::new(dir.path().to_str().unwrap()).unwrap();
-        rustix::mount::mount(
-            "tmpfs",
-            &path,
-            "tmpfs",
-            rustix::mount::MountFlags::empty(),
-            Some(c"size=48m,mode=700"),
-        )
-        .expect("mounting a small file system needs root");
-        SmallDisk(dir)
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
     }
 }
