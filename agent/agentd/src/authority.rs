@@ -9,14 +9,13 @@
 //! changes, neither of a frame nor of a text once decoded, so the tables of both ends stay the same; what is not
 //! understood passes as it is, and is refused as before. So does an authority under the Huffman code. See ADR 0018.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::UnixStream;
-use tokio::sync::OwnedSemaphorePermit;
-use tonic::transport::server::{Connected, UdsConnectInfo};
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::limits::Reads;
 
 /// What a client sends before its first frame.
 const PREFACE: usize = 24;
@@ -30,64 +29,21 @@ const PRIORITY_LENGTH: usize = 5;
 const AUTHORITY: &[u8] = b":authority";
 const AUTHORITY_INDEX: usize = 1;
 
-/// A connection on which any authority is taken.
-pub(crate) struct AnyAuthority {
-    stream: UnixStream,
-    filter: Filter,
-    _permit: OwnedSemaphorePermit,
-}
+/// Takes any authority on a connection.
+#[derive(Default)]
+pub(crate) struct AnyAuthority(Filter);
 
-impl AnyAuthority {
-    /// It counts as open as long as the permit is held.
-    pub(crate) fn new(stream: UnixStream, permit: OwnedSemaphorePermit) -> AnyAuthority {
-        AnyAuthority { stream, filter: Filter::default(), _permit: permit }
-    }
-}
-
-impl Connected for AnyAuthority {
-    type ConnectInfo = UdsConnectInfo;
-
-    fn connect_info(&self) -> UdsConnectInfo {
-        self.stream.connect_info()
-    }
-}
-
-impl AsyncRead for AnyAuthority {
+impl<S: AsyncRead> Reads<S> for AnyAuthority {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
+        stream: Pin<&mut S>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        self.filter.pass(&mut buffer.filled_mut()[before..]);
+        let read = stream.poll_read(cx, buffer);
+        self.0.pass(&mut buffer.filled_mut()[before..]);
         read
-    }
-}
-
-impl AsyncWrite for AnyAuthority {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

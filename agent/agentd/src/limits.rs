@@ -4,9 +4,18 @@
 //! `select` fail with more than 1,024. Of what it may have, clients hold at most a half in all, so that there are
 //! always some left for its own files: the database, the journal, blobs, logs.
 //!
-//! Called by `main` and by whoever listens.
+//! A [`Connection`] counts as open while it lives. What a listener does with the bytes that come is its [`Reads`]; what
+//! goes out passes as it is. Called by `main` and by whoever listens.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::transport::server::Connected;
 
 /// Connections of clients at one listener, however many descriptors there are.
 const CONNECTIONS: u64 = 1024;
@@ -21,8 +30,84 @@ pub(crate) fn raise() -> Option<u64> {
     limit.current
 }
 
-/// How many connections a listener takes at a time: there are two, so each has a quarter of all descriptors.
-pub(crate) fn connections() -> usize {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from((limit / 4).clamp(8, CONNECTIONS)).unwrap_or(usize::MAX)
+/// The connections that one listener takes at a time.
+pub(crate) struct Connections(Arc<Semaphore>);
+
+impl Connections {
+    /// There are two listeners, so each has a quarter of all descriptors.
+    pub(crate) fn new() -> Connections {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = usize::try_from((limit / 4).clamp(8, CONNECTIONS)).unwrap_or(usize::MAX);
+        Connections(Arc::new(Semaphore::new(most)))
+    }
+
+    /// Takes a connection, or gives it back when it is one too many.
+    pub(crate) fn admit<S, R>(&self, stream: S, reads: R) -> Result<Connection<S, R>, S> {
+        match Arc::clone(&self.0).try_acquire_owned() {
+            Ok(permit) => Ok(Connection { stream, reads, _permit: permit }),
+            Err(_) => Err(stream),
+        }
+    }
+}
+
+/// What a listener does with the bytes of a connection as they are read.
+pub(crate) trait Reads<S> {
+    fn poll_read(
+        &mut self,
+        stream: Pin<&mut S>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>>;
+}
+
+/// A connection of a client.
+pub(crate) struct Connection<S, R> {
+    stream: S,
+    reads: R,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<S: Connected, R> Connected for Connection<S, R> {
+    type ConnectInfo = S::ConnectInfo;
+
+    fn connect_info(&self) -> S::ConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl<S: Unpin, R: Reads<S> + Unpin> AsyncRead for Connection<S, R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Connection { stream, reads, .. } = &mut *self;
+        reads.poll_read(Pin::new(stream), cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin, R: Unpin> AsyncWrite for Connection<S, R> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }

@@ -30,7 +30,7 @@ use agent_runtime::exec::{Containers, Launcher, Process, find_shim};
 use futures_util::TryStreamExt;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
@@ -39,7 +39,7 @@ use tracing::{info, warn};
 use crate::authority::AnyAuthority;
 use crate::collect;
 use crate::config::{Config, FarStore, JobUser};
-use crate::limits;
+use crate::limits::Connections;
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
@@ -318,11 +318,10 @@ async fn start_controller(
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_routes(routes);
     let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
-    let free = Arc::new(Semaphore::new(limits::connections()));
+    let taken = Connections::new();
     // One too many is closed: descriptors are left for the daemon's own files.
     let connections = UnixListenerStream::new(listener).try_filter_map(move |stream| {
-        let permit = Arc::clone(&free).try_acquire_owned().ok();
-        std::future::ready(Ok(permit.map(|permit| AnyAuthority::new(stream, permit))))
+        std::future::ready(Ok(taken.admit(stream, AnyAuthority::default()).ok()))
     });
     let serve = server.serve_with_incoming_shutdown(connections, stop);
     supervisor.spawn(TaskKind::Api, "api", serve);

@@ -42,8 +42,6 @@ use answer::Refusal;
 use doors::Doors;
 use run::Run;
 
-use crate::limits;
-
 /// How long calls that have begun may take once the daemon stops.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
@@ -95,7 +93,7 @@ impl Tracking {
         let router = router(tracking.runs.clone());
         let serve = async move {
             let stop = stop.shared();
-            let doors = Doors::new(listener, limits::connections());
+            let doors = Doors::new(listener);
             let serve = axum::serve(doors, router).with_graceful_shutdown(stop.clone());
             tokio::select! {
                 _ = serve.into_future() => {} // it never fails

@@ -4,18 +4,18 @@
 //! the daemon from its files. A connection on which nothing came for a while is closed, sooner if nothing ever
 //! came. One too many is told to come later (503), which clients of MLflow do by themselves.
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::serve::Listener;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep};
+
+use crate::limits::{Connection, Connections, Reads};
 
 /// How long a connection stays on which nothing has come yet.
 const UNHEARD: Duration = Duration::from_secs(10);
@@ -30,21 +30,20 @@ const COME_LATER: &[u8] =
 /// The listener of the endpoint.
 pub(super) struct Doors {
     listener: TcpListener,
-    free: Arc<Semaphore>,
+    taken: Connections,
 }
 
 impl Doors {
-    /// Takes `most` connections at a time.
-    pub(super) fn new(listener: TcpListener, most: usize) -> Doors {
-        Doors { listener, free: Arc::new(Semaphore::new(most)) }
+    pub(super) fn new(listener: TcpListener) -> Doors {
+        Doors { listener, taken: Connections::new() }
     }
 }
 
 impl Listener for Doors {
-    type Io = Connection;
+    type Io = Connection<TcpStream, Silence>;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Connection, SocketAddr) {
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
         loop {
             let (stream, address) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
@@ -54,10 +53,10 @@ impl Listener for Doors {
                     continue;
                 }
             };
-            match Arc::clone(&self.free).try_acquire_owned() {
-                Ok(permit) => return (Connection::new(stream, permit), address),
+            match self.taken.admit(stream, Silence(Box::pin(sleep(UNHEARD)))) {
+                Ok(connection) => return (connection, address),
                 // Whoever cannot take even this sees the connection closed.
-                Err(_) => drop(stream.try_write(COME_LATER)),
+                Err(stream) => drop(stream.try_write(COME_LATER)),
             }
         }
     }
@@ -67,56 +66,21 @@ impl Listener for Doors {
     }
 }
 
-/// A connection that ends when it is silent for too long.
-pub(super) struct Connection {
-    stream: TcpStream,
-    silence: Pin<Box<Sleep>>,
-    _permit: OwnedSemaphorePermit,
-}
+/// Ends a connection that is silent for too long.
+pub(super) struct Silence(Pin<Box<Sleep>>);
 
-impl Connection {
-    fn new(stream: TcpStream, permit: OwnedSemaphorePermit) -> Connection {
-        Connection { stream, silence: Box::pin(sleep(UNHEARD)), _permit: permit }
-    }
-}
-
-impl AsyncRead for Connection {
+impl<S: AsyncRead> Reads<S> for Silence {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        &mut self,
+        stream: Pin<&mut S>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        let read = stream.poll_read(cx, buffer);
         if read.is_ready() {
-            self.silence.as_mut().reset(Instant::now() + SILENT);
+            self.0.as_mut().reset(Instant::now() + SILENT);
             return read;
         }
-        self.silence.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        self.0.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
