@@ -22,7 +22,8 @@ use crate::config::{Config, JobUser};
 /// How often containers are looked for that nobody needs.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
-/// How long the directory of a job stays for its container to be removed, when the outcome is told already; what is not removed then goes with a sweep.
+/// How long the directory of a job stays for its container to be removed, when the outcome is told already; what is
+/// not removed then goes with a sweep.
 const CLEAR_WITHIN: Duration = Duration::from_secs(20);
 
 /// An ordinary user without rights, where nobody named one.

@@ -39,6 +39,7 @@ use tracing::{error, warn};
 
 use self::command::Silence;
 use super::backoff::Backoff;
+use super::budget::Shortfall;
 use super::faults::{self, Ending};
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
@@ -641,18 +642,21 @@ impl<J: Journal> Runner<J> {
         }
     }
 
+    /// Whether the node's disk has the room that it keeps for what must always work.
+    fn room(&self) -> Result<(), Shortfall> {
+        let (disk, reserve) = (&self.worker.config.state_dir, self.worker.config.disk_reserve);
+        budget::admit(agent_node::disk_free(disk), reserve, agent_node::few_files(disk))
+    }
+
     /// Waits while the disk is too full to go on. Whoever asks why is told.
     async fn admit(&self) -> Result<(), Interrupted> {
-        let config = &self.worker.config;
-        let (disk, reserve) = (&config.state_dir, config.disk_reserve);
-        let measure = || budget::admit(agent_node::disk_free(disk), reserve, agent_node::few_files(disk));
-        let Err(shortfall) = measure() else { return Ok(()) };
-        let fault = faults::disk_full(&shortfall, disk);
+        let Err(shortfall) = self.room() else { return Ok(()) };
+        let fault = faults::disk_full(&shortfall, &self.worker.config.state_dir);
         warn!(replica = %self.record.replica, %fault, "waiting for room");
         let detail = self.view.borrow().detail.clone();
         self.say(&format!("waiting for room: {fault}"));
         let room = async {
-            while measure().is_err() {
+            while self.room().is_err() {
                 tokio::time::sleep(ROOM_EVERY).await;
             }
         };

@@ -17,7 +17,7 @@ use super::super::backoff::Backoff;
 use super::super::fetch::FetchError;
 use super::super::journal::Journal;
 use super::super::outputs::CollectError;
-use super::super::{budget, faults, fetch, outputs};
+use super::super::{faults, fetch, outputs};
 use super::{Runner, unless_stopped};
 use crate::config::JobUser;
 
@@ -113,11 +113,8 @@ impl<J: Journal> Runner<J> {
 
     /// Why outputs cannot wait here any longer: the node needs the room of its disk for what is to come.
     async fn short_of_room(&self) -> Option<String> {
-        let (disk, reserve) = (&self.worker.config.state_dir, self.worker.config.disk_reserve);
-        let measure =
-            || budget::admit(agent_node::disk_free(disk), reserve, agent_node::few_files(disk)).err();
-        measure()?;
-        self.worker.collector.make_room(reserve.saturating_mul(2)).await;
-        Some(format!("the node needs the room: {}", measure()?))
+        self.room().err()?;
+        self.worker.collector.make_room(self.worker.config.disk_reserve.saturating_mul(2)).await;
+        Some(format!("the node needs the room: {}", self.room().err()?))
     }
 }

@@ -34,8 +34,9 @@ impl Book {
         for held in &report.replicas {
             self.see(report, held, now);
         }
+        let all_heard = self.fleet.unheard().is_none();
         for job in heard.jobs {
-            if self.fleet.unheard().is_none() {
+            if all_heard {
                 self.miss(&job, report, now);
             }
             self.withdraw(&job, report, now);
