@@ -105,6 +105,26 @@ mod tests {
         assert!(matches!(nan, Some(TrackingRecord::Metric { value, step: 0, .. }) if value.is_nan()));
     }
 
+    /// A script that stops at the best value, or compares with it, needs the one it recorded.
+    #[test]
+    fn test_values_come_back_to_the_last_bit() {
+        let mut bits = 0x9e37_79b9_7f4a_7c15_u64;
+        let numbers = std::iter::repeat_with(|| {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            f64::from_bits(bits)
+        });
+        let usual = [0.980_000_000_000_000_1, 0.1 + 0.2, 1.0 / 3.0, f64::MIN_POSITIVE, 5e-324, f64::MAX];
+        for value in usual.into_iter().chain(numbers.filter(|value| value.is_finite()).take(10_000)) {
+            let record = TrackingRecord::Metric { metric: "m".into(), value, step: 0, time: None };
+            let Some(TrackingRecord::Metric { value: back, .. }) =
+                TrackingRecord::parse(record.to_line().as_bytes())
+            else {
+                panic!("{value} is no record")
+            };
+            assert_eq!(back.to_bits(), value.to_bits(), "{value}");
+        }
+    }
+
     #[test]
     fn test_what_is_not_a_record_is_none() {
         for bad in [&b""[..], b"{}", b"loss=3", b"{\"metric\":3}", b"\xff"] {

@@ -6,7 +6,7 @@
 //!
 //! Invariants: a record is on the disk, in that file, before the call is answered; what a run recorded is the
 //! fold of the file ([`book`]), so nothing is lost with the daemon; a refusal of a call is never a status that
-//! clients repeat, because they repeat for minutes (only too many connections are: [`doors`]); artifacts never leave the job's folder ([`artifacts`]).
+//! clients repeat, because they repeat for minutes (only too many connections and calls are: [`doors`], [`run`]); artifacts never leave the job's folder ([`artifacts`]).
 //!
 //! Tasks: the future that [`Tracking::start`] returns, run by `roles`. Callers: `roles` starts it, the runner
 //! registers each run while its command lives, `launch` tells the command about it.
@@ -37,10 +37,14 @@ use axum::http::request::Parts;
 use axum::routing::{get, patch, post, put};
 use futures_util::FutureExt;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 use answer::Refusal;
 use doors::Doors;
 use run::Run;
+
+/// Threads that the calls of all jobs have together: the daemon has others to do with the rest.
+const THREADS: usize = 16;
 
 /// How long calls that have begun may take once the daemon stops.
 const LAST_CALLS: Duration = Duration::from_secs(2);
@@ -51,6 +55,7 @@ pub(crate) struct Tracking {
     address: SocketAddr,
     clock: Arc<dyn Clock>,
     runs: Runs,
+    threads: Arc<Semaphore>,
 }
 
 /// A run the endpoint answers for.
@@ -89,7 +94,8 @@ impl Tracking {
         clock: Arc<dyn Clock>,
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<(Tracking, impl Future<Output = ()> + Send + 'static)> {
-        let tracking = Tracking { address: listener.local_addr()?, clock, runs: Runs::default() };
+        let threads = Arc::new(Semaphore::new(THREADS));
+        let tracking = Tracking { address: listener.local_addr()?, clock, runs: Runs::default(), threads };
         let router = router(tracking.runs.clone());
         let serve = async move {
             let stop = stop.shared();
@@ -112,7 +118,7 @@ impl Tracking {
     pub(crate) fn register(&self, run: TrackedRun) -> Registration {
         let token = run.token.clone();
         tracing::debug!(replica = %run.replica, "answering for a run");
-        let run = Arc::new(Run::new(run, self.clock.clone()));
+        let run = Arc::new(Run::new(run, self.clock.clone(), Arc::clone(&self.threads)));
         self.runs.lock().insert(token.clone(), run.clone());
         Registration { runs: self.runs.clone(), token, run }
     }

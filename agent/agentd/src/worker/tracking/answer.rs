@@ -3,6 +3,7 @@
 use agent_model::Timestamp;
 use axum::Json;
 use axum::extract::{FromRequest, Query, Request};
+use axum::http::header::RETRY_AFTER;
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
@@ -17,7 +18,8 @@ const MAX_BODY: usize = 8 << 20;
 /// What a call comes to.
 pub(super) type Answer = Result<Json<Value>, Refusal>;
 
-/// Why a call is refused. Never a status that clients repeat: the script would stand still for minutes.
+/// Why a call is refused. Never a status that clients repeat, because the script would stand still for minutes; but
+/// [`Refusal::busy`], where it makes more calls than are answered.
 #[derive(Debug)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -43,6 +45,11 @@ impl Refusal {
         Refusal { status: StatusCode::UNAUTHORIZED, code: "UNAUTHENTICATED", message }
     }
 
+    pub(super) fn busy() -> Refusal {
+        let message = "the job makes more calls at once than are answered: come again".to_owned();
+        Refusal { status: StatusCode::TOO_MANY_REQUESTS, code: "REQUEST_LIMIT_EXCEEDED", message }
+    }
+
     pub(super) fn unknown_call() -> Refusal {
         let message = "the tracking endpoint of a job does not offer this call".to_owned();
         Refusal { status: StatusCode::NOT_FOUND, code: "ENDPOINT_NOT_FOUND", message }
@@ -59,7 +66,8 @@ impl Refusal {
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let body = json!({ "error_code": self.code, "message": self.message });
-        (self.status, Json(body)).into_response()
+        let later = (self.status == StatusCode::TOO_MANY_REQUESTS).then_some([(RETRY_AFTER, "1")]);
+        (self.status, later, Json(body)).into_response()
     }
 }
 

@@ -27,6 +27,12 @@ pub(super) const OWN: &str = "agentd.";
 pub(super) const RUN: &str = "agentd.run";
 /// The longest line read, in bytes; longer ones are no records.
 const MAX_LINE: usize = 1 << 20;
+/// What a job's names and texts may take of the memory, in bytes: far more than any script that means well records.
+pub(super) const MOST_KEPT: usize = 64 << 20;
+/// What one of them takes beside its bytes.
+const ENTRY: usize = 96;
+/// How much one call reads of what was recorded, in bytes.
+const SCAN: u64 = 32 << 20;
 
 /// The latest value of a metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,23 +64,24 @@ pub(super) struct Book {
     stream: PathBuf,
     /// The file, once the stream was read.
     reader: Option<LineReader>,
-    /// By label; the job's own run has the empty one.
-    runs: BTreeMap<String, Data>,
+    runs: Runs,
+    /// An earlier life of the daemon saw the file replaced.
+    is_broken: bool,
 }
 
 impl Book {
     /// Of a file and a stream that need not exist yet.
     pub(super) fn new(path: PathBuf, stream: PathBuf) -> Book {
-        let runs = BTreeMap::from([(String::new(), Data::default())]);
-        Book { path, stream, reader: None, runs }
+        Book { path, stream, reader: None, runs: Runs::new(), is_broken: false }
     }
 
     /// Everything recorded until now.
     pub(super) fn runs(&mut self) -> io::Result<&BTreeMap<String, Data>> {
-        let runs = &mut self.runs;
+        let (runs, is_broken) = (&mut self.runs, &mut self.is_broken);
         let mut fold_line = |line: &[u8]| {
             if let Some(record) = TrackingRecord::parse(line) {
-                fold(runs, record);
+                *is_broken |= matches!(record, TrackingRecord::Note { .. });
+                runs.fold(record);
             }
         };
         let reader = match &mut self.reader {
@@ -86,7 +93,7 @@ impl Book {
             }
         };
         reader.read(fold_line)?;
-        Ok(runs)
+        Ok(&self.runs.by_label)
     }
 
     /// Appends records of the run with this label, and returns when they are on the disk.
@@ -117,41 +124,84 @@ impl Book {
         self.runs().map(drop)
     }
 
-    /// Every value of one metric, in the order of recording.
-    pub(super) fn history(&self, label: &str, name: &str) -> io::Result<Vec<Point>> {
-        let name = full_name(label, name);
-        let mut earlier = History::default();
-        read_stream(&self.stream, |line| earlier.take(line, &name))?;
-        if earlier.is_broken {
-            return Ok(earlier.points); // not all of it is in the file any more
-        }
-        let mut whole = History::default();
-        LineReader::new(&self.path).read(|line| whole.take(line, &name))?;
-        Ok(whole.points)
+    /// Where all values of its metrics are.
+    pub(super) fn history(&self) -> History {
+        // As long as the file is the one that it began as, it has all of them and is never behind.
+        let is_whole = self.reader.as_ref().is_none_or(|reader| !reader.is_broken) && !self.is_broken;
+        if is_whole { History::File(self.path.clone()) } else { History::Stream(self.stream.clone()) }
+    }
+
+    /// Whether these records find room, beside what is known.
+    pub(super) fn has_room_for(&self, label: &str, records: &[TrackingRecord]) -> bool {
+        let known = |record: &TrackingRecord| {
+            let Some(data) = self.runs.get(label) else { return false };
+            match record {
+                TrackingRecord::Metric { metric, .. } => data.metrics.contains_key(metric),
+                TrackingRecord::Param { param, .. } => data.params.contains_key(param),
+                TrackingRecord::Tag { tag, .. } => data.tags.contains_key(tag),
+                TrackingRecord::Note { .. } => true,
+            }
+        };
+        self.runs.kept < MOST_KEPT || records.iter().all(known)
     }
 }
 
-/// The values of one metric.
-#[derive(Default)]
-struct History {
-    points: Vec<Point>,
-    /// The file was replaced on the way.
-    is_broken: bool,
+/// Where the values of metrics are, in the order of recording.
+pub(super) enum History {
+    /// In the file, which was never replaced.
+    File(PathBuf),
+    /// In the stream of all that the file ever held.
+    Stream(PathBuf),
 }
 
 impl History {
-    fn take(&mut self, line: &[u8], name: &str) {
-        match TrackingRecord::parse(line) {
-            Some(TrackingRecord::Metric { metric, value, step, time }) if metric == name => {
-                self.points.push(Point { value, step, time: time.unwrap_or_default() });
+    /// Up to `most` values of a metric from byte `from` on, and from which byte there may be more. Reads at most
+    /// [`SCAN`] bytes, and may find none in them.
+    pub(super) fn page(&self, name: &str, from: u64, most: usize) -> io::Result<(Vec<Point>, Option<u64>)> {
+        let mut reader = match self {
+            History::File(path) => match Reader::plain(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), None)),
+                reader => reader?,
+            },
+            History::Stream(dir) if !dir.is_dir() => return Ok((Vec::new(), None)),
+            History::Stream(dir) => Reader::open(dir, dir)?,
+        };
+        let (mut points, mut lines, mut buffer) = (Vec::new(), Lines::default(), vec![0; 64 << 10]);
+        // Behind the last line that is whole.
+        let (mut at, mut next) = (from, from);
+        loop {
+            let count = reader.read_at(at, &mut buffer)?;
+            if count == 0 {
+                return Ok((points, None));
             }
-            Some(TrackingRecord::Note { .. }) => self.is_broken = true,
-            _ => {}
+            for piece in buffer[..count].split_inclusive(|byte| *byte == b'\n') {
+                lines.add(piece, &mut |line| points.extend(value_of(line, name)));
+                at += piece.len() as u64;
+                if piece.ends_with(b"\n") {
+                    next = at;
+                }
+                if at == next && points.len() >= most {
+                    return Ok((points, Some(next)));
+                }
+                if at - from >= SCAN {
+                    // What is left of a line that long is no record either.
+                    return Ok((points, Some(if next > from { next } else { at })));
+                }
+            }
         }
     }
 }
 
-fn full_name(label: &str, name: &str) -> String {
+fn value_of(line: &[u8], name: &str) -> Option<Point> {
+    match TrackingRecord::parse(line) {
+        Some(TrackingRecord::Metric { metric, value, step, time }) if metric == name => {
+            Some(Point { value, step, time: time.unwrap_or_default() })
+        }
+        _ => None,
+    }
+}
+
+pub(super) fn full_name(label: &str, name: &str) -> String {
     if label.is_empty() { name.to_owned() } else { format!("{label}/{name}") }
 }
 
@@ -165,41 +215,92 @@ fn labeled(label: &str, mut record: TrackingRecord) -> TrackingRecord {
     record
 }
 
-fn fold(runs: &mut BTreeMap<String, Data>, record: TrackingRecord) {
-    match record {
-        TrackingRecord::Metric { metric, value, step, time } => {
-            let (run, name) = owner(runs, metric);
-            let point = Point { value, step, time: time.unwrap_or_default() };
-            let latest = run.metrics.entry(name).or_insert(point);
-            if (point.step, point.time) >= (latest.step, latest.time) {
-                *latest = point;
+/// What runs recorded, by label; the job's own has the empty one.
+struct Runs {
+    by_label: BTreeMap<String, Data>,
+    /// What names and texts take of the memory, about.
+    kept: usize,
+}
+
+impl Runs {
+    fn new() -> Runs {
+        Runs { by_label: BTreeMap::from([(String::new(), Data::default())]), kept: 0 }
+    }
+
+    fn get(&self, label: &str) -> Option<&Data> {
+        self.by_label.get(label)
+    }
+
+    /// Takes a record in; what is new finds no room in a full book.
+    fn fold(&mut self, record: TrackingRecord) {
+        match record {
+            TrackingRecord::Metric { metric, value, step, time } => {
+                let room = self.room();
+                let (run, name) = self.owner(metric);
+                let point = Point { value, step, time: time.unwrap_or_default() };
+                let size = ENTRY + name.len();
+                match run.metrics.get_mut(&name) {
+                    Some(latest) if (point.step, point.time) >= (latest.step, latest.time) => *latest = point,
+                    Some(_) => {}
+                    None if room => {
+                        run.metrics.insert(name, point);
+                        self.kept += size;
+                    }
+                    None => {}
+                }
             }
-        }
-        TrackingRecord::Param { param, text } => {
-            let (run, name) = owner(runs, param);
-            run.params.insert(name, text);
-        }
-        TrackingRecord::Tag { tag, text } => {
-            if let Some((label, RUN)) = tag.split_once('/') {
-                runs.entry(label.to_owned()).or_default();
+            TrackingRecord::Param { param, text } => {
+                let room = self.room();
+                let (run, name) = self.owner(param);
+                let change = put(&mut run.params, name, text, room);
+                self.kept = self.kept.saturating_add_signed(change);
             }
-            let (run, name) = owner(runs, tag);
-            match text.as_str() {
-                "" => run.tags.remove(&name), // there is no record that deletes
-                _ => run.tags.insert(name, text),
-            };
+            TrackingRecord::Tag { tag, text } => {
+                let room = self.room();
+                if let Some((label, RUN)) = tag.split_once('/')
+                    && room
+                {
+                    self.by_label.entry(label.to_owned()).or_default();
+                }
+                let (run, name) = self.owner(tag);
+                let change = match text.as_str() {
+                    // There is no record that deletes.
+                    "" => run.tags.remove(&name).map_or(0, |old| -size_of_pair(&name, &old)),
+                    _ => put(&mut run.tags, name, text, room),
+                };
+                self.kept = self.kept.saturating_add_signed(change);
+            }
+            TrackingRecord::Note { .. } => {}
         }
-        TrackingRecord::Note { .. } => {}
+    }
+
+    fn room(&self) -> bool {
+        self.kept < MOST_KEPT
+    }
+
+    /// The run a name belongs to, and what the run calls it. A slash may as well be part of the name.
+    fn owner(&mut self, name: String) -> (&mut Data, String) {
+        let (label, name) = match name.split_once('/') {
+            Some((label, rest)) if self.by_label.contains_key(label) => (label.to_owned(), rest.to_owned()),
+            _ => (String::new(), name),
+        };
+        (self.by_label.entry(label).or_default(), name)
     }
 }
 
-/// The run a name belongs to, and what the run calls it. A slash may as well be part of the name.
-fn owner(runs: &mut BTreeMap<String, Data>, name: String) -> (&mut Data, String) {
-    let (label, name) = match name.split_once('/') {
-        Some((label, rest)) if runs.contains_key(label) => (label.to_owned(), rest.to_owned()),
-        _ => (String::new(), name),
-    };
-    (runs.entry(label).or_default(), name)
+/// Sets a text, if there is room for a new one; gives by how much more is kept.
+fn put(texts: &mut BTreeMap<String, String>, name: String, text: String, room: bool) -> isize {
+    let size = size_of_pair(&name, &text);
+    let before = texts.get(&name).map(|old| size_of_pair(&name, old));
+    if before.is_none() && !room {
+        return 0;
+    }
+    texts.insert(name, text);
+    size - before.unwrap_or(0)
+}
+
+fn size_of_pair(name: &str, text: &str) -> isize {
+    isize::try_from(ENTRY + name.len() + text.len()).unwrap_or(isize::MAX)
 }
 
 /// Cuts bytes into lines.
@@ -237,19 +338,25 @@ impl Lines {
 struct LineReader {
     source: Source,
     lines: Lines,
+    /// It was replaced.
+    is_broken: bool,
 }
 
 impl LineReader {
     fn new(path: &Path) -> LineReader {
-        LineReader { source: Source::new(path.to_owned(), 0, Vec::new()), lines: Lines::default() }
+        let source = Source::new(path.to_owned(), 0, Vec::new());
+        LineReader { source, lines: Lines::default(), is_broken: false }
     }
 
     /// Hands over each new line. A file that is not there has none.
     fn read(&mut self, mut take: impl FnMut(&[u8])) -> io::Result<()> {
-        let lines = &mut self.lines;
+        let (lines, is_broken) = (&mut self.lines, &mut self.is_broken);
         while self.source.read(None, |piece| match piece {
             Piece::Bytes(bytes) => lines.add(bytes, &mut take),
-            Piece::Restart => lines.end(&mut take),
+            Piece::Restart => {
+                *is_broken = true;
+                lines.end(&mut take);
+            }
             Piece::Hole(_) | Piece::Strange(_) => {}
         })? {}
         Ok(())
@@ -289,6 +396,66 @@ mod tests {
         TrackingRecord::Tag { tag: name.into(), text: text.into() }
     }
 
+    /// The steps of all values of a metric, page by page.
+    fn steps(book: &Book, name: &str) -> Vec<i64> {
+        let (history, mut steps, mut next) = (book.history(), Vec::new(), Some(0));
+        while let Some(from) = next {
+            let (points, more) = history.page(name, from, 1).unwrap();
+            steps.extend(points.iter().map(|point| point.step));
+            next = more;
+        }
+        steps
+    }
+
+    #[test]
+    fn test_history_goes_on_where_a_page_ended_and_reads_so_much_at_most() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tracking.jsonl");
+        let mut book = Book::new(path.clone(), dir.path().join("stream"));
+        for step in 0..5 {
+            book.append("", vec![metric("loss", 1.0, step), metric("other", 1.0, step)]).unwrap();
+        }
+        assert_eq!(steps(&book, "loss"), [0, 1, 2, 3, 4]);
+        assert_eq!(steps(&book, "absent"), [0; 0]);
+        // A hole, as large as it may be: each call reads a part of it.
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        let before = file.metadata().unwrap().len();
+        file.set_len(before + 100 * SCAN).unwrap();
+        let (points, next) = book.history().page("loss", before, 1).unwrap();
+        assert!(points.is_empty());
+        assert_eq!(next.map(|next| (next - before) / SCAN), Some(1));
+        assert_eq!(book.history().page("loss", 0, 5).unwrap().0.len(), 5);
+    }
+
+    #[test]
+    fn test_names_and_texts_take_so_much_memory_at_most() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut book = Book::new(dir.path().join("tracking.jsonl"), dir.path().join("stream"));
+        let text = "x".repeat(8000);
+        let mut lines = String::new();
+        for number in 0..10_000 {
+            lines.push_str(&tag(&format!("t{number}"), &text).to_line());
+        }
+        std::fs::write(dir.path().join("tracking.jsonl"), lines).unwrap();
+        let kept: usize = book.runs().unwrap()[""].tags.values().map(String::len).sum();
+        assert!(kept < MOST_KEPT && kept > MOST_KEPT / 2, "{kept}");
+        // What is known can still be changed and removed, and what goes makes room.
+        assert!(!book.has_room_for("", &[metric("loss", 1.0, 0)]));
+        assert!(book.has_room_for("", &[tag("t0", "new")]));
+        book.append("", vec![tag("t0", ""), tag("t1", "")]).unwrap();
+        assert!(book.has_room_for("", &[metric("loss", 1.0, 0)]));
+        assert_eq!(book.runs.kept, weighed(&book.runs));
+    }
+
+    fn weighed(runs: &Runs) -> usize {
+        let of = |data: &Data| {
+            let texts =
+                data.params.iter().chain(&data.tags).map(|(name, text)| name.len() + text.len() + ENTRY);
+            texts.chain(data.metrics.keys().map(|name| name.len() + ENTRY)).sum::<usize>()
+        };
+        runs.by_label.values().map(of).sum()
+    }
+
     #[test]
     fn test_what_was_recorded_in_a_file_that_was_replaced_is_known_still() {
         let dir = tempfile::tempdir().unwrap();
@@ -299,7 +466,7 @@ mod tests {
         let before = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         book.append("", vec![metric("loss", 2.0, 2)]).unwrap();
-        assert_eq!(book.history("", "loss").unwrap().len(), 1, "the supervisor has not looked");
+        assert_eq!(steps(&book, "loss"), [0; 0], "the supervisor has not looked");
         let note = TrackingRecord::Note { note: "replaced".into() }.to_line();
         for part in [before, note.into_bytes(), std::fs::read(&path).unwrap()] {
             writer.append(&part, std::time::Instant::now());
@@ -309,7 +476,7 @@ mod tests {
         for book in [&mut book, &mut again] {
             let runs = book.runs().unwrap();
             assert_eq!((runs[""].metrics["loss"].value, runs[""].metrics["acc"].value), (2.0, 0.5));
-            assert_eq!(book.history("", "loss").unwrap().iter().map(|p| p.step).collect::<Vec<_>>(), [1, 2]);
+            assert_eq!(steps(book, "loss"), [1, 2]);
         }
     }
 
@@ -333,7 +500,7 @@ mod tests {
             assert_eq!(runs["trial"].own(RUN), Some("Trial"));
             assert_eq!(runs[""].tags.keys().collect::<Vec<_>>(), ["b"]);
         }
-        assert_eq!(again.history("", "loss").unwrap().iter().map(|p| p.step).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(steps(&again, "loss"), [2, 1]);
     }
 
     #[test]

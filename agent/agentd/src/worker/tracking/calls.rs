@@ -3,6 +3,8 @@
 //! A job sees one experiment, its own, under whatever name it asks for, and in it the run it was given and those
 //! its script began. Of the run it was given, the end is not the script's to say: the exit code decides.
 
+use std::sync::Arc;
+
 use agent_model::tracking::TrackingRecord;
 use axum::Json;
 use serde::Deserialize;
@@ -10,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::Caller;
 use super::answer::{self, Answer, Asked, Float, Integer, Pair, Refusal, moment};
+use super::book;
 use super::run::{self, Desk, Run, tag};
 use super::search;
 
@@ -106,7 +109,7 @@ pub(super) async fn restore(Caller(run): Caller, Asked(which): Asked<Which>) -> 
     set_lifecycle(run, which, "active").await
 }
 
-async fn set_lifecycle(run: std::sync::Arc<Run>, which: Which, stage: &'static str) -> Answer {
+async fn set_lifecycle(run: Arc<Run>, which: Which, stage: &'static str) -> Answer {
     run.with(move |desk| {
         let label = desk.label(which.id())?;
         if label.is_empty() {
@@ -177,7 +180,7 @@ pub(super) async fn log_batch(Caller(run): Caller, Asked(asked): Asked<LogBatch>
 }
 
 async fn record(
-    run: std::sync::Arc<Run>,
+    run: Arc<Run>,
     which: Which,
     metrics: Vec<Metric>,
     params: Vec<Pair>,
@@ -288,21 +291,19 @@ pub(super) struct History {
 }
 
 pub(super) async fn history(Caller(run): Caller, Asked(asked): Asked<History>) -> Answer {
-    run.with(move |desk| {
-        let label = desk.label(asked.which.id())?;
-        let from: usize = asked.page_token.parse().unwrap_or(0);
-        let most = asked.max_results.and_then(|most| most.parse().ok()).unwrap_or(PAGE).clamp(1, PAGE);
-        let all = desk.history(&label, &asked.metric_key)?;
-        let page: Vec<Value> =
-            all.iter().skip(from).take(most).map(|at| answer::point(&asked.metric_key, at)).collect();
-        let next = from.saturating_add(page.len());
-        let mut answer = json!({ "metrics": page });
-        if next < all.len() {
-            answer["next_page_token"] = json!(next.to_string());
-        }
-        Ok(Json(answer))
-    })
-    .await
+    let History { which, metric_key, page_token, max_results } = asked;
+    let (label, history) = Arc::clone(&run)
+        .with(move |desk| desk.label(which.id()).map(|label| (label, desk.history())))
+        .await?;
+    let from: u64 = page_token.parse().unwrap_or(0);
+    let most = max_results.and_then(|most| most.parse().ok()).unwrap_or(PAGE).clamp(1, PAGE);
+    let (points, next) = run.history(history, book::full_name(&label, &metric_key), from, most).await?;
+    let page: Vec<Value> = points.iter().map(|at| answer::point(&metric_key, at)).collect();
+    let mut answer = json!({ "metrics": page });
+    if let Some(next) = next {
+        answer["next_page_token"] = json!(next.to_string());
+    }
+    Ok(Json(answer))
 }
 
 #[derive(Default, Deserialize)]
@@ -390,7 +391,7 @@ pub(super) async fn create_experiment(Caller(run): Caller, Asked(which): Asked<W
     Ok(Json(answer))
 }
 
-async fn remember_name(run: std::sync::Arc<Run>, name: String) -> Result<(), Refusal> {
+async fn remember_name(run: Arc<Run>, name: String) -> Result<(), Refusal> {
     const NAME: &str = "agentd.experiment";
     if name.is_empty() || name == run.facts.experiment {
         return Ok(());

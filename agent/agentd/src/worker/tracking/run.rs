@@ -6,16 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use agent_model::tracking::TrackingRecord;
 use agent_model::{Clock, Timestamp};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use super::TrackedRun;
 use super::answer::{self, Identity, Refusal};
 use super::artifacts::Artifacts;
-use super::book::{Book, Data, RUN};
+use super::book::{self, Book, Data, History, Point, RUN};
 
 /// Stands between the id of the job's run and the label of another.
 const BESIDE: &str = "--";
 /// Folders of a job's artifacts, and other names that cannot be labels.
 const TAKEN: [&str; 5] = ["", "logs", "models", "named-outputs", "outputs"];
+/// Calls of one job and kind that wait at most; clients come again when there are more.
+const MOST_WAITING: usize = 64;
 /// The longest label, in bytes.
 const MAX_LABEL: usize = 48;
 
@@ -27,15 +30,36 @@ pub(super) struct Run {
     clock: Arc<dyn Clock>,
     started: Timestamp,
     book: Mutex<Book>,
+    /// One call at a time works on the book, and one reads a history.
+    book_turn: Turn,
+    history_turn: Turn,
+    /// The threads that the calls of all runs share.
+    threads: Arc<Semaphore>,
+}
+
+/// Calls of one kind, one after the other.
+struct Turn {
+    turn: Arc<Semaphore>,
+    /// Those that wait, and the one at work.
+    places: Arc<Semaphore>,
+}
+
+impl Turn {
+    fn new() -> Turn {
+        Turn { turn: Arc::new(Semaphore::new(1)), places: Arc::new(Semaphore::new(MOST_WAITING)) }
+    }
 }
 
 impl Run {
-    pub(super) fn new(facts: TrackedRun, clock: Arc<dyn Clock>) -> Run {
+    pub(super) fn new(facts: TrackedRun, clock: Arc<dyn Clock>, threads: Arc<Semaphore>) -> Run {
         Run {
             experiment_id: super::experiment_id(&facts.experiment),
             artifacts: Artifacts::new(facts.artifacts.clone()),
             started: clock.now(),
             book: Mutex::new(Book::new(facts.tracking_file.clone(), facts.tracking_stream.clone())),
+            book_turn: Turn::new(),
+            history_turn: Turn::new(),
+            threads,
             clock,
             facts,
         }
@@ -46,9 +70,42 @@ impl Run {
         self: Arc<Run>,
         work: impl FnOnce(&mut Desk<'_>) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
+        let run = Arc::clone(&self);
+        self.blocking(&self.book_turn, move || {
+            let mut book = run.book.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut Desk { run: &run, book: &mut book })
+        })
+        .await
+    }
+
+    /// Reads a part of what was recorded, for which nothing of the book is needed.
+    pub(super) async fn history(
+        &self,
+        history: History,
+        metric: String,
+        from: u64,
+        most: usize,
+    ) -> Result<(Vec<Point>, Option<u64>), Refusal> {
+        let read = move || history.page(&metric, from, most);
+        self.blocking(&self.history_turn, move || {
+            read().map_err(|error| Refusal::disk("the tracking file cannot be read", &error))
+        })
+        .await
+    }
+
+    /// Waits for its turn before it takes a thread, so that no number of calls of one job keeps threads from others.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        turn: &Turn,
+        work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        let place = Arc::clone(&turn.places).try_acquire_owned().map_err(|_| Refusal::busy())?;
+        let turn = Arc::clone(&turn.turn).acquire_owned().await;
+        let thread = Arc::clone(&self.threads).acquire_owned().await;
         let worked = tokio::task::spawn_blocking(move || {
-            let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-            work(&mut Desk { run: &self, book: &mut book })
+            // Also when whoever called is gone, until the work is done.
+            let _held = (place, turn, thread);
+            work()
         });
         worked.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))?
     }
@@ -104,14 +161,21 @@ impl Desk<'_> {
     }
 
     pub(super) fn record(&mut self, label: &str, records: Vec<TrackingRecord>) -> Result<(), Refusal> {
+        self.runs()?;
+        if !self.book.has_room_for(label, &records) {
+            return Err(Refusal::invalid(format!(
+                "the job has recorded names and texts of {} MiB, and no more are taken; metrics, parameters and tags \
+                 that it has already can still be changed",
+                book::MOST_KEPT >> 20
+            )));
+        }
         let appended = self.book.append(label, records);
         appended.map_err(|error| Refusal::disk("the tracking file cannot be written", &error))
     }
 
-    /// Every value of one metric.
-    pub(super) fn history(&mut self, label: &str, name: &str) -> Result<Vec<super::book::Point>, Refusal> {
-        let history = self.book.history(label, name);
-        history.map_err(|error| Refusal::disk("the tracking file cannot be read", &error))
+    /// Where the values of the metrics of this run are.
+    pub(super) fn history(&self) -> History {
+        self.book.history()
     }
 
     /// The whole run, or only what identifies it, as clients read it.

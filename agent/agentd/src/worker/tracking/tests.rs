@@ -45,15 +45,19 @@ impl Fixture {
     }
 
     fn register(&mut self) {
-        self.registration = Some(self.tracking.register(TrackedRun {
-            replica: "train.1.0".parse().unwrap(),
-            run_id: "train".to_owned(),
-            token: "secret".to_owned(),
+        self.registration = Some(self.answer_for("train", "secret", self.file()));
+    }
+
+    fn answer_for(&self, run_id: &str, token: &str, file: PathBuf) -> Registration {
+        self.tracking.register(TrackedRun {
+            replica: format!("{run_id}.1.0").parse().unwrap(),
+            run_id: run_id.to_owned(),
+            token: token.to_owned(),
             experiment: "exp".to_owned(),
-            tracking_file: self.file(),
-            tracking_stream: self.file().with_extension("stream"),
+            tracking_stream: file.with_extension("stream"),
+            tracking_file: file,
             artifacts: self.dir.path().join("artifacts"),
-        }));
+        })
     }
 
     fn file(&self) -> PathBuf {
@@ -401,4 +405,46 @@ async fn test_logged_model_is_remembered_with_its_files() {
 fn test_experiment_ids_are_stable_numbers() {
     assert_eq!(experiment_id("exp one"), "921214234208740972");
     assert!(experiment_id("").len() <= 18 && experiment_id("").bytes().all(|byte| byte.is_ascii_digit()));
+}
+
+/// One job asks for more than it gets; others do not notice, and neither do the threads of the daemon.
+#[test]
+fn test_calls_of_one_job_keep_nobody_waiting() {
+    const FLOOD: usize = 300;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(4)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let fixture = Arc::new(Fixture::new().await);
+        let other = fixture.answer_for("other", "other", fixture.dir.path().join("other.jsonl"));
+        let line = TrackingRecord::Metric { metric: "m".into(), value: 1.0, step: 1, time: None }.to_line();
+        std::fs::write(fixture.file(), line.repeat(60_000)).unwrap();
+        let done = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let mut flood = JoinSet::new();
+        for _ in 0..FLOOD {
+            let (fixture, done) = (Arc::clone(&fixture), Arc::clone(&done));
+            flood.spawn(async move {
+                let path = format!("{API}/metrics/get-history?run_id=train&metric_key=absent");
+                let (status, _) = fixture.exchange("GET", &path, "secret", b"").await;
+                done.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                status
+            });
+        }
+        // All of them are there.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let body = json!({"run_id": "other", "key": "loss", "value": 1}).to_string();
+        let path = format!("{API}/runs/log-metric");
+        assert_eq!(fixture.exchange("POST", &path, "other", body.as_bytes()).await.0, 200);
+        // Threads of the daemon's own, too.
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        let answered = done.load(std::sync::atomic::Ordering::Relaxed);
+        let statuses = flood.join_all().await;
+        let late = statuses.iter().filter(|status| **status == 429).count();
+        assert!(statuses.iter().all(|status| matches!(status, 200 | 429)), "{statuses:?}");
+        assert!(late > 0 && answered < FLOOD - 20, "{late} told to come later, {answered} answered before");
+        drop(other);
+    });
 }
