@@ -87,6 +87,9 @@ fn one_signal(target: &str, command: &str, reboots: bool, retries: bool, number:
     match (reboots, retries) {
         (true, true) => assert_eq!((state, ended.epoch), ("Completed", 2), "{ended:?}"),
         (true, false) => assert_eq!((state, code.as_str()), ("Failed", "NODE-103"), "{ended:?}"),
+        // It returned 0 before its supervisor got the signal, and an agent that waits is told at once: nobody can
+        // tell it from one that was done.
+        (false, _) if state == "Completed" && command.starts_with("trap") => {}
         (false, _) => {
             assert_eq!((state, code.as_str()), ("Failed", "RUN-107"), "{ended:?}");
             let why = ended.outcome.and_then(|outcome| outcome.fault).expect("a fault").why.join("\n");
@@ -154,13 +157,17 @@ impl Drop for Halt {
 /// What happens meanwhile.
 const EVENTS: [&str; 5] = ["cancel", "restart", "lease", "cancel and restart", "all at once"];
 
-fn halted(tally: &mut Tally, _: &Scale) {
+fn halted(tally: &mut Tally, scale: &Scale) {
     let v1 = Path::new("/sys/fs/cgroup/freezer/cgroup.procs").exists();
     if !v1 {
         tally.note("frozen: not tried, this machine has no freezer of version 1".to_owned());
     }
     for kind in ["stopped", "frozen"].into_iter().filter(|kind| v1 || *kind == "stopped") {
         for event in EVENTS {
+            // A merge tries what comes together: all that a single event can show is in there.
+            if !scale.full && !matches!((kind, event), ("stopped", "restart") | ("frozen", "all at once")) {
+                continue;
+            }
             tally.case(&format!("{event} while {kind}"), || meet(kind, event));
         }
     }

@@ -145,6 +145,11 @@ impl Clients {
         }
     }
 
+    /// Whether anybody waits for the end.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.clients.iter().any(|client| client.watch.is_some() && !client.closed)
+    }
+
     /// Tells every watcher that it is over.
     pub(crate) fn farewell(&mut self) {
         for client in self.clients.iter_mut() {

@@ -54,6 +54,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// A command that ended so shortly before a signal came, in milliseconds, ended of the same signal.
 const AT_ONE_MOMENT: u64 = 1000;
 
+/// How often it is looked whether such a signal has come.
+const SIGNAL_LOOK: Duration = Duration::from_millis(5);
+
 /// How often the exit record is tried, once a second.
 const RECORD_TRIES: u32 = 600;
 
@@ -529,7 +532,7 @@ impl Supervisor<'_> {
         if gaps.count > 0 {
             self.notes.say(format_args!("{} bytes of output were dropped", gaps.bytes));
         }
-        self.take_signals();
+        self.await_signal(&end);
         let record = self.record(end);
         if !self.tree.clear() {
             self.notes.say("a control group could not be removed");
@@ -546,6 +549,26 @@ impl Supervisor<'_> {
         }
         self.clients.farewell();
         let _ = std::fs::remove_file(self.dir.socket()); // a socket nobody listens at does no harm
+    }
+
+    /// A signal to all processes may have ended the command before it reaches this one. It is waited for where it makes
+    /// a difference and keeps nobody waiting: after an end that such a signal brings, and where nobody waits.
+    fn await_signal(&mut self, end: &End) {
+        let ended_by_term = match end {
+            End::Exited(status) => status.shell_code() == 128 + Signal::SIGTERM as i32,
+            End::NeverStarted(_) => return self.take_signals(),
+        };
+        let ordered = self.life.stopped.is_some() || self.life.timed_out || self.life.lease_over;
+        let end_of_wait = Instant::now() + Duration::from_millis(AT_ONE_MOMENT / 2);
+        loop {
+            self.take_signals();
+            let is_known = ordered || self.life.signaled.is_some();
+            let keeps_waiting = !ended_by_term && self.clients.is_watched();
+            if is_known || keeps_waiting || Instant::now() >= end_of_wait {
+                return;
+            }
+            thread::sleep(SIGNAL_LOOK);
+        }
     }
 
     fn record(&self, end: End) -> ExitRecord {

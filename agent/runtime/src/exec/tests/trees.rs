@@ -25,7 +25,7 @@ const TREES: &[(&str, &str)] = &[
     (
         "stopped under a tracer",
         "perl -e 'if (!fork) { syscall 101, 0, 0, 0, 0; kill STOP => $$; exec sleep => $T } \
-         select undef, undef, undef, 0.1; syswrite STDOUT, \"ready\\n\"; $SIG{TERM} = \"IGNORE\"; sleep $T while 1' $T",
+         select undef, undef, undef, 0.1; syswrite STDOUT, \"ready\\n\"; $SIG{TERM} = \"IGNORE\"; sleep 1000 while 1' $T",
     ),
     (
         "new process namespace",
@@ -39,7 +39,7 @@ const TREES: &[(&str, &str)] = &[
         "ladder of sessions",
         "perl -MPOSIX -e '$0 = shift; $deepest = 1; \
          for (1..12) { if (fork) { $deepest = 0; last } POSIX::setsid() } \
-         if ($deepest) { syswrite STDOUT, \"ready\\n\" } sleep $T while 1' $T",
+         if ($deepest) { syswrite STDOUT, \"ready\\n\" } sleep 1000 while 1' $T",
     ),
     (
         "forks when asked to end",
@@ -51,8 +51,8 @@ const TREES: &[(&str, &str)] = &[
     ),
     (
         "many threads",
-        "perl -Mthreads -e '$SIG{TERM} = \"IGNORE\"; threads->create(sub { sleep $T while 1 }) for 1..40; \
-         syswrite STDOUT, \"ready\\n\"; sleep $T while 1' $T",
+        "perl -Mthreads -e '$SIG{TERM} = \"IGNORE\"; threads->create(sub { sleep 1000 while 1 }) for 1..40; \
+         syswrite STDOUT, \"ready\\n\"; sleep 1000 while 1' $T",
     ),
     (
         "mark shed",
