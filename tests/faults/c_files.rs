@@ -1,4 +1,4 @@
-//! Group C, the files of a running job: somebody removes, empties, replaces or locks them away.
+//! Group C, the files of a running job and of the daemon: somebody removes, cuts, replaces or locks them away.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,11 +12,18 @@ use crate::judge::whole;
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
-pub(crate) const ROWS: &[Row] = &[Row {
-    id: "C12",
-    promise: "a missing file is not a death: jobs whose files are harmed go on to their true end",
-    run: harms,
-}];
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        id: "C12",
+        promise: "a missing file is not a death: jobs whose files are harmed go on to their true end",
+        run: harms,
+    },
+    Row {
+        id: "C13",
+        promise: "a daemon whose files are harmed goes on, or names the file and loses nothing",
+        run: harms_of_state,
+    },
+];
 
 /// The files by which a job is known, in its directory.
 const FILES: [&str; 7] =
@@ -76,13 +83,106 @@ fn harm(path: &Path, what: &str) {
     let done = match what {
         "removed" => fs::remove_file(path),
         // A socket cannot be emptied.
-        "emptied" => fs::remove_file(path).and_then(|()| fs::write(path, "")),
+        "emptied" => fs::remove_file(path).and_then(|()| match fs::write(path, "") {
+            Err(error) if error.raw_os_error() == Some(6) => Ok(()), // ENXIO: the socket was made again so soon
+            written => written,
+        }),
         "a directory" => fs::remove_file(path).and_then(|()| match fs::create_dir(path) {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()), // made again so soon
             made => made,
         }),
         "without rights" => fs::set_permissions(path, fs::Permissions::from_mode(0o0)),
+        "cut in half" => {
+            let cut = |file: fs::File| file.set_len(file.metadata()?.len() / 2);
+            fs::File::options().write(true).open(path).and_then(cut)
+        }
         _ => std::os::unix::fs::chown(path, Some(65534), Some(65534)),
     };
     done.expect("root may do that");
+}
+
+/// The files of the state directory of a box that is both roles, but for those of jobs.
+const STATE: [&str; 13] = [
+    "lock",
+    "tracking.port",
+    "ballast",
+    "agentd.sock",
+    "journal.db",
+    "journal.db-wal",
+    "journal.db-shm",
+    "controller/db",
+    "controller/db-wal",
+    "controller/db-shm",
+    "controller/db.redo",
+    "controller/db.ballast",
+    "cas/segments/00000001",
+];
+
+/// What is done to them, the first most often.
+const HARMS_OF_STATE: [&str; 6] =
+    ["removed", "emptied", "cut in half", "a directory", "without rights", "somebody else's"];
+
+fn harms_of_state(tally: &mut Tally, scale: &Scale) {
+    for (place, file) in STATE.iter().enumerate() {
+        for (number, harm) in HARMS_OF_STATE.iter().enumerate() {
+            // A merge does one thing to each file, another one to each.
+            if !scale.full && number != place % 4 || *file == "agentd.sock" && *harm == "cut in half" {
+                continue;
+            }
+            for down in [true, false].into_iter().take(scale.of(1, 2)) {
+                let mode = if down { "down" } else { "up" };
+                let name = format!("{file} is {harm} while the daemon is {mode}");
+                tally.case(&name, || one_of_state(file, harm, down));
+            }
+        }
+    }
+}
+
+/// A job runs, and one has ended, when a file of the daemon is harmed and the daemon is started again.
+fn one_of_state(file: &str, what: &str, down: bool) {
+    let mut fleet = Fleet::one_box();
+    let before = fleet.submit(&format!("--lines {LINES}"));
+    fleet.client.ended(&before);
+    let go = fleet.home().join("go");
+    let job = fleet.submit(&format!("--lines {LINES} --until {}", go.display()));
+    fleet.client.reached(&job, &["Running"]);
+    eventually("its command runs", SOON, || (!fleet.witness.of(&job).is_empty()).then_some(()));
+    let (path, kept) = (fleet.controller.state().join(file), fleet.home().join("kept"));
+    if down {
+        fleet.controller.kill();
+    }
+    let is_file = fs::symlink_metadata(&path).expect("it is there").is_file();
+    if is_file {
+        fs::copy(&path, &kept).expect("a copy");
+    }
+    harm(&path, what);
+    if !down {
+        fleet.controller.kill();
+    }
+    fleet.controller.spawn();
+    let gave_up = eventually("it is ready, or gives up", SOON, || match fleet.controller.ended() {
+        Some(_) => Some(true),
+        None => fleet.client.nodes().is_ok().then_some(false),
+    });
+    if gave_up {
+        // It says which file it is; with that one back nothing is lost.
+        let said = fleet.controller.log();
+        let last = said.lines().rev().take(12).collect::<Vec<_>>().join("\n");
+        // The database tells of itself, and not of the files beside it.
+        let named = path.display().to_string();
+        let named = named.trim_end_matches("-wal").trim_end_matches("-shm");
+        assert!(last.contains(named), "it does not name {file}:\n{last}");
+        let _ = fs::remove_dir(&path);
+        if is_file {
+            fs::copy(&kept, &path).expect("it is brought back");
+        }
+        fleet.controller.kill();
+        fleet.controller.spawn();
+    }
+    fleet.ready();
+    fs::write(go, "").expect("the sign to end");
+    whole(&fleet, &job, LINES);
+    whole(&fleet, &before, LINES);
+    let next = fleet.client.run("true");
+    assert_eq!(fleet.client.ended(&next).state, "Completed", "it goes on");
 }

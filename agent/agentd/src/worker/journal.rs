@@ -19,7 +19,7 @@ use agent_cas::digest_of;
 use agent_model::{JobSpec, Outcome, ReplicaId, ReplicaStep, Timestamp, failpoint};
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, Row};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
 use tokio::sync::Mutex;
 use tracing::{error, warn};
 
@@ -202,10 +202,18 @@ async fn connect(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
     if version < 2 {
         sqlx::raw_sql(ADD_SUM).execute(&mut connection).await?;
     }
-    // What cannot be read is better known now than later.
+    // What cannot be read, or may only be read, is better known now than later.
     sqlx::query(READ).fetch_all(&mut connection).await?;
+    let stamp = AssertSqlSafe(format!("PRAGMA user_version = {}", version.max(2)));
+    match sqlx::raw_sql(stamp).execute(&mut connection).await {
+        Err(error) if primary(&error).is_some_and(|(code, _)| code == READ_ONLY) => return Err(error),
+        _ => {} // a disk that is full is no reason not to begin
+    }
     Ok(connection)
 }
+
+/// SQLite's number for a database that cannot be written; it opens such a one as well.
+const READ_ONLY: i32 = 8;
 
 const READ: &str = "SELECT rowid, id, record, sum FROM replica ORDER BY rowid";
 
@@ -363,6 +371,17 @@ pub(crate) mod tests {
         assert_eq!(serde_json::from_value::<Record>(json.clone()).unwrap(), with);
         json.as_object_mut().unwrap().remove("gpus");
         assert_eq!(serde_json::from_value::<Record>(json).unwrap(), record("a.1.0"));
+    }
+
+    /// SQLite opens it for reading alone when what it shares with others cannot be a file.
+    #[tokio::test]
+    async fn test_journal_that_cannot_be_written_is_told_at_the_start() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal.db");
+        Sqlite::open(&path).await.unwrap().close().await;
+        std::fs::create_dir(dir.path().join("journal.db-shm")).unwrap();
+        let Err(refused) = Sqlite::open(&path).await else { panic!("it was opened") };
+        assert!(matches!(&refused, JournalError::Open { path: told, .. } if *told == path), "{refused:?}");
     }
 
     async fn steps(path: &Path) -> Vec<(String, ReplicaStep)> {

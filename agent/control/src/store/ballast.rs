@@ -31,7 +31,7 @@ impl Ballast {
         ballast
     }
 
-    /// The room is kept: there is no shortage.
+    /// There is no shortage: the room is kept, or nothing but a lack of room keeps it from being.
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Ordering::Relaxed)
     }
@@ -53,15 +53,18 @@ impl Ballast {
         if self.is_held() {
             return true;
         }
-        let held = self.fill().unwrap_or_else(|error| {
+        let filled = self.fill().inspect_err(|error| {
             tracing::debug!(path = %self.path.display(), %error, "cannot take the reserve");
-            let _ = std::fs::remove_file(&self.path); // half of one only takes room
-            false
+            // Half of one only takes room, and what is no file stands in the way of one.
+            let _ = std::fs::remove_file(&self.path).or_else(|_| std::fs::remove_dir(&self.path));
         });
-        self.held.store(held, Ordering::Relaxed);
-        held
+        // What fails for another reason than want of room means less safety, and is no reason to refuse jobs.
+        let enough = filled.unwrap_or_else(|error| !is_no_space(&error));
+        self.held.store(enough, Ordering::Relaxed);
+        enough
     }
 
+    /// Whether there is room for it.
     fn fill(&self) -> io::Result<bool> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         let disk = statvfs(directory)?;
@@ -80,6 +83,10 @@ impl Ballast {
     }
 }
 
+fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,5 +100,17 @@ mod tests {
         assert!(ballast.give() && !path.exists());
         assert!(!ballast.give() && !ballast.is_held());
         assert!(ballast.take() && Ballast::new(&path).is_held());
+    }
+
+    #[test]
+    fn test_what_stands_in_its_place_refuses_no_jobs() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ballast");
+        std::fs::create_dir(&path).unwrap();
+        assert!(Ballast::new(&path).is_held(), "there is room");
+        assert!(Ballast::new(&path).is_held() && path.is_file(), "and it is taken again");
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir_all(path.join("somebody's")).unwrap();
+        assert!(Ballast::new(&path).is_held());
     }
 }

@@ -152,6 +152,10 @@ impl Sqlite {
             let mut to = writer.acquire().await.map_err(cannot)?;
             recall(&mut to).await.map_err(cannot)?
         };
+        if let Err(source) = demand_writable(&writer).await {
+            writer.close().await; // what is open for reading alone is shared with whoever opens it next
+            return Err(cannot(source));
+        }
         if let Some(behind) = catch_up(&writer, remembered, mended).await.map_err(cannot)? {
             mended = true;
             recovery = Some(behind);
@@ -422,6 +426,20 @@ fn is_full(error: &sqlx::Error) -> bool {
         }
         _ => false,
     }
+}
+
+/// SQLite opens a database that it may only read, too. Nobody would hear of that before the first job.
+async fn demand_writable(pool: &SqlitePool) -> Result<(), sqlx::Error> {
+    let stamp = AssertSqlSafe(format!("PRAGMA user_version = {}", VERSIONS.len()));
+    match sqlx::raw_sql(stamp).execute(pool).await {
+        Err(error) if is_read_only(&error) => Err(error),
+        _ => Ok(()), // a disk that is full is no reason not to begin
+    }
+}
+
+fn is_read_only(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<i32>().ok());
+    code.is_some_and(|code| code & 0xff == 8)
 }
 
 async fn upgrade(pool: &SqlitePool, path: &Path, found: usize) -> Result<(), Checked> {

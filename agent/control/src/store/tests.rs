@@ -8,6 +8,7 @@ pub(crate) fn job(name: &str, seq: u64) -> JobRecord {
         id: name.parse().unwrap(),
         seq,
         request: format!("request-{name}"),
+        owner: Some(Principal::Local { uid: 1 }),
         spec: JobDraft { command: "true".into(), ..JobDraft::default() }.validate().unwrap(),
         state: JobState::Queued,
         epoch: Epoch(0),
@@ -355,4 +356,16 @@ async fn failing_salvage() {
     open(dir.path()).await.unwrap_err();
     let store = open(dir.path()).await.unwrap();
     assert_eq!(store.load().await.unwrap().jobs.len(), 39, "a salvage that was cut short begins anew");
+}
+
+/// SQLite opens it for reading alone when what it shares with others cannot be a file.
+#[tokio::test]
+async fn test_database_that_cannot_be_written_is_told_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    open(dir.path()).await.unwrap().close().await;
+    std::fs::create_dir(dir.path().join("db-shm")).unwrap();
+    let refused = open(dir.path()).await.unwrap_err();
+    assert!(matches!(&refused, OpenStoreError::File { path, .. } if path.ends_with("db")), "{refused:?}");
+    std::fs::remove_dir(dir.path().join("db-shm")).unwrap();
+    open(dir.path()).await.unwrap();
 }
