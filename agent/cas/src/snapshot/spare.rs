@@ -6,16 +6,18 @@
 //! out anew; a spare only ever saves time.
 //!
 //! Invariants:
-//! - Every byte of a spare was hashed when it was written. From then on its stamps vouch for it: of each file, link
-//!   and directory what the system tells, with the change time, which no program can set. They are looked at twice
-//!   when it is made, [`SETTLING`] apart, so that a later change has a later time on the coarsest clock, and once
-//!   more when it is used. They are in memory alone, where no job writes; so a spare does not outlive the process.
+//! - A spare counts from when it was read back: [`SETTLING`] after its stamps were taken every name in it is looked at
+//!   and every byte hashed, so that whatever happened to it while it was laid out is found. From then on its stamps
+//!   vouch for it: of each file, link and directory what the system tells, with the change time, which no program can
+//!   set; a change after the reading has a later time on the coarsest clock. They are looked at once more after the
+//!   reading, and when it is used. They are in memory alone, where no job writes; so a spare does not outlive the process.
 //! - A spare is claimed once. Who claims it moves or removes it, whatever comes of that.
 //! - No file of a spare was ever shared, with the store or with another tree.
 //!
-//! What it cannot see is what the cache of stamps cannot: a store through a mapping that was made while the spare was
-//! laid out, by somebody who may enter the agent's own directories.
+//! What it cannot see is what the cache of stamps cannot: a store through a mapping that somebody who may enter the
+//! agent's own directories keeps from before it was read back.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -24,13 +26,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use agent_model::{Digest, causes, failpoint};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 
 use super::difference::Difference;
 use super::ground::{Ground, Manner, Owner, open_beneath};
 use super::materialize::{Laid, MaterializeError, lay, lay_files, publish, staging_path};
-use super::tree::{self, Branch, Tree};
+use super::scan::hash_content;
+use super::tree::{self, Branch, Directory, Tree};
 use super::walk::Stamp;
+use crate::holes;
 use crate::parallel::{self, blocking};
 use crate::store::{BlobStore, remove_tree};
 
@@ -111,14 +115,28 @@ impl Spare {
         let failed = |source| SpareError::Lay(MaterializeError::Tree(source));
         let tree = Arc::new(tree::fetch(store, root).await.map_err(failed)?);
         lay(store, &tree, path, Manner::Job(owner)).await.map_err(SpareError::Lay)?;
-        let (path, claimed) = (path.to_owned(), AtomicBool::new(false));
+        Spare::settle(path.to_owned(), tree, owner, settling).await
+    }
+
+    /// Makes sure that what was laid out at `path` is the tree and stays it.
+    async fn settle(
+        path: PathBuf,
+        tree: Arc<Tree>,
+        owner: Option<Owner>,
+        settling: Duration,
+    ) -> Result<Spare, SpareError> {
+        let claimed = AtomicBool::new(false);
         let spare = blocking(move || {
             let stamps = stamps(&path, &tree)?;
             Ok(Spare { path, tree, owner, stamps, claimed })
         });
         let spare = spare.await?;
         tokio::time::sleep(settling).await;
-        blocking(move || spare.prove().map(|()| spare)).await
+        blocking(move || {
+            spare.read_back()?;
+            spare.prove().map(|()| spare)
+        })
+        .await
     }
 
     /// The root of its tree.
@@ -148,6 +166,18 @@ impl Spare {
 
     fn claim(&self) -> bool {
         !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// It is what its tree says, to the last byte.
+    fn read_back(&self) -> Result<(), SpareError> {
+        let root = open(&self.path)?;
+        let branches: Vec<Branch<'_>> = self.tree.branches().collect();
+        let read = parallel::map(&branches, parallel::cores(), |branch| match holds(&root, branch) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(SpareError::Touched { path: self.path.join(&branch.path) }),
+            Err(source) => Err(SpareError::Look { path: self.path.join(&branch.path), source }),
+        });
+        read.into_iter().collect()
     }
 
     /// It is to the last bit of its stamps as it was made.
@@ -242,6 +272,37 @@ fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io:
         tell(Stamp::of(&rustix::fs::statat(&dir, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?));
     }
     Ok(())
+}
+
+/// Whether a directory holds just what it should: these names, and files that nobody else has, with this content.
+fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
+    let dir = open_beneath(root, &branch.path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+    let Directory { files, directories, links } = branch.directory;
+    let mut names = 0;
+    for entry in Dir::read_from(&dir)? {
+        names += usize::from(!matches!(entry?.file_name().to_bytes(), b"." | b".."));
+    }
+    if names != files.len() + directories.len() + links.len() {
+        return Ok(false);
+    }
+    for (name, digest, _) in files {
+        let file = File::from(open_beneath(&dir, name, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty())?);
+        let stat = rustix::fs::fstat(&file)?;
+        let is_own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_mode & 0o7777 == 0o775
+            && stat.st_nlink == 1;
+        let mut file = holes::Reader::new(file);
+        let read = hash_content(&mut file, digest.size, &mut Vec::new(), &AtomicBool::new(false))?;
+        if !is_own || read != Some(*digest) {
+            return Ok(false);
+        }
+    }
+    for (name, target) in links {
+        if rustix::fs::readlinkat(&dir, name.as_str(), Vec::new())?.to_bytes() != target.as_bytes() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Writes the tree to `dest` for a job of `owner` to work in, out of the nearest of `spares` where that is less work.

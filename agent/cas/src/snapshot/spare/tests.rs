@@ -432,3 +432,91 @@ proptest! {
         });
     }
 }
+
+type Meddle = fn(&Path);
+
+/// Changes of somebody who may enter the agent's own directories, each made while a spare is laid out.
+const MEDDLING: [(&str, Meddle); 7] = [
+    ("bytes in place", |tree| {
+        let mut bytes = fs::read(tree.join("a/large")).unwrap();
+        bytes[700_000] ^= 1;
+        // Through the file that is there, as an editor with a mapping or a log does.
+        let mut file = fs::File::options().write(true).open(tree.join("a/large")).unwrap();
+        std::io::Write::write_all(&mut file, &bytes).unwrap();
+    }),
+    ("bytes at the end", |tree| {
+        let mut file = fs::File::options().append(true).open(tree.join("run.sh")).unwrap();
+        std::io::Write::write_all(&mut file, b"\ntrue").unwrap();
+    }),
+    ("another file of this name", |tree| {
+        fs::write(tree.join("new"), b"#!/bin/cat").unwrap();
+        fs::set_permissions(tree.join("new"), fs::Permissions::from_mode(0o775)).unwrap();
+        fs::rename(tree.join("new"), tree.join("run.sh")).unwrap();
+    }),
+    ("one more name", |tree| fs::write(tree.join("hollow/sitecustomize.py"), b"").unwrap()),
+    ("one name less", |tree| fs::remove_file(tree.join("filler/1/4")).unwrap()),
+    ("another target", |tree| {
+        fs::remove_file(tree.join("filler/link")).unwrap();
+        symlink("/etc/passwd", tree.join("filler/link")).unwrap();
+    }),
+    ("a name elsewhere", |tree| {
+        fs::hard_link(tree.join("run.sh"), tree.with_file_name("kept")).unwrap();
+    }),
+];
+
+/// Whatever is done to a spare before its stamps are taken is found when it is read back.
+#[tokio::test]
+async fn test_what_changes_while_a_spare_is_laid_out_reaches_no_job() {
+    let (store, source) = (Memory::new(), Source::new());
+    let root = source.push(&store).await;
+    for (what, meddle) in MEDDLING {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("spare");
+        let tree = Arc::new(tree::fetch(&store, root).await.unwrap());
+        lay(&store, &tree, &path, Manner::Job(None)).await.unwrap();
+        meddle(&path);
+        let settled = Spare::settle(path, tree, None, TICK).await;
+        assert!(
+            matches!(settled, Err(SpareError::Touched { .. } | SpareError::Look { .. })),
+            "{what}: {settled:?}"
+        );
+    }
+}
+
+/// The same as it happens: somebody writes again and again while spares are laid out and used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn test_a_writer_beside_the_layout_reaches_no_job() {
+    let (store, source) = (Memory::new(), Source::new());
+    let root = source.push(&store).await;
+    let (mut taken, mut refused) = (0, 0);
+    for round in 0..60 {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("spare");
+        let target = path.join("a/large");
+        let writer = tokio::task::spawn_blocking(move || {
+            // Once, as early as it can.
+            for _ in 0..2000 {
+                if let Ok(mut file) = fs::File::options().write(true).open(&target)
+                    && file.metadata().unwrap().len() > 500_000 * (round % 3)
+                {
+                    return std::io::Write::write_all(&mut file, b"changed").is_ok();
+                }
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            false
+        });
+        let made = Spare::lay_settled(&store, root, &path, None, TICK).await;
+        writer.await.unwrap();
+        let spares: Vec<_> = made.into_iter().map(Arc::new).collect();
+        if spares.is_empty() {
+            refused += 1
+        } else {
+            taken += 1
+        }
+        let dest = home.path().join("work");
+        materialize(&store, root, &dest, None, &spares).await.unwrap();
+        let bytes = fs::read(dest.join("a/large")).unwrap();
+        assert!(bytes == content(99, 1_500_000), "round {round}: changed bytes reached a job");
+    }
+    assert!(refused > 0, "no write met a layout: {taken} spares were whole");
+}
