@@ -14,8 +14,8 @@ use agent_cas::remote::bytestream::byte_stream_client::ByteStreamClient;
 use agent_cas::remote::bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
 use agent_cas::remote::{self, FAR_CONNECTION_WINDOW, FAR_STREAM_WINDOW, FRAME, MAX_MESSAGE, bytestream};
 use agent_cas::{BlobStore, Chunks, Disk, Remote, Store, digest_of};
-use agent_control::{Controller, ControllerConfig};
-use agent_model::{Digest, SystemClock};
+use agent_control::{Controller, ControllerConfig, Operators, Peer};
+use agent_model::{Digest, Principal, SystemClock};
 use agent_tests::client::runtime;
 use agent_tests::cpu_seconds;
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnboundedReceiverStream};
-use tonic::service::Routes;
+use tonic::service::{InterceptorLayer, Routes};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -110,7 +110,7 @@ async fn serve(routes: Routes, settings: Settings) -> SocketAddr {
         socket.set_nodelay(true)?;
         Ok::<_, std::io::Error>(socket)
     });
-    let mut server = Server::builder();
+    let mut server = Server::builder().layer(InterceptorLayer::new(by_root));
     if settings == Settings::Ours {
         server = server
             .initial_connection_window_size(FAR_CONNECTION_WINDOW)
@@ -119,6 +119,12 @@ async fn serve(routes: Routes, settings: Settings) -> SocketAddr {
     }
     drop(tokio::runtime::Handle::current().spawn(server.add_routes(routes).serve_with_incoming(accepted)));
     address
+}
+
+/// The port tells nothing of its callers, as a unix socket would.
+fn by_root(mut request: Request<()>) -> Result<Request<()>, Status> {
+    request.extensions_mut().insert(Peer(Some(Principal::Local { uid: 0 })));
+    Ok(request)
 }
 
 async fn connect(address: SocketAddr, settings: Settings) -> Channel {
@@ -235,7 +241,7 @@ async fn controller() -> (tempfile::TempDir, Remote) {
     let disk = Disk::open(&home.path().join("cas")).expect("a store");
     let limits = Limits { size: u64::MAX, reserve: 0, lease: Duration::MAX };
     let collector = Collector::new(disk.clone(), limits, &[Controller::BLOB_USER], clock.clone());
-    let config = ControllerConfig::new(home.path());
+    let config = ControllerConfig::new(home.path(), Operators::new(0, |_| false));
     let opened = Controller::open(config, clock, Store::Disk(disk), collector).await;
     let routes = opened.expect("a controller").routes();
     let address = serve(routes, Settings::Ours).await;

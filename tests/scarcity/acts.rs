@@ -232,7 +232,10 @@ impl Round {
         if ended.state == "Completed" {
             return Ok(Some(fleet.client.log(job, "job")));
         }
-        ended_truly(self.means, &ended).map(|_| None)
+        let code = ended_truly(self.means, &ended)?;
+        // Room comes back, and is waited for.
+        let waits = matches!(self.means, Means::Inodes | Means::Bytes);
+        demand(!waits, || format!("{job} was ended by {code} and not kept waiting")).map(|()| None)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use agent_tests::Host;
+use agent_tests::{Host, SOON, eventually};
 
 const WRITES: &str = "mkdir -p outputs/deep && printf weights > outputs/deep/model.bin && printf log > logs/x.log && touch dropped";
 
@@ -75,4 +75,63 @@ fn test_a_link_out_of_the_outputs_brings_nothing_home() {
     host.ctl(&["download", &job, "-o", to.to_str().unwrap()]).ok();
     assert!(to.join("outputs/kept").exists());
     assert!(fs::read_to_string(to.join("outputs/link")).is_err(), "the link was followed");
+}
+
+#[test]
+fn test_what_cannot_be_read_of_the_outputs_is_told_and_the_rest_is_stored() {
+    let host = Host::unprivileged();
+    let code = host.project("p", &[("x", "")]);
+    let command = "mkdir outputs/closed && echo secret > outputs/closed/a && chmod 000 outputs/closed; \
+                   echo kept > outputs/b; chmod 000 logs; truncate -s 500T outputs/hollow || truncate -s 8T outputs/hollow; \
+                   ln -s ../outputs/b outputs/around; ln -s ../d/../outputs/b outputs/winding; ln -s c.ckpt outputs/latest";
+    let ran = host.ctl(&["run", code.to_str().unwrap(), "--", "sh", "-c", command]);
+    assert!(
+        ran.stderr.contains("OUT-101") && ran.stderr.contains("`outputs/closed` cannot be read"),
+        "{ran:?}"
+    );
+    assert!(
+        ran.stderr.contains("`outputs/hollow` is ") && ran.stderr.contains("more than the whole disk"),
+        "{ran:?}"
+    );
+    assert!(ran.stderr.contains("`logs` cannot be read"), "{ran:?}");
+    let job = host.ctl(&["jobs", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    assert_eq!(host.job_state(&job), "Failed");
+    let to = host.home().join("got");
+    host.ctl(&["download", &job, "-o", to.to_str().unwrap()]).ok();
+    assert_eq!(fs::read_to_string(to.join("outputs/b")).unwrap(), "kept\n");
+    // A link to what is not there stays one, and one that leads out of the outputs goes.
+    assert_eq!(fs::read_link(to.join("outputs/latest")).unwrap().to_str(), Some("c.ckpt"));
+    assert!(to.join("outputs/around").symlink_metadata().is_err());
+    host.ctl(&["stop"]).ok();
+}
+
+#[test]
+fn test_code_with_a_file_where_outputs_belong_is_refused_before_it_is_sent() {
+    let host = Host::started();
+    for (name, file) in [("p", "outputs"), ("q", "logs")] {
+        let dir = host.project(name, &[(file, "a file"), ("t.py", "")]);
+        let dir = dir.to_str().unwrap();
+        let ran = host.ctl(&["submit", dir, "--", "true"]);
+        assert!(ran.code != 0 && ran.stderr.contains("SNP-102"), "{ran:?}");
+        assert!(ran.stderr.contains(&format!("{dir}/{file}` is a file")), "{ran:?}");
+        fs::write(host.home().join(name).join(".amlignore"), format!("/{file}\n")).unwrap();
+        host.ctl(&["run", dir, "--", "sh", "-c", "echo x > outputs/y; ls logs"]).ok();
+    }
+    assert_eq!(host.ctl(&["jobs", "--json"]).ok().json()["jobs"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn test_cancel_ends_the_reading_of_a_huge_output() {
+    let host = Host::started();
+    // As large as the disk allows one to say: minutes of zeros.
+    let job = host.submit(
+        "size=$(($(stat -f -c '%b*%S' .) * 9 / 10)); truncate -s $size outputs/hollow; echo kept > outputs/b",
+    );
+    eventually("the outputs are read", SOON, || {
+        (host.show(&job)["replicas"][0]["step"] == "Uploading").then_some(())
+    });
+    host.ctl(&["cancel", &job]).ok();
+    host.wait_for(&job, &["Canceled", "Failed", "Completed"]);
+    let why = host.ctl(&["why", &job]).ok().stdout;
+    assert!(why.contains("agentctl node outputs"), "it says how to have them all the same: {why}");
 }

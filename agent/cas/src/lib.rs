@@ -16,6 +16,7 @@
 
 mod digest;
 pub mod gc;
+mod holes;
 mod parallel;
 pub mod remote;
 pub mod snapshot;

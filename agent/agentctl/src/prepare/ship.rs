@@ -37,10 +37,11 @@ impl Plan {
         complete.validate()?;
         let sender = Sender { blobs, cache: cache(), rehash };
         if let Some(dir) = code {
-            draft.code = Some(sender.send("code", &dir, output).await?);
+            draft.code = Some(sender.transfer("code", Kind::Code, &dir, output).await?);
         }
         for (name, path) in inputs {
-            let root = sender.send(&format!("input {name}"), &path, output).await?;
+            let kind = if path.is_file() { Kind::File } else { Kind::Folder };
+            let root = sender.transfer(&format!("input {name}"), kind, &path, output).await?;
             let input = match path.file_name().filter(|_| path.is_file()) {
                 Some(file) => Input::File { root, name: file.to_string_lossy().into_owned() },
                 None => Input::Folder(root),
@@ -59,8 +60,10 @@ impl Plan {
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     File,
-    /// A directory by its ignore file.
+    /// What a job works in: a directory by its ignore file, in which the folders for what it leaves find a place.
     Code,
+    /// A directory by its ignore file.
+    Folder,
     /// A directory with all it holds: a build has ignore rules of its own, and whoever builds knows them.
     Whole,
 }
@@ -75,11 +78,6 @@ struct Sender<'a> {
 }
 
 impl Sender<'_> {
-    async fn send(&self, what: &str, path: &Path, output: &mut Output) -> Result<Digest, Fault> {
-        let kind = if path.is_file() { Kind::File } else { Kind::Code };
-        self.transfer(what, kind, path, output).await
-    }
-
     async fn transfer(
         &self,
         what: &str,
@@ -94,6 +92,9 @@ impl Sender<'_> {
         let unsent = |error| unsent(what, path, &error);
         output.busy(&format!("{what}: reading {}", path.display()));
         let mut snapshot = read().await.map_err(|error| unreadable(what, path, &error))?;
+        if let Kind::Code = kind {
+            make_way(&snapshot, path)?;
+        }
         warn(&snapshot, path, output);
         let pushed = match (push(what, &snapshot, self.blobs, output).await, &self.cache) {
             // A file was changed in a way that leaves no trace, or just now: read again, it is what it is.
@@ -128,8 +129,8 @@ async fn push(
 async fn read(kind: Kind, path: PathBuf, cache: Option<StatCache>) -> Result<Snapshot, ScanError> {
     let scan = move || match (kind, cache) {
         (Kind::File, _) => snapshot::scan_file(&path),
-        (Kind::Code, Some(cache)) => cache.scan(&path),
-        (Kind::Code, None) => snapshot::scan(&path),
+        (Kind::Code | Kind::Folder, Some(cache)) => cache.scan(&path),
+        (Kind::Code | Kind::Folder, None) => snapshot::scan(&path),
         (Kind::Whole, Some(cache)) => cache.scan_whole(&path),
         (Kind::Whole, None) => snapshot::scan_whole(&path),
     };
@@ -142,6 +143,16 @@ async fn read(kind: Kind, path: PathBuf, cache: Option<StatCache>) -> Result<Sna
 /// Never in a project: what is sent must not depend on having been sent.
 fn cache() -> Option<StatCache> {
     Some(StatCache::at(paths::user_cache(variable)?.join("scans")))
+}
+
+/// Every job may write to these folders of its directory.
+fn make_way(snapshot: &Snapshot, path: &Path) -> Result<(), Fault> {
+    let ways = ["outputs", "logs"].map(|name| Some(name).zip(snapshot.in_the_way(name)));
+    let Some((name, what)) = ways.into_iter().flatten().next() else { return Ok(()) };
+    let shown = path.join(name);
+    Err(Fault::new(Code::SnapshotUnsafe, format!("code: `{}` is {what}", shown.display()))
+        .why(format!("the job finds a folder `{name}` there, for what it leaves"))
+        .fix(format!("rename it, or keep it out: put the line `/{name}` into a .amlignore")))
 }
 
 fn warn(snapshot: &Snapshot, path: &Path, output: &mut Output) {
@@ -177,7 +188,10 @@ fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
             Code::SnapshotUnsafe,
             "keep what the job does not need out with a .amlignore, or pack it into few files",
         ),
-        ScanError::TooDeep { .. } | ScanError::NotAFile { .. } => {
+        ScanError::TooDeep { .. }
+        | ScanError::NotAFile { .. }
+        | ScanError::Oversize(_)
+        | ScanError::Stopped => {
             (Code::SnapshotUnsafe, "keep it out with a .amlignore, or give it another place or name")
         }
     };

@@ -5,11 +5,11 @@
 
 use std::error::Error;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use agent_cas::remote::told;
-use agent_cas::snapshot::TreeError;
+use agent_cas::snapshot::{TreeError, Unread};
 use agent_cas::{MissingError, ReadError, WriteError};
 use agent_model::{Blame, Code, ExitStatus, Fault, JobId, JobSpec, Retry, Timestamp, Verdict, causes, size};
 use agent_runtime::env::AcquireError;
@@ -343,6 +343,9 @@ pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
         _ if is_damaged(error) => Code::SnapshotDamaged,
         _ if is_absent(error) => Code::SnapshotMissing,
         _ if is_unusable(error) => Code::SnapshotUnsafe,
+        FetchError::Folder { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+            Code::SnapshotUnsafe
+        }
         _ => Code::SnapshotStore,
     };
     let fault = Fault::new(code, error.to_string());
@@ -358,7 +361,9 @@ pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
         }
         Code::SnapshotMissing => fault.fix("submit the job again: what is missing is then sent again"),
         Code::SnapshotDamaged => fault.fix("submit the job again: what was damaged is then sent again"),
-        Code::SnapshotUnsafe => fault.fix("submit the job with `agentctl`, which makes no such snapshots"),
+        Code::SnapshotUnsafe => {
+            fault.fix("submit the job with `agentctl`, which says what is wrong before anything is sent")
+        }
         _ => fault.fix("look at the log of agentd on the node"),
     }
 }
@@ -629,11 +634,17 @@ fn is_unusable(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// All outputs are stored but these, which change each time they are read.
-pub(crate) fn outputs_missing(unsteady: &[PathBuf], kept: &Path) -> Fault {
-    let missing = Fault::new(Code::OutputsUnstored, "part of the outputs could not be stored; the rest is")
-        .fix(format!("end what still writes to them; the files are kept on the node in {}", kept.display()));
-    let why = |path: &PathBuf| format!("`{}` changed each time it was read", path.display());
-    unsteady.iter().map(why).fold(missing, Fault::why)
+pub(crate) fn outputs_missing(missing: &[Unread], kept: &Path) -> Fault {
+    /// Paths that a fault names; more are only counted.
+    const NAMED: usize = 5;
+    let shown = |path: &Path| path.strip_prefix(kept.join("work")).unwrap_or(path).display().to_string();
+    let fault = Fault::new(Code::OutputsUnstored, "part of the outputs could not be stored; the rest is");
+    let named =
+        missing.iter().take(NAMED).map(|missing| format!("`{}` {}", shown(&missing.path), missing.why));
+    let more = missing.len().saturating_sub(NAMED);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    let fix = format!("they are kept on the node in {}", kept.display());
+    named.chain(more).fold(Fault { blame: Blame::User, ..fault }, Fault::why).fix(fix)
 }
 
 /// The outputs stay on the node.

@@ -4,7 +4,7 @@
 //! Redoing it after an interruption begins with empty folders. Until all is there, the job directory is closed to
 //! whoever the job runs as. Called by `worker::runner`.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -104,7 +104,15 @@ fn clear(dir: &JobDir, outputs: &[String]) -> io::Result<()> {
 /// The folders every command may write to, and whose they are; the trees have been their owner's from the beginning.
 fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
     let written = ["outputs", "logs"].map(|folder| dir.work().join(folder));
-    written.iter().try_for_each(std::fs::create_dir_all)?;
+    for folder in &written {
+        std::fs::create_dir_all(folder).map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => {
+                let name = folder.file_name().unwrap_or_default().display();
+                io::Error::new(error.kind(), format!("the code has something else where `{name}` belongs"))
+            }
+            _ => error,
+        })?;
+    }
     std::fs::File::options().create(true).append(true).open(dir.tracking())?;
     let Some(user) = user else { return Ok(()) };
     for folder in [dir.work(), dir.inputs()].iter().chain(&written) {

@@ -32,5 +32,9 @@ async fn attempt<J: Journal>(
             .fix("submit the job again")
     })?;
     let stored = outputs::collect(&worker.store, &dir, &record.spec, Vec::new()).await;
-    stored.map_err(|error| Box::new(faults::outputs(&error, dir.path(), &replica.job)))
+    let stored = stored.map_err(|error| faults::outputs(&error, dir.path(), &replica.job))?;
+    if !stored.missing.is_empty() {
+        info!(%replica, missing = ?stored.missing, "part of the outputs cannot be read");
+    }
+    Ok(stored.artifacts)
 }

@@ -6,8 +6,10 @@
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use agent_cas::snapshot::{self, PushError, ScanError, Snapshot};
+use agent_cas::snapshot::{self, PushError, ScanError, Snapshot, Unread};
 use agent_cas::{Hasher, Store};
 use agent_model::job::JobDraft;
 use agent_model::{Artifacts, Digest, failpoint};
@@ -25,6 +27,9 @@ pub(crate) enum CollectError {
     /// They could not be sent.
     #[error("the outputs could not be sent to the store")]
     Push(#[source] PushError),
+    /// Nobody wanted them any more while they were read or sent.
+    #[error("they were being stored")]
+    Stopped,
     /// They are not waited for any longer.
     #[error("{why}")]
     GivenUp {
@@ -54,35 +59,59 @@ impl CollectError {
             {
                 Some(path)
             }
-            CollectError::Scan(_) | CollectError::Push(_) | CollectError::GivenUp { .. } => None,
+            CollectError::Scan(_)
+            | CollectError::Push(_)
+            | CollectError::Stopped
+            | CollectError::GivenUp { .. } => None,
         }
     }
 }
 
-/// Stores the outputs, but for the files in `without`; `None` when there are none.
+/// What was stored of the outputs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Collected {
+    /// Nothing when there was nothing to store.
+    pub(crate) artifacts: Option<Artifacts>,
+    /// What could not be.
+    pub(crate) missing: Vec<Unread>,
+}
+
+/// Stores the outputs, but for what is in `without`, which counts as missing. Whoever drops this ends the reading.
 pub(crate) async fn collect(
     store: &Store,
     dir: &JobDir,
     job: &JobDraft,
-    without: Vec<PathBuf>,
-) -> Result<Option<Artifacts>, CollectError> {
+    without: Vec<Unread>,
+) -> Result<Collected, CollectError> {
     let places = places(dir, job);
     failpoint::hit("node.outputs.collect")
         .map_err(|source| CollectError::Scan(ScanError::Read { path: dir.path().to_owned(), source }))?;
-    let base = dir.path().to_owned();
-    let scanned = tokio::task::spawn_blocking(move || scan(&base, &places, &without)).await;
-    let scanned = match scanned {
+    let (base, stop) = (dir.path().to_owned(), Arc::new(AtomicBool::new(false)));
+    let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
+    let scanned = tokio::task::spawn_blocking(move || scan(&base, &places, &without, &stop)).await;
+    let mut scanned = match scanned {
         Ok(scanned) => scanned.map_err(CollectError::Scan)?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
     for warning in &scanned.warnings {
         info!(dir = %dir.path().display(), warning, "part of the outputs is left out");
     }
+    let missing = std::mem::take(&mut scanned.unread);
     if scanned.files == 0 {
-        return Ok(None);
+        return Ok(Collected { artifacts: None, missing });
     }
     snapshot::push(&scanned, store, |_| {}).await.map_err(CollectError::Push)?;
-    Ok(Some(Artifacts { root: scanned.root, files: scanned.files, bytes: scanned.bytes }))
+    let artifacts = Artifacts { root: scanned.root, files: scanned.files, bytes: scanned.bytes };
+    Ok(Collected { artifacts: Some(artifacts), missing })
+}
+
+/// Tells a thread that nobody waits for it any more.
+struct SetOnDrop(Arc<AtomicBool>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Where outputs are, and below which prefix each is stored. What the job wrote wins over what was logged.
@@ -97,12 +126,17 @@ fn places(dir: &JobDir, job: &JobDraft) -> Vec<(String, PathBuf)> {
 }
 
 /// The job may have put links in the place of any of them; they lead nowhere outside of its own directory.
-fn scan(base: &Path, places: &[(String, PathBuf)], without: &[PathBuf]) -> Result<Snapshot, ScanError> {
+fn scan(
+    base: &Path,
+    places: &[(String, PathBuf)],
+    without: &[Unread],
+    stop: &AtomicBool,
+) -> Result<Snapshot, ScanError> {
     let below = |path: &'_ PathBuf| path.strip_prefix(base).unwrap_or(path).to_owned();
     let places: Vec<(&str, PathBuf)> =
         places.iter().map(|(prefix, path)| (prefix.as_str(), below(path))).collect();
     let parts: Vec<(&str, &Path)> = places.iter().map(|(prefix, path)| (*prefix, path.as_path())).collect();
-    snapshot::scan_all(base, &parts, without)
+    snapshot::scan_outputs(base, &parts, without, stop)
 }
 
 /// The digest of a whole log. One that was never begun, or cannot be read, is empty.
@@ -249,7 +283,8 @@ mod tests {
         }
         let job = JobDraft { outputs: [("table".to_owned(), Output::Folder)].into(), ..JobDraft::default() };
         let store = Store::Disk(Disk::open(&temp.path().join("cas")).unwrap());
-        let artifacts = collect(&store, &dir, &job, Vec::new()).await.unwrap().unwrap();
+        let collected = collect(&store, &dir, &job, Vec::new()).await.unwrap();
+        let artifacts = collected.artifacts.unwrap();
         let mut paths: Vec<String> = snapshot::list(&store, artifacts.root)
             .await
             .unwrap()
@@ -265,7 +300,7 @@ mod tests {
             "outputs/deep/model",
         ];
         assert_eq!(paths, expected);
-        assert_eq!(collect(&store, &dir, &job, Vec::new()).await.unwrap(), Some(artifacts));
+        assert_eq!(collect(&store, &dir, &job, Vec::new()).await.unwrap(), collected);
     }
 
     #[tokio::test]
@@ -274,7 +309,8 @@ mod tests {
         let dir = JobDir::new(temp.path().join("j.1.0"));
         dir.create().unwrap();
         let store = Store::Disk(Disk::open(&temp.path().join("cas")).unwrap());
-        assert_eq!(collect(&store, &dir, &JobDraft::default(), Vec::new()).await.unwrap(), None);
+        let collected = collect(&store, &dir, &JobDraft::default(), Vec::new()).await.unwrap();
+        assert_eq!(collected, Collected::default());
     }
 
     #[tokio::test]

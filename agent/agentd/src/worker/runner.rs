@@ -43,6 +43,7 @@ use super::budget::Shortfall;
 use super::faults::{self, Ending};
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
+use super::outputs::Collected;
 use super::report::Delivered;
 use super::spares::Wish;
 use super::tracking::{Registration, TrackedRun};
@@ -206,9 +207,16 @@ impl<J: Journal> Runner<J> {
     async fn accept(&mut self) -> Result<(), Interrupted> {
         if self.record.step == ReplicaStep::Accepted {
             while let Err(error) = recover::prepare(&self.dir, &self.record).await {
-                if !faults::is_no_space(&error) || !self.worker.ballast.give_way() {
+                if !faults::is_no_space(&error) {
                     return Err(faults::unusable(&error).into());
                 }
+                if self.worker.ballast.give_way() {
+                    continue;
+                }
+                if self.room().is_ok() {
+                    return Err(faults::unusable(&error).into()); // it wants more than there ever is
+                }
+                unless_stopped(self.desired.clone(), self.until_room()).await?;
             }
             self.enter(ReplicaStep::Accepted, "").await?;
         }
@@ -265,7 +273,7 @@ impl<J: Journal> Runner<J> {
         Ok(environment)
     }
 
-    /// The environment, as soon as the container engine answers if it takes one.
+    /// The environment, as soon as the container engine answers if it takes one, and the disk has room.
     async fn acquire(
         &self,
         wanted: &EnvSpec,
@@ -274,11 +282,13 @@ impl<J: Journal> Runner<J> {
     ) -> Result<EnvLease, AcquireError> {
         let mut backoff = Backoff::default();
         loop {
-            let error = match self.worker.environments.acquire(wanted, log, told).await {
-                Err(error) if error.is_waiting() => error,
+            let what = match self.worker.environments.acquire(wanted, log, told).await {
+                Err(error) if error.is_waiting() => format!("for the container engine: {error}"),
+                Err(AcquireError::DiskFull { path }) if self.room().is_err() => {
+                    format!("for room: the disk of {} is full", path.display())
+                }
                 acquired => return acquired,
             };
-            let what = format!("for the container engine: {error}");
             warn!(replica = %self.record.replica, "waiting {what}");
             told.send_replace(Some(Progress::of(Phase::Waiting, what)));
             tokio::time::sleep(backoff.next()).await;
@@ -532,10 +542,10 @@ impl<J: Journal> Runner<J> {
             outcome.fault = Some(faults::unstored(outcome.fault.take(), &missing, self.dir.path()));
         }
         match artifacts {
-            Ok((artifacts, unsteady)) => {
+            Ok(Collected { artifacts, missing }) => {
                 outcome.artifacts = artifacts;
-                if !unsteady.is_empty() {
-                    self.keep_outputs(&mut outcome, faults::outputs_missing(&unsteady, self.dir.path()));
+                if !missing.is_empty() {
+                    self.keep_outputs(&mut outcome, faults::outputs_missing(&missing, self.dir.path()));
                 }
             }
             Err(error) => {
@@ -648,21 +658,22 @@ impl<J: Journal> Runner<J> {
         budget::admit(agent_node::disk_free(disk), reserve, agent_node::few_files(disk))
     }
 
-    /// Waits while the disk is too full to go on. Whoever asks why is told.
+    /// Waits while the disk is too full to go on.
     async fn admit(&self) -> Result<(), Interrupted> {
-        let Err(shortfall) = self.room() else { return Ok(()) };
+        unless_stopped(self.desired.clone(), self.until_room()).await
+    }
+
+    /// Returns when there is room. Whoever asks why it waits is told.
+    async fn until_room(&self) {
+        let Err(shortfall) = self.room() else { return };
         let fault = faults::disk_full(&shortfall, &self.worker.config.state_dir);
         warn!(replica = %self.record.replica, %fault, "waiting for room");
         let detail = self.view.borrow().detail.clone();
         self.say(&format!("waiting for room: {fault}"));
-        let room = async {
-            while self.room().is_err() {
-                tokio::time::sleep(ROOM_EVERY).await;
-            }
-        };
-        unless_stopped(self.desired.clone(), room).await?;
+        while self.room().is_err() {
+            tokio::time::sleep(ROOM_EVERY).await;
+        }
         self.say(&detail);
-        Ok(())
     }
 
     /// Writes down that a step begins, and says so.

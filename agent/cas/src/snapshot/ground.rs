@@ -8,7 +8,7 @@
 //! Called by `materialize`, which fills an empty one, and by `spare`, which changes a full one.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
@@ -18,8 +18,8 @@ use rustix::io::Errno;
 
 use super::materialize::MaterializeError;
 use super::tree::{Extent, Tree};
-use crate::Hasher;
 use crate::store::{CHUNK, ReadError, remove_tree};
+use crate::{Hasher, holes};
 
 /// Whom files belong to, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,15 +177,11 @@ impl Ground {
     }
 
     /// Writes a file with the content of `source`, which is checked, as its own copy.
-    pub(super) fn copy(
-        &self,
-        digest: Digest,
-        mut source: File,
-        target: &Target,
-    ) -> Result<(), MaterializeError> {
-        let mut file = self.create(target)?;
+    pub(super) fn copy(&self, digest: Digest, source: File, target: &Target) -> Result<(), MaterializeError> {
+        let file = self.create(target)?;
         let unread = |source| MaterializeError::Read { path: target.path.clone(), source };
         let is_clone = rustix::fs::ioctl_ficlone(&file, &source).is_ok();
+        let (mut source, mut file) = (holes::Reader::new(source), holes::Writer::new(file));
         let mut hasher = Hasher::new();
         let mut chunk = vec![0; CHUNK];
         loop {
@@ -198,6 +194,9 @@ impl Ground {
             if !is_clone {
                 write(&mut file, &chunk[..length]).map_err(|source| self.fail(&target.path, source))?;
             }
+        }
+        if !is_clone {
+            file.finish().map_err(|source| self.fail(&target.path, source))?;
         }
         match hasher.finish() {
             actual if actual == digest => Ok(()),
@@ -222,7 +221,7 @@ pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags, mode: Mode
 }
 
 /// Adds to a file.
-pub(super) fn write(file: &mut File, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn write(file: &mut holes::Writer, bytes: &[u8]) -> io::Result<()> {
     failpoint::hit("cas.tree.write")?;
-    file.write_all(bytes)
+    file.append(bytes)
 }

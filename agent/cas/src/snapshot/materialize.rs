@@ -24,6 +24,7 @@ use futures_util::stream::{self, StreamExt};
 
 use super::ground::{Ground, Manner, Target, write};
 use super::tree::{self, Entry, Tree, TreeError};
+use crate::holes;
 use crate::parallel::blocking;
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, SMALL_BLOB, batches};
 
@@ -209,8 +210,9 @@ async fn lay_batch(
             let bytes: Bytes =
                 answer.map_err(|source| MaterializeError::Read { path: targets[0].path.clone(), source })?;
             for target in targets {
-                let mut file = ground.create(target)?;
-                write(&mut file, &bytes).map_err(|source| ground.fail(&target.path, source))?;
+                let mut file = holes::Writer::new(ground.create(target)?);
+                let written = write(&mut file, &bytes).and_then(|()| file.finish());
+                written.map_err(|source| ground.fail(&target.path, source))?;
             }
         }
         Ok(())
@@ -253,14 +255,14 @@ async fn lay_one(
     }
     let fail = |source| MaterializeError::Read { path: target.path.clone(), source };
     let mut chunks = store.read(digest, 0).await.map_err(fail)?;
-    let mut file = ground.create(target)?;
+    let mut file = holes::Writer::new(ground.create(target)?);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(fail)?;
         let (written, same) = blocking(move || (write(&mut file, &chunk), file)).await;
         written.map_err(|source| ground.fail(&target.path, source))?;
         file = same;
     }
-    Ok(())
+    blocking(move || file.finish()).await.map_err(|source| ground.fail(&target.path, source))
 }
 
 #[cfg(test)]

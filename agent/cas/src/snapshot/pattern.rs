@@ -71,10 +71,11 @@ fn rewritten(line: &str) -> Option<String> {
     }
     while let Some(next) = rest.next() {
         match next {
-            '\\' => {
-                told.push(next);
-                told.extend(rest.next());
-            }
+            '\\' => match rest.next() {
+                Some(blank) if is_trimmed(blank) => told.extend(['[', blank, ']']),
+                escaped => told.extend([next].into_iter().chain(escaped)),
+            },
+            blank if is_trimmed(blank) => told.extend(['[', blank, ']']),
             '*' => {
                 let more = std::iter::from_fn(|| rest.next_if_eq(&'*')).count();
                 told.push_str(if more > 0 { "**" } else { "*" });
@@ -85,6 +86,11 @@ fn rewritten(line: &str) -> Option<String> {
         }
     }
     Some(told)
+}
+
+/// The library drops it at the end of a line, where git drops nothing but spaces.
+fn is_trimmed(next: char) -> bool {
+    matches!(next, '\t' | '\x0b' | '\x0c' | '\r')
 }
 
 /// The characters that one place of a name may have, or may not have.
@@ -191,6 +197,21 @@ mod tests {
     fn test_lines_without_oddities_stay_as_they_are() {
         for line in ["a", "*.log", "/a/**/b", "!keep", "\\#a", "\\!a", "a\\ ", "a/", "**/x?"] {
             assert_eq!(for_library(line), [line]);
+        }
+    }
+
+    #[test]
+    fn test_a_blank_that_is_no_space_is_part_of_the_name() {
+        for (line, told) in [("a\t", "a[\t]"), ("a\t  ", "a[\t]  "), ("a\\\t", "a[\t]")] {
+            assert_eq!(for_library(line), [told], "{line:?}");
+            let mut builder = ignore::gitignore::GitignoreBuilder::new("");
+            builder.add_line(None, told).unwrap();
+            let rules = builder.build().unwrap();
+            let name = line.trim_end_matches(' ').replace('\\', "");
+            assert!(
+                rules.matched(&name, false).is_ignore() && !rules.matched("a", false).is_ignore(),
+                "{line:?}"
+            );
         }
     }
 

@@ -2,18 +2,19 @@
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use agent_model::Digest;
+use agent_model::{Digest, size};
 use bytes::Bytes;
 
+use super::links::{Found, Leads, Steps, follow};
 use super::statcache::StatCache;
 use super::tree::{Directory, Tally, TreeError, join};
 use super::walk::{Dir, Folder, Leaf, LeftOut, Place, Root, Rules, Stamp, is_executable, walk};
-use crate::{Hasher, parallel};
+use crate::{Hasher, holes, parallel};
 
 /// Times a file is read again when it changed while it was read.
 const ATTEMPTS: usize = 3;
@@ -44,8 +45,25 @@ pub struct Snapshot {
     pub largest: Vec<(String, u64)>,
     /// What was left out or doubtful, one sentence each.
     pub warnings: Vec<String>,
+    /// What belongs to it and could not be read, by [`scan_outputs`] alone.
+    pub unread: Vec<Unread>,
     /// Everything by name, each digest known.
     pub(super) top: Folder,
+}
+
+/// A file or directory that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unread {
+    /// Which.
+    pub path: PathBuf,
+    /// Why, for people.
+    pub why: String,
+}
+
+impl Unread {
+    pub(super) fn because(path: PathBuf, source: &io::Error) -> Unread {
+        Unread { path, why: format!("cannot be read: {source}") }
+    }
 }
 
 impl Snapshot {
@@ -72,6 +90,18 @@ impl Snapshot {
         let mut directories = Vec::new();
         collect(&self.top, &mut HashSet::new(), &mut directories);
         directories
+    }
+
+    /// Why a directory of this name cannot be made in it, or is not there already: what has the name, for people.
+    pub fn in_the_way(&self, name: &str) -> Option<&'static str> {
+        if self.top.files.iter().any(|leaf| &*leaf.place.name == name) {
+            return Some("a file");
+        }
+        let Found::Link(target) = self.top.find(name) else { return None };
+        match follow(&[&self.top], target, &mut Steps::for_links(1), Folder::find) {
+            Leads::Inside(Some(_)) => None,
+            _ => Some("a link to no directory"),
+        }
     }
 
     /// The digest of every content.
@@ -174,6 +204,12 @@ pub enum ScanError {
         /// What is wrong with it.
         source: Box<ignore::Error>,
     },
+    /// A file is longer than its disk, so nearly all of it is a hole.
+    #[error("{} {}", .0.path.display(), .0.why)]
+    Oversize(Unread),
+    /// Whoever asked for it does not want it any more.
+    #[error("the reading was ended")]
+    Stopped,
     /// A path is not that of a file with a plain name.
     #[error("{path} is not a file with a UTF-8 name")]
     NotAFile {
@@ -198,7 +234,7 @@ pub(super) fn scan_by(rules: Rules, dir: &Path, cache: Option<&StatCache>) -> Re
     let mut left_out = LeftOut::default();
     let mut top = walk(&Arc::new(Root::open(dir)?), rules, &mut left_out)?;
     let recalled = page.as_ref().map(|page| page.recall(&mut top));
-    let read = hash_all(&mut top)?;
+    let read = hash_all(&mut top, &AtomicBool::new(false))?;
     if let Some((page, recalled)) = page.zip(recalled) {
         page.keep(&top, recalled);
     }
@@ -222,17 +258,23 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     let stat = place.open().and_then(|file| Ok(rustix::fs::fstat(file)?)).map_err(read)?;
     let mut top = Folder::new();
     top.files.push(Leaf::new(place, &stat));
-    let read = hash_all(&mut top)?;
+    let read = hash_all(&mut top, &AtomicBool::new(false))?;
     complete(path, top, read, LeftOut::default())
 }
 
 /// Several directories below `base` as one, each below its prefix (`""`, `outputs`, `named-outputs/model`),
 /// with all they hold: no ignore rules. A directory that does not exist is empty; one that a link puts outside
 /// of `base`, or that is none, is left out with a warning. Where two parts have the same path, directories are
-/// joined, and of anything else the first part's stays, with a warning. Files named in `without`, as errors name them, are
-/// not read. Blocks.
-pub fn scan_all(base: &Path, parts: &[(&str, &Path)], without: &[PathBuf]) -> Result<Snapshot, ScanError> {
-    let mut left_out = LeftOut::default();
+/// joined, and of anything else the first part's stays, with a warning. What its owner closed to this process, what a
+/// broken disk keeps to itself, and what is larger than its disk is told as [`Snapshot::unread`], and the rest is read;
+/// so are the files named in `without`. Ends soon after `stop` is set. Blocks.
+pub fn scan_outputs(
+    base: &Path,
+    parts: &[(&str, &Path)],
+    without: &[Unread],
+    stop: &AtomicBool,
+) -> Result<Snapshot, ScanError> {
+    let mut left_out = LeftOut { unread: without.to_vec(), ..LeftOut::default() };
     let mut whole = Folder::new();
     for (prefix, dir) in parts {
         let root = match Root::open_below(base, dir) {
@@ -245,19 +287,53 @@ pub fn scan_all(base: &Path, parts: &[(&str, &Path)], without: &[PathBuf]) -> Re
                 );
                 continue;
             }
+            Err(ScanError::Directory { path, source }) if is_kept_back(&source) => {
+                left_out.unread.push(Unread::because(path, &source));
+                continue;
+            }
             Err(error) => return Err(error),
         };
-        let mut part = walk(&root, Rules::Everything, &mut left_out)?;
+        let mut part = walk(&root, Rules::Outputs, &mut left_out)?;
         if !without.is_empty() {
-            part.retain_files(&|leaf| !without.contains(&leaf.place.shown()));
+            part.retain_files(&|leaf| !without.iter().any(|unread| unread.path == leaf.place.shown()));
         }
         for segment in prefix.split('/').rev().filter(|segment| !segment.is_empty()) {
             part = Folder { folders: vec![(segment.into(), part)], ..Folder::new() };
         }
         join_folders(&mut whole, part, "", &mut left_out);
     }
-    let read = hash_all(&mut whole)?;
+    let disk = disk_size(base);
+    let unread = Mutex::new(std::mem::take(&mut left_out.unread));
+    let read = each_unknown(&mut whole, |buffer, leaf| match hash(leaf, buffer, disk, stop) {
+        // What vanished since it was listed was never there.
+        Err(ScanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(ScanError::Read { path, source }) if is_kept_back(&source) => {
+            parallel::lock(&unread).push(Unread::because(path, &source));
+            Ok(())
+        }
+        Err(ScanError::Oversize(oversize)) => {
+            parallel::lock(&unread).push(oversize);
+            Ok(())
+        }
+        hashed => hashed,
+    })?;
+    whole.retain_files(&|leaf| leaf.hash.is_some());
+    left_out.unread = unread.into_inner().unwrap_or_else(PoisonError::into_inner);
+    left_out.unread.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     complete(base, whole, read, left_out)
+}
+
+/// Nobody can have it, now or later, as long as whoever owns it does nothing about that.
+pub(super) fn is_kept_back(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errors = [Errno::ACCESS, Errno::PERM, Errno::IO, Errno::STALE];
+    Errno::from_io_error(error).is_some_and(|error| errors.contains(&error))
+}
+
+/// The bytes of the whole file system that `path` is on; those of any file where it does not say.
+fn disk_size(path: &Path) -> u64 {
+    let told = rustix::fs::statvfs(path).map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize));
+    if told == 0 { u64::MAX } else { told }
 }
 
 /// It is there, but as nothing that may be walked: a link out of the base, a circle of links, or no directory.
@@ -288,7 +364,15 @@ fn join_folders(into: &mut Folder, from: Folder, path: &str, left_out: &mut Left
 }
 
 /// Hashes the files whose content is not known yet; returns how many these were.
-fn hash_all(top: &mut Folder) -> Result<u64, ScanError> {
+fn hash_all(top: &mut Folder, stop: &AtomicBool) -> Result<u64, ScanError> {
+    each_unknown(top, |buffer, leaf| hash(leaf, buffer, u64::MAX, stop))
+}
+
+/// Does `work` on the files whose content is not known yet; returns how many these were.
+fn each_unknown(
+    top: &mut Folder,
+    work: impl Fn(&mut Vec<u8>, &mut Leaf) -> Result<(), ScanError> + Sync,
+) -> Result<u64, ScanError> {
     let mut unknown = Vec::new();
     top.each_file_mut(&mut |leaf| {
         if leaf.hash.is_none() {
@@ -297,22 +381,31 @@ fn hash_all(top: &mut Folder) -> Result<u64, ScanError> {
     });
     // The small ones stay in the order of the tree, which is often that of the disk.
     unknown.sort_by_key(|leaf| Reverse(if leaf.stamp.size < LARGE { 0 } else { leaf.stamp.size }));
-    parallel::each(&mut unknown, parallel::cores(), Vec::new, |buffer, leaf| hash(leaf, buffer))?;
+    parallel::each(&mut unknown, parallel::cores(), Vec::new, |buffer, leaf| work(buffer, leaf))?;
     Ok(unknown.len() as u64)
 }
 
-/// Reads a file, until it is the same before and after.
-fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>) -> Result<(), ScanError> {
+/// Reads a file of at most `most` bytes, until it is the same before and after.
+fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>, most: u64, stop: &AtomicBool) -> Result<(), ScanError> {
     let fail = |source| ScanError::Read { path: leaf.place.shown(), source };
     for _ in 0..ATTEMPTS {
-        let mut file = leaf.place.open().map_err(fail)?;
-        let before = rustix::fs::fstat(&file).map_err(|errno| fail(errno.into()))?;
+        let mut file = holes::Reader::new(leaf.place.open().map_err(fail)?);
+        let before = rustix::fs::fstat(file.file()).map_err(|errno| fail(errno.into()))?;
         if !rustix::fs::FileType::from_raw_mode(before.st_mode).is_file() {
             return Err(ScanError::NotAFile { path: leaf.place.shown() });
         }
         let stamp = Stamp::of(&before);
-        let digest = hash_content(&mut file, stamp.size, buffer).map_err(fail)?;
-        let after = rustix::fs::fstat(&file).map_err(|errno| fail(errno.into()))?;
+        if stamp.size > most {
+            let path = leaf.place.shown();
+            let blocks = u64::try_from(before.st_blocks).unwrap_or(0).saturating_mul(512);
+            let (size, blocks) = (size::decimal(stamp.size), size::decimal(blocks));
+            let why = format!("is {size} long, more than the whole disk; {blocks} of it are written");
+            return Err(ScanError::Oversize(Unread { path, why }));
+        }
+        let Some(digest) = hash_content(&mut file, stamp.size, buffer, stop).map_err(fail)? else {
+            return Err(ScanError::Stopped);
+        };
+        let after = rustix::fs::fstat(file.file()).map_err(|errno| fail(errno.into()))?;
         if stamp == Stamp::of(&after) && digest.size == stamp.size {
             (leaf.stamp, leaf.executable, leaf.hash) = (stamp, is_executable(&after), Some(digest.hash));
             return Ok(());
@@ -321,12 +414,21 @@ fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>) -> Result<(), ScanError> {
     Err(ScanError::Changed { path: leaf.place.shown() })
 }
 
-/// The digest of what is in `file`, which should have `expected` bytes. More of them are not looked for, because
-/// the size tells of them; only a file without a size may be one whose system does not know it.
-fn hash_content(file: &mut File, expected: u64, buffer: &mut Vec<u8>) -> io::Result<Digest> {
+/// The digest of what is in `file`, which should have `expected` bytes; nothing when `stop` was set meanwhile. More of
+/// them are not looked for, because the size tells of them; only a file without a size may be one whose system does not
+/// know it.
+pub(super) fn hash_content(
+    file: &mut impl Read,
+    expected: u64,
+    buffer: &mut Vec<u8>,
+    stop: &AtomicBool,
+) -> io::Result<Option<Digest>> {
     buffer.resize(BUFFER, 0);
     let mut hasher = Hasher::new();
     loop {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         match file.read(buffer) {
             Ok(0) => break,
             Ok(length) => hasher.update(&buffer[..length]),
@@ -337,7 +439,7 @@ fn hash_content(file: &mut File, expected: u64, buffer: &mut Vec<u8>) -> io::Res
             break;
         }
     }
-    Ok(hasher.finish())
+    Ok(Some(hasher.finish()))
 }
 
 fn complete(dir: &Path, mut top: Folder, read: u64, left_out: LeftOut) -> Result<Snapshot, ScanError> {
@@ -356,6 +458,7 @@ fn complete(dir: &Path, mut top: Folder, read: u64, left_out: LeftOut) -> Result
         skipped: left_out.count,
         largest: largest(sizes),
         warnings: left_out.warnings,
+        unread: left_out.unread,
         top,
     })
 }

@@ -104,7 +104,7 @@ impl StatCache {
         let whole = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
         let kind: &[u8] = match rules {
             Rules::Code => b"code\0",
-            Rules::Everything => b"everything\0",
+            Rules::Everything | Rules::Outputs => b"everything\0",
         };
         let name = digest_of(&[kind, whole.as_os_str().as_bytes()].concat());
         let begun = i64::try_from(self.clock.now().0).unwrap_or(i64::MAX).saturating_mul(1_000_000);

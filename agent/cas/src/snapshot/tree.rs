@@ -3,7 +3,7 @@
 //! A message is read entry by entry, and each is accepted only if encoding what was understood gives the same
 //! bytes again, in the one order there is. So unknown fields and odd encodings need no rule each, equal trees
 //! have equal digests, and a message that is all wrong costs no more memory than its first entry. Names are
-//! single path segments; a link is relative, climbs only at its beginning and never above the root.
+//! single path segments; a link leads to a place in its tree, wherever it is followed.
 //!
 //! A tree is read level by level in batches, which every server can serve. What its distinct messages take in
 //! memory is bounded; its size is computed from them before anything is expanded, so a small set of messages
@@ -18,6 +18,7 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use prost::Message;
 
+use super::links::{Found, Leads, Steps, follow};
 use super::{MAX_DEPTH, MAX_DIRECTORIES, MAX_FILES, MAX_PATH};
 use crate::digest_of;
 use crate::parallel::blocking;
@@ -98,7 +99,7 @@ pub enum TreeError {
         /// The name of the file or directory in it.
         name: String,
     },
-    /// A symbolic link leads, or may lead, out of the tree.
+    /// A symbolic link leads out of the tree, or may.
     #[error("the link {path} points to {target:?}, outside the tree")]
     Link {
         /// The link.
@@ -344,20 +345,6 @@ fn is_segment(name: &str) -> bool {
     !matches!(name, "" | "." | "..") && name.len() <= MAX_NAME && !name.contains(['/', '\0'])
 }
 
-/// A link in a directory `depth` levels below the root stays inside: it is relative, and climbs at most to
-/// the root, before anything else. A `..` after a name is refused because the name may itself be a link.
-pub(super) fn stays_inside(depth: usize, target: &str) -> bool {
-    let climbs = target.split('/').take_while(|segment| matches!(*segment, ".." | ".")).collect::<Vec<_>>();
-    let rest = target.split('/').skip(climbs.len());
-    let up = climbs.iter().filter(|segment| **segment == "..").count();
-    !target.is_empty()
-        && !target.starts_with('/')
-        && !target.contains('\0')
-        && target.len() <= MAX_PATH
-        && up <= depth
-        && rest.into_iter().all(|segment| segment != "..")
-}
-
 /// The distinct directories of a tree, checked one by one and for their sum, and its links at each place.
 #[derive(Debug)]
 pub(super) struct Tree {
@@ -523,13 +510,28 @@ impl Tree {
         if self.extent.longest > MAX_PATH {
             return Err(TreeError::PathTooLong { limit: MAX_PATH });
         }
+        let (mut way, mut steps) = (Vec::new(), Steps::for_links(self.extent.links));
         for branch in self.branches() {
-            let outside = |(_, target): &&(String, String)| !stays_inside(branch.depth, target);
-            if let Some((name, target)) = branch.directory.links.iter().find(outside) {
-                return Err(TreeError::Link { path: join(&branch.path, name), target: target.clone() });
+            way.truncate(branch.depth);
+            way.push(branch.directory);
+            for (name, target) in &branch.directory.links {
+                let leads = follow(&way, target, &mut steps, |dir, name| self.find(dir, name));
+                if !matches!(leads, Leads::Inside(_) | Leads::Round) {
+                    return Err(TreeError::Link { path: join(&branch.path, name), target: target.clone() });
+                }
             }
         }
         Ok(self)
+    }
+
+    fn find<'a>(&'a self, dir: &'a Directory, name: &str) -> Found<'a, &'a Directory> {
+        if let Ok(at) = dir.directories.binary_search_by(|(known, _)| known.as_str().cmp(name)) {
+            return self.directory(&dir.directories[at].1).map_or(Found::Other, Found::Directory);
+        }
+        match dir.links.binary_search_by(|(known, _)| known.as_str().cmp(name)) {
+            Ok(at) => Found::Link(&dir.links[at].1),
+            Err(_) => Found::Other,
+        }
     }
 
     /// What is below `digest`, which stands `at` directories below the root's parent. Recursion ends with

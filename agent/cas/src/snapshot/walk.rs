@@ -19,8 +19,9 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
 
-use super::scan::ScanError;
-use super::tree::{join, stays_inside};
+use super::links::{Found, Leads, Steps, follow};
+use super::scan::{ScanError, Unread, is_kept_back};
+use super::tree::join;
 use super::{MAX_DEPTH, pattern};
 use crate::parallel;
 
@@ -185,6 +186,29 @@ impl Folder {
         files.chain(folders).chain(self.links.iter().map(|(name, _)| &**name))
     }
 
+    fn count_links(&self) -> u64 {
+        let below: u64 = self.folders.iter().map(|(_, child)| child.count_links()).sum();
+        self.links.len() as u64 + below
+    }
+
+    fn retain_links(&mut self, path: &str, keep: &impl Fn(&str) -> bool) {
+        self.links.retain(|(name, _)| keep(&join(path, name)));
+        for (name, child) in &mut self.folders {
+            child.retain_links(&join(path, name), keep);
+        }
+    }
+
+    /// What it has under a name; it is sorted.
+    pub(super) fn find<'a>(&'a self, name: &str) -> Found<'a, &'a Folder> {
+        if let Ok(at) = self.folders.binary_search_by(|(known, _)| (**known).cmp(name)) {
+            return Found::Directory(&self.folders[at].1);
+        }
+        match self.links.binary_search_by(|(known, _)| (**known).cmp(name)) {
+            Ok(at) => Found::Link(&self.links[at].1),
+            Err(_) => Found::Other,
+        }
+    }
+
     pub(super) fn sort(&mut self) {
         self.files.sort_unstable_by(|one, other| one.place.name.cmp(&other.place.name));
         self.folders.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
@@ -198,6 +222,7 @@ impl Folder {
 pub(super) struct LeftOut {
     pub(super) count: u64,
     pub(super) warnings: Vec<String>,
+    pub(super) unread: Vec<Unread>,
 }
 
 impl LeftOut {
@@ -212,15 +237,17 @@ impl LeftOut {
 pub(super) enum Rules {
     /// Code: by `.amlignore` or else `.gitignore` in the root, and nothing named `.git`.
     Code,
-    /// What a job produced: everything.
+    /// Everything.
     Everything,
+    /// What a job produced: everything that can be read.
+    Outputs,
 }
 
 /// Everything below `root`.
 pub(super) fn walk(root: &Arc<Root>, rules: Rules, left_out: &mut LeftOut) -> Result<Folder, ScanError> {
     let ignore = match rules {
         Rules::Code => read_ignore_file(root, left_out)?,
-        Rules::Everything => Gitignore::empty(),
+        Rules::Everything | Rules::Outputs => Gitignore::empty(),
     };
     let walker = Walker { root, rules, ignore, last: AtomicUsize::new(0) };
     let top = Task { number: 0, parent: None, name: "".into(), path: String::new(), depth: 0 };
@@ -230,9 +257,52 @@ pub(super) fn walk(root: &Arc<Root>, rules: Rules, left_out: &mut LeftOut) -> Re
     let mut warnings: Vec<String> =
         listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.warnings)).collect();
     warnings.sort_unstable();
+    left_out.unread.extend(listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.unread)));
     left_out.warnings.append(&mut warnings);
     left_out.count += listed.iter().map(|listed| listed.left_out.count).sum::<u64>();
-    Ok(put_together(listed))
+    let mut top = put_together(listed);
+    leave_links_out(&mut top, left_out);
+    Ok(top)
+}
+
+/// Leaves out the links that lead out of the tree, or nowhere.
+fn leave_links_out(top: &mut Folder, left_out: &mut LeftOut) {
+    let mut steps = Steps::for_links(top.count_links());
+    let mut leading_out = Vec::new();
+    judge_links(&mut vec![top], "", &mut steps, &mut leading_out);
+    if leading_out.is_empty() {
+        return;
+    }
+    leading_out.sort_unstable();
+    for (path, target, why) in &leading_out {
+        left_out.warn(&format!("{path} -> {target}"), why);
+    }
+    top.retain_links("", &|path| {
+        leading_out.binary_search_by(|(known, ..)| known.as_str().cmp(path)).is_err()
+    });
+}
+
+/// The links below the last directory of `way` that cannot be kept: path, target, reason.
+fn judge_links(
+    way: &mut Vec<&Folder>,
+    path: &str,
+    steps: &mut Steps,
+    into: &mut Vec<(String, String, &'static str)>,
+) {
+    let Some(folder) = way.last().copied() else { return };
+    for (name, target) in &folder.links {
+        let why = match follow(way, target, steps, Folder::find) {
+            Leads::Inside(_) => continue,
+            Leads::Outside => "points outside the directory; left out",
+            Leads::Round | Leads::Unknown => "cannot be followed; left out",
+        };
+        into.push((join(path, name), target.to_string(), why));
+    }
+    for (name, child) in &folder.folders {
+        way.push(child);
+        judge_links(way, &join(path, name), steps, into);
+        way.pop();
+    }
 }
 
 /// One tree of directories that come in the order of their numbers, 0 to the last.
@@ -309,6 +379,16 @@ impl Walker<'_> {
         ScanError::Directory { path: self.root.shown(path), source: source.into() }
     }
 
+    /// Goes on without what cannot be read, where that is allowed.
+    fn pass_over(&self, path: &str, source: Errno, left_out: &mut LeftOut) -> Result<(), ScanError> {
+        let error = io::Error::from(source);
+        match self.rules == Rules::Outputs && is_kept_back(&error) {
+            true => left_out.unread.push(Unread::because(self.root.shown(path), &error)),
+            false => return Err(self.fail(path, source)),
+        }
+        Ok(())
+    }
+
     /// Lists one directory; those in it are `found`.
     fn list(&self, task: Task, found: &mut Vec<Task>) -> Result<Listed, ScanError> {
         if task.depth >= MAX_DEPTH {
@@ -319,11 +399,13 @@ impl Walker<'_> {
         let mut left_out = LeftOut::default();
         let folder = match self.root.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY) {
             Err(Errno::NOENT) => None,
-            Err(error) => return Err(self.fail(&path, error)),
+            Err(error) => {
+                self.pass_over(&path, error, &mut left_out)?;
+                None
+            }
             Ok(fd) => {
                 let dir = Arc::new(Dir { root: Arc::clone(self.root), path });
-                let mut listing =
-                    Listing { walker: self, fd: fd.as_fd(), dir, depth, left_out: &mut left_out };
+                let mut listing = Listing { walker: self, fd: fd.as_fd(), dir, left_out: &mut left_out };
                 let (folder, names) = listing.read()?;
                 found.extend(names.into_iter().map(|name| Task {
                     number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
@@ -348,7 +430,6 @@ struct Listing<'a> {
     walker: &'a Walker<'a>,
     fd: BorrowedFd<'a>,
     dir: Arc<Dir>,
-    depth: usize,
     left_out: &'a mut LeftOut,
 }
 
@@ -361,7 +442,13 @@ impl Listing<'_> {
         let mut buffer = Vec::with_capacity(LISTING);
         let mut entries = RawDir::new(self.fd, buffer.spare_capacity_mut());
         while let Some(entry) = entries.next() {
-            let entry = entry.map_err(|error| self.walker.fail(&self.dir.path, error))?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                Err(error) => {
+                    self.walker.pass_over(&self.dir.path, error, self.left_out)?;
+                    break;
+                }
+            };
             let raw = entry.file_name();
             if matches!(raw.to_bytes(), b"." | b"..") {
                 continue;
@@ -383,7 +470,10 @@ impl Listing<'_> {
                     match rustix::fs::statat(self.fd, raw, AtFlags::SYMLINK_NOFOLLOW) {
                         Ok(stat) => Some(stat),
                         Err(Errno::NOENT) => continue, // what vanishes meanwhile was never there
-                        Err(error) => return Err(self.walker.fail(&below, error)),
+                        Err(error) => {
+                            self.walker.pass_over(&below, error, self.left_out)?;
+                            continue;
+                        }
                     }
                 }
                 _ => None,
@@ -414,7 +504,7 @@ impl Listing<'_> {
         ignored
     }
 
-    /// The target of a link that can be kept.
+    /// The target of a link.
     fn link(&mut self, name: &str, below: &str) -> Option<Box<str>> {
         let target =
             rustix::fs::readlinkat(self.fd, name, Vec::new()).ok().and_then(|t| t.into_string().ok());
@@ -422,21 +512,6 @@ impl Listing<'_> {
             self.left_out.warn(below, "is a link that cannot be read; left out");
             return None;
         };
-        // The system resolves the link the way a program would, but never past the root.
-        let found = rustix::fs::openat2(
-            &self.walker.root.fd,
-            below,
-            OFlags::PATH | OFlags::CLOEXEC,
-            Mode::empty(),
-            ResolveFlags::BENEATH,
-        );
-        let why = match found {
-            Ok(_) if stays_inside(self.depth, &target) => return Some(target.into()),
-            Ok(_) | Err(Errno::XDEV) => "points outside the directory; left out",
-            Err(Errno::NOENT) => "points to nothing; left out",
-            Err(_) => "cannot be followed; left out",
-        };
-        self.left_out.warn(&format!("{below} -> {target}"), why);
-        None
+        Some(target.into())
     }
 }

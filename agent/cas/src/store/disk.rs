@@ -52,8 +52,8 @@ use self::loose::Loose;
 use self::reading::Opened;
 use self::segments::Segments;
 use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError, batches, verified};
-use crate::digest_of;
 use crate::parallel::{self, blocking, lock};
+use crate::{digest_of, holes};
 
 /// Blobs up to this size, in bytes, lie in segments.
 const SMALL: u64 = 128 * 1024;
@@ -319,7 +319,7 @@ fn guarded(shared: &Arc<Shared>, digest: Digest, chunks: Chunks) -> Chunks {
 
 /// What follows in `file`, read where it may block.
 pub(crate) fn file_chunks(file: File, path: PathBuf) -> Chunks {
-    futures_util::stream::try_unfold((file, path), |(mut file, path)| async move {
+    futures_util::stream::try_unfold((holes::Reader::new(file), path), |(mut file, path)| async move {
         blocking(move || {
             let mut chunk = BytesMut::zeroed(CHUNK);
             let length =

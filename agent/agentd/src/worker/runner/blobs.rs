@@ -5,18 +5,17 @@
 //! meanwhile: the wait for them ends when they are stored, when somebody cancels the job, or when the disk runs short.
 
 use std::error::Error;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use agent_cas::snapshot::Laid;
-use agent_model::{Artifacts, Digest};
+use agent_cas::snapshot::{Laid, Unread};
+use agent_model::{Digest, causes};
 use tokio::time::Instant;
 use tracing::warn;
 
 use super::super::backoff::Backoff;
 use super::super::fetch::FetchError;
 use super::super::journal::Journal;
-use super::super::outputs::CollectError;
+use super::super::outputs::{CollectError, Collected};
 use super::super::{faults, fetch, outputs};
 use super::{Runner, unless_stopped};
 use crate::config::JobUser;
@@ -26,6 +25,10 @@ const DOUBT: Duration = Duration::from_secs(20);
 
 /// How often storing outputs is tried where the store is not what fails.
 const ATTEMPTS: u32 = 3;
+
+/// How long outputs wait for room in a store that is on this disk: they take room themselves as long as they wait, and a
+/// slot. After that they stay where they are, and can be stored later.
+const FOR_ROOM: Duration = Duration::from_secs(10 * 60);
 
 /// How many files that change each time they are read are left out. Where there are more, the outputs are not those that
 /// the job left.
@@ -40,6 +43,10 @@ impl<J: Journal> Runner<J> {
         loop {
             let error = match fetch::lay_out(store, &spares.list(), spec, &self.dir, user).await {
                 Err(error) if faults::is_no_space(&error) && spares.give_way().await => continue,
+                Err(error) if faults::is_no_space(&error) && self.room().is_err() => {
+                    self.until_room().await;
+                    continue;
+                }
                 Err(error) => error,
                 laid => return laid,
             };
@@ -55,32 +62,36 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Stores the outputs; gives the files too that somebody writes still, which cannot be. The first attempt is made
-    /// whatever is wanted of the job by now.
-    pub(super) async fn collect(&self) -> Result<(Option<Artifacts>, Vec<PathBuf>), CollectError> {
+    /// Stores the outputs. They are stored of a job that was canceled too; one that is canceled while they are stored
+    /// does without them.
+    pub(super) async fn collect(&self) -> Result<Collected, CollectError> {
         let (mut backoff, mut attempts, mut waits) = (Backoff::default(), 1, None);
-        let mut unsteady: Vec<PathBuf> = Vec::new();
+        let (mut unsteady, ends_anyway) = (Vec::new(), !self.desired.borrow().is_run());
+        let begun = Instant::now();
         loop {
             let (store, spec) = (&self.worker.store, &self.record.spec);
-            let attempt = Box::pin(outputs::collect(store, &self.dir, spec, unsteady.clone()));
-            let collected = match waits.take() {
-                None => attempt.await,
-                Some(error) => {
-                    let again = async {
-                        self.wait_for_store(&error, &mut backoff).await;
-                        attempt.await
-                    };
-                    match unless_stopped(self.desired.clone(), again).await {
-                        Ok(collected) => collected,
-                        Err(_) => {
-                            return Err(CollectError::given_up("the job was canceled meanwhile", error));
-                        }
-                    }
+            let collect = Box::pin(outputs::collect(store, &self.dir, spec, unsteady.clone()));
+            let is_first = waits.is_none();
+            let attempt = async {
+                if let Some(error) = &waits {
+                    self.wait_for_store(error, &mut backoff).await;
                 }
+                collect.await
             };
+            let collected = match is_first && ends_anyway {
+                true => attempt.await,
+                false => match unless_stopped(self.desired.clone(), attempt).await {
+                    Ok(collected) => collected,
+                    Err(_) => {
+                        let why = "the job was canceled meanwhile";
+                        return Err(CollectError::given_up(why, waits.unwrap_or(CollectError::Stopped)));
+                    }
+                },
+            };
+            waits = None;
             let error = match collected {
                 Err(error) => error,
-                Ok(artifacts) => return Ok((artifacts, unsteady)),
+                Ok(collected) => return Ok(collected),
             };
             if faults::is_away(&error) {
                 match self.short_of_room().await {
@@ -96,8 +107,16 @@ impl<J: Journal> Runner<J> {
                     self.worker.collector.make_room(free.saturating_mul(2)).await;
                 }
                 tokio::time::sleep(backoff.next()).await;
+            } else if faults::is_no_space(&error) && begun.elapsed() < FOR_ROOM {
+                let why = format!("waiting for room to store the outputs: {}", causes::tell(&error));
+                warn!(replica = %self.record.replica, why);
+                self.say(&why);
+                if unless_stopped(self.desired.clone(), tokio::time::sleep(backoff.next())).await.is_err() {
+                    return Err(CollectError::given_up("the job was canceled meanwhile", error));
+                }
             } else if let Some(path) = error.unsteady().filter(|_| unsteady.len() < UNSTEADY) {
-                unsteady.push(path.to_owned());
+                let why = "changed each time it was read: end what still writes to it".to_owned();
+                unsteady.push(Unread { path: path.to_owned(), why });
             } else {
                 return Err(error);
             }

@@ -102,24 +102,47 @@ fn test_links_that_stay_inside_are_kept_and_others_left_out_with_a_warning() {
     let link = |target: &str, path: &str| symlink(target, dir.path().join(path)).unwrap();
     link("../b/y", "a/good");
     link("a", "folder");
+    // By way of directories and of other links, and to what is not there yet.
+    link("a/../b", "winding");
+    link("../b/../a/x", "b/round");
+    link("../folder/../b/y", "a/through");
+    link("outputs/last.ckpt", "latest");
     let root = scan(dir.path()).unwrap();
-    assert!(root.warnings.is_empty());
+    assert_eq!((root.skipped, root.warnings.len()), (0, 0), "{:?}", root.warnings);
     link("/etc/passwd", "absolute");
     link("../../etc", "a/outside");
-    link("nothing", "dangling");
+    link("folder/../../etc", "behind");
     link("loop", "loop");
-    link("a/../b", "winding");
+    link("outside/passwd", "a/second");
     let snapshot = scan(dir.path()).unwrap();
     assert_eq!(snapshot.root, root.root);
     assert_eq!(snapshot.skipped, 5);
     for (warning, text) in snapshot.warnings.iter().zip([
         "a/outside -> ../../etc points outside",
+        "a/second -> outside/passwd points outside",
         "absolute -> /etc/passwd points outside",
-        "dangling -> nothing points to nothing",
+        "behind -> folder/../../etc points outside",
         "loop -> loop cannot be followed",
-        "winding -> a/../b points outside",
     ]) {
         assert!(warning.starts_with(text), "{warning}");
+    }
+}
+
+/// What a program finds where the tree is laid out is what it found where it came from.
+#[tokio::test]
+async fn test_links_that_are_kept_lead_to_the_same_when_laid_out() {
+    let dir = tree(&[("a/x", "1"), ("b/y", "2")]);
+    let links = [("../b/../a/x", "b/round"), ("a", "folder"), ("../folder/../b/y", "a/through")];
+    links.iter().for_each(|(target, path)| symlink(target, dir.path().join(path)).unwrap());
+    let store = crate::Memory::new();
+    let snapshot = scan(dir.path()).unwrap();
+    super::super::push(&snapshot, &store, |_| {}).await.unwrap();
+    let laid = tempfile::tempdir().unwrap();
+    super::super::materialize(&store, snapshot.root, &laid.path().join("t"), None, &[]).await.unwrap();
+    for (target, path) in links {
+        let at = laid.path().join("t").join(path);
+        assert_eq!(fs::read_link(&at).unwrap(), Path::new(target));
+        assert_eq!(at.canonicalize().unwrap().is_dir(), path == "folder");
     }
 }
 
@@ -175,7 +198,7 @@ fn test_scan_file_holds_that_file_alone_also_through_a_link() {
 }
 
 #[tokio::test]
-async fn test_scan_all_joins_parts_below_their_prefixes_without_ignore_rules() {
+async fn test_scan_outputs_joins_parts_below_their_prefixes_without_ignore_rules() {
     let base = tree(&[
         ("o/.gitignore", "*"),
         ("o/model", "1"),
@@ -190,7 +213,7 @@ async fn test_scan_all_joins_parts_below_their_prefixes_without_ignore_rules() {
         ("named-outputs/data", Path::new("o")),
         ("logs", Path::new("absent")),
     ];
-    let snapshot = scan_all(base.path(), &parts, &[]).unwrap();
+    let snapshot = scan_outputs(base.path(), &parts, &[], &AtomicBool::new(false)).unwrap();
     assert_eq!(
         paths(&snapshot).await,
         [
@@ -217,7 +240,7 @@ fn test_unreadable_places_are_named() {
 }
 
 #[test]
-fn test_scan_all_is_not_led_out_of_the_base() {
+fn test_scan_outputs_is_not_led_out_of_the_base() {
     let outside = tree(&[("secret", "1")]);
     let base = tree(&[("in/model", "2"), ("file", "3")]);
     let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, base.path().join(name)).unwrap();
@@ -226,10 +249,16 @@ fn test_scan_all_is_not_led_out_of_the_base() {
     link(Path::new("circle"), "circle");
     link(Path::new("in"), "inside");
     for name in ["absolute", "relative", "circle", "file"] {
-        let snapshot = scan_all(base.path(), &[("outputs", Path::new(name))], &[]).unwrap();
+        let snapshot =
+            scan_outputs(base.path(), &[("outputs", Path::new(name))], &[], &AtomicBool::new(false)).unwrap();
         assert_eq!((snapshot.files, snapshot.warnings.len()), (0, 1), "{name}: {:?}", snapshot.warnings);
     }
-    assert_eq!(scan_all(base.path(), &[("outputs", Path::new("inside"))], &[]).unwrap().files, 1);
+    assert_eq!(
+        scan_outputs(base.path(), &[("outputs", Path::new("inside"))], &[], &AtomicBool::new(false))
+            .unwrap()
+            .files,
+        1
+    );
 }
 
 #[test]
@@ -270,19 +299,25 @@ fn test_a_file_that_is_another_when_it_is_read_is_taken_as_it_is_or_named() {
         let dir = tree(&[("x", "abc")]);
         let mut found = top(dir.path());
         fs::write(dir.path().join("x"), content).unwrap();
-        hash_all(&mut found).unwrap();
+        hash_all(&mut found, &AtomicBool::new(false)).unwrap();
         assert_eq!(found.files[0].digest(), digest_of(content.as_bytes()), "{change}");
     }
     let dir = tree(&[("gone", "1")]);
     let mut found = top(dir.path());
     fs::remove_file(dir.path().join("gone")).unwrap();
-    assert!(matches!(hash_all(&mut found), Err(ScanError::Read { path, .. }) if path.ends_with("gone")));
+    assert!(
+        matches!(hash_all(&mut found, &AtomicBool::new(false)), Err(ScanError::Read { path, .. }) if path.ends_with("gone"))
+    );
     symlink("/etc/passwd", dir.path().join("gone")).unwrap();
-    assert!(matches!(hash_all(&mut found), Err(ScanError::Read { path, .. }) if path.ends_with("gone")));
+    assert!(
+        matches!(hash_all(&mut found, &AtomicBool::new(false)), Err(ScanError::Read { path, .. }) if path.ends_with("gone"))
+    );
     fs::remove_file(dir.path().join("gone")).unwrap();
     let pipe = rustix::fs::FileType::Fifo;
     rustix::fs::mknodat(rustix::fs::CWD, dir.path().join("gone"), pipe, 0o600.into(), 0).unwrap();
-    assert!(matches!(hash_all(&mut found), Err(ScanError::NotAFile { path }) if path.ends_with("gone")));
+    assert!(
+        matches!(hash_all(&mut found, &AtomicBool::new(false)), Err(ScanError::NotAFile { path }) if path.ends_with("gone"))
+    );
 }
 
 #[test]
@@ -327,4 +362,127 @@ fn test_a_directory_that_no_node_would_lay_out_is_named_before_anything_is_sent(
     let ScanError::TooLarge { path, source } = refused else { panic!("{refused}") };
     assert_eq!(path, Path::new("/project/a/b"));
     assert!(matches!(source, TreeError::TooLarge { .. }), "{source}");
+}
+
+/// The outputs of a job: everything in `base/outputs` and `base/logs`.
+fn outputs(base: &Path) -> Snapshot {
+    let parts = [("outputs", Path::new("outputs")), ("logs", Path::new("logs"))];
+    scan_outputs(base, &parts, &[], &AtomicBool::new(false)).unwrap()
+}
+
+fn unread(snapshot: &Snapshot, base: &Path) -> Vec<(String, String)> {
+    let relative = |unread: &Unread| {
+        let path = unread.path.strip_prefix(base).unwrap().display().to_string();
+        (path, unread.why.clone())
+    };
+    snapshot.unread.iter().map(relative).collect()
+}
+
+#[test]
+fn test_outputs_larger_than_their_disk_are_told_and_the_rest_is_read() {
+    let dir = tree(&[("outputs/model", "1"), ("outputs/b/c", "2")]);
+    let hollow = fs::File::create(dir.path().join("outputs/hollow")).unwrap();
+    // More than the file system holds, as far as it allows such a file at all.
+    hollow.set_len(disk_size(dir.path()) + 1).unwrap();
+    let snapshot = outputs(dir.path());
+    assert_eq!(snapshot.files, 2);
+    let [(path, why)] = &unread(&snapshot, dir.path())[..] else { panic!("{:?}", snapshot.unread) };
+    assert_eq!(path, "outputs/hollow");
+    assert!(why.contains("more than the whole disk") && why.ends_with("0 B of it are written"), "{why}");
+}
+
+#[test]
+fn test_outputs_named_as_unread_are_left_out_and_told() {
+    let dir = tree(&[("outputs/a", "1"), ("outputs/b", "2")]);
+    let without = [Unread { path: dir.path().join("outputs/b"), why: "changes".into() }];
+    let parts = [("outputs", Path::new("outputs"))];
+    let snapshot = scan_outputs(dir.path(), &parts, &without, &AtomicBool::new(false)).unwrap();
+    assert_eq!((snapshot.files, &snapshot.unread[..]), (1, &without[..]));
+}
+
+#[test]
+fn test_reading_ends_when_nobody_wants_it_any_more() {
+    let dir = tree(&[]);
+    fs::create_dir(dir.path().join("outputs")).unwrap();
+    // An hour of zeros, at the speed of a processor.
+    let file = fs::File::create(dir.path().join("outputs/hollow")).unwrap();
+    let (stop, parts) = (AtomicBool::new(false), [("outputs", Path::new("outputs"))]);
+    file.set_len((4 << 40).min(disk_size(dir.path()))).unwrap();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| scan_outputs(dir.path(), &parts, &[], &stop));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(!reading.is_finished(), "the file was read already");
+        stop.store(true, Ordering::Relaxed);
+        assert!(matches!(reading.join().unwrap(), Err(ScanError::Stopped)));
+    });
+}
+
+#[test]
+fn test_what_is_kept_back_is_told_by_its_error() {
+    for (error, is) in [
+        (libc_error(rustix::io::Errno::ACCESS), true),
+        (libc_error(rustix::io::Errno::IO), true),
+        (libc_error(rustix::io::Errno::STALE), true),
+        (libc_error(rustix::io::Errno::MFILE), false),
+        (libc_error(rustix::io::Errno::NOMEM), false),
+        (io::Error::other("?"), false),
+    ] {
+        assert_eq!(is_kept_back(&error), is, "{error}");
+    }
+}
+
+fn libc_error(errno: rustix::io::Errno) -> io::Error {
+    errno.into()
+}
+
+/// What is mostly a hole takes no more room in the store, and where it is laid out.
+#[tokio::test]
+async fn test_a_hollow_file_stays_hollow() {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+    let dir = tree(&[]);
+    let file = fs::File::create(dir.path().join("hollow")).unwrap();
+    file.set_len(256 << 20).unwrap();
+    file.write_all_at(&[7; 1 << 20], 100 << 20).unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let store = crate::Disk::open(&home.path().join("cas")).unwrap();
+    let snapshot = scan(dir.path()).unwrap();
+    super::super::push(&snapshot, &store, |_| {}).await.unwrap();
+    let laid = home.path().join("laid");
+    super::super::materialize(&store, snapshot.root, &laid, None, &[]).await.unwrap();
+    let about = fs::metadata(laid.join("hollow")).unwrap();
+    assert_eq!(about.len(), 256 << 20);
+    assert!(about.blocks() * 512 < 4 << 20, "{} blocks where it is laid out", about.blocks());
+    let content = |dir: &Path| scan(dir).unwrap().digests();
+    assert_eq!(content(&laid), content(dir.path()));
+    let taken: u64 = walk_all(&home.path().join("cas")).iter().map(|about| about.blocks() * 512).sum();
+    assert!(taken < 16 << 20, "{taken} bytes in the store");
+}
+
+fn walk_all(dir: &Path) -> Vec<fs::Metadata> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| match path.is_dir() {
+            true => walk_all(&path),
+            false => vec![fs::metadata(&path).unwrap()],
+        })
+        .collect()
+}
+
+#[test]
+fn test_what_stands_where_a_job_writes_is_named() {
+    let dir = tree(&[("outputs", "a file"), ("results/a", ""), ("kept/x", "")]);
+    for (target, name) in [("results", "logs"), ("none", "late"), ("outputs", "odd")] {
+        symlink(target, dir.path().join(name)).unwrap();
+    }
+    let snapshot = scan(dir.path()).unwrap();
+    for (name, is) in [
+        ("outputs", Some("a file")),
+        ("logs", None),
+        ("kept", None),
+        ("new", None),
+        ("late", Some("a link to no directory")),
+        ("odd", Some("a link to no directory")),
+    ] {
+        assert_eq!(snapshot.in_the_way(name), is, "{name}");
+    }
 }

@@ -93,7 +93,7 @@ impl Ingest {
             match bytes {
                 Gathered::Memory(bytes) => shared.segments.write(&[(digest, bytes.freeze())]),
                 Gathered::File(temp) => {
-                    let published = shared.loose.publish(vec![(digest, temp.name)]);
+                    let published = shared.loose.publish(vec![(digest, temp.finish()?)]);
                     published.into_iter().collect()
                 }
             }

@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use super::home::{Home, blob_name, hit, is_proof, now, prefix_name};
 use super::index::{Index, Kept, Place};
 use super::{CHUNK, OpenError, ReadError, Verdict, WriteError, lock};
-use crate::{Hasher, parallel};
+use crate::{Hasher, holes, parallel};
 
 /// Flushes in flight for one batch. They wait for the disk, not for the processor.
 const FLUSHES: usize = 8;
@@ -128,7 +128,7 @@ impl Loose {
     fn stage(&self, digest: Digest, bytes: &[u8]) -> Result<TempName, WriteError> {
         let mut temp = Temp::create(&self.home, digest.size)?;
         temp.append(bytes)?;
-        Ok(temp.name)
+        temp.finish()
     }
 
     /// Keeps files that are written. Each is durable when this returns.
@@ -304,8 +304,8 @@ impl Drop for TempName {
 /// An open [`TempName`].
 #[derive(Debug)]
 pub(super) struct Temp {
-    file: File,
-    pub(super) name: TempName,
+    file: holes::Writer,
+    name: TempName,
 }
 
 impl Temp {
@@ -318,12 +318,20 @@ impl Temp {
         let file = hit("cas.blob.create")
             .and_then(|()| home.create_file(&name, Mode::RUSR))
             .map_err(|source| home.write_error(&name, source))?;
+        let file = holes::Writer::new(file);
         Ok(Temp { file, name: TempName { home: Arc::clone(home), name, published: false } })
     }
 
     /// Adds the bytes that follow.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        let written = failpoint::hit("cas.blob.write").and_then(|()| self.file.write_all(bytes));
+        let written = failpoint::hit("cas.blob.write").and_then(|()| self.file.append(bytes));
         written.map_err(|source| self.name.home.write_error(&self.name.name, source))
+    }
+
+    /// Ends it: all bytes came.
+    pub(super) fn finish(self) -> Result<TempName, WriteError> {
+        let Temp { file, name } = self;
+        file.finish().map_err(|source| name.home.write_error(&name.name, source))?;
+        Ok(name)
     }
 }
