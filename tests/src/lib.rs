@@ -25,8 +25,8 @@ pub mod table;
 pub mod witness;
 
 use std::ffi::OsStr;
-use std::fs;
-use std::os::unix::fs::chown;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -214,17 +214,24 @@ impl Host {
         Host { home, programs, agentd: None, variables: Vec::new(), user: None, runner: None }
     }
 
-    /// A box that belongs to a user without any privilege, with programs of its own.
-    pub fn unprivileged() -> Host {
-        const NOBODY: u32 = 65534;
+    /// A box whose programs everybody may run.
+    pub fn for_everybody() -> Host {
         let mut host = Host::new();
         let programs = host.home().join("bin");
         fs::create_dir(&programs).expect("a directory");
         for name in ["agentd", "agentctl", "agent-shim"] {
             fs::copy(host.programs.join(name), programs.join(name)).expect("a program");
         }
-        chown(host.home(), Some(NOBODY), Some(NOBODY)).expect("giving a home away needs root");
+        fs::set_permissions(host.home(), Permissions::from_mode(0o755)).expect("its own directory");
         host.programs = programs;
+        host
+    }
+
+    /// A box that belongs to a user without any privilege.
+    pub fn unprivileged() -> Host {
+        const NOBODY: u32 = 65534;
+        let mut host = Host::for_everybody();
+        chown(host.home(), Some(NOBODY), Some(NOBODY)).expect("giving a home away needs root");
         host.user = Some(NOBODY);
         host.set("PATH", "/usr/bin:/bin");
         let home = host.home().display().to_string();
@@ -239,10 +246,15 @@ impl Host {
         host
     }
 
-    /// A box whose daemon is run by `runner`, which gets its program as the first argument.
+    /// Has the daemon run by `runner` from now on, which gets its program as the first argument.
+    pub fn run_by(&mut self, runner: &Path) {
+        self.runner = Some(runner.to_owned());
+    }
+
+    /// A box whose daemon is run by `runner`.
     pub fn started_by(runner: &Path) -> Host {
         let mut host = Host::new();
-        host.runner = Some(runner.to_owned());
+        host.run_by(runner);
         host.start();
         host
     }
@@ -440,7 +452,7 @@ impl Drop for Host {
 }
 
 /// Runs a command to its end.
-fn finish(command: &mut Command) -> Ran {
+pub fn finish(command: &mut Command) -> Ran {
     let output = command.output().expect("the program starts");
     let code = output.status.code().or_else(|| output.status.signal().map(|s| 128 + s)).unwrap_or(-1);
     Ran {

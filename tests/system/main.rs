@@ -10,6 +10,7 @@ mod gc;
 mod metrics;
 mod one_job;
 mod outputs;
+mod people;
 mod queue;
 mod resubmit;
 mod retry;

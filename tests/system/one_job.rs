@@ -53,3 +53,20 @@ with open("outputs/model.txt", "w") as model:
     model.write("weights")
 print("done")
 "#;
+
+#[test]
+fn test_a_script_runs_by_its_name_and_its_job_is_found_by_a_part_of_its() {
+    let host = Host::started();
+    let dir = host.project("p", &[("t.py", "import sys; print(*sys.argv[1:])\n")]);
+    let ran = host.ctl(&["run", dir.join("t.py").to_str().unwrap(), "--", "a", "b"]).ok();
+    assert_eq!(ran.stdout, "a b\n");
+    let job = host.ctl(&["ps", "--json"]).ok().json()["jobs"][0]["job"].as_str().unwrap().to_owned();
+    for given in ["-", &job[..job.len() - 2], &job] {
+        assert_eq!(host.ctl(&["logs", given]).ok().stdout, "a b\n", "{given}");
+        assert_eq!(host.show(given)["job"], job.as_str(), "{given}");
+        host.ctl(&["wait", given]).ok();
+        host.ctl(&["why", given]).ok();
+        host.ctl(&["cancel", given]).ok().says(&job);
+    }
+    assert!(host.ctl(&["logs", "no-such"]).stderr.contains("JOB-104"));
+}

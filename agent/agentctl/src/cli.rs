@@ -25,6 +25,7 @@ pub(crate) enum Verb {
     /// Submit a job and print its name.
     Submit(SubmitArgs),
     /// List jobs, newest first.
+    #[command(visible_aliases = ["ps", "ls", "queue"])]
     Jobs(JobsArgs),
     /// Show everything about one job.
     Show(JobJsonArgs),
@@ -40,6 +41,7 @@ pub(crate) enum Verb {
                             the command never ran or what came of it cannot be told; 130 when you stopped following.")]
     Wait(WaitArgs),
     /// Ask jobs to end, with everything they started.
+    #[command(visible_alias = "kill")]
     Cancel(CancelArgs),
     /// Fetch what a job left in its outputs.
     Download(DownloadArgs),
@@ -50,6 +52,7 @@ pub(crate) enum Verb {
     /// Let a machine run empty: no new jobs, and wait for those it has.
     Drain(DrainArgs),
     /// Let new jobs onto a machine again.
+    #[command(visible_alias = "uncordon")]
     Undrain(NodeArgs),
     /// Keep new jobs off a machine; those it has go on.
     Cordon(NodeArgs),
@@ -86,7 +89,8 @@ pub(crate) enum Verb {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SubmitArgs {
-    /// A directory (with a job.yml or without), or a job file.
+    /// A directory (with a job.yml or without), a job file, or a script.
+    #[arg(default_value = ".")]
     pub(crate) target: PathBuf,
     /// The job's name; otherwise one is made.
     #[arg(long)]
@@ -100,7 +104,7 @@ pub(crate) struct SubmitArgs {
     /// Read every file again, also those that look as they did at the last submit.
     #[arg(long)]
     pub(crate) rehash: bool,
-    /// The command, instead of the job file's.
+    /// The command, instead of the job file's; for a script, its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }
@@ -260,7 +264,7 @@ pub(crate) struct JsonArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct JobJsonArgs {
-    /// The job's name.
+    /// The job's name, or the beginning of it; `-` is your last one.
     pub(crate) job: String,
     /// As JSON.
     #[arg(long)]
@@ -269,7 +273,7 @@ pub(crate) struct JobJsonArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct LogsArgs {
-    /// The job's name.
+    /// The job's name, or the beginning of it; `-` is your last one.
     pub(crate) job: String,
     /// Go on until the job has ended.
     #[arg(long, short)]
@@ -287,7 +291,7 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct WaitArgs {
-    /// The jobs' names.
+    /// The jobs' names, or the beginnings of them; `-` is your last one.
     #[arg(required = true)]
     pub(crate) jobs: Vec<String>,
     /// Wait at most this many seconds; the jobs go on.
@@ -297,7 +301,7 @@ pub(crate) struct WaitArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CancelArgs {
-    /// The jobs' names.
+    /// The jobs' names, or the beginnings of them; `-` is your last one.
     #[arg(required = true)]
     pub(crate) jobs: Vec<String>,
     /// Return when they have ended.
@@ -307,7 +311,7 @@ pub(crate) struct CancelArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DownloadArgs {
-    /// The job's name.
+    /// The job's name, or the beginning of it; `-` is your last one.
     pub(crate) job: String,
     /// The directory to make; otherwise one of the job's name.
     #[arg(long, short, value_name = "DIR")]

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use agent_cas::remote;
 use agent_model::paths::{MAX_SOCKET_PATH, Places};
-use agent_model::{Blame, Code, Fault, causes};
+use agent_model::{Blame, Code, Fault, Principal, causes};
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
@@ -38,6 +38,11 @@ const CALL: Duration = Duration::from_secs(20);
 const SETTLE: Duration = Duration::from_secs(2);
 /// A daemon that is there but dead is found out this often while a stream is open.
 const KEEPALIVE: Duration = Duration::from_secs(20);
+
+/// Stands for the job that was submitted last.
+const LAST: &str = "-";
+/// Jobs among which one is looked for by the beginning of its name, the newest.
+const LOOKED_THROUGH: u32 = 1000;
 
 /// A connection to a daemon.
 #[derive(Clone)]
@@ -143,9 +148,36 @@ impl Client {
         agent_cas::Remote::new(self.channel.clone())
     }
 
-    /// One job as it stands.
-    pub(crate) async fn job(&self, job: &str) -> Result<v1::Job, Failure> {
-        answer(self.jobs().get(v1::GetJobRequest { job: job.to_owned() })).await
+    /// One job as it stands, by whatever [`Client::named`] understands.
+    pub(crate) async fn job(&self, given: &str) -> Result<v1::Job, Failure> {
+        let get = |job: String| async { answer(self.jobs().get(v1::GetJobRequest { job })).await };
+        if given != LAST {
+            match get(given.to_owned()).await {
+                Err(Failure::Fault(fault)) if fault.code == Code::JobNotFound => {}
+                got => return got,
+            }
+        }
+        get(self.found(given).await?).await
+    }
+
+    /// The whole name of a job: as it is, by its beginning where only one job has it, or `-` for the one that was
+    /// submitted last by whoever asks.
+    pub(crate) async fn named(&self, given: &str) -> Result<String, Failure> {
+        match self.job(given).await {
+            Ok(job) => Ok(job.job),
+            // Whoever waits for a daemon that is away, or may not see the job, is told by the call that he makes.
+            Err(Failure::Fault(fault)) if fault.code != Code::JobNotFound && given != LAST => {
+                Ok(given.to_owned())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn found(&self, given: &str) -> Result<String, Failure> {
+        let request = v1::ListJobsRequest { limit: LOOKED_THROUGH, ..Default::default() };
+        let jobs = answer(self.jobs().list(request)).await?.jobs;
+        let own = Principal::Local { uid: nix::unistd::geteuid().as_raw() }.to_string();
+        Ok(find(given, &jobs, &own)?.to_owned())
     }
 
     /// The machines, and what the controller is.
@@ -238,6 +270,25 @@ fn silent(limit: Duration) -> Fault {
         .fix("look at its log; if it hangs, stop and start it: jobs go on meanwhile")
 }
 
+/// The job of these, newest first, that somebody means who is `own`.
+fn find<'a>(given: &str, jobs: &'a [v1::Job], own: &str) -> Result<&'a str, Fault> {
+    let none = |what: String| Fault::new(Code::JobNotFound, what).fix("list them with `agentctl jobs`");
+    if given == LAST {
+        let last = jobs.iter().find(|job| job.owner == own);
+        return last.map(|job| job.job.as_str()).ok_or_else(|| none("you have submitted no job".to_owned()));
+    }
+    let begins: Vec<&str> =
+        jobs.iter().map(|job| job.job.as_str()).filter(|name| name.starts_with(given)).collect();
+    match begins[..] {
+        [] => Err(none(format!("there is no job `{given}`, and none begins so"))),
+        [name] => Ok(name),
+        _ => {
+            let several = none(format!("`{given}` may be one of {} jobs", begins.len()));
+            Err(begins.iter().take(5).fold(several, |fault, name| fault.why(*name)))
+        }
+    }
+}
+
 fn candidates(named: Option<&Path>) -> Vec<PathBuf> {
     match named {
         Some(socket) => vec![socket.to_owned()],
@@ -319,6 +370,20 @@ mod tests {
 
         let long = dir.path().join("x".repeat(120));
         assert!(fault_of(&long).await.why[0].contains("at most 107 bytes"));
+    }
+
+    #[test]
+    fn test_jobs_are_found_by_their_beginning_and_the_last_one_by_a_dash() {
+        let job =
+            |job: &str, owner: &str| v1::Job { job: job.into(), owner: owner.into(), ..Default::default() };
+        let jobs = [job("train-b7", "uid 7"), job("train-a1", "uid 8"), job("eval-1", "uid 8")];
+        assert_eq!(find("-", &jobs, "uid 8").unwrap(), "train-a1");
+        assert_eq!(find("e", &jobs, "uid 8").unwrap(), "eval-1");
+        assert_eq!(find("train-b", &jobs, "uid 8").unwrap(), "train-b7");
+        let several = find("train", &jobs, "uid 8").unwrap_err();
+        assert_eq!((several.code, several.why.len()), (Code::JobNotFound, 2));
+        assert_eq!(find("x", &jobs, "uid 8").unwrap_err().code, Code::JobNotFound);
+        assert_eq!(find("-", &jobs, "uid 9").unwrap_err().code, Code::JobNotFound);
     }
 
     #[tokio::test]

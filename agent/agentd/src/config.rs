@@ -1,7 +1,7 @@
 //! What the daemon was told: one value for each key, and where it comes from.
 //!
 //! Owns: the keys, their defaults, the order of precedence (flag, then `AGENTD_*` variable, then file, then
-//! default), and the only look at the process environment. Hides: YAML, units, `/etc/passwd`.
+//! default), and the only look at the process environment. Hides: YAML, units, users and groups.
 //!
 //! Invariants: every key has exactly one value and one origin; an unknown key of the file is an error with
 //! its line and column; a [`Config`] that exists is usable, so nothing is checked later.
@@ -10,6 +10,7 @@
 
 mod devices;
 mod environments;
+mod people;
 mod read;
 mod values;
 
@@ -24,8 +25,9 @@ use agent_model::paths::{MAX_SOCKET_PATH, Places};
 use crate::cli::Flags;
 pub(crate) use devices::DeviceSettings;
 pub(crate) use environments::{EnvironmentSettings, UvChoice};
+pub(crate) use people::{Group, JobUser};
 use read::Layers;
-pub(crate) use values::{FarStore, JobUser, Share};
+pub(crate) use values::{FarStore, Share};
 
 /// The file of a daemon installed on the machine.
 pub(crate) const SYSTEM_FILE: &str = "/etc/agentd/agentd.yaml";
@@ -54,6 +56,8 @@ const KEYS: &[Key] = &[
     Key { name: "log_quota", default: "4GiB" },
     Key { name: "archive_quota", default: "16GiB" },
     Key { name: "job_user", default: "" },
+    Key { name: "socket_group", default: "" },
+    Key { name: "operator_group", default: "" },
     Key { name: "conda_channels", default: "conda-forge" },
     Key { name: "conda_alias", default: "https://conda.anaconda.org" },
     Key { name: "conda_mirrors", default: "" },
@@ -293,6 +297,10 @@ pub(crate) struct Config {
     pub(crate) lease: Duration,
     /// Whom jobs run as; `None` is the daemon's own user.
     pub(crate) job_user: Option<JobUser>,
+    /// Who may connect beside the daemon's own user; of a machine's daemon only.
+    pub(crate) socket_group: Option<Group>,
+    /// Who may do what concerns everybody, beside root and the daemon's own user.
+    pub(crate) operator_group: Option<Group>,
     /// How environments are made and kept.
     pub(crate) environments: EnvironmentSettings,
     /// The container engine and the GPUs.
@@ -322,6 +330,7 @@ impl Config {
         let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
         let store_size = layers.get("store_size");
         let job_user = layers.get("job_user");
+        let [socket_group, operator_group] = [layers.get("socket_group"), layers.get("operator_group")];
         let [log_quota, archive_quota] = [layers.get("log_quota"), layers.get("archive_quota")];
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
@@ -346,7 +355,9 @@ impl Config {
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             archive_quota: archive_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
-            job_user: job_user.parse("a user of /etc/passwd", values::job_user)?,
+            job_user: job_user.parse("a user of this machine", people::job_user)?,
+            socket_group: socket_group.parse("a group of this machine", people::group)?,
+            operator_group: operator_group.parse("a group of this machine", people::group)?,
             environments,
             devices,
             host,
@@ -368,6 +379,8 @@ impl Config {
                 log_quota,
                 archive_quota,
                 job_user,
+                socket_group,
+                operator_group,
             ],
         };
         config.settings.extend(said.into_iter().chain(of_devices));

@@ -12,8 +12,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use agent_control::Peer;
+use agent_model::Principal;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 
@@ -67,11 +70,12 @@ pub(crate) struct Connection<S, R> {
     _permit: OwnedSemaphorePermit,
 }
 
-impl<S: Connected, R> Connected for Connection<S, R> {
-    type ConnectInfo = S::ConnectInfo;
+impl<R> Connected for Connection<UnixStream, R> {
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> S::ConnectInfo {
-        self.stream.connect_info()
+    fn connect_info(&self) -> Peer {
+        let credentials = self.stream.peer_cred().ok();
+        Peer(credentials.map(|process| Principal::Local { uid: process.uid() }))
     }
 }
 

@@ -20,9 +20,9 @@ use std::time::Duration;
 use agent_cas::gc::{Collector, Limits};
 use agent_cas::remote::{self, CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
 use agent_cas::{Disk, Remote, Store, Tiered};
-use agent_control::{Controller, ControllerConfig, Rounds};
+use agent_control::{Controller, ControllerConfig, Operators, Rounds};
 use agent_model::lease::Terms;
-use agent_model::{Clock, Code, Fault, SystemClock};
+use agent_model::{Clock, Code, Fault, Principal, SystemClock};
 use agent_node::ProbeConfig;
 use agent_runtime::docker::Docker;
 use agent_runtime::env::Environments;
@@ -299,7 +299,12 @@ async fn start_controller(
 ) -> Result<(), StartError> {
     let terms = Terms { length: config.lease, ..Terms::default() };
     let archive_quota = config.archive_quota;
-    let settings = ControllerConfig { terms, archive_quota, ..ControllerConfig::new(&config.state_dir) };
+    let group = config.operator_group;
+    let operators = Operators::new(rustix::process::geteuid().as_raw(), move |who| match who {
+        Principal::Local { uid } => group.is_some_and(|group| group.has(*uid)),
+    });
+    let usual = ControllerConfig::new(&config.state_dir, operators);
+    let settings = ControllerConfig { terms, archive_quota, ..usual };
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
         .await
         .map_err(StartError::Controller)?;
@@ -307,7 +312,7 @@ async fn start_controller(
     let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
     supervisor
         .spawn_again(TaskKind::Upkeep, "controller pulse", move || follow(rounds.clone(), pulse.clone()));
-    let listener = listen(socket, config.user_mode)?;
+    let listener = listen(socket, config)?;
     let stop = supervisor.stopping(TaskKind::Controller);
     supervisor.spawn_infallible(TaskKind::Controller, "controller", controller.run(stop.cancelled_owned()));
     let server = Server::builder()
@@ -339,7 +344,7 @@ async fn follow(rounds: Rounds, pulse: Arc<Pulse>) {
 }
 
 /// Takes the place of a socket that a daemon before this one left; the lock says that it is gone.
-fn listen(socket: &Path, user_mode: bool) -> Result<UnixListener, StartError> {
+fn listen(socket: &Path, config: &Config) -> Result<UnixListener, StartError> {
     let bind = || -> io::Result<UnixListener> {
         if let Some(parent) = socket.parent() {
             std::fs::create_dir_all(parent)?;
@@ -349,7 +354,10 @@ fn listen(socket: &Path, user_mode: bool) -> Result<UnixListener, StartError> {
             _ => {}
         }
         let listener = UnixListener::bind(socket)?;
-        let mode = if user_mode { 0o600 } else { 0o660 };
+        let mode = if config.user_mode { 0o600 } else { 0o660 };
+        if let Some(group) = config.socket_group.filter(|_| !config.user_mode) {
+            chown(socket, None, Some(group.id()))?;
+        }
         std::fs::set_permissions(socket, Permissions::from_mode(mode))?;
         Ok(listener)
     };

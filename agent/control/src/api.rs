@@ -4,6 +4,7 @@
 //! error inside becomes a fault for people. Hides tonic from the rest of the crate. Streams end by
 //! themselves when the queue's task ends.
 
+mod access;
 mod blobs;
 mod cas;
 mod jobs;
@@ -18,11 +19,13 @@ use std::time::Duration;
 
 use agent_cas::BlobStore;
 use agent_cas::gc::{Collector, WholeError};
-use agent_model::{Blame, Clock, Code, Digest, Fault, JobId, Timestamp};
+use agent_model::{Blame, Clock, Code, Digest, Fault, JobId, JobState, Principal, Timestamp};
 use agent_proto::{MAX_MESSAGE, v1};
 use tonic::Status;
 use tonic::service::Routes;
-use tonic::transport::server::UdsConnectInfo;
+
+use access::Caller;
+pub use access::{Operators, Peer};
 
 use crate::archive::{Archive, ArchiveError};
 use crate::queue::{AskError, JobView, Queue};
@@ -38,6 +41,7 @@ pub(crate) struct Services {
     /// Makes room in the part of it that is on this disk.
     pub(crate) collector: Collector,
     pub(crate) lease: Duration,
+    pub(crate) operators: Operators,
     pub(crate) about: About,
 }
 
@@ -69,7 +73,7 @@ impl Services {
         }
     }
 
-    /// All of them, as one router.
+    /// All of them, as one router that knows who may call what.
     pub(crate) fn routes(&self) -> Routes {
         let services = || self.clone();
         let routes =
@@ -83,7 +87,9 @@ impl Services {
                         .max_decoding_message_size(MAX_MESSAGE),
                 );
         let actions = self.about.state_dir.join("controller/actions");
-        cas::add(routes, self.blobs.clone(), self.collector.clone(), actions)
+        let routes = cas::add(routes, self.blobs.clone(), self.collector.clone(), actions);
+        let guard = axum::middleware::from_fn_with_state(self.operators.clone(), access::guard);
+        routes.into_axum_router().layer(guard).into()
     }
 
     /// A job as it stands, ended or not.
@@ -196,12 +202,6 @@ fn invalid(why: impl Into<String>) -> Fault {
     Fault::new(Code::RequestInvalid, "the request is not valid").why(why)
 }
 
-/// Who calls, for people: `uid 1000`.
-fn caller<T>(request: &tonic::Request<T>) -> String {
-    let credentials = request.extensions().get::<UdsConnectInfo>().and_then(|peer| peer.peer_cred);
-    credentials.map_or_else(|| "a remote user".to_owned(), |peer| format!("uid {}", peer.uid()))
-}
-
 /// A job for the wire.
 fn to_wire(view: &JobView) -> v1::Job {
     let job = &view.job;
@@ -226,6 +226,33 @@ fn to_wire(view: &JobView) -> v1::Job {
             })
             .collect(),
         outcome: job.outcome.clone().map(v1::Outcome::from),
+        owner: job.owner.as_ref().map(Principal::to_string).unwrap_or_default(),
+    }
+}
+
+/// A job of somebody else: that it is there, where it stands and what it needs, and nothing of what it does.
+fn to_wire_for_others(view: &JobView) -> v1::Job {
+    const PRIVATE: &str = "(private)";
+    let whole = to_wire(view);
+    let spec = whole.spec.unwrap_or_default();
+    let hidden = v1::JobSpec {
+        name: spec.name,
+        display_name: PRIVATE.to_owned(),
+        command: PRIVATE.to_owned(),
+        environment: Some(agent_model::EnvSpec::host().into()),
+        resources: spec.resources,
+        limits: spec.limits,
+        priority: spec.priority,
+        ..v1::JobSpec::default()
+    };
+    let verdict = |outcome: v1::Outcome| v1::Outcome { verdict: outcome.verdict, ..v1::Outcome::default() };
+    let replica = |replica: v1::ReplicaStatus| v1::ReplicaStatus { detail: String::new(), ..replica };
+    v1::Job {
+        spec: Some(hidden),
+        detail: if view.job.state == JobState::Queued { whole.detail } else { String::new() },
+        replicas: whole.replicas.into_iter().map(replica).collect(),
+        outcome: whole.outcome.map(verdict),
+        ..whole
     }
 }
 

@@ -49,6 +49,7 @@ use agent_cas::gc::Collector;
 use agent_model::Clock;
 use agent_model::lease::Terms;
 
+pub use api::{Operators, Peer};
 pub use store::{OpenStoreError, StoreError};
 use store::{Sqlite, Store};
 
@@ -61,6 +62,8 @@ pub struct ControllerConfig {
     pub lease: Duration,
     /// How long a job that may be replaced runs unheard.
     pub terms: Terms,
+    /// Who may do what concerns everybody.
+    pub operators: Operators,
     /// How much is kept of each log of a job, in bytes; of its metrics, a quarter.
     pub archive_quota: u64,
 }
@@ -73,11 +76,12 @@ impl ControllerConfig {
     const DEFAULT_ARCHIVE_QUOTA: u64 = 16 << 30;
 
     /// The usual settings.
-    pub fn new(state_dir: impl Into<PathBuf>) -> ControllerConfig {
+    pub fn new(state_dir: impl Into<PathBuf>, operators: Operators) -> ControllerConfig {
         ControllerConfig {
             state_dir: state_dir.into(),
             lease: Self::DEFAULT_LEASE,
             terms: Terms::default(),
+            operators,
             archive_quota: Self::DEFAULT_ARCHIVE_QUOTA,
         }
     }
@@ -147,6 +151,7 @@ impl Controller {
             blobs,
             collector,
             lease: config.lease.min(config.terms.length),
+            operators: config.operators,
             about: api::About::new(&config.state_dir, &*clock),
         };
         Ok(Controller { services, task, store })

@@ -22,7 +22,9 @@ use std::sync::Arc;
 use agent_model::job::JobSpec;
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
-use agent_model::{Epoch, Fault, JobId, JobState, NodeId, Outcome, ReplicaId, ReplicaStep, Timestamp};
+use agent_model::{
+    Epoch, Fault, JobId, JobState, NodeId, Outcome, Principal, ReplicaId, ReplicaStep, Timestamp,
+};
 use serde::{Deserialize, Serialize};
 
 pub use sqlite::OpenStoreError;
@@ -36,6 +38,9 @@ pub(crate) struct JobRecord {
     pub(crate) seq: u64,
     /// The client's identifier of the submission; unique.
     pub(crate) request: String,
+    /// Who submitted it; nobody knows of one that was taken over from a node, or is older than owners are.
+    #[serde(default)]
+    pub(crate) owner: Option<Principal>,
     pub(crate) spec: JobSpec,
     pub(crate) state: JobState,
     /// The latest assignment; 0 before the first.

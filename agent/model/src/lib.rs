@@ -10,6 +10,7 @@
 //!
 //! Everybody depends on this crate; it depends on nobody in the workspace.
 
+pub mod access;
 pub mod causes;
 pub mod clock;
 pub mod condafile;
@@ -34,6 +35,7 @@ pub mod size;
 pub mod tracking;
 pub mod yaml;
 
+pub use access::Principal;
 pub use causes::causes;
 pub use clock::{Boot, Clock, ManualClock, SystemClock, Timestamp};
 pub use env::EnvSpec;

@@ -95,6 +95,9 @@ pub struct Job {
     /// Of the job as a whole, once the verdict is fixed.
     #[prost(message, optional, tag = "11")]
     pub outcome: ::core::option::Option<Outcome>,
+    /// Who submitted it, like `uid 1000`; empty if nobody knows. Of jobs of others a list hides what they do.
+    #[prost(string, tag = "12")]
+    pub owner: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReplicaStatus {

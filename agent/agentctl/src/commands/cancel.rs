@@ -20,23 +20,25 @@ pub(super) async fn cancel(
     let client = Client::find(socket).await?;
     let mut first = None;
     let mut asked = Vec::new();
-    for job in &args.jobs {
-        match ask(&client, job, output).await {
-            Ok(()) => asked.push(job),
+    for given in &args.jobs {
+        match ask(&client, given, output).await {
+            Ok(job) => asked.push(job),
             Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
             Err(failure) => first = Some(failure),
         }
     }
     if args.wait {
         for job in asked {
-            wait(&client, job, output).await?;
+            wait(&client, &job, output).await?;
         }
     }
     first.map_or(Ok(()), Err)
 }
 
-async fn ask(client: &Client, name: &str, output: &mut Output) -> Result<(), Failure> {
-    let request = v1::CancelJobRequest { job: name.to_owned() };
+/// Gives the job's whole name.
+async fn ask(client: &Client, given: &str, output: &mut Output) -> Result<String, Failure> {
+    let name = client.named(given).await?;
+    let request = v1::CancelJobRequest { job: name.clone() };
     let job = JobView::try_from(answer(client.jobs().cancel(request)).await?)?;
     output.note(&match job.has_ended() {
         true => format!("{name}: {}", job.state),
@@ -45,7 +47,7 @@ async fn ask(client: &Client, name: &str, output: &mut Output) -> Result<(), Fai
         }
         false => format!("{name}: asked to end; it has {} for it", grace(&job)),
     });
-    Ok(())
+    Ok(name)
 }
 
 fn grace(job: &JobView) -> String {

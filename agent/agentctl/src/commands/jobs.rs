@@ -57,21 +57,27 @@ pub(super) async fn list(client: &Client, limit: u32, active: bool) -> Result<(V
 
 /// Jobs as a table.
 pub(super) fn table(jobs: &[JobView], now: Timestamp, paper: Paper) -> String {
-    let mut table = Table::new(&["NAME", "STATE", "AGE", "DURATION", "EXIT", "TITLE"], &[2, 3, 4]);
+    // Whose they are is told where it is a question.
+    let several = jobs.iter().any(|job| job.owner != jobs[0].owner);
+    let owner: &[&str] = if several { &["OWNER"] } else { &[] };
+    let columns = [&["NAME", "STATE", "AGE", "DURATION", "EXIT"], owner, &["TITLE"]].concat();
+    let mut table = Table::new(&columns, &[2, 3, 4]);
     for job in jobs {
         let title = match job.state.as_str() {
             "Queued" if !job.detail.is_empty() => format!("{} ({})", job.title, job.detail),
             "Preparing" if !job.work().is_empty() => format!("{} ({})", job.title, job.work()),
             _ => job.title.clone(),
         };
-        table.row([
+        let mut row = vec![
             Cell::from(&job.job),
             Cell::new(job.tone(), &job.state),
             Cell::from(age(Timestamp(job.submitted_ms), now)),
             Cell::from(job.duration(now).map(duration).unwrap_or_default()),
             exit_cell(job),
-            Cell::from(title),
-        ]);
+        ];
+        row.extend(several.then(|| Cell::from(&job.owner)));
+        row.push(Cell::from(title));
+        table.row(row);
     }
     table.render(paper)
 }
@@ -103,6 +109,13 @@ mod tests {
              train-1  Queued     3 min                  python t.py (1 job ahead, both slots…\n\
              train-1  Failed     3 min     0.4 s     3  python t.py\n\
              train-1  Completed  3 min      12 s     0  python t.py\n"
+        );
+        let theirs = super::super::view::JobView { owner: "eve".into(), ..ended() };
+        assert_eq!(
+            table(&[theirs, ended()], Timestamp(1_200_000), paper),
+            "NAME     STATE        AGE  DURATION  EXIT  OWNER  TITLE\n\
+             train-1  Completed  3 min      12 s     0  eve    python t.py\n\
+             train-1  Completed  3 min      12 s     0  root   python t.py\n"
         );
     }
 }

@@ -23,13 +23,13 @@ pub(super) async fn logs(
     if args.follow {
         let client = Client::find_or_await(socket).await?;
         let wants = Wants { log: Some(log), story: false, tail, attempt: args.attempt };
-        let ended = follow(&client, &args.job, wants, output).await?;
+        let ended = follow(&client, &client.named(&args.job).await?, wants, output).await?;
         ended.tell(output);
         return Ok(ended.exit_code());
     }
     let client = Client::find(socket).await?;
     let request = v1::ReadLogRequest {
-        job: args.job,
+        job: client.named(&args.job).await?,
         epoch: args.attempt,
         rank: 0,
         stream: log.to_string(),

@@ -20,14 +20,14 @@ pub(super) async fn metrics(
     output: &mut Output,
 ) -> Result<(), Failure> {
     let client = Client::find(socket).await?;
-    let recorded = Recorded::read(&client.tracking(&args.job).await?);
+    let job = client.named(&args.job).await?;
+    let recorded = Recorded::read(&client.tracking(&job).await?);
     if args.json {
-        return output.json(&recorded.json(&args.job));
+        return output.json(&recorded.json(&job));
     }
     if recorded.is_empty() {
         output.note(&format!(
-            "{} has recorded nothing so far; scripts use mlflow.log_metric, or append to $AGENTD_METRICS",
-            args.job
+            "{job} has recorded nothing so far; scripts use mlflow.log_metric, or append to $AGENTD_METRICS"
         ));
         return Ok(());
     }

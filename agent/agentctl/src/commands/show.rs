@@ -78,7 +78,8 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("variables", pairs(&spec.environment_variables));
     add("needs", needs(job));
     let submitted = Timestamp(job.submitted_ms);
-    add("submitted", Some(format!("{} ({} ago)", moment(submitted), age(submitted, now))));
+    let by = if job.owner.is_empty() { String::new() } else { format!(" by {}", job.owner) };
+    add("submitted", Some(format!("{} ({} ago){by}", moment(submitted), age(submitted, now))));
     add("ran for", job.duration(now).map(duration));
     let node = job.replicas.first().map(|replica| format!(" on {}", replica.node)).unwrap_or_default();
     add("attempt", (job.attempt > 0).then(|| format!("{}{node}", job.attempt)));
@@ -130,7 +131,7 @@ mod tests {
              experiment   Default\n\
              command      python t.py\n\
              environment  python3 of the machine, as it is\n\
-             submitted    1970-01-01 00:16:39 UTC (1 min ago)\n\
+             submitted    1970-01-01 00:16:39 UTC (1 min ago) by root\n\
              ran for      0.4 s\n\
              attempt      1 on box\n\
              \n\

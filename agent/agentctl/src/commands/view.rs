@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use agent_model::job::{Input, Output as JobOutput};
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::Outcome;
-use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
+use agent_model::{
+    Blame, Clock, Code, EnvSpec, Fault, JobSpec, Principal, ReplicaStep, Retry, SystemClock, Timestamp,
+};
 use agent_proto::v1;
+use nix::unistd::{Uid, User};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -24,6 +27,8 @@ pub(crate) struct JobView {
     pub(crate) priority: &'static str,
     /// Why it waits, or what is done for it now.
     pub(crate) detail: String,
+    /// Who submitted it; empty if nobody knows.
+    pub(crate) owner: String,
     pub(crate) attempt: u64,
     pub(crate) cancel_requested: bool,
     pub(crate) submitted_ms: u64,
@@ -85,6 +90,7 @@ impl TryFrom<v1::Job> for JobView {
             experiment: spec.experiment.clone(),
             priority: spec.priority.name(),
             detail: wire.detail,
+            owner: person(&wire.owner),
             attempt: wire.epoch,
             cancel_requested: wire.cancel_requested,
             submitted_ms: wire.submitted_ms,
@@ -102,6 +108,13 @@ impl TryFrom<v1::Job> for JobView {
             outcome,
         })
     }
+}
+
+/// A user as the controller writes them, by the name that this machine has for one of its own.
+fn person(owner: &str) -> String {
+    let Ok(Principal::Local { uid }) = owner.parse() else { return owner.to_owned() };
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    user.map_or_else(|| owner.to_owned(), |user| user.name)
 }
 
 impl From<&Fault> for FaultView {
@@ -435,6 +448,7 @@ pub(crate) mod tests {
         let draft = JobDraft { command: "python t.py".into(), ..JobDraft::default() };
         v1::Job {
             job: "train-1".into(),
+            owner: "uid 0".into(),
             spec: Some(draft.validate().unwrap().into()),
             state: state.into(),
             epoch: 1,
@@ -458,6 +472,7 @@ pub(crate) mod tests {
             "experiment",
             "priority",
             "detail",
+            "owner",
             "attempt",
             "cancel_requested",
             "submitted_ms",
@@ -470,7 +485,8 @@ pub(crate) mod tests {
         ];
         expected.sort_unstable();
         assert_eq!(keys, expected);
-        assert_eq!(json["exit_code"], 3);
+        assert_eq!((&json["exit_code"], &json["owner"]), (&json!(3), &json!("root")));
+        assert_eq!((person("uid 4000000000"), person("")), ("uid 4000000000".to_owned(), String::new()));
         assert_eq!(json["fault"]["code"], "RUN-101");
         assert_eq!(json["artifacts"], Value::Null);
         assert_eq!(ended().duration(Timestamp(0)).unwrap().as_secs(), 12);

@@ -23,7 +23,8 @@ pub(super) async fn wait(
     let client = Client::find_or_await(socket).await?;
     let end = Instant::now() + Duration::from_secs(args.timeout.unwrap_or(FOR_EVER).min(FOR_EVER));
     let mut first = ExitCode::SUCCESS;
-    for job in &args.jobs {
+    for given in &args.jobs {
+        let job = &client.named(given).await?;
         output.busy(&format!("waiting for {job} to end"));
         let wants = Wants { log: None, story: false, tail: 0, attempt: 0 };
         let Ok(ended) = timeout_at(end, follow(&client, job, wants, output)).await else {

@@ -23,7 +23,7 @@ pub(super) async fn why(
 ) -> Result<(), Failure> {
     let client = Client::find(socket).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
-    let request = v1::GetJobRequest { job: args.job.clone() };
+    let request = v1::GetJobRequest { job: job.job.clone() };
     let events = answer(client.jobs().history(request)).await?.events;
     if args.json {
         return output.json(&document(&job, &events));

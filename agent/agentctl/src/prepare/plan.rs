@@ -43,9 +43,18 @@ pub(crate) struct Plan {
     pub(crate) warnings: Vec<String>,
 }
 
+/// What runs a script, by its name.
+fn interpreter(target: &Path) -> Option<&'static str> {
+    match target.extension()?.to_str()? {
+        "py" => Some("python"),
+        "sh" => Some("bash"),
+        _ => None,
+    }
+}
+
 impl Plan {
-    /// Reads a directory or a job file.
-    pub(crate) fn read(target: &Path, changes: Changes) -> Result<Plan, Fault> {
+    /// Reads a directory, a job file, or a script, which runs in its directory.
+    pub(crate) fn read(target: &Path, mut changes: Changes) -> Result<Plan, Fault> {
         let metadata = fs::metadata(target).map_err(|error| {
             Fault::new(Code::JobFile, format!("cannot find `{}`", target.display()))
                 .because(&error)
@@ -57,6 +66,11 @@ impl Plan {
                 Some(file) => Plan::of_job_file(&file, &changes.command)?,
                 None => Plan::of_directory(target, &changes.command)?,
             }
+        } else if let Some(program) = interpreter(target) {
+            let script = [program.to_owned(), file_name(target)];
+            changes.command = script.into_iter().chain(changes.command).collect();
+            let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty());
+            Plan::of_directory(dir.unwrap_or(Path::new(".")), &changes.command)?
         } else {
             Plan::of_job_file(target, &changes.command)?
         };
@@ -290,6 +304,17 @@ mod tests {
         assert_eq!(plan.code.as_deref(), Some(dir.path()));
         let fault = Plan::read(dir.path(), Changes::default()).unwrap_err();
         assert!(fault.fix.unwrap().contains("-- python train.py"));
+    }
+
+    #[test]
+    fn test_script_runs_in_its_directory() {
+        let dir = project(&[("train.py", ""), ("go.sh", ""), ("requirements.txt", "numpy\n")]);
+        let plan = Plan::read(&dir.path().join("train.py"), command(&["--lr", "0.1"])).unwrap();
+        assert_eq!(plan.draft.command, "python train.py --lr 0.1");
+        assert_eq!(plan.code.as_deref(), Some(dir.path()));
+        assert!(matches!(plan.draft.environment, EnvSpec::Pip { .. }));
+        let plan = Plan::read(&dir.path().join("go.sh"), Changes::default()).unwrap();
+        assert_eq!(plan.draft.command, "bash go.sh");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::read::Layers;
-use super::{ConfigError, JobUser, Setting, values};
+use super::{ConfigError, JobUser, Setting, people, values};
 
 /// How the container engine and the GPUs are reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl DeviceSettings {
             docker_socket: socket.parse("an absolute path of at most 107 bytes", values::socket)?,
             docker_credentials: credentials.parse(file, values::path_or_none)?,
             docker_build_ca: build_ca.parse(file, values::path_or_none)?,
-            container_user: user.parse("a user of /etc/passwd", values::job_user)?,
+            container_user: user.parse("a user of this machine", people::job_user)?,
             nvml_library: nvml.parse(file, values::path_or_none)?,
         };
         Ok((settings, vec![socket, credentials, build_ca, user, nvml]))

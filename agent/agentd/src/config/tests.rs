@@ -55,7 +55,7 @@ fn test_bad_value_is_refused_with_its_place() {
         ("controller: unix:/x", "controller: this daemon is the controller itself"),
         ("state_dir: here", "state_dir: expected an absolute path"),
         ("log: loud", "log: expected a level"),
-        ("job_user: no such person", "job_user: expected a user of /etc/passwd"),
+        ("job_user: no such person", "job_user: expected a user of this machine"),
         ("conda_channels: []", "conda_channels: expected names or addresses"),
         ("conda_alias: anaconda.org", "conda_alias: expected an address"),
         ("conda_mirrors: https://a", "conda_mirrors: expected `URL=URL` pairs"),

@@ -8,19 +8,6 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 
 use super::{MAX_SOCKET_PATH, Roles, UvChoice};
 
-/// Whom jobs run as.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct JobUser {
-    /// The login name.
-    pub(crate) name: String,
-    /// The user id.
-    pub(crate) uid: u32,
-    /// The group id.
-    pub(crate) gid: u32,
-    /// The home directory.
-    pub(crate) home: String,
-}
-
 /// So much of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Share {
@@ -122,25 +109,6 @@ pub(super) fn share(text: &str) -> Option<Share> {
         Some(part) => part.trim().parse().ok().filter(|part| *part <= 100).map(Share::Percent),
         None => size(text).map(Share::Bytes),
     }
-}
-
-/// Nobody for an empty text, otherwise the user of that name.
-pub(super) fn job_user(text: &str) -> Option<Option<JobUser>> {
-    if text.is_empty() {
-        return Some(None);
-    }
-    find_user(&std::fs::read_to_string("/etc/passwd").ok()?, text).map(Some)
-}
-
-fn find_user(passwd: &str, name: &str) -> Option<JobUser> {
-    let line = passwd.lines().find(|line| line.split(':').next() == Some(name))?;
-    let fields: Vec<&str> = line.split(':').collect();
-    Some(JobUser {
-        name: name.to_owned(),
-        uid: fields.get(2)?.parse().ok()?,
-        gid: fields.get(3)?.parse().ok()?,
-        home: (*fields.get(5)?).to_owned(),
-    })
 }
 
 /// A store of blobs that another server keeps.
@@ -351,13 +319,5 @@ mod tests {
             (mirrors("https://a"), mirrors("a=https://b"), mirrors("https://a=https://u@b")),
             (None, None, None)
         );
-    }
-
-    #[test]
-    fn test_user_is_found_by_whole_name() {
-        let passwd = "root:x:0:0:root:/root:/bin/bash\njob:x:900:901::/var/empty:/bin/false\nbroken:x\n";
-        let found = find_user(passwd, "job").unwrap();
-        assert_eq!((found.uid, found.gid, found.home.as_str()), (900, 901, "/var/empty"));
-        assert_eq!((find_user(passwd, "jo"), find_user(passwd, "broken")), (None, None));
     }
 }

@@ -1,6 +1,6 @@
 //! The part of `Nodes` that is about the store of blobs: making room in it, and checking it.
 //!
-//! Whoever may connect may do both: nothing goes that anybody needs, and what is damaged is of no use.
+//! Neither loses anything: nothing goes that anybody needs, and what is damaged is of no use.
 
 use agent_cas::Checked;
 use agent_cas::gc::{Collected, Goal, Holder, Reason, Stay};

@@ -5,13 +5,13 @@
 
 use std::pin::Pin;
 
-use agent_model::{Code, Fault, JobId, JobSpec};
+use agent_model::{Code, Fault, JobId, JobSpec, Principal};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
-use super::{Refusal, Services, caller, ended, invalid, to_wire, unknown_job};
+use super::{Caller, Refusal, Services, ended, invalid, to_wire, to_wire_for_others};
 use crate::pins;
 use crate::queue::{JobView, Submission};
 use crate::store::Store;
@@ -24,7 +24,7 @@ const LARGEST_PAGE: u32 = 1000;
 const NAME_TRIES: usize = 8;
 
 impl Services {
-    async fn submit_job(&self, request: v1::SubmitRequest, who: String) -> Result<JobId, Refusal> {
+    async fn submit_job(&self, request: v1::SubmitRequest, owner: &Principal) -> Result<JobId, Refusal> {
         if request.request_id.is_empty() {
             return Err(invalid("`request_id` is empty").into());
         }
@@ -47,7 +47,7 @@ impl Services {
                 request: request.request_id.clone(),
                 id: id.clone(),
                 spec: spec.clone(),
-                who: who.clone(),
+                owner: owner.clone(),
             };
             let taken = self.store.job(&id).await?.is_some_and(|job| job.request != request.request_id);
             let accepted = if taken { None } else { self.queue.submit(new).await? };
@@ -91,7 +91,11 @@ impl Services {
         }
     }
 
-    async fn list_jobs(&self, request: v1::ListJobsRequest) -> Result<v1::ListJobsResponse, Refusal> {
+    async fn list_jobs(
+        &self,
+        request: v1::ListJobsRequest,
+        caller: &Caller,
+    ) -> Result<v1::ListJobsResponse, Refusal> {
         let limit = match request.limit {
             0 => PAGE,
             limit => limit.min(LARGEST_PAGE),
@@ -114,30 +118,39 @@ impl Services {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let more = views.len() > limit;
         views.truncate(limit);
-        Ok(v1::ListJobsResponse { jobs: views.iter().map(to_wire).collect(), more })
+        let all = caller.is_operator().await;
+        let shown = |view: &JobView| match all || caller.owns(&view.job) {
+            true => to_wire(view),
+            false => to_wire_for_others(view),
+        };
+        Ok(v1::ListJobsResponse { jobs: views.iter().map(shown).collect(), more })
     }
 
     /// A job as it changes; one that ended has a single value.
-    pub(super) async fn watch_job(&self, id: &JobId) -> Result<watch::Receiver<JobView>, Refusal> {
+    pub(super) async fn watch_job(
+        &self,
+        id: &JobId,
+        caller: &Caller,
+    ) -> Result<watch::Receiver<JobView>, Refusal> {
+        let now = self.owned(id, caller).await?;
         if let Some(changes) = self.queue.watch(id).await? {
             return Ok(changes);
         }
-        Ok(watch::channel(self.view(id).await?).1)
+        Ok(watch::channel(now).1)
     }
 
-    async fn cancel_job(&self, id: &JobId, who: String) -> Result<JobView, Refusal> {
-        match self.queue.cancel(id, who).await? {
+    async fn cancel_job(&self, id: &JobId, caller: &Caller) -> Result<JobView, Refusal> {
+        self.owned(id, caller).await?;
+        match self.queue.cancel(id, caller.to_string()).await? {
             Some(view) => Ok(view),
             None => self.view(id).await,
         }
     }
 
-    async fn job_history(&self, id: &JobId) -> Result<v1::HistoryResponse, Refusal> {
+    async fn job_history(&self, id: &JobId, caller: &Caller) -> Result<v1::HistoryResponse, Refusal> {
+        self.owned(id, caller).await?;
         self.queue.flush().await?;
         let events = self.store.history(id).await?;
-        if events.is_empty() {
-            return Err(unknown_job(id).into());
-        }
         let events = events.into_iter().map(|event| v1::HistoryEvent {
             at_ms: event.at.0,
             epoch: event.epoch.0,
@@ -175,13 +188,14 @@ impl v1::jobs_server::Jobs for Services {
         &self,
         request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitResponse>, Status> {
-        let who = caller(&request);
-        let job = self.submit_job(request.into_inner(), who).await?;
+        let caller = Caller::of(&request)?;
+        let job = self.submit_job(request.into_inner(), caller.who()).await?;
         Ok(Response::new(v1::SubmitResponse { job: job.into() }))
     }
 
     async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
-        let view = self.view(&id(&request.into_inner().job)?).await?;
+        let caller = Caller::of(&request)?;
+        let view = self.owned(&id(&request.into_inner().job)?, &caller).await?;
         Ok(Response::new(to_wire(&view)))
     }
 
@@ -189,20 +203,22 @@ impl v1::jobs_server::Jobs for Services {
         &self,
         request: Request<v1::ListJobsRequest>,
     ) -> Result<Response<v1::ListJobsResponse>, Status> {
-        Ok(Response::new(self.list_jobs(request.into_inner()).await?))
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(self.list_jobs(request.into_inner(), &caller).await?))
     }
 
     async fn watch(
         &self,
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        let receiver = self.watch_job(&id(&request.into_inner().job)?).await?;
+        let caller = Caller::of(&request)?;
+        let receiver = self.watch_job(&id(&request.into_inner().job)?, &caller).await?;
         Ok(Response::new(changes(receiver).boxed()))
     }
 
     async fn cancel(&self, request: Request<v1::CancelJobRequest>) -> Result<Response<v1::Job>, Status> {
-        let who = caller(&request);
-        let view = self.cancel_job(&id(&request.into_inner().job)?, who).await?;
+        let caller = Caller::of(&request)?;
+        let view = self.cancel_job(&id(&request.into_inner().job)?, &caller).await?;
         Ok(Response::new(to_wire(&view)))
     }
 
@@ -210,7 +226,8 @@ impl v1::jobs_server::Jobs for Services {
         &self,
         request: Request<v1::GetJobRequest>,
     ) -> Result<Response<v1::HistoryResponse>, Status> {
-        Ok(Response::new(self.job_history(&id(&request.into_inner().job)?).await?))
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(self.job_history(&id(&request.into_inner().job)?, &caller).await?))
     }
 }
 

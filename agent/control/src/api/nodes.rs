@@ -1,8 +1,7 @@
 //! `Nodes`: what clients ask about the machines, the environments they keep, and the controller itself. What they
 //! ask of its blobs is answered in `blobs`.
 //!
-//! Whoever may connect may drain a node and write one off, as he may cancel a job: the socket decides who
-//! connects, and what somebody did is written down with his name.
+//! What somebody did is written down with his name; who may is in [`super::access`].
 
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use futures_util::stream::{self, BoxStream};
 use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
-use super::{Refusal, Services, caller, invalid};
+use super::{Caller, Refusal, Services, invalid};
 use crate::queue::{DeclaredLost, NodeState, Wish, WishState};
 use crate::store::Recovery;
 
@@ -234,7 +233,7 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::SetEligibilityRequest>,
     ) -> Result<Response<v1::Node>, Status> {
-        let who = caller(&request);
+        let who = Caller::of(&request)?.to_string();
         Ok(Response::new(self.set_node_eligibility(request.into_inner(), &who).await?))
     }
 
@@ -246,8 +245,9 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::StoreOutputsRequest>,
     ) -> Result<Response<Self::StoreOutputsStream>, Status> {
-        let (who, services) = (caller(&request), self.clone());
-        let stored = async move { Ok(Services::store_outputs(&services, request.into_inner(), &who).await?) };
+        let (caller, services) = (Caller::of(&request)?, self.clone());
+        let stored =
+            async move { Ok(Services::store_outputs(&services, request.into_inner(), &caller).await?) };
         Ok(Response::new(stream::once(stored).boxed()))
     }
 
@@ -255,7 +255,7 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::CollectBlobsRequest>,
     ) -> Result<Response<v1::CollectBlobsResponse>, Status> {
-        let who = caller(&request);
+        let who = Caller::of(&request)?.to_string();
         Ok(Response::new(self.collect(request.into_inner(), &who).await?))
     }
 
@@ -263,7 +263,7 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::CheckBlobsRequest>,
     ) -> Result<Response<Self::CheckBlobsStream>, Status> {
-        let who = caller(&request);
+        let who = Caller::of(&request)?.to_string();
         Ok(Response::new(self.check(&who)))
     }
 
@@ -271,7 +271,7 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::DeclareLostRequest>,
     ) -> Result<Response<v1::DeclareLostResponse>, Status> {
-        let who = caller(&request);
+        let who = Caller::of(&request)?.to_string();
         let id: NodeId = request.into_inner().node.parse().map_err(Refusal::from)?;
         let jobs = self.declare_node_lost(&id, &who).await?;
         Ok(Response::new(v1::DeclareLostResponse { jobs }))
@@ -281,7 +281,7 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::ManageEnvironmentRequest>,
     ) -> Result<Response<v1::ManageEnvironmentResponse>, Status> {
-        let who = caller(&request);
+        let who = Caller::of(&request)?.to_string();
         Ok(Response::new(self.manage(request.into_inner(), &who, ENVIRONMENT_WITHIN).await?))
     }
 }

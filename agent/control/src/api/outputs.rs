@@ -7,7 +7,7 @@ use agent_model::{Artifacts, Blame, Code, Fault, JobId, NodeId, Outcome, Replica
 use agent_proto::v1;
 use tonic::Status;
 
-use super::{Refusal, Services, invalid, unknown_job};
+use super::{Caller, Refusal, Services, invalid, unknown_job};
 use crate::pins;
 use crate::store::{JobRecord, Store};
 
@@ -16,10 +16,10 @@ impl Services {
     pub(super) async fn store_outputs(
         &self,
         request: v1::StoreOutputsRequest,
-        who: &str,
+        caller: &Caller,
     ) -> Result<v1::StoreOutputsResponse, Refusal> {
         let id: JobId = request.job.parse()?;
-        let job = self.view(&id).await?.job;
+        let job = self.owned(&id, caller).await?.job;
         if !job.state.is_terminal() {
             return Err(invalid(format!("{id} has not ended: its node stores the outputs by itself")).into());
         }
@@ -27,7 +27,7 @@ impl Services {
             return Err(unkept(&id, "no node has anything of its last attempt").into());
         };
         let (replica, node) = (job.replica(held.rank), held.node.clone());
-        tracing::info!(%replica, %node, who, "asked to store outputs");
+        tracing::info!(%replica, %node, who = %caller, "asked to store outputs");
         let Some(told) = self.queue.want_outputs(replica, node.clone()).await? else {
             return Err(Fault::new(
                 Code::NodeLost,

@@ -16,7 +16,7 @@ use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Refusal, Services, invalid};
+use super::{Caller, Refusal, Services, invalid};
 use crate::archive::{self, Archive, ArchiveError, Channel, Tape};
 use crate::queue::{JobView, Standing};
 use crate::store::Store;
@@ -202,8 +202,11 @@ struct Piece {
 }
 
 impl Reader {
-    async fn open(services: &Services, wish: Wish) -> Result<Reader, Refusal> {
-        let mut view = services.watch_job(&wish.job).await?;
+    async fn open(
+        services: &Services,
+        wish: Wish,
+        mut view: watch::Receiver<JobView>,
+    ) -> Result<Reader, Refusal> {
         view.mark_unchanged();
         let latest = view.borrow().job.epoch;
         let epoch = if wish.epoch == 0 { latest } else { Epoch(wish.epoch) };
@@ -337,10 +340,13 @@ impl v1::telemetry_server::Telemetry for Services {
         &self,
         request: Request<v1::ReadLogRequest>,
     ) -> Result<Response<Self::ReadLogStream>, Status> {
+        let caller = Caller::of(&request)?;
         let request = request.into_inner();
+        let job = request.job.parse().map_err(Refusal::from)?;
+        let view = self.watch_job(&job, &caller).await?;
         let channel = Channel::parse(&request.stream).filter(|channel| *channel != Channel::Tracking);
         let wish = Wish {
-            job: request.job.parse().map_err(Refusal::from)?,
+            job,
             epoch: request.epoch,
             rank: request.rank,
             channel: channel
@@ -349,7 +355,7 @@ impl v1::telemetry_server::Telemetry for Services {
             follow: request.follow,
             tail_lines: request.tail_lines,
         };
-        let pieces = Reader::open(self, wish).await?.pieces().map_ok(|piece| v1::LogChunk {
+        let pieces = Reader::open(self, wish, view).await?.pieces().map_ok(|piece| v1::LogChunk {
             epoch: piece.epoch.0,
             offset: piece.offset,
             data: piece.data,
@@ -361,9 +367,12 @@ impl v1::telemetry_server::Telemetry for Services {
         &self,
         request: Request<v1::ReadTrackingRequest>,
     ) -> Result<Response<Self::ReadTrackingStream>, Status> {
+        let caller = Caller::of(&request)?;
         let request = request.into_inner();
+        let job = request.job.parse().map_err(Refusal::from)?;
+        let view = self.watch_job(&job, &caller).await?;
         let wish = Wish {
-            job: request.job.parse().map_err(Refusal::from)?,
+            job,
             epoch: request.epoch,
             rank: request.rank,
             channel: Channel::Tracking,
@@ -371,7 +380,7 @@ impl v1::telemetry_server::Telemetry for Services {
             follow: request.follow,
             tail_lines: 0,
         };
-        let pieces = Reader::open(self, wish).await?.pieces().map_ok(|piece| v1::TrackingChunk {
+        let pieces = Reader::open(self, wish, view).await?.pieces().map_ok(|piece| v1::TrackingChunk {
             epoch: piece.epoch.0,
             offset: piece.offset,
             lines: piece.data,

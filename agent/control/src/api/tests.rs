@@ -1,5 +1,6 @@
 //! The whole controller over a real socket, with a node that does what the test says.
 
+mod access;
 mod blobs;
 mod environments;
 mod loss;

@@ -29,7 +29,7 @@ use adopt::Strangers;
 use agent_model::lease::Terms;
 use agent_model::{
     Artifacts, Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome,
-    ReplicaId, Retry, Timestamp, Verdict,
+    Principal, ReplicaId, Retry, Timestamp, Verdict,
 };
 pub(crate) use environments::{Wish, WishState};
 use fleet::Fleet;
@@ -52,8 +52,7 @@ pub(crate) struct Submission {
     pub(crate) request: String,
     pub(crate) id: JobId,
     pub(crate) spec: JobSpec,
-    /// Who asks, for people: `uid 1000`.
-    pub(crate) who: String,
+    pub(crate) owner: Principal,
 }
 
 /// What the book says to an outcome or a log of a replica.
@@ -173,6 +172,7 @@ impl Book {
             id: id.clone(),
             seq: 0,
             request: new.request,
+            owner: Some(new.owner.clone()),
             spec: new.spec,
             state: JobState::Queued,
             epoch: Epoch::default(),
@@ -188,7 +188,7 @@ impl Book {
         });
         self.line.join(job);
         (self.urgent, self.replan) = (true, true);
-        self.jobs.tell(&id, None, now, format!("queued by {}", new.who));
+        self.jobs.tell(&id, None, now, format!("queued by {}", new.owner));
         Some(id)
     }
 

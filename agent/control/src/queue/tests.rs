@@ -1,7 +1,7 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use agent_model::{JobState, ManualClock, Timestamp};
+use agent_model::{JobState, ManualClock, Principal, Timestamp};
 use tokio::task::JoinSet;
 
 use crate::store::tests::job;
@@ -53,7 +53,7 @@ async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
 
 fn submission(name: &str) -> Submission {
     let job = job(name, 0);
-    Submission { request: job.request, id: job.id, spec: job.spec, who: "uid 1".into() }
+    Submission { request: job.request, id: job.id, spec: job.spec, owner: Principal::Local { uid: 1 } }
 }
 
 #[tokio::test]

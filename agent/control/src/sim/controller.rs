@@ -227,7 +227,7 @@ impl World {
                 request: wish.id.to_string(),
                 id: wish.id.clone(),
                 spec: wish.spec.clone(),
-                who: "u".into(),
+                owner: agent_model::Principal::Local { uid: 1 },
             };
             // A job that has ended is known to the store alone.
             if !world.disk.jobs.contains_key(&new.id) {

@@ -1,21 +1,35 @@
 //! A controller on a real socket, its clients, and a node that does what a test tells it.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use agent_cas::digest_of;
 use agent_cas::gc::{Collector, Limits};
-use agent_model::{ReplicaStep, SystemClock};
+use agent_model::{Principal, ReplicaStep, SystemClock};
 use agent_proto::v1;
-use tokio::net::UnixListener;
+use futures_util::stream::select;
+use futures_util::{Stream, TryStreamExt};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Status, Streaming};
 
-use crate::{Controller, ControllerConfig, OpenError};
+use crate::{Controller, ControllerConfig, OpenError, Operators, Peer};
+
+/// The user that the controller runs as, and whose every test is.
+pub(super) const OWN: u32 = 7000;
+/// A user of the machine who is nothing else.
+pub(super) const STRANGER: u32 = 7001;
+/// Another, whom the machine calls an operator.
+pub(super) const OPERATOR: u32 = 7002;
 
 /// Everything a test waits for comes within this, or the test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -44,8 +58,10 @@ impl Rig {
     pub(super) async fn with_lease(dir: &Path, lease: Duration) -> Rig {
         let controller = open(dir, lease).await.unwrap();
         let socket = dir.join("sock");
-        let _ = std::fs::remove_file(&socket); // of the controller before
-        let incoming = UnixListenerStream::new(UnixListener::bind(&socket).unwrap());
+        let incoming = select(
+            listen(&socket, OWN),
+            select(listen(&dir.join("stranger"), STRANGER), listen(&dir.join("operator"), OPERATOR)),
+        );
         let (stop, stopped) = watch::channel(false);
         let until = |mut stopped: watch::Receiver<bool>| async move {
             let _ = stopped.wait_for(|stop| *stop).await;
@@ -159,11 +175,61 @@ pub(super) async fn open(dir: &Path, lease: Duration) -> Result<Controller, Open
     let limits = Limits { size: 1 << 40, reserve: 0, lease: Duration::ZERO };
     let clock = Arc::new(SystemClock);
     let collector = Collector::new(disk.clone(), limits, &[Controller::BLOB_USER], clock);
-    let config = ControllerConfig { lease, ..ControllerConfig::new(dir) };
+    let operators = Operators::new(OWN, |who| *who == Principal::Local { uid: OPERATOR });
+    let config = ControllerConfig { lease, ..ControllerConfig::new(dir, operators) };
     Controller::open(config, Arc::new(SystemClock), agent_cas::Store::Disk(disk), collector).await
 }
 
-async fn connect(socket: &Path) -> Channel {
+/// Connections of which the system says that they are of this user.
+fn listen(socket: &Path, uid: u32) -> impl Stream<Item = io::Result<Connection>> + use<> {
+    let _ = std::fs::remove_file(socket); // of the controller before
+    let listener = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
+    listener.map_ok(move |stream| Connection { stream, uid })
+}
+
+/// A connection of a user.
+struct Connection {
+    stream: UnixStream,
+    uid: u32,
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        Peer(Some(Principal::Local { uid: self.uid }))
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+pub(super) async fn connect(socket: &Path) -> Channel {
     let endpoint = Endpoint::try_from(format!("unix:{}", socket.display())).unwrap();
     endpoint
         .initial_stream_window_size(4 << 20)

@@ -128,6 +128,7 @@ impl Book {
             id: id.clone(),
             seq: 0,
             request: format!("taken over: {}", held.replica),
+            owner: None,
             spec: spec.clone(),
             state: JobState::Preparing,
             epoch: held.replica.epoch,

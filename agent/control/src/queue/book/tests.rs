@@ -25,7 +25,12 @@ pub(super) fn submission(name: &str, priority: Priority, attempts: u32) -> Submi
         ..JobDraft::default()
     };
     let spec = draft.validate().unwrap();
-    Submission { request: format!("r-{name}"), id: name.parse().unwrap(), spec, who: "uid 1".into() }
+    Submission {
+        request: format!("r-{name}"),
+        id: name.parse().unwrap(),
+        spec,
+        owner: Principal::Local { uid: 1 },
+    }
 }
 
 pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {

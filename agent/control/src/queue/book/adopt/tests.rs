@@ -217,7 +217,7 @@ fn test_name_of_a_stranger_is_taken() {
         request: "r".into(),
         id: "train".parse().unwrap(),
         spec,
-        who: "uid 1".into(),
+        owner: agent_model::Principal::Local { uid: 1 },
     };
     assert_eq!(book.submit(new, now(2)), None);
 }

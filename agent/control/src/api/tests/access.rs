@@ -1,0 +1,136 @@
+//! Every call of every service, by whom it is not for.
+
+use std::path::Path;
+
+use agent_model::Code;
+use agent_proto::v1;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+
+use super::super::access::{Rule, rule};
+use super::rig::{OWN, Rig, STRANGER, connect, request};
+use super::*;
+
+/// Every call of the product's own services, as the `.proto` files name them.
+fn calls() -> Vec<String> {
+    let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto/agent/v1");
+    let mut calls = Vec::new();
+    for file in std::fs::read_dir(protos).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        let mut service = "";
+        for line in text.lines() {
+            let words: Vec<&str> =
+                line.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).collect();
+            match words[..] {
+                ["service", name, ..] if line.starts_with("service") => service = name,
+                ["rpc", name, ..] => calls.push(format!("/agent.v1.{service}/{name}")),
+                _ => {}
+            }
+        }
+    }
+    calls
+}
+
+/// Makes a call with nothing but the name of a job, which is the first field of every message that names one.
+async fn call(channel: &Channel, path: &str) -> Result<(), Status> {
+    let mut client = tonic::client::Grpc::new(channel.clone());
+    client.ready().await.unwrap();
+    let message = v1::GetJobRequest { job: "a".into() };
+    let codec = tonic_prost::ProstCodec::<v1::GetJobRequest, ()>::default();
+    let path = PathAndQuery::try_from(path).unwrap();
+    let mut answers = client.server_streaming(Request::new(message), path, codec).await?.into_inner();
+    match answers.message().await {
+        // A first answer with fields that nobody looks at.
+        Ok(_) => Ok(()),
+        Err(status) => Err(status),
+    }
+}
+
+fn is_denied(called: &Result<(), Status>) -> bool {
+    called.as_ref().is_err_and(|status| status.code() == tonic::Code::PermissionDenied)
+}
+
+#[tokio::test]
+async fn test_every_call_has_a_rule_and_keeps_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    rig.submit("a").await;
+    let mut sockets = Vec::new();
+    for socket in ["stranger", "operator", "sock"] {
+        sockets.push(connect(&dir.path().join(socket)).await);
+    }
+    let [stranger, operator, own] = &sockets[..] else { unreachable!() };
+    let calls = calls();
+    assert!(calls.len() >= 19, "{calls:?}");
+    for path in &calls {
+        let rule = rule(path).unwrap_or_else(|| panic!("{path} has no rule"));
+        let by_stranger = within("a call", call(stranger, path)).await;
+        let by_operator = within("a call", call(operator, path)).await;
+        assert_eq!(is_denied(&by_stranger), rule != Rule::Anyone, "{path} by a stranger: {by_stranger:?}");
+        assert_eq!(is_denied(&by_operator), rule == Rule::Node, "{path} by an operator: {by_operator:?}");
+    }
+    // What nobody wrote a rule for is not there, whoever asks.
+    for path in ["/agent.v1.Jobs/Burn", "/grpc.health.v1.Health/Check", "/agent.v1.Jobs"] {
+        let status = call(own, path).await.unwrap_err();
+        assert_eq!(status.code(), tonic::Code::Unimplemented, "{path}: {status}");
+    }
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn test_a_list_hides_what_jobs_of_others_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let secret = "hunter2".to_owned();
+    let spec = v1::JobSpec {
+        command: format!("login {secret}"),
+        description: secret.clone(),
+        display_name: secret.clone(),
+        experiment: secret.clone(),
+        tags: [("t".to_owned(), secret.clone())].into(),
+        environment_variables: [("TOKEN".to_owned(), secret.clone())].into(),
+        inputs: [("i".to_owned(), v1::Input { kind: Some(v1::input::Kind::Literal(secret.clone())) })].into(),
+        ..request("a")
+    };
+    rig.try_submit("r", spec).await.unwrap();
+    let list = |channel: Channel| async {
+        let mut jobs = v1::jobs_client::JobsClient::new(channel);
+        jobs.list(v1::ListJobsRequest::default()).await.unwrap().into_inner().jobs.remove(0)
+    };
+    let own = list(connect(&dir.path().join("sock")).await).await;
+    assert!(format!("{own:?}").contains(&secret));
+    assert!(format!("{:?}", list(connect(&dir.path().join("operator")).await).await).contains(&secret));
+    let others = list(connect(&dir.path().join("stranger")).await).await;
+    assert!(!format!("{others:?}").contains(&secret), "{others:?}");
+    assert_eq!((others.job.as_str(), others.state.as_str()), ("a", "Queued"));
+    assert_eq!((&others.owner, &others.detail), (&format!("uid {OWN}"), &own.detail));
+    // And it is still one that a client can read.
+    agent_model::JobSpec::try_from(others.spec.unwrap()).unwrap();
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn test_a_job_is_its_owners_after_a_restart_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let rig = Rig::start(dir.path()).await;
+    let mut stranger = v1::jobs_client::JobsClient::new(connect(&dir.path().join("stranger")).await);
+    let submit =
+        v1::SubmitRequest { request_id: "r".into(), spec: Some(request("theirs")), name_hint: String::new() };
+    stranger.submit(submit).await.unwrap();
+    rig.stop().await;
+    let rig = Rig::start(dir.path()).await;
+    let mut stranger = v1::jobs_client::JobsClient::new(connect(&dir.path().join("stranger")).await);
+    let job = v1::GetJobRequest { job: "theirs".into() };
+    assert_eq!(stranger.get(job).await.unwrap().into_inner().owner, format!("uid {STRANGER}"));
+    let canceled = stranger.cancel(v1::CancelJobRequest { job: "theirs".into() }).await.unwrap().into_inner();
+    assert_eq!(canceled.state, "Canceled");
+    let job = v1::GetJobRequest { job: "theirs".into() };
+    let history = stranger.history(job).await.unwrap().into_inner().events;
+    assert!(history.iter().any(|event| event.text == format!("canceled by uid {STRANGER}")), "{history:?}");
+    assert_eq!(
+        code(&stranger.get(v1::GetJobRequest { job: "none".into() }).await.unwrap_err()),
+        Code::JobNotFound
+    );
+    rig.stop().await;
+}
