@@ -36,7 +36,7 @@ def eventually(what, ready, deadline=SOON):
     raise AssertionError(f"after {deadline} s still waiting: {what}")
 
 
-def submit(command, environment="host", files=(), **resources):
+def submit(command, environment="host", files=(), retry=None, **resources):
     """Submits a job with these files in its directory and gives its name."""
     shutil.rmtree(PROJECT, ignore_errors=True)
     PROJECT.mkdir()
@@ -49,6 +49,8 @@ def submit(command, environment="host", files=(), **resources):
         "limits": {"grace": "2s"},
         "resources": resources,
     }
+    if retry:
+        job["retry"] = retry
     (PROJECT / "job.yml").write_text(json.dumps(job))  # which is YAML too
     return ctl("submit", str(PROJECT)).strip().splitlines()[-1]
 
