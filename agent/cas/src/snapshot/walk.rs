@@ -335,7 +335,9 @@ fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Gitignore, Sc
             Ok(_) => {}
         }
         let text = String::from_utf8_lossy(&text);
-        for line in text.trim_start_matches('\u{feff}').lines() {
+        // A carriage return ends the last line as well, with a newline behind it or without.
+        for line in text.trim_start_matches('\u{feff}').split('\n') {
+            let line = line.strip_suffix('\r').unwrap_or(line);
             if pattern::for_library(line).iter().any(|pattern| builder.add_line(None, pattern).is_err()) {
                 left_out.warnings.push(format!("{name}: the line {line:?} is no pattern"));
             }
