@@ -14,8 +14,8 @@
 
 mod authority;
 mod cli;
-mod collect;
 mod config;
+mod disk;
 mod limits;
 mod notify;
 mod roles;

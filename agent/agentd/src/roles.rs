@@ -21,6 +21,7 @@ use agent_cas::gc::{Collector, Limits};
 use agent_cas::remote::{self, CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
 use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_control::{Controller, ControllerConfig, Operators, Rounds};
+use agent_model::disk::Watermarks;
 use agent_model::lease::Terms;
 use agent_model::{Clock, Code, Fault, Principal, SystemClock};
 use agent_node::ProbeConfig;
@@ -37,14 +38,14 @@ use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
 use tracing::{info, warn};
 
 use crate::authority::AnyAuthority;
-use crate::collect;
 use crate::config::{Config, FarStore, JobUser};
+use crate::disk::blobs::Unneeded;
+use crate::disk::{DiskKeeper, Lane};
 use crate::limits::Connections;
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::attic::Attic;
-use crate::worker::ballast::Ballast;
-use crate::worker::environments::Keeper;
+use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
 use crate::worker::reconcile::{Link, Reconciler, SYNC_COMES_ROUND};
@@ -180,18 +181,22 @@ pub(crate) async fn start(
     notifier: &Notifier,
 ) -> Result<Running, StartError> {
     let lock = take_state(&config).await?;
-    let ballast = Arc::new(make_room(&config));
+    let disk = DiskKeeper::open(&config.state_dir, config.disk_reserve);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let blobs = open_blobs(&config, &clock)?;
     let socket = config.roles.controller.then(|| config.socket.clone());
     if let Some(socket) = &socket {
         start_controller(&config, supervisor, notifier, &clock, &blobs, socket).await?;
     }
-    let (mut adopted, collector) = (0, blobs.collector.clone());
+    let (mut adopted, mut lane) = (0, Lane::from([Box::new(Unneeded::new(blobs.collector.clone())) as _]));
     if config.roles.node {
-        adopted = start_node(config, supervisor, notifier, Shared { clock, blobs, ballast }).await?;
+        let shared = Shared { clock, blobs, disk: disk.clone() };
+        let (taken_up, more) = start_node(config, supervisor, notifier, shared).await?;
+        adopted = taken_up;
+        lane.extend(more);
     }
-    supervisor.spawn_again(TaskKind::Upkeep, "blobs", move || collect::run(collector.clone()));
+    reclaim(supervisor, "disk", &disk, lane);
+    supervisor.spawn_again(TaskKind::Upkeep, "disk pressure", move || disk.clone().measure());
     let watchdog = notifier.clone();
     supervisor.spawn_again(TaskKind::Upkeep, "watchdog", move || watchdog.clone().watch());
     Ok(Running { _lock: lock, socket, adopted })
@@ -207,15 +212,13 @@ struct Blobs {
 struct Shared {
     clock: Arc<dyn Clock>,
     blobs: Blobs,
-    ballast: Arc<Ballast>,
+    disk: DiskKeeper,
 }
 
-/// Gives up held room before anything is opened, when the disk became full while nobody looked.
-fn make_room(config: &Config) -> Ballast {
-    let state = &config.state_dir;
-    let ballast = Ballast::open(state, agent_node::disk_size(state));
-    ballast.balance(agent_node::disk_free(state));
-    ballast
+/// Has room made by these, the first of them first.
+fn reclaim(supervisor: &Supervisor, name: &str, disk: &DiskKeeper, lane: Lane) {
+    let (disk, lane) = (disk.clone(), Arc::new(lane));
+    supervisor.spawn_again(TaskKind::Upkeep, name, move || disk.clone().reclaim(Arc::clone(&lane)));
 }
 
 /// The store of blobs, which both roles share.
@@ -223,7 +226,7 @@ fn open_blobs(config: &Config, clock: &Arc<dyn Clock>) -> Result<Blobs, StartErr
     let dir = config.state_dir.join("cas");
     let disk = Disk::open_with_reserve(&dir, config.disk_reserve).map_err(StartError::Blobs)?;
     let size = config.store_size.of(agent_node::disk_size(&dir));
-    let limits = Limits { size, reserve: config.disk_reserve, lease: config.blob_lease };
+    let limits = Limits { size, marks: Watermarks::new(config.disk_reserve), lease: config.blob_lease };
     let controller = config.roles.controller.then_some(Controller::BLOB_USER);
     let users: Vec<_> = controller.into_iter().chain(config.roles.node.then_some(pins::USER)).collect();
     let collector = Collector::new(disk.clone(), limits, &users, clock.clone());
@@ -364,13 +367,13 @@ fn listen(socket: &Path, config: &Config) -> Result<UnixListener, StartError> {
     bind().map_err(|source| StartError::Listen { at: socket.display().to_string(), source })
 }
 
-/// Starts the node role; gives how many replicas of an earlier life it took up.
+/// Starts the node role; gives how many replicas of an earlier life it took up, and what can go when the disk is low.
 async fn start_node(
     config: Config,
     supervisor: &Supervisor,
     notifier: &Notifier,
-    Shared { clock, blobs, ballast }: Shared,
-) -> Result<usize, StartError> {
+    Shared { clock, blobs, disk }: Shared,
+) -> Result<(usize, Lane), StartError> {
     let controller = dial(config.controller.clone());
     let Blobs { store, collector } = blobs;
     let shim = find_shim(&config.host.path).map_err(StartError::Shim)?;
@@ -391,20 +394,24 @@ async fn start_node(
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
     let attic = Attic::new(jobs, clock.clone(), &boot_id);
-    let sweeper = attic.clone();
-    supervisor.spawn_again(TaskKind::Upkeep, "attic", move || sweeper.clone().run());
-    let upkeep = Upkeep::new(probe_config(&config), ballast.clone(), inventory);
+    let upkeep = Upkeep::new(probe_config(&config), disk.pressure(), inventory);
     let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
     let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));
-    let spares = Spares::new(&config.state_dir, store.clone(), config.disk_reserve);
+    let spares = Spares::new(&config.state_dir, store.clone(), disk.clone());
     let maker = spares.clone();
     supervisor.spawn_again(TaskKind::Upkeep, "spares", move || maker.clone().run());
     let kept = (environments.clone(), store.clone(), publisher.clone());
-    let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone(), clock.clone(), &config);
-    let (sweeper, discarder) = (keeper.clone(), keeper.clone());
-    supervisor.spawn_again(TaskKind::Upkeep, "images", move || discarder.clone().discard());
+    let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone());
     supervisor.spawn_again(TaskKind::Upkeep, "environments", move || keeper.clone().run());
-    supervisor.spawn_again(TaskKind::Upkeep, "package cache", move || sweeper.clone().sweep());
+    let (size, age) = (config.environments.size, config.environments.age);
+    let limits = eviction::Limits { size, age };
+    let unused = room::Unused { environments: environments.clone(), limits, clock: clock.clone() };
+    // What is cheapest to have again goes first.
+    let lane =
+        Lane::from([Box::new(spares.clone()) as _, Box::new(attic.clone()) as _, Box::new(unused) as _]);
+    let packages = room::Packages::new(environments.clone(), age);
+    let slow = Lane::from([Box::new(room::Images(environments.clone())) as _, Box::new(packages) as _]);
+    reclaim(supervisor, "images and packages", &disk, slow);
     supervisor.spawn_again(TaskKind::Upkeep, "upkeep", move || upkeep.clone().run());
     let held = recover::held_gpus(&found, &jobs_dir(&config.state_dir));
     let gpus = Gpus::new(Looker::new(&config), publisher, gpus_there, held);
@@ -431,7 +438,7 @@ async fn start_node(
         outbox,
         tracking,
         attic,
-        ballast,
+        disk,
     });
     worker.collector.held_by(pins::USER, pins::all(&worker));
     let kept = worker.clone();
@@ -442,7 +449,7 @@ async fn start_node(
     supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
     let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
     supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
-    Ok(adopted)
+    Ok((adopted, lane))
 }
 
 /// A connection that is made when it is first used, and again whenever it broke.

@@ -7,15 +7,13 @@
 //! ```
 //!
 //! Owns: what all runners share ([`Worker`]). The step modules do not know each other; only `runner` calls
-//! them. Tasks: one each of `reconcile`, `telemetry`, `attic`, `enclosure`, `gpus`, `spares` and `upkeep`,
-//! two of `environments`, one for each replica.
+//! them. Tasks: one each of `reconcile`, `telemetry`, `enclosure`, `environments`, `gpus`, `spares` and `upkeep`, one for
+//! each replica.
 //!
 //! Built by `crate::roles`.
 
 pub(crate) mod attic;
 mod backoff;
-pub(crate) mod ballast;
-mod budget;
 pub(crate) mod enclosure;
 pub(crate) mod environments;
 mod faults;
@@ -47,8 +45,8 @@ use agent_shim::JobDir;
 use tokio::sync::Notify;
 
 use crate::config::Config;
+use crate::disk::DiskKeeper;
 use attic::Attic;
-use ballast::Ballast;
 use gpus::Gpus;
 use report::Outbox;
 use spares::Spares;
@@ -75,7 +73,7 @@ pub(crate) struct Worker<J> {
     pub(crate) outbox: Outbox,
     pub(crate) tracking: Tracking,
     pub(crate) attic: Attic,
-    pub(crate) ballast: Arc<Ballast>,
+    pub(crate) disk: DiskKeeper,
 }
 
 impl<J> Worker<J> {

@@ -294,7 +294,7 @@ impl Collector {
         }
         let collected = self.collect(Goal::Free(bytes), false).await;
         let free = self.room().await.free;
-        let enough = free >= bytes.saturating_add(shared.limits.reserve);
+        let enough = free >= bytes.saturating_add(shared.limits.marks.reserve());
         *lock(&shared.in_vain) = (!enough).then(|| shared.clock.boot());
         match collected {
             Ok(Collected { freed, .. }) => {

@@ -16,6 +16,7 @@ pub mod clock;
 pub mod condafile;
 pub mod container;
 pub mod curated;
+pub mod disk;
 pub mod env;
 pub mod expr;
 pub mod failpoint;

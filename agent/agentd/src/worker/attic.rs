@@ -5,8 +5,10 @@
 //! the wall clock: an administrator who sets the clock ten years ahead removes nothing. A machine that was
 //! off keeps things for longer, which harms nobody.
 //!
-//! One task ([`Attic::run`]) sleeps until the next date. Called by `worker::runner` (keeps) and
-//! `worker::recover` (tells what is over from what is open).
+//! While the disk is low, those go before their date of which the controller has everything, the oldest first.
+//!
+//! Called by `worker::runner` (keeps), `worker::recover` (tells what is over from what is open) and `crate::disk`, which
+//! asks when the next date is.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,15 +18,19 @@ use std::time::Duration;
 
 use agent_model::{Boot, Clock, failpoint};
 use agent_shim::JobDir;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Notify;
 use tracing::{info, warn};
+
+use crate::disk::Reclaimer;
+use crate::supervisor::blocking;
 
 /// How long the outputs of a replica stay that the controller did not take.
 pub(crate) const ORPHANS_STAY: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// When the directories are looked through again that could not be.
-const AGAIN: Duration = Duration::from_secs(60);
+/// How often the directories are looked through.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 const MARK: &str = "remove-after";
 /// How the name of a directory begins that is being removed.
@@ -38,6 +44,14 @@ struct Mark {
     /// The boot in which it was written, and when.
     boot_id: String,
     at: Boot,
+    /// Something in it is nowhere else, so it stays until then whatever happens.
+    #[serde(default = "yes")]
+    precious: bool,
+}
+
+/// Of a mark that does not say it.
+fn yes() -> bool {
+    true
 }
 
 impl Mark {
@@ -54,7 +68,15 @@ pub(crate) struct Attic {
     jobs: PathBuf,
     clock: Arc<dyn Clock>,
     boot_id: Arc<str>,
-    arrived: Arc<Notify>,
+}
+
+/// How long a directory stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// So long, for people to look at; the controller has everything.
+    Copy(Duration),
+    /// [`ORPHANS_STAY`], because something in it is nowhere else.
+    Original,
 }
 
 /// Whether the replica of this directory is over.
@@ -64,91 +86,90 @@ pub(crate) fn is_over(dir: &JobDir) -> bool {
 
 impl Attic {
     pub(crate) fn new(jobs: PathBuf, clock: Arc<dyn Clock>, boot_id: &str) -> Attic {
-        Attic { jobs, clock, boot_id: boot_id.into(), arrived: Arc::new(Notify::new()) }
+        Attic { jobs, clock, boot_id: boot_id.into() }
     }
 
     /// The replica of this directory is over: the directory goes after `stay`.
-    pub(crate) async fn put(&self, dir: &JobDir, stay: Duration) -> io::Result<()> {
-        let (dir, mark) = (dir.clone(), self.mark(stay));
-        let put = move || match stay.is_zero() {
-            true => discard(dir.path()),
-            false => write(dir.path(), &mark),
+    pub(crate) async fn put(&self, dir: &JobDir, stay: Stay) -> io::Result<()> {
+        let (left, precious) = match stay {
+            Stay::Copy(left) => (left, false),
+            Stay::Original => (ORPHANS_STAY, true),
         };
-        tokio::task::spawn_blocking(put).await.map_err(io::Error::other).flatten()?;
-        self.arrived.notify_one();
+        let (dir, mark) = (dir.clone(), self.mark(left, precious));
+        let put = move || match stay {
+            Stay::Copy(Duration::ZERO) => discard(dir.path()),
+            _ => write(dir.path(), &mark),
+        };
+        tokio::task::spawn_blocking(put).await.map_err(io::Error::other).flatten()
+    }
+
+    fn mark(&self, left: Duration, precious: bool) -> Mark {
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        Mark { left_ms, boot_id: self.boot_id.to_string(), at: self.clock.boot(), precious }
+    }
+
+    async fn swept(self, is_low: bool) {
+        if let Err(error) = blocking(move || self.sweep(is_low)).await {
+            warn!(%error, "job directories cannot be looked through");
+        }
+    }
+
+    /// Removes the directories that are due, and while the disk `is_low` the oldest of those that are only copies.
+    fn sweep(&self, is_low: bool) -> io::Result<()> {
+        failpoint::hit("node.attic.sweep")?;
+        let mut copies = Vec::new();
+        for entry in std::fs::read_dir(&self.jobs)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(GONE.as_bytes())) {
+                tell(&path, agent_cas::remove_tree(&path));
+                continue;
+            }
+            match self.look(&path) {
+                Some((Duration::ZERO, _)) => tell(&path, discard(&path)),
+                Some((left, false)) => copies.push((left, path)),
+                Some((_, true)) | None => {}
+            }
+        }
+        if is_low && let Some((_, path)) = copies.into_iter().min() {
+            tell(&path, discard(&path));
+        }
         Ok(())
     }
 
-    fn mark(&self, left: Duration) -> Mark {
-        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Mark { left_ms, boot_id: self.boot_id.to_string(), at: self.clock.boot() }
-    }
-
-    /// Removes what is due, whenever something is.
-    pub(crate) async fn run(self) {
-        loop {
-            let this = self.clone();
-            let next = match tokio::task::spawn_blocking(move || this.sweep()).await {
-                Ok(Ok(next)) => next,
-                Ok(Err(error)) => {
-                    warn!(%error, "job directories cannot be looked through");
-                    Some(AGAIN)
-                }
-                Err(ended) => match ended.try_into_panic() {
-                    Ok(panic) => std::panic::resume_unwind(panic),
-                    Err(_) => return, // the daemon stops
-                },
-            };
-            match next {
-                // The sleep does not count the time that the machine sleeps, so it is never a long one.
-                Some(left) => {
-                    let wait = left.clamp(Duration::from_secs(5), Duration::from_secs(3600));
-                    let _ = tokio::time::timeout(wait, self.arrived.notified()).await;
-                }
-                None => self.arrived.notified().await,
-            }
-        }
-    }
-
-    /// Removes the directories that are due; says when the next one is.
-    fn sweep(&self) -> io::Result<Option<Duration>> {
-        failpoint::hit("node.attic.sweep")?;
-        let mut next: Option<Duration> = None;
-        for entry in std::fs::read_dir(&self.jobs)? {
-            let path = entry?.path();
-            let is_gone =
-                path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(GONE.as_bytes()));
-            let left = if is_gone { Some(Duration::ZERO) } else { self.look(&path) };
-            let Some(left) = left else { continue };
-            if !left.is_zero() {
-                next = Some(next.map_or(left, |next| next.min(left)));
-                continue;
-            }
-            match if is_gone { agent_cas::remove_tree(&path) } else { discard(&path) } {
-                Ok(()) => info!(path = %path.display(), "removed the directory of a replica that is over"),
-                Err(error) => warn!(path = %path.display(), %error, "a job directory cannot be removed"),
-            }
-        }
-        Ok(next)
-    }
-
-    /// What is left of the time of a directory; `None` when its replica is not over.
-    fn look(&self, path: &Path) -> Option<Duration> {
+    /// What is left of the time of a directory, and whether it is precious; `None` when its replica is not over.
+    fn look(&self, path: &Path) -> Option<(Duration, bool)> {
         let text = match std::fs::read(path.join(MARK)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
             text => text.unwrap_or_default(),
         };
-        let mark = serde_json::from_slice(&text).unwrap_or_else(|_| {
+        let mark: Mark = serde_json::from_slice(&text).unwrap_or_else(|_| {
             warn!(path = %path.display(), "it cannot be read how long a directory stays; its time begins anew");
-            Mark { boot_id: String::new(), ..self.mark(ORPHANS_STAY + self.clock.boot().0) }
+            Mark { boot_id: String::new(), ..self.mark(ORPHANS_STAY + self.clock.boot().0, true) }
         });
         let left = mark.left(&self.boot_id, self.clock.boot());
         if mark.boot_id != *self.boot_id
-            && let Err(error) = write(path, &self.mark(left))
+            && let Err(error) = write(path, &self.mark(left, mark.precious))
         {
             warn!(path = %path.display(), %error, "it cannot be written how long a directory stays");
         }
-        Some(left)
+        Some((left, mark.precious))
+    }
+}
+
+impl Reclaimer for Attic {
+    fn tidy(&self) -> BoxFuture<'_, Duration> {
+        self.clone().swept(false).map(|()| LOOK_EVERY).boxed()
+    }
+    /// One at a time: how much it frees is seen by whoever asks.
+    fn reclaim(&self, _: u64) -> BoxFuture<'_, ()> {
+        self.clone().swept(true).boxed()
+    }
+}
+
+fn tell(path: &Path, removed: io::Result<()>) {
+    match removed {
+        Ok(()) => info!(path = %path.display(), "removed the directory of a replica that is over"),
+        Err(error) => warn!(path = %path.display(), %error, "a job directory cannot be removed"),
     }
 }
 
@@ -210,21 +231,41 @@ mod tests {
         })
     }
 
+    fn left(attic: &Attic, dir: &JobDir) -> Duration {
+        attic.sweep(false).unwrap();
+        attic.look(dir.path()).map_or(Duration::ZERO, |(left, _)| left)
+    }
+
     #[tokio::test]
     async fn test_directory_goes_when_its_time_is_over() {
         let (temp, clock) = (tempfile::tempdir().unwrap(), Arc::new(Apart::default()));
         let attic = attic(temp.path(), &clock, "boot");
         let [a, b, c, open] = dirs(temp.path(), ["a", "b", "c", "open"]);
-        attic.put(&a, Duration::ZERO).await.unwrap();
-        attic.put(&b, Duration::from_secs(1)).await.unwrap();
-        attic.put(&c, Duration::from_secs(9)).await.unwrap();
+        for (dir, seconds) in [(&a, 0), (&b, 1), (&c, 9)] {
+            attic.put(dir, Stay::Copy(Duration::from_secs(seconds))).await.unwrap();
+        }
         assert!(!a.path().exists() && is_over(&b) && !is_over(&open));
         clock.boot.advance(Duration::from_secs(2));
         let [half] = dirs(temp.path(), [".gone-d"]);
-        assert_eq!(attic.sweep().unwrap(), Some(Duration::from_secs(7)));
+        assert_eq!(left(&attic, &c), Duration::from_secs(7));
         assert!(!half.path().exists(), "one that a crash left half removed");
         assert!(".gone-a.1.0".parse::<agent_model::ReplicaId>().is_err(), "it is taken for no replica");
         assert!(!b.path().exists() && c.path().exists() && open.path().exists());
+    }
+
+    #[tokio::test]
+    async fn test_low_disk_costs_copies_one_by_one_and_no_original() {
+        let (temp, clock) = (tempfile::tempdir().unwrap(), Arc::new(Apart::default()));
+        let attic = attic(temp.path(), &clock, "boot");
+        let [newer, older, original, open] = dirs(temp.path(), ["newer", "older", "original", "open"]);
+        attic.put(&older, Stay::Copy(DAY)).await.unwrap();
+        attic.put(&newer, Stay::Copy(2 * DAY)).await.unwrap();
+        attic.put(&original, Stay::Original).await.unwrap();
+        attic.reclaim(1).await;
+        assert!(!older.path().exists() && newer.path().exists());
+        attic.reclaim(1).await;
+        attic.reclaim(1).await;
+        assert!(!newer.path().exists() && original.path().exists() && open.path().exists());
     }
 
     #[tokio::test]
@@ -233,21 +274,21 @@ mod tests {
         clock.boot.advance(DAY);
         let before = attic(temp.path(), &clock, "first boot");
         let [dir] = dirs(temp.path(), ["a"]);
-        before.put(&dir, ORPHANS_STAY).await.unwrap();
+        before.put(&dir, Stay::Original).await.unwrap();
         clock.wall.advance(3653 * DAY);
-        assert_eq!(before.sweep().unwrap(), Some(7 * DAY));
+        assert_eq!(left(&before, &dir), 7 * DAY);
         clock.boot.advance(3 * DAY);
-        assert_eq!(before.sweep().unwrap(), Some(4 * DAY));
+        assert_eq!(left(&before, &dir), 4 * DAY);
 
         // Restarts of the machine: only what certainly passed counts, and it counts once.
         let clock = Arc::new(Apart::default());
         clock.boot.advance(2 * DAY);
         let after = attic(temp.path(), &clock, "second boot");
-        assert_eq!(after.sweep().unwrap(), Some(5 * DAY));
+        assert_eq!(left(&after, &dir), 5 * DAY);
         clock.boot.advance(DAY);
-        assert_eq!(after.sweep().unwrap(), Some(4 * DAY));
+        assert_eq!(left(&after, &dir), 4 * DAY);
         clock.boot.advance(4 * DAY);
-        assert_eq!(after.sweep().unwrap(), None);
+        assert_eq!(left(&after, &dir), Duration::ZERO);
         assert!(!dir.path().exists());
     }
 
@@ -259,9 +300,11 @@ mod tests {
             let [dir] = dirs(temp.path(), ["a"]);
             std::fs::write(dir.path().join(MARK), text).unwrap();
             let attic = attic(temp.path(), &clock, "boot");
-            assert_eq!(attic.sweep().unwrap(), Some(ORPHANS_STAY), "{text}");
+            assert_eq!(left(&attic, &dir), ORPHANS_STAY, "{text}");
             clock.boot.advance(DAY);
-            assert_eq!(attic.sweep().unwrap(), Some(6 * DAY), "{text}");
+            assert_eq!(left(&attic, &dir), 6 * DAY, "{text}");
+            attic.reclaim(1).await;
+            assert!(dir.path().exists(), "it may be precious");
         }
     }
 }

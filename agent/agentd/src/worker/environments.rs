@@ -1,14 +1,17 @@
-//! Looks after the environments of a node: which there are, which must go, and what an operator wants of them.
+//! Looks after the environments of a node: which there are, and what an operator wants of them.
 //!
 //! Owns the part of the inventory that tells of environments and interpreters, and the copies of locks and build
-//! logs in the store of blobs. Which environments make room is decided by [`super::budget::choose_victims`]; how one
-//! is removed is hidden by `agent_runtime::env`.
+//! logs in the store of blobs. What they give when the disk is low is in [`room`], and which of them go in
+//! [`eviction`]; how one is removed is hidden by `agent_runtime::env`.
 //!
 //! Invariants: nothing that a job uses, or that is pinned, is removed; what is wanted is tried again until it is
 //! no longer wanted; a number that changes all the time is told at most once a minute.
 //!
 //! It holds nothing that matters, so it may be started again at any time. Started by `crate::roles`; the wishes
 //! come from `worker::reconcile`.
+
+pub(crate) mod eviction;
+pub(crate) mod room;
 
 use std::collections::HashMap;
 use std::io;
@@ -20,32 +23,23 @@ use agent_cas::snapshot::download;
 use agent_cas::{BlobStore, Store, digest_of};
 use agent_model::node::{CachedEnvironment, Interpreter, Inventory};
 use agent_model::protocol::orders::EnvironmentWant as Want;
-use agent_model::{Clock, Digest, Timestamp, causes, size};
+use agent_model::{Digest, Timestamp, causes, size};
 use agent_runtime::docker::Docker;
-use agent_runtime::env::{
-    AcquireError, CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv,
-};
+use agent_runtime::env::{CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv};
 use futures_util::FutureExt;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::budget::{self, Candidate, Limits};
 use crate::config::{Config, UvChoice};
+use crate::supervisor::blocking;
 
 /// How often it is looked which environments there are.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// How often it is looked which must go, while there is room.
-const EVICT_EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked which interpreters there are.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 /// How long the start waits for interpreters to say what they are; later ones are told later.
 const FIRST_ANSWERS: Duration = Duration::from_millis(500);
-/// How often the package cache is swept, and how often when the disk is low.
-const SWEEP_EVERY: Duration = Duration::from_secs(24 * 3600);
-const SWEEP_LOW_EVERY: Duration = Duration::from_secs(600);
-/// How often it is looked which images go.
-const DISCARD_EVERY: Duration = Duration::from_secs(10);
 /// A time of last use is told anew when it differs by this much.
 const USED_EVERY: u64 = 60_000;
 /// Of a build log longer than this, its end is kept, in bytes.
@@ -136,9 +130,6 @@ pub(crate) struct Keeper {
     inventory: watch::Sender<Inventory>,
     wishes: watch::Receiver<Vec<Wish>>,
     changed: Arc<Notify>,
-    limits: Limits,
-    clock: Arc<dyn Clock>,
-    state_dir: PathBuf,
     stored: Arc<Mutex<HashMap<String, Stored>>>,
 }
 
@@ -150,24 +141,16 @@ impl Keeper {
         inventory: watch::Sender<Inventory>,
         wishes: watch::Receiver<Vec<Wish>>,
         changed: Arc<Notify>,
-        clock: Arc<dyn Clock>,
-        config: &Config,
     ) -> Keeper {
-        let said = &config.environments;
-        let limits = Limits { size: said.size, age: said.age, reserve: config.disk_reserve };
-        let (state_dir, stored) = (config.state_dir.clone(), Arc::default());
-        Keeper { environments, store, inventory, wishes, changed, limits, clock, state_dir, stored }
+        Keeper { environments, store, inventory, wishes, changed, stored: Arc::default() }
     }
 
     /// Looks again and again.
     pub(crate) async fn run(mut self) {
-        let (mut evicted, known) = (None, !self.inventory.borrow().interpreters.is_empty());
+        let known = !self.inventory.borrow().interpreters.is_empty();
         let mut asked = known.then(Instant::now);
         loop {
             self.fulfil().await;
-            if is_due(&mut evicted, EVICT_EVERY) || self.is_low() {
-                self.make_room().await;
-            }
             self.show().await;
             if is_due(&mut asked, ASK_EVERY) {
                 let interpreters = self.environments.interpreters().await;
@@ -181,31 +164,6 @@ impl Keeper {
         }
     }
 
-    /// Sweeps the package cache, at the start and daily, and more often while the disk is low.
-    pub(crate) async fn sweep(self) {
-        let mut swept = None;
-        loop {
-            let (due, low) = (is_due(&mut swept, SWEEP_EVERY), self.is_low());
-            if due || low {
-                let unused_for = if low { SWEEP_LOW_EVERY } else { self.limits.age };
-                tell_swept(self.environments.sweep(unused_for).await);
-            }
-            tokio::time::sleep(SWEEP_LOW_EVERY).await;
-        }
-    }
-
-    /// Removes the images of environments that are gone, by itself: the container engine may take its time.
-    pub(crate) async fn discard(self) {
-        loop {
-            self.environments.discard().await;
-            tokio::time::sleep(DISCARD_EVERY).await;
-        }
-    }
-
-    fn is_low(&self) -> bool {
-        agent_node::disk_free(&self.state_dir) < self.limits.reserve
-    }
-
     /// Does what is wanted, as far as it can be done now.
     async fn fulfil(&mut self) {
         let wishes = self.wishes.borrow_and_update().clone();
@@ -217,30 +175,6 @@ impl Keeper {
                 Want::Unpin => environments.pin(&name, false).map(|()| None),
             });
             tell_done(&key, want, done.await);
-        }
-    }
-
-    /// Removes what takes too much room, or was not used for too long.
-    async fn make_room(&self) {
-        let free = agent_node::disk_free(&self.state_dir);
-        let kept = self.list().await;
-        let candidates: Vec<_> = kept.iter().map(candidate).collect();
-        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(self.clock.now().0);
-        let victims = budget::choose_victims(&candidates, &self.limits, now, free);
-        for key in victims {
-            let (environments, name) = (self.environments.clone(), key.clone());
-            match blocking(move || environments.remove(&name)).await {
-                Ok(freed) => {
-                    info!(
-                        key,
-                        freed = size::binary(freed),
-                        free = size::binary(free),
-                        "removed an environment to make room"
-                    );
-                }
-                Err(RemoveError::InUse { .. } | RemoveError::Unknown { .. }) => {}
-                Err(error) => warn!(key, %error, "an environment could not be removed"),
-            }
         }
     }
 
@@ -324,15 +258,6 @@ fn show_interpreters(inventory: &watch::Sender<Inventory>, found: Vec<Interprete
     });
 }
 
-fn tell_swept(swept: Result<u64, AcquireError>) {
-    match swept {
-        Ok(0) => debug!("nothing was to be swept from the package cache"),
-        Ok(freed) => info!(freed = size::binary(freed), "swept the package cache"),
-        Err(AcquireError::EngineMissing { .. }) => debug!("there is no engine to sweep with"),
-        Err(error) => warn!(%error, "the package cache could not be swept"),
-    }
-}
-
 fn tell_done(key: &str, want: Want, done: Result<Option<u64>, RemoveError>) {
     match done {
         Ok(Some(freed)) => info!(key, freed = size::binary(freed), "removed an environment as asked"),
@@ -353,24 +278,9 @@ fn is_due(last: &mut Option<Instant>, every: Duration) -> bool {
     due
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(stopped) => match stopped.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => std::future::pending().await, // the daemon stops
-        },
-    }
-}
-
 fn timestamp(time: SystemTime) -> Timestamp {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
-}
-
-fn candidate(kept: &Kept) -> Candidate<'_> {
-    let spared = kept.pinned || kept.uses > 0;
-    Candidate { key: &kept.key, bytes: kept.bytes, used: kept.used.max(kept.built), spared }
 }
 
 fn describe(kept: &Kept, texts: Stored) -> CachedEnvironment {

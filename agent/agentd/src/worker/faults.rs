@@ -11,6 +11,7 @@ use std::time::Duration;
 use agent_cas::remote::told;
 use agent_cas::snapshot::{TreeError, Unread};
 use agent_cas::{MissingError, ReadError, WriteError};
+use agent_model::disk::Shortfall;
 use agent_model::{Blame, Code, ExitStatus, Fault, JobId, JobSpec, Retry, Timestamp, Verdict, causes, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{LaunchError, Lost};
@@ -20,7 +21,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-use super::budget::Shortfall;
 use super::fetch::FetchError;
 use super::outputs::CollectError;
 

@@ -101,7 +101,6 @@ pub(crate) fn accepted(dir: &JobDir, replica: &ReplicaId) -> Option<Record> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
 
     use agent_model::{ReplicaStep, SystemClock};
 
@@ -122,7 +121,7 @@ mod tests {
         }
         dir("half.1.0").create().unwrap();
         let attic = attic::Attic::new(jobs.clone(), std::sync::Arc::new(SystemClock), "boot");
-        attic.put(&dir("over.1.0"), Duration::from_secs(60)).await.unwrap();
+        attic.put(&dir("over.1.0"), attic::Stay::Original).await.unwrap();
         journal.done(&"over.1.0".parse().unwrap()).await.unwrap();
         drop(journal);
         std::fs::write(&path, [0xff; 5000]).unwrap();

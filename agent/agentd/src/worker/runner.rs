@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::EnvSpec;
+use agent_model::disk::Shortfall;
 use agent_model::protocol::orders::Desired;
 use agent_model::protocol::start::Deadline;
 use agent_model::{Boot, Fault, Outcome, ReplicaStep, Stream, Timestamp, Verdict};
@@ -38,8 +39,8 @@ use tokio::time::Instant;
 use tracing::{error, warn};
 
 use self::command::Silence;
+use super::attic::Stay;
 use super::backoff::Backoff;
-use super::budget::Shortfall;
 use super::faults::{self, Ending};
 use super::journal::{Journal, JournalError, Record};
 use super::launch::Facts;
@@ -47,7 +48,7 @@ use super::outputs::Collected;
 use super::report::Delivered;
 use super::spares::Wish;
 use super::tracking::{Registration, TrackedRun};
-use super::{Worker, attic, budget, enclosure, fetch, outputs, recover};
+use super::{Worker, enclosure, fetch, outputs, recover};
 use crate::config::JobUser;
 use shipping::{Shipped, Shipping};
 
@@ -129,9 +130,6 @@ const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 /// How often the numbers of a build are told.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
-/// How often a full disk is looked at while a job waits for room.
-const ROOM_EVERY: Duration = Duration::from_secs(1);
-
 /// How long a start waits for descriptors, processes or memory before it is for another node.
 const LACK_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -210,7 +208,7 @@ impl<J: Journal> Runner<J> {
                 if !faults::is_no_space(&error) {
                     return Err(faults::unusable(&error).into());
                 }
-                if self.worker.ballast.give_way() {
+                if self.worker.disk.give_way() {
                     continue;
                 }
                 if self.room().is_ok() {
@@ -623,7 +621,8 @@ impl<J: Journal> Runner<J> {
         if !leave {
             return;
         }
-        let stay = if self.record.precious { attic::ORPHANS_STAY } else { self.worker.config.keep_jobs };
+        let stay =
+            if self.record.precious { Stay::Original } else { Stay::Copy(self.worker.config.keep_jobs) };
         if let Err(error) = self.put_away(stay).await {
             // Its record stays, so that the next life of the daemon tries again.
             warn!(dir = %self.dir.path().display(), %error, "the job directory cannot be put away");
@@ -634,9 +633,9 @@ impl<J: Journal> Runner<J> {
         self.changed.notify_one();
     }
 
-    async fn put_away(&self, stay: Duration) -> io::Result<()> {
+    async fn put_away(&self, stay: Stay) -> io::Result<()> {
         match self.worker.attic.put(&self.dir, stay).await {
-            Err(error) if faults::is_no_space(&error) && self.worker.ballast.give_way() => {
+            Err(error) if faults::is_no_space(&error) && self.worker.disk.give_way() => {
                 self.worker.attic.put(&self.dir, stay).await
             }
             put => put,
@@ -645,7 +644,7 @@ impl<J: Journal> Runner<J> {
 
     async fn strike_off(&self) -> Result<(), JournalError> {
         match self.worker.journal.done(&self.record.replica).await {
-            Err(error) if error.is_full() && self.worker.ballast.give_way() => {
+            Err(error) if error.is_full() && self.worker.disk.give_way() => {
                 self.worker.journal.done(&self.record.replica).await
             }
             struck => struck,
@@ -654,8 +653,7 @@ impl<J: Journal> Runner<J> {
 
     /// Whether the node's disk has the room that it keeps for what must always work.
     fn room(&self) -> Result<(), Shortfall> {
-        let (disk, reserve) = (&self.worker.config.state_dir, self.worker.config.disk_reserve);
-        budget::admit(agent_node::disk_free(disk), reserve, agent_node::few_files(disk))
+        self.worker.disk.room()
     }
 
     /// Waits while the disk is too full to go on.
@@ -670,9 +668,7 @@ impl<J: Journal> Runner<J> {
         warn!(replica = %self.record.replica, %fault, "waiting for room");
         let detail = self.view.borrow().detail.clone();
         self.say(&format!("waiting for room: {fault}"));
-        while self.room().is_err() {
-            tokio::time::sleep(ROOM_EVERY).await;
-        }
+        self.worker.disk.until_room().await;
         self.say(&detail);
     }
 
@@ -680,7 +676,7 @@ impl<J: Journal> Runner<J> {
     async fn enter(&mut self, step: ReplicaStep, detail: &str) -> Result<(), JournalError> {
         self.record.step = step;
         let mut written = self.worker.journal.enter(&self.record).await;
-        while written.as_ref().is_err_and(JournalError::is_full) && self.worker.ballast.give_way() {
+        while written.as_ref().is_err_and(JournalError::is_full) && self.worker.disk.give_way() {
             written = self.worker.journal.enter(&self.record).await;
         }
         let started_at = self.record.started_at;

@@ -9,20 +9,25 @@
 //! anything waits for room. A spare does not outlive the daemon, so a crash leaves nothing to be trusted: what is found
 //! at the start is removed.
 //!
-//! Tasks: one ([`Spares::run`]), which may be started again at any time. Called by `worker::runner`.
+//! Tasks: one ([`Spares::run`]), which may be started again at any time. Called by `worker::runner`, and by
+//! `crate::disk` for room.
 
 use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use agent_cas::snapshot::{Laid, Owner, Spare};
 use agent_cas::{Store, remove_tree};
+use agent_model::disk::Pressure;
 use agent_model::{Digest, causes};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
+
+use crate::disk::{DiskKeeper, Reclaimer};
 
 /// Spares that are kept: the code of two kinds of jobs, or the code and an input of one.
 const KEPT: usize = 2;
@@ -40,9 +45,6 @@ const MOST_BYTES: u64 = 4 << 30;
 
 /// What a file takes of the disk beside its bytes, at most.
 const BLOCK: u64 = 4096;
-
-/// How often the disk is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// A tree that a job has, and another may want.
 #[derive(Debug, Clone, Copy)]
@@ -81,8 +83,7 @@ struct Shared {
     /// Where those of this life of the daemon are.
     home: PathBuf,
     store: Store,
-    /// Bytes of the disk that must stay free.
-    reserve: u64,
+    disk: DiskKeeper,
     shelf: Mutex<Shelf>,
     wished: Notify,
 }
@@ -98,7 +99,7 @@ struct Shelf {
 
 impl Spares {
     /// None yet.
-    pub(crate) fn new(state_dir: &Path, store: Store, reserve: u64) -> Spares {
+    pub(crate) fn new(state_dir: &Path, store: Store, disk: DiskKeeper) -> Spares {
         let number = |entry: io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
         let lives = std::fs::read_dir(all(state_dir)).into_iter().flatten().filter_map(number);
         let life = lives.max().map_or(0, |last: u64| last.saturating_add(1));
@@ -107,7 +108,7 @@ impl Spares {
                 state_dir: state_dir.to_owned(),
                 home: all(state_dir).join(life.to_string()),
                 store,
-                reserve,
+                disk,
                 shelf: Mutex::default(),
                 wished: Notify::new(),
             }),
@@ -144,19 +145,14 @@ impl Spares {
         any
     }
 
-    /// Makes what is wished for, and looks at the disk, again and again.
+    /// Makes what is wished for, again and again.
     pub(crate) async fn run(self) {
         self.wipe().await;
         loop {
             let wish = self.shelf().wishes.pop_front();
             match wish {
                 Some(wish) => self.meet(wish).await,
-                None => {
-                    let _ = tokio::time::timeout(LOOK_EVERY, self.shared.wished.notified()).await;
-                }
-            }
-            if self.free() < self.shared.reserve && self.give_way().await {
-                info!("the disk is low; trees that were laid out for jobs to come are removed");
+                None => self.shared.wished.notified().await,
             }
         }
     }
@@ -187,8 +183,7 @@ impl Spares {
                 shelf.kept.push(spare);
                 return;
             }
-            let needed = wish.room().saturating_add(self.shared.reserve.saturating_mul(2));
-            if self.free() < needed {
+            if !self.shared.disk.can_spare(wish.room()) {
                 debug!(root = %wish.root, "there is no room to lay out a tree for jobs to come");
                 return;
             }
@@ -221,10 +216,6 @@ impl Spares {
         self.shared.home.join(shelf.made.to_string())
     }
 
-    fn free(&self) -> u64 {
-        agent_node::disk_free(&self.shared.state_dir)
-    }
-
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
         self.shared.shelf.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -241,10 +232,27 @@ async fn discard(spare: Arc<Spare>) {
     }
 }
 
+/// They only save time, so they are the first to go.
+impl Reclaimer for Spares {
+    fn starts_at(&self) -> Pressure {
+        Pressure::Tight
+    }
+    fn reclaim(&self, _: u64) -> BoxFuture<'_, ()> {
+        let removed = self.give_way().inspect(|any| {
+            if *any {
+                info!("the disk is low; trees that were laid out for jobs to come are removed");
+            }
+        });
+        removed.map(drop).boxed()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use agent_cas::Disk;
     use agent_cas::snapshot::{self, materialize};
+
+    use std::time::Duration;
 
     use super::*;
 
@@ -262,7 +270,8 @@ mod tests {
         }
 
         fn spares(&self, reserve: u64) -> Spares {
-            Spares::new(self.home.path(), self.store.clone(), reserve)
+            let disk = DiskKeeper::open(self.home.path(), reserve);
+            Spares::new(self.home.path(), self.store.clone(), disk)
         }
 
         /// A tree that is worth a spare, with this in one of its files.

@@ -1,17 +1,15 @@
-//! Looks after the machine: how full its disk is, whether it is still what it said it was, and what control
-//! groups were left on it.
+//! Looks after the machine: whether it is still what it said it was, and what control groups were left on it.
 //!
 //! Owns the inventory, as a watched value that `worker::reconcile` reports whenever it changed. Invariants:
-//! what may change from one moment to the next is looked at every [`LOOK_EVERY`], so a node that became unfit
-//! stops taking jobs, and one that is fit again takes them, within seconds; that the container engine ends is heard
-//! at once, by a connection on which nothing is said; the inventory changes only when a judgement does, not with every
-//! number in it.
+//! that the disk fills is heard from its keeper, so a node that became unfit stops taking jobs, and one that is fit again
+//! takes them, within seconds; that the container engine ends is heard at once, by a connection on which nothing is
+//! said; the inventory changes only when a judgement does, not with every number in it.
 //!
 //! It holds nothing that matters, so it may be started again at any time. Started by `crate::roles`.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use agent_model::disk::Pressure;
 use agent_model::failpoint;
 use agent_model::node::{Finding, Inventory};
 use agent_node::ProbeConfig;
@@ -21,11 +19,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::ballast::Ballast;
 use super::gpus;
+use crate::supervisor::blocking;
 
-/// How often the disk is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// How often the container engine is asked whether it is well: one that is frozen ends no connection.
 const ASK_ENGINE_EVERY: Duration = Duration::from_secs(10);
 /// How often everything is.
@@ -35,14 +31,18 @@ const PROBE_EVERY: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Upkeep {
     probe: ProbeConfig,
-    ballast: Arc<Ballast>,
+    pressure: watch::Receiver<Pressure>,
     inventory: watch::Sender<Inventory>,
 }
 
 impl Upkeep {
     /// Of a machine that was just found to be `inventory`.
-    pub(crate) fn new(probe: ProbeConfig, ballast: Arc<Ballast>, inventory: Inventory) -> Upkeep {
-        Upkeep { probe, ballast, inventory: watch::Sender::new(inventory) }
+    pub(crate) fn new(
+        probe: ProbeConfig,
+        pressure: watch::Receiver<Pressure>,
+        inventory: Inventory,
+    ) -> Upkeep {
+        Upkeep { probe, pressure, inventory: watch::Sender::new(inventory) }
     }
 
     /// What the machine is, now and whenever that changed.
@@ -56,12 +56,13 @@ impl Upkeep {
     }
 
     /// Looks again and again.
-    pub(crate) async fn run(self) {
+    pub(crate) async fn run(mut self) {
         let (mut probed, mut asked) = (Instant::now(), Instant::now());
         let mut engine = UnixStream::connect(&self.probe.docker).await.ok();
         loop {
             let ended = tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => false,
+                () = tokio::time::sleep_until(asked + ASK_ENGINE_EVERY) => false,
+                Ok(()) = self.pressure.changed() => false,
                 () = until_closed(engine.as_mut()) => true,
             };
             let depth = match (probed.elapsed() >= PROBE_EVERY, asked.elapsed() >= ASK_ENGINE_EVERY) {
@@ -83,10 +84,7 @@ impl Upkeep {
                 probed = asked;
             }
             let this = self.clone();
-            let looked = tokio::task::spawn_blocking(move || this.look(depth)).await;
-            if let Err(Ok(panic)) = looked.map_err(tokio::task::JoinError::try_into_panic) {
-                std::panic::resume_unwind(panic);
-            }
+            blocking(move || this.look(depth)).await;
         }
     }
 
@@ -95,7 +93,6 @@ impl Upkeep {
             warn!(%error, "the machine was not looked at");
             return;
         }
-        self.ballast.balance(agent_node::disk_free(&self.probe.state_dir));
         if depth == Depth::Whole {
             let swept = agent_runtime::exec::sweep_groups();
             if swept > 0 {
@@ -189,11 +186,15 @@ mod tests {
             inventory.findings.iter().find(|finding| finding.topic == "disk").unwrap().grade
         };
         assert_ne!(grade(&inventory), Grade::Bad);
-        let ballast = Arc::new(Ballast::open(dir.path(), 64 << 20));
-        let full = Upkeep::new(ProbeConfig { disk_reserve: u64::MAX, ..probe.clone() }, ballast, inventory);
+        let (keeper, pressure) = watch::channel(Pressure::Ample);
+        let full = Upkeep::new(ProbeConfig { disk_reserve: u64::MAX, ..probe.clone() }, pressure, inventory);
         let mut known = full.inventory();
         let room = Upkeep { probe, ..full.clone() };
-        for (upkeep, expected) in [(full, Grade::Bad), (room, Grade::Good)] {
+        let begun = Instant::now();
+        for (upkeep, told, expected) in
+            [(full, Pressure::Low, Grade::Bad), (room, Pressure::Ample, Grade::Good)]
+        {
+            keeper.send_replace(told);
             tokio::select! {
                 () = upkeep.run() => {}
                 seen = known.changed() => seen.unwrap(),
@@ -201,7 +202,7 @@ mod tests {
             let grade = grade(&known.borrow_and_update());
             assert!((grade == Grade::Bad) == (expected == Grade::Bad), "{grade:?}");
         }
-        assert_eq!(dir.path().join("ballast").metadata().unwrap().len(), 4 << 20);
+        assert!(begun.elapsed() < ASK_ENGINE_EVERY, "it heard of it");
     }
 
     /// An engine that answers for as long as it is polled, and counts who comes.
@@ -239,8 +240,8 @@ mod tests {
             inventory.findings.iter().find(|finding| finding.topic == "docker").unwrap().found.clone()
         };
         let before = found(&inventory);
-        let ballast = Arc::new(Ballast::open(dir.path(), 0));
-        let upkeep = Upkeep::new(probe.clone(), ballast, inventory);
+        let (_keeper, pressure) = watch::channel(Pressure::Ample);
+        let upkeep = Upkeep::new(probe.clone(), pressure, inventory);
         let (mut known, asked) = (upkeep.inventory(), *came.borrow());
         let mut running = Box::pin(upkeep.run());
         let mut hears = came.subscribe();

@@ -7,6 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use agent_model::Digest;
+use agent_model::disk::Watermarks;
 
 use super::Holder;
 use crate::Kept;
@@ -16,9 +17,8 @@ use crate::Kept;
 pub struct Limits {
     /// All of it, in bytes. Nine tenths of that are too much, and eight are enough again.
     pub size: u64,
-    /// Bytes of the disk that must stay free. Blobs go while there is still half as much again, until there is
-    /// twice as much: blobs can be sent again, and what else needs the room cannot wait.
-    pub reserve: u64,
+    /// Of the disk. Blobs go as soon as it is tight: they can be sent again, and what else needs the room cannot wait.
+    pub marks: Watermarks,
     /// How long a blob stays that was sent, read or asked for.
     pub lease: Duration,
 }
@@ -77,9 +77,8 @@ pub(crate) struct Choice {
 pub(crate) fn excess(room: Room, limits: &Limits) -> u64 {
     let (high, low) = (limits.size / 10 * 9, limits.size / 10 * 8);
     let too_much = if room.taken > high { room.taken - low } else { 0 };
-    let (start, enough) =
-        (limits.reserve.saturating_add(limits.reserve / 2), limits.reserve.saturating_mul(2));
-    let too_full = if room.free < start { enough - room.free } else { 0 };
+    let marks = limits.marks;
+    let too_full = if room.free < marks.tight() { marks.ample() - room.free } else { 0 };
     too_much.max(too_full)
 }
 
@@ -88,7 +87,7 @@ pub(crate) fn wanted(room: Room, limits: &Limits, goal: Goal) -> u64 {
     match goal {
         Goal::Limits => excess(room, limits),
         Goal::Free(bytes) => {
-            excess(room, limits).max(limits.reserve.saturating_add(bytes).saturating_sub(room.free))
+            excess(room, limits).max(limits.marks.reserve().saturating_add(bytes).saturating_sub(room.free))
         }
         Goal::All => u64::MAX,
     }
@@ -164,7 +163,7 @@ mod tests {
 
     #[test]
     fn test_limits_have_a_high_and_a_low_water_mark() {
-        let limits = Limits { size: 1000, reserve: 100, lease: LEASE };
+        let limits = Limits { size: 1000, marks: Watermarks::new(100), lease: LEASE };
         let excess = |taken, free| excess(Room { taken, free }, &limits);
         assert_eq!((excess(900, 150), excess(901, 150), excess(2000, 150)), (0, 101, 1200));
         assert_eq!((excess(0, 149), excess(0, 0), excess(950, 0)), (51, 200, 200));
@@ -174,7 +173,7 @@ mod tests {
             (0, 200, 0)
         );
         assert_eq!(goal(500, Goal::All), u64::MAX);
-        let nothing = Limits { size: 0, reserve: 0, lease: LEASE };
+        let nothing = Limits { size: 0, marks: Watermarks::new(0), lease: LEASE };
         assert_eq!(wanted(Room { taken: 7, free: 0 }, &nothing, Goal::Limits), 7);
     }
 

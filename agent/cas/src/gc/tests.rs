@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use agent_model::SystemClock;
+use agent_model::disk::Watermarks;
 
 use super::*;
 use crate::{damage, digest_of, snapshot};
@@ -13,7 +14,7 @@ struct Bench {
     collector: Collector,
 }
 
-const NO_LEASE: Limits = Limits { size: 1 << 40, reserve: 0, lease: Duration::ZERO };
+const NO_LEASE: Limits = Limits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
 
 impl Bench {
     fn new(limits: Limits) -> Bench {

@@ -2,6 +2,8 @@ use agent_cas::Disk;
 use agent_model::{EnvSpec, SystemClock};
 use agent_runtime::env::{EnvBuilder, Script, Scripted};
 
+use super::eviction::Limits;
+use super::room::Unused;
 use super::*;
 use crate::cli::Flags;
 use crate::config::Variables;
@@ -10,6 +12,7 @@ use crate::config::Variables;
 struct Rig {
     dir: tempfile::TempDir,
     keeper: Keeper,
+    unused: Unused,
     told: watch::Sender<Vec<Wish>>,
     inventory: watch::Receiver<Inventory>,
     pauses: u32,
@@ -32,9 +35,10 @@ fn rig(change: impl FnOnce(&mut Config)) -> Rig {
     let store = Store::Disk(Disk::open(&dir.path().join("cas")).unwrap());
     let (told, wishes) = watch::channel(Vec::new());
     let (sender, inventory) = watch::channel(Inventory::default());
-    let keeper =
-        Keeper::new(environments, store, sender, wishes, Arc::default(), Arc::new(SystemClock), &config);
-    Rig { dir, keeper, told, inventory, pauses: 0 }
+    let limits = Limits { size: config.environments.size, age: config.environments.age };
+    let unused = Unused { environments: environments.clone(), limits, clock: Arc::new(SystemClock) };
+    let keeper = Keeper::new(environments, store, sender, wishes, Arc::default());
+    Rig { dir, keeper, unused, told, inventory, pauses: 0 }
 }
 
 impl Rig {
@@ -109,7 +113,7 @@ async fn test_least_recently_used_goes_when_there_is_too_much_and_a_pin_stays() 
     left.sort();
     loop {
         rig.pause().await; // what is forced to the disk is in use for a moment more
-        rig.keeper.make_room().await;
+        rig.unused.evict(0).await;
         rig.keeper.show().await;
         let mut keys: Vec<String> = rig.shown().into_iter().map(|shown| shown.key).collect();
         keys.sort();

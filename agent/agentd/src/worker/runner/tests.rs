@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use agent_cas::gc::{self, Collector};
 use agent_cas::{Disk, Remote, Store, Tiered};
+use agent_model::disk::Watermarks;
 use agent_model::job::{Limits, OnDisconnect};
 use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
 use agent_runtime::docker::Docker;
@@ -15,8 +16,8 @@ use tonic::transport::{Channel, Endpoint};
 use super::*;
 use crate::cli::Flags;
 use crate::config::{Config, Variables};
+use crate::disk::DiskKeeper;
 use crate::worker::attic::Attic;
-use crate::worker::ballast::Ballast;
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
 use crate::worker::report::Outbox;
@@ -109,16 +110,16 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
     let clock: Arc<dyn agent_model::Clock> = Arc::new(SystemClock);
     // It waits for that of the node before, whose tasks end meanwhile.
     let place = state.join("cas");
-    let disk = tokio::task::spawn_blocking(move || Disk::open(&place)).await.unwrap().unwrap();
-    let store = Store::Disk(disk.clone());
-    let limits = gc::Limits { size: u64::MAX, reserve: 0, lease: Duration::ZERO };
+    let blobs = tokio::task::spawn_blocking(move || Disk::open(&place)).await.unwrap().unwrap();
+    let (store, disk) = (Store::Disk(blobs.clone()), DiskKeeper::open(state, 0));
+    let limits = gc::Limits { size: u64::MAX, marks: Watermarks::new(0), lease: Duration::ZERO };
     Arc::new(Worker {
         clock: clock.clone(),
         boot_id: "this boot".into(),
         journal: Twin::open(state, left).await,
-        spares: Spares::new(state, store.clone(), 0),
+        spares: Spares::new(state, store.clone(), disk.clone()),
         store,
-        collector: Collector::new(disk, limits, &[], clock.clone()),
+        collector: Collector::new(blobs, limits, &[], clock.clone()),
         environments: Environments::open(environments).unwrap(),
         built: Arc::default(),
         executor: Launcher {
@@ -130,7 +131,7 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
         outbox: Outbox::new(nobody(), config.node_name.clone()),
         tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
         attic: Attic::new(crate::worker::jobs_dir(state), clock, "this boot"),
-        ballast: Arc::new(Ballast::open(state, 64 << 20)),
+        disk,
         config,
     })
 }
@@ -245,7 +246,7 @@ async fn test_another_boot_starts_nothing() {
 async fn test_too_full_a_disk_holds_a_replica_before_anything_is_fetched() {
     let state = tempfile::tempdir().unwrap();
     let mut worker = node(state.path(), usize::MAX).await;
-    Arc::get_mut(&mut worker).unwrap().config.disk_reserve = u64::MAX;
+    Arc::get_mut(&mut worker).unwrap().disk = DiskKeeper::open(state.path(), u64::MAX);
     let (mut runner, desired, mut view) = runner(&worker, record());
     tokio::select! {
         _ = runner.fetch() => panic!("there is no room"),
@@ -260,12 +261,11 @@ async fn test_too_full_a_disk_holds_a_replica_before_anything_is_fetched() {
 async fn test_full_disk_gives_way_to_records() {
     let state = tempfile::tempdir().unwrap();
     let worker = node(state.path(), usize::MAX).await;
-    worker.ballast.balance(1 << 30);
     worker.journal.full.store(3, Ordering::SeqCst);
     let (mut runner, _desired, _view) = runner(&worker, record());
     runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
     assert_eq!(worker.journal.full.load(Ordering::SeqCst), 0);
-    assert_eq!(state.path().join("ballast").metadata().unwrap().len(), 1 << 20, "a piece for each refusal");
+    assert_eq!(state.path().join("ballast").metadata().unwrap().len(), 4 << 20, "a piece for each refusal");
     assert_eq!(worker.journal.open_replicas().await.unwrap().len(), 1);
 }
 
@@ -337,7 +337,7 @@ async fn without_a_store(state: &Path, disk_reserve: u64) -> (Arc<Worker<Twin>>,
     let Ok(mut worker) = Arc::try_unwrap(node(state, usize::MAX).await) else { panic!("it is in use") };
     let Store::Disk(disk) = worker.store.clone() else { panic!("the store is elsewhere") };
     worker.store = Store::Tiered(Box::new(Tiered::new(disk, Remote::far(nobody(), ""))));
-    worker.config.disk_reserve = disk_reserve;
+    worker.disk = DiskKeeper::open(state, disk_reserve);
     let now = worker.clock.now();
     let (verdict, exit) = (Verdict::Completed, Some(ExitStatus::Code(0)));
     let ending = Some(Ending { verdict, exit, fault: None, started_at: Some(now), ended_at: now });

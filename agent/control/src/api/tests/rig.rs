@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use agent_cas::digest_of;
 use agent_cas::gc::{Collector, Limits};
+use agent_model::disk::Watermarks;
 use agent_model::{Principal, ReplicaStep, SystemClock};
 use agent_proto::v1;
 use futures_util::stream::select;
@@ -172,7 +173,7 @@ pub(super) async fn open(dir: &Path, lease: Duration) -> Result<Controller, Open
     let blobs = dir.join("cas");
     // It waits for the store of the controller before, whose connections end meanwhile.
     let disk = tokio::task::spawn_blocking(move || agent_cas::Disk::open(&blobs)).await.unwrap().unwrap();
-    let limits = Limits { size: 1 << 40, reserve: 0, lease: Duration::ZERO };
+    let limits = Limits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
     let clock = Arc::new(SystemClock);
     let collector = Collector::new(disk.clone(), limits, &[Controller::BLOB_USER], clock);
     let operators = Operators::new(OWN, |who| *who == Principal::Local { uid: OPERATOR });

@@ -1,9 +1,8 @@
 //! Room on the disk that is held so that it can be given up.
 //!
 //! Owns the file `ballast` of the state directory. Invariants: it is never larger than
-//! [`budget::ballast_wanted`]; what is given up is free when the call returns; not being able to hold it is
-//! no error, only less safety. Called by `worker::upkeep`, which looks at the disk, and by `worker::runner`
-//! when a record finds no room.
+//! [`wanted`]; what is given up is free when the call returns; not being able to hold it is no error, only less
+//! safety.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -15,7 +14,10 @@ use agent_model::{failpoint, size};
 use rustix::fs::{FallocateFlags, fallocate};
 use tracing::{debug, info, warn};
 
-use super::budget;
+/// The most ballast there is.
+const MOST: u64 = 16 << 20;
+/// In how many pieces it is given up.
+const PIECES: u64 = 4;
 
 /// The ballast of a state directory.
 #[derive(Debug)]
@@ -32,17 +34,17 @@ impl Ballast {
         let file = file.inspect_err(
             |error| warn!(%error, path = %path.display(), "no room can be held for a full disk"),
         );
-        Ballast { file: file.ok().map(Mutex::new), wanted: budget::ballast_wanted(disk) }
+        Ballast { file: file.ok().map(Mutex::new), wanted: wanted(disk) }
     }
 
     /// Gives up a piece because a record found no room; `false` when there is none left.
     pub(crate) fn give_way(&self) -> bool {
-        self.resize(|held| budget::lighter(held, self.wanted)) == Some(true)
+        self.resize(|held| lighter(held, self.wanted)) == Some(true)
     }
 
     /// Gives up a piece or takes all of it again, as the bytes that are `free` on the disk demand.
     pub(crate) fn balance(&self, free: u64) {
-        self.resize(|held| budget::ballast(held, self.wanted, free));
+        self.resize(|held| balanced(held, self.wanted, free));
     }
 
     /// Whether it became lighter; `None` when it stayed as it was.
@@ -66,6 +68,29 @@ impl Ballast {
             Err(error) => debug!(%error, "no room can be held for a full disk"),
         }
         (resized.is_ok() && chosen < held).then_some(true)
+    }
+}
+
+/// How much ballast a disk of this size should hold.
+fn wanted(disk: u64) -> u64 {
+    MOST.min(disk / 16)
+}
+
+/// How much ballast should be left once a piece of it is given up.
+fn lighter(held: u64, wanted: u64) -> u64 {
+    held.saturating_sub(wanted.div_ceil(PIECES))
+}
+
+/// How much ballast there should be, given what is held, what is wanted, and the bytes that are free beside
+/// it. It is taken again only when there is room for it twice over, so that it does not come and go.
+fn balanced(held: u64, wanted: u64, free: u64) -> u64 {
+    let full = wanted / PIECES / 2;
+    if free < full {
+        lighter(held, wanted)
+    } else if held < wanted && free >= (wanted - held).saturating_add(wanted) {
+        wanted
+    } else {
+        held
     }
 }
 
@@ -109,5 +134,22 @@ mod tests {
         assert_eq!(blocks(), 0, "not as long as there is no room");
         Ballast::open(dir.path(), 64 << 20).balance(1 << 30);
         assert_eq!(blocks(), 4 << 20);
+    }
+
+    #[test]
+    fn test_ballast_goes_piece_by_piece_and_comes_back_whole() {
+        const MIB: u64 = 1 << 20;
+        let most = wanted(1 << 40);
+        assert_eq!((most, wanted(64 * MIB)), (16 * MIB, 4 * MIB));
+        let mut held = most;
+        for left in [12, 8, 4, 0, 0] {
+            held = balanced(held, most, MIB);
+            assert_eq!(held, left * MIB);
+        }
+        assert_eq!(balanced(4 * MIB, most, 2 * MIB), 4 * MIB, "a little room is enough to write records");
+        assert_eq!(balanced(4 * MIB, most, 27 * MIB), 4 * MIB, "not while that would fill the disk again");
+        assert_eq!(balanced(4 * MIB, most, 28 * MIB), most);
+        assert_eq!(balanced(most, most, u64::MAX), most);
+        assert_eq!(balanced(0, 0, 0), 0);
     }
 }

@@ -1,44 +1,85 @@
-//! Looks after the size of the store of blobs, for whichever roles this daemon plays.
+//! Keeps the store of blobs small, for whichever roles this daemon plays.
 //!
-//! Every few seconds it looks whether the store is above its limit, or the disk below its reserve, and lets the
-//! [`Collector`] remove what nobody needs. What went, or why too little could, is in the log: once, until that
-//! changes. It holds nothing that matters, so it may be started again at any time.
-//!
-//! Started by `crate::roles`.
+//! When the store is above its limit, or the disk is tight, the [`Collector`] removes what nobody needs. What went, or
+//! why too little could, is in the log: once, until that changes.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_cas::gc::{CollectError, Collected, Collector, Goal, Holder, Reason};
+use agent_model::disk::Pressure;
 use agent_model::{causes, size};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
-/// How often it is looked how much room there is.
+use super::Reclaimer;
+
+/// How often it is looked how much the store takes.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// How long it is not tried again when too little could go.
 const AGAIN: Duration = Duration::from_secs(120);
 
-/// Looks again and again.
-pub(crate) async fn run(collector: Collector) {
-    let mut told = String::new();
-    loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        if !collector.is_due().await {
-            told.clear();
-            continue;
+/// The blobs that nobody needs.
+pub(crate) struct Unneeded {
+    collector: Collector,
+    last: Mutex<Last>,
+}
+
+/// What came of the last try.
+#[derive(Default)]
+struct Last {
+    /// Why too little went, as it was told.
+    told: String,
+    /// When it is tried again.
+    again: Option<Instant>,
+}
+
+impl Unneeded {
+    pub(crate) fn new(collector: Collector) -> Unneeded {
+        Unneeded { collector, last: Mutex::default() }
+    }
+
+    async fn collect(&self) {
+        let waits = self.last().again.is_some_and(|again| again > Instant::now());
+        if waits {
+            return;
         }
-        let collected = collector.collect(Goal::Limits, false).await;
+        if !self.collector.is_due().await {
+            *self.last() = Last::default();
+            return;
+        }
+        let collected = self.collector.collect(Goal::Limits, false).await;
         if let Ok(Collected { freed, before, .. }) = &collected
             && freed.blobs > 0
         {
             let (freed, taken) = (size::binary(freed.bytes), size::binary(before.taken));
             info!(freed, taken, "removed blobs that nobody needs");
         }
-        let Some(why) = shortfall(&collected, collector.limits().size) else { continue };
-        if told != why {
+        let Some(why) = shortfall(&collected, self.collector.limits().size) else { return };
+        let mut last = self.last();
+        if last.told != why {
             warn!(why, "the store of blobs is larger than it should be, or the disk fuller");
-            told = why;
+            last.told = why;
         }
-        tokio::time::sleep(AGAIN).await;
+        last.again = Some(Instant::now() + AGAIN);
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reclaimer for Unneeded {
+    fn starts_at(&self) -> Pressure {
+        Pressure::Tight
+    }
+    fn tidy(&self) -> BoxFuture<'_, Duration> {
+        self.collect().map(|()| LOOK_EVERY).boxed()
+    }
+    fn reclaim(&self, _: u64) -> BoxFuture<'_, ()> {
+        self.collect().boxed()
     }
 }
 

@@ -1,0 +1,245 @@
+//! The keeper of the disk that the state directory is on.
+//!
+//! ```text
+//! measure ── every 2 s ──▶ Pressure ──▶ who waits for room, who makes things ahead of time, upkeep
+//!    │                        └───────▶ reclaim: one Reclaimer after the other, until there is ample room
+//!    └▶ ballast: given up when the disk is full all the same
+//! ```
+//!
+//! Owns: how full the disk is, measured in one place and told as a watched value; the [`Ballast`]; in which order room
+//! is made. Hides: the marks ([`Watermarks`]) and how often anything is looked at. What holds something that can go is
+//! a [`Reclaimer`]: it knows what goes first and what never does, and nothing of the disk.
+//!
+//! Invariants: no work that fills the disk begins while it is low ([`DiskKeeper::room`]); room is made in the order in
+//! which the reclaimers are given, and each is asked only while there is still too little; a reclaimer that takes long
+//! holds up only those of its own lane, and never the measurement.
+//!
+//! Tasks: [`DiskKeeper::measure`], and [`DiskKeeper::reclaim`] once for each lane. They hold nothing that matters, so
+//! they may be started again at any time. Started by `crate::roles`.
+
+mod ballast;
+pub(crate) mod blobs;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_model::disk::{Pressure, Shortfall, Watermarks};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use ballast::Ballast;
+
+use crate::supervisor::blocking;
+
+/// How often the disk is measured, and how often room is made while there is too little.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// While it is files that are few, about as many bytes of them go at a time.
+const FOR_FILES: u64 = 64 << 20;
+
+/// Something on the disk of which a part can go.
+pub(crate) trait Reclaimer: Send + Sync {
+    /// From which pressure on it is asked for room.
+    fn starts_at(&self) -> Pressure {
+        Pressure::Low
+    }
+
+    /// Removes what is to go however much room there is, because of its age or a limit of its own. Returns after how
+    /// long to ask again.
+    fn tidy(&self) -> BoxFuture<'_, Duration> {
+        std::future::ready(Duration::from_secs(24 * 3600)).boxed()
+    }
+
+    /// Removes about so many `bytes` of what nobody needs now, what was used least recently first, and says so in the
+    /// log. It is asked again soon, so what costs much to find out is not found out each time.
+    fn reclaim(&self, bytes: u64) -> BoxFuture<'_, ()>;
+}
+
+/// Reclaimers that are asked one after the other.
+pub(crate) type Lane = Vec<Box<dyn Reclaimer>>;
+
+/// The keeper of a disk. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct DiskKeeper {
+    dir: PathBuf,
+    marks: Watermarks,
+    ballast: Arc<Ballast>,
+    pressure: watch::Sender<Pressure>,
+}
+
+impl DiskKeeper {
+    /// Of the disk of a state directory, of which so many bytes must stay free. Ballast is given up at once if the disk
+    /// became full while nobody looked, so that everything else can be opened.
+    pub(crate) fn open(state_dir: &Path, reserve: u64) -> DiskKeeper {
+        let ballast = Arc::new(Ballast::open(state_dir, agent_node::disk_size(state_dir)));
+        let (dir, marks) = (state_dir.to_owned(), Watermarks::new(reserve));
+        let keeper = DiskKeeper { dir, marks, ballast, pressure: watch::Sender::new(Pressure::Enough) };
+        keeper.look();
+        keeper
+    }
+
+    /// How full the disk was when it was last measured, and whenever that changes.
+    pub(crate) fn pressure(&self) -> watch::Receiver<Pressure> {
+        self.pressure.subscribe()
+    }
+
+    /// Whether there is the room now that is kept for what must always work.
+    pub(crate) fn room(&self) -> Result<(), Shortfall> {
+        self.marks.admit(self.free(), agent_node::few_files(&self.dir))
+    }
+
+    /// Returns when there is room.
+    pub(crate) async fn until_room(&self) {
+        while self.room().is_err() {
+            tokio::time::sleep(LOOK_EVERY / 2).await;
+        }
+    }
+
+    /// Whether so many bytes can be used for what only saves time later.
+    pub(crate) fn can_spare(&self, bytes: u64) -> bool {
+        self.free() >= self.marks.ample().saturating_add(bytes)
+    }
+
+    /// Gives up a piece of the ballast because a record found no room; `false` when there is none left.
+    pub(crate) fn give_way(&self) -> bool {
+        self.ballast.give_way()
+    }
+
+    /// Measures the disk again and again.
+    pub(crate) async fn measure(self) {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let this = self.clone();
+            // A disk that is broken may take its time to answer.
+            blocking(move || this.look()).await;
+        }
+    }
+
+    /// Keeps what `lane` holds small, and makes room with it, the first in it first.
+    pub(crate) async fn reclaim(self, lane: Arc<Lane>) {
+        let mut pressure = self.pressure.subscribe();
+        let mut due = vec![Instant::now(); lane.len()];
+        loop {
+            for (reclaimer, due) in lane.iter().zip(&mut due) {
+                if *due <= Instant::now() {
+                    let next = reclaimer.tidy().await;
+                    *due = Instant::now() + next;
+                }
+            }
+            let is_short = *pressure.borrow_and_update() >= Pressure::Tight;
+            if is_short {
+                self.make_room(&lane).await;
+            }
+            let again = is_short.then(|| Instant::now() + LOOK_EVERY);
+            let next = due.iter().copied().chain(again).min().unwrap_or_else(Instant::now);
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                Ok(()) = pressure.changed() => {}
+            }
+        }
+    }
+
+    /// Asks one after the other as long as there is too little room.
+    async fn make_room(&self, lane: &Lane) {
+        for reclaimer in lane {
+            if self.measured() >= reclaimer.starts_at() {
+                let files = if self.is_short_of_files() { FOR_FILES } else { 0 };
+                reclaimer.reclaim(self.marks.ample().saturating_sub(self.free()).max(files)).await;
+            }
+        }
+    }
+
+    fn look(&self) {
+        self.ballast.balance(self.free());
+        let pressure = self.measured();
+        self.pressure.send_if_modified(|known| std::mem::replace(known, pressure) != pressure);
+    }
+
+    /// A shortage of files is as bad as one of bytes.
+    fn measured(&self) -> Pressure {
+        if self.is_short_of_files() { Pressure::Low } else { self.marks.pressure(self.free()) }
+    }
+
+    fn is_short_of_files(&self) -> bool {
+        agent_node::few_files(&self.dir).is_some()
+    }
+
+    fn free(&self) -> u64 {
+        agent_node::disk_free(&self.dir)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Writes down what it is asked, and frees nothing.
+    struct Asked {
+        name: &'static str,
+        starts_at: Pressure,
+        log: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl Reclaimer for Asked {
+        fn starts_at(&self) -> Pressure {
+            self.starts_at
+        }
+        fn tidy(&self) -> BoxFuture<'_, Duration> {
+            self.log.lock().unwrap().push(format!("tidy {}", self.name));
+            std::future::ready(Duration::from_secs(60)).boxed()
+        }
+        fn reclaim(&self, bytes: u64) -> BoxFuture<'_, ()> {
+            assert!(bytes > 0);
+            self.log.lock().unwrap().push(format!("reclaim {}", self.name));
+            std::future::ready(()).boxed()
+        }
+    }
+
+    /// What two reclaimers are asked within these seconds on a disk with this reserve.
+    async fn asked(reserve: u64, seconds: u64) -> Vec<String> {
+        let dir = tempfile::tempdir().unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let asked =
+            |name, starts_at| -> Box<dyn Reclaimer> { Box::new(Asked { name, starts_at, log: log.clone() }) };
+        let lane = Arc::new(vec![asked("first", Pressure::Tight), asked("second", Pressure::Low)]);
+        let keeper = DiskKeeper::open(dir.path(), reserve);
+        let ran = tokio::time::timeout(Duration::from_secs(seconds), keeper.reclaim(lane)).await;
+        assert!(ran.is_err(), "it goes on for ever");
+        let log = log.lock().unwrap();
+        log.clone()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn test_room_is_made_in_order_and_only_while_there_is_too_little() {
+        let free = agent_node::disk_free(&std::env::temp_dir());
+        let tidied = ["tidy first", "tidy second"];
+        assert_eq!(asked(0, 50).await, tidied);
+        assert_eq!(asked(0, 110).await, [tidied, tidied].concat());
+        // Between the reserve and half as much again.
+        assert_eq!(asked(free / 5 * 4, 1).await, [&tidied[..], &["reclaim first"]].concat());
+        let both = ["reclaim first", "reclaim second"];
+        assert_eq!(asked(u64::MAX, 1).await, [tidied, both].concat());
+        assert_eq!(asked(u64::MAX, 3).await, [tidied, both, both].concat(), "again while it is low");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn test_pressure_is_told_when_the_disk_fills() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = DiskKeeper::open(dir.path(), 0);
+        assert_eq!(*keeper.pressure().borrow(), Pressure::Ample);
+        assert!(keeper.room().is_ok() && keeper.can_spare(1) && !keeper.can_spare(u64::MAX));
+        let low = DiskKeeper { marks: Watermarks::new(u64::MAX), ..keeper };
+        let mut pressure = low.pressure();
+        tokio::select! {
+            () = low.clone().measure() => {}
+            seen = pressure.changed() => seen.unwrap(),
+        }
+        assert_eq!(*pressure.borrow(), Pressure::Low);
+        assert!(low.room().is_err() && !low.can_spare(0));
+    }
+}
