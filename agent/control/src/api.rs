@@ -152,8 +152,9 @@ impl From<AskError> for Refusal {
     fn from(error: AskError) -> Refusal {
         match error {
             AskError::Stopping => Refusal::Stopping,
-            AskError::NotWritten => {
+            unwritten @ (AskError::NotWritten | AskError::DiskFull) => {
                 Fault::new(Code::ControllerStore, "the controller could not store the change")
+                    .because(&unwritten)
                     .fix("look for a full or failing disk in the daemon's log; the change is tried again")
                     .into()
             }

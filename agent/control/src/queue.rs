@@ -50,6 +50,8 @@ pub(crate) enum AskError {
     Stopping,
     #[error("the controller could not write to its database")]
     NotWritten,
+    #[error("the controller could not write to its database: its disk is full")]
+    DiskFull,
 }
 
 /// A job and what to say about it now.
@@ -73,13 +75,13 @@ pub(crate) type OrdersReceiver = watch::Receiver<Arc<Orders>>;
 struct Reply<T>(oneshot::Sender<Result<T, AskError>>);
 
 /// An answer that is held back until everything it rests on is durable; it is told whether that is so.
-type Answer = Box<dyn FnOnce(bool) + Send>;
+type Answer = Box<dyn FnOnce(Result<(), AskError>) + Send>;
 
 impl<T: Send + 'static> Reply<T> {
     fn hold(self, result: T) -> Answer {
         Box::new(move |written| {
             // Whoever asked may have gone; that changes nothing.
-            let _ = self.0.send(if written { Ok(result) } else { Err(AskError::NotWritten) });
+            let _ = self.0.send(written.map(|()| result));
         })
     }
 }
@@ -331,7 +333,7 @@ impl<S: Store> Task<S> {
                 self.flush = Some(Instant::now() + LAZY);
             }
             self.desk.publish();
-            true
+            Ok(())
         };
         for answer in answers {
             answer(heard);
@@ -350,24 +352,24 @@ impl<S: Store> Task<S> {
         }
     }
 
-    async fn commit(&mut self) -> bool {
+    async fn commit(&mut self) -> Result<(), AskError> {
         let changes = self.desk.book.changes();
         if let Err(error) = failpoint::hit("control.commit") {
             tracing::error!(%error, "will try again");
             self.flush = Some(Instant::now() + AGAIN);
-            return false;
+            return Err(AskError::NotWritten);
         }
         match self.store.commit(&changes).await {
             Ok(()) => {
                 self.flush = None;
                 self.desk.publish(); // watchers see how a job ended before it leaves the book
                 self.desk.book.retire();
-                true
+                Ok(())
             }
             Err(error) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "will try again");
                 self.flush = Some(Instant::now() + AGAIN);
-                false
+                Err(if error.is_full() { AskError::DiskFull } else { AskError::NotWritten })
             }
         }
     }

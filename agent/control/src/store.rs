@@ -253,6 +253,13 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// The disk had no room for a transaction.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, StoreError::Commit { source, .. } if sqlite::is_full(source))
+    }
+}
+
 /// Durable memory: when [`Store::commit`] returns, a power cut takes nothing back.
 pub(crate) trait Store: Send + Sync + 'static {
     /// What is not over yet.

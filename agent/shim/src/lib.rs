@@ -20,6 +20,7 @@
 
 pub mod cgroup;
 mod dir;
+pub mod kills;
 pub mod process;
 mod record;
 pub mod segments;

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use agent_model::ExitStatus;
 use agent_shim::OomScope;
 use agent_shim::cgroup::{Groups, Place};
+use agent_shim::kills::{self, counter};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 /// Looks after the memory of one job, from before it starts.
@@ -97,8 +98,8 @@ impl Memory {
 
     fn counts(&self) -> Counts {
         let around = self.around.as_deref();
-        let of_group = self.own.as_deref().or(around).and_then(kills);
-        let kills = of_group.or_else(|| counter(Path::new("/proc/vmstat"), "oom_kill")).unwrap_or(0);
+        let of_group = self.own.as_deref().or(around).and_then(kills::in_group);
+        let kills = of_group.or_else(kills::on_machine).unwrap_or(0);
         if let Some(notices) = &self.notices {
             let (all, above) = notices.counts();
             return Counts { kills, own: all.saturating_sub(above), above };
@@ -130,17 +131,6 @@ fn times_met(group: &Path) -> Option<u64> {
     let limit = limits.iter().filter_map(|file| number(&group.join(file))).min()?;
     let most = number(&group.join("memory.max_usage_in_bytes"))?;
     Some(u64::from(most.saturating_add(NEAR) >= limit))
-}
-
-/// Processes of a group that the kernel has ended.
-fn kills(group: &Path) -> Option<u64> {
-    let of = |file: &str| counter(&group.join(file), "oom_kill");
-    of("memory.events").or_else(|| of("memory.oom_control"))
-}
-
-fn counter(file: &Path, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
 fn number(file: &Path) -> Option<u64> {

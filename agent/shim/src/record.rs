@@ -8,6 +8,8 @@ use std::time::Duration;
 use agent_model::{Boot, ExitStatus, ReplicaId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::kills::KillCount;
+
 /// The version of the records and of the socket protocol written by this release.
 pub const VERSION: u32 = 2;
 
@@ -153,6 +155,9 @@ pub struct Hello {
     /// It is the first process of a container: the number above is that of the container's own numbering.
     #[serde(default)]
     pub container: bool,
+    /// What the kernel had ended beside it, for want of memory, before the command was started.
+    #[serde(default)]
+    pub kills: Option<KillCount>,
 }
 
 /// How it ended.

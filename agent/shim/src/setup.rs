@@ -72,7 +72,9 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
     let instance = instance.trim().to_owned();
     // Orphans of the job become children of this process, so nothing it starts can get away.
     step("become the parent of orphans", nix::sys::prctl::set_child_subreaper(true))?;
-    sys::ask_for_oom_protection();
+    if let Err(error) = sys::ask_for_oom_protection() {
+        notes.say(format_args!("it may be ended like any other process when memory runs out: {error}"));
+    }
     if !launch.container {
         remove_groups_of_former(&dir);
     }
@@ -91,6 +93,7 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
         containment: String::new(),
         groups: Vec::new(),
         container: launch.container,
+        kills: None,
     };
     dir.write_hello(&hello)?;
     let clients = step("listen at the socket", Clients::listen(&dir.socket(), instance.clone()))?;

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, Timestamp};
 use agent_shim::cgroup::{self, Containment};
+use agent_shim::kills::KillCount;
 use agent_shim::sys::{Children, reap};
 use agent_shim::tracking::Intake;
 use agent_shim::wire::{Event, Progress, Request};
@@ -376,6 +377,7 @@ impl Supervisor<'_> {
         self.life.limits_unmet = made.unmet;
         self.tree = Tree::new(made.groups);
         self.hello.containment = made.containment.to_string();
+        self.hello.kills = KillCount::beside(&places);
         if let Err(error) = self.dir.write_hello(&self.hello) {
             self.notes.error(&error); // what matters is in the first
         }

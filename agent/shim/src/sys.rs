@@ -133,8 +133,8 @@ fn go_first_without_memory() {
 }
 
 /// Asks the kernel to end others first when memory runs out. Only who may lower the score can have that.
-pub fn ask_for_oom_protection() {
-    let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
+pub fn ask_for_oom_protection() -> io::Result<()> {
+    std::fs::write("/proc/self/oom_score_adj", "-998")
 }
 
 /// What the children of this process are doing.

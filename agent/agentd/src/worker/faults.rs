@@ -136,7 +136,7 @@ pub(crate) fn is_from_elsewhere(record: &ExitRecord) -> bool {
 
 /// What a machine that goes down does to jobs whose supervisor leaves no record, or could not start them.
 pub(crate) fn may_be_of_the_machine(fault: &Fault) -> bool {
-    matches!(fault.code, Code::RunLost | Code::LaunchFailed)
+    matches!(fault.code, Code::RunLost | Code::LaunchFailed | Code::OutOfMemory)
 }
 
 fn ended_from_elsewhere(record: &ExitRecord, signal: i32) -> Fault {
@@ -192,25 +192,22 @@ fn out_of_memory(record: &ExitRecord) -> Fault {
             .why(format!("the kernel ended it{}; {}", at_its_limit(record), peak(record)))
             .fix("raise `resources.memory`, or lower the batch size"),
         // Others had used it up, or the node promised more than it has.
-        Some(OomScope::Parent) => node_out_of_memory(
-            "the kernel ended it because all that runs under the daemon's memory limit took too much together",
-            record,
-        ),
-        Some(OomScope::Host) => {
-            node_out_of_memory("the kernel ended it because the machine had no memory left", record)
+        Some(scope) => {
+            let whose = match scope {
+                OomScope::Host => "the machine had no memory left",
+                _ => "all that runs under the daemon's memory limit took too much together",
+            };
+            let why = format!("the kernel ended it because {whose}; {}", peak(record));
+            node_out_of_memory(why).fix(
+                "say in `resources.memory` what the job needs, or run fewer jobs at a time: `slots` of the node",
+            )
         }
     }
 }
 
-fn node_out_of_memory(why: &str, record: &ExitRecord) -> Fault {
-    let fault = Fault {
-        blame: Blame::Node,
-        ..Fault::new(Code::OutOfMemory, "the node ran out of memory under the command")
-    };
-    fault
-        .why(format!("{why}; {}", peak(record)))
-        .fix("say in `resources.memory` what the job needs, or run fewer jobs at a time: `slots` of the node")
-        .with_retry(Retry::OtherNode)
+fn node_out_of_memory(why: String) -> Fault {
+    let fault = Fault::new(Code::OutOfMemory, "the node ran out of memory under the command");
+    Fault { blame: Blame::Node, ..fault }.why(why).with_retry(Retry::OtherNode)
 }
 
 /// The job did what it should, although it lost processes on the way.
@@ -482,10 +479,14 @@ pub(crate) fn is_unsure(error: &LaunchError) -> bool {
     matches!(error, LaunchError::Look { .. } | LaunchError::Silent { .. } | LaunchError::Talk { .. })
 }
 
-/// No shim was started, for want of something that others may give back in a moment.
+/// No shim was started, for want of something that others may give back in a moment, or it was killed before it heard
+/// that it may begin.
 pub(crate) fn is_lack(error: &LaunchError) -> bool {
     const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM];
     let errno = |cause: &io::Error| cause.raw_os_error().map(Errno::from_raw_os_error);
+    if let LaunchError::Refused { status, .. } = error {
+        return status.code().is_none();
+    }
     let is_early =
         matches!(error, LaunchError::Clean { .. } | LaunchError::Write(_) | LaunchError::Spawn { .. });
     let lacks = |cause: &io::Error| errno(cause).is_some_and(|errno| LACKS.contains(&errno));
@@ -519,23 +520,36 @@ pub(crate) fn launch(error: &LaunchError) -> Fault {
     }
 }
 
-/// The command was started, and nobody can say how it ended.
+/// The command was started, and nobody can say how it ended. Where the kernel has ended processes beside its supervisor
+/// meanwhile, that is why: who may not lower its own score is ended like any other.
 pub(crate) fn lost(lost: &Lost) -> Fault {
     if lost.rebooted {
         return rebooted();
     }
-    let fault = Fault::new(Code::RunLost, "the running command was lost")
-        .why("the process that watched over it is gone and left no record");
+    let (fault, fix) = match (lost.starved, &lost.why) {
+        (0, None) => (
+            Fault::new(Code::RunLost, "the running command was lost"),
+            "look for what killed `agent-shim` on the node, for example the kernel with `dmesg`",
+        ),
+        (0, Some(_)) => (
+            Fault::new(Code::RunLost, "the running command was lost"),
+            "look on the node for who ended the container, and at the log of its container engine",
+        ),
+        (kills, _) => (
+            node_out_of_memory(format!(
+                "since it was started the kernel has ended processes beside it for want of memory: {kills}"
+            )),
+            "see with `dmesg` on the node what took the memory; run fewer jobs at a time: `slots` of the node",
+        ),
+    };
+    let fault = fault.why("the process that watched over it is gone and left no record");
     let fault = lost.why.iter().cloned().fold(fault, Fault::why);
     let fault = match (lost.killed, lost.left) {
         (0, 0) => fault.why("no process of the job was left"),
         (killed, 0) => fault.why(format!("{killed} processes of the job were left and were ended")),
         (_, left) => fault.why(format!("{left} processes of the job are left and cannot be ended")),
     };
-    fault.fix(match lost.why {
-        Some(_) => "look on the node for who ended the container, and at the log of its container engine",
-        None => "look for what killed `agent-shim` on the node, for example the kernel with `dmesg`",
-    })
+    fault.fix(fix)
 }
 
 /// The supervisor is gone, and what it left cannot be read.
@@ -926,6 +940,21 @@ mod tests {
     }
 
     #[test]
+    fn test_supervisor_that_the_kernel_ended_is_no_riddle() {
+        let gone = Lost { rebooted: false, killed: 1, left: 0, starved: 0, why: None };
+        let starved = Lost { starved: 3, ..gone.clone() };
+        assert_eq!(lost(&gone).code, Code::RunLost);
+        let fault = lost(&starved);
+        assert_eq!(
+            (fault.code, fault.blame, fault.retry),
+            (Code::OutOfMemory, Blame::Node, Retry::OtherNode)
+        );
+        assert!(fault.why[0].ends_with("for want of memory: 3"), "{fault}");
+        assert!(fault.why.iter().any(|why| why.starts_with("1 processes of the job were left")), "{fault}");
+        assert_eq!(lost(&Lost { rebooted: true, ..starved }).code, Code::NodeRebooted);
+    }
+
+    #[test]
     fn test_start_waits_for_what_is_given_back() {
         let spawn = |errno: Errno| LaunchError::Spawn { shim: "shim".into(), source: errno.into() };
         let code = |errno| launch(&spawn(errno)).code;
@@ -933,6 +962,13 @@ mod tests {
         assert!(!is_lack(&spawn(Errno::NOENT)));
         let late = LaunchError::Talk { dir: "job".into(), source: Errno::MFILE.into() };
         assert!(!is_lack(&late), "the command may have begun");
+        let refused = |status: i32| LaunchError::Refused {
+            dir: "job".into(),
+            status: std::os::unix::process::ExitStatusExt::from_raw(status),
+            said: String::new(),
+        };
+        assert!(is_lack(&refused(9)), "it was killed");
+        assert!(!is_lack(&refused(70 << 8)), "it says why");
         assert_eq!((code(Errno::NOSPC), code(Errno::MFILE)), (Code::DiskFull, Code::LaunchFailed));
     }
 

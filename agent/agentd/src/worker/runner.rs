@@ -21,6 +21,7 @@ mod command;
 mod shipping;
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -87,12 +88,6 @@ impl From<Fault> for Interrupted {
     }
 }
 
-impl From<JournalError> for Interrupted {
-    fn from(error: JournalError) -> Interrupted {
-        Interrupted::Failed(faults::unusable(&error))
-    }
-}
-
 /// Drives one replica.
 pub(crate) struct Runner<J> {
     worker: Arc<Worker<J>>,
@@ -129,6 +124,12 @@ const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 
 /// How often the numbers of a build are told.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+
+/// How long it is waited before a write is tried again that found no room though there is some.
+const ROOM_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it is tried again.
+const IN_VAIN: u32 = 3;
 
 /// How long a start waits for descriptors, processes or memory before it is for another node.
 const LACK_PATIENCE: Duration = Duration::from_secs(60);
@@ -204,17 +205,9 @@ impl<J: Journal> Runner<J> {
     /// Makes the directory and the first record; changes nothing for a replica that was accepted before.
     async fn accept(&mut self) -> Result<(), Interrupted> {
         if self.record.step == ReplicaStep::Accepted {
+            let mut in_vain = 0;
             while let Err(error) = recover::prepare(&self.dir, &self.record).await {
-                if !faults::is_no_space(&error) {
-                    return Err(faults::unusable(&error).into());
-                }
-                if self.worker.disk.give_way() {
-                    continue;
-                }
-                if self.room().is_ok() {
-                    return Err(faults::unusable(&error).into()); // it wants more than there ever is
-                }
-                unless_stopped(self.desired.clone(), self.until_room()).await?;
+                self.room_for(&error, &mut in_vain).await?;
             }
             self.enter(ReplicaStep::Accepted, "").await?;
         }
@@ -350,22 +343,45 @@ impl<J: Journal> Runner<J> {
             if let Some(enclosure) = &enclosure {
                 self.prepare(&mut launch, enclosure).await?;
             }
-            match self.worker.executor.launch(&self.dir, &launch, enclosure.as_ref()).await {
+            let error = match self.worker.executor.launch(&self.dir, &launch, enclosure.as_ref()).await {
                 Ok(running) => return Ok(running),
-                // What stood there had gone, and the engine with it.
-                Err(error) if error.is_engine_away() => {}
-                Err(error) if faults::is_lack(&error) && begun.elapsed() < LACK_PATIENCE => {
-                    self.say(&format!("waiting for what the node lacks: {}", faults::launch(&error)));
-                    unless_stopped(self.desired.clone(), tokio::time::sleep(backoff.next())).await?;
-                    launch.lease_until = self.leave_to_start().await?;
-                }
-                // Nobody may say that it failed while it may run.
-                Err(error) if faults::is_unsure(&error) => {
-                    return self.recall().await?.ok_or_else(|| faults::launch(&error).into());
-                }
-                Err(error) => return Err(faults::launch(&error).into()),
+                Err(error) => error,
+            };
+            let patient = begun.elapsed() < LACK_PATIENCE;
+            if let Some(running) = self.after_failed_launch(&error, patient, backoff.next()).await? {
+                return Ok(running);
             }
+            launch.lease_until = self.leave_to_start().await?;
         }
+    }
+
+    /// A command that runs although its launch failed; nothing when it may be launched again, as then it did not begin
+    /// and what it lacked may be there.
+    async fn after_failed_launch(
+        &mut self,
+        error: &LaunchError,
+        patient: bool,
+        pause: Duration,
+    ) -> Result<Option<Running>, Interrupted> {
+        match error {
+            // What stood there had gone, and the engine with it.
+            error if error.is_engine_away() => return Ok(None),
+            error if faults::is_lack(error) && patient => {
+                self.say(&format!("waiting for what the node lacks: {}", faults::launch(error)));
+            }
+            // It found no room for what it writes first.
+            LaunchError::Refused { .. } if self.room().is_err() => {
+                return self.admit().await.map(|()| None);
+            }
+            // Nobody may say that it failed while it may run.
+            error if faults::is_unsure(error) => match self.recall().await? {
+                None if patient => {} // its supervisor was killed before it heard that it may begin
+                found => return found.map(Some).ok_or_else(|| faults::launch(error).into()),
+            },
+            error => return Err(faults::launch(error).into()),
+        }
+        unless_stopped(self.desired.clone(), tokio::time::sleep(pause)).await?;
+        Ok(None)
     }
 
     /// Whom the command runs as; the daemon's own user when nobody is named.
@@ -421,7 +437,7 @@ impl<J: Journal> Runner<J> {
         };
         self.record.gpus = gpus;
         let detail = format!("{detail}; on {}", self.record.gpus.join(", "));
-        Ok(self.enter(ReplicaStep::Launching, &detail).await?)
+        self.enter(ReplicaStep::Launching, &detail).await
     }
 
     /// Waits for leave to start; gives until when it holds. The lease of a job that may be replaced must be
@@ -672,31 +688,62 @@ impl<J: Journal> Runner<J> {
         self.say(&detail);
     }
 
-    /// Writes down that a step begins, and says so.
-    async fn enter(&mut self, step: ReplicaStep, detail: &str) -> Result<(), JournalError> {
-        self.record.step = step;
-        let mut written = self.worker.journal.enter(&self.record).await;
-        while written.as_ref().is_err_and(JournalError::is_full) && self.worker.disk.give_way() {
-            written = self.worker.journal.enter(&self.record).await;
+    /// Returns when what was refused with `error` may be tried again: there was no room, and there may be now. What is
+    /// refused `in_vain` while there is room wants more than there ever is.
+    async fn room_for(
+        &self,
+        error: &(dyn Error + Send + Sync + 'static),
+        in_vain: &mut u32,
+    ) -> Result<(), Interrupted> {
+        if !faults::is_no_space(error) || *in_vain == IN_VAIN {
+            return Err(faults::unusable(error).into());
         }
-        let started_at = self.record.started_at;
-        self.view.send_replace(ReplicaView {
-            step: Some(step),
-            detail: detail.to_owned(),
-            started_at,
-            alive: true,
-            over: false,
-        });
-        self.changed.notify_one();
-        written
+        if self.worker.disk.give_way() {
+            return Ok(());
+        }
+        if self.room().is_err() {
+            return self.admit().await;
+        }
+        // Somebody may have freed it only since.
+        *in_vain += 1;
+        unless_stopped(self.desired.clone(), tokio::time::sleep(ROOM_EVERY)).await
+    }
+
+    /// Writes down that a step begins, as soon as there is room to do so, and says so.
+    async fn enter(&mut self, step: ReplicaStep, detail: &str) -> Result<(), Interrupted> {
+        self.record.step = step;
+        let mut in_vain = 0;
+        while let Err(error) = self.worker.journal.enter(&self.record).await {
+            self.room_for(&error, &mut in_vain).await?;
+        }
+        self.show(step, detail);
+        Ok(())
     }
 
     /// Enters a step that must be taken even if it cannot be written down: the command was started, so its
     /// directory tells the next daemon all it needs.
     async fn enter_anyway(&mut self, step: ReplicaStep, detail: &str) {
-        if let Err(error) = self.enter(step, detail).await {
+        self.record.step = step;
+        let mut written = self.worker.journal.enter(&self.record).await;
+        while written.as_ref().is_err_and(JournalError::is_full) && self.worker.disk.give_way() {
+            written = self.worker.journal.enter(&self.record).await;
+        }
+        self.show(step, detail);
+        if let Err(error) = written {
             error!(replica = %self.record.replica, %step, %error, "going on without a journal record");
         }
+    }
+
+    /// Says that a step has begun.
+    fn show(&self, step: ReplicaStep, detail: &str) {
+        self.view.send_replace(ReplicaView {
+            step: Some(step),
+            detail: detail.to_owned(),
+            started_at: self.record.started_at,
+            alive: true,
+            over: false,
+        });
+        self.changed.notify_one();
     }
 
     /// Says what the step is doing.

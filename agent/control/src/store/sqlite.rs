@@ -418,7 +418,7 @@ fn is_damage(error: &sqlx::Error) -> bool {
 }
 
 /// Whether the disk had no room for a commit.
-fn is_full(error: &sqlx::Error) -> bool {
+pub(super) fn is_full(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Database(error) => error.code().is_some_and(|code| code == "13"),
         sqlx::Error::Io(error) => {

@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use agent_model::{failpoint, size};
+use agent_shim::kills::on_machine;
 use serde::{Deserialize, Serialize};
 
 use super::AcquireError;
@@ -203,13 +204,13 @@ pub(super) struct Deaths {
 impl Deaths {
     /// Before the command begins.
     pub(super) fn watch() -> Deaths {
-        Deaths { before: oom_kills() }
+        Deaths { before: on_machine() }
     }
 
     /// Refuses an end that is not the command's own.
     pub(super) fn check(&self, step: &'static str, status: ExitStatus) -> Result<(), AcquireError> {
         let Some(signal) = killed_by(status) else { return Ok(()) };
-        Err(AcquireError::Killed { step, signal, starved: signal == KILL && oom_kills() > self.before })
+        Err(AcquireError::Killed { step, signal, starved: signal == KILL && on_machine() > self.before })
     }
 }
 
@@ -220,12 +221,6 @@ const TERM: i32 = 15;
 fn killed_by(status: ExitStatus) -> Option<i32> {
     let by_shell = status.code().map(|code| code - 128).filter(|signal| [KILL, TERM].contains(signal));
     status.signal().or(by_shell)
-}
-
-/// How many processes the kernel has ended for want of memory, where it counts them.
-fn oom_kills() -> Option<u64> {
-    let counted = std::fs::read_to_string("/proc/vmstat").ok()?;
-    counted.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
 }
 
 impl Ran {

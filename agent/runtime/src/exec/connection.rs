@@ -6,6 +6,7 @@ use std::time::Duration;
 use agent_model::protocol::start::{Found, Traces};
 use agent_model::{Boot, failpoint};
 use agent_shim::cgroup::Groups;
+use agent_shim::kills::KillCount;
 use agent_shim::process::Process;
 use agent_shim::wire::{Event, MAX_LINE, Request};
 use agent_shim::{End, ExitRecord, Hello, JobDir, MARK, NotStarted, process};
@@ -172,7 +173,7 @@ pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
 
 /// Kills what is left of a job whose shim is gone, and finds out why it is. Safe to repeat.
 pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
-    let nothing = Lost { rebooted: false, killed: 0, left: 0, why: None };
+    let nothing = Lost { rebooted: false, killed: 0, left: 0, starved: 0, why: None };
     let hello = match (dir.read_hello(), dir.started_instance()) {
         (Ok(Some(hello)), _) => hello,
         // Who was started is known by the mark that its processes bear.
@@ -188,9 +189,10 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
         let _ = groups.is_empty() && groups.remove();
         return Ok(Lost { rebooted: true, ..nothing });
     }
+    let starved = hello.kills.as_ref().map_or(0, KillCount::since);
     let (found, left) = kill(dir, hello, KILL_WITHIN).await;
     let why = super::container::fate::of(dir).await;
-    Ok(Lost { killed: found - left, left, why, ..nothing })
+    Ok(Lost { killed: found - left, left, starved, why, ..nothing })
 }
 
 /// Ends a job from outside, its supervisor with it: that one does not do what it was told. What is frozen is let go on,

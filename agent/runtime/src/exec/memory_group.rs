@@ -7,13 +7,13 @@
 //! Invariant: when it goes, whoever is still in the group is killed and the group is removed; a group that a
 //! killed daemon left is removed with those of jobs, once it is empty.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use agent_shim::Limits;
 use agent_shim::cgroup::{self, Groups};
+use agent_shim::kills;
 
 use super::scope;
 
@@ -74,18 +74,10 @@ impl MemoryGroup {
     pub(super) fn kills(&self) -> Kills {
         if let Some(scope) = &self.scope {
             let group = scope.lock().unwrap_or_else(PoisonError::into_inner);
-            return counter(&group.join("memory.events"));
+            return kills::in_group(&group).unwrap_or(0);
         }
-        let count = |file: &str| Some(counter(&self.groups.with(file)?.join(file)));
-        count("memory.events").or_else(|| count("memory.oom_control")).unwrap_or(0)
+        self.groups.dirs().iter().find_map(|dir| kills::in_group(dir)).unwrap_or(0)
     }
-}
-
-/// Both versions write `oom_kill COUNT` on a line of its own.
-fn counter(file: &Path) -> Kills {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    let count = text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok());
-    count.unwrap_or(0)
 }
 
 impl Drop for MemoryGroup {

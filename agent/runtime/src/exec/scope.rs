@@ -173,6 +173,7 @@ mod tests {
             containment: String::new(),
             groups: Vec::new(),
             container: false,
+            kills: None,
         };
         let words = request(&hello).join(" ");
         assert!(words.contains(" agent-job-train.1.0-01234567.scope fail 6 Description s "), "{words}");

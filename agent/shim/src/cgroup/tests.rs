@@ -76,6 +76,7 @@ fn test_groups_of_another_name_are_nobodys() {
         containment: String::new(),
         groups: vec!["/sys/fs/cgroup/agentd-train.1.0-01234567".into(), "/sys/fs/cgroup".into()],
         container: false,
+        kills: None,
     };
     assert_eq!(Groups::of(&hello).dirs(), [PathBuf::from("/sys/fs/cgroup/agentd-train.1.0-01234567")]);
 }

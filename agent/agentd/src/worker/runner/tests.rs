@@ -269,6 +269,31 @@ async fn test_full_disk_gives_way_to_records() {
     assert_eq!(worker.journal.open_replicas().await.unwrap().len(), 1);
 }
 
+#[tokio::test]
+async fn test_record_that_finds_no_room_is_waited_for() {
+    let state = tempfile::tempdir().unwrap();
+    let mut worker = node(state.path(), usize::MAX).await;
+    while worker.disk.give_way() {} // nothing is held that could be given up
+    // The room came back since it was refused.
+    worker.journal.full.store(2, Ordering::SeqCst);
+    let (mut ready, _desired, view) = runner(&worker, record());
+    ready.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert_eq!(view.borrow().step, Some(ReplicaStep::Accepted));
+    drop(ready);
+    // The same where there is none, as long as there is none.
+    Arc::get_mut(&mut worker).unwrap().disk = DiskKeeper::open(state.path(), u64::MAX);
+    worker.journal.full.store(1, Ordering::SeqCst);
+    let (mut runner, desired, mut view) = runner(&worker, record());
+    tokio::select! {
+        _ = runner.accept() => panic!("there is no room"),
+        seen = view.wait_for(|view| view.detail.starts_with("waiting for room: NODE-101")) => drop(seen.unwrap()),
+    }
+    assert_eq!(worker.journal.full.load(Ordering::SeqCst), 0, "the record was refused");
+    desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
+    worker.journal.full.store(1, Ordering::SeqCst);
+    assert!(matches!(runner.accept().await, Err(Interrupted::Stopped)), "it can still be canceled");
+}
+
 /// A job that may be replaced while its node is silent.
 fn replaced() -> Record {
     let limits = Limits { on_disconnect: OnDisconnect::Replace, ..Limits::default() };
