@@ -282,6 +282,7 @@ async fn test_record_that_finds_no_room_is_waited_for() {
     drop(ready);
     // The same where there is none, as long as there is none.
     Arc::get_mut(&mut worker).unwrap().disk = DiskKeeper::open(state.path(), u64::MAX);
+    while worker.disk.give_way() {}
     worker.journal.full.store(1, Ordering::SeqCst);
     let (mut runner, desired, mut view) = runner(&worker, record());
     tokio::select! {
