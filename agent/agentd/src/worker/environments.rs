@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use agent_cas::snapshot::download;
@@ -26,6 +26,7 @@ use agent_runtime::env::{
     AcquireError, CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv,
 };
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -257,7 +258,7 @@ impl Keeper {
             let texts = self.texts(kept).await;
             shown.push(describe(kept, texts));
         }
-        self.lock().retain(|key, _| kept.iter().any(|kept| kept.key == *key));
+        self.stored.lock().retain(|key, _| kept.iter().any(|kept| kept.key == *key));
         self.inventory.send_if_modified(|known| {
             let differs = !is_same(&known.environments, &shown);
             if differs {
@@ -270,7 +271,7 @@ impl Keeper {
     /// The texts of an environment, which are stored when it is first seen.
     async fn texts(&self, kept: &Kept) -> Stored {
         let built = timestamp(kept.built);
-        let known = self.lock().get(&kept.key).copied().filter(|known| known.built == built);
+        let known = self.stored.lock().get(&kept.key).copied().filter(|known| known.built == built);
         if let Some(known) = known {
             return known;
         }
@@ -279,7 +280,7 @@ impl Keeper {
         match (lock, log) {
             (Ok(lock), Ok(log)) => {
                 let stored = Stored { built, lock, log };
-                self.lock().insert(kept.key.clone(), stored);
+                self.stored.lock().insert(kept.key.clone(), stored);
                 stored
             }
             (Err(error), _) | (_, Err(error)) => {
@@ -301,10 +302,6 @@ impl Keeper {
         let written = self.store.write_batch(vec![(digest, text.into())]).await;
         written.into_iter().collect::<Result<(), _>>().map_err(io::Error::other)?;
         Ok(Some(digest))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Stored>> {
-        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

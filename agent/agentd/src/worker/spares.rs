@@ -15,12 +15,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_cas::snapshot::{Laid, Owner, Spare};
 use agent_cas::{Store, remove_tree};
 use agent_model::{Digest, causes};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
@@ -226,7 +227,7 @@ impl Spares {
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shared.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.shelf.lock()
     }
 }
 

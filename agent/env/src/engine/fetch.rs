@@ -8,13 +8,14 @@
 use std::fs::{File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
 use agent_model::causes;
 use futures_util::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
 use rattler_cache::package_cache::{CacheKey, PackageCache};
 use rattler_conda_types::package::{CondaArchiveType, DistArchiveType};
 use rattler_conda_types::{PackageRecord, RepoDataRecord};
@@ -301,7 +302,7 @@ impl Fetcher {
             }
         };
         let Err(error) = outcome else { return Ok(()) };
-        if let Some(from) = watched.from.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(from) = watched.from.lock().take() {
             self.net.routes.shun(&from);
         }
         // What was returned to the library is nearer to the cause than what it makes of it.
@@ -397,11 +398,11 @@ impl Job {
     }
 
     fn breaks(&self, broken: Broken) {
-        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(broken);
+        *self.broken.lock() = Some(broken);
     }
 
     fn failure(&self) -> Option<Failure> {
-        match &*self.broken.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.broken.lock() {
             Some(Broken::Failure(failure)) => Some(failure.clone()),
             _ => None,
         }
@@ -490,7 +491,7 @@ impl Job {
             return Err(self.about(&self.net.explain(&fault)));
         }
         self.announced(answer.content_length().unwrap_or(0))?;
-        *self.from.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer.url().clone());
+        *self.from.lock() = Some(answer.url().clone());
         let bytes = answer.bytes_stream().map(move |chunk| match chunk {
             Ok(bytes) => {
                 let received =
@@ -514,7 +515,7 @@ impl Job {
     }
 
     fn explain(&self, error: &ExtractError) -> Failure {
-        match self.broken.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.broken.lock().take() {
             Some(Broken::Fault(fault)) => return self.about(&self.net.explain(&fault)),
             Some(Broken::TooLong) => return self.damaged("it is longer than the channel says"),
             Some(Broken::Failure(failure)) => return failure,

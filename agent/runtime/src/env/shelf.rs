@@ -19,11 +19,12 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_model::failpoint;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use super::marker::{LOCK_LIST, MARKER, Marker, Seen};
@@ -52,11 +53,11 @@ pub(super) struct Uses(Arc<Mutex<HashMap<String, u32>>>);
 
 impl Uses {
     pub(super) fn of(&self, name: &str) -> u32 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied().unwrap_or(0)
+        self.0.lock().get(name).copied().unwrap_or(0)
     }
 
     fn add(&self, name: &str) -> Use {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default() += 1;
+        *self.0.lock().entry(name.to_owned()).or_default() += 1;
         Use { uses: self.clone(), name: name.to_owned() }
     }
 }
@@ -70,7 +71,7 @@ struct Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        let mut uses = self.uses.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = self.uses.0.lock();
         match uses.get_mut(&self.name) {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(uses.remove(&self.name)),
