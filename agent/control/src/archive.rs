@@ -72,11 +72,10 @@ pub(crate) enum ArchiveError {
 impl ArchiveError {
     /// There is no room for more.
     pub(crate) fn is_full(&self) -> bool {
-        use io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
             ArchiveError::Open { source, .. }
             | ArchiveError::Write { source, .. }
-            | ArchiveError::Sync { source, .. } => matches!(source.kind(), StorageFull | QuotaExceeded),
+            | ArchiveError::Sync { source, .. } => agent_fs::is_full(source),
             ArchiveError::Read { .. } | ArchiveError::Stopping => false,
         }
     }
@@ -322,7 +321,7 @@ impl Tape {
         }
         failpoint::hit("control.archive.sync").and_then(|()| copy.sync_all())?;
         failpoint::hit("control.archive.rename").and_then(|()| std::fs::rename(beside, &self.path))?;
-        self.path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())?;
+        self.path.parent().map_or(Ok(()), agent_fs::flush_directory)?;
         Ok(copy)
     }
 
@@ -357,7 +356,7 @@ impl Tape {
         if !named {
             for directory in self.path.ancestors().skip(1).take(2) {
                 let forced = failpoint::hit("control.archive.sync");
-                forced.and_then(|()| File::open(directory)?.sync_all()).map_err(failed)?;
+                forced.and_then(|()| agent_fs::flush_directory(directory)).map_err(failed)?;
             }
         }
         let mut writer = self.writer.lock();

@@ -8,8 +8,7 @@
 //! One task ([`Attic::run`]) sleeps until the next date. Called by `worker::runner` (keeps) and
 //! `worker::recover` (tells what is over from what is open).
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -164,14 +163,10 @@ fn discard(path: &Path) -> io::Result<()> {
     agent_cas::remove_tree(&gone)
 }
 
-/// Writes a mark that is there whole or not at all.
+/// Writes a mark that lasts, and is there whole or not at all.
 fn write(dir: &Path, mark: &Mark) -> io::Result<()> {
     failpoint::hit("node.attic.write")?;
-    let (path, new) = (dir.join(MARK), dir.join("remove-after.new"));
-    let mut file = File::create(&new)?;
-    file.write_all(&serde_json::to_vec(mark)?)?;
-    file.sync_all()?;
-    std::fs::rename(new, path)
+    agent_fs::write_durable(&dir.join(MARK), &serde_json::to_vec(mark)?)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! Invariants: what is fetched is what was announced, by digest and by size, and passed the inspection, before it
 //! gets the name under which it is used; whoever holds a [`Held`] package has it until it is dropped.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -128,7 +128,7 @@ impl Fetcher {
         let mut waiting = Some(waiting);
         let mut contended = Duration::ZERO;
         loop {
-            if taken(lock.try_lock_shared()).map_err(trouble)? {
+            if agent_fs::try_lock_shared(&lock).map_err(trouble)? {
                 if let Some(whole) = look_at(&place, &record).await {
                     place.touch(&lock);
                     self.meter.done.fetch_add(1, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl Fetcher {
                     return held(place, whole, record, lock);
                 }
                 lock.unlock().map_err(trouble)?;
-                if taken(lock.try_lock()).map_err(trouble)? {
+                if agent_fs::try_lock(&lock).map_err(trouble)? {
                     self.replace(&record, &place).await?;
                     lock.unlock().map_err(trouble)?;
                     continue;
@@ -309,15 +309,6 @@ impl Fetcher {
         Err(watched
             .failure()
             .unwrap_or_else(|| disk::trouble(&self.cache.pkgs, &format!("keeping {}", place.name), &error)))
-    }
-}
-
-/// Whether a lock was got.
-fn taken(tried: Result<(), TryLockError>) -> io::Result<bool> {
-    match tried {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 

@@ -80,9 +80,7 @@ impl Actions {
         let mut held = self.held.lock();
         let message = result.encode_to_vec();
         let bytes = [&digest_of(&message).hash[..], &message].concat();
-        let beside = self.root.join("half");
-        fs::write(&beside, &bytes)?;
-        fs::rename(beside, self.path(action))?;
+        agent_fs::write_whole(&self.path(action), &bytes)?;
         let (files, size) = match *held {
             Some((files, size)) => (files + 1, size + bytes.len() as u64),
             None => self.make_room()?,
@@ -151,11 +149,11 @@ impl ActionCache for Service {
             )));
         }
         let (actions, kept) = (self.actions.clone(), result.clone());
-        blocking(move || actions.write(&action, &kept)).await?.map_err(|error| match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Status::resource_exhausted("the disk is full")
+        blocking(move || actions.write(&action, &kept)).await?.map_err(|error| {
+            match agent_fs::is_full(&error) {
+                true => Status::resource_exhausted("the disk is full"),
+                false => Status::internal(format!("the result cannot be kept: {error}")),
             }
-            _ => Status::internal(format!("the result cannot be kept: {error}")),
         })?;
         Ok(Response::new(result))
     }
