@@ -29,6 +29,8 @@ const CALLS: &[&str] = &[
     "rename(",
     ".spawn()",
     "fs::write(",
+    "agent_fs::write_",
+    "agent_fs::flush_directory",
 ];
 
 /// Calls that need none: file, a part of the line, and why.
@@ -45,8 +47,7 @@ const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/runtime/src/env/flight.rs", "fs::rename(&self.path", "a build log is for people"),
     ("agent/runtime/src/env/flight.rs", "log.write_all(", "a build log is for people"),
     ("agent/runtime/src/env/kept.rs", "fs::write(&pin", "it is there or not, and who asked is told"),
-    ("agent/runtime/src/env/marker.rs", "fs::write(&new, text)", "without it more files are compared"),
-    ("agent/runtime/src/env/marker.rs", "fs::rename(&new, path)", "without it more files are compared"),
+    ("agent/runtime/src/env/marker.rs", "agent_fs::write_whole(path", "without it more files are compared"),
     (
         "agent/runtime/src/exec/command.rs",
         ".spawn()?)?",
@@ -57,13 +58,6 @@ const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/shim/src/cgroup.rs", "fs::write(", "a wish of which the result is read back"),
     ("agent/shim/src/cgroup/groups.rs", "write_all(", "who calls has the failpoint: shim.cgroup.*"),
     ("agent/shim/src/dir.rs", "path.with_added_extension(", "whether it was done is told and acted upon"),
-    (
-        "agent/shim/src/exit_file.rs",
-        "file.write_all_at(text, 0)",
-        "who calls has the failpoint: shim.exit.rename",
-    ),
-    ("agent/shim/src/exit_file.rs", "file.sync_all()?", "who calls has the failpoint: shim.exit.rename"),
-    ("agent/shim/src/exit_file.rs", "fs::rename(half, to)", "who calls has the failpoint: shim.exit.rename"),
     ("agent/shim/src/notes.rs", "write_all(", "notes are for people"),
     ("agent/shim/src/process.rs", "fs::write(state", "a wish"),
     ("agent/shim/src/sys.rs", "oom_score_adj", "a wish"),

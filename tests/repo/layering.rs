@@ -5,17 +5,19 @@ use crate::{files_below, none, read};
 /// Crate, its directory, and the workspace crates it may depend on.
 const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("agent-model", "agent/model", &[]),
+    ("agent-fs", "agent/fs", &[]),
     ("agent-proto", "proto", &["agent-model"]),
-    ("agent-shim", "agent/shim", &["agent-model"]),
-    ("agent-env", "agent/env", &["agent-model"]),
+    ("agent-shim", "agent/shim", &["agent-fs", "agent-model"]),
+    ("agent-env", "agent/env", &["agent-fs", "agent-model"]),
     ("agent-node", "agent/node", &["agent-model"]),
-    ("agent-cas", "agent/cas", &["agent-model"]),
-    ("agent-runtime", "agent/runtime", &["agent-model", "agent-shim", "agent-env"]),
-    ("agent-control", "agent/control", &["agent-model", "agent-proto", "agent-cas"]),
+    ("agent-cas", "agent/cas", &["agent-fs", "agent-model"]),
+    ("agent-runtime", "agent/runtime", &["agent-fs", "agent-model", "agent-shim", "agent-env"]),
+    ("agent-control", "agent/control", &["agent-fs", "agent-model", "agent-proto", "agent-cas"]),
     (
         "agentd",
         "agent/agentd",
         &[
+            "agent-fs",
             "agent-model",
             "agent-proto",
             "agent-cas",

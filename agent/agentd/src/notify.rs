@@ -12,9 +12,10 @@
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
@@ -47,13 +48,13 @@ pub(crate) struct Pulse {
 impl Pulse {
     /// The loop came round.
     pub(crate) fn beat(&self) {
-        *self.heart.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *self.heart.last.lock() = Instant::now();
     }
 }
 
 impl Drop for Pulse {
     fn drop(&mut self) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock();
         all.retain(|heart| !Arc::ptr_eq(heart, &self.heart));
     }
 }
@@ -88,15 +89,15 @@ impl Notifier {
     /// A pulse for a loop that comes round within `limit`, whatever the outside world does.
     pub(crate) fn pulse(&self, name: &'static str, limit: Duration) -> Pulse {
         let heart = Arc::new(Heart { name, limit, last: Mutex::new(Instant::now()) });
-        self.pulses.lock().unwrap_or_else(PoisonError::into_inner).push(heart.clone());
+        self.pulses.lock().push(heart.clone());
         Pulse { heart, all: self.pulses.clone() }
     }
 
     /// The loops that have not come round in time, and for how long.
     fn late(&self) -> Vec<(&'static str, Duration)> {
-        let pulses = self.pulses.lock().unwrap_or_else(PoisonError::into_inner);
+        let pulses = self.pulses.lock();
         let silent = |heart: &Arc<Heart>| {
-            let silent = heart.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
+            let silent = heart.last.lock().elapsed();
             (silent > heart.limit).then_some((heart.name, silent))
         };
         pulses.iter().filter_map(silent).collect()

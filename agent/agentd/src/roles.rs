@@ -9,7 +9,7 @@
 //!
 //! Called by `main`.
 
-use std::fs::{File, Permissions, TryLockError};
+use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
@@ -32,7 +32,6 @@ use futures_util::TryStreamExt;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
 use tracing::{info, warn};
@@ -239,9 +238,10 @@ async fn take_state(config: &Config) -> Result<File, StartError> {
     own_directory(state, config.job_user.as_ref())?;
     let path = state.join("lock");
     let fail = |source| StartError::State { path: path.clone(), source };
-    let open = File::options().create(true).truncate(false).read(true).write(true).open(&path);
-    let mut lock = open.map_err(fail)?;
-    if !take_lock(&lock).await.map_err(fail)? {
+    let mut lock = agent_fs::open_lock(&path).map_err(fail)?;
+    let file = lock.try_clone().map_err(fail)?;
+    let taken = tokio::task::spawn_blocking(move || agent_fs::lock_soon(&file)).await;
+    if !taken.map_err(io::Error::other).flatten().map_err(fail)? {
         let mut holder = String::new();
         let _ = lock.read_to_string(&mut holder); // only for the message
         return Err(StartError::InUse {
@@ -258,22 +258,6 @@ async fn take_state(config: &Config) -> Result<File, StartError> {
         own_directory(&state.join(name), config.job_user.as_ref())?;
     }
     Ok(lock)
-}
-
-/// Takes the lock; `false` when somebody keeps it. A daemon that was killed the moment it started a child
-/// seems to keep it until that child has become a program of its own, so it is tried for a while.
-async fn take_lock(lock: &File) -> io::Result<bool> {
-    const LINGER: Duration = Duration::from_secs(2);
-    const AGAIN: Duration = Duration::from_millis(20);
-    let deadline = Instant::now() + LINGER;
-    loop {
-        match lock.try_lock() {
-            Ok(()) => return Ok(true),
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => tokio::time::sleep(AGAIN).await,
-            Err(TryLockError::WouldBlock) => return Ok(false),
-            Err(TryLockError::Error(source)) => return Err(source),
-        }
-    }
 }
 
 /// A directory of the daemon's own. The user that jobs run as may pass through it, and nobody else.

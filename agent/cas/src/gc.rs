@@ -22,17 +22,18 @@ mod closure;
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use agent_model::{Boot, Clock, Digest, size};
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{RwLock, RwLockReadGuard};
 
 pub use choice::{Goal, Limits, Reason, Room, Stay};
 use closure::{Held, Walk};
 
-use crate::parallel::{blocking, lock};
+use crate::parallel::blocking;
 use crate::{BlobStore, Disk, Evicted, Kept, MissingError, ReadError};
 
 /// Blobs that go at a time. Who begins to rely on something waits for one such batch at most.
@@ -288,14 +289,14 @@ impl Collector {
     /// it is not tried again for a while.
     pub async fn make_room(&self, bytes: u64) -> bool {
         let shared = &self.shared;
-        let tried = *lock(&shared.in_vain);
+        let tried = *shared.in_vain.lock();
         if tried.is_some_and(|tried| shared.clock.boot().since(tried) < AGAIN) {
             return false;
         }
         let collected = self.collect(Goal::Free(bytes), false).await;
         let free = self.room().await.free;
         let enough = free >= bytes.saturating_add(shared.limits.marks.reserve());
-        *lock(&shared.in_vain) = (!enough).then(|| shared.clock.boot());
+        *shared.in_vain.lock() = (!enough).then(|| shared.clock.boot());
         match collected {
             Ok(Collected { freed, .. }) => {
                 let (freed, free) = (size::binary(freed.bytes), size::binary(free));
@@ -375,12 +376,12 @@ impl Shared {
     }
 
     fn relied(&self) -> MutexGuard<'_, Option<Vec<Pin>>> {
-        lock(&self.relied)
+        self.relied.lock()
     }
 
     /// What is known to be complete; nothing when a blob was found damaged since.
     fn whole(&self) -> MutexGuard<'_, Whole> {
-        let mut whole = lock(&self.whole);
+        let mut whole = self.whole.lock();
         let damaged = self.disk.damaged();
         if whole.damaged != damaged {
             *whole = Whole { damaged, forgotten: whole.forgotten + 1, ..Whole::default() };

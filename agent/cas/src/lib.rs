@@ -28,8 +28,6 @@ pub use remote::Remote;
 pub use store::conformance;
 #[cfg(any(test, feature = "fakes"))]
 pub use store::memory::Memory;
-#[cfg(any(test, feature = "fakes"))]
-pub use store::small::SmallDisk;
 pub use store::{
     BlobStore, Checked, Chunks, Disk, Evicted, Ingest, Kept, MissingError, OpenError, ReadError, Store,
     Tiered, WriteError, remove_tree,

@@ -4,7 +4,8 @@
 //! A machine that has no thread to spare makes any of it slower, not wrong.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Condvar, Mutex};
 
 /// Items in hand from which on a second thread is worth its start.
 const SPREAD: usize = 8;
@@ -54,9 +55,9 @@ where
     let run = || {
         let mut own = own();
         loop {
-            let Some(item) = lock(&left).next() else { return Ok(()) };
+            let Some(item) = left.lock().next() else { return Ok(()) };
             if let Err(error) = work(&mut own, item) {
-                *lock(&left) = Default::default();
+                *left.lock() = Default::default();
                 return Err(error);
             }
         }
@@ -89,11 +90,11 @@ where
             match work(item, &mut found) {
                 Ok(result) => done.push(result),
                 Err(error) => {
-                    lock(&left).items.clear();
+                    left.lock().items.clear();
                     return Err(error);
                 }
             }
-            lock(&left).items.append(&mut found);
+            left.lock().items.append(&mut found);
         }
         Ok(done)
     };
@@ -118,7 +119,7 @@ struct Busy<'a, T> {
 
 impl<T> Drop for Busy<'_, T> {
     fn drop(&mut self) {
-        let mut left = lock(self.left);
+        let mut left = self.left.lock();
         left.busy -= 1;
         // To notify is a call to the system even when nobody waits, which is nearly always.
         if left.waiting > 0 {
@@ -128,7 +129,7 @@ impl<T> Drop for Busy<'_, T> {
 }
 
 fn next<'a, T>(left: &'a Mutex<Left<T>>, news: &'a Condvar) -> Option<(T, Busy<'a, T>)> {
-    let mut guard = lock(left);
+    let mut guard = left.lock();
     loop {
         if let Some(item) = guard.items.pop() {
             guard.busy += 1;
@@ -138,7 +139,7 @@ fn next<'a, T>(left: &'a Mutex<Left<T>>, news: &'a Condvar) -> Option<(T, Busy<'
             return None;
         }
         guard.waiting += 1;
-        guard = news.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        news.wait(&mut guard);
         guard.waiting -= 1;
     }
 }
@@ -157,11 +158,6 @@ fn on_threads<R: Send>(threads: usize, run: impl Fn() -> R + Sync) -> Vec<R> {
         }
         results
     })
-}
-
-/// The lock; what a thread that panicked left under it is as good as any.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// As many threads as the machine runs at once.

@@ -45,7 +45,6 @@ pub use patience::{is_away, told};
 use streams::{Download, Upload};
 pub use wire::{Form, IDENTITY, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire};
 
-use crate::parallel::lock;
 use crate::store::{BlobStore, Chunks, MissingError, ReadError, WriteError, verified};
 
 /// The largest message that gRPC clients of every language take unless they are told otherwise, in bytes.
@@ -303,7 +302,7 @@ impl BlobStore for Remote {
         let patience = SILENCE + Duration::from_secs(digest.size / SLOWEST);
         let mut client = self.streams.clone();
         let answer = within(patience, client.write(upload.messages())).await;
-        if let Some(error) = lock(&failure).take() {
+        if let Some(error) = failure.lock().take() {
             return Err(error);
         }
         let answer = answer.map_err(|status| self.refused(form, status));

@@ -12,8 +12,6 @@ pub mod conformance;
 mod disk;
 #[cfg(any(test, feature = "fakes"))]
 pub(crate) mod memory;
-#[cfg(any(test, feature = "fakes"))]
-pub(crate) mod small;
 mod tiered;
 
 use std::future::Future;
@@ -278,9 +276,7 @@ impl WriteError {
     /// The disk of this machine has no room left.
     pub fn is_no_space(&self) -> bool {
         match self {
-            WriteError::Disk { source, .. } => {
-                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-            }
+            WriteError::Disk { source, .. } => agent_fs::is_full(source),
             _ => false,
         }
     }

@@ -18,12 +18,13 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::ScopedJoinHandle;
 
 use agent_cas::Hasher;
 use agent_model::protocol::log::{Splice, splice};
 use agent_model::{Digest, JobId, ReplicaId, Stream, failpoint};
+use parking_lot::Mutex;
 use rustix::fs::fstatvfs;
 use tokio::sync::watch;
 
@@ -71,11 +72,10 @@ pub(crate) enum ArchiveError {
 impl ArchiveError {
     /// There is no room for more.
     pub(crate) fn is_full(&self) -> bool {
-        use io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
             ArchiveError::Open { source, .. }
             | ArchiveError::Write { source, .. }
-            | ArchiveError::Sync { source, .. } => matches!(source.kind(), StorageFull | QuotaExceeded),
+            | ArchiveError::Sync { source, .. } => agent_fs::is_full(source),
             ArchiveError::Read { .. } | ArchiveError::Stopping => false,
         }
     }
@@ -126,12 +126,12 @@ impl Archive {
         replica: &ReplicaId,
         channel: Channel,
     ) -> Result<Arc<Tape>, ArchiveError> {
-        if let Some(tape) = locked(&self.tapes).get(&(replica.clone(), channel)).and_then(Weak::upgrade) {
+        if let Some(tape) = self.tapes.lock().get(&(replica.clone(), channel)).and_then(Weak::upgrade) {
             return Ok(tape);
         }
         let (archive, replica) = (self.clone(), replica.clone());
         Self::blocking(move || {
-            let mut tapes = locked(&archive.tapes);
+            let mut tapes = archive.tapes.lock();
             if let Some(tape) = tapes.get(&(replica.clone(), channel)).and_then(Weak::upgrade) {
                 return Ok(tape);
             }
@@ -153,7 +153,7 @@ impl Archive {
     /// asks again.
     pub(crate) async fn conclude(&self, tape: Arc<Tape>, expected: Digest) -> Result<Digest, ArchiveError> {
         {
-            let mut recent = locked(&self.recent);
+            let mut recent = self.recent.lock();
             recent.retain(|known| !Arc::ptr_eq(known, &tape));
             recent.push_back(tape.clone());
             let over = recent.len().saturating_sub(RECENT);
@@ -230,7 +230,7 @@ impl Tape {
     /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed tape or one that has
     /// its quota, stores nothing. Blocks.
     pub(crate) fn append(&self, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
-        let mut writer = locked(&self.writer);
+        let mut writer = self.writer.lock();
         self.restore_trust(&mut writer)?;
         let length = self.len();
         let Splice::Append(part) = splice(length, offset, data.len()) else { return Ok(()) };
@@ -253,7 +253,7 @@ impl Tape {
             bytes: fresh.len(),
             source,
         })?;
-        let mut hasher = locked(&self.hasher);
+        let mut hasher = self.hasher.lock();
         if hasher.size() == length {
             hasher.update(fresh);
         }
@@ -263,7 +263,7 @@ impl Tape {
     }
 
     fn file(&self) -> Option<Arc<File>> {
-        locked(&self.file).clone()
+        self.file.lock().clone()
     }
 
     fn create(&self) -> Result<Arc<File>, ArchiveError> {
@@ -277,7 +277,7 @@ impl Tape {
         let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let file = failpoint::hit("control.archive.create").and_then(|()| options.open(&self.path));
         let file = Arc::new(file.map_err(cannot)?);
-        *locked(&self.file) = Some(file.clone());
+        *self.file.lock() = Some(file.clone());
         Ok(file)
     }
 
@@ -292,7 +292,7 @@ impl Tape {
             self.shrink(writer.synced);
         } else if self.len() > 0 {
             let copy = self.copy(&file).map_err(failed)?;
-            *locked(&self.file) = Some(Arc::new(copy));
+            *self.file.lock() = Some(Arc::new(copy));
             writer.synced = self.len();
         }
         writer.doubtful = false;
@@ -300,7 +300,7 @@ impl Tape {
     }
 
     fn shrink(&self, length: u64) {
-        let mut hasher = locked(&self.hasher);
+        let mut hasher = self.hasher.lock();
         if hasher.size() > length {
             *hasher = Hasher::new();
         }
@@ -321,7 +321,7 @@ impl Tape {
         }
         failpoint::hit("control.archive.sync").and_then(|()| copy.sync_all())?;
         failpoint::hit("control.archive.rename").and_then(|()| std::fs::rename(beside, &self.path))?;
-        self.path.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())?;
+        self.path.parent().map_or(Ok(()), agent_fs::flush_directory)?;
         Ok(copy)
     }
 
@@ -341,7 +341,7 @@ impl Tape {
     /// Appends go on while the file is forced.
     fn force(&self) -> Result<u64, ArchiveError> {
         let (file, length, synced, named) = {
-            let mut writer = locked(&self.writer);
+            let mut writer = self.writer.lock();
             self.restore_trust(&mut writer)?;
             (self.file(), self.len(), writer.synced, writer.named)
         };
@@ -350,16 +350,16 @@ impl Tape {
         if synced < length
             && let Err(error) = failpoint::hit("control.archive.sync").and_then(|()| file.sync_data())
         {
-            locked(&self.writer).doubtful = true;
+            self.writer.lock().doubtful = true;
             return Err(failed(error));
         }
         if !named {
             for directory in self.path.ancestors().skip(1).take(2) {
                 let forced = failpoint::hit("control.archive.sync");
-                forced.and_then(|()| File::open(directory)?.sync_all()).map_err(failed)?;
+                forced.and_then(|()| agent_fs::flush_directory(directory)).map_err(failed)?;
             }
         }
-        let mut writer = locked(&self.writer);
+        let mut writer = self.writer.lock();
         if writer.doubtful {
             return Err(failed(io::Error::other("another forced write of it failed meanwhile")));
         }
@@ -409,9 +409,9 @@ impl Tape {
     /// Compares everything there is with what its writer says it wrote: if equal, the tape is sealed and safe
     /// on the disk; if not, it is set aside, so that it can be sent again. Returns what was found. Blocks.
     pub(crate) fn conclude(self: &Arc<Self>, expected: Digest) -> Result<Digest, ArchiveError> {
-        locked(&self.writer).sealed = true; // nothing may slip in behind the check
+        self.writer.lock().sealed = true; // nothing may slip in behind the check
         let found = self.sync().and_then(|_| self.digest());
-        let mut writer = locked(&self.writer);
+        let mut writer = self.writer.lock();
         match &found {
             Ok(found) if *found == expected => return Ok(expected),
             // What is missing can be sent; what is there may not be there to be sent any more.
@@ -420,7 +420,7 @@ impl Tape {
                 let aside = failpoint::hit("control.archive.rename")
                     .and_then(|()| std::fs::rename(&self.path, self.beside("wrong")));
                 aside.or_else(unless_missing).map_err(|source| open_error(&self.path, source))?;
-                *locked(&self.file) = None;
+                *self.file.lock() = None;
                 (writer.synced, writer.named, writer.doubtful) = (0, false, false);
                 self.shrink(0);
             }
@@ -433,7 +433,7 @@ impl Tape {
     /// Its writer cannot say what it should hold, or cannot send it again: what is there must do. Of what was
     /// set aside as wrong and what came after, the longer one stays. Blocks.
     pub(crate) fn settle_for_what_there_is(self: &Arc<Self>) -> Result<(), ArchiveError> {
-        let mut writer = locked(&self.writer);
+        let mut writer = self.writer.lock();
         let wrong = self.beside("wrong");
         let length = wrong.metadata().map_or(0, |found| found.len());
         if length > self.len() {
@@ -442,9 +442,9 @@ impl Tape {
                 .and_then(|()| std::fs::rename(&wrong, &self.path))
                 .map_err(cannot)?;
             let file = OpenOptions::new().read(true).write(true).open(&self.path).map_err(cannot)?;
-            *locked(&self.file) = Some(Arc::new(file));
+            *self.file.lock() = Some(Arc::new(file));
             (writer.synced, writer.named) = (0, false);
-            *locked(&self.hasher) = Hasher::new();
+            *self.hasher.lock() = Hasher::new();
             self.length.send_replace(length);
         }
         drop(writer);
@@ -453,7 +453,7 @@ impl Tape {
 
     fn digest(&self) -> Result<Digest, ArchiveError> {
         const BLOCK: usize = 1024 * 1024;
-        let mut hasher = locked(&self.hasher);
+        let mut hasher = self.hasher.lock();
         loop {
             let block = self.read(hasher.size(), BLOCK)?;
             if block.is_empty() {
@@ -493,11 +493,6 @@ fn unless_missing(error: io::Error) -> io::Result<()> {
 
 fn open_error(path: &Path, source: io::Error) -> ArchiveError {
     ArchiveError::Open { path: path.to_owned(), source }
-}
-
-/// A panic while one of these was held left no half-made state behind.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -10,13 +10,14 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::causes;
 use bollard::errors::Error;
 use bollard::query_parameters::RemoveContainerOptionsBuilder;
 use bollard::{API_DEFAULT_VERSION, Docker as Client};
+use parking_lot::Mutex;
 
 /// How long the engine may take to say which versions of its interface it speaks.
 const AGREE: Duration = Duration::from_secs(5);
@@ -152,7 +153,7 @@ impl Docker {
 
     /// A connection that speaks a version both sides know.
     pub(crate) async fn client(&self, step: &'static str) -> Result<Client, DockerError> {
-        let known = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.client.lock().clone();
         if let Some(client) = known {
             return Ok(client);
         }
@@ -166,7 +167,7 @@ impl Docker {
         let client = agreed
             .map_err(|_| DockerError::Silent { step, after: AGREE })?
             .map_err(|error| self.judge(step, error))?;
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
+        *self.client.lock() = Some(client.clone());
         Ok(client)
     }
 
@@ -192,7 +193,7 @@ impl Docker {
     }
 
     fn forget(&self) {
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.client.lock() = None;
     }
 }
 

@@ -227,7 +227,7 @@ impl JobDir {
     /// Makes creations and renames in the directory durable.
     pub fn sync(&self) -> io::Result<()> {
         failpoint::hit("shim.dir.sync")?;
-        File::open(&self.path)?.sync_all()
+        agent_fs::flush_directory(&self.path)
     }
 
     /// Takes the place of the shim; `None` when another one has it. Held until the place is dropped, which

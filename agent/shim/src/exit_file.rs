@@ -4,7 +4,7 @@
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use agent_model::failpoint;
 use agent_shim::{ExitRecord, JobDir};
@@ -43,7 +43,7 @@ impl ExitFile {
         match self.is_there()? {
             true => fs::rename(&self.path, dir.exit())?,
             // Somebody removed it, or an earlier attempt got this far.
-            false => write_anew(&text, &dir.exit())?,
+            false => agent_fs::write_durable(&dir.exit(), &text)?,
         }
         dir.sync()
     }
@@ -54,12 +54,4 @@ impl ExitFile {
         let is_own = |found: Metadata| (found.dev(), found.ino()) == (own.dev(), own.ino());
         Ok(fs::symlink_metadata(&self.path).is_ok_and(is_own))
     }
-}
-
-fn write_anew(text: &[u8], to: &Path) -> io::Result<()> {
-    let half = to.with_extension("again");
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
-    file.write_all_at(text, 0)?;
-    file.sync_all()?;
-    fs::rename(half, to)
 }

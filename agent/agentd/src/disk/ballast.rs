@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 use agent_model::{failpoint, size};
+use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use tracing::{debug, info, warn};
 
@@ -49,7 +49,7 @@ impl Ballast {
 
     /// Whether it became lighter; `None` when it stayed as it was.
     fn resize(&self, choose: impl FnOnce(u64) -> u64) -> Option<bool> {
-        let mut file = self.file.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.file.as_ref()?.lock();
         let held = file.metadata().ok()?.len();
         let chosen = choose(held);
         let resized = match chosen {

@@ -3,7 +3,6 @@
 //! When the store is above its limit, or the disk is tight, the [`Collector`] removes what nobody needs. What went, or
 //! why too little could, is in the log: once, until that changes.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_cas::gc::{CollectError, Collected, Collector, Goal, Holder, Reason};
@@ -11,6 +10,7 @@ use agent_model::disk::Pressure;
 use agent_model::{causes, size};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
@@ -42,12 +42,12 @@ impl Unneeded {
     }
 
     async fn collect(&self) {
-        let waits = self.last().again.is_some_and(|again| again > Instant::now());
+        let waits = self.last.lock().again.is_some_and(|again| again > Instant::now());
         if waits {
             return;
         }
         if !self.collector.is_due().await {
-            *self.last() = Last::default();
+            *self.last.lock() = Last::default();
             return;
         }
         let collected = self.collector.collect(Goal::Limits, false).await;
@@ -58,16 +58,12 @@ impl Unneeded {
             info!(freed, taken, "removed blobs that nobody needs");
         }
         let Some(why) = shortfall(&collected, self.collector.limits().size) else { return };
-        let mut last = self.last();
+        let mut last = self.last.lock();
         if last.told != why {
             warn!(why, "the store of blobs is larger than it should be, or the disk fuller");
             last.told = why;
         }
         last.again = Some(Instant::now() + AGAIN);
-    }
-
-    fn last(&self) -> std::sync::MutexGuard<'_, Last> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

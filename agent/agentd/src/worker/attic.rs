@@ -10,8 +10,7 @@
 //! Called by `worker::runner` (keeps), `worker::recover` (tells what is over from what is open) and `crate::disk`, which
 //! asks when the next date is.
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -185,14 +184,10 @@ fn discard(path: &Path) -> io::Result<()> {
     agent_cas::remove_tree(&gone)
 }
 
-/// Writes a mark that is there whole or not at all.
+/// Writes a mark that lasts, and is there whole or not at all.
 fn write(dir: &Path, mark: &Mark) -> io::Result<()> {
     failpoint::hit("node.attic.write")?;
-    let (path, new) = (dir.join(MARK), dir.join("remove-after.new"));
-    let mut file = File::create(&new)?;
-    file.write_all(&serde_json::to_vec(mark)?)?;
-    file.sync_all()?;
-    std::fs::rename(new, path)
+    agent_fs::write_durable(&dir.join(MARK), &serde_json::to_vec(mark)?)
 }
 
 #[cfg(test)]

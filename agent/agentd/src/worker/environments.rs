@@ -16,7 +16,7 @@ pub(crate) mod room;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use agent_cas::snapshot::download;
@@ -27,6 +27,7 @@ use agent_model::{Digest, Timestamp, causes, size};
 use agent_runtime::docker::Docker;
 use agent_runtime::env::{CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv};
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
@@ -191,7 +192,7 @@ impl Keeper {
             let texts = self.texts(kept).await;
             shown.push(describe(kept, texts));
         }
-        self.lock().retain(|key, _| kept.iter().any(|kept| kept.key == *key));
+        self.stored.lock().retain(|key, _| kept.iter().any(|kept| kept.key == *key));
         self.inventory.send_if_modified(|known| {
             let differs = !is_same(&known.environments, &shown);
             if differs {
@@ -204,7 +205,7 @@ impl Keeper {
     /// The texts of an environment, which are stored when it is first seen.
     async fn texts(&self, kept: &Kept) -> Stored {
         let built = timestamp(kept.built);
-        let known = self.lock().get(&kept.key).copied().filter(|known| known.built == built);
+        let known = self.stored.lock().get(&kept.key).copied().filter(|known| known.built == built);
         if let Some(known) = known {
             return known;
         }
@@ -213,7 +214,7 @@ impl Keeper {
         match (lock, log) {
             (Ok(lock), Ok(log)) => {
                 let stored = Stored { built, lock, log };
-                self.lock().insert(kept.key.clone(), stored);
+                self.stored.lock().insert(kept.key.clone(), stored);
                 stored
             }
             (Err(error), _) | (_, Err(error)) => {
@@ -235,10 +236,6 @@ impl Keeper {
         let written = self.store.write_batch(vec![(digest, text.into())]).await;
         written.into_iter().collect::<Result<(), _>>().map_err(io::Error::other)?;
         Ok(Some(digest))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Stored>> {
-        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

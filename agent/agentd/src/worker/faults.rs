@@ -601,10 +601,7 @@ const LATER: Duration = Duration::from_secs(30);
 
 /// The disk has no room.
 pub(crate) fn is_no_space(error: &(dyn Error + 'static)) -> bool {
-    causes(error).any(|cause| {
-        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
-    })
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(agent_fs::is_full))
 }
 
 /// The store had something else under the name of a part of it.

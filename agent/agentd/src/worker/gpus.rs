@@ -22,12 +22,13 @@ mod ledger;
 mod look;
 mod owner;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::ReplicaId;
 use agent_model::gpu::Look;
 use agent_model::node::{Finding, Gpu, Inventory};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -165,7 +166,7 @@ impl Gpus {
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // What panics in there leaves it whole: each change is made in one step.
-        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.ledger.lock()
     }
 
     /// Tells the controller and those who wait, when there is something to tell.

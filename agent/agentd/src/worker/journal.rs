@@ -117,7 +117,7 @@ pub(crate) enum JournalError {
 impl JournalError {
     fn write(replica: &ReplicaId, source: sqlx::Error) -> JournalError {
         let replica = replica.clone();
-        match is_full(&source) {
+        match primary(&source).is_some_and(|(_, whole)| agent_fs::is_full_for_sqlite(whole)) {
             true => JournalError::Disk { replica, source: io::Error::new(ErrorKind::StorageFull, source) },
             false => JournalError::Write { replica, source },
         }
@@ -125,11 +125,12 @@ impl JournalError {
 
     /// The record found no room; there may be some when somebody gives way.
     pub(crate) fn is_full(&self) -> bool {
-        let kind = match self {
-            JournalError::Disk { source, .. } | JournalError::SetAside { source, .. } => source.kind(),
-            _ => return false,
-        };
-        matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+        match self {
+            JournalError::Disk { source, .. } | JournalError::SetAside { source, .. } => {
+                agent_fs::is_full(source)
+            }
+            _ => false,
+        }
     }
 }
 
@@ -237,14 +238,6 @@ fn is_damage(error: &sqlx::Error) -> bool {
         (_, Some((code, _))) => [NO_SUCH_TABLE, CORRUPT, MISMATCH, FORMAT, NOT_A_DATABASE].contains(&code),
         _ => false,
     }
-}
-
-/// The disk has no room, or the file system would not say why it took no bytes.
-fn is_full(error: &sqlx::Error) -> bool {
-    const FULL: i32 = 13;
-    const WRITE: i32 = 10 | 3 << 8;
-    const SHARED_MEMORY_SIZE: i32 = 10 | 19 << 8;
-    primary(error).is_some_and(|(code, whole)| code == FULL || [WRITE, SHARED_MEMORY_SIZE].contains(&whole))
 }
 
 /// Moves a damaged file and its side files out of the way; nothing of it is thrown away.

@@ -5,9 +5,7 @@
 //! replica.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::Path;
 
 use agent_model::{ReplicaId, failpoint};
@@ -38,11 +36,8 @@ pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
     let make = move || {
         dir.create().map_err(io::Error::other)?;
         failpoint::hit("node.order.write")?;
-        let half = dir.path().join("order.json.new");
-        let mut file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&half)?;
-        file.write_all(&text.map_err(io::Error::other)?)?;
-        file.sync_all()?;
-        std::fs::rename(half, dir.path().join(ORDER))
+        agent_fs::write_durable(&dir.path().join(ORDER), &text.map_err(io::Error::other)?)?;
+        dir.path().parent().map_or(Ok(()), agent_fs::flush_directory) // the directory is new
     };
     tokio::task::spawn_blocking(make).await.map_err(io::Error::other).flatten()
 }

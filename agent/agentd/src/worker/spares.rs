@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use agent_cas::snapshot::{Laid, Owner, Spare};
 use agent_cas::{Store, remove_tree};
@@ -24,6 +24,7 @@ use agent_model::disk::Pressure;
 use agent_model::{Digest, causes};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
@@ -217,7 +218,7 @@ impl Spares {
     }
 
     fn shelf(&self) -> MutexGuard<'_, Shelf> {
-        self.shared.shelf.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.shelf.lock()
     }
 }
 

@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::{Clock, ReplicaId};
@@ -36,6 +36,7 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use axum::routing::{get, patch, post, put};
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
@@ -119,7 +120,7 @@ impl Tracking {
         let token = run.token.clone();
         tracing::debug!(replica = %run.replica, "answering for a run");
         let run = Arc::new(Run::new(run, self.clock.clone(), Arc::clone(&self.threads)));
-        self.runs.lock().insert(token.clone(), run.clone());
+        self.runs.0.lock().insert(token.clone(), run.clone());
         Registration { runs: self.runs.clone(), token, run }
     }
 }
@@ -133,7 +134,7 @@ pub(crate) struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        let mut runs = self.runs.lock();
+        let mut runs = self.runs.0.lock();
         if runs.get(&self.token).is_some_and(|run| Arc::ptr_eq(run, &self.run)) {
             runs.remove(&self.token);
         }
@@ -144,12 +145,6 @@ impl Drop for Registration {
 #[derive(Clone, Default)]
 struct Runs(Arc<Mutex<HashMap<String, Arc<Run>>>>);
 
-impl Runs {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Run>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 /// The run whose token a request carries.
 struct Caller(Arc<Run>);
 
@@ -159,7 +154,7 @@ impl FromRequestParts<Runs> for Caller {
     async fn from_request_parts(parts: &mut Parts, runs: &Runs) -> Result<Caller, Refusal> {
         let header = parts.headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = header.and_then(|value| value.strip_prefix("Bearer ")).ok_or_else(Refusal::stranger)?;
-        runs.lock().get(token).cloned().map(Caller).ok_or_else(Refusal::stranger)
+        runs.0.lock().get(token).cloned().map(Caller).ok_or_else(Refusal::stranger)
     }
 }
 

@@ -26,7 +26,7 @@ impl Bench {
         collector.held_by(
             "jobs",
             Box::new(move || {
-                let held = held.lock().unwrap().clone();
+                let held = held.lock().clone();
                 Box::pin(async move { held })
             }),
         );
@@ -34,7 +34,7 @@ impl Bench {
     }
 
     fn hold(&self, pins: Vec<Pin>) {
-        *self.pins.lock().unwrap() = Ok(pins);
+        *self.pins.lock() = Ok(pins);
     }
 
     /// Stores a directory with these files.
@@ -102,7 +102,7 @@ async fn test_a_tree_with_gaps_holds_what_is_left_of_it() {
 async fn test_nothing_goes_while_a_user_cannot_say_what_he_holds() {
     let bench = Bench::new(NO_LEASE);
     bench.tree("t", &[("x", "x")]).await;
-    *bench.pins.lock().unwrap() = Err(Unknown("its database is away".into()));
+    *bench.pins.lock() = Err(Unknown("its database is away".into()));
     assert!(matches!(bench.collector.collect(Goal::All, false).await, Err(CollectError::Pins { .. })));
     let silent = Collector::new(bench.disk.clone(), NO_LEASE, &["jobs", "replicas"], Arc::new(SystemClock));
     silent.held_by("jobs", Box::new(|| Box::pin(async { Ok(Vec::new()) })));

@@ -6,11 +6,10 @@
 //!
 //! Called by `remote::batch` for each message, and by `remote::streams`.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::lock;
+use parking_lot::Mutex;
 
 /// Compression pays below this rate, in bytes per second: a little more than a wire of 1 Gbit/s carries.
 const SLOW: f64 = 150e6;
@@ -80,7 +79,7 @@ impl Link {
 
     /// It is so slow that fewer bytes are worth the work.
     pub(super) fn is_worth_compression(&self) -> bool {
-        self.may_compress.load(Ordering::Relaxed) && lock(&self.flow).is_slow()
+        self.may_compress.load(Ordering::Relaxed) && self.flow.lock().is_slow()
     }
 
     /// The other end cannot be trusted with compressed blobs.
@@ -92,7 +91,7 @@ impl Link {
 
     /// A message sets out.
     pub(super) fn begin(&self) -> Trip<'_> {
-        lock(&self.flow).begin(Instant::now());
+        self.flow.lock().begin(Instant::now());
         Trip { link: self, bytes: 0 }
     }
 }
@@ -112,7 +111,7 @@ impl Trip<'_> {
 
 impl Drop for Trip<'_> {
     fn drop(&mut self) {
-        lock(&self.link.flow).end(Instant::now(), self.bytes);
+        self.link.flow.lock().end(Instant::now(), self.bytes);
     }
 }
 

@@ -3,18 +3,19 @@
 //! Owns both directions: [`Download`] goes on where a stream broke, and goes on uncompressed where a compressed
 //! one was no good; [`Upload`] never finishes what is not the blob. Called by `remote`.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use agent_model::Digest;
 use bytes::Bytes;
 use futures_util::future::ready;
 use futures_util::stream::{self, Stream, StreamExt};
+use parking_lot::Mutex;
 use tonic::{Status, Streaming};
 
 use super::bytestream::{ReadRequest, ReadResponse, WriteRequest};
 use super::compression::{Inflater, deflated};
-use super::{Form, PIECE, Patience, Remote, Resource, SILENCE, lock, persist, within};
+use super::{Form, PIECE, Patience, Remote, Resource, SILENCE, persist, within};
 use crate::store::{Chunks, ReadError, WriteError, verified};
 
 /// A blob on its way from a server. When the stream breaks another one goes on where it was.
@@ -146,7 +147,7 @@ impl Upload {
         let told = Arc::clone(&failure);
         let until_it_fails = source.scan((), move |(), chunk| {
             let failed = |source: ReadError| WriteError::Source { digest, source: source.into() };
-            ready(chunk.map_err(|source| *lock(&told) = Some(failed(source))).ok().map(Ok))
+            ready(chunk.map_err(|source| *told.lock() = Some(failed(source))).ok().map(Ok))
         });
         let plain = verified(digest, until_it_fails.boxed());
         let source = if form == Form::Zstd { deflated(digest, plain) } else { plain };
@@ -172,7 +173,7 @@ impl Upload {
                     Some((message, rest))
                 }
                 Err(error) => {
-                    lock(&upload.failure).get_or_insert(error);
+                    upload.failure.lock().get_or_insert(error);
                     None
                 }
             }

@@ -1,11 +1,11 @@
 //! The client against a server that may be told to be difficult in the ways real ones are.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bazel_remote_apis::google::{bytestream, protobuf};
 use bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
 use futures_util::stream::BoxStream;
+use parking_lot::Mutex;
 use reapi::capabilities_server::{Capabilities, CapabilitiesServer};
 use reapi::content_addressable_storage_server::{ContentAddressableStorage, ContentAddressableStorageServer};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -105,7 +105,7 @@ impl Server {
     }
 
     fn be_there(&self) -> Result<(), Status> {
-        let mut came = lock(&self.came);
+        let mut came = self.came.lock();
         came.push(std::time::Instant::now());
         if let Some((delay, code)) = self.habits.later.filter(|_| came.len() % 2 == 1) {
             return Err(come_again(delay, code));
@@ -586,14 +586,14 @@ async fn test_server_that_names_a_time_is_asked_no_earlier() {
         let delay = Duration::from_millis(300);
         let (_dir, server, remote) = serve(Habits { later: Some((delay, code)), ..Habits::default() }).await;
         assert_eq!(remote.missing(&[digest_of(b"x")]).await.unwrap().len(), 1);
-        let came = lock(&server.came).clone();
+        let came = server.came.lock().clone();
         assert_eq!(came.len(), 4, "both calls twice");
         assert!(came[1] - came[0] >= delay && came[3] - came[2] >= delay);
     }
     let hour = Some((Duration::from_secs(3600), Code::Unavailable));
     let (_dir, server, remote) = serve(Habits { later: hour, ..Habits::default() }).await;
     assert!(matches!(remote.missing(&[digest_of(b"x")]).await, Err(MissingError::Remote { .. })));
-    assert_eq!(lock(&server.came).len(), 1, "nobody waits for an hour");
+    assert_eq!(server.came.lock().len(), 1, "nobody waits for an hour");
 }
 
 #[tokio::test]
@@ -626,18 +626,18 @@ async fn test_answers_that_are_no_last_word_are_asked_for_again() {
     ] {
         let (_dir, server, remote) = serve(Habits { odd: Some((2, code)), ..Habits::default() }).await;
         assert_eq!(remote.missing(&[digest]).await.unwrap(), [digest], "{code:?}");
-        lock(&server.came).clear();
+        server.came.lock().clear();
         remote.write_batch(vec![(digest, bytes.clone())]).await.remove(0).unwrap();
-        lock(&server.came).clear();
+        server.came.lock().clear();
         assert!(remote.read_batch(vec![digest]).await.remove(0).unwrap() == bytes, "{code:?}");
-        lock(&server.came).clear();
+        server.came.lock().clear();
         assert!(read_all(&remote, digest, 0).await.unwrap() == bytes, "{code:?}");
     }
     for code in [Code::InvalidArgument, Code::OutOfRange, Code::DataLoss] {
         let (_dir, server, remote) =
             serve(Habits { odd: Some((usize::MAX, code)), ..Habits::default() }).await;
         assert!(remote.missing(&[digest]).await.is_err());
-        assert_eq!(lock(&server.came).len(), 1, "{code:?} is the last word");
+        assert_eq!(server.came.lock().len(), 1, "{code:?} is the last word");
     }
 }
 

@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::collections::HashSet;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use agent_model::{Digest, size};
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::links::{Found, Leads, Steps, follow};
 use super::statcache::StatCache;
@@ -308,17 +309,17 @@ pub fn scan_outputs(
         // What vanished since it was listed was never there.
         Err(ScanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(ScanError::Read { path, source }) if is_kept_back(&source) => {
-            parallel::lock(&unread).push(Unread::because(path, &source));
+            unread.lock().push(Unread::because(path, &source));
             Ok(())
         }
         Err(ScanError::Oversize(oversize)) => {
-            parallel::lock(&unread).push(oversize);
+            unread.lock().push(oversize);
             Ok(())
         }
         hashed => hashed,
     })?;
     whole.retain_files(&|leaf| leaf.hash.is_some());
-    left_out.unread = unread.into_inner().unwrap_or_else(PoisonError::into_inner);
+    left_out.unread = unread.into_inner();
     left_out.unread.sort_unstable_by(|one, other| one.path.cmp(&other.path));
     complete(base, whole, read, left_out)
 }

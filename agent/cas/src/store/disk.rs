@@ -36,12 +36,13 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::StreamExt;
+use parking_lot::Mutex;
 
 pub use self::index::Kept;
 pub use self::ingest::Ingest;
@@ -52,7 +53,7 @@ use self::loose::Loose;
 use self::reading::Opened;
 use self::segments::Segments;
 use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError, batches, verified};
-use crate::parallel::{self, blocking, lock};
+use crate::parallel::{self, blocking};
 use crate::{digest_of, holes};
 
 /// Blobs up to this size, in bytes, lie in segments.
@@ -179,7 +180,7 @@ impl Shared {
         let mut seen = HashSet::with_capacity(digests.len() + 1);
         seen.insert(Digest::EMPTY);
         let mut asked: Vec<Digest> = digests.iter().copied().filter(|digest| seen.insert(*digest)).collect();
-        let (mut index, now) = (lock(&self.index), home::now());
+        let (mut index, now) = (self.index.lock(), home::now());
         asked.retain(|digest| index.touch(digest, now).is_none());
         asked
     }

@@ -1,11 +1,12 @@
 //! The store of tests: blobs in a map.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::StreamExt;
+use parking_lot::Mutex;
 
 use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError};
 use crate::digest_of;
@@ -42,7 +43,7 @@ impl Memory {
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut HashMap<Digest, Bytes>) -> R) -> R {
-        work(&mut self.blobs.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.blobs.lock())
     }
 
     fn checked(&self, digest: Digest) -> Result<Bytes, ReadError> {

@@ -12,13 +12,13 @@
 //! reads the blob then doubts it again.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use agent_model::Digest;
 use bytes::Bytes;
+use parking_lot::Mutex;
 
 use super::{BlobStore, Chunks, MissingError, ReadError, WriteError};
-use crate::parallel::lock;
 
 /// Blobs that are doubted at most. A far store that is wrong about more has lost everything.
 const DOUBTED: usize = 100_000;
@@ -127,19 +127,19 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     }
 
     fn doubt(&self, digest: Digest) {
-        let mut doubted = lock(&self.doubted);
+        let mut doubted = self.doubted.lock();
         if doubted.len() < DOUBTED && doubted.insert(digest) {
             tracing::warn!(%digest, "the far store is not believed to have it");
         }
     }
 
     fn is_doubtful(&self, digests: &[Digest]) -> bool {
-        let doubted = lock(&self.doubted);
+        let doubted = self.doubted.lock();
         !doubted.is_empty() && digests.iter().any(|digest| doubted.contains(digest))
     }
 
     fn trust(&self, digest: Digest) {
-        lock(&self.doubted).remove(&digest);
+        self.doubted.lock().remove(&digest);
     }
 }
 

@@ -32,7 +32,7 @@ async fn test_a_tape_is_shared_while_held_and_dropped_after() {
     for i in 0..100 {
         archive.tape(&format!("j{i}.1.0").parse().unwrap(), LOG).await.unwrap();
     }
-    assert!(locked(&archive.tapes).len() <= 2, "idle tapes are dropped");
+    assert!(archive.tapes.lock().len() <= 2, "idle tapes are dropped");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "reading makes no file");
 }
 

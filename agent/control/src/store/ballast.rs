@@ -59,7 +59,7 @@ impl Ballast {
             let _ = std::fs::remove_file(&self.path).or_else(|_| std::fs::remove_dir(&self.path));
         });
         // What fails for another reason than want of room means less safety, and is no reason to refuse jobs.
-        let enough = filled.unwrap_or_else(|error| !is_no_space(&error));
+        let enough = filled.unwrap_or_else(|error| !agent_fs::is_full(&error));
         self.held.store(enough, Ordering::Relaxed);
         enough
     }
@@ -81,10 +81,6 @@ impl Ballast {
         fallocate(&file, FallocateFlags::empty(), 0, SIZE)?;
         Ok(true)
     }
-}
-
-fn is_no_space(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 #[cfg(test)]

@@ -420,10 +420,10 @@ fn is_damage(error: &sqlx::Error) -> bool {
 /// Whether the disk had no room for a commit.
 pub(super) fn is_full(error: &sqlx::Error) -> bool {
     match error {
-        sqlx::Error::Database(error) => error.code().is_some_and(|code| code == "13"),
-        sqlx::Error::Io(error) => {
-            matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+        sqlx::Error::Database(error) => {
+            error.code().and_then(|code| code.parse().ok()).is_some_and(agent_fs::is_full_for_sqlite)
         }
+        sqlx::Error::Io(error) => agent_fs::is_full(error),
         _ => false,
     }
 }

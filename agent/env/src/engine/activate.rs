@@ -203,7 +203,8 @@ fn end_leftovers() {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -222,7 +223,7 @@ mod tests {
 
     #[test]
     fn test_activation_is_what_scripts_change() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = ALONE.lock();
         let dir = prefix(&[
             ("etc/conda/env_vars.d/a.json", r#"{"FROM_JSON": "one two", "bad-name": "x"}"#),
             (
@@ -256,7 +257,7 @@ mod tests {
 
     #[test]
     fn test_a_script_that_hangs_is_ended_with_what_it_started() {
-        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = ALONE.lock();
         #[allow(clippy::disallowed_methods, reason = "a child to end")]
         let child = Command::new("bash")
             .args(["-c", "sleep 600 & exec sleep 600"])

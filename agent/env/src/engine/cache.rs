@@ -10,7 +10,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rattler_conda_types::PackageRecord;
@@ -70,18 +69,14 @@ impl Cache {
 
     /// The file of the lock of all lists of channels; shared by those who fetch one.
     pub(crate) fn lists(&self) -> io::Result<File> {
-        open_lock(&self.locks.join("lists of channels")) // no package is called so
+        agent_fs::open_lock(&self.locks.join("lists of channels")) // no package is called so
     }
-}
-
-fn open_lock(path: &Path) -> io::Result<File> {
-    std::fs::OpenOptions::new().create(true).truncate(false).read(true).write(true).mode(0o644).open(path)
 }
 
 impl Place {
     /// The file of its lock, which also says when it was last used.
     pub(crate) fn lock_file(&self) -> io::Result<File> {
-        open_lock(&self.lock)
+        agent_fs::open_lock(&self.lock)
     }
 
     /// Notes that it is used now. Who cannot, for a full disk or otherwise, uses it all the same.

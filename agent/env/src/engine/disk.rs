@@ -43,9 +43,7 @@ pub(crate) fn measure(at: &Path) -> io::Result<(u64, u64)> {
 /// Whether an error, or what caused it, is a full disk.
 pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
-        let kind = cause.downcast_ref::<io::Error>().map(io::Error::kind);
-        matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
-            || cause.to_string().contains("No space left on device")
+        cause.downcast_ref().is_some_and(agent_fs::is_full) || agent_fs::says_full(&cause.to_string())
     })
 }
 

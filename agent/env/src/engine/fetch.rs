@@ -5,16 +5,17 @@
 //! Invariants: what is fetched is what was announced, by digest and by size, and passed the inspection, before it
 //! gets the name under which it is used; whoever holds a [`Held`] package has it until it is dropped.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
 use agent_model::causes;
 use futures_util::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
 use rattler_cache::package_cache::{CacheKey, PackageCache};
 use rattler_conda_types::package::{CondaArchiveType, DistArchiveType};
 use rattler_conda_types::{PackageRecord, RepoDataRecord};
@@ -127,7 +128,7 @@ impl Fetcher {
         let mut waiting = Some(waiting);
         let mut contended = Duration::ZERO;
         loop {
-            if taken(lock.try_lock_shared()).map_err(trouble)? {
+            if agent_fs::try_lock_shared(&lock).map_err(trouble)? {
                 if let Some(whole) = look_at(&place, &record).await {
                     place.touch(&lock);
                     self.meter.done.fetch_add(1, Ordering::Relaxed);
@@ -135,7 +136,7 @@ impl Fetcher {
                     return held(place, whole, record, lock);
                 }
                 lock.unlock().map_err(trouble)?;
-                if taken(lock.try_lock()).map_err(trouble)? {
+                if agent_fs::try_lock(&lock).map_err(trouble)? {
                     self.replace(&record, &place).await?;
                     lock.unlock().map_err(trouble)?;
                     continue;
@@ -301,22 +302,13 @@ impl Fetcher {
             }
         };
         let Err(error) = outcome else { return Ok(()) };
-        if let Some(from) = watched.from.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(from) = watched.from.lock().take() {
             self.net.routes.shun(&from);
         }
         // What was returned to the library is nearer to the cause than what it makes of it.
         Err(watched
             .failure()
             .unwrap_or_else(|| disk::trouble(&self.cache.pkgs, &format!("keeping {}", place.name), &error)))
-    }
-}
-
-/// Whether a lock was got.
-fn taken(tried: Result<(), TryLockError>) -> io::Result<bool> {
-    match tried {
-        Ok(()) => Ok(true),
-        Err(TryLockError::WouldBlock) => Ok(false),
-        Err(TryLockError::Error(error)) => Err(error),
     }
 }
 
@@ -397,11 +389,11 @@ impl Job {
     }
 
     fn breaks(&self, broken: Broken) {
-        *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(broken);
+        *self.broken.lock() = Some(broken);
     }
 
     fn failure(&self) -> Option<Failure> {
-        match &*self.broken.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &*self.broken.lock() {
             Some(Broken::Failure(failure)) => Some(failure.clone()),
             _ => None,
         }
@@ -490,7 +482,7 @@ impl Job {
             return Err(self.about(&self.net.explain(&fault)));
         }
         self.announced(answer.content_length().unwrap_or(0))?;
-        *self.from.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer.url().clone());
+        *self.from.lock() = Some(answer.url().clone());
         let bytes = answer.bytes_stream().map(move |chunk| match chunk {
             Ok(bytes) => {
                 let received =
@@ -514,7 +506,7 @@ impl Job {
     }
 
     fn explain(&self, error: &ExtractError) -> Failure {
-        match self.broken.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        match self.broken.lock().take() {
             Some(Broken::Fault(fault)) => return self.about(&self.net.explain(&fault)),
             Some(Broken::TooLong) => return self.damaged("it is longer than the channel says"),
             Some(Broken::Failure(failure)) => return failure,

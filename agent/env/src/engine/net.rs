@@ -7,11 +7,12 @@
 //! takes longer than many builds; credentials are added below everything else, so that no address that is
 //! recorded or told holds one; offline, no request leaves this process.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_env::{Build, Failure, FailureKind};
 use agent_model::causes;
+use parking_lot::Mutex;
 use rattler_networking::authentication_storage::backends::file::FileStorage;
 use rattler_networking::{AuthenticationMiddleware, AuthenticationStorage, LazyClient, OfflineMiddleware};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
@@ -119,12 +120,7 @@ impl Net {
         if self.offline {
             return None;
         }
-        self.notes
-            .worst
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-            .map(|fault| self.explain(&fault))
+        self.notes.worst.lock().take().map(|fault| self.explain(&fault))
     }
 
     /// What a fault means.
@@ -158,7 +154,7 @@ impl Net {
     /// A text without secrets.
     pub(crate) fn scrub(&self, text: &str) -> String {
         let mut text = text.to_owned();
-        for secret in self.notes.secrets.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for secret in self.notes.secrets.lock().iter() {
             text = text.replace(secret.as_str(), "***");
         }
         scrub_urls(&text)
@@ -201,7 +197,7 @@ fn credentials(build: &Build, notes: &Notes) -> Done<AuthenticationStorage> {
         serde_json::from_str(&text).map_err(|error| refused(format!("no JSON at line {}", error.line())))?;
     let file = FileStorage::from_path(path.clone()).map_err(|_| refused("it has another form".into()))?;
     storage.add_backend(Arc::new(file));
-    collect_secrets(&value, &mut notes.secrets.lock().unwrap_or_else(PoisonError::into_inner));
+    collect_secrets(&value, &mut notes.secrets.lock());
     Ok(storage)
 }
 
@@ -239,7 +235,7 @@ impl Notes {
             Fault::Circle { .. } => 2,
             _ => 1,
         };
-        let mut worst = self.worst.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worst = self.worst.lock();
         if worst.as_ref().is_none_or(|known| weight(&fault) >= weight(known)) {
             *worst = Some(fault);
         }

@@ -6,9 +6,9 @@
 //! mirrors only.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
 use agent_env::Channel;
+use parking_lot::Mutex;
 use url::Url;
 
 /// The routes of all channels of a build.
@@ -42,7 +42,7 @@ impl Routes {
         let text = url.as_str();
         let found = self.channels.iter().find(|(channel, _)| text.starts_with(channel.as_str()));
         let Some((channel, mirrors)) = found else { return vec![url.clone()] };
-        let shunned = self.shunned.lock().unwrap_or_else(PoisonError::into_inner);
+        let shunned = self.shunned.lock();
         let mut order: Vec<&String> = mirrors.iter().collect();
         order.sort_by_key(|mirror| shunned.contains(*mirror)); // stable
         let urls: Vec<Url> =
@@ -56,7 +56,7 @@ impl Routes {
         if let Some(mirror) =
             mirrors.filter(|mirror| url.as_str().starts_with(mirror.as_str())).max_by_key(|m| m.len())
         {
-            self.shunned.lock().unwrap_or_else(PoisonError::into_inner).insert(mirror.clone());
+            self.shunned.lock().insert(mirror.clone());
         }
     }
 }

@@ -7,10 +7,11 @@
 //! Invariants: a line is written whole and at once; nothing but events is written.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use agent_env::{Event, Phase, Progress};
+use parking_lot::Mutex;
 
 /// Between two tellings of the progress of one phase.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -34,7 +35,7 @@ impl Teller {
     pub(crate) fn tell(&self, event: &Event) {
         if let Ok(mut line) = serde_json::to_vec(event) {
             line.push(b'\n');
-            let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut out = self.out.lock();
             let _ = out.write_all(&line).and_then(|()| out.flush());
         }
     }
@@ -46,7 +47,7 @@ impl Teller {
 
     /// Progress that must be seen: how a phase begins and ends.
     pub(crate) fn mark(&self, progress: Progress) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((progress.clone(), Instant::now()));
+        *self.last.lock() = Some((progress.clone(), Instant::now()));
         self.tell(&Event::Progress(progress));
     }
 
@@ -57,7 +58,7 @@ impl Teller {
             loop {
                 std::thread::sleep(BEAT / 3);
                 let Some(teller) = teller.upgrade() else { return };
-                let last = teller.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let last = teller.last.lock().clone();
                 if let Some((progress, at)) = last
                     && at.elapsed() >= BEAT
                 {
@@ -71,7 +72,7 @@ impl Teller {
 
     /// Progress of which some can be missed.
     pub(crate) fn pass(&self, progress: impl FnOnce() -> Progress) {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         if last.as_ref().is_some_and(|(_, at)| at.elapsed() < PAUSE) {
             return;
         }
@@ -96,7 +97,7 @@ mod tests {
 
     impl Write for Kept {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
+            self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
         }
         fn flush(&mut self) -> std::io::Result<()> {
@@ -113,7 +114,7 @@ mod tests {
             teller.pass(|| busy(Phase::Link, "b"));
         }
         teller.mark(busy(Phase::Link, "c"));
-        let text = String::from_utf8(kept.0.lock().unwrap().clone()).unwrap();
+        let text = String::from_utf8(kept.0.lock().clone()).unwrap();
         let lines: Vec<Event> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.first(), Some(&Event::Progress(busy(Phase::Link, "a"))));
         assert_eq!(lines.last(), Some(&Event::Progress(busy(Phase::Link, "c"))));

@@ -9,9 +9,9 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::shelf::{Left, Place};
@@ -41,7 +41,7 @@ impl Aftercare {
         if left == Left::default() {
             return;
         }
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         while running.tasks.try_join_next().is_some() {}
         running.by_name.retain(|_, task| !task.is_finished());
         if !running.by_name.contains_key(place.name()) {
@@ -52,7 +52,7 @@ impl Aftercare {
 
     /// Ends it for an environment that is about to go.
     pub(super) fn stop(&self, name: &str) {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         if let Some(task) = running.by_name.remove(name) {
             task.abort();
         }

@@ -282,9 +282,9 @@ impl AcquireError {
     /// Turns a refusal of the file system into the error it is.
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AcquireError {
         let path = path.to_owned();
-        move |source| match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => AcquireError::DiskFull { path },
-            _ => AcquireError::Io { what, path, source: Arc::new(source) },
+        move |source| match agent_fs::is_full(&source) {
+            true => AcquireError::DiskFull { path },
+            false => AcquireError::Io { what, path, source: Arc::new(source) },
         }
     }
 

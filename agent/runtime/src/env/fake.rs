@@ -1,12 +1,12 @@
 //! A builder that follows a script, for tests of what surrounds builders.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_model::EnvSpec;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 
 use super::{AcquireError, Bench, Built, EnvBuilder};
 
@@ -43,7 +43,7 @@ impl EnvBuilder for Scripted {
     }
 
     fn build<'a>(&'a self, _: &'a EnvSpec, bench: &'a Bench) -> BoxFuture<'a, Result<Built, AcquireError>> {
-        let next = self.scripts.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let next = self.scripts.lock().pop_front();
         let script = next.unwrap_or_default();
         async move {
             bench.say("the script begins");

@@ -8,13 +8,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use agent_model::EnvSpec;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -75,7 +76,7 @@ impl Flights {
         builder: &Arc<dyn EnvBuilder>,
         spec: &EnvSpec,
     ) -> Result<Seat, AcquireError> {
-        let mut by_name = flights.lock();
+        let mut by_name = flights.by_name.lock();
         by_name.retain(|_, flight| flight.is_current());
         if let Some(seat) = by_name.get(place.name()).and_then(Flight::seat) {
             return Ok(seat);
@@ -102,7 +103,7 @@ impl Flights {
     ) -> Outcome {
         let outcome = build(&place, builder.as_ref(), &spec, &transcript, &flights).await;
         let outcome = flights.bounded(place.name(), outcome);
-        let mut by_name = flights.lock();
+        let mut by_name = flights.by_name.lock();
         by_name.remove(place.name());
         if let Err(error) = outcome.as_ref()
             && error.is_lasting()
@@ -115,7 +116,7 @@ impl Flights {
 
     /// A build that the engine broke off is worth another try, for as long as each gets further or few did not.
     fn bounded(&self, name: &str, outcome: Outcome) -> Outcome {
-        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut broken = self.broken.lock();
         let (error, done) = match outcome {
             Err(AcquireError::BrokenOff { error, done, .. }) => (error, done),
             // Before it could begin.
@@ -136,10 +137,6 @@ impl Flights {
         }
         broken.remove(name);
         Err(AcquireError::BrokenOff { error, done, times })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Flight>> {
-        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

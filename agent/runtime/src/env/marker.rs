@@ -164,11 +164,8 @@ impl Seen {
     }
 
     pub(super) fn write(&self, path: &Path) {
-        let new = path.with_extension("used.new");
-        let written = serde_json::to_vec(self).map_err(io::Error::other).and_then(|text| {
-            fs::write(&new, text)?;
-            fs::rename(&new, path)
-        });
+        let text = serde_json::to_vec(self).map_err(io::Error::other);
+        let written = text.and_then(|text| agent_fs::write_whole(path, &text));
         if let Err(error) = written {
             tracing::debug!(path = %path.display(), %error, "the use of an environment is not noted");
         }

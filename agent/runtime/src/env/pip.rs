@@ -130,7 +130,7 @@ fn parts(spec: &EnvSpec) -> Result<(&str, &[String]), AcquireError> {
 /// Why a virtual environment was not made.
 fn judge_venv(ran: &Ran, python: &Interpreter, prefix: &Path) -> AcquireError {
     let says = |text| ran.text.contains(text);
-    if says("No space left on device") {
+    if agent_fs::says_full(&ran.text) {
         return AcquireError::DiskFull { path: prefix.to_owned() };
     }
     // Distributions leave out `ensurepip`, or `venv`, or the wheels that `ensurepip` installs.

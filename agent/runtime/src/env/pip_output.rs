@@ -28,7 +28,7 @@ const UNREACHABLE: [&str; 7] = [
 pub(super) fn judge(ran: &Ran, step: &'static str, prefix: &Path) -> AcquireError {
     let lines = || ran.text.lines().map(str::trim);
     let errors = || lines().filter_map(|line| line.strip_prefix("ERROR: "));
-    if ran.text.contains("No space left on device") {
+    if agent_fs::says_full(&ran.text) {
         return AcquireError::DiskFull { path: prefix.to_owned() };
     }
     if let Some(line) = lines().rfind(|line| UNREACHABLE.iter().any(|sign| line.contains(sign))) {

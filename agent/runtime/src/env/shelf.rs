@@ -15,15 +15,16 @@
 //! Lock files are never removed: a lock on a removed file locks nothing.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_model::failpoint;
+use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 use super::marker::{LOCK_LIST, MARKER, Marker, Seen};
@@ -52,11 +53,11 @@ pub(super) struct Uses(Arc<Mutex<HashMap<String, u32>>>);
 
 impl Uses {
     pub(super) fn of(&self, name: &str) -> u32 {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied().unwrap_or(0)
+        self.0.lock().get(name).copied().unwrap_or(0)
     }
 
     fn add(&self, name: &str) -> Use {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default() += 1;
+        *self.0.lock().entry(name.to_owned()).or_default() += 1;
         Use { uses: self.clone(), name: name.to_owned() }
     }
 }
@@ -70,7 +71,7 @@ struct Use {
 
 impl Drop for Use {
     fn drop(&mut self) {
-        let mut uses = self.uses.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uses = self.uses.0.lock();
         match uses.get_mut(&self.name) {
             Some(count) if *count > 1 => *count -= 1,
             _ => drop(uses.remove(&self.name)),
@@ -212,11 +213,9 @@ impl Place {
             return Ok(None);
         }
         let path = self.beside("lock");
-        let lock = open_lock(&path).map_err(AcquireError::io("open", &path))?;
-        match lock.try_lock_shared() {
-            Err(TryLockError::WouldBlock) => return Ok(None),
-            Err(TryLockError::Error(error)) => return Err(AcquireError::io("lock", &path)(error)),
-            Ok(()) => {}
+        let lock = agent_fs::open_lock(&path).map_err(AcquireError::io("open", &path))?;
+        if !agent_fs::try_lock_shared(&lock).map_err(AcquireError::io("lock", &path))? {
+            return Ok(None);
         }
         Ok(self.marker().map(|marker| (marker, lock)))
     }
@@ -240,12 +239,9 @@ impl Place {
     }
 
     pub(super) fn try_exclusive(&self) -> io::Result<Option<Exclusive>> {
-        let lock = open_lock(&self.beside("lock"))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Some(Exclusive { place: self.clone(), _lock: Arc::new(lock) })),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error),
-        }
+        let lock = agent_fs::open_lock(&self.beside("lock"))?;
+        let taken = agent_fs::try_lock(&lock)?;
+        Ok(taken.then(|| Exclusive { place: self.clone(), _lock: Arc::new(lock) }))
     }
 
     /// Where the last builder's log is kept.
@@ -414,10 +410,6 @@ pub(super) fn remove_all(dirs: Vec<PathBuf>) {
             }
         }
     }
-}
-
-fn open_lock(path: &Path) -> io::Result<File> {
-    OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
 }
 
 /// The sole right to a place. Clones hold it together, so that work on another thread keeps it when those who

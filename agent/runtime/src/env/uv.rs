@@ -165,7 +165,7 @@ pub(super) fn is_puzzled(ran: &Ran) -> bool {
 pub(super) fn judge(ran: &Ran, lines: &[String], step: &'static str, prefix: &Path) -> AcquireError {
     let text = &ran.text;
     let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
-    if has(&["No space left on device", "os error 28"]) {
+    if agent_fs::says_full(text) {
         return AcquireError::DiskFull { path: prefix.to_owned() };
     }
     let reason = reason(text);

@@ -13,13 +13,14 @@ use std::io::{self, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::size;
 use futures_util::FutureExt as _;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::process::Child;
@@ -62,7 +63,7 @@ type Exit = Arc<AsyncFd<OwnedFd>>;
 impl Leash {
     /// Whether the last child that was started with it has ended; so it is when none was.
     pub fn is_gone(&self) -> bool {
-        let exit = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let exit = self.0.lock().clone();
         exit.is_none_or(|exit| {
             exit.readable()
                 .now_or_never()
@@ -316,7 +317,7 @@ impl Command {
         let kills = self.within.as_deref().map(MemoryGroup::kills);
         let mut group = Group::of(command.stdin(input).stdout(output).stderr(error).spawn()?)?;
         if let Some(Leash(watched)) = &self.leash {
-            *watched.lock().unwrap_or_else(PoisonError::into_inner) = Some(group.exit.clone());
+            *watched.lock() = Some(group.exit.clone());
         }
         // A child that ended already can not be slowed down, nor needs to be.
         if let Some(id) = group.id.filter(|_| self.nice != 0) {

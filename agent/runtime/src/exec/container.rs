@@ -21,7 +21,7 @@ pub(super) mod note;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::container::Options;
@@ -32,6 +32,7 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, InspectContainerOptions, ListContainersOptionsBuilder,
     StartContainerOptions,
 };
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::connection::{AGAIN, ANSWER, Place};
@@ -218,14 +219,14 @@ impl Containers {
     /// What brings the shim into a container; found out again when the shim is another one.
     async fn carry(&self) -> Result<Carried, CarryError> {
         let stamp = Stamp::of(&self.shim)?;
-        let known = self.carried.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let known = self.carried.lock().clone();
         if let Some((of, carried)) = known
             && of == stamp
         {
             return Ok(carried);
         }
         let carried = carry(&self.shim).await?;
-        *self.carried.lock().unwrap_or_else(PoisonError::into_inner) = Some((stamp, carried.clone()));
+        *self.carried.lock() = Some((stamp, carried.clone()));
         Ok(carried)
     }
 

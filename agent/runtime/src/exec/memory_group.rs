@@ -9,11 +9,11 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use agent_shim::Limits;
 use agent_shim::cgroup::{self, Groups};
 use agent_shim::kills;
+use parking_lot::Mutex;
 
 use super::scope;
 
@@ -65,7 +65,7 @@ impl MemoryGroup {
     pub(super) async fn enclose(&self, pid: i32) {
         let Some(known) = &self.scope else { return };
         match scope::limit(pid, NUMBER.fetch_add(1, Ordering::Relaxed), self.limit).await {
-            Ok(group) => *known.lock().unwrap_or_else(PoisonError::into_inner) = group,
+            Ok(group) => *known.lock() = group,
             // A command that ends at once is gone before systemd hears of it.
             Err(error) => tracing::debug!(%error, "the memory of a builder is not limited"),
         }
@@ -73,8 +73,7 @@ impl MemoryGroup {
 
     pub(super) fn kills(&self) -> Kills {
         if let Some(scope) = &self.scope {
-            let group = scope.lock().unwrap_or_else(PoisonError::into_inner);
-            return kills::in_group(&group).unwrap_or(0);
+            return kills::in_group(&scope.lock()).unwrap_or(0);
         }
         self.groups.dirs().iter().find_map(|dir| kills::in_group(dir)).unwrap_or(0)
     }

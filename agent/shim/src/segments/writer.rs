@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use agent_model::{failpoint, size};
-use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::statvfs::statvfs;
 use sha2::{Digest as _, Sha256};
@@ -231,7 +230,7 @@ impl Writer {
         };
         let forced: io::Result<()> = self.starts.iter().map(force).fold(Ok(()), Result::and).and_then(|()| {
             failpoint::hit("shim.log.sync")?;
-            File::open(&self.dir)?.sync_all()
+            agent_fs::flush_directory(&self.dir)
         });
         if let Err(error) = forced {
             self.error.get_or_insert_with(|| error.to_string());
@@ -286,7 +285,7 @@ impl Writer {
         if let Some(file) = &self.file {
             let _ = file.set_len(self.end - start); // of no weight: readers stop at the end they are told
         }
-        if !is_full(error) {
+        if !agent_fs::is_full(error) {
             self.file = None;
         }
     }
@@ -424,11 +423,6 @@ impl Writer {
             Refused::Error(error) => error.to_string(),
         }
     }
-}
-
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
-        || error.raw_os_error() == Some(Errno::EDQUOT as i32)
 }
 
 fn free_bytes(disk: &nix::sys::statvfs::Statvfs) -> u64 {

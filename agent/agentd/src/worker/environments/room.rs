@@ -1,13 +1,14 @@
 //! What environments give when the disk is low: unused ones, the images that were brought for those that are gone, and
 //! packages of the cache. Nothing that a job uses, or that is pinned, is among it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use agent_model::{Clock, size};
 use agent_runtime::env::{AcquireError, Environments, Kept, RemoveError};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -90,18 +91,22 @@ impl Packages {
     }
 
     async fn sweep(&self, unused_for: Duration) {
-        *self.swept.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-        match self.environments.sweep(unused_for).await {
-            Ok(0) => debug!("nothing was to be swept from the package cache"),
-            Ok(freed) => info!(freed = size::binary(freed), "swept the package cache"),
-            Err(AcquireError::EngineMissing { .. }) => debug!("there is no engine to sweep with"),
-            Err(error) => warn!(%error, "the package cache could not be swept"),
-        }
+        *self.swept.lock() = Some(Instant::now());
+        tell_swept(self.environments.sweep(unused_for).await);
     }
 
     fn is_fresh(&self) -> bool {
-        let swept = *self.swept.lock().unwrap_or_else(PoisonError::into_inner);
+        let swept = *self.swept.lock();
         swept.is_some_and(|swept| swept.elapsed() < SWEEP_LOW_EVERY)
+    }
+}
+
+fn tell_swept(swept: Result<u64, AcquireError>) {
+    match swept {
+        Ok(0) => debug!("nothing was to be swept from the package cache"),
+        Ok(freed) => info!(freed = size::binary(freed), "swept the package cache"),
+        Err(AcquireError::EngineMissing { .. }) => debug!("there is no engine to sweep with"),
+        Err(error) => warn!(%error, "the package cache could not be swept"),
     }
 }
 

@@ -4,14 +4,15 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use agent_model::protocol::log::unsent;
 use agent_model::{ReplicaId, size};
 use agent_shim::JobDir;
 use agent_shim::segments::Reader;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::{error, warn};
@@ -107,7 +108,7 @@ impl Feed {
     }
 
     fn with_reader<T>(&self, work: impl FnOnce(&mut Reader) -> io::Result<T>) -> io::Result<T> {
-        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reader = self.reader.lock();
         let reader = match &mut *reader {
             Some(reader) => reader,
             none => none.insert(self.place.open()?),

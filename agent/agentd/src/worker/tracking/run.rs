@@ -1,10 +1,11 @@
 //! One job's runs: the one it was given, and those its script begins beside it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use agent_model::tracking::TrackingRecord;
 use agent_model::{Clock, Timestamp};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
@@ -72,7 +73,7 @@ impl Run {
     ) -> Result<T, Refusal> {
         let run = Arc::clone(&self);
         self.blocking(&self.book_turn, move || {
-            let mut book = run.book.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut book = run.book.lock();
             work(&mut Desk { run: &run, book: &mut book })
         })
         .await

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 
 use super::super::{materialize, push, scan};
 use super::*;
+use crate::Memory;
 use crate::conformance::content;
 use crate::store::ReadError;
-use crate::{Memory, SmallDisk};
 
 /// Longer than a tick of any clock of the system, and shorter than anybody waits.
 const TICK: Duration = Duration::from_millis(30);
@@ -341,7 +341,7 @@ async fn test_content_that_is_nowhere_is_told_and_nothing_stays() {
 
 #[tokio::test]
 async fn test_full_disk_costs_the_spare_and_then_says_so() {
-    let Some(small) = SmallDisk::mount("size=8m") else { return };
+    let Some(small) = agent_fs::SmallDisk::mount("size=8m") else { return };
     let (store, source) = (Memory::new(), Source::new());
     source.write("a/other", &content(97, 3_000_000));
     let before = source.push(&store).await;

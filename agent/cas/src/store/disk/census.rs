@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use agent_model::Digest;
 
 use super::index::Kept;
-use super::{Disk, Shared, Verdict, home, lock, uses};
+use super::{Disk, Shared, Verdict, home, uses};
 use crate::parallel::{self, blocking};
 
 /// Victims removed under one lock.
@@ -53,7 +53,7 @@ impl Disk {
         let shared = std::sync::Arc::clone(&self.shared);
         blocking(move || {
             let now = home::now();
-            let told = lock(&shared.index).census(now);
+            let told = shared.index.lock().census(now);
             if now.saturating_sub(shared.noted.load(Ordering::Relaxed)) >= HOUR {
                 shared.noted.store(now, Ordering::Relaxed);
                 uses::note(&shared.home, &shared.index);
@@ -65,7 +65,7 @@ impl Disk {
 
     /// Bytes of the disk that the blobs take. Segments may hold a third as much beside them that nobody wants.
     pub fn taken(&self) -> u64 {
-        lock(&self.shared.index).taken()
+        self.shared.index.lock().taken()
     }
 
     /// Bytes of the disk that are free; nothing when it does not say. Blocks.
@@ -76,7 +76,7 @@ impl Disk {
     /// What [`taken`](Self::taken) says, with what nobody wants.
     #[cfg(test)]
     pub(super) fn on_disk(&self) -> u64 {
-        lock(&self.shared.index).on_disk()
+        self.shared.index.lock().on_disk()
     }
 
     /// Removes those of `victims` that were not used since the census told of them; what was freed.
@@ -107,7 +107,7 @@ impl Disk {
         let shared = std::sync::Arc::clone(&self.shared);
         blocking(move || {
             let mut checked = Checked { found: shared.take_back(), ..Checked::default() };
-            let all = lock(&shared.index).places();
+            let all = shared.index.lock().places();
             for some in super::batches(all, STRIDE, usize::MAX, |(_, digest)| digest.size) {
                 let judged = parallel::map(&some, parallel::cores(), |(_, digest)| shared.judge(*digest));
                 for ((_, digest), verdict) in some.iter().zip(judged) {
@@ -129,13 +129,13 @@ impl Shared {
     /// comes back as well if its bytes are right after all.
     fn take_back(&self) -> u64 {
         // Nothing is copied or removed meanwhile.
-        let _alone = lock(&self.compacting);
+        let _alone = self.compacting.lock();
         let in_segments = self.segments.strays().unwrap_or_else(|error| {
             tracing::error!(%error, "cannot look for blobs that were taken for missing");
             Vec::new()
         });
         let strays = in_segments.into_iter().chain(self.loose.strays());
-        let (mut index, now) = (lock(&self.index), home::now());
+        let (mut index, now) = (self.index.lock(), home::now());
         let mut found = 0;
         for (digest, place) in strays {
             found += u64::from(index.take_back(digest, place, now));
@@ -149,11 +149,11 @@ impl Shared {
     }
 
     fn compact(&self) {
-        let _alone = lock(&self.compacting);
+        let _alone = self.compacting.lock();
         for segment in self.segments.sparse() {
             // A second time when damaged blobs were put away.
             for _ in 0..2 {
-                let wanted: Vec<(Digest, u32)> = lock(&self.index).wanted(segment);
+                let wanted: Vec<(Digest, u32)> = self.index.lock().wanted(segment);
                 match self.segments.copy_forward(segment, &wanted) {
                     Ok(damaged) if damaged.is_empty() => break,
                     Ok(damaged) => {

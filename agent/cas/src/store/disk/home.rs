@@ -6,13 +6,11 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use agent_model::{Clock, Digest, SystemClock, failpoint};
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::super::{WriteError, remove_tree};
@@ -22,15 +20,11 @@ use crate::digest_of;
 /// Damaged blobs that are kept for someone to look at; later ones are removed.
 pub(super) const QUARANTINED: usize = 64;
 
-/// How often, and how long before each time, the lock is asked for: an earlier user may be about to end.
-const TRIES: u32 = 80;
-const PAUSE: Duration = Duration::from_millis(25);
-
 /// An open directory of a store.
 #[derive(Debug)]
 pub(super) struct Home {
     path: PathBuf,
-    pub(super) root: OwnedFd,
+    pub(super) root: File,
     /// Bytes of the disk that no blob may take.
     reserve: u64,
     next: AtomicU64,
@@ -41,8 +35,7 @@ impl Home {
     pub(super) fn open(path: &Path, reserve: u64) -> Result<Home, OpenError> {
         let fail = |path: PathBuf| move |source| OpenError::Directory { path, source };
         private_directory(path).map_err(fail(path.to_owned()))?;
-        let root = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|source| OpenError::Directory { path: path.to_owned(), source: source.into() })?;
+        let root = File::open(path).map_err(fail(path.to_owned()))?;
         let home = Home { path: path.to_owned(), root, reserve, next: AtomicU64::new(0) };
         home.lock()?;
         let temp = home.at("temp");
@@ -58,17 +51,13 @@ impl Home {
     }
 
     fn lock(&self) -> Result<(), OpenError> {
-        for _ in 0..TRIES {
-            match rustix::fs::flock(&self.root, FlockOperation::NonBlockingLockExclusive) {
-                // A file system without locks has no second user that could be told from the first.
-                Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
-                Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(PAUSE),
-                Err(source) => {
-                    return Err(OpenError::Directory { path: self.path.clone(), source: source.into() });
-                }
-            }
+        match agent_fs::lock_soon(&self.root) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(OpenError::InUse { path: self.path.clone() }),
+            // A file system without locks has no second user that could be told from the first.
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            Err(source) => Err(OpenError::Directory { path: self.path.clone(), source }),
         }
-        Err(OpenError::InUse { path: self.path.clone() })
     }
 
     /// The path of something in the store.

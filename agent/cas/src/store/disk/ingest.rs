@@ -3,13 +3,14 @@
 //! A small one is gathered in memory, because it ends up in a segment; a large one grows in a file below
 //! `temp/`. Callers: [`Disk::write`](super::BlobStore::write) and the controller's upload streams.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 
 use super::loose::Temp;
-use super::{SMALL, Shared, WriteError, lock};
+use super::{SMALL, Shared, WriteError};
 use crate::Hasher;
 use crate::parallel::blocking;
 
@@ -56,14 +57,14 @@ impl Ingest {
 
     /// Bytes taken so far.
     pub fn written(&self) -> u64 {
-        lock(&self.growing).as_ref().map_or(0, |growing| growing.hasher.size())
+        self.growing.lock().as_ref().map_or(0, |growing| growing.hasher.size())
     }
 
     /// Takes the bytes that follow. After an error nothing more can be added.
     pub async fn append(&mut self, bytes: Bytes) -> Result<(), WriteError> {
         let (digest, growing) = (self.digest, Arc::clone(&self.growing));
         blocking(move || {
-            let mut slot = lock(&growing);
+            let mut slot = growing.lock();
             let Some(mut growing) = slot.take() else { return Err(WriteError::Abandoned { digest }) };
             growing.hasher.update(&bytes);
             if growing.hasher.size() > digest.size {
@@ -83,7 +84,7 @@ impl Ingest {
     pub async fn commit(self) -> Result<(), WriteError> {
         let Ingest { shared, digest, growing } = self;
         blocking(move || {
-            let Some(Growing { bytes, hasher }) = lock(&growing).take() else {
+            let Some(Growing { bytes, hasher }) = growing.lock().take() else {
                 return Err(WriteError::Abandoned { digest });
             };
             let actual = hasher.finish();

@@ -14,16 +14,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::Arc;
 
 use agent_model::{Digest, failpoint};
 use bytes::Bytes;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::home::{Home, blob_name, hit, is_proof, now, prefix_name};
 use super::index::{Index, Kept, Place};
-use super::{CHUNK, OpenError, ReadError, Verdict, WriteError, lock};
+use super::{CHUNK, OpenError, ReadError, Verdict, WriteError};
 use crate::{Hasher, holes, parallel};
 
 /// Flushes in flight for one batch. They wait for the disk, not for the processor.
@@ -77,7 +78,7 @@ impl Loose {
             // They may have been renamed by a process that was killed before it flushed the directory.
             self.home.flush_directory(directory)?;
         }
-        let mut index = lock(&self.index);
+        let mut index = self.index.lock();
         for (digest, used) in found {
             index.load(digest, Place::Loose, used);
         }
@@ -86,12 +87,12 @@ impl Loose {
 
     /// Held while names are made.
     fn making(&self) -> RwLockReadGuard<'_, ()> {
-        self.names.read().unwrap_or_else(PoisonError::into_inner)
+        self.names.read()
     }
 
     /// Held while names are removed.
     fn removing(&self) -> RwLockWriteGuard<'_, ()> {
-        self.names.write().unwrap_or_else(PoisonError::into_inner)
+        self.names.write()
     }
 
     /// An open file of the blob. One that is gone leaves the index; one of another length is `None`.
@@ -106,7 +107,7 @@ impl Loose {
             Err(Errno::NOENT) => {
                 let _alone = self.removing();
                 if matches!(self.home.open_file(&name), Err(Errno::NOENT)) {
-                    lock(&self.index).remove(&digest, Place::Loose);
+                    self.index.lock().remove(&digest, Place::Loose);
                 }
                 Err(ReadError::Absent { digest })
             }
@@ -152,7 +153,7 @@ impl Loose {
             let prefix = digest.hash[0];
             let flushed = flushed.get(&prefix).copied().unwrap_or(Ok(()));
             flushed.map_err(|source| self.home.write_error(&prefix_name(prefix), source))?;
-            lock(&self.index).insert(digest, Place::Loose, now());
+            self.index.lock().insert(digest, Place::Loose, now());
             Ok(())
         };
         renamed.into_iter().map(keep).collect()
@@ -178,7 +179,7 @@ impl Loose {
         let _alone = self.removing();
         match open() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                lock(&self.index).remove(digest, Place::Loose);
+                self.index.lock().remove(digest, Place::Loose);
                 return Ok(Verdict::Changed);
             }
             Err(error) if !is_proof(&error) => return Err(error),
@@ -193,7 +194,7 @@ impl Loose {
         if let Err(error) = moved {
             tracing::warn!(%digest, %error, "cannot move a damaged blob away; a good one takes its place");
         }
-        lock(&self.index).remove(digest, Place::Loose);
+        self.index.lock().remove(digest, Place::Loose);
         Ok(Verdict::Damaged)
     }
 
@@ -209,7 +210,7 @@ impl Loose {
         for name in loose.chain(names("quarantine".to_owned())) {
             let file = name.rsplit('/').next().unwrap_or_default();
             let Some(digest) = digest_named(file.split('.').next().unwrap_or_default()) else { continue };
-            let known = || lock(&self.index).find(&digest).is_some();
+            let known = || self.index.lock().find(&digest).is_some();
             let right =
                 || self.home.open_file(&name).ok().and_then(|file| hash_of(file).ok()) == Some(digest);
             if known() || !right() {
@@ -231,13 +232,13 @@ impl Loose {
         let _alone = self.removing();
         let mut gone = (0, 0);
         for kept in victims {
-            let evicted = lock(&self.index).evict(kept);
+            let evicted = self.index.lock().evict(kept);
             let Some((place, bytes)) = evicted else { continue };
             if place == Place::Loose {
                 let name = blob_name(&kept.digest);
                 if let Err(error) = hit("cas.blob.evict").and_then(|()| self.home.remove_file(&name)) {
                     tracing::warn!(digest = %kept.digest, %error, "a blob that nobody needs cannot be removed");
-                    lock(&self.index).insert(kept.digest, place, 0);
+                    self.index.lock().insert(kept.digest, place, 0);
                     continue;
                 }
             }

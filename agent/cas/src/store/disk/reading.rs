@@ -15,7 +15,7 @@ use bytes::Bytes;
 use super::home::{blob_name, is_proof, now};
 use super::index::Place;
 use super::segments::record;
-use super::{ReadError, Shared, Verdict, lock};
+use super::{ReadError, Shared, Verdict};
 use crate::{digest_of, parallel};
 
 /// Bytes of a segment that are read at once.
@@ -49,7 +49,7 @@ struct Run {
 impl Shared {
     /// Where a blob lies that is used now.
     pub(super) fn touch(&self, digest: &Digest) -> Option<Place> {
-        lock(&self.index).touch(digest, now())
+        self.index.lock().touch(digest, now())
     }
 
     /// Opens a blob to be read.
@@ -129,7 +129,7 @@ impl Shared {
     fn runs(&self, digests: &[Digest]) -> Vec<Run> {
         let mut places: Vec<(u32, u64, usize)> = Vec::with_capacity(digests.len());
         {
-            let (mut index, now) = (lock(&self.index), now());
+            let (mut index, now) = (self.index.lock(), now());
             for (at, digest) in digests.iter().enumerate() {
                 if let Some(Place::Record { segment, offset }) = index.touch(digest, now) {
                     places.push((segment, offset.into(), at));
@@ -165,7 +165,7 @@ impl Shared {
     /// Reads a blob and puts it away if its bytes are not what its digest says.
     pub(super) fn judge(&self, digest: Digest) -> Verdict {
         for _ in 0..CHASES {
-            let Some(place) = lock(&self.index).find(&digest) else { break };
+            let Some(place) = self.index.lock().find(&digest) else { break };
             match self.judge_at(&digest, place) {
                 Verdict::Changed => {}
                 verdict => return verdict,

@@ -19,17 +19,18 @@ pub(super) mod record;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use agent_model::{Digest, failpoint};
 use bytes::{Bytes, BytesMut};
+use parking_lot::Mutex;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use self::note::Note;
 use super::home::{Home, hit, is_proof, now};
 use super::index::{Index, Place};
-use super::{OpenError, WriteError, batches, lock};
+use super::{OpenError, WriteError, batches};
 use crate::{digest_of, parallel};
 
 /// The size up to which a segment grows, in bytes.
@@ -85,7 +86,7 @@ struct Appended {
 
 impl Drop for Appended {
     fn drop(&mut self) {
-        lock(&self.index).settle(self.segment);
+        self.index.lock().settle(self.segment);
     }
 }
 
@@ -131,7 +132,7 @@ impl Segments {
             }
         });
         let loaded: Vec<Option<Open>> = loaded.into_iter().collect::<Result<_, _>>()?;
-        lock(&segments.tail).open = loaded.into_iter().flatten().next_back();
+        segments.tail.lock().open = loaded.into_iter().flatten().next_back();
         segments.write_notes(false);
         Ok(segments)
     }
@@ -176,7 +177,7 @@ impl Segments {
         if records.is_empty() && chance.is_none() && meta.len() > 0 {
             return Ok(None); // of a later release, or of nobody: it is left alone
         }
-        let mut index = lock(&self.index);
+        let mut index = self.index.lock();
         index.open_segment(number, length, open.is_none(), noted == length);
         for (digest, offset) in records {
             index.load(digest, Place::Record { segment: number, offset }, used);
@@ -221,7 +222,7 @@ impl Segments {
             return Err(self.home.write_error("segments", Errno::NOSPC));
         }
         for appended in self.append_durably(blobs)? {
-            let mut index = lock(&self.index);
+            let mut index = self.index.lock();
             let now = now();
             for (digest, offset) in &appended.records {
                 index.insert(*digest, Place::Record { segment: appended.segment, offset: *offset }, now);
@@ -244,7 +245,7 @@ impl Segments {
     /// Writes records behind the others. They are not durable yet.
     fn append(&self, blobs: &[&(Digest, Bytes)]) -> Result<Appended, WriteError> {
         let size: u64 = blobs.iter().map(|(digest, _)| record::length(digest.size)).sum();
-        let mut tail = lock(&self.tail);
+        let mut tail = self.tail.lock();
         if tail.open.as_ref().is_some_and(|open| open.broken || open.length + size > self.limit) {
             self.seal(&mut tail);
         }
@@ -269,25 +270,27 @@ impl Segments {
             return Err(self.home.write_error(&segment_name(open.number), source));
         }
         open.length += size;
-        lock(&self.index).grow(open.number, open.length);
+        self.index.lock().grow(open.number, open.length);
         let (index, round) = (Arc::clone(&self.index), Arc::clone(&open.round));
         Ok(Appended { index, segment: open.number, records, round })
     }
 
     /// Waits until a round is flushed, by someone else if he comes first.
     fn flush(&self, round: &Arc<Round>) -> Result<(), Errno> {
-        let _turn = lock(&self.flushing);
+        let _turn = self.flushing.lock();
         if let Some(outcome) = round.get() {
             return *outcome;
         }
-        let begun = lock(&self.tail)
+        let begun = self
+            .tail
+            .lock()
             .open
             .as_mut()
             .map(|open| (open.number, Arc::clone(&open.file), std::mem::take(&mut open.round)));
         if let Some((number, file, begun)) = begun {
             let outcome = sync(&file);
             if outcome.is_err()
-                && let Some(open) = lock(&self.tail).open.as_mut().filter(|open| open.number == number)
+                && let Some(open) = self.tail.lock().open.as_mut().filter(|open| open.number == number)
             {
                 open.broken = true;
             }
@@ -304,7 +307,7 @@ impl Segments {
         if Arc::strong_count(&open.round) > 1 {
             let _ = open.round.set(sync(&open.file));
         }
-        lock(&self.index).seal(open.number);
+        self.index.lock().seal(open.number);
     }
 
     /// Begins a segment; its name is durable when this returns.
@@ -323,7 +326,7 @@ impl Segments {
             self.home.write_error(&name, source)
         })?;
         let length = record::PREFACE as u64;
-        lock(&self.index).open_segment(number, length, false, false);
+        self.index.lock().open_segment(number, length, false, false);
         Ok(Open { number, file, length, round: Arc::default(), broken: false })
     }
 
@@ -339,7 +342,7 @@ impl Segments {
 
     /// Takes a damaged blob out of the index, if it is still there, and keeps its bytes for someone to look at.
     pub(super) fn put_away(&self, digest: &Digest, segment: u32, offset: u32) -> bool {
-        let there = lock(&self.index).remove(digest, Place::Record { segment, offset });
+        let there = self.index.lock().remove(digest, Place::Record { segment, offset });
         if there {
             self.quarantine(digest, segment, offset);
             // A note that names it still costs one more look after the next start.
@@ -362,7 +365,7 @@ impl Segments {
     /// A record is no longer in the index, and may not come back: no note may name it.
     fn forget_note(&self, segment: u32) -> Result<(), Errno> {
         {
-            let _alone = lock(&self.noting);
+            let _alone = self.noting.lock();
             self.home.remove_file(&note_name(segment))?;
             self.home.flush_directory("segments")?;
         }
@@ -373,8 +376,8 @@ impl Segments {
     /// Writes the notes that are due; `closing` says that nothing is appended any more. One that cannot be
     /// written costs a scan.
     pub(super) fn write_notes(&self, closing: bool) {
-        let _alone = lock(&self.noting);
-        let due = lock(&self.index).take_unnoted(closing);
+        let _alone = self.noting.lock();
+        let due = self.index.lock().take_unnoted(closing);
         for (number, (covered, records)) in due {
             if let Err(error) = self.write_note(number, covered, records) {
                 let segment = segment_name(number);
@@ -409,7 +412,7 @@ impl Segments {
                     continue;
                 }
             };
-            let index = lock(&self.index);
+            let index = self.index.lock();
             let stray = |(digest, _): &(Digest, u32)| index.find(digest).is_none();
             let place = |(digest, offset)| (digest, Place::Record { segment: number, offset });
             strays.extend(found.records.into_iter().filter(stray).map(place));
@@ -419,13 +422,13 @@ impl Segments {
 
     /// Segments that are mostly waste.
     pub(super) fn sparse(&self) -> Vec<u32> {
-        let mut tail = lock(&self.tail);
+        let mut tail = self.tail.lock();
         let worth = self.limit / 16;
-        if tail.open.as_ref().is_some_and(|open| lock(&self.index).is_waste(open.number, worth)) {
+        if tail.open.as_ref().is_some_and(|open| self.index.lock().is_waste(open.number, worth)) {
             self.seal(&mut tail);
         }
         drop(tail);
-        lock(&self.index).sparse()
+        self.index.lock().sparse()
     }
 
     /// Copies what is wanted of a sealed segment behind the others and removes it. If some of that is damaged,
@@ -460,7 +463,7 @@ impl Segments {
         let copied = copies.iter().flat_map(|copy| copy.records.iter().map(|record| (copy.segment, *record)));
         for ((digest, from), (segment, (_, to))) in wanted.iter().zip(copied) {
             let from = Place::Record { segment: number, offset: *from };
-            lock(&self.index).moved(digest, from, Place::Record { segment, offset: to });
+            self.index.lock().moved(digest, from, Place::Record { segment, offset: to });
         }
         drop(copies);
         self.remove(number);
@@ -469,7 +472,7 @@ impl Segments {
 
     /// Removes a segment in which nothing is wanted.
     fn remove(&self, number: u32) {
-        if !lock(&self.index).drop_segment(number) {
+        if !self.index.lock().drop_segment(number) {
             return;
         }
         let removed = hit("cas.segment.unlink")

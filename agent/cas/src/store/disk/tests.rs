@@ -369,7 +369,7 @@ async fn test_job_that_writes_to_its_files_does_not_write_to_the_store() {
 async fn test_disk_without_room_or_names_keeps_whole_blobs_or_none() {
     // Bytes run out in two of them, names in the other: the store alone has 260 directories.
     for (options, size) in [("size=4m", 30_000), ("size=4m", LARGE), ("size=64m,nr_inodes=400", LARGE)] {
-        let Some(small) = crate::SmallDisk::mount(options) else { return };
+        let Some(small) = agent_fs::SmallDisk::mount(options) else { return };
         let disk = Disk::open(&small.path().join("store")).unwrap();
         let blobs = blobs(7, &[size; 160]);
         let (mut kept, mut refused) = (Vec::new(), Vec::new());

@@ -8,13 +8,12 @@
 //! Callers: [`Disk`](super::Disk) and its collector.
 
 use std::io::{self, Read};
-use std::sync::Mutex;
 
 use agent_model::Digest;
+use parking_lot::Mutex;
 
 use super::home::{Home, sealed, unsealed};
 use super::index::Index;
-use super::lock;
 
 const NAME: &str = "uses";
 const ENTRY: usize = 12;
@@ -26,7 +25,7 @@ pub(super) fn recall(home: &Home, index: &Mutex<Index>) {
         home.open_file(NAME).map_err(io::Error::from).and_then(|mut file| file.read_to_end(&mut bytes));
     let entries = read.ok().and_then(|_| unsealed(&bytes));
     if let Some(entries) = entries.filter(|entries| entries.len().is_multiple_of(ENTRY)) {
-        lock(index).remember(|digest| find(entries, digest));
+        index.lock().remember(|digest| find(entries, digest));
     }
 }
 
@@ -47,7 +46,7 @@ fn find(entries: &[u8], digest: &Digest) -> Option<u32> {
 /// Writes down what the index knows.
 pub(super) fn note(home: &Home, index: &Mutex<Index>) {
     let mut entries: Vec<[u8; ENTRY]> = Vec::new();
-    for (digest, used) in lock(index).uses() {
+    for (digest, used) in index.lock().uses() {
         let mut entry = [0; ENTRY];
         entry[..8].copy_from_slice(&digest.hash[..8]);
         entry[8..].copy_from_slice(&used.to_le_bytes());

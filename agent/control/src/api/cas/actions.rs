@@ -8,13 +8,14 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use agent_cas::remote::digest_from_wire;
 use agent_cas::{BlobStore, digest_of};
 use agent_model::Digest;
 use agent_model::ids::hex;
 use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
+use parking_lot::Mutex;
 use prost::Message;
 use reapi::action_cache_server::ActionCache;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, UTIME_NOW, utimensat};
@@ -76,12 +77,10 @@ impl Actions {
 
     fn write(&self, action: &Digest, result: &reapi::ActionResult) -> io::Result<()> {
         fs::create_dir_all(&self.root)?;
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.lock();
         let message = result.encode_to_vec();
         let bytes = [&digest_of(&message).hash[..], &message].concat();
-        let beside = self.root.join("half");
-        fs::write(&beside, &bytes)?;
-        fs::rename(beside, self.path(action))?;
+        agent_fs::write_whole(&self.path(action), &bytes)?;
         let (files, size) = match *held {
             Some((files, size)) => (files + 1, size + bytes.len() as u64),
             None => self.make_room()?,
@@ -150,11 +149,11 @@ impl ActionCache for Service {
             )));
         }
         let (actions, kept) = (self.actions.clone(), result.clone());
-        blocking(move || actions.write(&action, &kept)).await?.map_err(|error| match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Status::resource_exhausted("the disk is full")
+        blocking(move || actions.write(&action, &kept)).await?.map_err(|error| {
+            match agent_fs::is_full(&error) {
+                true => Status::resource_exhausted("the disk is full"),
+                false => Status::internal(format!("the result cannot be kept: {error}")),
             }
-            _ => Status::internal(format!("the result cannot be kept: {error}")),
         })?;
         Ok(Response::new(result))
     }

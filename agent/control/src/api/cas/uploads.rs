@@ -6,8 +6,8 @@
 //! what came. Called by `api::cas`.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use agent_cas::remote::Form;
@@ -15,6 +15,7 @@ use agent_cas::remote::compression::Inflater;
 use agent_cas::{Ingest, Store};
 use agent_model::Digest;
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tonic::Status;
 
@@ -154,7 +155,7 @@ impl Uploads {
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         known.parked.retain(|upload| upload.since.elapsed() < PARKED_FOR);
         known
     }

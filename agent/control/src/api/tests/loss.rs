@@ -118,7 +118,7 @@ fn fill(path: &Path) {
 
 #[tokio::test]
 async fn test_full_disk_takes_no_new_job_and_ends_those_there_are() {
-    let Some(small) = agent_cas::SmallDisk::mount("size=48m") else { return };
+    let Some(small) = agent_fs::SmallDisk::mount("size=48m") else { return };
     let dir = small.path();
     let mut rig = Rig::start(dir).await;
     let mut node = Node::join(&rig, 2).await;

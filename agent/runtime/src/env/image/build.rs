@@ -265,7 +265,7 @@ impl Story {
         if let Some(judged) = base.and_then(|base| refusal::of_words(&base, &message)) {
             return judged;
         }
-        if message.contains("no space left on device") {
+        if agent_fs::says_full(&message) {
             return AcquireError::DiskFull { path: "the images of the container engine".into() };
         }
         let step = self.step.clone().unwrap_or_else(|| "reading the Dockerfile".to_owned());

@@ -5,8 +5,8 @@
 
 use std::collections::HashMap;
 use std::io::Read as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use bollard::models::{ContainerCreateBody, HostConfig, HostConfigLogConfig};
 use bollard::query_parameters::{
@@ -14,6 +14,7 @@ use bollard::query_parameters::{
     StartContainerOptions, WaitContainerOptions,
 };
 use futures_util::{StreamExt, TryStreamExt};
+use parking_lot::Mutex;
 
 use super::super::glibc::Glibc;
 use super::super::{AcquireError, Image};
@@ -54,7 +55,7 @@ impl Carriers {
 
     /// The C library of an image; an error when no conda environment works with it.
     pub(super) async fn glibc(&self, image: &Image) -> Result<Glibc, AcquireError> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&image.id).copied();
+        let known = self.known.lock().get(&image.id).copied();
         if let Some(glibc) = known {
             return Ok(glibc);
         }
@@ -71,7 +72,7 @@ impl Carriers {
         let refused =
             |why: &str| AcquireError::CannotCarry { image: image.reference.clone(), why: why.to_owned() };
         let glibc = glibc.map_err(refused)?;
-        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(image.id.clone(), glibc);
+        self.known.lock().insert(image.id.clone(), glibc);
         Ok(glibc)
     }
 

@@ -80,10 +80,8 @@ impl Held {
         if self.images.is_empty() {
             return fs::remove_file(&self.path);
         }
-        let new = self.path.with_extension("image.new");
         failpoint::hit("env.image.note")?;
-        fs::write(&new, serde_json::to_vec(self)?)?;
-        fs::rename(&new, &self.path)
+        agent_fs::write_whole(&self.path, &serde_json::to_vec(self)?)
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn of_words(reference: &Reference, message: &str) -> Option<AcquireEr
         let has = "other machines only".to_owned();
         return Some(AcquireError::WrongPlatform { image, has, node: platform() });
     }
-    if says(&["no space left on device"]) {
+    if agent_fs::says_full(message) {
         return Some(AcquireError::DiskFull { path: "the images of the container engine".into() });
     }
     if says(&["toomanyrequests", "too many requests", "rate limit"]) {

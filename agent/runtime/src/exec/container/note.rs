@@ -1,9 +1,8 @@
 //! What a job directory says about its container, written before the engine hears of it: a daemon that is killed at any
 //! instruction leaves a name to look for.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use agent_model::failpoint;
@@ -65,11 +64,7 @@ impl Note {
     /// Whole and durable, or not at all.
     pub(super) fn write(&self, dir: &JobDir) -> io::Result<()> {
         failpoint::hit("node.container.write")?;
-        let (path, half) = (dir.path().join(FILE), dir.path().join("container.json.new"));
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
-        file.write_all(&serde_json::to_vec(self)?)?;
-        file.sync_all()?;
-        fs::rename(half, path)
+        agent_fs::write_durable(&dir.path().join(FILE), &serde_json::to_vec(self)?)
     }
 
     /// What the engine is asked by.

@@ -68,7 +68,7 @@ async fn test_last_use_is_known_after_a_restart() {
     keep(&disk, &kept).await;
     let then = disk.census().await[0].used - Duration::from_secs(5_000_000);
     let second = then.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as u32;
-    lock(&disk.shared.index).remember(|digest| digests(&kept[..2]).contains(digest).then_some(second));
+    disk.shared.index.lock().remember(|digest| digests(&kept[..2]).contains(digest).then_some(second));
     drop(disk);
     let told = |disk: Disk| async move {
         let old = |kept: &Kept| kept.used == then;
@@ -92,10 +92,10 @@ async fn test_check_reads_all_and_puts_away_what_is_damaged() {
     }
     let told = Arc::new(Mutex::new(Vec::new()));
     let listener = Arc::clone(&told);
-    let checked = disk.check(move |checked| lock(&listener).push(checked)).await;
+    let checked = disk.check(move |checked| listener.lock().push(checked)).await;
     let bytes = kept.iter().map(|(digest, _)| digest.size).sum();
     assert_eq!(checked, Checked { blobs: 5, bytes, damaged: 2, ..Checked::default() });
-    let told = lock(&told).clone();
+    let told = told.lock().clone();
     assert!(told.len() > 1 && told.last() == Some(&checked), "{told:?}");
     assert_eq!(disk.missing(&digests(&kept)).await.unwrap(), [kept[1].0, kept[3].0]);
     assert_eq!((disk.check(|_| {}).await.damaged, disk.damaged()), (0, 2));
@@ -130,12 +130,12 @@ async fn test_what_is_held_stays_while_others_are_removed() {
             for round in 0..60 {
                 let start = (writer * 7 + round * 13) as usize % 50;
                 let some = &pool[start..start + 6];
-                some.iter().for_each(|(digest, _)| *lock(&held).entry(*digest).or_default() += 1);
+                some.iter().for_each(|(digest, _)| *held.lock().entry(*digest).or_default() += 1);
                 keep(&disk, some).await;
                 holds_all(&disk, some).await;
                 for (digest, bytes) in some {
                     disk.write(*digest, source(bytes, 1000)).await.unwrap();
-                    *lock(&held).entry(*digest).or_default() -= 1;
+                    *held.lock().entry(*digest).or_default() -= 1;
                 }
             }
         });
@@ -143,7 +143,7 @@ async fn test_what_is_held_stays_while_others_are_removed() {
     let mut removed = 0;
     while !tasks.is_empty() {
         let told = disk.census().await;
-        let free = |kept: &Kept| lock(&held).get(&kept.digest).is_none_or(|holders| *holders == 0);
+        let free = |kept: &Kept| held.lock().get(&kept.digest).is_none_or(|holders| *holders == 0);
         let victims: Vec<Kept> = told.into_iter().filter(free).collect();
         removed += evict(&disk, victims).await.blobs;
         while let Some(ended) = tasks.try_join_next() {

@@ -68,8 +68,8 @@ async fn test_check_takes_back_what_was_given_up_and_is_right() {
     keep(&disk, &kept).await;
     // As an earlier release did when it could not open a file: out of the index, and out of the note of a segment.
     for (digest, _) in [&kept[0], &kept[2]] {
-        let place = lock(&disk.shared.index).find(digest).unwrap();
-        lock(&disk.shared.index).remove(digest, place);
+        let place = disk.shared.index.lock().find(digest).unwrap();
+        disk.shared.index.lock().remove(digest, place);
     }
     drop(disk);
     let store = dir.path().join("store");
