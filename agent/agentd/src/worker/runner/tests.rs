@@ -2,11 +2,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use agent_cas::gc::{self, Collector};
 use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_model::job::{Limits, OnDisconnect};
-use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
+use agent_model::{Boot, Code, ExitStatus, JobDraft, Outcome, ReplicaId, Stream, SystemClock, Verdict};
 use agent_runtime::docker::Docker;
 use agent_runtime::env::{EnvConfig, Environments};
 use agent_runtime::exec::{Containers, Launcher, Process};
@@ -19,6 +20,7 @@ use crate::worker::attic::Attic;
 use crate::worker::ballast::Ballast;
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
+use crate::worker::recover;
 use crate::worker::report::Outbox;
 use crate::worker::spares::Spares;
 use crate::worker::telemetry::Telemetry;
@@ -153,9 +155,9 @@ fn runner(
     (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)
 }
 
-fn fault(interrupted: Result<impl Sized, Interrupted>) -> Code {
-    match interrupted {
-        Err(Interrupted::Failed(fault)) => fault.code,
+fn fault(step: Step<impl Sized>) -> Code {
+    match step {
+        Break(End::Failed(fault)) => fault.code,
         _ => panic!("it did not fail"),
     }
 }
@@ -214,7 +216,7 @@ async fn test_nothing_starts_that_cannot_be_written_down() {
     let (mut runner, _desired, view) = runner(&worker, record());
     assert_eq!(fault(runner.accept().await), Code::DiskFull);
     // The controller is told even so; what was started before is seen to its end.
-    let ending = runner.release(Err(faults::rebooted().into())).await;
+    let ending = runner.release(End::Failed(faults::rebooted())).await;
     runner.upload(&ending).await;
     assert_eq!(view.borrow().step, Some(ReplicaStep::Reported));
 }
@@ -224,11 +226,11 @@ async fn test_stop_before_the_start_means_never() {
     let state = tempfile::tempdir().unwrap();
     let worker = node(state.path(), usize::MAX).await;
     let (mut runner, desired, _view) = runner(&worker, record());
-    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert!(runner.accept().await.is_continue());
     desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
-    assert!(matches!(runner.fetch().await, Err(Interrupted::Stopped)));
-    assert!(matches!(runner.build().await, Err(Interrupted::Stopped)));
-    assert_eq!(runner.release(Err(Interrupted::Stopped)).await.verdict, Verdict::Canceled);
+    assert!(matches!(runner.fetch().await, Break(End::Stopped)));
+    assert!(matches!(runner.build().await, Break(End::Stopped)));
+    assert_eq!(runner.release(End::Stopped).await.verdict, Verdict::Canceled);
 }
 
 #[tokio::test]
@@ -237,7 +239,7 @@ async fn test_another_boot_starts_nothing() {
     let worker = node(state.path(), usize::MAX).await;
     let (mut runner, _desired, _view) =
         runner(&worker, Record { boot_id: "an earlier one".into(), ..record() });
-    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert!(runner.accept().await.is_continue());
     assert_eq!(fault(runner.recall().await), Code::NodeRebooted);
 }
 
@@ -253,7 +255,7 @@ async fn test_too_full_a_disk_holds_a_replica_before_anything_is_fetched() {
     }
     assert!(!runner.dir.work().exists());
     desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
-    assert!(matches!(runner.fetch().await, Err(Interrupted::Stopped)), "it can still be canceled");
+    assert!(matches!(runner.fetch().await, Break(End::Stopped)), "it can still be canceled");
 }
 
 #[tokio::test]
@@ -263,7 +265,7 @@ async fn test_full_disk_gives_way_to_records() {
     worker.ballast.balance(1 << 30);
     worker.journal.full.store(3, Ordering::SeqCst);
     let (mut runner, _desired, _view) = runner(&worker, record());
-    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert!(runner.accept().await.is_continue());
     assert_eq!(worker.journal.full.load(Ordering::SeqCst), 0);
     assert_eq!(state.path().join("ballast").metadata().unwrap().len(), 1 << 20, "a piece for each refusal");
     assert_eq!(worker.journal.open_replicas().await.unwrap().len(), 1);
@@ -291,10 +293,9 @@ async fn test_nothing_that_may_be_replaced_starts_without_a_lease_that_holds() {
         }
     }
     desired.send_replace(Desired::Run { until: Some(later) });
-    let leave = runner.leave_to_start().await.unwrap_or_else(|_| panic!("it holds"));
-    assert_eq!(leave, Some(later));
+    assert!(matches!(runner.leave_to_start().await, Continue(Some(until)) if until == later));
     desired.send_replace(Desired::Disown);
-    assert!(matches!(runner.leave_to_start().await, Err(Interrupted::Stopped)));
+    assert!(matches!(runner.leave_to_start().await, Break(End::Stopped)));
 }
 
 #[tokio::test]
