@@ -154,7 +154,7 @@ impl<J: Journal> Runner<J> {
             self.report(&ending).await;
         };
         // An engine that is silent holds nobody's outcome up.
-        tokio::join!(told, enclosure::clear(&worker, &dir));
+        tokio::join!(told, enclosure::clear(&worker.executor, &dir));
         self.forget().await;
     }
 

@@ -21,6 +21,7 @@ use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
 use crate::worker::journal::Journal;
 use crate::worker::launch::Facts;
+use crate::worker::tracking::experiment_id;
 use crate::worker::{enclosure, faults, fetch};
 
 /// How long a start waits for descriptors, processes or memory before it is for another node.
@@ -66,6 +67,7 @@ impl<J: Journal> Runner<J> {
             environment: environment.vars(),
             tracking_uri: &self.worker.tracking.uri(),
             tracking_token: &self.record.token,
+            experiment_id: &experiment_id(&self.record.spec.experiment),
             gpus: &self.record.gpus,
             lease_until,
         };

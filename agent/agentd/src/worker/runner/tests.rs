@@ -117,7 +117,7 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
     Arc::new(Worker {
         clock: clock.clone(),
         boot_id: "this boot".into(),
-        journal: Twin::open(state, left).await,
+        journal: Arc::new(Twin::open(state, left).await),
         spares: Spares::new(state, store.clone(), 0),
         store,
         collector: Collector::new(disk, limits, &[], clock.clone()),
@@ -198,7 +198,7 @@ async fn test_crash_after_any_record_gives_the_same_outcome() {
         drop(worker);
         let worker = node(state.path(), NEVER).await;
         let jobs = crate::worker::jobs_dir(state.path());
-        let found = recover::open_replicas(&worker.journal, &jobs).await.unwrap().pop().unwrap();
+        let found = recover::open_replicas(&*worker.journal, &jobs).await.unwrap().pop().unwrap();
         live(&worker, found).await;
         let found = outcome(&worker).await.unwrap();
         let log = |outcome: &Outcome| outcome.streams.iter().find(|end| end.stream == Stream::Job).cloned();
