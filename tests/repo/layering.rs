@@ -1,5 +1,7 @@
 //! Who may know whom: the table of the architecture, read against manifests and `use` lines.
 
+use std::collections::BTreeSet;
+
 use crate::{files_below, none, read};
 
 /// Crate, its directory, and the workspace crates it may depend on.
@@ -66,6 +68,43 @@ const WIRE: &[&str] = &[
     "agent/agentctl/src/commands",
     "agent/agentctl/src/client",
 ];
+
+/// What runs replicas on a node: a module of `agent/agentd/src/worker`, and the others there that it knows. Who is not
+/// here knows none.
+const WORKER: &[(&str, &[&str])] = &[
+    ("enclosure", &["journal"]),
+    ("faults", &["fetch", "outputs"]),
+    ("journal", &["faults"]),
+    ("late", &["faults", "journal", "outputs", "recover", "report"]),
+    ("pins", &["journal"]),
+    ("recover", &["attic", "journal", "launch"]),
+    ("reconcile", &["backoff", "environments", "journal", "late", "recover", "runner", WHOLE]),
+    ("report", &["backoff"]),
+    (
+        "runner",
+        &[
+            "attic",
+            "backoff",
+            "enclosure",
+            "faults",
+            "fetch",
+            "journal",
+            "launch",
+            "outputs",
+            "recover",
+            "report",
+            "spares",
+            "telemetry",
+            "tracking",
+            WHOLE,
+        ],
+    ),
+    ("telemetry", &["backoff"]),
+    ("upkeep", &["gpus"]),
+];
+
+/// What all of them share, as a whole.
+const WHOLE: &str = "Worker";
 
 /// Whether a line of code names a crate, and not something that merely ends in its name.
 fn names(code: &str, name: &str) -> bool {
@@ -138,6 +177,78 @@ fn test_third_party_crates_stay_in_their_place() {
         }
     }
     none("confinement", complaints);
+}
+
+/// What follows `prefix` in each path, or group of paths, that begins with it: first names alone.
+fn named_after(code: &str, prefix: &str) -> Vec<String> {
+    let name = |text: &str| -> String {
+        text.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+    };
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices(prefix) {
+        let rest = &code[at + prefix.len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            found.push(name(rest));
+            continue;
+        };
+        let (mut depth, mut begins) = (1, true);
+        for (at, c) in group.char_indices() {
+            if std::mem::take(&mut begins) {
+                found.push(name(&group[at..]));
+            }
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' => begins = depth == 1,
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn test_modules_of_the_worker_know_whom_the_table_says() {
+    let top = "agent/agentd/src/worker/";
+    let files: Vec<String> = files_below(top, &[".rs"])
+        .into_iter()
+        .map(|path| path.to_string_lossy().into_owned())
+        .filter(|path| !is_test_file(path))
+        .collect();
+    let module = |path: &str| {
+        let below = path.strip_prefix(top).unwrap();
+        below.split(['/', '.']).next().unwrap().to_owned()
+    };
+    let modules: BTreeSet<String> = files.iter().map(|path| module(path)).collect();
+    let mut known = BTreeSet::new();
+    for path in &files {
+        let text = read(path);
+        let lines = production(&text).lines().map(|line| line.split("//").next().unwrap_or_default());
+        let depth = path.strip_prefix(top).unwrap().matches('/').count() + 1;
+        let code = lines.collect::<Vec<_>>().join("\n").replace(&"super::".repeat(depth), "crate::worker::");
+        for name in named_after(&code, "crate::worker::") {
+            if (modules.contains(&name) || name == WHOLE) && name != module(path) {
+                known.insert((module(path), name));
+            }
+        }
+    }
+    let table: BTreeSet<(String, String)> = WORKER
+        .iter()
+        .flat_map(|(module, others)| others.iter().map(|other| (module.to_string(), other.to_string())))
+        .collect();
+    let more = known.difference(&table).map(|(module, other)| format!("{module} must not know {other}"));
+    let fewer =
+        table.difference(&known).map(|(module, other)| format!("{module} does not know {other} any more"));
+    none("modules of the worker", more.chain(fewer).collect());
+}
+
+#[test]
+fn test_paths_are_taken_apart() {
+    let code = "use a::b::{self, c::{d, e}, F,\n g};\nlet x = a::b::h::i();";
+    assert_eq!(named_after(code, "a::b::"), ["self", "c", "F", "g", "h"]);
 }
 
 #[test]

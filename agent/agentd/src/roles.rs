@@ -410,7 +410,7 @@ async fn start_node(
         config,
         clock,
         boot_id,
-        journal,
+        journal: Arc::new(journal),
         store,
         collector,
         spares,
@@ -424,9 +424,10 @@ async fn start_node(
         attic,
         disk,
     });
-    worker.collector.held_by(pins::USER, pins::all(&worker));
-    let kept = worker.clone();
-    supervisor.spawn_again(TaskKind::Upkeep, "containers", move || enclosure::sweep(kept.clone()));
+    worker.collector.held_by(pins::USER, pins::all(&worker.journal));
+    let kept = (worker.journal.clone(), worker.executor.containers.clone());
+    let sweep = move || enclosure::sweep(kept.0.clone(), kept.1.clone());
+    supervisor.spawn_again(TaskKind::Upkeep, "containers", sweep);
     let link = Link { controller, inventory, wishes, pulse: notifier.pulse("sync", SYNC_COMES_ROUND) };
     let reconciler = Reconciler::new(worker, supervisor.clone(), link, found);
     // Jobs that run are known to the endpoint now; their requests waited on the listener until here.

@@ -6,9 +6,12 @@
 //!            ◀── ReportOutcome ── report ◀── outcome ┘ └── records ──▶ journal
 //! ```
 //!
-//! Owns: what all runners share ([`Worker`]). The step modules do not know each other; only `runner` calls
-//! them. Tasks: one each of `reconcile`, `telemetry`, `enclosure`, `environments`, `gpus`, `spares` and `upkeep`, one for
-//! each replica.
+//! Owns: what all runners share ([`Worker`]). Only `reconcile` and `runner` know the whole of it; the others are given
+//! what they use. A step (`fetch`, `launch`, `outputs`, `enclosure`, `report`) knows no other, and nobody knows who
+//! calls it. Who knows whom is a table in `tests/repo/layering.rs`, which is checked.
+//!
+//! Tasks: one each of `reconcile`, `telemetry`, `enclosure`, `environments`, `gpus`, `spares` and `upkeep`, one for each
+//! replica.
 //!
 //! Built by `crate::roles`.
 
@@ -59,7 +62,7 @@ pub(crate) struct Worker<J> {
     pub(crate) clock: Arc<dyn Clock>,
     /// This boot of the machine.
     pub(crate) boot_id: String,
-    pub(crate) journal: J,
+    pub(crate) journal: Arc<J>,
     pub(crate) store: Store,
     /// Makes room in the part of it that is on this disk.
     pub(crate) collector: Collector,

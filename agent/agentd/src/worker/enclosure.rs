@@ -1,7 +1,7 @@
 //! What surrounds a job that runs in a container, whom it runs as there, and the removal of containers nobody needs.
 //!
-//! A job whose environment is an image runs in a container; nothing else does. Called by `worker::runner` and
-//! `worker::launch`; the sweep is a task that `crate::roles` starts, and that may be started again at any time.
+//! A job whose environment is an image runs in a container; nothing else does. Called by `worker::runner`;
+//! the sweep is a task that `crate::roles` starts, and that may be started again at any time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,11 @@ use agent_model::JobSpec;
 use agent_model::container::Options;
 use agent_model::env::EnvSpec;
 use agent_runtime::env::EnvLease;
-use agent_runtime::exec::{Enclosure, own_user};
+use agent_runtime::exec::{Containers, Enclosure, Launcher, own_user};
 use agent_shim::JobDir;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::Worker;
 use super::journal::Journal;
 use crate::config::{Config, JobUser};
 
@@ -54,8 +53,8 @@ pub(crate) fn user(config: &Config) -> Option<JobUser> {
 }
 
 /// Removes the container of a job that is over, if the engine does so soon.
-pub(crate) async fn clear<J>(worker: &Worker<J>, dir: &JobDir) {
-    match tokio::time::timeout(CLEAR_WITHIN, worker.executor.clear(dir)).await {
+pub(crate) async fn clear(executor: &Launcher, dir: &JobDir) {
+    match tokio::time::timeout(CLEAR_WITHIN, executor.clear(dir)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => warn!(dir = %dir.path().display(), %error, "the container of a job stays for now"),
         Err(_) => warn!(dir = %dir.path().display(), "the container of a job stays for now"),
@@ -63,12 +62,12 @@ pub(crate) async fn clear<J>(worker: &Worker<J>, dir: &JobDir) {
 }
 
 /// Looks for containers that nobody needs, again and again.
-pub(crate) async fn sweep<J: Journal>(worker: Arc<Worker<J>>) {
+pub(crate) async fn sweep<J: Journal>(journal: Arc<J>, containers: Containers) {
     let mut next = Instant::now() + SWEEP_EVERY;
     loop {
         tokio::time::sleep_until(next).await;
         next = Instant::now() + SWEEP_EVERY;
-        let open = match worker.journal.open_replicas().await {
+        let open = match journal.open_replicas().await {
             Ok(open) => open,
             Err(error) => {
                 warn!(%error, "containers are not swept");
@@ -78,7 +77,7 @@ pub(crate) async fn sweep<J: Journal>(worker: Arc<Worker<J>>) {
         // Of those that have an ending it was found out already why they ended.
         let is_open =
             |replica: &_| open.iter().any(|record| record.replica == *replica && record.ending.is_none());
-        match worker.executor.containers.sweep(is_open).await {
+        match containers.sweep(is_open).await {
             Ok(0) => {}
             Ok(swept) => info!(swept, "removed containers that nobody needed"),
             // Nobody needs an engine who has no containers.

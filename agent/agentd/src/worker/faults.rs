@@ -1,7 +1,8 @@
 //! What came of a command, and what went wrong before it could start: errors become faults here.
 //!
 //! Pure. An [`ExitRecord`] becomes an [`Ending`] by one rule ([`judge`]); each error of a step becomes a
-//! [`Fault`] in the words of the person who submitted the job. Called by `worker::runner` alone.
+//! [`Fault`] in the words of the person who submitted the job. Called by `worker::runner` and
+//! `worker::late`.
 
 use std::error::Error;
 use std::io;

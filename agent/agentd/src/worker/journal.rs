@@ -7,7 +7,7 @@
 //! obeyed: it is set aside, and so is a file that cannot be read. Neither costs a replica whose directory is
 //! there, because `worker::recover` finds it by that.
 //!
-//! Called by `worker::runner` (writes) and `worker::recover` (reads, once).
+//! Called by `worker::runner` (writes), and by `worker::recover`, `worker::pins` and `worker::enclosure` (read).
 
 use std::fs::File;
 use std::io::{self, ErrorKind};

@@ -3,35 +3,37 @@
 //!
 //! Tried once for each order, which is repeated while somebody waits. Called by `worker::reconcile`.
 
-use std::sync::Arc;
-
+use agent_cas::Store;
 use agent_model::{Artifacts, Code, Fault, ReplicaId};
+use agent_shim::JobDir;
 use tracing::info;
 
-use super::journal::{Journal, Record};
+use super::journal::Record;
 use super::recover::ORDER;
-use super::{Worker, faults, outputs};
+use super::report::Outbox;
+use super::{faults, outputs};
 
-/// Stores them and says what came of it.
-pub(crate) async fn store<J: Journal>(worker: Arc<Worker<J>>, replica: ReplicaId) {
-    let stored = attempt(&worker, &replica).await;
+/// Stores what is in the directory of a replica, and says what came of it.
+pub(crate) async fn store(store: Store, outbox: Outbox, dir: JobDir, replica: ReplicaId) {
+    let stored = attempt(&store, &outbox, &dir, &replica).await;
     info!(%replica, ?stored, "outputs were to be stored later");
-    worker.outbox.tell_outputs(&replica, stored).await;
+    outbox.tell_outputs(&replica, stored).await;
 }
 
-async fn attempt<J: Journal>(
-    worker: &Worker<J>,
+async fn attempt(
+    store: &Store,
+    outbox: &Outbox,
+    dir: &JobDir,
     replica: &ReplicaId,
 ) -> Result<Option<Artifacts>, Box<Fault>> {
-    let dir = worker.job_dir(replica);
     let order = tokio::fs::read(dir.path().join(ORDER)).await;
     let record = order.and_then(|text| Ok(serde_json::from_slice::<Record>(&text)?)).map_err(|error| {
         Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
-            .why(format!("{} keeps no directory of {} any more", worker.config.node_name, replica.job))
+            .why(format!("{} keeps no directory of {} any more", outbox.node(), replica.job))
             .because(&error)
             .fix("submit the job again")
     })?;
-    let stored = outputs::collect(&worker.store, &dir, &record.spec, Vec::new()).await;
+    let stored = outputs::collect(store, dir, &record.spec, Vec::new()).await;
     let stored = stored.map_err(|error| faults::outputs(&error, dir.path(), &replica.job))?;
     if !stored.missing.is_empty() {
         info!(%replica, missing = ?stored.missing, "part of the outputs cannot be read");

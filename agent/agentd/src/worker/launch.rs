@@ -12,7 +12,6 @@ use agent_model::{Boot, Fault, JobSpec, ReplicaId};
 use agent_runtime::env::Image;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
-use super::tracking::experiment_id;
 use crate::config::{HostVariables, JobUser};
 
 /// Everything a launch is made of.
@@ -30,6 +29,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) image: Option<&'a Image>,
     pub(crate) tracking_uri: &'a str,
     pub(crate) tracking_token: &'a str,
+    /// How the tracking endpoint calls the experiment.
+    pub(crate) experiment_id: &'a str,
     /// What its log may take of the disk.
     pub(crate) log_quota: u64,
     /// The GPUs it is given; as many as it asked for.
@@ -186,7 +187,7 @@ impl Facts<'_> {
             ("AZUREML_RUN_ID", job.clone()),
             ("AZUREML_ROOT_RUN_ID", job.clone()),
             ("AZUREML_DATA_CONTAINER_ID", format!("dcid.{job}")),
-            ("AZUREML_EXPERIMENT_ID", experiment_id(&self.spec.experiment)),
+            ("AZUREML_EXPERIMENT_ID", self.experiment_id.to_owned()),
             ("AZUREML_ARM_PROJECT_NAME", self.spec.experiment.clone()),
             ("AZUREML_NODE_COUNT", self.spec.resources.nodes.to_string()),
             ("AZUREML_CR_NODE_RANK", self.replica.rank.to_string()),
@@ -195,7 +196,7 @@ impl Facts<'_> {
             ("MLFLOW_TRACKING_URI", self.tracking_uri.to_owned()),
             ("MLFLOW_TRACKING_TOKEN", self.tracking_token.to_owned()),
             ("MLFLOW_RUN_ID", job),
-            ("MLFLOW_EXPERIMENT_ID", experiment_id(&self.spec.experiment)),
+            ("MLFLOW_EXPERIMENT_ID", self.experiment_id.to_owned()),
             ("MLFLOW_EXPERIMENT_NAME", self.spec.experiment.clone()),
             // The pages its client would name are not there.
             ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true".to_owned()),
@@ -291,6 +292,7 @@ mod tests {
             image,
             tracking_uri: "http://127.0.0.1:5",
             tracking_token: "token",
+            experiment_id: "17",
             log_quota: 1 << 30,
             gpus: &gpus,
             lease_until: Some(Boot::from_millis(60_000)),
@@ -342,6 +344,7 @@ mod tests {
             ("MLFLOW_TRACKING_URI", "http://127.0.0.1:5"),
             ("MLFLOW_RUN_ID", "train"),
             ("MLFLOW_EXPERIMENT_NAME", "birds"),
+            ("MLFLOW_EXPERIMENT_ID", "17"),
             ("MLFLOW_TRACKING_TOKEN", "token"),
             ("AGENTD_METRICS", "/j/train.3.0/tracking.jsonl"),
             ("AGENTD_REPLICA", "train.3.0"),

@@ -2,7 +2,8 @@
 //!
 //! What is stored: `outputs/…` and `logs/…` of the working directory, each named output below
 //! `named-outputs/NAME/`, and what was logged through the tracking endpoint at the top. Everything else in
-//! the working directory is dropped. Called by `worker::runner`; redoing it stores nothing twice.
+//! the working directory is dropped. Called by `worker::runner` and `worker::late`; redoing it
+//! stores nothing twice.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

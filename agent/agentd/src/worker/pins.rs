@@ -7,20 +7,19 @@ use std::sync::{Arc, Weak};
 
 use agent_cas::gc::{Holder, Pin, Pins, Unknown};
 
-use super::Worker;
 use super::journal::{Journal, Record};
 
 /// The name under which a collector knows the node.
 pub(crate) const USER: &str = "the node";
 
-/// Says everything that is needed, for as long as the worker is there.
-pub(crate) fn all<J: Journal>(worker: &Arc<Worker<J>>) -> Pins {
-    let worker = Arc::downgrade(worker);
+/// Says everything that is needed, for as long as the journal is there.
+pub(crate) fn all<J: Journal>(journal: &Arc<J>) -> Pins {
+    let journal = Arc::downgrade(journal);
     Box::new(move || {
-        let worker = Weak::clone(&worker);
+        let journal = Weak::clone(&journal);
         Box::pin(async move {
-            let worker = worker.upgrade().ok_or_else(|| Unknown("the daemon is stopping".to_owned()))?;
-            let records = worker.journal.open_replicas().await.map_err(|error| Unknown(error.to_string()))?;
+            let journal = journal.upgrade().ok_or_else(|| Unknown("the daemon is stopping".to_owned()))?;
+            let records = journal.open_replicas().await.map_err(|error| Unknown(error.to_string()))?;
             Ok(records.iter().flat_map(of_record).collect())
         })
     })

@@ -300,7 +300,8 @@ impl<J: Journal> Reconciler<J> {
         }
         let (token, name) = (Arc::new(()), format!("outputs of {replica}"));
         self.saving.insert(replica.clone(), Arc::downgrade(&token));
-        let saved = late::store(self.worker.clone(), replica);
+        let (store, outbox) = (self.worker.store.clone(), self.worker.outbox.clone());
+        let saved = late::store(store, outbox, self.worker.job_dir(&replica), replica);
         self.supervisor.spawn_infallible(TaskKind::Runner, &name, async move {
             saved.await;
             drop(token);

@@ -1,7 +1,7 @@
 //! Delivers outcomes, exactly once in effect: again and again until the controller has answered.
 //!
 //! Hides: retries and the meaning of refusals. The idempotency key is the replica's id, which holds the
-//! epoch. Called by `worker::runner`.
+//! epoch. Called by `worker::runner`, and by `worker::late` for outputs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,11 @@ pub(crate) struct Outbox {
 impl Outbox {
     pub(crate) fn new(controller: Channel, node: NodeId) -> Outbox {
         Outbox { controller, node: Arc::new(node) }
+    }
+
+    /// Which node this is.
+    pub(crate) fn node(&self) -> &NodeId {
+        &self.node
     }
 
     /// Tells what came of storing outputs later, once: the order is repeated as long as somebody waits for it.

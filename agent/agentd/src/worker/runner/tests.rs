@@ -2,12 +2,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use agent_cas::gc::{self, Collector};
 use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_model::disk::Watermarks;
 use agent_model::job::{Limits, OnDisconnect};
-use agent_model::{Code, ExitStatus, JobDraft, ReplicaId, SystemClock};
+use agent_model::{Boot, Code, ExitStatus, JobDraft, Outcome, ReplicaId, Stream, SystemClock, Verdict};
 use agent_runtime::docker::Docker;
 use agent_runtime::env::{EnvConfig, Environments};
 use agent_runtime::exec::{Containers, Launcher, Process};
@@ -24,6 +25,7 @@ use crate::worker::report::Outbox;
 use crate::worker::spares::Spares;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::tracking::Tracking;
+use crate::worker::{faults, recover};
 
 /// A journal that fails when it is told to, or lets the daemon die right after a record.
 struct Twin {
@@ -116,7 +118,7 @@ async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
     Arc::new(Worker {
         clock: clock.clone(),
         boot_id: "this boot".into(),
-        journal: Twin::open(state, left).await,
+        journal: Arc::new(Twin::open(state, left).await),
         spares: Spares::new(state, store.clone(), disk.clone()),
         store,
         collector: Collector::new(blobs, limits, &[], clock.clone()),
@@ -154,9 +156,9 @@ fn runner(
     (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)
 }
 
-fn fault(interrupted: Result<impl Sized, Interrupted>) -> Code {
-    match interrupted {
-        Err(Interrupted::Failed(fault)) => fault.code,
+fn fault(step: Step<impl Sized>) -> Code {
+    match step {
+        Break(End::Failed(fault)) => fault.code,
         _ => panic!("it did not fail"),
     }
 }
@@ -197,7 +199,7 @@ async fn test_crash_after_any_record_gives_the_same_outcome() {
         drop(worker);
         let worker = node(state.path(), NEVER).await;
         let jobs = crate::worker::jobs_dir(state.path());
-        let found = recover::open_replicas(&worker.journal, &jobs).await.unwrap().pop().unwrap();
+        let found = recover::open_replicas(&*worker.journal, &jobs).await.unwrap().pop().unwrap();
         live(&worker, found).await;
         let found = outcome(&worker).await.unwrap();
         let log = |outcome: &Outcome| outcome.streams.iter().find(|end| end.stream == Stream::Job).cloned();
@@ -215,7 +217,7 @@ async fn test_nothing_starts_that_cannot_be_written_down() {
     let (mut runner, _desired, view) = runner(&worker, record());
     assert_eq!(fault(runner.accept().await), Code::DiskFull);
     // The controller is told even so; what was started before is seen to its end.
-    let ending = runner.release(Err(faults::rebooted().into())).await;
+    let ending = runner.release(End::Failed(faults::rebooted())).await;
     runner.upload(&ending).await;
     assert_eq!(view.borrow().step, Some(ReplicaStep::Reported));
 }
@@ -225,11 +227,11 @@ async fn test_stop_before_the_start_means_never() {
     let state = tempfile::tempdir().unwrap();
     let worker = node(state.path(), usize::MAX).await;
     let (mut runner, desired, _view) = runner(&worker, record());
-    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert!(runner.accept().await.is_continue());
     desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
-    assert!(matches!(runner.fetch().await, Err(Interrupted::Stopped)));
-    assert!(matches!(runner.build().await, Err(Interrupted::Stopped)));
-    assert_eq!(runner.release(Err(Interrupted::Stopped)).await.verdict, Verdict::Canceled);
+    assert!(matches!(runner.fetch().await, Break(End::Stopped)));
+    assert!(matches!(runner.build().await, Break(End::Stopped)));
+    assert_eq!(runner.release(End::Stopped).await.verdict, Verdict::Canceled);
 }
 
 #[tokio::test]
@@ -238,7 +240,7 @@ async fn test_another_boot_starts_nothing() {
     let worker = node(state.path(), usize::MAX).await;
     let (mut runner, _desired, _view) =
         runner(&worker, Record { boot_id: "an earlier one".into(), ..record() });
-    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert!(runner.accept().await.is_continue());
     assert_eq!(fault(runner.recall().await), Code::NodeRebooted);
 }
 
@@ -254,7 +256,7 @@ async fn test_too_full_a_disk_holds_a_replica_before_anything_is_fetched() {
     }
     assert!(!runner.dir.work().exists());
     desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
-    assert!(matches!(runner.fetch().await, Err(Interrupted::Stopped)), "it can still be canceled");
+    assert!(matches!(runner.fetch().await, Break(End::Stopped)), "it can still be canceled");
 }
 
 #[tokio::test]
@@ -263,7 +265,7 @@ async fn test_full_disk_gives_way_to_records() {
     let worker = node(state.path(), usize::MAX).await;
     worker.journal.full.store(3, Ordering::SeqCst);
     let (mut runner, _desired, _view) = runner(&worker, record());
-    runner.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert!(runner.accept().await.is_continue());
     assert_eq!(worker.journal.full.load(Ordering::SeqCst), 0);
     assert_eq!(state.path().join("ballast").metadata().unwrap().len(), 4 << 20, "a piece for each refusal");
     assert_eq!(worker.journal.open_replicas().await.unwrap().len(), 1);
@@ -277,7 +279,7 @@ async fn test_record_that_finds_no_room_is_waited_for() {
     // The room came back since it was refused.
     worker.journal.full.store(2, Ordering::SeqCst);
     let (mut ready, _desired, view) = runner(&worker, record());
-    ready.accept().await.unwrap_or_else(|_| panic!("not accepted"));
+    assert!(ready.accept().await.is_continue());
     assert_eq!(view.borrow().step, Some(ReplicaStep::Accepted));
     drop(ready);
     // The same where there is none, as long as there is none.
@@ -292,7 +294,7 @@ async fn test_record_that_finds_no_room_is_waited_for() {
     assert_eq!(worker.journal.full.load(Ordering::SeqCst), 0, "the record was refused");
     desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() });
     worker.journal.full.store(1, Ordering::SeqCst);
-    assert!(matches!(runner.accept().await, Err(Interrupted::Stopped)), "it can still be canceled");
+    assert!(matches!(runner.accept().await, Break(End::Stopped)), "it can still be canceled");
 }
 
 /// A job that may be replaced while its node is silent.
@@ -317,10 +319,9 @@ async fn test_nothing_that_may_be_replaced_starts_without_a_lease_that_holds() {
         }
     }
     desired.send_replace(Desired::Run { until: Some(later) });
-    let leave = runner.leave_to_start().await.unwrap_or_else(|_| panic!("it holds"));
-    assert_eq!(leave, Some(later));
+    assert!(matches!(runner.leave_to_start().await, Continue(Some(until)) if until == later));
     desired.send_replace(Desired::Disown);
-    assert!(matches!(runner.leave_to_start().await, Err(Interrupted::Stopped)));
+    assert!(matches!(runner.leave_to_start().await, Break(End::Stopped)));
 }
 
 #[tokio::test]

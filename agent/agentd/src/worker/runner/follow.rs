@@ -1,10 +1,15 @@
-//! Following a command and its supervisor: what an earlier life of the daemon left, what is passed on, and what becomes of
-//! a job whose supervisor does not answer.
+//! A command and its supervisor: `Running`, and what an earlier life of the daemon left.
+//!
+//! Owns what is passed on, what is known of a supervisor that does not answer, and what becomes of its job. The command
+//! is found before anything is prepared ([`Runner::recall`]), so that none is started twice; its end is believed only
+//! when its supervisor wrote it down, or when every process of it was ended from here.
 //!
 //! Silence is not death: whoever is silent may run, and whoever asks is told since when. But a job that must end, because
 //! its end was ordered or its lease is over, ends also when its supervisor is stopped or frozen: once that one has had
 //! its time ([`due_after`]), the job is ended from here, supervisor and all.
 
+use std::convert::Infallible;
+use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;
 
 use agent_model::job::OnDisconnect;
@@ -12,12 +17,16 @@ use agent_model::lease::Terms;
 use agent_model::protocol::orders::{Desired, UNHEARD};
 use agent_model::protocol::start::Deadline;
 use agent_model::{Boot, Fault, ReplicaStep, Verdict};
-use agent_runtime::exec::{Found, ReattachError, RenewError, Running, WaitError, end_all, is_stopping};
+use agent_runtime::env::EnvLease;
+use agent_runtime::exec::{Found, ReattachError, RenewError, Running, WaitError, end_all};
 use agent_shim::{ExitRecord, RecordError, process};
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
-use super::{Backoff, Ending, Interrupted, Journal, Runner, faults};
+use super::{End, Runner, Step, or_end};
+use crate::worker::backoff::Backoff;
+use crate::worker::faults::{self, Ending};
+use crate::worker::journal::Journal;
 
 /// How often a shim is asked whether it is there, and told what is wanted.
 const ASK_EVERY: Duration = Duration::from_secs(5);
@@ -59,9 +68,9 @@ fn due_after(halted: bool, heard: bool) -> Duration {
 
 impl<J: Journal> Runner<J> {
     /// Finds what an earlier life of the daemon left: a command that runs, one that ended, or nothing.
-    pub(super) async fn recall(&mut self) -> Result<Option<Running>, Interrupted> {
+    pub(super) async fn recall(&mut self) -> Step<Option<Running>> {
         if let Some(ending) = self.record.ending.clone() {
-            return Err(Interrupted::Settled(ending));
+            return Break(End::Settled(ending));
         }
         let (mut backoff, mut desired) = (Backoff::default(), self.desired.clone());
         loop {
@@ -69,18 +78,13 @@ impl<J: Journal> Runner<J> {
                 Ok(Ok(Found::Running(running))) => {
                     info!(replica = %self.record.replica, "found the command running");
                     self.silence.since = None;
-                    return Ok(Some(running));
+                    return Continue(Some(running));
                 }
-                Ok(Ok(Found::Ended(exit))) => return Err(Interrupted::Ended(Box::new(exit))),
-                Ok(Ok(Found::NotStarted)) if self.record.started_at.is_some() => {
-                    return Err(faults::traces_lost(self.dir.path()).into());
-                }
-                Ok(Ok(Found::NotStarted)) => {
-                    return self.may_start().map(|()| None).map_err(Interrupted::Failed);
-                }
-                Ok(Ok(Found::Lost(lost))) => return Err(self.lost(faults::lost(&lost))),
+                Ok(Ok(Found::Ended(exit))) => return Break(End::Exited(Box::new(exit))),
+                Ok(Ok(Found::NotStarted)) => return or_end(self.may_start().map(|()| None)),
+                Ok(Ok(Found::Lost(lost))) => return Break(self.lost(faults::lost(&lost))),
                 Ok(Err(ReattachError::Record(error))) if is_damage(&error) => {
-                    return Err(faults::record_lost(&error).into());
+                    return Break(End::Failed(faults::record_lost(&error)));
                 }
                 Ok(Err(error @ (ReattachError::Record(_) | ReattachError::Look { .. }))) => {
                     self.say(&format!(
@@ -102,51 +106,60 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// After a restart of the machine the controller decides anew; nothing starts because of an old order.
+    /// A command of which there is no trace may start if it was not started before. After a restart of the machine the
+    /// controller decides anew: nothing starts because of an old order.
     fn may_start(&self) -> Result<(), Fault> {
+        if self.record.started_at.is_some() {
+            return Err(faults::traces_lost(self.dir.path()));
+        }
         match self.record.boot_id == self.worker.boot_id {
             true => Ok(()),
             false => Err(faults::rebooted()),
         }
     }
 
-    /// The machine was stopped since the job was accepted, or is being stopped now.
-    pub(super) async fn went_down(&self) -> bool {
-        self.record.boot_id != self.worker.boot_id || is_stopping().await
+    /// The environment that an earlier life started the command in: as long as this is held nobody removes it.
+    pub(super) fn hold_environment(&self) -> Option<EnvLease> {
+        let key = self.record.environment.as_deref()?;
+        let held = self.worker.environments.hold(key);
+        if held.is_none() {
+            warn!(replica = %self.record.replica, key, "the environment of a running command cannot be held");
+        }
+        held
     }
 
     /// What came of a command whose supervisor is gone without a record.
-    fn lost(&self, fault: Fault) -> Interrupted {
+    fn lost(&self, fault: Fault) -> End {
         let ended = |fault| Ending {
             started_at: self.record.started_at,
             ..Ending::failed(fault, self.worker.clock.now())
         };
         match self.silence.ended {
-            None => Interrupted::Failed(fault),
+            None => End::Failed(fault),
             Some(Why::Ordered) => {
-                Interrupted::EndedHere(Ending { verdict: Verdict::Canceled, fault: None, ..ended(fault) })
+                End::EndedHere(Ending { verdict: Verdict::Canceled, fault: None, ..ended(fault) })
             }
             Some(Why::LeaseOver) => {
                 let fault = faults::lease_over().why("its supervisor did not answer: the agent ended it");
-                Interrupted::EndedHere(ended(fault))
+                End::EndedHere(ended(fault))
             }
         }
     }
 
     /// Follows the command to its end: ships what it writes, passes on what the controller wants.
-    pub(super) async fn run(&mut self, mut running: Running) -> Result<ExitRecord, Interrupted> {
+    pub(super) async fn run(&mut self, mut running: Running) -> Step<Infallible> {
         let now = self.worker.clock.now();
         self.record.started_at.get_or_insert(now);
         let detail = self.view.borrow().detail.clone(); // what the launch said about the environment
         self.enter_anyway(ReplicaStep::Running, &detail).await;
         loop {
             match self.follow(&running, &detail).await {
-                Ok(exit) => return Ok(exit),
-                Err(WaitError::Lost { lost, .. }) => return Err(self.lost(faults::lost(&lost))),
+                Ok(exit) => return Break(End::Exited(Box::new(exit))),
+                Err(WaitError::Lost { lost, .. }) => return Break(self.lost(faults::lost(&lost))),
                 Err(WaitError::Look(error)) => {
                     warn!(replica = %self.record.replica, error = told(&error), "lost sight of the command");
                     let again = self.recall().await?;
-                    running = again.ok_or_else(|| faults::traces_lost(self.dir.path()))?;
+                    running = or_end(again.ok_or_else(|| faults::traces_lost(self.dir.path())))?;
                 }
             }
         }
@@ -219,27 +232,7 @@ impl<J: Journal> Runner<J> {
         let since = *self.silence.since.get_or_insert(now);
         let hello = self.dir.read_hello().ok().flatten();
         let halted = hello.is_some_and(|hello| !hello.container && process::is_halted(hello.pid));
-        let desired = self.desired.borrow().clone();
-        let due = match &desired {
-            Desired::Run { until: Some(until) } if *until > UNHEARD => {
-                let grace = self.record.spec.limits.grace();
-                Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
-            }
-            // Whatever leave an earlier life of this daemon passed on is over by then.
-            Desired::Run { .. }
-                if halted && self.record.spec.limits.on_disconnect == OnDisconnect::Replace =>
-            {
-                let terms = Terms::default();
-                Some((since + terms.length + self.record.spec.limits.grace() + terms.kill, Why::LeaseOver))
-            }
-            Desired::Run { .. } => None,
-            stop => {
-                let (grace, _) = self.stop_wanted(stop);
-                let wanted = *self.silence.stop_since.get_or_insert(now);
-                let heard = self.told_to_stop.is_some();
-                Some((wanted + grace + due_after(halted, heard), Why::Ordered))
-            }
-        };
+        let due = self.due(halted, since, now);
         let state = if halted { "is stopped or frozen" } else { "does not answer" };
         let minutes = now.since(since).as_secs() / 60;
         let so_far = if minutes == 0 { String::new() } else { format!(", for {minutes} min now") };
@@ -258,6 +251,31 @@ impl<J: Journal> Runner<J> {
             None => self.say(&format!(
                 "{before}waiting for the supervisor of the command, which {state}{so_far}; the command may go on"
             )),
+        }
+    }
+
+    /// When the job is to be ended from here, and why; `None` as long as it may go on. Its supervisor is silent `since`.
+    fn due(&mut self, halted: bool, since: Boot, now: Boot) -> Option<(Boot, Why)> {
+        let desired = self.desired.borrow().clone();
+        match &desired {
+            Desired::Run { until: Some(until) } if *until > UNHEARD => {
+                let grace = self.record.spec.limits.grace();
+                Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
+            }
+            // Whatever leave an earlier life of this daemon passed on is over by then.
+            Desired::Run { .. }
+                if halted && self.record.spec.limits.on_disconnect == OnDisconnect::Replace =>
+            {
+                let terms = Terms::default();
+                Some((since + terms.length + self.record.spec.limits.grace() + terms.kill, Why::LeaseOver))
+            }
+            Desired::Run { .. } => None,
+            stop => {
+                let (grace, _) = self.stop_wanted(stop);
+                let wanted = *self.silence.stop_since.get_or_insert(now);
+                let heard = self.told_to_stop.is_some();
+                Some((wanted + grace + due_after(halted, heard), Why::Ordered))
+            }
         }
     }
 
@@ -301,6 +319,28 @@ impl<J: Journal> Runner<J> {
         } else if deadline.is_over(now) && knows_none {
             let stopped = running.stop(grace, faults::LEASE_OVER).await;
             warn!(replica = %self.record.replica, ?stopped, "its lease is over, and its supervisor knows of none");
+        }
+    }
+
+    /// Says what is wrong with the GPUs of the command, which goes on as long as it can.
+    fn tell_trouble(&mut self, usual: &str) {
+        let trouble = self.worker.gpus.trouble(&self.record.replica);
+        if trouble == self.trouble {
+            return;
+        }
+        warn!(replica = %self.record.replica, ?trouble, "the GPUs of a running command");
+        if self.told_to_stop.is_none() {
+            let all = [usual].into_iter().chain(trouble.iter().map(String::as_str));
+            self.say(&all.filter(|said| !said.is_empty()).collect::<Vec<_>>().join("; "));
+        }
+        self.trouble = trouble;
+    }
+
+    /// Says whether there is evidence that the replica goes on.
+    fn prove(&self, alive: bool) {
+        let changed = self.view.send_if_modified(|view| std::mem::replace(&mut view.alive, alive) != alive);
+        if changed {
+            self.changed.notify_one();
         }
     }
 

@@ -1,0 +1,202 @@
+//! From a job that could start to a command that runs: `Launching`.
+//!
+//! Owns what stands between the two: the GPUs it has, the leave to start, the container around it. In this order,
+//! because each may take long: GPUs are taken before leave is asked for, and leave is asked for again after each wait.
+//! A stop ends every wait; the launch itself is never dropped, for whoever drops it cannot tell whether the command
+//! runs. From there on only its shim ends it.
+
+use std::ops::ControlFlow::{Break, Continue};
+use std::time::Duration;
+
+use agent_model::protocol::orders::Desired;
+use agent_model::protocol::start::Deadline;
+use agent_model::{Boot, Fault, ReplicaStep};
+use agent_runtime::env::EnvLease;
+use agent_runtime::exec::{Enclosure, LaunchError, Running};
+use agent_shim::Launch;
+use tokio::time::Instant;
+
+use super::{End, Runner, Step, or_end};
+use crate::config::JobUser;
+use crate::worker::backoff::Backoff;
+use crate::worker::journal::Journal;
+use crate::worker::launch::Facts;
+use crate::worker::tracking::experiment_id;
+use crate::worker::{enclosure, faults, fetch};
+
+/// How long a start waits for descriptors, processes or memory before it is for another node.
+const LACK_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How often a job that waits for GPUs asks again though nothing is known to have changed.
+const GPUS_EVERY: Duration = Duration::from_secs(10);
+
+impl<J: Journal> Runner<J> {
+    /// Starts the command under its shim. From here on only the shim ends it.
+    pub(super) async fn launch(&mut self, environment: &EnvLease) -> Step<Running> {
+        self.record.environment = Some(environment.key().to_owned());
+        self.enter(ReplicaStep::Launching, &about(environment)).await?;
+        self.take_gpus(&about(environment)).await?;
+        let lease_until = self.leave_to_start().await?;
+        let enclosure = enclosure::of(environment, &self.record.spec, &self.record.gpus);
+        let user = self.user(enclosure.is_some());
+        let launch = self.order(environment, enclosure.as_ref(), user.as_ref(), lease_until);
+        let launch = or_end(launch)?;
+        if enclosure.is_some() {
+            or_end(self.give_home(user).await)?;
+        }
+        self.start(launch, enclosure.as_ref()).await
+    }
+
+    /// What its shim is told.
+    fn order(
+        &self,
+        environment: &EnvLease,
+        enclosure: Option<&Enclosure>,
+        user: Option<&JobUser>,
+        lease_until: Option<Boot>,
+    ) -> Result<Launch, Fault> {
+        let facts = Facts {
+            replica: &self.record.replica,
+            spec: &self.record.spec,
+            dir: &self.dir,
+            host: &self.worker.config.host,
+            user,
+            image: enclosure.map(|enclosure| &enclosure.image),
+            log_quota: self.worker.config.log_quota,
+            path_entries: environment.path_entries(),
+            environment: environment.vars(),
+            tracking_uri: &self.worker.tracking.uri(),
+            tracking_token: &self.record.token,
+            experiment_id: &experiment_id(&self.record.spec.experiment),
+            gpus: &self.record.gpus,
+            lease_until,
+        };
+        facts.launch()
+    }
+
+    /// Gives the user in a container a home, and the job's files where it was not known before that it would be one.
+    async fn give_home(&self, user: Option<JobUser>) -> Result<(), Fault> {
+        let known = enclosure::is_sure(&self.record.spec.environment);
+        fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error, false))
+    }
+
+    /// Starts it, as soon as its container stands there and the node has what a start takes.
+    async fn start(&mut self, mut launch: Launch, enclosure: Option<&Enclosure>) -> Step<Running> {
+        let (begun, mut backoff) = (Instant::now(), Backoff::default());
+        loop {
+            if let Some(enclosure) = enclosure {
+                self.prepare(&mut launch, enclosure).await?;
+            }
+            let error = match self.worker.executor.launch(&self.dir, &launch, enclosure).await {
+                Ok(running) => return Continue(running),
+                Err(error) => error,
+            };
+            let patient = begun.elapsed() < LACK_PATIENCE;
+            if let Some(running) = self.after_failed_start(&error, patient, &mut backoff).await? {
+                return Continue(running);
+            }
+            launch.lease_until = self.leave_to_start().await?;
+        }
+    }
+
+    /// A command that runs although its start failed; nothing when it may be started again, as then it did not begin,
+    /// and what it lacked may be there.
+    async fn after_failed_start(
+        &mut self,
+        error: &LaunchError,
+        patient: bool,
+        backoff: &mut Backoff,
+    ) -> Step<Option<Running>> {
+        let again = || format!("for what the node lacks: {}", faults::launch(error));
+        match error {
+            // What stood there had gone, and the engine with it.
+            error if error.is_engine_away() => return Continue(None),
+            error if faults::is_lack(error) && patient => {}
+            // It found no room for what it writes first.
+            LaunchError::Refused { .. } if self.room().is_err() => {
+                self.admit().await?;
+                return Continue(None);
+            }
+            // Nobody may say that it failed while it may run.
+            error if faults::is_unsure(error) => match self.recall().await? {
+                None if patient => {} // its supervisor was killed before it heard that it may begin
+                found => return or_end(found.map(Some).ok_or_else(|| faults::launch(error))),
+            },
+            error => return Break(End::Failed(faults::launch(error))),
+        }
+        self.unless_stopped(self.wait(backoff, &again())).await?;
+        Continue(None)
+    }
+
+    /// Has the container stand there. An engine that is away is waited for; whoever asks why is told. It may take long,
+    /// so until when the job may run is asked again.
+    async fn prepare(&mut self, launch: &mut Launch, enclosure: &Enclosure) -> Step<()> {
+        let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
+        loop {
+            let prepare = self.worker.executor.prepare(&self.dir, launch, enclosure);
+            let error = match self.unless_stopped(prepare).await? {
+                Ok(()) => break,
+                Err(error) => error,
+            };
+            if !error.is_engine_away() && !matches!(error, LaunchError::Silent { .. }) {
+                return Break(End::Failed(faults::launch(&error)));
+            }
+            let what = format!("for the container engine: {error}");
+            self.unless_stopped(self.wait(&mut backoff, &what)).await?;
+        }
+        self.say(&usual);
+        launch.lease_until = self.leave_to_start().await?;
+        Continue(())
+    }
+
+    /// Waits until it has the GPUs it asked for, each of them empty, and writes down which.
+    async fn take_gpus(&mut self, detail: &str) -> Step<()> {
+        let wanted = self.record.spec.resources.gpus;
+        if wanted == 0 {
+            return Continue(());
+        }
+        let mut changes = self.worker.gpus.changes();
+        let gpus = loop {
+            changes.mark_unchanged();
+            let taken = self.worker.gpus.take(&self.record.replica, wanted);
+            match self.unless_stopped(taken).await? {
+                Ok(gpus) => break gpus,
+                Err(wait) => self.say(&wait.to_string()),
+            }
+            let changed = tokio::time::timeout(GPUS_EVERY, changes.changed());
+            let _ = self.unless_stopped(changed).await?;
+        };
+        self.record.gpus = gpus;
+        let detail = format!("{detail}; on {}", self.record.gpus.join(", "));
+        self.enter(ReplicaStep::Launching, &detail).await
+    }
+
+    /// Waits for leave to start; gives until when it holds. The lease of a job that may be replaced must be
+    /// known, and an order that an earlier life of the daemon heard is not, and it must not be over: then the
+    /// controller may have given the job to somebody else.
+    pub(super) async fn leave_to_start(&mut self) -> Step<Option<Boot>> {
+        let (policy, detail) = (self.record.spec.limits.on_disconnect, self.view.borrow().detail.clone());
+        loop {
+            let until = match &*self.desired.borrow_and_update() {
+                Desired::Run { until } => *until,
+                _ => return Break(End::Stopped),
+            };
+            let deadline = until.map_or(Deadline::found(policy), |until| Deadline::new(Some(until)));
+            if !deadline.is_over(self.worker.clock.boot()) {
+                self.say(&detail);
+                return Continue(deadline.at());
+            }
+            self.say("waiting for the controller to say until when it may run");
+            if self.desired.changed().await.is_err() {
+                // Nobody can say so any more: the daemon stops.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// What users are told about an environment.
+fn about(environment: &EnvLease) -> String {
+    let how = if environment.reused() { "reused" } else { "built" };
+    format!("environment {} {how}", environment.key())
+}

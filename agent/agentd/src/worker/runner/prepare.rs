@@ -1,0 +1,170 @@
+//! From an order to a job that could start: `Accepted`, `Fetching`, `Building`.
+//!
+//! Owns the directory of the replica as long as no command is in it. Each step may be done again from its beginning: it
+//! begins with nothing of an earlier try. No step begins on a disk that is too full. A stop ends the steps after
+//! `Accepted` wherever they are; the directory and its order are always made whole, so that the replica can be found
+//! again and reported.
+//!
+//! A store that is elsewhere may answer oddly for a while, and so may whatever is in front of it: what is not its last
+//! word is waited for.
+
+use std::convert::Infallible;
+use std::ops::ControlFlow::Continue;
+use std::path::Path;
+use std::time::Duration;
+
+use agent_cas::snapshot::Laid;
+use agent_model::{Digest, EnvSpec, ReplicaStep, Stream};
+use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{Runner, Step, or_end};
+use crate::config::JobUser;
+use crate::worker::backoff::Backoff;
+use crate::worker::fetch::{self, FetchError};
+use crate::worker::journal::Journal;
+use crate::worker::spares::Wish;
+use crate::worker::{enclosure, faults, outputs, recover};
+
+/// For how long a store is asked again for what it lacks or holds damaged, after everybody else was asked for it.
+const DOUBT: Duration = Duration::from_secs(20);
+
+/// How often a build log is looked at, and only while something is built: everything else announces itself.
+const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
+
+/// How often the numbers of a build are told.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+
+impl<J: Journal> Runner<J> {
+    /// Makes the directory and the first record; changes nothing for a replica that was accepted before.
+    pub(super) async fn accept(&mut self) -> Step<()> {
+        if self.record.step != ReplicaStep::Accepted {
+            return Continue(());
+        }
+        let mut in_vain = 0;
+        while let Err(error) = recover::prepare(&self.dir, &self.record).await {
+            self.room_for(&error, &mut in_vain).await?;
+        }
+        self.enter(ReplicaStep::Accepted, "").await
+    }
+
+    /// Lays out the code and the inputs.
+    pub(super) async fn fetch(&mut self) -> Step<()> {
+        self.enter(ReplicaStep::Fetching, "").await?;
+        self.admit().await?;
+        let user = self.user(enclosure::is_sure(&self.record.spec.environment));
+        let laid = self.unless_stopped(self.lay_out(user.as_ref())).await?;
+        let laid = or_end(laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere())))?;
+        let owner = user.as_ref().map(fetch::owner);
+        self.laid = laid.into_iter().map(|(root, laid)| Wish { root, laid, owner }).collect();
+        Continue(())
+    }
+
+    /// Everything the job reads, as soon as the store that holds it gives it; trees that wait for jobs to come make
+    /// room for it.
+    async fn lay_out(&self, user: Option<&JobUser>) -> Result<Vec<(Digest, Laid)>, FetchError> {
+        let (store, spares, spec) = (&self.worker.store, &self.worker.spares, &self.record.spec);
+        let (mut backoff, mut unsound) = (Backoff::default(), None);
+        loop {
+            let error = match fetch::lay_out(store, &spares.list(), spec, &self.dir, user).await {
+                Err(error) if faults::is_no_space(&error) && spares.give_way().await => continue,
+                Err(error) if faults::is_no_space(&error) && self.room().is_err() => {
+                    self.until_room().await;
+                    continue;
+                }
+                Err(error) => error,
+                laid => return laid,
+            };
+            let doubtful = store.is_elsewhere() && faults::is_unsound(&error);
+            let waits = match doubtful {
+                true => unsound.get_or_insert_with(Instant::now).elapsed() < DOUBT,
+                false => faults::is_away(&error),
+            };
+            if !waits {
+                return Err(error);
+            }
+            self.wait_for_store(&mut backoff, &error).await;
+        }
+    }
+
+    /// Gets the environment, and ships what its builder prints meanwhile.
+    pub(super) async fn build(&mut self) -> Step<EnvLease> {
+        let wanted = self.record.spec.environment.clone();
+        self.enter(ReplicaStep::Building, wanted.kind()).await?;
+        self.admit().await?;
+        let log = self.dir.log(Stream::Build);
+        let told = watch::Sender::new(None);
+        let acquired = tokio::select! {
+            acquired = self.unless_stopped(self.acquire(&wanted, &log, &told)) => acquired?,
+            never = self.follow_build_log() => match never {},
+            never = self.follow_progress(told.subscribe()) => match never {},
+        };
+        self.shipping.build.written(outputs::length(&log));
+        let environment = or_end(acquired.map_err(|error| faults::environment(&error, wanted.kind())))?;
+        if !environment.reused() {
+            self.worker.built.notify_one();
+        }
+        let wants = self.record.spec.resources.gpus > 0;
+        let image =
+            environment.image().map(|image| judge_gpu(image.gpu, self.worker.gpus.are_there(), wants));
+        if let Some(GpuVerdict::Warn(why)) = image {
+            note(&log, &format!("warning: {why}\n"));
+            self.shipping.build.written(outputs::length(&log));
+        }
+        Continue(environment)
+    }
+
+    /// The environment, as soon as the container engine answers if it takes one, and the disk has room.
+    async fn acquire(
+        &self,
+        wanted: &EnvSpec,
+        log: &Path,
+        told: &watch::Sender<Option<Progress>>,
+    ) -> Result<EnvLease, AcquireError> {
+        let mut backoff = Backoff::default();
+        loop {
+            let what = match self.worker.environments.acquire(wanted, log, told).await {
+                Err(error) if error.is_waiting() => format!("for the container engine: {error}"),
+                Err(AcquireError::DiskFull { path }) if self.room().is_err() => {
+                    format!("for room: the disk of {} is full", path.display())
+                }
+                acquired => return acquired,
+            };
+            // What a build says goes through `told`, in its order.
+            let tell = |what: &str| drop(told.send_replace(Some(Progress::of(Phase::Waiting, what))));
+            self.wait_telling(&mut backoff, &what, tell).await;
+        }
+    }
+
+    /// Says how far a build is: what it is busy with at once, the numbers now and then.
+    async fn follow_progress(&self, mut told: watch::Receiver<Option<Progress>>) -> Infallible {
+        let usual = self.view.borrow().detail.clone();
+        loop {
+            let progress = told.borrow_and_update().clone();
+            self.say(&progress.as_ref().map_or_else(|| usual.clone(), describe));
+            let phase = progress.map(|progress| progress.phase);
+            let other = |told: &Option<Progress>| told.as_ref().map(|told| told.phase) != phase;
+            let next = tokio::time::timeout(PROGRESS_EVERY, told.wait_for(other));
+            let gone = matches!(next.await, Ok(Err(_)));
+            if gone {
+                std::future::pending::<()>().await; // what came of it is heard elsewhere
+            }
+        }
+    }
+
+    /// Ships a build log as it grows.
+    async fn follow_build_log(&self) -> Infallible {
+        let log = self.dir.log(Stream::Build);
+        loop {
+            tokio::time::sleep(BUILD_LOG_EVERY).await;
+            self.shipping.build.written(outputs::length(&log));
+        }
+    }
+
+    /// Whom the command runs as; the daemon's own user when nobody is named.
+    pub(super) fn user(&self, in_container: bool) -> Option<JobUser> {
+        let config = &self.worker.config;
+        if in_container { enclosure::user(config) } else { config.job_user.clone() }
+    }
+}

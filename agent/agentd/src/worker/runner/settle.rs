@@ -1,0 +1,303 @@
+//! From the end of a command to a replica of which nothing is left: `Releasing`, `Uploading`, `Reported`, forgotten.
+//!
+//! Owns what came of the command ([`Ending`], decided once), the outcome, and the way of the directory into the attic.
+//! No step here fails and none is left out, whatever came before: what is not stored is named in the outcome, and stays
+//! in the directory. A step that cannot be written down is taken even so.
+//!
+//! Outputs are safe in the directory as long as they wait for a store; the wait ends when they are stored, when somebody
+//! cancels the job, or when the disk runs short.
+
+use std::convert::Infallible;
+use std::io;
+use std::ops::ControlFlow::{Break, Continue};
+use std::time::Duration;
+
+use agent_cas::snapshot::Unread;
+use agent_model::protocol::orders::Desired;
+use agent_model::{Fault, Outcome, ReplicaStep, Verdict, causes};
+use agent_runtime::exec::is_stopping;
+use agent_shim::ExitRecord;
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::shipping::Shipped;
+use super::{End, Runner};
+use crate::worker::attic::Stay;
+use crate::worker::backoff::Backoff;
+use crate::worker::faults::{self, Ending};
+use crate::worker::journal::{Journal, JournalError};
+use crate::worker::outputs;
+use crate::worker::outputs::{CollectError, Collected};
+use crate::worker::report::Delivered;
+
+/// How often storing outputs is tried where the store is not what fails.
+const ATTEMPTS: u32 = 3;
+
+/// How long outputs wait for room in a store that is on this disk: they take room themselves as long as they wait, and a
+/// slot. After that they stay where they are, and can be stored later.
+const FOR_ROOM: Duration = Duration::from_secs(10 * 60);
+
+/// How many files that change each time they are read are left out. Where there are more, the outputs are not those that
+/// the job left.
+const UNSTEADY: usize = 16;
+
+/// How often the logs are sent again to a controller that finds them incomplete. What differs still will not be
+/// the same after one more time.
+const REFUSALS: u32 = 5;
+
+/// How long the controller may take to store the rest of the logs before people are told that it is waited for.
+const QUIET: Duration = Duration::from_secs(5);
+
+impl<J: Journal> Runner<J> {
+    /// Lets go of what the command used, and decides what came of it.
+    pub(super) async fn release(&mut self, end: End) -> Ending {
+        let now = self.worker.clock.now();
+        let ending = match end {
+            End::Settled(ending) => {
+                self.give_gpus_back().await;
+                return ending;
+            }
+            End::Stopped => Ending::canceled(now),
+            End::EndedHere(ending) => ending,
+            End::Failed(fault) if faults::may_be_of_the_machine(&fault) && self.went_down().await => {
+                Ending::failed(faults::rebooted().why(fault.what), now)
+            }
+            End::Failed(fault) => Ending::failed(fault, now),
+            End::Exited(exit) => self.judge(&exit).await,
+        };
+        let trouble = self.give_gpus_back().await;
+        let ending = faults::gpu_lost(ending, &trouble);
+        self.tracked = None;
+        self.record.ending = Some(ending.clone());
+        self.enter_anyway(ReplicaStep::Uploading, "").await;
+        ending
+    }
+
+    /// The machine was stopped since the job was accepted, or is being stopped now.
+    async fn went_down(&self) -> bool {
+        self.record.boot_id != self.worker.boot_id || is_stopping().await
+    }
+
+    /// Proves that the GPUs of the command are empty, or leaves them to be looked after; gives what was wrong with
+    /// them.
+    async fn give_gpus_back(&mut self) -> Vec<String> {
+        if !self.record.gpus.is_empty() {
+            self.say("waiting until its GPUs are empty");
+        }
+        let mut trouble = self.worker.gpus.give_back(&self.record.replica).await;
+        if trouble.is_empty() {
+            // A GPU that was reset while the command failed looks well again.
+            trouble = std::mem::take(&mut self.trouble);
+        }
+        self.record.gpus.clear();
+        trouble
+    }
+
+    async fn judge(&mut self, exit: &ExitRecord) -> Ending {
+        self.enter_anyway(ReplicaStep::Releasing, "").await;
+        let tail = outputs::tail(self.dir.clone()).await;
+        let went_down = faults::is_from_elsewhere(exit) && self.went_down().await;
+        faults::judge(exit, &self.record.spec, faults::tail_lines(&tail), went_down)
+    }
+
+    /// Stores logs and outputs, and writes the outcome down.
+    pub(super) async fn upload(&mut self, ending: &Ending) {
+        if self.record.outcome.is_some() {
+            return;
+        }
+        let (Shipped { streams, tracking_bytes, missing }, artifacts) =
+            tokio::join!(self.ship_rest(), self.collect());
+        let mut outcome = Outcome {
+            verdict: ending.verdict,
+            exit: ending.exit,
+            fault: ending.fault.clone(),
+            started_at: ending.started_at,
+            ended_at: ending.ended_at,
+            streams,
+            tracking_bytes,
+            artifacts: None,
+        };
+        if !missing.is_empty() {
+            self.record.precious = true;
+            outcome.fault = Some(faults::unstored(outcome.fault.take(), &missing, self.dir.path()));
+        }
+        match artifacts {
+            Ok(Collected { artifacts, missing }) => {
+                outcome.artifacts = artifacts;
+                if !missing.is_empty() {
+                    self.keep_outputs(&mut outcome, faults::outputs_missing(&missing, self.dir.path()));
+                }
+            }
+            Err(error) => {
+                let fault = faults::outputs(&error, self.dir.path(), &self.record.replica.job);
+                self.keep_outputs(&mut outcome, fault);
+            }
+        }
+        self.record.outcome = Some(outcome);
+        self.enter_anyway(ReplicaStep::Reported, "").await;
+    }
+
+    /// Not all outputs are stored, so the job did not complete; they are kept here.
+    fn keep_outputs(&mut self, outcome: &mut Outcome, fault: Fault) {
+        warn!(replica = %self.record.replica, %fault, "the outputs are kept here");
+        self.record.precious = true;
+        if outcome.verdict == Verdict::Completed {
+            outcome.verdict = Verdict::Failed;
+        }
+        outcome.fault.get_or_insert(fault);
+    }
+
+    /// Stores the outputs. They are stored of a job that was canceled too; one that is canceled while they are stored
+    /// does without them.
+    async fn collect(&self) -> Result<Collected, CollectError> {
+        let (store, spec) = (&self.worker.store, &self.record.spec);
+        let canceled = |error| CollectError::given_up("the job was canceled meanwhile", error);
+        let (mut backoff, mut attempts, begun) = (Backoff::default(), 1, Instant::now());
+        let (mut unsteady, ends_anyway) = (Vec::new(), !self.desired.borrow().is_run());
+        // What the store said, while it is waited for.
+        let mut away: Option<CollectError> = None;
+        loop {
+            let collect = Box::pin(outputs::collect(store, &self.dir, spec, unsteady.clone()));
+            let attempt = async {
+                if let Some(error) = &away {
+                    self.wait_for_store(&mut backoff, error).await;
+                }
+                collect.await
+            };
+            let collected = match ends_anyway && away.is_none() {
+                true => attempt.await,
+                false => match self.unless_stopped(attempt).await {
+                    Continue(collected) => collected,
+                    Break(_) => return Err(canceled(away.unwrap_or(CollectError::Stopped))),
+                },
+            };
+            away = None;
+            let error = match collected {
+                Err(error) => error,
+                collected => return collected,
+            };
+            if faults::is_away(&error) {
+                match self.short_of_room().await {
+                    Some(why) => return Err(CollectError::given_up(why, error)),
+                    None => away = Some(error),
+                }
+            } else if attempts < ATTEMPTS {
+                attempts += 1;
+                warn!(replica = %self.record.replica, %error, "the outputs are not stored yet");
+                self.make_room_for(&error).await;
+                tokio::time::sleep(backoff.next()).await;
+            } else if faults::is_no_space(&error) && begun.elapsed() < FOR_ROOM {
+                let what = format!("for room to store the outputs: {}", causes::tell(&error));
+                if self.unless_stopped(self.wait(&mut backoff, &what)).await.is_break() {
+                    return Err(canceled(error));
+                }
+            } else if let Some(path) = error.unsteady().filter(|_| unsteady.len() < UNSTEADY) {
+                let why = "changed each time it was read: end what still writes to it".to_owned();
+                unsteady.push(Unread { path: path.to_owned(), why });
+            } else {
+                return Err(error);
+            }
+        }
+    }
+
+    /// What found no room is larger than what is free: makes so much again, each time.
+    async fn make_room_for(&self, error: &CollectError) {
+        if faults::is_no_space(error) {
+            let free = agent_node::disk_free(&self.worker.config.state_dir);
+            self.worker.collector.make_room(free.saturating_mul(2)).await;
+        }
+    }
+
+    /// Why outputs cannot wait here any longer: the node needs the room of its disk for what is to come.
+    async fn short_of_room(&self) -> Option<String> {
+        self.room().err()?;
+        self.worker.collector.make_room(self.worker.config.disk_reserve.saturating_mul(2)).await;
+        Some(format!("the node needs the room: {}", self.room().err()?))
+    }
+
+    /// Waits until the controller has logs and records whole, or will not have more of them.
+    async fn ship_rest(&self) -> Shipped {
+        tokio::select! {
+            shipped = self.shipping.rest(&self.dir, self.refusals > REFUSALS) => shipped,
+            never = self.tell_of_shipping() => match never {},
+            never = self.hurry_when_stopped() => match never {},
+        }
+    }
+
+    /// Says that the end waits for the controller, once it does for long.
+    async fn tell_of_shipping(&self) -> Infallible {
+        tokio::time::sleep(QUIET).await;
+        self.say("waiting for the controller to store the rest of log and metrics");
+        std::future::pending().await
+    }
+
+    /// Lets the logs be given up sooner once somebody wants the job to end.
+    async fn hurry_when_stopped(&self) -> Infallible {
+        let mut desired = self.desired.clone();
+        if desired.wait_for(|wanted| !wanted.is_run()).await.is_ok() {
+            self.shipping.hurry();
+        }
+        std::future::pending().await
+    }
+
+    /// Delivers the outcome. When the controller lacks something it had acknowledged, that is sent again.
+    pub(super) async fn report(&mut self, ending: &Ending) {
+        let mut backoff = Backoff::default();
+        while let Some(outcome) = self.record.outcome.clone() {
+            let waits =
+                |why: &str| self.say(&format!("waiting for the controller to take the result: {why}"));
+            match self.worker.outbox.deliver(&self.record.replica, &outcome, waits).await {
+                Delivered::Stored => return,
+                Delivered::Fenced => {
+                    self.record.precious = true;
+                    return;
+                }
+                Delivered::Incomplete => {
+                    tokio::time::sleep(backoff.next()).await;
+                    self.refusals += 1;
+                    self.shipping.doubt();
+                    self.record.outcome = None;
+                    self.upload(ending).await;
+                }
+            }
+        }
+    }
+
+    /// Waits for leave to go, and cleans up.
+    pub(super) async fn forget(mut self) {
+        // When nobody can give leave any more the daemon stops; the next one waits again.
+        let leave =
+            self.desired.wait_for(|wanted| matches!(wanted, Desired::Forget | Desired::Disown)).await.is_ok();
+        if !leave {
+            return;
+        }
+        let stay =
+            if self.record.precious { Stay::Original } else { Stay::Copy(self.worker.config.keep_jobs) };
+        if let Err(error) = self.put_away(stay).await {
+            // Its record stays, so that the next life of the daemon tries again.
+            warn!(dir = %self.dir.path().display(), %error, "the job directory cannot be put away");
+        } else if let Err(error) = self.strike_off().await {
+            warn!(replica = %self.record.replica, %error, "the replica cannot be struck off the journal");
+        }
+        self.view.send_modify(|view| view.over = true);
+        self.changed.notify_one();
+    }
+
+    async fn put_away(&self, stay: Stay) -> io::Result<()> {
+        match self.worker.attic.put(&self.dir, stay).await {
+            Err(error) if faults::is_no_space(&error) && self.worker.disk.give_way() => {
+                self.worker.attic.put(&self.dir, stay).await
+            }
+            put => put,
+        }
+    }
+
+    async fn strike_off(&self) -> Result<(), JournalError> {
+        match self.worker.journal.done(&self.record.replica).await {
+            Err(error) if error.is_full() && self.worker.disk.give_way() => {
+                self.worker.journal.done(&self.record.replica).await
+            }
+            struck => struck,
+        }
+    }
+}
