@@ -434,6 +434,11 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
         E::Stalled { .. } | E::Failed { .. } => {
             fault(Code::EnvBuild).fix("the build log says more: `agentctl logs --build`")
         }
+        E::Remembered { error, ago, left } => environment(error, kind).why(format!(
+            "this is remembered from a build {} s ago; a job that begins in {} s or later tries again",
+            ago.as_secs(),
+            left.as_secs() + 1
+        )),
         E::Command { .. } | E::Io { .. } => {
             fault(Code::EnvBuild).fix("look at the log of agentd on the node")
         }
@@ -887,6 +892,13 @@ mod tests {
         assert!(broken.why[0].contains("3 times") && broken.why[0].contains(&detail()), "{broken}");
         let killed = environment(&E::Killed { step: "solving", signal: 15, starved: false }, "conda");
         assert_eq!((killed.blame, killed.retry), (Blame::Platform, Retry::After(SOON)));
+        let unmet = E::Unsatisfied { requirement: "tiny==9".into(), detail: detail() };
+        let (ago, left) = (Duration::from_secs(12), Duration::from_millis(47_900));
+        let remembered = environment(&E::Remembered { error: Box::new(unmet.clone()), ago, left }, "pip");
+        let fresh = environment(&unmet, "pip");
+        assert_eq!((remembered.code, &remembered.fix), (Code::EnvUnsatisfied, &fresh.fix));
+        let said = remembered.why.last().unwrap();
+        assert!(said.contains("a build 12 s ago") && said.contains("begins in 48 s"), "{said}");
         let many: Vec<String> = (0..10).map(|n| n.to_string()).collect();
         assert_eq!(shortly(&many), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
     }
