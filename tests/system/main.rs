@@ -4,6 +4,7 @@
 
 mod cancel;
 mod codes;
+mod daemons;
 mod descriptors;
 mod environments;
 mod faults;

@@ -6,14 +6,12 @@ use std::collections::BTreeMap;
 use agent_model::job::{Input, Output as JobOutput};
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::Outcome;
-use agent_model::{
-    Blame, Clock, Code, EnvSpec, Fault, JobSpec, Principal, ReplicaStep, Retry, SystemClock, Timestamp,
-};
+use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
 use agent_proto::v1;
-use nix::unistd::{Uid, User};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::client::person;
 use crate::output::Paper;
 use crate::output::text::{Tone, duration};
 
@@ -108,13 +106,6 @@ impl TryFrom<v1::Job> for JobView {
             outcome,
         })
     }
-}
-
-/// A user as the controller writes them, by the name that this machine has for one of its own.
-fn person(owner: &str) -> String {
-    let Ok(Principal::Local { uid }) = owner.parse() else { return owner.to_owned() };
-    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
-    user.map_or_else(|| owner.to_owned(), |user| user.name)
 }
 
 impl From<&Fault> for FaultView {
