@@ -30,6 +30,12 @@ pub(crate) enum Verb {
     /// List jobs, newest first.
     #[command(visible_aliases = ["ps", "ls", "queue"])]
     Jobs(JobsArgs),
+    /// List what would be sent of a directory, and which rule leaves out the rest.
+    Files {
+        /// A directory (with a job.yml or without), a job file, or a script.
+        #[arg(default_value = ".")]
+        target: PathBuf,
+    },
     /// Show everything about one job.
     Show(JobJsonArgs),
     /// Tell the story of one job: what happened when, and whose fault it was.
@@ -106,6 +112,12 @@ pub(crate) struct SubmitArgs {
     /// Read every file again, also those that look as they did at the last submit.
     #[arg(long)]
     pub(crate) rehash: bool,
+    /// Send nothing: list what would be sent, and which rule leaves out the rest.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Send a home directory, or the root of the machine, all the same.
+    #[arg(long)]
+    pub(crate) yes: bool,
     /// The command, instead of the job file's; for a script, its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
@@ -330,7 +342,7 @@ impl Verb {
     /// Its exit code is that of a job, so it needs one of its own for everything else.
     pub(crate) fn is_about_a_jobs_end(&self) -> bool {
         match self {
-            Verb::Run(args) => !args.detach,
+            Verb::Run(args) => !args.detach && !args.submit.dry_run,
             Verb::Logs(args) => args.follow,
             Verb::Wait(_) => true,
             _ => false,

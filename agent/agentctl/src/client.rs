@@ -14,7 +14,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use agent_cas::remote;
-use agent_model::paths::{MAX_SOCKET_PATH, Places};
+use agent_model::paths::{MAX_SOCKET_PATH, Places, user_cache};
 use agent_model::{Blame, Code, Fault, Principal, causes};
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
@@ -229,6 +229,11 @@ impl Client {
         Ok(find(given, &jobs, &own)?.to_owned())
     }
 
+    /// Directories that are never part of a snapshot, what this daemon keeps among them.
+    pub(crate) async fn own_directories(&self) -> Result<Vec<PathBuf>, Failure> {
+        Ok(own_directories(self.machines().await?.controller))
+    }
+
     /// The machines, and what the controller is.
     pub(crate) async fn machines(&self) -> Result<v1::ListNodesResponse, Failure> {
         answer(self.nodes().list(v1::ListNodesRequest {})).await
@@ -343,6 +348,13 @@ fn candidates(named: Option<&Path>) -> Vec<PathBuf> {
         Some(socket) => vec![socket.to_owned()],
         None => Places::user(variable).into_iter().chain([Places::system()]).map(|p| p.socket).collect(),
     }
+}
+
+/// Directories in which daemons and this program keep what is theirs, as far as it can be known here.
+pub(crate) fn own_directories(controller: Option<v1::Controller>) -> Vec<PathBuf> {
+    let told = controller.map(|controller| controller.state_dir.into()).into_iter();
+    let usual = Places::user(variable).into_iter().chain([Places::system()]).map(|places| places.state_dir);
+    told.chain(usual).chain(user_cache(variable)).collect()
 }
 
 async fn whom(socket: &Path) -> io::Result<Whom> {
