@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod cancel;
+mod codes;
+mod daemons;
 mod descriptors;
 mod environments;
 mod faults;

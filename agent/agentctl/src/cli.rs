@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::failure::{EXIT_CODES, JOB_CODES};
+
 /// Submit jobs to agentd, follow them, look at them, end them.
 #[derive(Debug, Parser)]
-#[command(name = "agentctl", version, max_term_width = 100)]
+#[command(name = "agentctl", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
     /// The daemon's socket; otherwise your own daemon's, then the machine's.
     #[arg(long, global = true, env = "AGENTD_SOCKET", value_name = "PATH", hide_env = true)]
@@ -21,24 +23,30 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Submit a job and follow it to its end; the exit code is the job's.
+    #[command(after_help = JOB_CODES)]
     Run(RunArgs),
     /// Submit a job and print its name.
     Submit(SubmitArgs),
     /// List jobs, newest first.
     #[command(visible_aliases = ["ps", "ls", "queue"])]
     Jobs(JobsArgs),
+    /// List what would be sent of a directory, and which rule leaves out the rest.
+    Files {
+        /// A directory (with a job.yml or without), a job file, or a script.
+        #[arg(default_value = ".")]
+        target: PathBuf,
+    },
     /// Show everything about one job.
     Show(JobJsonArgs),
     /// Tell the story of one job: what happened when, and whose fault it was.
     Why(JobJsonArgs),
-    /// Print the output of a job.
+    /// Print the output of a job; with -f the exit code is the job's.
+    #[command(after_help = JOB_CODES)]
     Logs(LogsArgs),
     /// Show what a job recorded: metrics, parameters and tags.
     Metrics(JobJsonArgs),
     /// Wait until jobs have ended; the exit code is that of the first that did not complete.
-    #[command(after_help = "Example:\n  agentctl wait train-a train-b && agentctl run report\n\n\
-                            Exit codes of run, wait and logs -f: the job's own; 124 when --timeout is over; 125 when \
-                            the command never ran or what came of it cannot be told; 130 when you stopped following.")]
+    #[command(after_help = format!("Example:\n  agentctl wait train-a train-b && agentctl run report\n\n{JOB_CODES}"))]
     Wait(WaitArgs),
     /// Ask jobs to end, with everything they started.
     #[command(visible_alias = "kill")]
@@ -104,6 +112,12 @@ pub(crate) struct SubmitArgs {
     /// Read every file again, also those that look as they did at the last submit.
     #[arg(long)]
     pub(crate) rehash: bool,
+    /// Send nothing: list what would be sent, and which rule leaves out the rest.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Send a home directory, or the root of the machine, all the same.
+    #[arg(long)]
+    pub(crate) yes: bool,
     /// The command, instead of the job file's; for a script, its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
@@ -328,7 +342,7 @@ impl Verb {
     /// Its exit code is that of a job, so it needs one of its own for everything else.
     pub(crate) fn is_about_a_jobs_end(&self) -> bool {
         match self {
-            Verb::Run(args) => !args.detach,
+            Verb::Run(args) => !args.detach && !args.submit.dry_run,
             Verb::Logs(args) => args.follow,
             Verb::Wait(_) => true,
             _ => false,
@@ -336,11 +350,16 @@ impl Verb {
     }
 }
 
-/// The same of a command line that cannot be understood: by the first word that names a verb.
+/// The same of a command line that cannot be understood: by the first word that names a verb, and `-f` behind `logs`.
 pub(crate) fn is_about_a_jobs_end(words: impl Iterator<Item = String>) -> bool {
     let command = Cli::command();
-    let verb = words.skip(1).find(|word| command.get_subcommands().any(|verb| verb.get_name() == word));
-    matches!(verb.as_deref(), Some("run" | "wait"))
+    let mut words =
+        words.skip(1).skip_while(|word| !command.get_subcommands().any(|verb| verb.get_name() == word));
+    match words.next().as_deref() {
+        Some("run" | "wait") => true,
+        Some("logs") => words.any(|word| matches!(&*word, "-f" | "--follow")),
+        _ => false,
+    }
 }
 
 fn pair(text: &str) -> Result<(String, String), &'static str> {
@@ -373,5 +392,18 @@ mod tests {
         assert_eq!(run.submit.command, ["python", "-u", "t.py"]);
         assert_eq!(run.submit.env, [("A".to_owned(), "b=c".to_owned())]);
         assert!(Cli::try_parse_from(["agentctl", "run", "dir", "--set", "x"]).is_err());
+    }
+
+    #[test]
+    fn test_a_wrong_command_line_is_not_taken_for_a_job_that_returned_2() {
+        let is = |line: &str| is_about_a_jobs_end(line.split(' ').map(str::to_owned));
+        for line in
+            ["agentctl run --bogus", "agentctl -q wait", "agentctl logs -f", "agentctl logs j --follow --x"]
+        {
+            assert!(is(line), "{line}");
+        }
+        for line in ["agentctl logs --x", "agentctl jobs -f", "agentctl", "agentctl cancel run"] {
+            assert!(!is(line), "{line}");
+        }
     }
 }

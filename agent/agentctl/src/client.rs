@@ -9,18 +9,20 @@
 mod start;
 
 use std::error::Error;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 
 use agent_cas::remote;
-use agent_model::paths::{MAX_SOCKET_PATH, Places};
+use agent_model::paths::{MAX_SOCKET_PATH, Places, user_cache};
 use agent_model::{Blame, Code, Fault, Principal, causes};
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
 use agent_proto::{MAX_MESSAGE, v1};
 use hyper_util::rt::TokioIo;
+use nix::unistd::{Uid, User};
+use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -43,6 +45,21 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 const LAST: &str = "-";
 /// Jobs among which one is looked for by the beginning of its name, the newest.
 const LOOKED_THROUGH: u32 = 1000;
+
+/// A daemon, as the system tells who listens at its socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Whom {
+    /// Where it listens.
+    pub(crate) socket: PathBuf,
+    /// The user it runs as, by name where this machine has one for him.
+    pub(crate) user: String,
+}
+
+impl fmt::Display for Whom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the daemon of {} at {}", self.user, self.socket.display())
+    }
+}
 
 /// A connection to a daemon.
 #[derive(Clone)]
@@ -74,11 +91,26 @@ impl Client {
                 }
             }
         }
-        let fix = match named {
-            Some(_) => "check the socket's path and start the daemon there, for example with `agentd run`",
-            None => "start one with `agentctl run` or `agentd run --user`, or name its socket with --socket",
+        let installed = named.is_none().then(|| start::installed(Path::new("/"))).flatten();
+        let fix = match (named, &installed) {
+            (Some(_), _) => {
+                "check the socket's path and start the daemon there, for example with `agentd run`"
+            }
+            (None, None) => {
+                "start one with `agentctl run` or `agentd run --user`, or name its socket with --socket"
+            }
+            (None, Some(_)) => {
+                "start the service: `sudo systemctl start agentd`; or, if you mean one of your own, start that: \
+                 `agentd run --user`"
+            }
         };
         let fault = Fault::new(Code::Unreachable, "no daemon answers").fix(fix);
+        tried.extend(installed.map(|sign| {
+            format!(
+                "agentd is installed here as a service, so no other one is started by itself: {}",
+                sign.display()
+            )
+        }));
         Err(tried.into_iter().fold(fault, Fault::why).into())
     }
 
@@ -96,10 +128,15 @@ impl Client {
         }
     }
 
-    /// Connects to a daemon, and starts one in user mode when none runs and none was named.
+    /// Connects to a daemon, and starts one in user mode when none runs, none was named, and the machine is not meant
+    /// to have one: who means the service must not speak to another daemon from then on.
     pub(crate) async fn find_or_start(named: Option<&Path>, output: &mut Output) -> Result<Client, Failure> {
         match Client::find(named).await {
-            Err(Failure::Fault(fault)) if fault.code == Code::Unreachable && named.is_none() => {
+            Err(Failure::Fault(fault))
+                if fault.code == Code::Unreachable
+                    && named.is_none()
+                    && start::installed(Path::new("/")).is_none() =>
+            {
                 let places = Places::user(variable).ok_or_else(start::no_home)?;
                 start::start(&places, output).await?;
                 let client = Client::find(Some(&places.socket)).await?;
@@ -123,9 +160,21 @@ impl Client {
         Ok(())
     }
 
-    /// Where the daemon listens.
-    pub(crate) fn socket(&self) -> &Path {
-        &self.socket
+    /// Who answers.
+    pub(crate) async fn whom(&self) -> Result<Whom, Failure> {
+        let asked = whom(&self.socket).await;
+        Ok(asked.map_err(|error| Fault::new(Code::Unreachable, "the daemon went away").because(&error))?)
+    }
+
+    /// The daemons that would answer somebody else who names no socket, or this one if the better one ends.
+    pub(crate) async fn others(&self) -> Vec<Whom> {
+        let mut others = Vec::new();
+        for socket in candidates(None) {
+            if !is_one(&socket, &self.socket) {
+                others.extend(whom(&socket).await.ok());
+            }
+        }
+        others
     }
 
     /// The jobs service.
@@ -178,6 +227,11 @@ impl Client {
         let jobs = answer(self.jobs().list(request)).await?.jobs;
         let own = Principal::Local { uid: nix::unistd::geteuid().as_raw() }.to_string();
         Ok(find(given, &jobs, &own)?.to_owned())
+    }
+
+    /// Directories that are never part of a snapshot, what this daemon keeps among them.
+    pub(crate) async fn own_directories(&self) -> Result<Vec<PathBuf>, Failure> {
+        Ok(own_directories(self.machines().await?.controller))
     }
 
     /// The machines, and what the controller is.
@@ -296,6 +350,31 @@ fn candidates(named: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
+/// Directories in which daemons and this program keep what is theirs, as far as it can be known here.
+pub(crate) fn own_directories(controller: Option<v1::Controller>) -> Vec<PathBuf> {
+    let told = controller.map(|controller| controller.state_dir.into()).into_iter();
+    let usual = Places::user(variable).into_iter().chain([Places::system()]).map(|places| places.state_dir);
+    told.chain(usual).chain(user_cache(variable)).collect()
+}
+
+async fn whom(socket: &Path) -> io::Result<Whom> {
+    let uid = UnixStream::connect(socket).await?.peer_cred()?.uid();
+    Ok(Whom { socket: socket.to_owned(), user: person(&Principal::Local { uid }.to_string()) })
+}
+
+/// Two paths of the same socket, by way of links or not.
+fn is_one(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    real(one) == real(other)
+}
+
+/// A user as the controller writes them, by the name that this machine has for one of its own.
+pub(crate) fn person(owner: &str) -> String {
+    let Ok(Principal::Local { uid }) = owner.parse() else { return owner.to_owned() };
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+    user.map_or_else(|| owner.to_owned(), |user| user.name)
+}
+
 fn denied(socket: &Path) -> Fault {
     Fault::new(Code::Denied, format!("the daemon at {} is not open to you", socket.display())).fix(
         "ask its operator for access, or use one of your own: \
@@ -384,6 +463,21 @@ mod tests {
         assert_eq!((several.code, several.why.len()), (Code::JobNotFound, 2));
         assert_eq!(find("x", &jobs, "uid 8").unwrap_err().code, Code::JobNotFound);
         assert_eq!(find("-", &jobs, "uid 9").unwrap_err().code, Code::JobNotFound);
+    }
+
+    #[tokio::test]
+    async fn test_who_answers_is_told_by_socket_and_user() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("d.sock");
+        let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let Ok(client) = Client::find(Some(&socket)).await else { panic!("nothing listens") };
+        let own = Principal::Local { uid: nix::unistd::geteuid().as_raw() }.to_string();
+        let told = client.whom().await.unwrap().to_string();
+        assert_eq!(told, format!("the daemon of {} at {}", person(&own), socket.display()));
+
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        assert!(is_one(&socket, &link) && !is_one(&socket, &dir.path().join("other.sock")));
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ mod download;
 mod drain;
 mod envs;
 mod explain;
+mod files;
 mod follow;
 mod gc;
 mod gpus;
@@ -57,6 +58,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Doctor(args) => return doctor::doctor(&args, socket, output).await,
         Verb::Submit(args) => Box::pin(submit::submit(args, socket, output)).await?,
         Verb::Jobs(args) => jobs::jobs(&args, socket, output).await?,
+        Verb::Files { target } => files::files(&target, socket, output).await?,
         Verb::Show(args) => show::show(&args, socket, output).await?,
         Verb::Why(args) => why::why(&args, socket, output).await?,
         Verb::Logs(args) => return logs::logs(args, socket, output).await,

@@ -1,17 +1,5 @@
-//! Why a command did not do what was asked, and every exit code there is.
-//!
-//! | Code | `run`, `wait`, `logs -f`: the code is the job's | Every other command |
-//! |---|---|---|
-//! | 0 | the job completed | done |
-//! | 1 | the job's code, or it failed though its command returned 0 | refused, or failed |
-//! | 2 | the job's code | the command line is wrong |
-//! | 3 | the job's code | nobody reads the output any more |
-//! | 4 | the job's code | no daemon answers, or it does not allow this |
-//! | 70 | the job's code | a mistake of this program |
-//! | 124 | `wait --timeout`: its time is over, the job goes on | |
-//! | 125 | the command never ran, or what came of it cannot be told: the reason is on standard error | |
-//! | 128 + N | signal N ended the command | |
-//! | 130 | you stopped following; the job goes on | |
+//! Why a command did not do what was asked, and every exit code there is: [`EXIT_CODES`] for a glance,
+//! `agent/docs/exit-codes.md` for whoever writes a script.
 
 use std::process::ExitCode;
 
@@ -23,6 +11,26 @@ pub(crate) const TIMED_OUT: u8 = 124;
 pub(crate) const NOT_THE_JOBS: u8 = 125;
 /// The user stopped following; the job goes on.
 pub(crate) const DETACHED: u8 = 130;
+
+/// The exit codes, below `agentctl --help`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0    done; for run, wait and logs -f: the job completed
+  1    refused, or failed
+  2    the command line is wrong
+  3    nobody reads the output any more
+  4    no daemon answers, or it does not allow this
+  70   a mistake of agentctl itself
+Of run, wait and logs -f it is the job's own instead; 128 + N where signal N ended it, 1 where the job failed
+though its command returned 0, and:
+  124  wait --timeout is over; the job goes on
+  125  the command never ran, or what came of it cannot be told
+  130  you stopped following; the job goes on";
+
+/// The same, below the help of the three commands whose code is the job's.
+pub(crate) const JOB_CODES: &str = "\
+Exit codes of run, wait and logs -f: the job's own; 124 when --timeout is over; 125 when the command never ran \
+or what came of it cannot be told; 130 when you stopped following.";
 
 /// Why a command did not do what was asked.
 #[derive(Debug)]
@@ -63,5 +71,26 @@ impl Failure {
 impl From<Fault> for Failure {
     fn from(fault: Fault) -> Failure {
         Failure::Fault(Box::new(fault))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_help_and_document_name_the_same_exit_codes() {
+        let document = include_str!("../../docs/exit-codes.md");
+        let rows = document.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+        let mut told: Vec<&str> = rows.filter(|code| code.bytes().all(|b| b.is_ascii_digit())).collect();
+        told.dedup();
+        let lines = EXIT_CODES.lines().filter_map(|line| line.strip_prefix("  ")?.split_whitespace().next());
+        assert_eq!(told, lines.collect::<Vec<_>>());
+        for code in [TIMED_OUT, NOT_THE_JOBS, DETACHED] {
+            assert!(
+                told.contains(&code.to_string().as_str()) && JOB_CODES.contains(&code.to_string()),
+                "{code}"
+            );
+        }
     }
 }

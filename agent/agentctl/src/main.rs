@@ -36,12 +36,13 @@ fn main() -> ExitCode {
             });
         }
     };
+    let own = if cli.verb.is_about_a_jobs_end() { failure::NOT_THE_JOBS } else { 70 };
     let mut output = Output::new(cli.quiet, cli::variable("NO_COLOR").is_none());
     let code = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(commands::perform(cli, &mut output)),
         Err(error) => {
             output.refusal(&format!("cannot start: {error}"), "close some programs and try again");
-            ExitCode::from(70)
+            ExitCode::from(own)
         }
     };
     output.rest();

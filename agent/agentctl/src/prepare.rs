@@ -5,13 +5,14 @@
 //! ```
 //!
 //! [`Plan::read`] touches only small files: the job file, requirements, conda files. [`Plan::ship`] walks
-//! directories and sends what the store lacks. Owns the meaning of a directory without a job file.
-//! Callers: `run` and `submit`.
+//! directories and sends what the store lacks; [`Plan::survey`] only says what that would be. Owns the meaning of a directory without a job file.
+//! Callers: `run`, `submit` and `files`.
 
 mod conda;
 mod plan;
 mod requirements;
 mod ship;
+mod survey;
 
 use std::io;
 use std::path::Path;

@@ -5,7 +5,7 @@
 //! uploads, the strict decoder and the writing of trees.
 //!
 //! The functions meet in the middle of the store: [`scan`], [`scan_file`] and [`scan_outputs`] read a directory
-//! into a [`Snapshot`]; a [`StatCache`] spares it the files that did not change; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`]
+//! into a [`Snapshot`], and a [`Choice`] says what of it counts or only surveys it; a [`StatCache`] spares it the files that did not change; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`]
 //! begin with a root digest and trust nothing they are told by the store. A [`Spare`] is a tree that was laid out before
 //! it was wanted; [`materialize`] makes a job's tree of one where it can.
 //!
@@ -21,6 +21,7 @@ mod push;
 mod scan;
 mod spare;
 mod statcache;
+mod survey;
 mod tree;
 mod walk;
 
@@ -30,6 +31,7 @@ pub use push::{Progress, PushError, Pushed, push};
 pub use scan::{ScanError, Snapshot, Unread, scan, scan_file, scan_outputs, scan_whole};
 pub use spare::{Spare, SpareError, materialize};
 pub use statcache::StatCache;
+pub use survey::{Choice, Ruled, Survey};
 pub use tree::{Entry, TreeError, list};
 pub(crate) use tree::{MAX_MESSAGE, Named, named};
 

@@ -14,5 +14,5 @@ pub(crate) mod section;
 
 pub use command_job::{CommandJob, InputRef, command_job};
 pub use environment::{EnvironmentRef, environment_document};
-pub use section::Warning;
 pub(crate) use section::{Refusal, Section, Stranger, within};
+pub use section::{Warning, nearest};

@@ -21,6 +21,13 @@ use crate::output::Output;
 const START: Duration = Duration::from_secs(20);
 /// How long looking at the machine may take.
 const PROBE: Duration = Duration::from_secs(30);
+/// Where systemd looks for units of the machine.
+const UNITS: [&str; 4] = [
+    "/etc/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+];
 /// What `agentd` returns when another one has its state directory.
 const IN_USE: i32 = 75;
 
@@ -51,6 +58,17 @@ pub(super) async fn start(places: &Places, output: &mut Output) -> Result<(), Fa
         sleep(Duration::from_millis(5)).await;
     }
     Ok(())
+}
+
+/// What shows that this machine has agentd as a service, whether it runs or not, below `root`.
+pub(super) fn installed(root: &Path) -> Option<PathBuf> {
+    let system = Places::system();
+    let kept =
+        [Some(system.state_dir.as_path()), system.socket.parent()].into_iter().flatten().map(Path::to_owned);
+    let units = UNITS.iter().map(|dir| Path::new(dir).join("agentd.service"));
+    let mut signs = units.chain(kept).filter_map(|path| Some(root.join(path.strip_prefix("/").ok()?)));
+    // A unit that is masked is a link to nothing, and a sign all the same.
+    signs.find(|sign| sign.symlink_metadata().is_ok())
 }
 
 /// Starts it in a process group of its own, so that a Ctrl-C here does not reach it.
@@ -114,4 +132,27 @@ pub(super) fn no_home() -> Fault {
     Fault::new(Code::Unreachable, "no daemon runs, and there is no place for one of your own")
         .why("neither XDG_DATA_HOME nor HOME is set to an absolute path")
         .fix("set HOME, or name the socket of a daemon that runs with --socket")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_a_service_is_known_by_its_unit_or_by_what_it_keeps() {
+        for sign in [
+            "etc/systemd/system/agentd.service",
+            "lib/systemd/system/agentd.service",
+            "run/agentd",
+            "var/lib/agentd",
+        ] {
+            let root = tempfile::tempdir().unwrap();
+            assert_eq!(installed(root.path()), None);
+            let sign = root.path().join(sign);
+            fs::create_dir_all(sign.parent().unwrap()).unwrap();
+            assert_eq!(installed(root.path()), None);
+            std::os::unix::fs::symlink("/dev/null", &sign).unwrap();
+            assert_eq!(installed(root.path()), Some(sign));
+        }
+    }
 }

@@ -10,9 +10,10 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::jobs;
+use super::status::another;
 use super::view::{JobView, NodeView};
 use crate::cli::{DrainArgs, NodeArgs};
-use crate::client::{Client, answer};
+use crate::client::{Client, Whom, answer};
 use crate::failure::{DETACHED, Failure};
 use crate::output::Output;
 use crate::output::text::count;
@@ -30,9 +31,11 @@ pub(super) async fn set(
     output: &mut Output,
 ) -> Result<(), Failure> {
     let client = Client::find(socket).await?;
+    let whom = introduce(&client, output).await?;
     let node = ask(&client, args.node.as_deref(), want).await?;
     if args.json {
-        return output.json(&json!({ "node": node, "jobs": jobs_on(&client, &node.node).await? }));
+        let jobs = jobs_on(&client, &node.node).await?;
+        return output.json(&json!({ "daemon": whom, "node": node, "jobs": jobs }));
     }
     output.note(&match want {
         "uncordon" => format!("{} takes new jobs again", node.node),
@@ -48,6 +51,7 @@ pub(super) async fn drain(
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
     let client = Client::find(socket).await?;
+    let whom = introduce(&client, output).await?;
     let node = ask(&client, args.node.node.as_deref(), "drain").await?;
     if !args.no_wait {
         output.note(&format!("{} takes no new jobs; open it again with: agentctl undrain", node.node));
@@ -62,13 +66,21 @@ pub(super) async fn drain(
     let left = jobs_on(&client, &node.node).await?;
     if args.node.json {
         let node = find(&client, &node.node).await?;
-        output.json(&json!({ "node": node, "jobs": left }))?;
+        output.json(&json!({ "daemon": whom, "node": node, "jobs": left }))?;
     } else if left.is_empty() {
         output.note(&format!("{} is empty", node.node));
     } else {
         output.note(&format!("{} is being drained: {}", node.node, names(&left)));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says who is spoken to, and who is not.
+pub(super) async fn introduce(client: &Client, output: &mut Output) -> Result<Whom, Failure> {
+    let whom = client.whom().await?;
+    output.note(&format!("speaking to {whom}"));
+    client.others().await.iter().for_each(|other| output.warn(&another(other)));
+    Ok(whom)
 }
 
 async fn ask(client: &Client, node: Option<&str>, want: &str) -> Result<NodeView, Failure> {

@@ -26,6 +26,10 @@ pub(super) async fn run(
     socket: Option<&Path>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
+    if args.submit.dry_run {
+        submit::dry_run(args.submit, socket, output).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut last = false;
     loop {
         match Box::pin(attempt(&args, last, socket, output)).await? {

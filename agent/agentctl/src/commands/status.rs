@@ -11,7 +11,7 @@ use serde_json::json;
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
 use super::{doctor, gpus, jobs};
 use crate::cli::JsonArgs;
-use crate::client::Client;
+use crate::client::{Client, Whom};
 use crate::failure::Failure;
 use crate::output::text::{Tone, age, clean, count, wrap};
 use crate::output::{Output, Paper};
@@ -26,6 +26,9 @@ struct Glance {
     nodes: Vec<NodeView>,
     /// Jobs that have not ended.
     jobs: Vec<JobView>,
+    whom: Whom,
+    /// Daemons that are not this one.
+    others: Vec<Whom>,
 }
 
 /// Shows the daemon, its machines and what they do.
@@ -41,28 +44,37 @@ pub(super) async fn status(
         controller: controller.unwrap_or_default().into(),
         nodes: nodes.into_iter().map(NodeView::try_from).collect::<Result<_, _>>()?,
         jobs,
+        whom: client.whom().await?,
+        others: client.others().await,
     };
     if args.json {
         return output.json(&json!({
             "controller": glance.controller,
-            "socket": client.socket().display().to_string(),
+            "socket": glance.whom.socket,
+            "user": glance.whom.user,
+            "others": glance.others,
             "nodes": glance.nodes,
             "jobs": glance.jobs,
         }));
     }
     let paper = output.paper();
-    output.print(&render(&glance, client.socket(), SystemClock.now(), paper))
+    output.print(&render(&glance, SystemClock.now(), paper))
 }
 
-fn render(glance: &Glance, socket: &Path, now: Timestamp, paper: Paper) -> String {
+fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     let controller = &glance.controller;
     let strong = |text: &str| paper.ink.paint(Tone::Strong, text).into_owned();
     let up = age(Timestamp(controller.started_ms), now);
-    let mut text =
-        format!("{} {}, up {up}, process {}\n", strong("agentd"), controller.version, controller.pid);
+    let mut text = format!(
+        "{} {} of {}, up {up}, process {}\n",
+        strong("agentd"),
+        controller.version,
+        glance.whom.user,
+        controller.pid
+    );
     // Writing to a string cannot fail.
     let _ = writeln!(text, "  state   {}", clean(&controller.state_dir));
-    let _ = writeln!(text, "  socket  {}", socket.display());
+    let _ = writeln!(text, "  socket  {}", glance.whom.socket.display());
     let (taken, limit) = (size::decimal(controller.store_bytes), size::decimal(controller.store_limit_bytes));
     let _ = writeln!(text, "  store   {taken} of at most {limit}");
     let running = glance.jobs.iter().filter(|job| job.state != "Queued").count();
@@ -138,10 +150,16 @@ fn machine(node: &NodeView, paper: Paper) -> String {
     text
 }
 
+/// Said of a daemon that was not spoken to.
+pub(super) fn another(other: &Whom) -> String {
+    format!("{other} runs on this machine too; agentctl --socket {} speaks to it", other.socket.display())
+}
+
 /// What someone who looks should know.
 fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
     let told = |notice: &NoticeView| format!("{}; {}", clean(&notice.what), clean(&notice.fix));
     let mut hints: Vec<String> = glance.controller.notices.iter().map(told).collect();
+    hints.extend(glance.others.iter().map(another));
     for node in &glance.nodes {
         let inventory = &node.inventory;
         if (node.disk_free_bytes as f64) < LITTLE * inventory.disk as f64 {
@@ -196,16 +214,16 @@ mod tests {
             store_limit_bytes: 25_000_000_000,
             notices: Vec::new(),
         };
-        Glance { controller, nodes, jobs }
+        let whom = Whom { socket: "/home/ada/agentd/agentd.sock".into(), user: "ada".into() };
+        Glance { controller, nodes, jobs, whom, others: Vec::new() }
     }
 
     #[test]
     fn test_a_quiet_box_at_a_glance() {
-        let socket = Path::new("/home/ada/agentd/agentd.sock");
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
         assert_eq!(
-            render(&glance(vec![small()], Vec::new()), socket, Timestamp(1_200_000), paper),
-            "agentd 0.1.0, up 3 min, process 7\n\
+            render(&glance(vec![small()], Vec::new()), Timestamp(1_200_000), paper),
+            "agentd 0.1.0 of ada, up 3 min, process 7\n\
              \x20 state   /home/ada/agentd\n\
              \x20 socket  /home/ada/agentd/agentd.sock\n\
              \x20 store   1.2 GB of at most 25 GB\n\
@@ -225,8 +243,15 @@ mod tests {
         node.disk_free_bytes = 1_000_000;
         node.inventory.findings[0].grade = Grade::Bad;
         (job.state, job.detail) = ("Queued".into(), "all slots are busy".into());
-        let hints = hints(&glance(vec![node], vec![job]), Timestamp(0));
+        let mut glance = glance(vec![node], vec![job]);
+        let hints = super::hints(&glance, Timestamp(0));
         assert_eq!(hints.len(), 3);
+        glance.others.push(Whom { socket: "/run/agentd/agentd.sock".into(), user: "root".into() });
+        let told = super::hints(&glance, Timestamp(0)).swap_remove(0);
+        assert!(
+            told.starts_with("the daemon of root at /run/agentd/agentd.sock runs on this machine too"),
+            "{told}"
+        );
         assert!(hints[0].contains("nearly full") && hints[1].contains("takes no jobs: python: 3.11"));
         assert_eq!(hints[2], "train-1 waits: all slots are busy");
     }

@@ -7,6 +7,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::drain::introduce;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::Output;
@@ -18,6 +19,7 @@ const ORDERLY: i64 = 60;
 /// Asks the daemon to end and waits until it has.
 pub(super) async fn stop(socket: Option<&Path>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(socket).await?;
+    let whom = introduce(&client, output).await?;
     let controller = client.machines().await?.controller.unwrap_or_default();
     let pid = controller.pid;
     let failed = |error: Errno| match error {
@@ -52,6 +54,6 @@ pub(super) async fn stop(socket: Option<&Path>, output: &mut Output) -> Result<(
         0 => String::new(),
         jobs => format!("; {} go on and are taken up by the next one", count(jobs.into(), "job")),
     };
-    output.note(&format!("agentd has ended{running}"));
+    output.note(&format!("{whom} has ended{running}"));
     Ok(())
 }

@@ -2,13 +2,14 @@
 //!
 //! draft → validate → ingest → one call.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use agent_model::{Code, Fault, JobSpec};
 use agent_proto::v1;
 use tokio::time::{Duration, Instant};
 
-use crate::cli::SubmitArgs;
+use super::files;
+use crate::cli::{SubmitArgs, variable};
 use crate::client::{Client, answer};
 use crate::failure::Failure;
 use crate::output::Output;
@@ -23,8 +24,21 @@ pub(super) async fn submit(
     socket: Option<&Path>,
     output: &mut Output,
 ) -> Result<(), Failure> {
+    if args.dry_run {
+        return dry_run(args, socket, output).await;
+    }
     let (_, job) = place(args, socket, output).await?;
     output.print(&format!("{job}\n"))
+}
+
+/// Says what would be sent, and sends nothing.
+pub(super) async fn dry_run(
+    args: SubmitArgs,
+    socket: Option<&Path>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let SubmitArgs { target, name, set, env, command, .. } = args;
+    files::list(&Plan::read(&target, Changes { name, command, set, env })?, socket, output).await
 }
 
 /// Submits; gives the daemon it went to and the job's name.
@@ -33,17 +47,21 @@ pub(super) async fn place(
     socket: Option<&Path>,
     output: &mut Output,
 ) -> Result<(Client, String), Failure> {
-    let SubmitArgs { target, name, set, env, rehash, command } = args;
+    let SubmitArgs { target, name, set, env, rehash, dry_run: _, yes, command } = args;
     let plan = Plan::read(&target, Changes { name, command, set, env })?;
+    if !yes {
+        plan.refuse_homes(variable("HOME").map(PathBuf::from).as_deref())?;
+    }
     plan.warnings.iter().for_each(|warning| output.warn(warning));
     let client = Client::find_or_start(socket, output).await?;
     let hint = plan.hint.clone();
-    let spec = plan.clone().ship(&client.blobs(), rehash, output).await?;
+    let never = client.own_directories().await?;
+    let spec = plan.clone().ship(&client.blobs(), &never, rehash, output).await?;
     output.busy("submitting");
     let job = match Box::pin(enqueue(&client, spec, hint.clone())).await {
         Err(Failure::Fault(fault)) if fault.code == Code::SnapshotMissing => {
             output.note("the daemon lacks part of the snapshot by now; it is sent again");
-            let spec = plan.ship(&client.blobs(), rehash, output).await?;
+            let spec = plan.ship(&client.blobs(), &never, rehash, output).await?;
             Box::pin(enqueue(&client, spec, hint)).await?
         }
         enqueued => enqueued?,

@@ -6,14 +6,12 @@ use std::collections::BTreeMap;
 use agent_model::job::{Input, Output as JobOutput};
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::Outcome;
-use agent_model::{
-    Blame, Clock, Code, EnvSpec, Fault, JobSpec, Principal, ReplicaStep, Retry, SystemClock, Timestamp,
-};
+use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
 use agent_proto::v1;
-use nix::unistd::{Uid, User};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::client::person;
 use crate::output::Paper;
 use crate::output::text::{Tone, duration};
 
@@ -79,7 +77,10 @@ impl TryFrom<v1::Job> for JobView {
         let missing =
             || Fault::new(Code::RequestInvalid, "the daemon told of a job without its specification");
         let spec = JobSpec::try_from(wire.spec.ok_or_else(missing)?)?;
-        let outcome = wire.outcome.map(Outcome::try_from).transpose()?;
+        let mut outcome = wire.outcome.map(Outcome::try_from).transpose()?;
+        if let Some(fault) = outcome.as_mut().and_then(|outcome| outcome.fault.as_mut()) {
+            fault.fix = fault.fix.take().map(|fix| for_this_job(&fix, &wire.job));
+        }
         let artifacts = outcome.as_ref().and_then(|outcome| outcome.artifacts);
         let replica =
             |r: v1::ReplicaStatus| ReplicaView { rank: r.rank, node: r.node, step: r.step, detail: r.detail };
@@ -110,11 +111,11 @@ impl TryFrom<v1::Job> for JobView {
     }
 }
 
-/// A user as the controller writes them, by the name that this machine has for one of its own.
-fn person(owner: &str) -> String {
-    let Ok(Principal::Local { uid }) = owner.parse() else { return owner.to_owned() };
-    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
-    user.map_or_else(|| owner.to_owned(), |user| user.name)
+/// Advice that names a command about a job, with the job: the node that gave it spoke of no other.
+fn for_this_job(fix: &str, job: &str) -> String {
+    ["logs", "logs --build", "why"].iter().fold(fix.to_owned(), |fix, verb| {
+        fix.replace(&format!("`agentctl {verb}`"), &format!("`agentctl {verb} {job}`"))
+    })
 }
 
 impl From<&Fault> for FaultView {
@@ -486,6 +487,11 @@ pub(crate) mod tests {
         expected.sort_unstable();
         assert_eq!(keys, expected);
         assert_eq!((&json["exit_code"], &json["owner"]), (&json!(3), &json!("root")));
+        let fix = "read `agentctl logs --build` and `agentctl logs`; `agentctl doctor`";
+        assert_eq!(
+            for_this_job(fix, "t-1"),
+            "read `agentctl logs --build t-1` and `agentctl logs t-1`; `agentctl doctor`"
+        );
         assert_eq!((person("uid 4000000000"), person("")), ("uid 4000000000".to_owned(), String::new()));
         assert_eq!(json["fault"]["code"], "RUN-101");
         assert_eq!(json["artifacts"], Value::Null);

@@ -4,12 +4,13 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use agent_cas::Remote;
-use agent_cas::snapshot::{self, Progress, PushError, Pushed, ScanError, Snapshot, StatCache};
+use agent_cas::snapshot::{self, Choice, Progress, PushError, Pushed, ScanError, Snapshot, StatCache};
 use agent_model::job::Input;
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
 use tonic::Status;
 
 use super::Plan;
+use super::survey::{is_key, keys};
 use crate::cli::variable;
 use crate::client;
 use crate::output::Output;
@@ -21,11 +22,12 @@ const LARGE: u64 = 300_000_000;
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Sends what the store lacks and completes the job. With `rehash` every file is read, also one that looks
+    /// Sends what the store lacks and completes the job; `never` are directories that do not travel. With `rehash` every file is read, also one that looks
     /// as it did before.
     pub(crate) async fn ship(
         self,
         blobs: &Remote,
+        never: &[PathBuf],
         rehash: bool,
         output: &mut Output,
     ) -> Result<JobSpec, Fault> {
@@ -35,7 +37,7 @@ impl Plan {
         let stand_in = |name: &String| (name.clone(), Input::Folder(Digest::EMPTY));
         complete.inputs.extend(inputs.iter().map(|(name, _)| stand_in(name)));
         complete.validate()?;
-        let sender = Sender { blobs, cache: cache(), rehash };
+        let sender = Sender { blobs, never: never.to_vec(), cache: cache(), rehash };
         if let Some(dir) = code {
             draft.code = Some(sender.transfer("code", Kind::Code, &dir, output).await?);
         }
@@ -57,8 +59,8 @@ impl Plan {
 }
 
 /// Which files of a path count.
-#[derive(Debug, Clone, Copy)]
-enum Kind {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
     File,
     /// What a job works in: a directory by its ignore file, in which the folders for what it leaves find a place.
     Code,
@@ -68,9 +70,18 @@ enum Kind {
     Whole,
 }
 
+impl Kind {
+    /// How the files of a directory are chosen.
+    pub(super) fn choice<'a>(self, never: &'a [PathBuf], cache: Option<&'a StatCache>) -> Choice<'a> {
+        Choice { whole: self == Kind::Whole, cache, never }
+    }
+}
+
 /// Where files go, and how they are read.
 struct Sender<'a> {
     blobs: &'a Remote,
+    /// Directories that are not entered.
+    never: Vec<PathBuf>,
     /// What was read before. A user without a home has none.
     cache: Option<StatCache>,
     /// Nothing of it is to be believed.
@@ -88,7 +99,7 @@ impl Sender<'_> {
         if let Some(cache) = self.cache.as_ref().filter(|_| self.rehash) {
             cache.forget(path);
         }
-        let read = || read(kind, path.to_owned(), self.cache.clone());
+        let read = || read(kind, path.to_owned(), self.never.clone(), self.cache.clone());
         let unsent = |error| unsent(what, path, &error);
         output.busy(&format!("{what}: reading {}", path.display()));
         let mut snapshot = read().await.map_err(|error| unreadable(what, path, &error))?;
@@ -96,6 +107,9 @@ impl Sender<'_> {
             make_way(&snapshot, path)?;
         }
         warn(&snapshot, path, output);
+        if let Some(keys) = keys(&snapshot.named(is_key)) {
+            output.warn(&format!("{what}: {keys}"));
+        }
         let pushed = match (push(what, &snapshot, self.blobs, output).await, &self.cache) {
             // A file was changed in a way that leaves no trace, or just now: read again, it is what it is.
             (Err(PushError::Changed { .. }), Some(cache)) if snapshot.read < snapshot.files => {
@@ -126,13 +140,15 @@ async fn push(
     snapshot::push(snapshot, blobs, progress).await
 }
 
-async fn read(kind: Kind, path: PathBuf, cache: Option<StatCache>) -> Result<Snapshot, ScanError> {
-    let scan = move || match (kind, cache) {
-        (Kind::File, _) => snapshot::scan_file(&path),
-        (Kind::Code | Kind::Folder, Some(cache)) => cache.scan(&path),
-        (Kind::Code | Kind::Folder, None) => snapshot::scan(&path),
-        (Kind::Whole, Some(cache)) => cache.scan_whole(&path),
-        (Kind::Whole, None) => snapshot::scan_whole(&path),
+async fn read(
+    kind: Kind,
+    path: PathBuf,
+    never: Vec<PathBuf>,
+    cache: Option<StatCache>,
+) -> Result<Snapshot, ScanError> {
+    let scan = move || match kind {
+        Kind::File => snapshot::scan_file(&path),
+        _ => kind.choice(&never, cache.as_ref()).scan(&path),
     };
     match tokio::task::spawn_blocking(scan).await {
         Ok(scanned) => scanned,
@@ -175,7 +191,7 @@ fn warn(snapshot: &Snapshot, path: &Path, output: &mut Output) {
     }
 }
 
-fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
+pub(super) fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
     let (code, fix) = match error {
         ScanError::Directory { .. } | ScanError::Read { .. } => {
             (Code::SnapshotUnreadable, "check that it exists and that you may read it")

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use agent_model::jobfile::nearest;
 use agent_model::yaml::{self, At, Node, Value};
 
 use super::{ConfigError, KEYS, Origin, SYSTEM_FILE, Setting, Variables};
@@ -100,5 +101,6 @@ fn scalar(node: &Node) -> Result<String, At> {
 
 fn unknown(key: &str) -> String {
     let known: Vec<&str> = KEYS.iter().map(|known| known.name).collect();
-    format!("unknown key `{key}`; the keys are {}", known.join(", "))
+    let meant = nearest(key, &known).map(|meant| format!("did you mean `{meant}`? ")).unwrap_or_default();
+    format!("unknown key `{key}`; {meant}the keys are {}", known.join(", "))
 }

@@ -38,7 +38,10 @@ fn test_flag_beats_variable_beats_file_beats_default() {
 #[test]
 fn test_unknown_key_is_refused_with_its_place() {
     let refused = refusal("slots: 3\nslot: 4\n");
-    assert!(refused.contains("agentd.yaml: line 2, column 1: unknown key `slot`"), "{refused}");
+    assert!(
+        refused.contains("agentd.yaml: line 2, column 1: unknown key `slot`; did you mean `slots`? the keys"),
+        "{refused}"
+    );
 }
 
 #[test]

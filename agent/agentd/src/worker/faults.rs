@@ -69,7 +69,9 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went
         ),
         End::Exited(_) if record.oom.is_some() => (Verdict::Failed, Some(out_of_memory(record))),
         End::Exited(ExitStatus::Signal(signal)) => (Verdict::Failed, Some(signaled(*signal, tail))),
-        End::Exited(ExitStatus::Code(code)) => (Verdict::Failed, Some(returned(*code, tail))),
+        End::Exited(ExitStatus::Code(code)) => {
+            (Verdict::Failed, Some(returned(*code, tail, spec.code.is_some())))
+        }
     };
     let fault = match (fault, record.unkilled) {
         (fault, 0) => fault,
@@ -255,7 +257,7 @@ fn signaled(signal: i32, tail: Vec<String>) -> Fault {
     with_tail(fault, tail).fix(fix)
 }
 
-fn returned(code: i32, tail: Vec<String>) -> Fault {
+fn returned(code: i32, tail: Vec<String>, has_code: bool) -> Fault {
     let says = |words: &[&str]| tail.iter().any(|line| words.iter().any(|word| line.contains(word)));
     let not_found = match code {
         126 | 127 => {
@@ -266,16 +268,33 @@ fn returned(code: i32, tail: Vec<String>) -> Fault {
     };
     if not_found {
         let fault = Fault::new(Code::CommandNotFound, "the command or its script was not found");
-        return with_tail(fault, tail).fix(
-            "correct the path in `command`: it is relative to the code directory, and ignored files are not there",
-        );
+        return with_tail(fault, tail).fix(match has_code {
+            true => "correct the path in `command`: it is relative to the code directory, and ignored files are not there",
+            false => {
+                "the job has no code: the command starts in an empty directory. If a file of yours is missing, add \
+                 `code: .` to the job file, which sends the folder that it is in"
+            }
+        });
     }
+    let absent = tail.iter().find_map(|line| absent_module(line)).map(str::to_owned);
     let fault = with_tail(Fault::new(Code::CommandFailed, format!("the command returned {code}")), tail);
     let fault = match code - 128 {
         signal @ 1..=31 => fault.why(format!("{code} is what a shell says after {}", signal_text(signal))),
         _ => fault,
     };
-    fault.fix("the end of the log says why; read all of it with `agentctl logs`")
+    fault.fix(match absent {
+        Some(module) => format!(
+            "the environment lacks `{module}`: add the package that has it to the requirements or the conda file of the \
+             job; if it is a file of yours, it must be in the code directory"
+        ),
+        None => "the end of the log says why; read all of it with `agentctl logs`".to_owned(),
+    })
+}
+
+/// The module that Python did not find, if a line says so: `ModuleNotFoundError: No module named 'numpy'`.
+fn absent_module(line: &str) -> Option<&str> {
+    let (_, quoted) = line.split_once("ModuleNotFoundError: No module named '")?;
+    quoted.split('\'').next()
 }
 
 fn with_tail(fault: Fault, tail: Vec<String>) -> Fault {
@@ -432,6 +451,11 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
         E::Stalled { .. } | E::Failed { .. } => {
             fault(Code::EnvBuild).fix("the build log says more: `agentctl logs --build`")
         }
+        E::Remembered { error, ago, left } => environment(error, kind).why(format!(
+            "this is remembered from a build {} s ago; a job that begins in {} s or later tries again",
+            ago.as_secs(),
+            left.as_secs() + 1
+        )),
         E::Command { .. } | E::Io { .. } => {
             fault(Code::EnvBuild).fix("look at the log of agentd on the node")
         }
@@ -823,6 +847,20 @@ mod tests {
     }
 
     #[test]
+    fn test_advice_fits_what_is_missing() {
+        let fix = |code: i32, tail: &str, has_code| {
+            returned(code, tail_lines(tail.as_bytes()), has_code).fix.unwrap()
+        };
+        let lost = "python: can't open file '/w/t.py': [Errno 2]";
+        assert!(fix(2, lost, false).contains("`code: .`") && !fix(2, lost, true).contains("`code: .`"));
+        let lacks =
+            "Traceback (most recent call last):\nModuleNotFoundError: No module named 'sklearn.svm'\n";
+        let said = fix(1, lacks, true);
+        assert!(said.contains("`sklearn.svm`") && said.contains("requirements"), "{said}");
+        assert!(fix(1, "ValueError: no", true).contains("agentctl logs"));
+    }
+
+    #[test]
     fn test_who_ended_a_job_is_named() {
         let sender = Sender { pid: 812, uid: 1000, name: "bash".into() };
         let record = ExitRecord { stop_signal: Some(15), stop_sender: Some(sender), ..code(143) };
@@ -899,6 +937,13 @@ mod tests {
         assert!(broken.why[0].contains("3 times") && broken.why[0].contains(&detail()), "{broken}");
         let killed = environment(&E::Killed { step: "solving", signal: 15, starved: false }, "conda");
         assert_eq!((killed.blame, killed.retry), (Blame::Platform, Retry::After(SOON)));
+        let unmet = E::Unsatisfied { requirement: "tiny==9".into(), detail: detail() };
+        let (ago, left) = (Duration::from_secs(12), Duration::from_millis(47_900));
+        let remembered = environment(&E::Remembered { error: Box::new(unmet.clone()), ago, left }, "pip");
+        let fresh = environment(&unmet, "pip");
+        assert_eq!((remembered.code, &remembered.fix), (Code::EnvUnsatisfied, &fresh.fix));
+        let said = remembered.why.last().unwrap();
+        assert!(said.contains("a build 12 s ago") && said.contains("begins in 48 s"), "{said}");
         let many: Vec<String> = (0..10).map(|n| n.to_string()).collect();
         assert_eq!(shortly(&many), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more");
     }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::links::{Found, Leads, Steps, follow};
-use super::statcache::StatCache;
+use super::survey::Choice;
 use super::tree::{Directory, Tally, TreeError, join};
 use super::walk::{Dir, Folder, Leaf, LeftOut, Place, Root, Rules, Stamp, is_executable, walk};
 use crate::{Hasher, holes, parallel};
@@ -105,6 +105,11 @@ impl Snapshot {
         }
     }
 
+    /// The files whose directory and name are `wanted`.
+    pub fn named(&self, wanted: impl Fn(&str, &str) -> bool) -> Vec<String> {
+        self.top.named(wanted)
+    }
+
     /// The digest of every content.
     #[cfg(test)]
     pub(crate) fn digests(&self) -> Vec<Digest> {
@@ -117,6 +122,17 @@ impl Folder {
     pub(super) fn each_file<'a>(&'a self, work: &mut impl FnMut(&'a Leaf)) {
         self.files.iter().for_each(&mut *work);
         self.folders.iter().for_each(|(_, child)| child.each_file(work));
+    }
+
+    /// The files whose directory and name are `wanted`.
+    pub(super) fn named(&self, wanted: impl Fn(&str, &str) -> bool) -> Vec<String> {
+        let mut named = Vec::new();
+        self.each_file(&mut |leaf| {
+            if wanted(&leaf.place.dir.path, &leaf.place.name) {
+                named.push(leaf.place.relative());
+            }
+        });
+        named
     }
 
     fn each_file_mut<'a>(&'a mut self, work: &mut impl FnMut(&'a mut Leaf)) {
@@ -222,18 +238,18 @@ pub enum ScanError {
 /// A code directory: without what `.amlignore`, or else `.gitignore`, in its root excludes, and without
 /// anything named `.git`. Blocks.
 pub fn scan(dir: &Path) -> Result<Snapshot, ScanError> {
-    scan_by(Rules::Code, dir, None)
+    Choice::default().scan(dir)
 }
 
 /// A directory with all it holds: no ignore rules, because somebody else has rules of his own for it. Blocks.
 pub fn scan_whole(dir: &Path) -> Result<Snapshot, ScanError> {
-    scan_by(Rules::Everything, dir, None)
+    Choice { whole: true, ..Choice::default() }.scan(dir)
 }
 
-pub(super) fn scan_by(rules: Rules, dir: &Path, cache: Option<&StatCache>) -> Result<Snapshot, ScanError> {
-    let page = cache.map(|cache| cache.page(rules, dir));
+pub(super) fn scan_chosen(choice: Choice<'_>, dir: &Path) -> Result<Snapshot, ScanError> {
+    let page = choice.cache.map(|cache| cache.page(choice.rules(), dir));
     let mut left_out = LeftOut::default();
-    let mut top = walk(&Arc::new(Root::open(dir)?), rules, &mut left_out)?;
+    let mut top = choice.walk(dir, &mut left_out)?;
     let recalled = page.as_ref().map(|page| page.recall(&mut top));
     let read = hash_all(&mut top, &AtomicBool::new(false))?;
     if let Some((page, recalled)) = page.zip(recalled) {
@@ -294,7 +310,7 @@ pub fn scan_outputs(
             }
             Err(error) => return Err(error),
         };
-        let mut part = walk(&root, Rules::Outputs, &mut left_out)?;
+        let mut part = walk(&root, Rules::Outputs, &[], &mut left_out)?;
         if !without.is_empty() {
             part.retain_files(&|leaf| !without.iter().any(|unread| unread.path == leaf.place.shown()));
         }
@@ -445,23 +461,29 @@ pub(super) fn hash_content(
 
 fn complete(dir: &Path, mut top: Folder, read: u64, left_out: LeftOut) -> Result<Snapshot, ScanError> {
     top.seal(dir, &mut Tally::default())?;
-    let (mut files, mut bytes, mut sizes) = (0, 0, Vec::new());
-    top.each_file(&mut |leaf| {
-        files += 1;
-        bytes += leaf.stamp.size;
-        sizes.push(leaf);
-    });
+    let (files, bytes, largest) = sums(&top);
     Ok(Snapshot {
         root: top.digest,
         files,
         bytes,
         read,
         skipped: left_out.count,
-        largest: largest(sizes),
+        largest,
         warnings: left_out.warnings,
         unread: left_out.unread,
         top,
     })
+}
+
+/// How many files there are below, their bytes, and the largest of them.
+pub(super) fn sums(top: &Folder) -> (u64, u64, Vec<(String, u64)>) {
+    let (mut files, mut bytes, mut sizes) = (0, 0, Vec::new());
+    top.each_file(&mut |leaf| {
+        files += 1;
+        bytes += leaf.stamp.size;
+        sizes.push(leaf);
+    });
+    (files, bytes, largest(sizes))
 }
 
 fn largest(mut files: Vec<&Leaf>) -> Vec<(String, u64)> {

@@ -34,7 +34,8 @@ use agent_model::ids::hex;
 use agent_model::{Clock, SystemClock};
 use rustix::fs::{Mode, OFlags};
 
-use super::scan::{ScanError, Snapshot, scan_by};
+use super::scan::{ScanError, Snapshot};
+use super::survey::Choice;
 use super::walk::{Folder, Leaf, Rules, Stamp};
 use crate::digest_of;
 
@@ -78,12 +79,12 @@ impl StatCache {
 
     /// Like [`scan`](super::scan()), without reading what is remembered.
     pub fn scan(&self, dir: &Path) -> Result<Snapshot, ScanError> {
-        scan_by(Rules::Code, dir, Some(self))
+        Choice { cache: Some(self), ..Choice::default() }.scan(dir)
     }
 
     /// Like [`scan_whole`](super::scan_whole), without reading what is remembered.
     pub fn scan_whole(&self, dir: &Path) -> Result<Snapshot, ScanError> {
-        scan_by(Rules::Everything, dir, Some(self))
+        Choice { whole: true, cache: Some(self), ..Choice::default() }.scan(dir)
     }
 
     /// Has every file of `dir` read again by the next scan.

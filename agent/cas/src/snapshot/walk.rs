@@ -7,6 +7,7 @@
 //! A tree may have a million files, and all of it is in memory until it is sent: what is kept of a file is its
 //! name, a stamp, a hash, and a pointer to what it shares with its neighbours.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,12 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use agent_model::Digest;
+use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::links::{Found, Leads, Steps, follow};
 use super::scan::{ScanError, Unread, is_kept_back};
+use super::survey::{GIT, Ruled};
 use super::tree::join;
 use super::{MAX_DEPTH, pattern};
 use crate::parallel;
@@ -223,12 +226,21 @@ pub(super) struct LeftOut {
     pub(super) count: u64,
     pub(super) warnings: Vec<String>,
     pub(super) unread: Vec<Unread>,
+    /// What rules left out, by the rule.
+    pub(super) rules: BTreeMap<String, Ruled>,
 }
 
 impl LeftOut {
     pub(super) fn warn(&mut self, path: &str, why: &str) {
         self.count += 1;
         self.warnings.push(format!("{path} {why}"));
+    }
+
+    fn by_rule(&mut self, rule: &str, count: u64, paths: impl IntoIterator<Item = String>) {
+        match self.rules.get_mut(rule) {
+            Some(ruled) => ruled.add(count, paths),
+            None => self.rules.entry(rule.to_owned()).or_default().add(count, paths),
+        }
     }
 }
 
@@ -243,13 +255,18 @@ pub(super) enum Rules {
     Outputs,
 }
 
-/// Everything below `root`.
-pub(super) fn walk(root: &Arc<Root>, rules: Rules, left_out: &mut LeftOut) -> Result<Folder, ScanError> {
+/// Everything below `root`; directories that are one of `never`, by device and number, are not entered.
+pub(super) fn walk(
+    root: &Arc<Root>,
+    rules: Rules,
+    never: &[(u64, u64)],
+    left_out: &mut LeftOut,
+) -> Result<Folder, ScanError> {
     let ignore = match rules {
         Rules::Code => read_ignore_file(root, left_out)?,
         Rules::Everything | Rules::Outputs => Gitignore::empty(),
     };
-    let walker = Walker { root, rules, ignore, last: AtomicUsize::new(0) };
+    let walker = Walker { root, rules, never, ignore, last: AtomicUsize::new(0) };
     let top = Task { number: 0, parent: None, name: "".into(), path: String::new(), depth: 0 };
     let mut listed = parallel::grow(top, parallel::cores(), |task, found| walker.list(task, found))?;
     // By number: a directory after the one that names it.
@@ -258,6 +275,9 @@ pub(super) fn walk(root: &Arc<Root>, rules: Rules, left_out: &mut LeftOut) -> Re
         listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.warnings)).collect();
     warnings.sort_unstable();
     left_out.unread.extend(listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.unread)));
+    for (rule, ruled) in listed.iter_mut().flat_map(|listed| std::mem::take(&mut listed.left_out.rules)) {
+        left_out.by_rule(&rule, ruled.count, ruled.examples);
+    }
     left_out.warnings.append(&mut warnings);
     left_out.count += listed.iter().map(|listed| listed.left_out.count).sum::<u64>();
     let mut top = put_together(listed);
@@ -320,31 +340,48 @@ fn put_together(mut listed: Vec<Listed>) -> Folder {
 
 /// The first of the two ignore files that exists; they are never merged.
 fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Gitignore, ScanError> {
+    const AML: &str = ".amlignore";
+    const GIT: &str = ".gitignore";
     let mut builder = GitignoreBuilder::new("");
-    for name in [".amlignore", ".gitignore"] {
-        let path = root.shown(name);
-        let mut text = Vec::new();
-        // A pipe in its place does not block, and says nothing.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let read = rustix::fs::openat(&root.fd, name, flags, Mode::empty())
-            .map_err(io::Error::from)
-            .and_then(|file| File::from(file).read_to_end(&mut text));
-        match read {
-            Err(source) if source.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(ScanError::Read { path, source }),
-            Ok(_) => {}
-        }
-        let text = String::from_utf8_lossy(&text);
-        // A carriage return ends the last line as well, with a newline behind it or without.
-        for line in text.trim_start_matches('\u{feff}').split('\n') {
-            let line = line.strip_suffix('\r').unwrap_or(line);
-            if pattern::for_library(line).iter().any(|pattern| builder.add_line(None, pattern).is_err()) {
-                left_out.warnings.push(format!("{name}: the line {line:?} is no pattern"));
+    let (name, text) = match read_text(root, AML)? {
+        Some(text) => {
+            let other = read_text(root, GIT).ok().flatten().unwrap_or_default();
+            if text != other && lines(&other).any(|line| !pattern::for_library(line).is_empty()) {
+                left_out.warnings.push(format!("{AML} is there, so {GIT} has no effect"));
             }
+            (AML, text)
         }
-        break;
+        None => (GIT, read_text(root, GIT)?.unwrap_or_default()),
+    };
+    for (number, line) in (1..).zip(lines(&text)) {
+        // The library gives back with each match what it was told here, and makes no other use of it.
+        let rule = PathBuf::from(format!("{name}:{number}: {}", line.trim_end()));
+        let add = |pattern: &String| builder.add_line(Some(rule.clone()), pattern).is_err();
+        if pattern::for_library(line).iter().any(add) {
+            left_out.warnings.push(format!("{name}: the line {line:?} is no pattern"));
+        }
     }
     builder.build().map_err(|source| ScanError::Ignore { source: Box::new(source) })
+}
+
+/// A carriage return ends the last line as well, with a newline behind it or without.
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    let lines = text.trim_start_matches('\u{feff}').split('\n');
+    lines.map(|line| line.strip_suffix('\r').unwrap_or(line))
+}
+
+fn read_text(root: &Root, name: &str) -> Result<Option<String>, ScanError> {
+    let mut text = Vec::new();
+    // A pipe in its place does not block, and says nothing.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let read = rustix::fs::openat(&root.fd, name, flags, Mode::empty())
+        .map_err(io::Error::from)
+        .and_then(|file| File::from(file).read_to_end(&mut text));
+    match read {
+        Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(ScanError::Read { path: root.shown(name), source }),
+        Ok(_) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+    }
 }
 
 /// A directory to list.
@@ -371,6 +408,7 @@ struct Listed {
 struct Walker<'a> {
     root: &'a Arc<Root>,
     rules: Rules,
+    never: &'a [(u64, u64)],
     ignore: Gitignore,
     /// The highest number of a directory so far.
     last: AtomicUsize,
@@ -405,6 +443,10 @@ impl Walker<'_> {
                 self.pass_over(&path, error, &mut left_out)?;
                 None
             }
+            Ok(fd) if self.is_barred(&fd) => {
+                left_out.warn(&path, "belongs to agentd itself; left out");
+                None
+            }
             Ok(fd) => {
                 let dir = Arc::new(Dir { root: Arc::clone(self.root), path });
                 let mut listing = Listing { walker: self, fd: fd.as_fd(), dir, left_out: &mut left_out };
@@ -422,8 +464,21 @@ impl Walker<'_> {
         Ok(Listed { number, parent, name, folder, left_out })
     }
 
-    fn is_ignored(&self, name: &str, below: &str, kind: FileType) -> bool {
-        self.rules == Rules::Code && (name == ".git" || self.ignore.matched(below, kind.is_dir()).is_ignore())
+    fn is_barred(&self, dir: &OwnedFd) -> bool {
+        let is = |stat: Stat| self.never.contains(&(stat.st_dev, stat.st_ino));
+        !self.never.is_empty() && rustix::fs::fstat(dir).is_ok_and(is)
+    }
+
+    /// The rule that leaves an entry out, for people.
+    fn ignored_by(&self, name: &str, below: &str, kind: FileType) -> Option<&str> {
+        match self.rules {
+            Rules::Code if name == ".git" => Some(GIT),
+            Rules::Code => match self.ignore.matched(below, kind.is_dir()) {
+                Match::Ignore(rule) => rule.from().and_then(Path::to_str),
+                Match::None | Match::Whitelist(_) => None,
+            },
+            Rules::Everything | Rules::Outputs => None,
+        }
     }
 }
 
@@ -501,9 +556,10 @@ impl Listing<'_> {
 
     /// Counts an entry that the rules exclude.
     fn leave_out(&mut self, name: &str, below: &str, kind: FileType) -> bool {
-        let ignored = self.walker.is_ignored(name, below, kind);
-        self.left_out.count += u64::from(ignored);
-        ignored
+        let Some(rule) = self.walker.ignored_by(name, below, kind) else { return false };
+        self.left_out.count += 1;
+        self.left_out.by_rule(rule, 1, [below.to_owned()]);
+        true
     }
 
     /// The target of a link.

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use super::environment::{EnvironmentRef, environment, local};
-use super::section::{Refusal, Section, Stranger, Warning, nearest, within};
+use super::section::{Mistakes, Refusal, Section, Stranger, Warning, nearest, within};
 use crate::EnvSpec;
 use crate::container::Options;
 use crate::expr::{self, Reference};
@@ -39,7 +39,7 @@ pub struct InputRef {
     pub place: Place,
 }
 
-/// Reads a command job. The fault names the line and the column.
+/// Reads a command job. The fault names the line and the column of the first mistake, and the others as causes.
 pub fn command_job(text: &str) -> Result<CommandJob, Fault> {
     let node = yaml::parse(text).map_err(Refusal::syntax)?;
     if node.value == Value::Null {
@@ -47,39 +47,43 @@ pub fn command_job(text: &str) -> Result<CommandJob, Fault> {
             .fix("write at least a `command`, for example `command: python train.py`")
             .into());
     }
-    Ok(read(node)?)
+    read(node)
 }
 
-fn read(node: Node) -> Result<CommandJob, Refusal> {
-    let mut warnings = Vec::new();
+fn read(node: Node) -> Result<CommandJob, Fault> {
+    let (mut warnings, mut wrong) = (Vec::new(), Mistakes::default());
     let mut top = Section::open(node, "")?;
+    // What is no command job has other rules: nothing else is said of it.
     refuse_other_kinds(&mut top)?;
     top.ignore(&["$schema", "properties", "parent_job_name", "identity"]);
     top.warn_of(&[("services", "the agent does not open doors into a running job")], &mut warnings);
-    read_compute(&mut top, &mut warnings)?;
-    let code = read_code(&mut top)?;
-    let environment = match top.node("environment") {
-        Some(node) => environment(node, &mut warnings)?,
-        None => EnvironmentRef::Spec(EnvSpec::host()),
-    };
-    let (limits, limits_at) = read_limits(&mut top, &mut warnings)?;
+    wrong.note(read_compute(&mut top, &mut warnings));
+    let code = wrong.note(read_code(&mut top));
+    let environment =
+        top.node("environment").and_then(|node| wrong.note(environment(node, &mut warnings).map(Some)));
+    let (limits, limits_at) = read_limits(&mut top, &mut warnings, &mut wrong);
     let mut draft = JobDraft {
-        name: read_name(&mut top)?,
-        display_name: top.text("display_name")?.unwrap_or_default(),
-        description: top.text("description")?.unwrap_or_default(),
-        experiment: top.text("experiment_name")?.unwrap_or_default(),
-        tags: top.texts("tags")?,
-        environment_variables: top.texts("environment_variables")?,
-        resources: read_resources(&mut top, &mut warnings)?,
+        name: wrong.note(read_name(&mut top)),
+        display_name: wrong.note(top.text("display_name")).unwrap_or_default(),
+        description: wrong.note(top.text("description")).unwrap_or_default(),
+        experiment: wrong.note(top.text("experiment_name")).unwrap_or_default(),
+        tags: wrong.note(top.texts("tags")),
+        environment_variables: wrong.note(top.texts("environment_variables")),
+        resources: read_resources(&mut top, &mut warnings, &mut wrong),
         limits,
-        retry: read_retry(&mut top, &mut warnings)?,
-        priority: read_priority(&mut top, &mut warnings)?,
+        retry: read_retry(&mut top, &mut warnings, &mut wrong),
+        priority: wrong.note(read_priority(&mut top, &mut warnings)),
         ..JobDraft::default()
     };
     warn_of_no_replacement(limits_at, &draft, &mut warnings);
-    let inputs = read_inputs(&mut top, &mut draft, &mut warnings)?;
-    read_outputs(&mut top, &mut draft, &mut warnings)?;
-    draft.command = read_command(top, &draft, &inputs, &mut warnings)?;
+    let before = wrong.count();
+    let inputs = read_inputs(&mut top, &mut draft, &mut warnings, &mut wrong);
+    read_outputs(&mut top, &mut draft, &mut warnings, &mut wrong);
+    // Of an input that is wrong it is not known whether the command may use it.
+    let known = (wrong.count() == before).then_some(inputs.as_slice());
+    draft.command = wrong.note(read_command(top, &draft, known, &mut warnings));
+    wrong.told()?;
+    let environment = environment.unwrap_or_else(|| EnvironmentRef::Spec(EnvSpec::host()));
     Ok(CommandJob { draft, code, environment, inputs, warnings })
 }
 
@@ -148,22 +152,26 @@ fn read_name(top: &mut Section) -> Result<Option<crate::JobId>, Refusal> {
 
 const COUNT: &str = "a whole number of at least 1";
 
-fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Resources, Refusal> {
-    let Some(mut section) = top.section("resources")? else { return Ok(Resources::default()) };
+fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistakes) -> Resources {
+    let Some(mut section) = wrong.note(top.section("resources")) else { return Resources::default() };
+    let nodes = wrong.note(section.parsed::<NonZeroU32>("instance_count", COUNT));
     let resources = Resources {
-        nodes: section.parsed::<NonZeroU32>("instance_count", COUNT)?.map_or(1, NonZeroU32::get),
-        gpus: section.parsed("gpus", "a whole number")?.unwrap_or(0),
-        memory: section.bytes("memory")?.unwrap_or(0),
-        shm: section.bytes("shm_size")?.unwrap_or(0),
-        docker_args: read_docker_args(&mut section)?,
+        nodes: nodes.map_or(1, NonZeroU32::get),
+        gpus: wrong.note(section.parsed("gpus", "a whole number")).unwrap_or(0),
+        memory: wrong.note(section.bytes("memory")).unwrap_or(0),
+        shm: wrong.note(section.bytes("shm_size")).unwrap_or(0),
+        docker_args: wrong.note(read_docker_args(&mut section)),
     };
     section.ignore(&["max_instance_count", "locations", "properties"]);
     section.warn_of(
-        &[("instance_type", "machines are not rented here; ask with `gpus` and `memory`")],
+        &[
+            ("instance_type", "machines are not rented here; ask with `gpus` and `memory`"),
+            ("cpus", "jobs share the CPUs of a machine"),
+        ],
         warnings,
     );
     section.finish(warnings);
-    Ok(resources)
+    resources
 }
 
 /// One text, or several. Which arguments there may be is a matter of the job, which says so at this place.
@@ -186,23 +194,25 @@ fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Refusal> {
 }
 
 /// The limits, and where they stand.
-fn read_limits(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<(Limits, Option<Place>), Refusal> {
-    let Some(mut section) = top.section("limits")? else { return Ok((Limits::default(), None)) };
+fn read_limits(
+    top: &mut Section,
+    warnings: &mut Vec<Warning>,
+    wrong: &mut Mistakes,
+) -> (Limits, Option<Place>) {
+    let Some(mut section) = wrong.note(top.section("limits")) else { return (Limits::default(), None) };
     let place = section.place();
+    let on_disconnect = wrong.note(section.word("on_disconnect", &OnDisconnect::WORDS));
     let limits = Limits {
-        timeout: section.duration("timeout")?,
-        grace: section.duration("grace")?,
-        on_disconnect: section
-            .word("on_disconnect", &OnDisconnect::WORDS)?
-            .and_then(OnDisconnect::parse)
-            .unwrap_or_default(),
+        timeout: wrong.note(section.duration("timeout")),
+        grace: wrong.note(section.duration("grace")),
+        on_disconnect: on_disconnect.and_then(OnDisconnect::parse).unwrap_or_default(),
     };
     section.finish(warnings);
     if limits.timeout.is_some_and(|timeout| timeout.is_zero()) {
-        return Err(Refusal::invalid(place, "`limits.timeout` is 0 seconds")
-            .fix("give the longest time the command may run, or leave the key out"));
+        wrong.note::<()>(Err(Refusal::invalid(place, "`limits.timeout` is 0 seconds")
+            .fix("give the longest time the command may run, or leave the key out")));
     }
-    Ok((limits, Some(place)))
+    (limits, Some(place))
 }
 
 /// A job that may not have a second attempt has nothing to be replaced by.
@@ -217,17 +227,16 @@ fn warn_of_no_replacement(place: Option<Place>, draft: &JobDraft, warnings: &mut
     }
 }
 
-fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<RetryPolicy, Refusal> {
-    let Some(mut section) = top.section("retry")? else { return Ok(RetryPolicy::default()) };
+fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistakes) -> RetryPolicy {
     let usual = RetryPolicy::default();
+    let Some(mut section) = wrong.note(top.section("retry")) else { return usual };
+    let attempts = wrong.note(section.parsed::<NonZeroU32>("max_attempts", COUNT));
     let retry = RetryPolicy {
-        max_attempts: section
-            .parsed::<NonZeroU32>("max_attempts", COUNT)?
-            .map_or(usual.max_attempts, NonZeroU32::get),
-        backoff: section.duration("backoff")?.unwrap_or(usual.backoff),
+        max_attempts: attempts.map_or(usual.max_attempts, NonZeroU32::get),
+        backoff: wrong.note(section.duration("backoff")).unwrap_or(usual.backoff),
     };
     section.finish(warnings);
-    Ok(retry)
+    retry
 }
 
 fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Refusal> {
@@ -243,23 +252,26 @@ fn read_inputs(
     top: &mut Section,
     draft: &mut JobDraft,
     warnings: &mut Vec<Warning>,
-) -> Result<Vec<InputRef>, Refusal> {
-    let Some(section) = top.section("inputs")? else { return Ok(Vec::new()) };
+    wrong: &mut Mistakes,
+) -> Vec<InputRef> {
+    let Some(section) = wrong.note(top.section("inputs")) else { return Vec::new() };
     let mut paths = Vec::new();
     for (key, node) in section.into_entries() {
-        match read_input(key.text, node, warnings)? {
+        match wrong.note(read_input(key.text, node, warnings)) {
             ReadInput::Literal(name, text) => drop(draft.inputs.insert(name, Input::Literal(text))),
             ReadInput::Path(input) => paths.push(input),
             ReadInput::Absent => {}
         }
     }
-    Ok(paths)
+    paths
 }
 
+#[derive(Default)]
 enum ReadInput {
     Literal(String, String),
     Path(InputRef),
     /// Optional, and nothing was given.
+    #[default]
     Absent,
 }
 
@@ -336,16 +348,15 @@ fn scheme(path: &str) -> Option<&str> {
     (known || (rest.starts_with("//") && scheme != "file")).then_some(scheme)
 }
 
-fn read_outputs(top: &mut Section, draft: &mut JobDraft, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
-    let Some(section) = top.section("outputs")? else { return Ok(()) };
+fn read_outputs(top: &mut Section, draft: &mut JobDraft, warnings: &mut Vec<Warning>, wrong: &mut Mistakes) {
+    let Some(section) = wrong.note(top.section("outputs")) else { return };
     for (key, node) in section.into_entries() {
         let output = match node.value {
-            Value::Null => Output::Folder,
-            _ => read_output(&key.text, node, warnings)?,
+            Value::Null => Some(Output::Folder),
+            _ => wrong.note(read_output(&key.text, node, warnings).map(Some)),
         };
-        draft.outputs.insert(key.text, output);
+        draft.outputs.extend(output.map(|output| (key.text, output)));
     }
-    Ok(())
 }
 
 fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Output, Refusal> {
@@ -365,11 +376,12 @@ fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Ou
     Ok(if kind == Some("uri_file") { Output::File } else { Output::Folder })
 }
 
-/// The last key to be read: what is left then is not known, and may be a slip of `command`.
+/// The last key to be read: what is left then is not known, and may be a slip of `command`. What it refers to is
+/// looked for where all `inputs` and outputs are known.
 fn read_command(
     mut top: Section,
     draft: &JobDraft,
-    inputs: &[InputRef],
+    inputs: Option<&[InputRef]>,
     warnings: &mut Vec<Warning>,
 ) -> Result<String, Refusal> {
     let start = top.place();
@@ -386,8 +398,10 @@ fn read_command(
     };
     warnings.extend(strangers.into_iter().map(Stranger::into_warning));
     let command = node.text().map_err(|at| within("command", at))?;
-    let input_names = draft.inputs.keys().chain(inputs.iter().map(|input| &input.name));
-    check_references(&node, command, &input_names.map(String::as_str).collect::<Vec<_>>(), draft)?;
+    if let Some(inputs) = inputs {
+        let input_names = draft.inputs.keys().chain(inputs.iter().map(|input| &input.name));
+        check_references(&node, command, &input_names.map(String::as_str).collect::<Vec<_>>(), draft)?;
+    }
     Ok(command.to_owned())
 }
 

@@ -1,6 +1,6 @@
 //! The environment of a job file, inline or as a document of its own.
 
-use super::section::{Refusal, Section, Warning, within};
+use super::section::{Refusal, Section, Stranger, Warning, within};
 use crate::EnvSpec;
 use crate::fault::Fault;
 use crate::yaml::{self, Node, Place, Value};
@@ -99,7 +99,11 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
         return Err(Refusal::invalid(place, "this is a conda file, not an environment")
             .fix("save it beside the job file and write `environment: {conda_file: ./conda.yml}`"));
     }
-    section.finish(warnings);
+    let strangers = section.strangers();
+    let slip = strangers
+        .iter()
+        .find_map(|stranger| Some((stranger.place, stranger.name.clone(), stranger.resembles?)));
+    warnings.extend(strangers.into_iter().map(Stranger::into_warning));
     match (image, conda, lock, build, python, requirements) {
         (None, None, None, Some(build), None, None) => build_context(build, warnings),
         (Some(_), _, Some(_), None, None, None) => Err(Refusal::unsupported(
@@ -119,8 +123,12 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
             let python = python.unwrap_or_else(|| EnvSpec::DEFAULT_PYTHON.to_owned());
             Ok(EnvironmentRef::Spec(EnvSpec::Host { python, requirements: Vec::new() }))
         }
-        (None, None, None, None, None, None) => Err(Refusal::invalid(place, "the environment names nothing")
-            .fix("give it an `image`, a `conda_file`, a `build`, or a `python` with `requirements`")),
+        (None, None, None, None, None, None) => Err(match slip {
+            Some((place, name, meant)) => Refusal::invalid(place, format!("`{name}` is not known"))
+                .fix(format!("did you mean `{meant}`?")),
+            None => Refusal::invalid(place, "the environment names nothing")
+                .fix("give it an `image`, a `conda_file`, a `build`, or a `python` with `requirements`"),
+        }),
         _ => Err(Refusal::invalid(place, "the environment names two things that exclude each other").fix(
             "keep one of: `image` with or without `conda_file`, `conda_file` with or without `conda_lock`, \
              `build`, `python` with `requirements`",

@@ -62,6 +62,37 @@ impl From<Refusal> for Fault {
     }
 }
 
+/// What is wrong with a document: whoever reads it goes on after each mistake, so that all are told at once.
+#[derive(Default)]
+pub(crate) struct Mistakes(Vec<Refusal>);
+
+impl Mistakes {
+    /// What was read, or what stands for it after a mistake.
+    pub(crate) fn note<T: Default>(&mut self, read: Result<T, Refusal>) -> T {
+        read.unwrap_or_else(|refusal| {
+            self.0.push(refusal);
+            T::default()
+        })
+    }
+
+    /// How many there are so far.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The first in the document as a fault, the others as its causes.
+    pub(crate) fn told(mut self) -> Result<(), Fault> {
+        self.0.sort_by_key(|refusal| refusal.at.place);
+        let mut refusals = self.0.into_iter();
+        let Some(first) = refusals.next() else { return Ok(()) };
+        let also = |fault: Fault, other: Refusal| {
+            let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
+            fault.why(format!("also {}{fix}", other.at))
+        };
+        Err(refusals.fold(first.into(), also))
+    }
+}
+
 /// A mapping being read, and the path of keys that leads to it.
 pub(crate) struct Section {
     path: String,
@@ -240,7 +271,7 @@ fn guess(written: &str, words: &[&'static str]) -> String {
 }
 
 /// The known word that `written` is most likely a slip of.
-pub(crate) fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
+pub fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
     let fold = |word: &str| word.to_lowercase().replace('-', "_");
     let written = fold(written);
     let distances = known.iter().map(|word| (distance(&written, &fold(word)), *word));

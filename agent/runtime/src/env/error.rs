@@ -244,6 +244,16 @@ pub enum AcquireError {
         #[source]
         source: Arc<CommandError>,
     },
+    /// It failed so a while ago, and nobody looked again since.
+    #[error("{error}")]
+    Remembered {
+        /// Why it failed then.
+        error: Box<AcquireError>,
+        /// How long ago.
+        ago: Duration,
+        /// When it is looked at again.
+        left: Duration,
+    },
     /// The file system refused something.
     #[error("could not {what} {}", path.display())]
     Io {
@@ -320,12 +330,18 @@ impl AcquireError {
         matches!(self, AcquireError::Engine(error) if error.is_unknown())
     }
 
-    /// The same would happen at once again, so it is remembered for a while.
+    /// The same would happen at once again, so it is remembered for a while. What is cheap to look at, and what
+    /// somebody mends on the node before he tries again, is not.
     pub(super) fn is_lasting(&self) -> bool {
         use AcquireError as E;
         !matches!(
             self,
-            E::Network { .. }
+            E::PythonMissing { .. }
+                | E::PythonUnusable { .. }
+                | E::VenvMissing { .. }
+                | E::EngineMissing { .. }
+                | E::Lacks { .. }
+                | E::Network { .. }
                 | E::Denied { .. }
                 | E::Damaged { .. }
                 | E::DiskFull { .. }

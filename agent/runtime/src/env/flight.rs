@@ -1,7 +1,8 @@
 //! One build for everybody who waits for it.
 //!
 //! A build is a shared future: whoever waits polls it, the last one who leaves drops it, and with it the
-//! builder's processes. It prints into a [`Transcript`], which each waiter copies into a log of its own.
+//! builder's processes. It prints into a [`Transcript`], which each waiter copies into a log of its own. A failure that
+//! would come again is answered from memory for a minute, and the answer says so.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -151,8 +152,11 @@ impl Flight {
     fn seat(&self) -> Option<Seat> {
         let (build, transcript) = match self {
             Flight::Building { build, transcript } => (build.upgrade()?, transcript),
-            Flight::Failed { error, transcript, .. } => {
-                (std::future::ready(Err(error.clone())).boxed().shared(), transcript)
+            Flight::Failed { error, transcript, at } => {
+                let ago = at.elapsed();
+                let left = REMEMBERED.saturating_sub(ago);
+                let error = AcquireError::Remembered { error: Box::new(error.clone()), ago, left };
+                (std::future::ready(Err(error)).boxed().shared(), transcript)
             }
         };
         Some(Seat { build, transcript: transcript.clone() })

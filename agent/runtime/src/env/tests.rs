@@ -224,6 +224,8 @@ async fn test_requirement_that_cannot_be_met_is_named() {
     let again =
         environments.acquire(&pip("python3", &lines), &fixture.path("again"), &nobody()).await.unwrap_err();
     assert_eq!(again.to_string(), error.to_string());
+    let AcquireError::Remembered { ago, left, .. } = again else { panic!("{again:?}") };
+    assert_eq!(ago + left, Duration::from_secs(60));
     assert!(started.elapsed() < Duration::from_millis(500), "a lasting failure is remembered");
     assert_eq!(fixture.log("again"), log);
     let prefix = fixture.path("envs");
@@ -440,13 +442,26 @@ async fn test_what_a_killed_daemon_left_is_ended_and_built_anew() {
 }
 
 #[tokio::test]
-async fn test_failure_of_the_network_is_not_remembered() {
+async fn test_failure_that_somebody_may_mend_at_once_is_not_remembered() {
+    use AcquireError as E;
     let fixture = Fixture::new();
-    let fails = Some(AcquireError::Network { detail: "down".to_owned() });
-    let environments = fixture.scripted([Script { fails, ..Script::default() }]);
-    let (spec, log) = (EnvSpec::host(), fixture.path("log"));
-    assert!(matches!(environments.acquire(&spec, &log, &nobody()).await, Err(AcquireError::Network { .. })));
-    assert!(environments.acquire(&spec, &log, &nobody()).await.is_ok());
+    let log = fixture.path("log");
+    let text = || "so it is".to_owned();
+    let failures = [
+        E::Network { detail: text() },
+        E::PythonMissing { name: text() },
+        E::PythonUnusable { path: "/p".into(), detail: text() },
+        E::VenvMissing { python: "/p".into(), package: text() },
+        E::EngineMissing { looked: None },
+        E::Lacks { python: "/p".into(), missing: vec![text()] },
+    ];
+    for (number, error) in failures.into_iter().enumerate() {
+        let environments = fixture.scripted([Script { fails: Some(error.clone()), ..Script::default() }]);
+        let spec = pip("python3", &[format!("number=={number}")]);
+        let told = environments.acquire(&spec, &log, &nobody()).await.unwrap_err();
+        assert_eq!(format!("{told:?}"), format!("{error:?}"));
+        assert!(environments.acquire(&spec, &log, &nobody()).await.is_ok(), "{error:?}");
+    }
 }
 
 #[tokio::test]

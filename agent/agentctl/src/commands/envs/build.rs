@@ -32,7 +32,8 @@ pub(super) async fn build(
     plan.warnings.iter().for_each(|warning| output.warn(warning));
     let client = Client::find_or_start(socket, output).await?;
     let hint = plan.hint.clone();
-    let spec = plan.ship(&client.blobs(), false, output).await?;
+    let never = client.own_directories().await?;
+    let spec = plan.ship(&client.blobs(), &never, false, output).await?;
     let job = Box::pin(submit::enqueue(&client, spec, hint)).await?;
     output.note(&format!("job:  {job}"));
     let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0 };

@@ -293,7 +293,7 @@ fn test_a_tree_of_many_directories_is_the_same_each_time() {
 fn test_a_file_that_is_another_when_it_is_read_is_taken_as_it_is_or_named() {
     let top = |dir: &Path| {
         let root = Arc::new(Root::open(dir).unwrap());
-        walk(&root, Rules::Everything, &mut LeftOut::default()).unwrap()
+        walk(&root, Rules::Everything, &[], &mut LeftOut::default()).unwrap()
     };
     for (change, content) in [("shorter", "a"), ("longer", "a longer one"), ("", ""), ("same size", "xyz")] {
         let dir = tree(&[("x", "abc")]);

@@ -203,6 +203,32 @@ fn test_slips_are_answered_with_what_was_meant() {
 }
 
 #[test]
+fn test_all_mistakes_are_told_at_once_the_first_one_first() {
+    let fault = refused(
+        "command: python t.py ${{inputs.a}}\nenvironment: {requirments: r.txt}\nname: my job\n\
+         resources: {gpus: two, memory: much}\nlimits: {timeout: soon}\ninputs: {a: {type: strin}}\n",
+    );
+    assert_eq!(fault.what, "line 2, column 15: `environment.requirments` is not known");
+    assert_eq!(fault.fix.as_deref(), Some("did you mean `requirements`?"));
+    let places = [
+        "line 3, column 7",
+        "line 4, column 19",
+        "line 4, column 32",
+        "line 5, column 19",
+        "line 6, column 20",
+    ];
+    assert_eq!(fault.why.len(), places.len(), "{:?}", fault.why);
+    for (why, place) in fault.why.iter().zip(places) {
+        assert!(why.starts_with(&format!("also {place}: ")), "{why}");
+    }
+    assert!(fault.why[0].contains("display_name"), "{}", fault.why[0]);
+    // What is known of a kind of job that is not run is that, and nothing else.
+    assert_eq!(refused("type: sweep\nname: my job\n").why, [""; 0]);
+    let text = "command: x\nresources: {cpus: 2}\n";
+    assert!(!command_job(text).unwrap().warnings[0].message.contains("did you mean"));
+}
+
+#[test]
 fn test_broken_text_is_a_file_fault() {
     let fault = refused("command: x\n  bad: [\n");
     assert_eq!(fault.code, Code::JobFile);

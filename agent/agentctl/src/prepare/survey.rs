@@ -1,0 +1,230 @@
+//! What a plan would send, told before anything travels: how much, the largest, what rules leave out, what looks like
+//! a key; and the directories that nobody means to send.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use agent_cas::snapshot::Survey;
+use agent_model::{Code, Fault, size};
+
+use super::Plan;
+use super::ship::{Kind, unreadable};
+use crate::output::Paper;
+use crate::output::text::{clean, count, wrap};
+
+/// Files that are named one by one.
+const SHOWN: usize = 5;
+
+/// Names of files that hold keys or passwords, as programs write them.
+const KEYS: [&str; 11] = [
+    ".env",
+    ".git-credentials",
+    ".htpasswd",
+    ".netrc",
+    ".npmrc",
+    ".pgpass",
+    ".pypirc",
+    "id_dsa",
+    "id_ecdsa",
+    "id_ed25519",
+    "id_rsa",
+];
+/// How the names of others end.
+const KEY_ENDINGS: [&str; 4] = [".pem", ".p12", ".pfx", ".key"];
+/// Directories that hold nothing but.
+const KEY_DIRECTORIES: [&str; 5] = [".ssh", ".aws", ".azure", ".gnupg", ".kube"];
+
+/// By its directory and its name a file may hold a key or a password.
+pub(super) fn is_key(dir: &str, name: &str) -> bool {
+    KEYS.contains(&name)
+        || KEY_ENDINGS.iter().any(|ending| name.ends_with(ending))
+        || dir.split('/').any(|part| KEY_DIRECTORIES.contains(&part))
+}
+
+/// What is said of such files before they travel.
+pub(super) fn keys(found: &[String]) -> Option<String> {
+    let few = found.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = match found.len().checked_sub(SHOWN) {
+        None | Some(0) => String::new(),
+        Some(more) => format!(" and {more} more"),
+    };
+    (!found.is_empty()).then(|| {
+        let look =
+            if found.len() == 1 { "looks like a key or password" } else { "look like keys or passwords" };
+        format!("{few}{more} {look}, for everybody to read who may read the job; a .amlignore keeps them out")
+    })
+}
+
+impl Plan {
+    /// What travels: what it is called, which of its files count, and where it is.
+    fn parts(&self) -> Vec<(String, Kind, &Path)> {
+        let code = self.code.iter().map(|dir| ("code".to_owned(), Kind::Code, dir.as_path()));
+        let inputs = self.inputs.iter().map(|(name, path)| {
+            let kind = if path.is_file() { Kind::File } else { Kind::Folder };
+            (format!("input {name}"), kind, path.as_path())
+        });
+        let context =
+            self.context.iter().map(|(dir, _)| ("build context".to_owned(), Kind::Whole, dir.as_path()));
+        code.chain(inputs).chain(context).collect()
+    }
+
+    /// Refuses what nobody means to send: a home directory, or what it is in.
+    pub(crate) fn refuse_homes(&self, home: Option<&Path>) -> Result<(), Fault> {
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let home = home.map(real);
+        for (what, kind, path) in self.parts().into_iter().filter(|(_, kind, _)| *kind != Kind::File) {
+            let dir = real(path);
+            let is = match &home {
+                _ if dir == Path::new("/") => "the root of this machine",
+                Some(home) if *home == dir => "your home directory",
+                Some(home) if home.starts_with(&dir) => "the directory of your home",
+                _ => continue,
+            };
+            let which = if kind == Kind::Code { "the directory of your code" } else { "a directory below" };
+            return Err(Fault::new(Code::SnapshotUnsafe, format!("{what}: `{}` is {is}", dir.display()))
+                .why("all of it would be sent, and kept as long as the job needs it")
+                .fix(format!("name {which}; `--dry-run` lists what would be sent, and `--yes` sends it")));
+        }
+        Ok(())
+    }
+
+    /// What would be sent, for people.
+    pub(crate) async fn survey(&self, never: &[PathBuf], paper: Paper) -> Result<String, Fault> {
+        let mut text = String::new();
+        for (what, kind, path) in self.parts() {
+            if kind == Kind::File {
+                let size = path.metadata().map_or(0, |metadata| metadata.len());
+                let _ = writeln!(text, "{what}: {}, {}", path.display(), size::decimal(size));
+                continue;
+            }
+            let (dir, never) = (path.to_owned(), never.to_vec());
+            let look = tokio::task::spawn_blocking(move || kind.choice(&never, None).survey(&dir));
+            let survey = match look.await {
+                Ok(survey) => survey.map_err(|error| unreadable(&what, path, &error))?,
+                Err(panicked) => std::panic::resume_unwind(panicked.into_panic()), // it is never cancelled
+            };
+            text.push_str(&told(&what, path, &survey, paper));
+        }
+        if text.is_empty() {
+            text.push_str("nothing: the job names no code and no files\n");
+        }
+        Ok(text)
+    }
+}
+
+fn told(what: &str, path: &Path, survey: &Survey, paper: Paper) -> String {
+    let (files, bytes) = (count(survey.files, "file"), size::decimal(survey.bytes));
+    let mut text = format!("{what}: {}, {files}, {bytes}\n", path.display());
+    // Writing to a string cannot fail.
+    for (name, bytes) in &survey.largest {
+        let _ = writeln!(text, "  {:>8}  {}", size::decimal(*bytes), clean(name));
+    }
+    if survey.files > survey.largest.len() as u64 {
+        let _ = writeln!(text, "  and {} smaller ones", survey.files - survey.largest.len() as u64);
+    }
+    if !survey.rules.is_empty() {
+        text.push_str("  left out, by rule:\n");
+    }
+    for (rule, ruled) in &survey.rules {
+        let examples = ruled.examples.iter().map(|path| clean(path)).collect::<Vec<_>>().join(", ");
+        let more = if ruled.count > ruled.examples.len() as u64 { ", ..." } else { "" };
+        let _ = writeln!(text, "  {:>8}  {}  ({examples}{more})", ruled.count, clean(rule));
+    }
+    let keys = keys(&survey.named(is_key));
+    for warning in survey.warnings.iter().chain(&keys) {
+        let _ = writeln!(text, "  {}", wrap(&format!("warning: {}", clean(warning)), paper.width, 4));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Changes;
+    use super::super::tests::project;
+    use super::*;
+    use crate::output::text::Ink;
+
+    const PAPER: Paper = Paper { ink: Ink::PLAIN, width: 200 };
+
+    fn plan(dir: &Path) -> Plan {
+        Plan::read(dir, Changes { command: vec!["true".to_owned()], ..Changes::default() }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn test_what_would_be_sent_is_listed_with_the_rules_and_the_keys() {
+        let dir = project(&[
+            ("train.py", "12345"),
+            (".gitignore", "x"),
+            (".amlignore", "\n*.ckpt\n"),
+            ("a.ckpt", "x"),
+            (".env", "TOKEN=1"),
+            ("state/cas/x", "x"),
+        ]);
+        let told = plan(dir.path()).survey(&[dir.path().join("state")], PAPER).await.unwrap();
+        let at = dir.path().display();
+        assert_eq!(
+            told,
+            format!(
+                "code: {at}, 4 files, 21 B\n\
+                 \x20      8 B  .amlignore\n\
+                 \x20      7 B  .env\n\
+                 \x20      5 B  train.py\n\
+                 \x20      1 B  .gitignore\n\
+                 \x20 left out, by rule:\n\
+                 \x20        1  .amlignore:2: *.ckpt  (a.ckpt)\n\
+                 \x20 warning: .amlignore is there, so .gitignore has no effect\n\
+                 \x20 warning: state belongs to agentd itself; left out\n\
+                 \x20 warning: .env looks like a key or password, for everybody to read who may read the job; \
+                 a .amlignore keeps them out\n"
+            )
+        );
+        let dir = project(&[
+            ("job.yml", "command: x\ncode: src\ninputs: {d: {path: d.csv}}\n"),
+            ("src/a", ""),
+            ("d.csv", "123"),
+        ]);
+        let told = plan(dir.path()).survey(&[], PAPER).await.unwrap();
+        assert!(
+            told.contains("input d: ") && told.ends_with("d.csv, 3 B\n") && told.contains("1 file, 0 B"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn test_keys_are_known_by_their_names_and_places() {
+        for path in [".env", "a/.env", "b/id_rsa", "certs/server.pem", ".ssh/config", "home/.aws/credentials"]
+        {
+            let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+            assert!(is_key(dir, name), "{path}");
+        }
+        for path in ["env", "id_rsa.md", "environment.yml", "ssh/config", "pem/x", "monkey"] {
+            let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
+            assert!(!is_key(dir, name), "{path}");
+        }
+        assert_eq!(keys(&[]), None);
+        let many: Vec<String> = (0..7).map(|n| format!("{n}.pem")).collect();
+        assert!(keys(&many).unwrap().starts_with("0.pem, 1.pem, 2.pem, 3.pem, 4.pem and 2 more look like"));
+    }
+
+    #[test]
+    fn test_a_home_or_what_it_is_in_is_refused() {
+        let dir = project(&[
+            ("ada/p/train.py", ""),
+            ("ada/job.yml", "command: x\ncode: p\ninputs: {d: {path: ..}}\n"),
+        ]);
+        let home = dir.path().join("ada");
+        let refused = |target: &Path, home: &Path| plan(target).refuse_homes(Some(home)).err();
+        assert!(refused(&home.join("p"), &home).is_none());
+        assert!(plan(&home.join("p")).refuse_homes(None).is_ok());
+        for (target, home, said) in [
+            (home.join("p"), home.join("p"), "is your home directory"),
+            (dir.path().to_owned(), home.clone(), "code: "),
+            (home.clone(), home.clone(), "input d: "),
+            ("/".into(), home.clone(), "the root of this machine"),
+        ] {
+            let fault = refused(&target, &home).unwrap();
+            assert!(fault.code == Code::SnapshotUnsafe && fault.what.contains(said), "{fault}");
+            assert!(fault.fix.unwrap().contains("--yes"));
+        }
+    }
+}

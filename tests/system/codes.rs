@@ -1,0 +1,50 @@
+//! What scripts see of a job: its exit code and the line that says how it ended, apart from what goes wrong here.
+
+use agent_tests::Host;
+
+#[test]
+fn test_exit_codes_tell_the_job_from_the_client() {
+    let host = Host::started();
+    let dir = host.project("p", &[("t.sh", "echo out; exit $1\n")]);
+    let dir = dir.to_str().unwrap();
+    let submit =
+        |code: &str| host.ctl(&["submit", dir, "--", "sh", "t.sh", code]).ok().stdout.trim().to_owned();
+    let (good, bad) = (submit("0"), submit("3"));
+
+    // Who follows, or waits, learns how it ended, whenever he comes.
+    for _ in 0..2 {
+        let ran = host.ctl(&["logs", "-f", &bad]).code(3);
+        assert_eq!(ran.stdout, "out\n");
+        ran.says(&format!("{bad} Failed after")).says("exit code 3").says("RUN-101");
+        host.ctl(&["wait", &bad]).code(3).says(&format!("{bad} Failed after"));
+    }
+    host.ctl(&["logs", "-f", &good]).ok().says(&format!("{good} Completed after"));
+    host.ctl(&["wait", &good, &bad]).code(3).says("Completed").says("Failed");
+    assert_eq!(host.ctl(&["logs", &bad]).ok().stdout, "out\n");
+
+    // A script's 1 is told from a refusal by the code alone.
+    host.ctl(&["run", dir, "--", "sh", "t.sh", "1"]).code(1).says("exit code 1");
+    host.ctl(&["run", &format!("{dir}/nowhere"), "--", "true"]).code(125).says("error[JOB-102]");
+    for line in [
+        &["run", "--bogus"][..],
+        &["wait"],
+        &["logs", "-f"],
+        &["logs", "-f", "no-such"],
+        &["wait", "no-such"],
+    ] {
+        host.ctl(line).code(125).says("error");
+    }
+    host.ctl(&["logs", "no-such"]).code(1).says("JOB-104");
+    host.ctl(&["jobs", "--bogus"]).code(2);
+    let help = host.ctl(&["--help"]).ok().stdout;
+    assert!(help.contains("  125  ") && help.contains("  4    no daemon answers"), "{help}");
+
+    // A wait has its own end.
+    let long = host.submit("sleep 600");
+    host.ctl(&["wait", &long, "--timeout", "1"]).code(124).says("goes on");
+    host.ctl(&["cancel", &long]).ok();
+    host.ctl(&["wait", &long]).code(143).says("Canceled");
+    host.ctl(&["stop"]).ok();
+    host.ctl(&["jobs"]).code(4);
+    host.ctl(&["wait", &long]).code(125);
+}
