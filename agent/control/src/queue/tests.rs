@@ -67,7 +67,7 @@ async fn test_failed_commit_is_told_hidden_and_tried_again() {
 
     store.refuses.store(true, Ordering::SeqCst);
     let refused = queue.cancel(&first, "uid 1".into()).await;
-    assert!(matches!(refused, Err(AskError::NotWritten)));
+    assert!(matches!(refused, Err(AskError::DiskFull)));
     assert!(!watch.has_changed().unwrap(), "nobody hears of what is not on disk");
     assert_eq!(store.job(&first).await.unwrap().unwrap().state, JobState::Queued);
 

@@ -82,6 +82,7 @@ impl<J: Journal> Runner<J> {
 
     /// Starts it, as soon as its container stands there and the node has what a start takes.
     async fn start(&mut self, mut launch: Launch, enclosure: Option<&Enclosure>) -> Step<Running> {
+        let usual = self.view.borrow().detail.clone();
         let (begun, mut backoff) = (Instant::now(), Backoff::default());
         loop {
             if let Some(enclosure) = enclosure {
@@ -95,6 +96,7 @@ impl<J: Journal> Runner<J> {
             if let Some(running) = self.after_failed_start(&error, patient, &mut backoff).await? {
                 return Continue(running);
             }
+            self.say(&usual);
             launch.lease_until = self.leave_to_start().await?;
         }
     }

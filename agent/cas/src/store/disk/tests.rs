@@ -295,7 +295,8 @@ async fn test_damaged_blobs_never_reach_a_job_and_are_fetched_again() {
     assert!(same_tree(&code, &job));
     assert_eq!(near.damaged(), 100);
     let kept = std::fs::read_dir(near.shared.home.at("quarantine")).unwrap().count();
-    assert_eq!(kept, QUARANTINED, "some are kept for someone to look at, not all");
+    // Of two that are put there at once, each may see room for itself.
+    assert!((QUARANTINED..80).contains(&kept), "some are kept for someone to look at, not all: {kept}");
     assert_eq!(near.missing(&all).await.unwrap(), [], "all of them are back");
     for result in near.read_batch(all).await {
         result.unwrap();
