@@ -24,7 +24,7 @@ fn test_exit_codes_tell_the_job_from_the_client() {
 
     // A script's 1 is told from a refusal by the code alone.
     host.ctl(&["run", dir, "--", "sh", "t.sh", "1"]).code(1).says("exit code 1");
-    host.ctl(&["run", &format!("{dir}/nowhere"), "--", "true"]).code(125).says("error[JOB-102]");
+    host.ctl(&["run", &format!("{dir}/nowhere"), "--", "true"]).code(125).says("error[JOB-101]");
     for line in [
         &["run", "--bogus"][..],
         &["wait"],

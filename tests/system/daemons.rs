@@ -52,6 +52,9 @@ fn test_no_daemon_is_started_beside_a_service() {
 #[test]
 fn test_answers_name_the_daemon_and_the_other_one() {
     let (own, service) = (Host::started(), Host::started());
+    // Once a job ran, the node has joined.
+    let dir = own.project("p", &[("t.py", "")]);
+    own.ctl(&["run", dir.to_str().unwrap(), "--", "true"]).ok();
     let [at, other] = [&own, &service].map(|host| host.state().join("agentd.sock"));
     let link = own.home().join("service");
     symlink(&other, &link).unwrap();

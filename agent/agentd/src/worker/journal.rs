@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use agent_cas::digest_of;
-use agent_model::{JobSpec, Outcome, ReplicaId, ReplicaStep, Timestamp, failpoint};
+use agent_model::{Boot, JobSpec, Outcome, ReplicaId, ReplicaStep, Timestamp, failpoint};
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
@@ -53,6 +53,10 @@ pub(crate) struct Record {
     /// The GPUs it has, from before its command is started until nothing of it can use them any more.
     #[serde(default)]
     pub(crate) gpus: Vec<String>,
+    /// Until when it has leave at least, of a job that may be replaced: a later life of the daemon knows it by this
+    /// while the supervisor does not answer.
+    #[serde(default)]
+    pub(crate) leave: Option<Boot>,
 }
 
 impl Record {
@@ -70,6 +74,7 @@ impl Record {
             precious: false,
             environment: None,
             gpus: Vec::new(),
+            leave: None,
         }
     }
 }

@@ -66,6 +66,12 @@ fn due_after(halted: bool, heard: bool) -> Duration {
     }
 }
 
+/// A write is forced to the disk, so it is worth one only when what is written covers less than half of the time.
+fn is_worth_writing(written: Option<Boot>, until: Boot, now: Boot) -> bool {
+    let covered = written.unwrap_or_default().since(now);
+    until > UNHEARD && covered * 2 < until.since(now)
+}
+
 impl<J: Journal> Runner<J> {
     /// Finds what an earlier life of the daemon left: a command that runs, one that ended, or nothing.
     pub(super) async fn recall(&mut self) -> Step<Option<Running>> {
@@ -262,12 +268,13 @@ impl<J: Journal> Runner<J> {
                 let grace = self.record.spec.limits.grace();
                 Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
             }
-            // Whatever leave an earlier life of this daemon passed on is over by then.
+            // An earlier life of this daemon passed leave on, at least until what it wrote down.
             Desired::Run { .. }
                 if halted && self.record.spec.limits.on_disconnect == OnDisconnect::Replace =>
             {
-                let terms = Terms::default();
-                Some((since + terms.length + self.record.spec.limits.grace() + terms.kill, Why::LeaseOver))
+                let grace = self.record.spec.limits.grace();
+                let until = self.record.leave.unwrap_or(since + Terms::default().length);
+                Deadline::new(Some(until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
             }
             Desired::Run { .. } => None,
             stop => {
@@ -300,8 +307,20 @@ impl<J: Journal> Runner<J> {
         let knows_none = matches!(renewed, Err(Some(RenewError::Unsupported { .. })));
         // The supervisor knows what earlier lives of this agent passed on.
         let known = renewed.ok().flatten().unwrap_or_default().max(until);
+        self.write_leave(known).await;
         self.enforce(running, known, knows_none).await;
         true
+    }
+
+    /// Writes down until when it may run, unless what is written says nearly the same.
+    async fn write_leave(&mut self, until: Boot) {
+        if !is_worth_writing(self.record.leave, until, self.worker.clock.boot()) {
+            return;
+        }
+        self.record.leave = Some(until);
+        if let Err(error) = self.worker.journal.enter(&self.record).await {
+            warn!(replica = %self.record.replica, %error, "it is not written down until when the job may run");
+        }
     }
 
     /// Ends a job whose lease is over and that its supervisor should have ended by now, or `knows_none` to end.
@@ -361,4 +380,19 @@ fn is_damage(error: &RecordError) -> bool {
 
 fn told(error: &(dyn std::error::Error + 'static)) -> String {
     agent_model::causes::tell(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_leave_is_written_about_twice_a_lease() {
+        let at = |seconds| Boot(Duration::from_secs(seconds));
+        let worth = |written: Option<u64>, until, now| is_worth_writing(written.map(at), at(until), at(now));
+        assert!(worth(None, 160, 100) && worth(Some(100), 160, 100) && worth(Some(129), 160, 100));
+        assert!(!worth(Some(130), 160, 100) && !worth(Some(160), 160, 100) && !worth(Some(200), 160, 100));
+        assert!(!worth(None, 100, 100), "it is over");
+        assert!(!is_worth_writing(None, UNHEARD, Boot::default()), "nobody knows until when");
+    }
 }

@@ -186,6 +186,7 @@ impl<J: Journal> Runner<J> {
             let deadline = until.map_or(Deadline::found(policy), |until| Deadline::new(Some(until)));
             if !deadline.is_over(self.worker.clock.boot()) {
                 self.say(&detail);
+                self.record.leave = deadline.at();
                 return Continue(deadline.at());
             }
             self.say("waiting for the controller to say until when it may run");
