@@ -8,7 +8,6 @@
 //! Replica  Accepted ─▶ Fetching ─▶ Building ─▶ Launching ─▶ Running ─▶ Releasing ─▶ Uploading ─▶ Reported
 //!             └────────────┴────────────┴── failed or stopped ─────────────────────────▲
 //!
-//! Env      Absent ─▶ Building ─▶ InUse ⇄ Idle ─▶ Absent;  Building ─▶ Broken ─▶ Building
 //! Node     liveness × eligibility: placed on only when Ready and Open
 //! ```
 //!
@@ -363,63 +362,6 @@ impl Eligibility {
             (Eligibility::Open, EligibilityEvent::Drain) => Eligibility::Draining,
             (Eligibility::Draining, EligibilityEvent::Empty) => Eligibility::Cordoned,
             (same, _) => same,
-        }
-    }
-}
-
-/// Where an environment stands in a node's cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum EnvState {
-    /// Not there.
-    Absent,
-    /// One builder works; everybody else waits for it.
-    Building,
-    /// Ready and held by this many leases.
-    InUse(u32),
-    /// Ready and held by nobody.
-    Idle,
-    /// The last build failed; the fault is kept for a while.
-    Broken,
-}
-
-/// What can happen to an environment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum EnvEvent {
-    /// A replica wants it; `good` is the quick check of one that stands there.
-    Acquire {
-        /// The quick check passed.
-        good: bool,
-    },
-    /// The builder finished.
-    Built,
-    /// The builder failed.
-    BuildFailed,
-    /// The builder's process, or the daemon, died.
-    BuilderDied,
-    /// One lease was dropped.
-    Release,
-    /// The cache made room.
-    Evict,
-}
-
-impl EnvState {
-    /// The state after `event`, or `None` when the event does not apply here.
-    #[must_use]
-    pub fn after(self, event: EnvEvent) -> Option<EnvState> {
-        use EnvEvent as E;
-        use EnvState as S;
-        match (self, event) {
-            (S::Absent | S::Broken, E::Acquire { .. }) | (S::Idle, E::Acquire { good: false }) => {
-                Some(S::Building)
-            }
-            (S::Building, E::Built) => Some(S::InUse(1)),
-            (S::Building, E::BuildFailed) => Some(S::Broken),
-            (S::Building, E::BuilderDied) | (S::Idle, E::Evict) => Some(S::Absent),
-            (S::Idle, E::Acquire { good: true }) => Some(S::InUse(1)),
-            (S::InUse(leases), E::Acquire { .. }) => Some(S::InUse(leases + 1)),
-            (S::InUse(1), E::Release) => Some(S::Idle),
-            (S::InUse(leases), E::Release) => Some(S::InUse(leases - 1)),
-            _ => None,
         }
     }
 }
