@@ -468,13 +468,21 @@ impl Tape {
 /// could not be. Appends go on meanwhile. Blocks.
 ///
 /// All parts are forced side by side, because a journaling file system makes one commit of them.
-pub(crate) fn sync_all(tapes: &[Arc<Tape>]) -> Vec<Result<u64, ArchiveError>> {
-    let mut last_first: Vec<&Arc<Tape>> = tapes.iter().collect();
+pub(crate) fn sync_all<'t>(tapes: &'t [Arc<Tape>]) -> Vec<Result<u64, ArchiveError>> {
+    let mut last_first: Vec<&'t Arc<Tape>> = tapes.iter().collect();
     let last = last_first.pop(); // the usual case needs no thread
     std::thread::scope(|scope| {
-        let running: Vec<_> = last_first.into_iter().map(|tape| scope.spawn(move || tape.force())).collect();
+        let start = |tape: &'t Arc<Tape>| {
+            let force = move || tape.force();
+            // Where no more threads can be had it is done here.
+            std::thread::Builder::new().spawn_scoped(scope, force).map_err(|_| force())
+        };
+        let running: Vec<_> = last_first.into_iter().map(start).collect();
         let forced = last.map(|tape| tape.force());
-        let join = |part: ScopedJoinHandle<'_, _>| part.join().unwrap_or(Err(ArchiveError::Stopping));
+        let join = |part: Result<ScopedJoinHandle<'_, _>, _>| match part {
+            Ok(part) => part.join().unwrap_or(Err(ArchiveError::Stopping)),
+            Err(done) => done,
+        };
         running.into_iter().map(join).chain(forced).collect()
     })
 }

@@ -31,6 +31,7 @@ use std::time::Duration;
 
 use crate::docker::DockerError;
 use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
+use nix::errno::Errno;
 
 pub use agent_shim::wire::Progress;
 pub use command::{Command, CommandError, Leash, Output};
@@ -42,6 +43,12 @@ pub(crate) use memory_group::MemoryGroup;
 pub use process::Process;
 pub use running::{RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
+
+/// A lack of descriptors, processes or memory: others may give them back in a moment.
+pub fn is_lack(error: &io::Error) -> bool {
+    const LACKS: [Errno; 4] = [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|errno| LACKS.contains(&Errno::from_raw(errno)))
+}
 
 /// Starts jobs and finds them again.
 pub trait Executor: Send + Sync {

@@ -15,10 +15,9 @@ use agent_cas::{MissingError, ReadError, WriteError};
 use agent_model::disk::Shortfall;
 use agent_model::{Blame, Code, ExitStatus, Fault, JobId, JobSpec, Retry, Timestamp, Verdict, causes, size};
 use agent_runtime::env::AcquireError;
-use agent_runtime::exec::{LaunchError, Lost};
+use agent_runtime::exec::{self, LaunchError, Lost};
 use agent_shim::cgroup::Containment;
 use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
@@ -456,6 +455,11 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
             ago.as_secs(),
             left.as_secs() + 1
         )),
+        lack @ (E::Command { .. } | E::Io { .. }) if lack.is_lack() => {
+            Fault { blame: Blame::Node, ..fault(Code::EnvBuild) }
+                .with_retry(Retry::OtherNode)
+                .fix("find what holds so much of it on the node, or raise the limit of its service")
+        }
         E::Command { .. } | E::Io { .. } => {
             fault(Code::EnvBuild).fix("look at the log of agentd on the node")
         }
@@ -507,15 +511,13 @@ pub(crate) fn is_unsure(error: &LaunchError) -> bool {
 /// No shim was started, for want of something that others may give back in a moment, or it was killed before it heard
 /// that it may begin.
 pub(crate) fn is_lack(error: &LaunchError) -> bool {
-    const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::AGAIN, Errno::NOMEM];
-    let errno = |cause: &io::Error| cause.raw_os_error().map(Errno::from_raw_os_error);
     if let LaunchError::Refused { status, .. } = error {
         return status.code().is_none();
     }
     let is_early =
         matches!(error, LaunchError::Clean { .. } | LaunchError::Write(_) | LaunchError::Spawn { .. });
-    let lacks = |cause: &io::Error| errno(cause).is_some_and(|errno| LACKS.contains(&errno));
-    is_early && (is_no_space(error) || causes(error).filter_map(|cause| cause.downcast_ref()).any(lacks))
+    is_early
+        && (is_no_space(error) || causes(error).filter_map(|cause| cause.downcast_ref()).any(exec::is_lack))
 }
 
 /// The shim or the command could not be started.
@@ -699,6 +701,8 @@ mod tests {
 
     use agent_model::JobDraft;
     use agent_model::job::Limits;
+
+    use rustix::io::Errno;
 
     use super::*;
 
@@ -995,6 +999,29 @@ mod tests {
         assert!(fault.why[0].ends_with("for want of memory: 3"), "{fault}");
         assert!(fault.why.iter().any(|why| why.starts_with("1 processes of the job were left")), "{fault}");
         assert_eq!(lost(&Lost { rebooted: true, ..starved }).code, Code::NodeRebooted);
+    }
+
+    #[test]
+    fn test_lack_is_not_blamed_on_who_asked_for_an_environment() {
+        let cannot = |errno: Errno| {
+            let source = exec::CommandError::Spawn { program: "python3".into(), source: errno.into() };
+            AcquireError::Command { step: "asking", source: std::sync::Arc::new(source) }
+        };
+        let judged = |errno| {
+            let error = cannot(errno);
+            let fault = environment(&error, "pip");
+            (error.is_lack(), fault.blame, fault.retry)
+        };
+        assert_eq!(judged(Errno::MFILE), (true, Blame::Node, Retry::OtherNode));
+        assert_eq!(judged(Errno::AGAIN), (true, Blame::Node, Retry::OtherNode));
+        let (lack, blame, _) = judged(Errno::NOENT);
+        assert_eq!((lack, blame), (false, Blame::User));
+        let io = AcquireError::Io {
+            what: "make",
+            path: "x".into(),
+            source: std::sync::Arc::new(Errno::NFILE.into()),
+        };
+        assert!(io.is_lack());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use agent_model::size;
 
 use crate::docker::DockerError;
-use crate::exec::CommandError;
+use crate::exec::{CommandError, is_lack};
 
 /// Why environments cannot be kept in a directory.
 #[derive(Debug, thiserror::Error)]
@@ -328,6 +328,18 @@ impl AcquireError {
     /// Nobody knows, and waiting may help: the container engine is not there, or silent.
     pub fn is_waiting(&self) -> bool {
         matches!(self, AcquireError::Engine(error) if error.is_unknown())
+    }
+
+    /// The node lacked what others may give back in a moment: descriptors, processes, memory.
+    pub fn is_lack(&self) -> bool {
+        match self {
+            AcquireError::Command { source, .. } => match &**source {
+                CommandError::Spawn { source, .. } | CommandError::Follow { source, .. } => is_lack(source),
+                _ => false,
+            },
+            AcquireError::Io { source, .. } => is_lack(source),
+            _ => false,
+        }
     }
 
     /// The same would happen at once again, so it is remembered for a while. What is cheap to look at, and what

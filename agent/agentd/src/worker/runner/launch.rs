@@ -16,6 +16,7 @@ use agent_runtime::exec::{Enclosure, LaunchError, Running};
 use agent_shim::Launch;
 use tokio::time::Instant;
 
+use super::wait::LACK_PATIENCE;
 use super::{End, Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
@@ -23,9 +24,6 @@ use crate::worker::journal::Journal;
 use crate::worker::launch::Facts;
 use crate::worker::tracking::experiment_id;
 use crate::worker::{enclosure, faults, fetch};
-
-/// How long a start waits for descriptors, processes or memory before it is for another node.
-const LACK_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How often a job that waits for GPUs asks again though nothing is known to have changed.
 const GPUS_EVERY: Duration = Duration::from_secs(10);

@@ -14,11 +14,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use agent_cas::snapshot::Laid;
-use agent_model::{Digest, EnvSpec, ReplicaStep, Stream};
+use agent_model::{Digest, EnvSpec, ReplicaStep, Stream, causes};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::wait::LACK_PATIENCE;
 use super::{Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
@@ -122,10 +123,13 @@ impl<J: Journal> Runner<J> {
         log: &Path,
         told: &watch::Sender<Option<Progress>>,
     ) -> Result<EnvLease, AcquireError> {
-        let mut backoff = Backoff::default();
+        let (begun, mut backoff) = (Instant::now(), Backoff::default());
         loop {
             let what = match self.worker.environments.acquire(wanted, log, told).await {
                 Err(error) if error.is_waiting() => format!("for the container engine: {error}"),
+                Err(error) if error.is_lack() && begun.elapsed() < LACK_PATIENCE => {
+                    format!("for what the node lacks: {}", causes::tell(&error))
+                }
                 Err(AcquireError::DiskFull { path }) if self.room().is_err() => {
                     format!("for room: the disk of {} is full", path.display())
                 }

@@ -16,6 +16,9 @@ use crate::worker::backoff::Backoff;
 use crate::worker::faults;
 use crate::worker::journal::Journal;
 
+/// How long a build or a start waits for descriptors, processes or memory before it is for another node.
+pub(super) const LACK_PATIENCE: Duration = Duration::from_secs(60);
+
 /// How long it is waited before a write is tried again that found no room though there is some.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 
