@@ -50,6 +50,19 @@ pub fn is_lack(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|errno| LACKS.contains(&Errno::from_raw(errno)))
 }
 
+/// A program says that it lacked one of these, in what it printed.
+pub fn says_lack(text: &str) -> bool {
+    // The words of the C library, of Go and of Python, and the numbers as programs in Rust say them.
+    let words = [
+        "esource temporarily unavailable",
+        "oo many open files",
+        "annot allocate memory",
+        "start new thread",
+    ];
+    let numbers = ["(os error 11)", "(os error 12)", "(os error 23)", "(os error 24)"];
+    words.iter().chain(&numbers).any(|sign| text.contains(sign))
+}
+
 /// Starts jobs and finds them again.
 pub trait Executor: Send + Sync {
     /// Starts the command of a job, or finds that it is started already: a shim that stands there is

@@ -396,6 +396,9 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
         fault(code).fix(hint.clone().unwrap_or_else(|| usual.to_owned()))
     };
     match error {
+        lack if lack.is_lack() => Fault { blame: Blame::Node, ..fault(Code::EnvBuild) }
+            .with_retry(Retry::OtherNode)
+            .fix("find what holds so much of it on the node, or raise the limit of its service"),
         E::Unsupported { .. } => fault(Code::EnvUnsupported)
             .fix("use a `conda_file`, `{python, requirements}` for pip packages, or `environment: host`"),
         E::EngineMissing { .. } => fault(Code::EnvUnsupported)
@@ -455,11 +458,6 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
             ago.as_secs(),
             left.as_secs() + 1
         )),
-        lack @ (E::Command { .. } | E::Io { .. }) if lack.is_lack() => {
-            Fault { blame: Blame::Node, ..fault(Code::EnvBuild) }
-                .with_retry(Retry::OtherNode)
-                .fix("find what holds so much of it on the node, or raise the limit of its service")
-        }
         E::Command { .. } | E::Io { .. } => {
             fault(Code::EnvBuild).fix("look at the log of agentd on the node")
         }
@@ -1022,6 +1020,13 @@ mod tests {
             source: std::sync::Arc::new(Errno::NFILE.into()),
         };
         assert!(io.is_lack());
+        let failed = |detail: &str| AcquireError::Failed { step: "making", detail: detail.to_owned() };
+        for said in
+            ["Error: [Errno 11] Resource temporarily unavailable", "RuntimeError: can't start new thread"]
+        {
+            assert!(failed(said).is_lack(), "{said}");
+        }
+        assert!(!failed("error: command 'gcc' failed").is_lack());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use agent_model::size;
 
 use crate::docker::DockerError;
-use crate::exec::{CommandError, is_lack};
+use crate::exec::{CommandError, is_lack, says_lack};
 
 /// Why environments cannot be kept in a directory.
 #[derive(Debug, thiserror::Error)]
@@ -338,6 +338,7 @@ impl AcquireError {
                 _ => false,
             },
             AcquireError::Io { source, .. } => is_lack(source),
+            AcquireError::Failed { detail, .. } => says_lack(detail),
             _ => false,
         }
     }
@@ -346,6 +347,9 @@ impl AcquireError {
     /// somebody mends on the node before he tries again, is not.
     pub(super) fn is_lasting(&self) -> bool {
         use AcquireError as E;
+        if self.is_lack() {
+            return false;
+        }
         !matches!(
             self,
             E::PythonMissing { .. }
