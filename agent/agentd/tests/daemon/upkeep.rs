@@ -61,6 +61,19 @@ async fn test_full_disk_while_a_job_is_accepted_costs_an_attempt_and_no_more() {
 }
 
 #[tokio::test]
+async fn test_log_that_cannot_be_read_for_want_of_descriptors_arrives_later() {
+    let mut daemon = Daemon::new("");
+    // EMFILE, once.
+    daemon.set(failpoint::VARIABLE, "node.log.read=errno:24=1");
+    daemon.start().await;
+    let job = daemon.run("echo kept").await;
+    let ended = daemon.ended(&job).await;
+    assert_eq!(ended.state, "Completed", "{ended:?}");
+    assert_eq!(daemon.log(&job, "job").await, "kept\n");
+    assert!(daemon.said().contains("a file rests"), "{}", daemon.said());
+}
+
+#[tokio::test]
 async fn test_running_job_ends_well_though_nothing_can_be_journaled() {
     let mut daemon = Daemon::started("").await;
     let job =

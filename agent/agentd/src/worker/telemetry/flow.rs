@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use agent_model::protocol::log::unsent;
 use agent_model::{ReplicaId, size};
+use agent_runtime::exec::is_lack;
 use agent_shim::JobDir;
 use agent_shim::segments::Reader;
 use parking_lot::Mutex;
@@ -271,6 +272,11 @@ impl Flow {
     /// The controller could not store a request of `bytes` now.
     pub(super) fn failed(&mut self, bytes: u64, why: &str, now: Instant) {
         self.arrived(bytes);
+        self.rest(why, now);
+    }
+
+    /// It comes no further now: it is tried again after a rest, and given up when that has been so for too long.
+    fn rest(&mut self, why: &str, now: Instant) {
         let patience = self.feed.patience.load(Ordering::Acquire);
         let (failing, before) = &mut self.failing;
         match before.replace(now) {
@@ -318,8 +324,8 @@ impl Flow {
         });
     }
 
-    /// A part of the file; `None` when it is not there, which is said once by giving the file up.
-    pub(super) async fn read(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
+    /// A part of the file; `None` when it cannot be read now, or is not there, which is said once by giving the file up.
+    pub(super) async fn read(&mut self, offset: u64, length: u64) -> Option<Vec<u8>> {
         let feed = self.feed.clone();
         let reading = tokio::task::spawn_blocking(move || {
             agent_model::failpoint::hit("node.log.read")?;
@@ -331,7 +337,15 @@ impl Flow {
             Ok(Read::Trimmed(start)) => {
                 format!("{} are gone that the controller had acknowledged", size::binary(start - offset))
             }
-            Err(error) => format!("the node cannot read it: {error}"),
+            Err(error) => {
+                let why = format!("the node cannot read it: {error}");
+                if is_lack(&error) {
+                    warn!(replica = %self.feed.replica, why, "a file rests");
+                    self.rest(&why, Instant::now());
+                    return None;
+                }
+                why
+            }
         };
         error!(replica = %self.feed.replica, place = ?self.feed.place, offset, why, "a file is sent no further");
         self.feed.give_up(why);
