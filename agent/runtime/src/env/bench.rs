@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::AcquireError;
 use super::Progress;
 use super::flight::Transcript;
-use crate::exec::{Command, MemoryGroup};
+use crate::exec::{Command, MemoryGroup, says_lack};
 
 /// How much of a command's output is kept to judge it by, in bytes.
 const KEPT: usize = 64 << 10;
@@ -224,6 +224,12 @@ fn killed_by(status: ExitStatus) -> Option<i32> {
 }
 
 impl Ran {
+    /// What it printed of descriptors, processes or memory that it lacked, as the reason why `step` failed.
+    pub(super) fn lack(&self, step: &'static str) -> Option<AcquireError> {
+        let said = self.text.lines().rfind(|line| says_lack(line))?;
+        Some(AcquireError::Failed { step, detail: said.trim().to_owned() })
+    }
+
     /// The last lines printed, for an error that has no better words.
     pub(super) fn tail(&self) -> String {
         const LINES: usize = 5;

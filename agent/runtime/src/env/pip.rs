@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use agent_model::EnvSpec;
 use agent_model::condafile::Lock;
@@ -20,6 +21,9 @@ use crate::exec::Command;
 const VERSION: u32 = 2;
 
 const MAKE: &str = "making a virtual environment";
+
+/// After what pauses it is made again when it failed without a reason.
+const AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 
 /// Makes virtual environments.
 pub(super) struct Pip {
@@ -40,13 +44,22 @@ impl Pip {
     /// Makes the environment; without its pip when somebody else installs that, which is faster.
     async fn make(&self, python: &Interpreter, pip: bool, bench: &Bench) -> Result<(), AcquireError> {
         bench.say(&format!("{MAKE} with {} ({})", python.executable.display(), python.version));
-        let mut command = Command::new(&python.executable).args(["-I", "-m", "venv"]);
-        if !pip {
-            command = command.arg("--without-pip");
+        let mut pauses = AGAIN.iter();
+        loop {
+            let mut command = Command::new(&python.executable).args(["-I", "-m", "venv"]);
+            if !pip {
+                command = command.arg("--without-pip");
+            }
+            let command = self.installer.clean(command.arg(bench.prefix()), &Wanted::default(), bench);
+            let ran = bench.run(MAKE, command).await?;
+            if ran.success {
+                return Ok(());
+            }
+            match pauses.next().filter(|_| is_mute(&ran.text)) {
+                Some(pause) => tokio::time::sleep(*pause).await,
+                None => return Err(judge_venv(&ran, python, bench.prefix())),
+            }
         }
-        let command = self.installer.clean(command.arg(bench.prefix()), &Wanted::default(), bench);
-        let ran = bench.run(MAKE, command).await?;
-        if ran.success { Ok(()) } else { Err(judge_venv(&ran, python, bench.prefix())) }
     }
 }
 
@@ -127,11 +140,19 @@ fn parts(spec: &EnvSpec) -> Result<(&str, &[String]), AcquireError> {
     }
 }
 
+/// `venv` swallows what its `ensurepip` says: that may lack its wheels for good, or a thread for a moment.
+fn is_mute(text: &str) -> bool {
+    text.contains("ensurepip") && (text.contains("returned non-zero") || text.contains("died with"))
+}
+
 /// Why a virtual environment was not made.
 fn judge_venv(ran: &Ran, python: &Interpreter, prefix: &Path) -> AcquireError {
     let says = |text| ran.text.contains(text);
     if agent_fs::says_full(&ran.text) {
         return AcquireError::DiskFull { path: prefix.to_owned() };
+    }
+    if let Some(lack) = ran.lack(MAKE) {
+        return lack;
     }
     // Distributions leave out `ensurepip`, or `venv`, or the wheels that `ensurepip` installs.
     if says("No module named") || says("ensurepip") {

@@ -31,6 +31,9 @@ pub(super) fn judge(ran: &Ran, step: &'static str, prefix: &Path) -> AcquireErro
     if agent_fs::says_full(&ran.text) {
         return AcquireError::DiskFull { path: prefix.to_owned() };
     }
+    if let Some(lack) = ran.lack(step) {
+        return lack;
+    }
     if let Some(line) = lines().rfind(|line| UNREACHABLE.iter().any(|sign| line.contains(sign))) {
         return AcquireError::Network { detail: line.to_owned() };
     }

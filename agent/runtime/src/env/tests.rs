@@ -299,6 +299,22 @@ async fn test_missing_venv_names_the_package_to_install() {
 }
 
 #[tokio::test]
+async fn test_venv_that_failed_without_a_reason_is_made_again() {
+    let fixture = Fixture::new();
+    let marker = fixture.path("tried");
+    let once = format!(
+        "[ -e {0} ] || {{ touch {0}; echo \"Error: Command '[-m ensurepip]' returned non-zero exit status 1.\"; exit 1; }}; \
+         echo \"Error: [Errno 11] Resource temporarily unavailable\"; exit 1",
+        marker.display()
+    );
+    let python = fixture.python("mute", &once).await;
+    let environments = fixture.open();
+    let error = environments.acquire(&pip(&python, &[]), &fixture.path("log"), &nobody()).await.unwrap_err();
+    assert!(error.is_lack(), "{error:?}");
+    assert!(marker.exists());
+}
+
+#[tokio::test]
 async fn test_silent_builder_is_given_up() {
     let fixture = Fixture::new();
     let python = fixture.python("silent", "sleep 1000").await;

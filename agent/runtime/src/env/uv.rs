@@ -168,6 +168,9 @@ pub(super) fn judge(ran: &Ran, lines: &[String], step: &'static str, prefix: &Pa
     if agent_fs::says_full(text) {
         return AcquireError::DiskFull { path: prefix.to_owned() };
     }
+    if let Some(lack) = ran.lack(step) {
+        return lack;
+    }
     let reason = reason(text);
     if has(&["401 Unauthorized", "403 Forbidden"]) {
         return AcquireError::Denied { detail: reason };
