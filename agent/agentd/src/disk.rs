@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_cas::blocking;
 use agent_model::disk::{Pressure, Shortfall, Watermarks};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -31,8 +32,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use ballast::Ballast;
-
-use crate::supervisor::blocking;
 
 /// How often the disk is measured, and how often room is made while there is too little.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

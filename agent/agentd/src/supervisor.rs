@@ -287,17 +287,6 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     format!("panic: {}", text.as_deref().unwrap_or("without a message"))
 }
 
-/// Does work that blocks. A panic in it goes on here, and when the daemon stops this does not return.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done,
-        Err(stopped) => match stopped.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => std::future::pending().await,
-        },
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;

@@ -23,6 +23,7 @@ pub mod snapshot;
 pub mod store;
 
 pub use digest::{Hasher, digest_of};
+pub use parallel::blocking;
 pub use remote::Remote;
 #[cfg(any(test, feature = "fakes"))]
 pub use store::conformance;

@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use agent_cas::Remote;
 use agent_cas::snapshot::{self, Choice, Progress, PushError, Pushed, ScanError, Snapshot, StatCache};
+use agent_cas::{Remote, blocking};
 use agent_model::job::Input;
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
 use tonic::Status;
@@ -22,8 +22,8 @@ const LARGE: u64 = 300_000_000;
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Sends what the store lacks and completes the job; `never` are directories that do not travel. With `rehash` every file is read, also one that looks
-    /// as it did before.
+    /// Sends what the store lacks and completes the job; `never` are directories that do not travel. With `rehash` every
+    /// file is read, also one that looks as it did before.
     pub(crate) async fn ship(
         self,
         blobs: &Remote,
@@ -146,14 +146,11 @@ async fn read(
     never: Vec<PathBuf>,
     cache: Option<StatCache>,
 ) -> Result<Snapshot, ScanError> {
-    let scan = move || match kind {
+    blocking(move || match kind {
         Kind::File => snapshot::scan_file(&path),
         _ => kind.choice(&never, cache.as_ref()).scan(&path),
-    };
-    match tokio::task::spawn_blocking(scan).await {
-        Ok(scanned) => scanned,
-        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()), // it is never cancelled
-    }
+    })
+    .await
 }
 
 /// Never in a project: what is sent must not depend on having been sent.

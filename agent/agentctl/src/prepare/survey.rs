@@ -4,6 +4,7 @@
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use agent_cas::blocking;
 use agent_cas::snapshot::Survey;
 use agent_model::{Code, Fault, size};
 
@@ -98,11 +99,8 @@ impl Plan {
                 continue;
             }
             let (dir, never) = (path.to_owned(), never.to_vec());
-            let look = tokio::task::spawn_blocking(move || kind.choice(&never, None).survey(&dir));
-            let survey = match look.await {
-                Ok(survey) => survey.map_err(|error| unreadable(&what, path, &error))?,
-                Err(panicked) => std::panic::resume_unwind(panicked.into_panic()), // it is never cancelled
-            };
+            let survey = blocking(move || kind.choice(&never, None).survey(&dir)).await;
+            let survey = survey.map_err(|error| unreadable(&what, path, &error))?;
             text.push_str(&told(&what, path, &survey, paper));
         }
         if text.is_empty() {

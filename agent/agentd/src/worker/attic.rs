@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use agent_cas::blocking;
 use agent_model::{Boot, Clock, failpoint};
 use agent_shim::JobDir;
 use futures_util::FutureExt;
@@ -23,7 +24,6 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use crate::disk::Reclaimer;
-use crate::supervisor::blocking;
 
 /// How long the outputs of a replica stay that the controller did not take.
 pub(crate) const ORPHANS_STAY: Duration = Duration::from_secs(7 * 24 * 3600);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use agent_cas::snapshot::download;
-use agent_cas::{BlobStore, Store, digest_of};
+use agent_cas::{BlobStore, Store, blocking, digest_of};
 use agent_model::node::{CachedEnvironment, Interpreter, Inventory};
 use agent_model::protocol::orders::EnvironmentWant as Want;
 use agent_model::{Digest, Timestamp, causes, size};
@@ -33,7 +33,6 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use crate::config::{Config, UvChoice};
-use crate::supervisor::blocking;
 
 /// How often it is looked which environments there are.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

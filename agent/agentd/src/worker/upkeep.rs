@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use agent_cas::blocking;
 use agent_model::disk::Pressure;
 use agent_model::failpoint;
 use agent_model::node::{Finding, Inventory};
@@ -20,7 +21,6 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::gpus;
-use crate::supervisor::blocking;
 
 /// How often the container engine is asked whether it is well: one that is frozen ends no connection.
 const ASK_ENGINE_EVERY: Duration = Duration::from_secs(10);

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use agent_cas::blocking;
 use agent_model::{Clock, size};
 use agent_runtime::env::{AcquireError, Environments, Kept, RemoveError};
 use futures_util::FutureExt;
@@ -14,7 +15,6 @@ use tracing::{debug, info, warn};
 
 use super::eviction::{Candidate, Limits, choose_victims};
 use crate::disk::Reclaimer;
-use crate::supervisor::blocking;
 
 /// How often it is looked which environments are too old, or too much.
 const EVICT_EVERY: Duration = Duration::from_secs(60);

@@ -107,13 +107,12 @@ impl<J: Journal> Runner<J> {
         patient: bool,
         backoff: &mut Backoff,
     ) -> Step<Option<Running>> {
-        let again = || format!("for what the node lacks: {}", faults::launch(error));
         match error {
             // What stood there had gone, and the engine with it.
             error if error.is_engine_away() => return Continue(None),
             error if faults::is_lack(error) && patient => {}
             // It found no room for what it writes first.
-            LaunchError::Refused { .. } if self.room().is_err() => {
+            LaunchError::Refused { .. } if self.worker.disk.room().is_err() => {
                 self.admit().await?;
                 return Continue(None);
             }
@@ -124,7 +123,8 @@ impl<J: Journal> Runner<J> {
             },
             error => return Break(End::Failed(faults::launch(error))),
         }
-        self.unless_stopped(self.wait(backoff, &again())).await?;
+        let what = format!("for what the node lacks: {}", faults::launch(error));
+        self.unless_stopped(self.wait(backoff, &what)).await?;
         Continue(None)
     }
 

@@ -70,7 +70,7 @@ impl<J: Journal> Runner<J> {
         loop {
             let error = match fetch::lay_out(store, &spares.list(), spec, &self.dir, user).await {
                 Err(error) if faults::is_no_space(&error) && spares.give_way().await => continue,
-                Err(error) if faults::is_no_space(&error) && self.room().is_err() => {
+                Err(error) if faults::is_no_space(&error) && self.worker.disk.room().is_err() => {
                     self.until_room().await;
                     continue;
                 }
@@ -130,7 +130,7 @@ impl<J: Journal> Runner<J> {
                 Err(error) if error.is_lack() && begun.elapsed() < LACK_PATIENCE => {
                     format!("for what the node lacks: {}", causes::tell(&error))
                 }
-                Err(AcquireError::DiskFull { path }) if self.room().is_err() => {
+                Err(AcquireError::DiskFull { path }) if self.worker.disk.room().is_err() => {
                     format!("for room: the disk of {} is full", path.display())
                 }
                 acquired => return acquired,

@@ -210,9 +210,9 @@ impl<J: Journal> Runner<J> {
 
     /// Why outputs cannot wait here any longer: the node needs the room of its disk for what is to come.
     async fn short_of_room(&self) -> Option<String> {
-        self.room().err()?;
+        self.worker.disk.room().err()?;
         self.worker.collector.make_room(self.worker.config.disk_reserve.saturating_mul(2)).await;
-        Some(format!("the node needs the room: {}", self.room().err()?))
+        Some(format!("the node needs the room: {}", self.worker.disk.room().err()?))
     }
 
     /// Waits until the controller has logs and records whole, or will not have more of them.

@@ -8,7 +8,6 @@ use std::error::Error;
 use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;
 
-use agent_model::disk::Shortfall;
 use tracing::warn;
 
 use super::{End, Runner, Step};
@@ -59,11 +58,6 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Whether the node's disk has the room that it keeps for what must always work.
-    pub(super) fn room(&self) -> Result<(), Shortfall> {
-        self.worker.disk.room()
-    }
-
     /// Waits while the disk is too full to go on.
     pub(super) async fn admit(&self) -> Step<()> {
         self.unless_stopped(self.until_room()).await
@@ -71,7 +65,7 @@ impl<J: Journal> Runner<J> {
 
     /// Returns when there is room. Whoever asks why it waits is told. Knows of no stop.
     pub(super) async fn until_room(&self) {
-        let Err(shortfall) = self.room() else { return };
+        let Err(shortfall) = self.worker.disk.room() else { return };
         let fault = faults::disk_full(&shortfall, &self.worker.config.state_dir);
         warn!(replica = %self.record.replica, %fault, "waiting for room");
         let detail = self.view.borrow().detail.clone();
@@ -93,7 +87,7 @@ impl<J: Journal> Runner<J> {
         if self.worker.disk.give_way() {
             return Continue(());
         }
-        if self.room().is_err() {
+        if self.worker.disk.room().is_err() {
             return self.admit().await;
         }
         // Somebody may have freed it only since.
