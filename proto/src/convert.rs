@@ -1,5 +1,7 @@
 //! Wire ↔ model. One block per message, in the order of the `.proto` files.
 
+mod gang;
+
 use std::time::Duration;
 
 use agent_model::job::{self, JobDraft};
@@ -89,6 +91,8 @@ impl From<JobSpec> for v1::JobSpec {
                 memory_bytes: draft.resources.memory,
                 shm_bytes: draft.resources.shm,
                 docker_args: draft.resources.docker_args,
+                cpus: draft.resources.cpus,
+                labels: draft.resources.labels.into_iter().collect(),
             }),
             limits: Some(v1::Limits {
                 timeout: draft.limits.timeout.map(to_wire),
@@ -100,6 +104,10 @@ impl From<JobSpec> for v1::JobSpec {
                 backoff: Some(to_wire(draft.retry.backoff)),
             }),
             priority: draft.priority.name().to_owned(),
+            secrets: draft.secrets.into_iter().collect(),
+            owner: draft.owner.map(String::from).unwrap_or_default(),
+            distribution: draft.distribution.map(Into::into),
+            visible_to_all: draft.visible_to_all,
         }
     }
 }
@@ -137,6 +145,8 @@ impl TryFrom<v1::JobSpec> for JobSpec {
                 memory: resources.memory_bytes,
                 shm: resources.shm_bytes,
                 docker_args: resources.docker_args,
+                cpus: resources.cpus,
+                labels: resources.labels.into_iter().collect(),
             },
             limits: job::Limits {
                 timeout: limits.timeout.map(from_wire),
@@ -154,6 +164,11 @@ impl TryFrom<v1::JobSpec> for JobSpec {
                 "" => job::Priority::default(),
                 word => job::Priority::parse(word).ok_or_else(|| value("priority", word))?,
             },
+            secrets: wire.secrets.into_iter().collect(),
+            // One that this release does not know is nobody it could name.
+            owner: optional(wire.owner).and_then(|owner| owner.parse().ok()),
+            distribution: wire.distribution.map(TryInto::try_into).transpose()?,
+            visible_to_all: wire.visible_to_all,
         };
         Ok(draft.validate()?)
     }
@@ -370,6 +385,7 @@ impl From<Inventory> for v1::Inventory {
             cuda: inventory.cuda,
             slots: inventory.slots,
             gangs: inventory.gangs,
+            labels: inventory.labels.into_iter().collect(),
             findings: inventory.findings.into_iter().map(v1::Finding::from).collect(),
             interpreters: inventory
                 .interpreters
@@ -397,6 +413,7 @@ impl TryFrom<v1::Inventory> for Inventory {
             cuda: wire.cuda,
             slots: wire.slots,
             gangs: wire.gangs,
+            labels: wire.labels.into_iter().collect(),
             findings: wire.findings.into_iter().map(Finding::try_from).collect::<Result<_, _>>()?,
             interpreters: wire
                 .interpreters
@@ -545,6 +562,10 @@ mod tests {
                 on_disconnect: job::OnDisconnect::Replace,
             },
             priority: job::Priority::High,
+            distribution: Some(job::Distribution::Spark),
+            secrets: [("KEY".to_owned(), "wandb".to_owned())].into(),
+            owner: Some(agent_model::Principal::Local { uid: 1000 }),
+            visible_to_all: true,
             ..JobDraft::default()
         };
         draft.validate().unwrap()

@@ -6,7 +6,10 @@
 //! unharmed: [`status`] packs it, [`fault`] unpacks it.
 
 mod convert;
+#[cfg(feature = "fakes")]
+mod declared;
 mod status;
+pub mod transport;
 
 /// Wire messages, clients and servers.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::too_many_lines, reason = "generated code")]
@@ -15,6 +18,8 @@ pub mod v1 {
 }
 
 pub use convert::WireError;
+#[cfg(feature = "fakes")]
+pub use declared::declared_calls;
 pub use status::{fault, status};
 
 /// The largest message either side accepts, in bytes: a batch of blobs of 4 MiB and its frame.

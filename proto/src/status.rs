@@ -10,9 +10,10 @@ use crate::v1;
 pub fn status(fault: &Fault) -> Status {
     let code = match fault.code {
         Code::JobNotFound | Code::SnapshotMissing => tonic::Code::NotFound,
-        Code::JobConflict => tonic::Code::AlreadyExists,
+        Code::JobConflict | Code::NodeTaken => tonic::Code::AlreadyExists,
         Code::Fenced => tonic::Code::FailedPrecondition,
-        Code::Denied => tonic::Code::PermissionDenied,
+        Code::Denied | Code::NodeTwice => tonic::Code::PermissionDenied,
+        Code::Unidentified | Code::TokenRefused => tonic::Code::Unauthenticated,
         Code::DiskFull => tonic::Code::ResourceExhausted,
         Code::ControllerStore | Code::SnapshotStore => tonic::Code::Unavailable,
         Code::Bug => tonic::Code::Internal,

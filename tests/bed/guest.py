@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import containers
+import package
 import reboot
 from box import (
     CGROUPS,
@@ -146,6 +147,7 @@ def row_watchdog():
 
 
 ROWS = {
+    "package": ("packages install, upgrade under jobs, survive a restart, go", package.row_package),
     "reboot": ("an orderly restart ends jobs by its own name, and tries them again", reboot.row_reboot),
     "scope": ("a job has a scope of its own, which goes with it", row_own_scope),
     "limits": ("memory and process limits are the kernel's", row_limits),
@@ -170,10 +172,14 @@ def install():
 def main():
     release, tree = os.uname().release, (CGROUPS / "cgroup.controllers").read_text().strip()
     print(f"bed: kernel {release}, cgroup v2 with {tree}")
-    wanted = sys.argv[1:] or list(ROWS)
+    # The row of packages starts from a machine without the programs, so it is for itself.
+    wanted = sys.argv[1:] or [name for name in ROWS if name != "package"]
     table, good = [], True
     try:
-        if not reboot.MARK.exists():
+        if wanted == ["package"]:
+            if not package.MARK.exists():
+                package.go_down()
+        elif not reboot.MARK.exists():
             install()
             if "reboot" in wanted:
                 reboot.go_down()

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use agent_env::{Build, Event, Platform, Priority, Request, Spec, Task, VERSION};
+use agent_env::{Build, EngineEvent, EngineRequest, Platform, Priority, Spec, Task, VERSION};
 use agent_tests::channel::{Channel, Server};
 use agent_tests::{Host, SOON, engine, engines, eventually, resident};
 
@@ -103,7 +103,7 @@ impl Bench {
     #[allow(clippy::disallowed_methods, reason = "runs what it measures")]
     fn engine(&self, task: Task) -> (Command, PathBuf) {
         let path = self.fresh("request");
-        let request = Request { version: VERSION, task };
+        let request = EngineRequest { version: VERSION, task };
         fs::write(&path, serde_json::to_string(&request).expect("JSON") + "\n").expect("a file");
         let mut command = Command::new(engine());
         command.stdin(File::open(&path).expect("a file"));
@@ -115,7 +115,7 @@ impl Bench {
         let text = String::from_utf8_lossy(&said.stdout).into_owned();
         let last = text.lines().last().unwrap_or_default();
         match serde_json::from_str(last) {
-            Ok(Event::Probed(platform)) => platform,
+            Ok(EngineEvent::Probed(platform)) => platform,
             other => panic!("the engine says no platform: {other:?} in {text}"),
         }
     }

@@ -36,8 +36,8 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// Files that are cloned.
 const LARGE_FILES: usize = 200;
 
-/// Small blobs of a round, their size, and what one may take; as many in a batch, and so many batches at once, as a push
-/// has. The times of so many are told.
+/// Small blobs of a round, their size, and what one may take; as many in a batch, and so many batches at once, as a
+/// push has. The times of so many are told.
 const SMALL_BLOBS: u32 = 20_000;
 const SMALL: usize = 10_000;
 const SMALL_LIMIT: Duration = Duration::from_micros(15);
@@ -236,14 +236,14 @@ impl Bench {
     }
 
     /// Ours is what a node does for a job whose tree is near one that it laid out before: the new file from the daemon,
-    /// the others by the spare of that one. Only this is timed: a node runs already, and makes its spares after jobs
-    /// were started, when nobody waits for them. The peer changes the directory it made before, start of the program
-    /// included.
+    /// the others by the prestaged tree of that one. Only this is timed: a node runs already, and makes its prestaged
+    /// trees after jobs were started, when nobody waits for them. The peer changes the directory it made before, start
+    /// of the program included.
     fn pull_one_file(&mut self) {
         let [mut ours, mut rsync, mut again, mut anew] = std::array::from_fn(|_| Series::default());
         let socket = self.socket();
         let (served, near) = (self.scratch.path().join("served"), text(&self.fresh("near")));
-        let (copy, home) = (self.fresh("copy"), self.fresh("spares"));
+        let (copy, home) = (self.fresh("copy"), self.fresh("prestaged"));
         for round in 0..=LONG_ROUNDS {
             let before = self.tree.root();
             self.tree.change(1);
@@ -263,8 +263,8 @@ impl Bench {
                 again.push(same);
             }
         }
-        row("P8 lay out, 1 file changed, by a spare / rsync -a, in place", &ours, &rsync, Some(0.2));
-        row("P13 the same tree again, by a spare / all of it anew", &again, &anew, None);
+        row("P8 lay out, 1 file changed, by a prestaged / rsync -a, in place", &ours, &rsync, Some(0.2));
+        row("P13 the same tree again, by a prestaged / all of it anew", &again, &anew, None);
         let told = if again.median() <= AGAIN { "" } else { " MISSED" };
         println!("{:<58} {:>10} {:>10} {:>7} {:>4} ms{told}", "  limit", "", "", "", AGAIN.as_millis());
     }

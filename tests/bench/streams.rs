@@ -9,14 +9,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent_cas::gc::{Collector, Limits};
+use agent_cas::gc::{Collector, StoreLimits};
 use agent_cas::remote::bytestream::byte_stream_client::ByteStreamClient;
 use agent_cas::remote::bytestream::byte_stream_server::{ByteStream, ByteStreamServer};
 use agent_cas::remote::{self, FAR_CONNECTION_WINDOW, FAR_STREAM_WINDOW, FRAME, MAX_MESSAGE, bytestream};
 use agent_cas::{BlobStore, Chunks, Disk, Remote, Store, digest_of};
 use agent_control::{Controller, ControllerConfig, Operators, Peer};
 use agent_model::disk::Watermarks;
-use agent_model::{Digest, Principal, SystemClock};
+use agent_model::{Digest, SystemClock};
 use agent_tests::client::runtime;
 use agent_tests::cpu_seconds;
 use bytes::Bytes;
@@ -124,7 +124,7 @@ async fn serve(routes: Routes, settings: Settings) -> SocketAddr {
 
 /// The port tells nothing of its callers, as a unix socket would.
 fn by_root(mut request: Request<()>) -> Result<Request<()>, Status> {
-    request.extensions_mut().insert(Peer(Some(Principal::Local { uid: 0 })));
+    request.extensions_mut().insert(Peer::Local { uid: 0 });
     Ok(request)
 }
 
@@ -240,7 +240,7 @@ async fn controller() -> (tempfile::TempDir, Remote) {
     let home = tempfile::Builder::new().prefix("streams-").tempdir().expect("a directory");
     let clock = Arc::new(SystemClock);
     let disk = Disk::open(&home.path().join("cas")).expect("a store");
-    let limits = Limits { size: u64::MAX, marks: Watermarks::new(0), lease: Duration::MAX };
+    let limits = StoreLimits { size: u64::MAX, marks: Watermarks::new(0), lease: Duration::MAX };
     let collector = Collector::new(disk.clone(), limits, &[Controller::BLOB_USER], clock.clone());
     let config = ControllerConfig::new(home.path(), Operators::new(0, |_| false));
     let opened = Controller::open(config, clock, Store::Disk(disk), collector).await;

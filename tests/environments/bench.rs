@@ -14,8 +14,8 @@ use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use agent_env::{
-    Build, Built, Channel, Event, Failure, FailureKind, Platform, Priority, Request, Spec, Sweep, Task,
-    VERSION,
+    Build, Built, Channel, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Priority, Spec, Sweep,
+    Task, VERSION,
 };
 use agent_tests::channel::{self, Server};
 
@@ -51,7 +51,7 @@ pub(crate) fn machine() -> &'static Platform {
     TOLD.get_or_init(|| {
         let room = Room::new();
         let told = room.start(&Task::Probe).finish();
-        let Some(Event::Probed(platform)) = told.events.last() else {
+        let Some(EngineEvent::Probed(platform)) = told.events.last() else {
             panic!("no answer to a probe: {told:?}")
         };
         platform.clone()
@@ -131,7 +131,7 @@ impl Room {
 
     /// Starts the engine on a task.
     pub(crate) fn start(&self, task: &Task) -> Running {
-        let request = Request { version: VERSION, task: task.clone() };
+        let request = EngineRequest { version: VERSION, task: task.clone() };
         self.start_with(&serde_json::to_string(&request).expect("JSON"), &mut self.command())
     }
 
@@ -185,7 +185,9 @@ impl Room {
     #[track_caller]
     pub(crate) fn sweep(&self, unused_for_s: u64) -> u64 {
         let told = self.start(&Task::Sweep(Sweep { cache: self.cache.clone(), unused_for_s })).finish();
-        let Some(Event::Swept { freed }) = told.events.last() else { panic!("it was not swept: {told:?}") };
+        let Some(EngineEvent::Swept { freed }) = told.events.last() else {
+            panic!("it was not swept: {told:?}")
+        };
         *freed
     }
 
@@ -220,7 +222,7 @@ pub(crate) struct Running {
     process: Child,
     told: Mutex<Receiver<String>>,
     complaints: Option<std::thread::JoinHandle<String>>,
-    events: Vec<Event>,
+    events: Vec<EngineEvent>,
     begun: Instant,
 }
 
@@ -289,7 +291,7 @@ impl Drop for Running {
 #[derive(Debug)]
 pub(crate) struct Told {
     /// Line by line.
-    pub(crate) events: Vec<Event>,
+    pub(crate) events: Vec<EngineEvent>,
     /// Its standard error.
     pub(crate) complaints: String,
     /// How it ended.
@@ -302,11 +304,12 @@ impl Told {
     /// The last event, and it alone, is the outcome; the exit status repeats it; no secret is told.
     #[track_caller]
     fn keeps_the_protocol(&self) {
-        let ends = |event: &&Event| !matches!(event, Event::Progress(_) | Event::Say { .. });
+        let ends =
+            |event: &&EngineEvent| !matches!(event, EngineEvent::Progress(_) | EngineEvent::Say { .. });
         let outcomes = self.events.iter().filter(ends).count();
         let last = self.events.last().is_some_and(|event| ends(&event));
         assert!(outcomes == 1 && last, "no outcome as the last event: {self:#?}");
-        let failed = matches!(self.events.last(), Some(Event::Failed(_)));
+        let failed = matches!(self.events.last(), Some(EngineEvent::Failed(_)));
         assert_eq!(self.status.success(), !failed, "the exit status says something else: {self:#?}");
         assert!(!self.complaints.contains("panicked at"), "the engine panicked: {}", self.complaints);
         let text = format!("{:?}", self);
@@ -319,7 +322,7 @@ impl Told {
     #[track_caller]
     pub(crate) fn built(&self) -> &Built {
         match self.events.last() {
-            Some(Event::Built(built)) => built,
+            Some(EngineEvent::Built(built)) => built,
             other => panic!("it was not built: {other:#?}\n{}", self.complaints),
         }
     }
@@ -327,7 +330,7 @@ impl Told {
     /// The failure, which must be one of these kinds and must say something.
     #[track_caller]
     pub(crate) fn failed(&self, kinds: &[FailureKind]) -> &Failure {
-        let Some(Event::Failed(failure)) = self.events.last() else {
+        let Some(EngineEvent::Failed(failure)) = self.events.last() else {
             panic!("it should have failed: {:#?}", self.events.last())
         };
         assert!(kinds.contains(&failure.kind), "not one of {kinds:?}: {failure:#?}");
@@ -338,7 +341,7 @@ impl Told {
     /// What it said for the build log.
     pub(crate) fn said(&self) -> String {
         let lines = self.events.iter().filter_map(|event| match event {
-            Event::Say { line } => Some(line.as_str()),
+            EngineEvent::Say { line } => Some(line.as_str()),
             _ => None,
         });
         lines.collect::<Vec<_>>().join("\n")

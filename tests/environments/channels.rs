@@ -244,7 +244,9 @@ fn slow(tally: &mut Tally, _: &Scale) {
             .events
             .iter()
             .filter_map(|event| match event {
-                agent_env::Event::Progress(at) if at.phase == agent_env::Phase::Download => Some(at.bytes),
+                agent_env::EngineEvent::Progress(at) if at.phase == agent_env::Phase::Download => {
+                    Some(at.bytes)
+                }
                 _ => None,
             })
             .collect();

@@ -136,8 +136,10 @@ fn tidy(tally: &mut Tally, _: &Scale) {
     tally.case("without a home", || {
         let room = Room::new();
         let wish = room.wish(&tiny("main"), &["linked"]);
-        let request =
-            agent_env::Request { version: agent_env::VERSION, task: agent_env::Task::Build(Box::new(wish)) };
+        let request = agent_env::EngineRequest {
+            version: agent_env::VERSION,
+            task: agent_env::Task::Build(Box::new(wish)),
+        };
         let mut command = room.command();
         command.env_remove("HOME");
         room.start_with(&serde_json::to_string(&request).expect("JSON"), &mut command).finish().built();

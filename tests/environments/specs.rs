@@ -236,7 +236,8 @@ fn overrides(tally: &mut Tally, _: &Scale) {
         let room = Room::new();
         let mut wish = room.wish(&tiny("main"), &["needs-cuda"]);
         wish.platform = machine_with_cuda(cuda);
-        let request = agent_env::Request { version: agent_env::VERSION, task: Task::Build(Box::new(wish)) };
+        let request =
+            agent_env::EngineRequest { version: agent_env::VERSION, task: Task::Build(Box::new(wish)) };
         let request = serde_json::to_string(&request).expect("JSON");
         let mut command = room.command();
         command

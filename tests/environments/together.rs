@@ -219,7 +219,7 @@ fn ended(tally: &mut Tally, _: &Scale) {
 #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
 fn orphaned(room: &Room, wish: &Build, server: &Server) {
     let request =
-        agent_env::Request { version: agent_env::VERSION, task: Task::Build(Box::new(wish.clone())) };
+        agent_env::EngineRequest { version: agent_env::VERSION, task: Task::Build(Box::new(wish.clone())) };
     let (asked, told) = (room.home.join("request"), room.home.join("pid"));
     fs::write(&asked, serde_json::to_string(&request).expect("JSON")).expect("a file");
     let mut shell = std::process::Command::new("sh");

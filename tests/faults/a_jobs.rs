@@ -107,7 +107,7 @@ fn kill_agent(scale: &Scale, nodes: usize) -> Tally {
             let (logged, begun) = (fleet.node().log().len(), Instant::now());
             fleet.node().spawn();
             eventually("every command is found", SOON, || {
-                let found = fleet.node().log()[logged..].matches("found the command running").count();
+                let found = fleet.node().log()[logged..].matches("found job running").count();
                 (found >= count).then_some(())
             });
             adopted.push(begun.elapsed());

@@ -204,7 +204,7 @@ fn full_archive(canceled: bool) {
         .client
         .run(&format!("yes 'a line of a log' | head -c 150M; touch {}; {end}", written.display()));
     eventually("the log is written", SOON, || written.exists().then_some(()));
-    let is_full = || fleet.controller.log().contains("a log cannot be stored now").then_some(());
+    let is_full = || fleet.controller.log().contains("cannot store log now").then_some(());
     eventually("the archive is full", SOON, is_full);
     fleet.client.nodes().expect("an answer while the archive is full");
     let other = fleet.client.run("echo other");
@@ -243,7 +243,7 @@ fn unsteady(tally: &mut Tally, _: &Scale) {
                 .run("echo steady > outputs/steady; head -c 64M /dev/urandom > outputs/other; sleep 1");
             fleet.client.reached(&job, &["Running"]);
             let path = eventually("the file is written", SOON, || {
-                let path = fleet.controller.job_dirs().first()?.join("work/outputs/other");
+                let path = fleet.controller.job_dirs().first()?.join("job/work/outputs/other");
                 fs::metadata(&path).is_ok_and(|found| found.len() == SIZE).then_some(path)
             });
             let over = AtomicBool::new(false);

@@ -1,6 +1,6 @@
 //! The generated protocol code is what the `.proto` files say.
 //!
-//! `AGENT_UPDATE_GENERATED=1 cargo test -p agent-tests --test repo generated` writes it anew.
+//! `AGENT_UPDATE_GENERATED=1 cargo test --workspace --test repo generated` writes it anew.
 
 use std::path::Path;
 
@@ -8,7 +8,13 @@ use std::path::Path;
 const GENERATED: [(&str, &[&str]); 2] = [
     (
         "proto/src/generated/agent.v1.rs",
-        &["agent/v1/job.proto", "agent/v1/node.proto", "agent/v1/telemetry.proto", "agent/v1/worker.proto"],
+        &[
+            "agent/v1/identity.proto",
+            "agent/v1/job.proto",
+            "agent/v1/node.proto",
+            "agent/v1/telemetry.proto",
+            "agent/v1/worker.proto",
+        ],
     ),
     ("agent/cas/src/remote/generated/google.bytestream.rs", &["google/bytestream/bytestream.proto"]),
 ];

@@ -8,28 +8,45 @@ use crate::{files_below, none, read};
 const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
     ("agent-model", "agent/model", &[]),
     ("agent-fs", "agent/fs", &[]),
-    ("agent-proto", "proto", &["agent-model"]),
+    ("agent-identity", "agent/identity", &["agent-fs", "agent-model"]),
+    ("agent-proto", "proto", &["agent-identity", "agent-model"]),
     ("agent-shim", "agent/shim", &["agent-fs", "agent-model"]),
+    ("agent-spawn", "agent/spawn", &["agent-fs", "agent-model", "agent-shim"]),
     ("agent-env", "agent/env", &["agent-fs", "agent-model"]),
     ("agent-node", "agent/node", &["agent-model"]),
+    ("agent-attach", "agent/attach", &["agent-model"]),
     ("agent-cas", "agent/cas", &["agent-fs", "agent-model"]),
-    ("agent-runtime", "agent/runtime", &["agent-fs", "agent-model", "agent-shim", "agent-env"]),
-    ("agent-control", "agent/control", &["agent-fs", "agent-model", "agent-proto", "agent-cas"]),
+    (
+        "agent-runtime",
+        "agent/runtime",
+        &["agent-fs", "agent-model", "agent-shim", "agent-spawn", "agent-env"],
+    ),
+    (
+        "agent-control",
+        "agent/control",
+        &["agent-fs", "agent-identity", "agent-model", "agent-proto", "agent-cas"],
+    ),
     (
         "agentd",
         "agent/agentd",
         &[
             "agent-fs",
+            "agent-identity",
             "agent-model",
             "agent-proto",
             "agent-cas",
             "agent-shim",
+            "agent-spawn",
             "agent-runtime",
             "agent-node",
             "agent-control",
         ],
     ),
-    ("agentctl", "agent/agentctl", &["agent-model", "agent-proto", "agent-cas"]),
+    (
+        "agentctl",
+        "agent/agentctl",
+        &["agent-attach", "agent-identity", "agent-model", "agent-proto", "agent-cas"],
+    ),
 ];
 
 /// A third-party crate and the only places that may name it.
@@ -38,10 +55,12 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("sysinfo", &["agent/node/"]),
     ("nvml_wrapper", &["agent/node/src/gpu"]),
     ("bollard", &["agent/runtime/"]),
+    ("russh", &["agent/attach/src/session", "agent/attach/src/known_hosts.rs"]),
     (
         "nix",
         &[
             "agent/shim/",
+            "agent/spawn/",
             "agent/runtime/src/exec",
             "agent/agentd/src/config/people.rs",
             "agent/agentctl/src/commands/view.rs",
@@ -53,6 +72,9 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("clap", &["agent/agentctl/", "agent/agentd/src/cli.rs", "agent/agentd/src/main.rs"]),
     ("bazel_remote_apis", &["agent/cas/", "agent/control/src/api/cas"]),
     ("zstd", &["agent/cas/src/remote/compression"]),
+    ("rcgen", &["agent/identity/"]),
+    ("x509_parser", &["agent/identity/"]),
+    ("tokio_rustls", &["agent/identity/"]),
 ];
 
 /// The only modules that may name a wire message.
@@ -60,10 +82,12 @@ const WIRE: &[&str] = &[
     "proto/",
     "agent/control/src/api",
     "agent/control/tests/",
+    "agent/agentd/src/membership.rs",
     "agent/agentd/src/worker/reconcile",
     "agent/agentd/src/worker/rendezvous",
     "agent/agentd/src/worker/telemetry",
     "agent/agentd/src/worker/report",
+    "agent/agentd/src/worker/secrets",
     "agent/agentd/tests/",
     "agent/agentctl/src/commands",
     "agent/agentctl/src/client",
@@ -72,28 +96,32 @@ const WIRE: &[&str] = &[
 /// What runs replicas on a node: a module of `agent/agentd/src/worker`, and the others there that it knows. Who is not
 /// here knows none.
 const WORKER: &[(&str, &[&str])] = &[
-    ("enclosure", &["journal"]),
+    ("containers", &["journal"]),
+    ("environments", &["users"]),
     ("faults", &["fetch", "outputs"]),
     ("journal", &["faults"]),
     ("late", &["faults", "journal", "outputs", "recover", "report"]),
+    ("launch", &["rendezvous"]),
     ("pins", &["journal"]),
-    ("recover", &["attic", "journal", "launch"]),
+    ("recover", &["retention", "journal", "launch"]),
     ("reconcile", &["backoff", "environments", "journal", "late", "recover", "runner", WHOLE]),
     ("report", &["backoff"]),
     (
         "runner",
         &[
-            "attic",
+            "retention",
             "backoff",
-            "enclosure",
+            "containers",
             "faults",
             "fetch",
             "journal",
             "launch",
             "outputs",
             "recover",
+            "rendezvous",
             "report",
-            "spares",
+            "secrets",
+            "prestaged_trees",
             "telemetry",
             "tracking",
             WHOLE,
@@ -101,6 +129,7 @@ const WORKER: &[(&str, &[&str])] = &[
     ),
     ("telemetry", &["backoff"]),
     ("upkeep", &["gpus"]),
+    ("users", &["journal"]),
 ];
 
 /// What all of them share, as a whole.
@@ -253,15 +282,18 @@ fn test_paths_are_taken_apart() {
 
 #[test]
 fn test_the_scheduler_sees_the_model_alone() {
-    let text = read("agent/control/src/scheduler.rs");
-    let complaints = production(&text)
-        .lines()
-        .filter(|line| {
-            line.starts_with("use ") && !line.starts_with("use agent_model") && !line.starts_with("use std::")
-        })
-        .map(str::to_owned)
-        .collect();
-    none("agent/control/src/scheduler.rs imports", complaints);
+    let files = files_below("agent/control/src", &[".rs"]);
+    let own = files.iter().filter(|path| path.starts_with("agent/control/src/scheduler"));
+    let own = own.filter(|path| !path.ends_with("tests.rs"));
+    let texts = std::iter::once(read("agent/control/src/scheduler.rs")).chain(own.map(read));
+    let known = ["agent_model", "std::", "super::", "reserve::", "wait::"];
+    let mut complaints = Vec::new();
+    for text in texts {
+        let uses = production(&text).lines().filter_map(|line| line.strip_prefix("use "));
+        let foreign = uses.filter(|path| !known.iter().any(|known| path.starts_with(known)));
+        complaints.extend(foreign.map(str::to_owned));
+    }
+    none("agent/control/src/scheduler imports", complaints);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod failpoints;
 mod files;
 mod generated;
 mod layering;
+mod names;
 mod registration;
 
 use std::path::{Path, PathBuf};
@@ -45,6 +46,22 @@ fn files_below(dir: &str, endings: &[&str]) -> Vec<PathBuf> {
 fn read(path: impl AsRef<Path>) -> String {
     let path = root().join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// What a line defines: of which kind it is, and its name.
+fn defined(line: &str) -> Option<(&str, &str)> {
+    let line = line.trim_start();
+    let mut rest = match line.strip_prefix("pub(") {
+        Some(rest) => rest.split_once(") ")?.1,
+        None => line.strip_prefix("pub ").unwrap_or(line),
+    };
+    for word in ["const ", "async ", "unsafe "] {
+        rest = rest.strip_prefix(word).unwrap_or(rest);
+    }
+    let (kind, rest) = rest.split_once(' ')?;
+    let is_kind = ["fn", "struct", "enum", "trait", "type", "union"].contains(&kind);
+    let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    is_kind.then_some((kind, name))
 }
 
 /// Fails with every complaint at once.

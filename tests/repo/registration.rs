@@ -13,7 +13,9 @@ fn test_every_test_file_is_part_of_a_binary() {
         "bench",
         "faults",
         "environments",
+        "boundaries",
         "containers",
+        "gangs",
         "snapshots",
         "scarcity",
     ] {

@@ -170,7 +170,8 @@ impl Round {
         fs::write(self.gate.with_extension("late"), "").expect("a file");
     }
 
-    /// What came of an operation: it was done, was refused and then done, or ended with a true fault; an error says what did not hold.
+    /// What came of an operation: it was done, was refused and then done, or ended with a true fault; an error says
+    /// what did not hold.
     pub(crate) fn came(&mut self, act: Act, bed: &Bed, kept: &Kept) -> Result<String, String> {
         let fleet = &bed.fleet;
         let (mut came, mut said) = ("done", String::new());

@@ -97,7 +97,7 @@ pub(crate) const CASES: &[Case] = &[
         number: 19,
         what: "a late eviction of what was sent again",
         by: &[
-            ("U1", "test_what_is_used_after_a_census_is_not_removed_for_it"),
+            ("U1", "test_what_is_used_after_a_listing_is_not_removed_for_it"),
             ("U1", "test_what_is_held_stays_while_others_are_removed"),
         ],
     },

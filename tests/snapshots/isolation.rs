@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use agent_cas::snapshot::{self, Laid, MaterializeError, Spare};
+use agent_cas::snapshot::{self, Laid, MaterializeError, PrestagedTree};
 use agent_cas::{BlobStore, Disk, Remote};
 use agent_model::{Digest, JobDraft};
 use agent_tests::client::runtime;
@@ -180,27 +180,29 @@ fn treat(script: &str, tree: &Path) {
 /// second. The third is treated where it lies, by somebody who should not get there; nobody has that.
 fn spared(tally: &mut Tally, _: &Scale) {
     let bench = Bench::new();
-    fs::create_dir(bench.path("spares")).expect("a directory");
-    let place = |number: usize, which: usize| bench.path(&format!("spares/{number}-{which}"));
-    let spares = runtime().block_on(async {
+    fs::create_dir(bench.path("prestaged")).expect("a directory");
+    let place = |number: usize, which: usize| bench.path(&format!("prestaged/{number}-{which}"));
+    let prestaged_trees = runtime().block_on(async {
         let mut laying = tokio::task::JoinSet::new();
         for index in 0..3 * TREATMENTS.len() {
             let (disk, root, place) = (bench.disk.clone(), bench.root, place(index / 3, index % 3));
-            laying.spawn(async move { (index, Spare::lay(&disk, root, &place, None).await) });
+            laying.spawn(async move { (index, PrestagedTree::lay(&disk, root, &place, None).await) });
         }
         let mut laid = laying.join_all().await;
         laid.sort_by_key(|(index, _)| *index);
-        laid.into_iter().map(|(_, spare)| Arc::new(spare.expect("it is laid out"))).collect::<Vec<_>>()
+        laid.into_iter()
+            .map(|(_, prestaged)| Arc::new(prestaged.expect("it is laid out")))
+            .collect::<Vec<_>>()
     });
     let inode = |path: &Path| fs::metadata(path).expect("a directory").ino();
     for (number, (treatment, script)) in TREATMENTS.iter().enumerate() {
         tally.case(&format!("a job {treatment}"), || {
-            let own = &spares[3 * number..3 * number + 3];
-            let lay = |name: &str, spare: &Arc<Spare>| {
-                let (dest, near) = (bench.path(name), [Arc::clone(spare)]);
+            let own = &prestaged_trees[3 * number..3 * number + 3];
+            let lay = |name: &str, prestaged: &Arc<PrestagedTree>| {
+                let (dest, near) = (bench.path(name), [Arc::clone(prestaged)]);
                 let laid = snapshot::materialize(&bench.disk, bench.root, &dest, None, &near);
                 runtime().block_on(laid).expect("it is laid out");
-                assert!(spare.is_claimed());
+                assert!(prestaged.is_claimed());
                 bench.is_right(name);
                 inode(&dest)
             };
@@ -552,10 +554,10 @@ fn told(dir: &Path) -> Vec<(PathBuf, u32, u32, u64, i64, Vec<u8>)> {
 /// Each directory of a job, twice, so that it is in its place half of the time.
 fn swap_all(job: &Path, secret: &Path, swaps: &AtomicU64) {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
-    let link = job.join("work/.link");
+    let link = job.join("job/work/.link");
     let _ = symlink(secret, &link);
     for place in ["outputs", "outputs/d", "logs", "logs/d"] {
-        let path = job.join("work").join(place);
+        let path = job.join("job/work").join(place);
         for _ in 0..2 {
             let swapped = renameat_with(CWD, &path, CWD, &link, RenameFlags::EXCHANGE);
             swaps.fetch_add(u64::from(swapped.is_ok()), Ordering::Relaxed);

@@ -12,9 +12,10 @@ use bollard::models::{
     ContainerConfig, ContainerCreateBody, ContainerInspectResponse, HostConfig, Mount, MountType,
 };
 use bollard::query_parameters::{
-    CommitContainerOptions, CreateImageOptions, InspectContainerOptions, KillContainerOptions,
-    ListContainersOptions, ListImagesOptions, RemoveContainerOptions, RemoveImageOptions,
-    StartContainerOptions, TagImageOptions, UploadToContainerOptions, WaitContainerOptions,
+    CommitContainerOptions, CreateImageOptions, ImportImageOptions, InspectContainerOptions,
+    KillContainerOptions, ListContainersOptions, ListImagesOptions, RemoveContainerOptions,
+    RemoveImageOptions, StartContainerOptions, TagImageOptions, UploadToContainerOptions,
+    WaitContainerOptions,
 };
 use bollard::{API_DEFAULT_VERSION, Docker as Client, body_full};
 use bytes::Bytes;
@@ -105,6 +106,26 @@ impl Docker {
         };
         self.must("import an image", |client| async move {
             let mut told = client.create_image(Some(options), Some(body_full(Bytes::from(root))), None);
+            while let Some(line) = told.next().await {
+                line?;
+            }
+            Ok(())
+        });
+    }
+
+    /// Brings an image into another engine, as the same one: whatever is imported twice is two images.
+    pub fn copy_image(&self, tag: &str, to: &Docker) {
+        let archive = self.must("write an image", |client| async move {
+            let mut pieces = client.export_image(tag);
+            let mut archive = Vec::new();
+            while let Some(piece) = pieces.next().await {
+                archive.extend_from_slice(&piece?);
+            }
+            Ok(archive)
+        });
+        to.must("read an image", |client| async move {
+            let options = ImportImageOptions::default();
+            let mut told = client.import_image(options, body_full(Bytes::from(archive)), None);
             while let Some(line) = told.next().await {
                 line?;
             }

@@ -30,6 +30,8 @@ const PREFIX: &str = "agentd-engine-";
 pub struct Engine {
     dir: PathBuf,
     live_restore: bool,
+    /// What its programs are started by, if not by themselves.
+    starter: Vec<String>,
     containerd: Option<Child>,
     dockerd: Option<Child>,
 }
@@ -42,6 +44,14 @@ impl Engine {
         engine
     }
 
+    /// One that runs where these words start it: its containers have the network of that host.
+    pub fn on(starter: Vec<String>) -> Engine {
+        let mut engine = Engine::absent(true);
+        engine.starter = starter;
+        engine.start();
+        engine
+    }
+
     /// One that does not run yet; its socket has a place already.
     pub fn absent(live_restore: bool) -> Engine {
         static SWEPT: Once = Once::new();
@@ -49,7 +59,7 @@ impl Engine {
         let dir = tempfile::Builder::new().prefix(PREFIX).tempdir().expect("a temporary directory").keep();
         // Whose it is, so that nobody sweeps it before its time.
         fs::write(dir.join("owner"), std::process::id().to_string()).expect("a file");
-        Engine { dir, live_restore, containerd: None, dockerd: None }
+        Engine { dir, live_restore, starter: Vec::new(), containerd: None, dockerd: None }
     }
 
     /// The engine that all tests share which leave it in peace: started by the first, ended by [`end_shared`].
@@ -114,7 +124,15 @@ impl Engine {
         use std::os::unix::process::CommandExt;
         let log = File::options().create(true).append(true).open(self.dir.join(log)).expect("a log");
         let usual = Path::new("/usr/sbin").join(program);
-        let mut command = Command::new(if usual.exists() { usual.as_os_str() } else { program.as_ref() });
+        let program = if usual.exists() { usual } else { PathBuf::from(program) };
+        let mut command = match self.starter.split_first() {
+            Some((first, words)) => {
+                let mut command = Command::new(first);
+                command.args(words).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
         // The place of its own temporary files goes with it.
         let scratch = self.dir.join("tmp");
         fs::create_dir_all(&scratch).expect("a directory");

@@ -13,6 +13,7 @@ use agent_model::JobDraft;
 use rustix::process::Signal;
 
 use crate::client::Client;
+use crate::hosts::Hosts;
 use crate::link::Link;
 use crate::post::{Post, Rules};
 use crate::witness::Witness;
@@ -38,13 +39,22 @@ pub struct Daemon {
     config: String,
     variables: Vec<(String, String)>,
     boot_id: Option<String>,
+    /// What its program is started by, if not by itself: a host of its own.
+    starter: Vec<String>,
     child: Option<Child>,
 }
 
 impl Daemon {
-    fn new(home: PathBuf, config: String) -> Daemon {
+    /// One that has this home and configuration, and does not run yet.
+    pub fn new(home: PathBuf, config: String) -> Daemon {
         fs::create_dir_all(&home).expect("a home");
-        Daemon { home, config, variables: Vec::new(), boot_id: None, child: None }
+        Daemon { home, config, variables: Vec::new(), boot_id: None, starter: Vec::new(), child: None }
+    }
+
+    /// The same, started by these words: on a host of its own.
+    #[must_use]
+    pub fn started_by(self, starter: Vec<String>) -> Daemon {
+        Daemon { starter, ..self }
     }
 
     /// Its state directory.
@@ -76,15 +86,25 @@ impl Daemon {
     }
 
     /// The command that starts it.
-    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
     pub fn command(&self) -> Command {
+        self.command_of(&["run"])
+    }
+
+    /// The same program with another verb.
+    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
+    pub fn command_of(&self, words: &[&str]) -> Command {
         let config = self.home.join("agentd.yaml");
         fs::write(&config, &self.config).expect("a configuration");
         let mut command = match &self.boot_id {
             Some(boot_id) => self.in_another_boot(boot_id),
+            None if !self.starter.is_empty() => {
+                let mut command = Command::new(&self.starter[0]);
+                command.args(&self.starter[1..]).arg(binaries().join("agentd"));
+                command
+            }
             None => Command::new(binaries().join("agentd")),
         };
-        command.arg("run").arg("--user").arg("--config").arg(config).arg("--state-dir").arg(self.state());
+        command.args(words).arg("--user").arg("--config").arg(config).arg("--state-dir").arg(self.state());
         command.env("AGENTD_LOG", "info,agentd=debug,agent_control=debug").env_remove("AGENTD_SOCKET");
         command.env("XDG_DATA_HOME", &self.home).stdin(Stdio::null()).stdout(Stdio::null());
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
@@ -218,6 +238,8 @@ pub struct Fleet {
     pub witness: Witness,
     /// A client of the controller.
     pub client: Client,
+    /// The hosts of the nodes, if they have some.
+    pub hosts: Option<Hosts>,
 }
 
 /// How the fleet is configured.
@@ -233,6 +255,8 @@ pub struct Setup {
     pub node: String,
     /// Messages between nodes and controller go through a post office, with this seed.
     pub post: Option<(Rules, u64)>,
+    /// Each node is on a host of its own.
+    pub hosts: bool,
 }
 
 impl Fleet {
@@ -287,10 +311,14 @@ impl Fleet {
             );
             Daemon::new(home.path().join(format!("n{index}")), config)
         };
-        let nodes = links.iter().enumerate().map(node).collect();
+        let mut nodes: Vec<Daemon> = links.iter().enumerate().map(node).collect();
+        let hosts = setup.hosts.then(|| Hosts::new(setup.nodes));
+        for (index, node) in nodes.iter_mut().enumerate() {
+            node.starter = hosts.as_ref().map(|hosts| hosts.on(index)).unwrap_or_default();
+        }
         let client = Client::new(controller.socket());
         let witness = Witness::new(home.path().join("witness"));
-        Fleet { home: Some(home), controller, nodes, links, posts, witness, client }
+        Fleet { home: Some(home), controller, nodes, links, posts, witness, client, hosts }
     }
 
     /// Starts every daemon and waits until every node is ready.

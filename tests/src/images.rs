@@ -9,6 +9,7 @@
 //! | [`Image::Busybox`] | `busybox-static` | `sh` and the usual tools, no C library, no bash |
 //! | [`Image::Scratch`] | one static program | `/bin/echo`, and nothing else: no shell |
 //! | [`Image::Python`] | packages of the distribution, unpacked by `mmdebstrap` | bash, Python 3 and its whole library |
+//! | [`Image::Mpi`] | more of them | the same, Open MPI and MPICH |
 
 #![allow(clippy::disallowed_methods, reason = "runs what tests are made with")]
 
@@ -32,10 +33,20 @@ pub enum Image {
     Scratch,
     /// A Debian with Python.
     Python,
+    /// The same with two MPIs.
+    Mpi,
 }
 
 /// What Python's image is made of. Unpacked, not configured: nothing of it needs that.
 const PACKAGES: &str = "base-files,bash,coreutils,dash,libc-bin,python3,sed,grep";
+
+/// What an image with MPI has besides.
+const MPI_PACKAGES: &str = "openmpi-bin,mpich";
+
+/// MPICH's library has the name by which `mpi4py` looks for it, which is not the distribution's.
+const MPI_FINISH: &str = r#"
+cd "$1" && for library in usr/lib/*/libmpich.so.12; do ln -s libmpich.so.12 "${library%ch.so.12}.so.12"; done
+"#;
 
 /// What a package would do when it is configured, and what nobody reads.
 const FINISH: &str = r#"
@@ -53,6 +64,7 @@ impl Image {
             Image::Busybox => "agentd-test/busybox:1",
             Image::Scratch => "agentd-test/scratch:1",
             Image::Python => "agentd-test/python:1",
+            Image::Mpi => "agentd-test/mpi:1",
         }
     }
 
@@ -61,7 +73,9 @@ impl Image {
         match self {
             Image::Busybox => &["ENV PATH=/bin", "ENV FROM_THE_IMAGE=yes", "CMD [\"sh\"]"],
             Image::Scratch => &["CMD [\"/bin/echo\", \"hello\"]"],
-            Image::Python => &["ENV PATH=/usr/bin:/bin", "ENV FROM_THE_IMAGE=yes", "CMD [\"python3\"]"],
+            Image::Python | Image::Mpi => {
+                &["ENV PATH=/usr/bin:/bin", "ENV FROM_THE_IMAGE=yes", "CMD [\"python3\"]"]
+            }
         }
     }
 
@@ -91,7 +105,8 @@ impl Image {
             match self {
                 Image::Busybox => fs::write(&half, tools(&applets())).expect("a file"),
                 Image::Scratch => fs::write(&half, tools(&[])).expect("a file"),
-                Image::Python => debian(&half),
+                Image::Python => debian(&half, PACKAGES, &[FINISH]),
+                Image::Mpi => debian(&half, &format!("{PACKAGES},{MPI_PACKAGES}"), &[FINISH, MPI_FINISH]),
             }
             fs::rename(&half, &archive).expect("the same directory");
         }
@@ -105,6 +120,9 @@ impl Image {
         match self {
             Image::Busybox | Image::Scratch => hasher.update(fs::read(busybox()).expect("a program")),
             Image::Python => hasher.update(format!("{PACKAGES} {FINISH} {}", release())),
+            Image::Mpi => {
+                hasher.update(format!("{PACKAGES} {MPI_PACKAGES} {FINISH} {MPI_FINISH} {}", release()))
+            }
         }
         let digest = hasher.finalize();
         digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
@@ -141,15 +159,16 @@ fn tools(applets: &[String]) -> Vec<u8> {
     root.finish()
 }
 
-/// Python and what it needs, from packages of the distribution of this machine.
-fn debian(archive: &Path) {
+/// These and what they need, from packages of the distribution of this machine.
+fn debian(archive: &Path, packages: &str, hooks: &[&str]) {
     let mut make = Command::new("mmdebstrap");
-    make.args(["--quiet", "--variant=extract", "--format=tar"]).arg(format!("--include={PACKAGES}"));
-    make.arg(format!("--customize-hook={}", FINISH.replace("\\\n", ""))).arg(release());
+    make.args(["--quiet", "--variant=extract", "--format=tar"]).arg(format!("--include={packages}"));
+    make.args(hooks.iter().map(|hook| format!("--customize-hook={}", hook.replace("\\\n", ""))));
+    make.arg(release());
     let out = File::create(archive).expect("a file");
     let made = make.arg("-").stdin(Stdio::null()).stdout(out).status();
-    let made = made.expect("the image with Python needs mmdebstrap: install it");
-    assert!(made.success(), "mmdebstrap cannot make the image with Python; what it said is above");
+    let made = made.expect("this image needs mmdebstrap: install it");
+    assert!(made.success(), "mmdebstrap cannot make the image; what it said is above");
 }
 
 /// The name of the distribution's release.

@@ -15,6 +15,7 @@ pub mod client;
 pub mod docker;
 pub mod engine;
 pub mod fleet;
+pub mod hosts;
 pub mod images;
 pub mod link;
 pub mod nvml;
@@ -51,7 +52,18 @@ pub fn binaries() -> &'static Path {
         let profile_dir = profile_dir();
         let mut build = cargo();
         build.args(["build", "--locked", "--bins", "--quiet", "--target-dir"]).arg(profile_dir.join(".."));
-        build.args(["-p", "agentd", "-p", "agentctl", "-p", "agent-shim", "-p", "agent-tests"]);
+        build.args([
+            "-p",
+            "agentd",
+            "-p",
+            "agentctl",
+            "-p",
+            "agent-shim",
+            "-p",
+            "agent-spawn",
+            "-p",
+            "agent-tests",
+        ]);
         if profile_dir.ends_with("release") {
             build.arg("--release");
         }
@@ -124,14 +136,14 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the repository exists")
 }
 
-/// Copies a directory with all that is in it.
+/// Copies a directory with all files that are in it; sockets and the like are no part of a copy.
 pub fn copy_tree(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("a directory").flatten() {
         let target = to.join(entry.file_name());
         if entry.path().is_dir() {
             copy_tree(&entry.path(), &target);
-        } else {
+        } else if entry.path().is_file() {
             fs::copy(entry.path(), target).expect("a copy");
         }
     }
@@ -216,10 +228,17 @@ impl Host {
 
     /// A box whose programs everybody may run.
     pub fn for_everybody() -> Host {
+        Host::for_everybody_below(&std::env::temp_dir())
+    }
+
+    /// The same, at a place below this directory.
+    pub fn for_everybody_below(dir: &Path) -> Host {
+        let home = tempfile::Builder::new().prefix("agentd-test-").tempdir_in(dir);
         let mut host = Host::new();
+        host.home = home.expect("a temporary directory");
         let programs = host.home().join("bin");
         fs::create_dir(&programs).expect("a directory");
-        for name in ["agentd", "agentctl", "agent-shim"] {
+        for name in ["agentd", "agentctl", "agent-shim", "agent-spawn"] {
             fs::copy(host.programs.join(name), programs.join(name)).expect("a program");
         }
         fs::set_permissions(host.home(), Permissions::from_mode(0o755)).expect("its own directory");

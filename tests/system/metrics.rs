@@ -58,6 +58,71 @@ fn test_mlflow_clients_of_two_generations() {
     }
 }
 
+/// What a script asks of its own models, runs, traces and registry. What a tracking server of its own answers to the same
+/// calls stands behind `expected`.
+const ASKING: &str = r#"
+import mlflow
+from mlflow import MlflowClient
+
+client = MlflowClient()
+def is_(what, found, expected):
+    assert found == expected, f"{what}: {found!r}, not {expected!r}"
+with mlflow.start_run() as run:
+    mlflow.log_metric("acc", 0.9800000000000001, step=1)
+    mlflow.set_tag("empty", "")
+    models = [mlflow.initialize_logged_model(name=name, model_type="net") for name in ("a", "b")]
+    for model, value in zip(models, (0.9, 0.7)):
+        mlflow.log_metric("val", value, model_id=model.model_id)
+        mlflow.finalize_logged_model(model.model_id, "READY")
+    def found(**asked):
+        return [model.name for model in mlflow.search_logged_models(output_format="list", **asked)]
+    is_("best model", found(order_by=[{"field_name": "metrics.val", "ascending": False}]), ["a", "b"])
+    is_("newest model", found(), ["b", "a"])
+    is_("models by metric", found(filter_string="metrics.val > 0.8"), ["a"])
+    client.create_registered_model("best")
+    client.create_model_version("best", f"models:/{models[0].model_id}", run.info.run_id)
+    client.set_registered_model_alias("best", "champion", "1")
+    is_("version", client.get_model_version_by_alias("best", "champion").version, "1")
+    is_("registered", [model.name for model in client.search_registered_models("name LIKE 'be%'")], ["best"])
+    with mlflow.start_run(nested=True, run_name="kid") as kid:
+        mlflow.log_metric("acc", 0.5)
+        mlflow.log_param("kind", "a_b")
+    mlflow.log_metric("kid/acc", 7.0)
+    is_("metrics of the nested run", client.get_run(kid.info.run_id).data.metrics, {"acc": 0.5})
+    ids = {run.info.run_id: "run", kid.info.run_id: "kid"}
+    def runs(filter="", **asked):
+        return [ids[one.info.run_id] for one in client.search_runs([run.info.experiment_id], filter, **asked)]
+    is_("LIKE", runs("params.kind LIKE 'a%'"), ["kid"])
+    is_("ILIKE", runs("params.kind ILIKE 'A_B'"), ["kid"])
+    is_("IN", runs(f"attributes.run_id IN ('{run.info.run_id}')"), ["run"])
+    is_("order", runs(), ["kid", "run"])
+    whole = client.get_run(run.info.run_id)
+    is_("value", whole.data.metrics["acc"], 0.9800000000000001)
+    is_("empty tag", whole.data.tags["empty"], "")
+    mlflow.log_dict({"columns": ["a"], "data": [[1]]}, "t.json")
+    with mlflow.start_span("step") as span:
+        span.set_inputs({"x": 1})
+    mlflow.flush_trace_async_logging()
+    is_("traces", [[span.name for span in trace.data.spans] for trace in mlflow.search_traces(return_type="list")], [["step"]])
+print("as a server answers")
+"#;
+
+#[test]
+fn test_script_finds_its_models_runs_and_traces_as_at_a_server_of_its_own() {
+    let host = Host::started();
+    let code = host.project("asking", &[("t.py", ASKING), ("requirements.txt", "mlflow-skinny>=3\n")]);
+    let ran = host.ctl(&["run", code.to_str().unwrap(), "--name", "asking", "--", "python", "t.py"]).ok();
+    assert!(ran.stdout.contains("as a server answers"), "{}", ran.stdout);
+    let listed = host.ctl(&["metrics", "asking", "--json"]).ok().json();
+    let metrics = listed["metrics"].as_array().unwrap();
+    let last =
+        |name: &str| metrics.iter().find(|metric| metric["name"] == name).map(|metric| &metric["last"]);
+    assert_eq!(last("acc"), Some(&serde_json::json!(0.980_000_000_000_000_1)), "{listed}");
+    assert!(last("kid/acc").is_some(), "{listed}");
+    let tags = listed["tags"].as_object().unwrap();
+    assert!(tags.keys().all(|tag| !tag.contains("agentd.")) && tags["empty"] == "", "{listed}");
+}
+
 #[test]
 fn test_lines_that_are_no_records_do_no_harm() {
     let host = Host::started();

@@ -17,7 +17,7 @@ fn shared(operators: &str) -> Host {
     let socket = home.join("run.sock");
     let runner = home.join("runner");
     let script = format!(
-        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup AGENTD_OPERATOR_GROUP={operators}\n\
+        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup AGENTD_OPERATOR_GROUP={operators} AGENTD_ROOT_JOBS=true\n\
          exec \"$1\" run --state-dir {} --socket {}\n",
         host.state().display(),
         socket.display()

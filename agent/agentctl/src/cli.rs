@@ -1,10 +1,17 @@
 //! The command line, as types; and the variables of the environment it honours.
 
+mod attach;
+mod token;
+
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, JOB_CODES};
+
+pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
+pub(crate) use token::TokenVerb;
 
 /// Submit jobs to agentd, follow them, look at them, end them.
 #[derive(Debug, Parser)]
@@ -13,6 +20,9 @@ pub(crate) struct Cli {
     /// The daemon's socket; otherwise your own daemon's, then the machine's.
     #[arg(long, global = true, env = "AGENTD_SOCKET", value_name = "PATH", hide_env = true)]
     pub(crate) socket: Option<PathBuf>,
+    /// The controller to speak to, by the name it has for you; otherwise `AGENTCTL_CONTEXT`, or the one in use.
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) context: Option<String>,
     /// Say only what was asked for, and what went wrong.
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
@@ -51,6 +61,14 @@ pub(crate) enum Verb {
     /// Ask jobs to end, with everything they started.
     #[command(visible_alias = "kill")]
     Cancel(CancelArgs),
+    /// Remove jobs that have ended, with their logs, metrics and outputs; their names are free again.
+    #[command(
+        after_help = "What they left in the store goes when room is needed, or with: agentctl gc --all\n\n\
+                            Examples:\n  \
+                            agentctl rm train-a train-b\n  \
+                            agentctl rm --state failed --older-than 30d"
+    )]
+    Rm(RmArgs),
     /// Fetch what a job left in its outputs.
     Download(DownloadArgs),
     /// This box at a glance.
@@ -79,6 +97,38 @@ pub(crate) enum Verb {
                             agentctl gc --all --dry-run   what could go\n  \
                             agentctl gc --check           read every file of the store")]
     Gc(GcArgs),
+    /// What only your jobs are told: set, list and remove secrets.
+    #[command(subcommand)]
+    Secret(SecretVerb),
+    /// Log in to a controller elsewhere, with the code that its operator gave you.
+    #[command(
+        after_help = "The code is read from standard input, or asked for. --context names the controller for \
+                            you; otherwise it has the name of its host.\n\nExample:\n  \
+                            agentctl login https://controller.lab:7443"
+    )]
+    Login(LoginArgs),
+    /// The controllers you logged in to: list, choose and forget them.
+    #[command(subcommand)]
+    Context(ContextVerb),
+    /// Tokens with which machines join: make, list and take them back.
+    #[command(subcommand)]
+    Token(TokenVerb),
+    /// Users who come from elsewhere: add, list and remove them.
+    #[command(subcommand)]
+    User(UserVerb),
+    /// Make a machine that is reached by SSH a node: look at it, install agentd there, let it join.
+    #[command(
+        after_help = "Everything that stands against it is told before anything is changed. What is cut off is \
+                            finished by running it again. Without root there it is installed for the user who logs \
+                            in. ~/.ssh/config and known_hosts count as with ssh.\n\nExamples:\n  \
+                            agentctl attach ada@gpu-1 --label rack=7\n  \
+                            agentctl attach ada@10.0.0.7 --jump ada@gate --name gpu-7\n  \
+                            agentctl attach -f hosts.yml"
+    )]
+    Attach(AttachArgs),
+    /// Let a machine that was attached leave the controller, and take away all that attach installed there.
+    #[command(after_help = "Refused while it has jobs: let it run empty first (agentctl drain).")]
+    Detach(DetachArgs),
     /// Check this machine and say what each finding means for jobs.
     Doctor(JsonArgs),
     /// Explain a fault code; without one, list them all.
@@ -92,6 +142,12 @@ pub(crate) enum Verb {
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
+    },
+    /// Write the manual pages, for whoever makes a package.
+    #[command(hide = true)]
+    Man {
+        /// The directory to write them into.
+        into: PathBuf,
     },
 }
 
@@ -182,6 +238,18 @@ pub(crate) enum NodeVerb {
         #[arg(long)]
         json: bool,
     },
+    /// Remove a machine from the controller: its certificates are good for nothing from then on.
+    #[command(after_help = "Refused while it has jobs: let it run empty first (agentctl drain).")]
+    Remove {
+        /// The machine.
+        node: String,
+        /// Take what it still runs for lost.
+        #[arg(long)]
+        lose_jobs: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
     /// Store the outputs of a job that ended without (OUT-101), from what its machine keeps of it.
     #[command(
         after_help = "A machine keeps them for a week. How the job ended stays as it is; its outputs can be \
@@ -189,6 +257,86 @@ pub(crate) enum NodeVerb {
                             agentctl node outputs train-1 && agentctl download train-1"
     )]
     Outputs(JobJsonArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LoginArgs {
+    /// The controller: https://HOST:7443
+    pub(crate) controller: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ContextVerb {
+    /// List them; the one in use is marked.
+    List {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Speak to this one from now on.
+    Use {
+        /// Its name.
+        name: String,
+    },
+    /// Forget one.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum UserVerb {
+    /// Add a user, or let one log in on another machine; prints his code.
+    #[command(
+        after_help = "submit: his own jobs. operate: besides, the jobs of others and the machines. admin: besides, \
+                            who is a node or a user.\n\nExample:\n  agentctl user add ada --role operate"
+    )]
+    Add {
+        /// His name.
+        name: String,
+        /// What he may do; submit unless he is a user already.
+        #[arg(long, value_parser = ["submit", "operate", "admin"])]
+        role: Option<String>,
+        /// For how long the code is good.
+        #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = lasting)]
+        lasts: Duration,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List them.
+    List {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove one: none of his certificates and codes is good any more.
+    Remove {
+        /// His name.
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SecretVerb {
+    /// Keep what comes on standard input under a name; a job gets it by `secrets: {VARIABLE: NAME}`.
+    #[command(after_help = "Example:\n  agentctl secret set wandb <key.txt")]
+    Set {
+        /// Its name.
+        name: String,
+    },
+    /// List the names of yours.
+    List {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove one; a job that names it is refused from then on.
+    Rm {
+        /// Its name.
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -301,6 +449,12 @@ pub(crate) struct LogsArgs {
     /// Of this attempt instead of the latest.
     #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true)]
     pub(crate) attempt: u64,
+    /// Of this rank of a job on several nodes instead of the first.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true)]
+    pub(crate) rank: u32,
+    /// Of all ranks, each line with its rank before it.
+    #[arg(long, conflicts_with_all = ["rank", "tail"])]
+    pub(crate) merge: bool,
 }
 
 #[derive(Debug, Args)]
@@ -313,11 +467,44 @@ pub(crate) struct WaitArgs {
     pub(crate) timeout: Option<u64>,
 }
 
+/// Some of the caller's own jobs: by name, or by what they are.
+#[derive(Debug, Args)]
+#[group(id = "chosen", required = true, multiple = true)]
+pub(crate) struct Selection {
+    /// The jobs' names, or the beginnings of them; `-` is your last one.
+    #[arg(conflicts_with_all = ["all", "state", "experiment"])]
+    pub(crate) jobs: Vec<String>,
+    /// Every one of yours.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Those of yours in this state.
+    #[arg(long, value_name = "STATE", ignore_case = true, value_parser = STATES)]
+    pub(crate) state: Option<String>,
+    /// Those of yours of this experiment.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) experiment: Option<String>,
+}
+
+/// What `agentctl jobs` shows as a job's state.
+const STATES: [&str; 8] =
+    ["Queued", "Preparing", "Running", "Finalizing", "NotResponding", "Completed", "Failed", "Canceled"];
+
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    #[command(flatten)]
+    pub(crate) choice: Selection,
+    /// Of those only jobs that ended so long ago, for example 12h or 30d.
+    #[arg(long, value_name = "TIME", value_parser = lasting, group = "chosen", conflicts_with = "jobs")]
+    pub(crate) older_than: Option<Duration>,
+    /// Do not ask before several are removed.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct CancelArgs {
-    /// The jobs' names, or the beginnings of them; `-` is your last one.
-    #[arg(required = true)]
-    pub(crate) jobs: Vec<String>,
+    #[command(flatten)]
+    pub(crate) choice: Selection,
     /// Return when they have ended.
     #[arg(long)]
     pub(crate) wait: bool,
@@ -369,6 +556,16 @@ fn pair(text: &str) -> Result<(String, String), &'static str> {
     }
 }
 
+/// A time such as `90s`, `30m`, `1h` or `7d`, of at least a second.
+fn lasting(text: &str) -> Result<Duration, &'static str> {
+    let wrong = "write it as 90s, 30m, 1h or 7d";
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
+    let factor = units.iter().find(|(unit, _)| text.ends_with(*unit)).ok_or(wrong)?.1;
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| wrong)?;
+    let seconds = number.checked_mul(factor).filter(|seconds| *seconds > 0).ok_or(wrong)?;
+    Ok(Duration::from_secs(seconds))
+}
+
 /// A variable of the environment, if it is set to something.
 #[allow(clippy::disallowed_methods, reason = "this module is what reads the environment")]
 pub(crate) fn variable(name: &str) -> Option<String> {
@@ -377,11 +574,30 @@ pub(crate) fn variable(name: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Command;
+
     use super::*;
 
     #[test]
     fn test_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn test_help_of_every_command() {
+        fn check(command: &mut Command) {
+            let name = command.get_bin_name().unwrap_or("agentctl").replace(' ', "-");
+            insta::assert_snapshot!(name, command.render_long_help());
+            command.get_subcommands_mut().filter(|below| below.get_name() != "help").for_each(check);
+        }
+        let mut command = Cli::command().term_width(100);
+        command.build();
+        let mut settings = insta::Settings::new();
+        settings.set_prepend_module_to_snapshot(false);
+        settings.set_omit_expression(true);
+        settings.set_snapshot_path("snapshots/help");
+        let _bound = settings.bind_to_scope();
+        check(&mut command);
     }
 
     #[test]

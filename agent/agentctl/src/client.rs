@@ -1,12 +1,14 @@
 //! The way to the daemon.
 //!
-//! Owns finding it (a named socket, else the user's own, else the machine's), connecting over its unix
-//! socket, starting one in user mode when that is wanted, and the deadline of every call. Hides tonic: a
+//! Owns finding it (a named socket or context, else the user's own daemon, else the machine's), connecting to it,
+//! starting one in user mode when that is wanted, and the deadline of every call. Hides tonic: a
 //! command sees answers or a [`Failure`].
 //!
-//! The channel connects again by itself, so a [`Client`] outlives the daemon it was made with; see [`Client::until_back`]. Callers: every command.
+//! The channel connects again by itself, so a [`Client`] outlives the daemon it was made with; see
+//! [`Client::until_back`].
 
 mod start;
+pub(crate) mod target;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -14,18 +16,21 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use agent_cas::remote;
-use agent_model::paths::{MAX_SOCKET_PATH, Places, user_cache};
-use agent_model::{Blame, Code, Fault, Principal, causes};
+use agent_model::address::AddressError;
+use agent_model::paths::{Places, user_cache};
+use agent_model::{Address, Blame, Code, Fault, Principal, causes};
+use agent_proto::transport::Way;
+use agent_proto::v1::identity_client::IdentityClient;
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
+use agent_proto::v1::secrets_client::SecretsClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
-use agent_proto::{MAX_MESSAGE, v1};
-use hyper_util::rt::TokioIo;
+use agent_proto::{MAX_MESSAGE, transport, v1};
 use nix::unistd::{Uid, User};
 use serde::Serialize;
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 
 use crate::cli::variable;
@@ -33,6 +38,8 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 pub(crate) use start::probe;
+use target::Context;
+pub(crate) use target::Target;
 
 /// The longest a single answer may take.
 const CALL: Duration = Duration::from_secs(20);
@@ -51,13 +58,19 @@ const LOOKED_THROUGH: u32 = 1000;
 pub(crate) struct Whom {
     /// Where it listens.
     pub(crate) socket: PathBuf,
-    /// The user it runs as, by name where this machine has one for him.
+    /// The user it runs as, by name where this machine has one for him; elsewhere, whom it takes the caller for.
     pub(crate) user: String,
+    /// What the user calls a controller elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) context: Option<String>,
 }
 
 impl fmt::Display for Whom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the daemon of {} at {}", self.user, self.socket.display())
+        match &self.context {
+            None => write!(f, "the daemon of {} at {}", self.user, self.socket.display()),
+            Some(_) => write!(f, "the controller at {}, as {}", self.socket.display(), self.user),
+        }
     }
 }
 
@@ -65,7 +78,9 @@ impl fmt::Display for Whom {
 #[derive(Clone)]
 pub(crate) struct Client {
     channel: Channel,
-    socket: PathBuf,
+    way: Way,
+    /// The context it was found by.
+    context: Option<Box<Context>>,
 }
 
 /// Why a socket leads nowhere.
@@ -80,7 +95,12 @@ enum NoWay {
 
 impl Client {
     /// Connects to a daemon that runs.
-    pub(crate) async fn find(named: Option<&Path>) -> Result<Client, Failure> {
+    pub(crate) async fn find(named: Option<&Target>) -> Result<Client, Failure> {
+        let named = match named {
+            Some(Target::Context(context)) => return elsewhere(context).await,
+            Some(Target::Socket(socket)) => Some(socket.as_path()),
+            None => None,
+        };
         let mut tried = Vec::new();
         for socket in candidates(named) {
             match connect(&socket).await {
@@ -116,21 +136,34 @@ impl Client {
 
     /// Connects to a daemon for someone who would wait if it went away: one whose socket is there but who is
     /// not, because it crashed or is being replaced, counts as away already.
-    pub(crate) async fn find_or_await(named: Option<&Path>) -> Result<Client, Failure> {
+    pub(crate) async fn find_or_await(named: Option<&Target>) -> Result<Client, Failure> {
+        let at = match named {
+            Some(Target::Context(context)) => {
+                return Ok(Client::lazily(context.way()?, Some(context.clone())));
+            }
+            Some(Target::Socket(socket)) => Some(socket.as_path()),
+            None => None,
+        };
         match Client::find(named).await {
             Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
-                let left = candidates(named).into_iter().find(|socket| socket.exists());
-                let socket = left.ok_or(Failure::Fault(fault))?;
-                let channel = endpoint().connect_with_connector_lazy(connector(socket.clone()));
-                Ok(Client { channel, socket })
+                let left = candidates(at).into_iter().find(|socket| socket.exists());
+                let Some(socket) = left else { return Err(Failure::Fault(fault)) };
+                Ok(Client::lazily(way_of(&socket).map_err(|_| Failure::Fault(fault))?, None))
             }
             found => found,
         }
     }
 
+    fn lazily(way: Way, context: Option<Box<Context>>) -> Client {
+        Client { channel: transport::dial(endpoint(), way.clone()), way, context }
+    }
+
     /// Connects to a daemon, and starts one in user mode when none runs, none was named, and the machine is not meant
     /// to have one: who means the service must not speak to another daemon from then on.
-    pub(crate) async fn find_or_start(named: Option<&Path>, output: &mut Output) -> Result<Client, Failure> {
+    pub(crate) async fn find_or_start(
+        named: Option<&Target>,
+        output: &mut Output,
+    ) -> Result<Client, Failure> {
         match Client::find(named).await {
             Err(Failure::Fault(fault))
                 if fault.code == Code::Unreachable
@@ -139,7 +172,7 @@ impl Client {
             {
                 let places = Places::user(variable).ok_or_else(start::no_home)?;
                 start::start(&places, output).await?;
-                let client = Client::find(Some(&places.socket)).await?;
+                let client = Client::find(Some(&Target::Socket(places.socket))).await?;
                 client.settle().await?;
                 Ok(client)
             }
@@ -160,17 +193,37 @@ impl Client {
         Ok(())
     }
 
+    /// Its socket, if it is one of this machine's.
+    pub(crate) fn socket(&self) -> Option<&Path> {
+        match &self.way {
+            Way::Unix(socket) => Some(socket),
+            Way::Tls(_) => None,
+        }
+    }
+
+    /// Who asks, as the controller writes him.
+    pub(crate) fn own(&self) -> String {
+        let elsewhere = self.context.as_ref().and_then(|context| context.who());
+        let here = || Principal::Local { uid: nix::unistd::geteuid().as_raw() };
+        elsewhere.unwrap_or_else(here).to_string()
+    }
+
     /// Who answers.
     pub(crate) async fn whom(&self) -> Result<Whom, Failure> {
-        let asked = whom(&self.socket).await;
+        if let Some(context) = &self.context {
+            let (socket, name) = (context.credentials.controller.clone().into(), context.name.clone());
+            return Ok(Whom { socket, user: self.own(), context: Some(name) });
+        }
+        let asked = whom(self.socket().unwrap_or(Path::new(""))).await;
         Ok(asked.map_err(|error| Fault::new(Code::Unreachable, "the daemon went away").because(&error))?)
     }
 
     /// The daemons that would answer somebody else who names no socket, or this one if the better one ends.
     pub(crate) async fn others(&self) -> Vec<Whom> {
         let mut others = Vec::new();
+        let Some(own) = self.socket() else { return others };
         for socket in candidates(None) {
-            if !is_one(&socket, &self.socket) {
+            if !is_one(&socket, own) {
                 others.extend(whom(&socket).await.ok());
             }
         }
@@ -185,6 +238,16 @@ impl Client {
     /// The nodes service.
     pub(crate) fn nodes(&self) -> NodesClient<Channel> {
         NodesClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
+    }
+
+    /// The service of secrets.
+    pub(crate) fn secrets(&self) -> SecretsClient<Channel> {
+        SecretsClient::new(self.channel.clone())
+    }
+
+    /// The identity service.
+    pub(crate) fn identity(&self) -> IdentityClient<Channel> {
+        IdentityClient::new(self.channel.clone())
     }
 
     /// The telemetry service.
@@ -225,8 +288,7 @@ impl Client {
     async fn found(&self, given: &str) -> Result<String, Failure> {
         let request = v1::ListJobsRequest { limit: LOOKED_THROUGH, ..Default::default() };
         let jobs = answer(self.jobs().list(request)).await?.jobs;
-        let own = Principal::Local { uid: nix::unistd::geteuid().as_raw() }.to_string();
-        Ok(find(given, &jobs, &own)?.to_owned())
+        Ok(find(given, &jobs, &self.own())?.to_owned())
     }
 
     /// Directories that are never part of a snapshot, what this daemon keeps among them.
@@ -239,13 +301,15 @@ impl Client {
         answer(self.nodes().list(v1::ListNodesRequest {})).await
     }
 
-    /// Everything a job recorded of its latest attempt, as lines of JSON.
-    pub(crate) async fn tracking(&self, job: &str) -> Result<Vec<u8>, Failure> {
-        let request = v1::ReadTrackingRequest { job: job.to_owned(), ..Default::default() };
-        let mut stream = answer(self.telemetry().read_tracking(request)).await?;
+    /// Everything so many ranks of a job recorded of its latest attempt, as lines of JSON.
+    pub(crate) async fn tracking(&self, job: &str, ranks: u32) -> Result<Vec<u8>, Failure> {
         let mut lines = Vec::new();
-        while let Some(chunk) = next(&mut stream).await? {
-            lines.extend_from_slice(&chunk.lines);
+        for rank in 0..ranks {
+            let request = v1::ReadTrackingRequest { job: job.to_owned(), rank, ..Default::default() };
+            let mut stream = answer(self.telemetry().read_tracking(request)).await?;
+            while let Some(chunk) = next(&mut stream).await? {
+                lines.extend_from_slice(&chunk.lines);
+            }
         }
         Ok(lines)
     }
@@ -254,7 +318,7 @@ impl Client {
     pub(crate) async fn until_back(&self, end: Instant) -> bool {
         let mut pause = Duration::from_millis(10);
         while Instant::now() < end {
-            if connect(&self.socket).await.is_ok() {
+            if transport::connect(endpoint(), self.way.clone()).await.is_ok() {
                 return true;
             }
             sleep(pause).await;
@@ -359,7 +423,8 @@ pub(crate) fn own_directories(controller: Option<v1::Controller>) -> Vec<PathBuf
 
 async fn whom(socket: &Path) -> io::Result<Whom> {
     let uid = UnixStream::connect(socket).await?.peer_cred()?.uid();
-    Ok(Whom { socket: socket.to_owned(), user: person(&Principal::Local { uid }.to_string()) })
+    let user = person(&Principal::Local { uid }.to_string());
+    Ok(Whom { socket: socket.to_owned(), user, context: None })
 }
 
 /// Two paths of the same socket, by way of links or not.
@@ -382,31 +447,39 @@ fn denied(socket: &Path) -> Fault {
     )
 }
 
+fn way_of(socket: &Path) -> Result<Way, AddressError> {
+    // A directory that is gone has no absolute path, and then no socket either.
+    let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
+    Address::unix(&socket).map(|_| Way::Unix(socket))
+}
+
+/// Connects to a controller elsewhere.
+async fn elsewhere(context: &Context) -> Result<Client, Failure> {
+    let way = context.way()?;
+    let at = &context.credentials.controller;
+    let channel = transport::connect(endpoint(), way.clone()).await.map_err(|error| {
+        Fault::new(Code::Unreachable, format!("the controller at {at} cannot be reached"))
+            .because(&error)
+            .fix("check the network and that it runs; `agentctl context list` shows what else there is")
+    })?;
+    // The command goes on with the certificate there is; the next one tries again.
+    let _ = context.renew(&channel).await;
+    Ok(Client { channel, way, context: Some(Box::new(context.clone())) })
+}
+
 async fn connect(socket: &Path) -> Result<Client, NoWay> {
-    if socket.as_os_str().len() > MAX_SOCKET_PATH {
-        return Err(NoWay::Absent(format!("a socket's path has at most {MAX_SOCKET_PATH} bytes")));
-    }
-    match endpoint().connect_with_connector(connector(socket.to_owned())).await {
-        Ok(channel) => Ok(Client { channel, socket: socket.to_owned() }),
+    let way = way_of(socket).map_err(|error| NoWay::Absent(error.to_string()))?;
+    match transport::connect(endpoint(), way.clone()).await {
+        Ok(channel) => Ok(Client { channel, way, context: None }),
         Err(error) => Err(no_way(&error)),
     }
 }
 
 fn endpoint() -> Endpoint {
-    remote::near(Endpoint::from_static("http://agentd"))
+    remote::near(transport::endpoint())
         .connect_timeout(CALL)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
-}
-
-/// Connects to a socket, whatever address the channel thinks it has.
-fn connector(
-    socket: PathBuf,
-) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future: Send> + Send {
-    tower::service_fn(move |_| {
-        let socket = socket.clone();
-        async move { Ok(TokioIo::new(UnixStream::connect(socket).await?)) }
-    })
 }
 
 fn no_way(error: &tonic::transport::Error) -> NoWay {
@@ -424,9 +497,18 @@ fn no_way(error: &tonic::transport::Error) -> NoWay {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::Paper;
+    use crate::output::fault::render;
+    use crate::output::text::Ink;
+
+    /// What somebody sees of them where the paper is wide enough for any path.
+    fn shown(faults: &[Fault]) -> String {
+        let paper = Paper { ink: Ink::PLAIN, width: 1000 };
+        faults.iter().map(|fault| render(fault, paper)).collect()
+    }
 
     async fn fault_of(socket: &Path) -> Fault {
-        match Client::find(Some(socket)).await {
+        match Client::find(Some(&Target::Socket(socket.to_owned()))).await {
             Err(Failure::Fault(fault)) => *fault,
             _ => panic!("a daemon was found at {}", socket.display()),
         }
@@ -436,19 +518,18 @@ mod tests {
     async fn test_socket_that_leads_nowhere_is_said_with_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let absent = dir.path().join("absent.sock");
-        let fault = fault_of(&absent).await;
-        assert_eq!(fault.code, Code::Unreachable);
-        assert_eq!(fault.why, [format!("{}: there is no such socket", absent.display())]);
+        let mut told = vec![fault_of(&absent).await];
 
         let dead = dir.path().join("dead.sock");
         drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
-        assert!(Client::find_or_await(Some(&dead)).await.is_ok(), "it may come back");
-        assert!(Client::find_or_await(Some(&absent)).await.is_err());
-        let fault = fault_of(&dead).await;
-        assert_eq!(fault.why, [format!("{}: nothing listens there", dead.display())]);
+        assert!(Client::find_or_await(Some(&Target::Socket(dead.clone()))).await.is_ok(), "it may come back");
+        assert!(Client::find_or_await(Some(&Target::Socket(absent.clone()))).await.is_err());
+        told.push(fault_of(&dead).await);
 
         let long = dir.path().join("x".repeat(120));
-        assert!(fault_of(&long).await.why[0].contains("at most 107 bytes"));
+        told.push(fault_of(&long).await);
+        told.extend([denied(Path::new("DIR/theirs.sock")), start::no_home()]);
+        insta::assert_snapshot!("faults", shown(&told).replace(&dir.path().display().to_string(), "DIR"));
     }
 
     #[test]
@@ -459,10 +540,18 @@ mod tests {
         assert_eq!(find("-", &jobs, "uid 8").unwrap(), "train-a1");
         assert_eq!(find("e", &jobs, "uid 8").unwrap(), "eval-1");
         assert_eq!(find("train-b", &jobs, "uid 8").unwrap(), "train-b7");
-        let several = find("train", &jobs, "uid 8").unwrap_err();
-        assert_eq!((several.code, several.why.len()), (Code::JobNotFound, 2));
-        assert_eq!(find("x", &jobs, "uid 8").unwrap_err().code, Code::JobNotFound);
-        assert_eq!(find("-", &jobs, "uid 9").unwrap_err().code, Code::JobNotFound);
+        let refused = |given: &str, own: &str| find(given, &jobs, own).unwrap_err();
+        let told = [refused("train", "uid 8"), refused("x", "uid 8"), refused("-", "uid 9")];
+        insta::assert_snapshot!(shown(&told), @r"
+            error[JOB-104]: `train` may be one of 2 jobs
+              why: train-b7
+                   train-a1
+              fix: list them with `agentctl jobs`
+            error[JOB-104]: there is no job `x`, and none begins so
+              fix: list them with `agentctl jobs`
+            error[JOB-104]: you have submitted no job
+              fix: list them with `agentctl jobs`
+        ");
     }
 
     #[tokio::test]
@@ -470,7 +559,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("d.sock");
         let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
-        let Ok(client) = Client::find(Some(&socket)).await else { panic!("nothing listens") };
+        let Ok(client) = Client::find(Some(&Target::Socket(socket.clone()))).await else {
+            panic!("nothing listens")
+        };
         let own = Principal::Local { uid: nix::unistd::geteuid().as_raw() }.to_string();
         let told = client.whom().await.unwrap().to_string();
         assert_eq!(told, format!("the daemon of {} at {}", person(&own), socket.display()));
@@ -485,7 +576,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("rude.sock");
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
-        let Ok(client) = Client::find(Some(&socket)).await else { panic!("nothing listens") };
+        let Ok(client) = Client::find(Some(&Target::Socket(socket.clone()))).await else {
+            panic!("nothing listens")
+        };
         // It takes the connection and hangs up.
         drop(listener.accept().await.unwrap());
         drop(listener);

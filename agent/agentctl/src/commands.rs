@@ -4,7 +4,9 @@
 //! hands it to the [`Output`]. `view` is the one reading of wire jobs and nodes, and the schema of every
 //! `--json`; `follow` is how `run`, `wait` and `logs -f` stay with a job.
 
+mod attach;
 mod cancel;
+mod cloud_init;
 mod doctor;
 mod download;
 mod drain;
@@ -15,12 +17,16 @@ mod follow;
 mod gc;
 mod gpus;
 mod jobs;
+mod login;
 mod logs;
 mod lost;
 mod metrics;
 mod nodes;
 mod outputs;
+mod people;
+mod rm;
 mod run;
+mod secret;
 mod show;
 mod status;
 mod stop;
@@ -34,6 +40,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 
 use crate::cli::{Cli, NodeVerb, Verb};
+use crate::client::Target;
 use crate::failure::{Failure, NOT_THE_JOBS};
 use crate::output::Output;
 
@@ -52,38 +59,61 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
 }
 
 async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
-    let socket = cli.socket.as_deref();
+    let context = cli.context.as_deref();
+    let found = match cli.verb {
+        // These speak to no daemon that is meant already.
+        Verb::Login(_)
+        | Verb::Context(_)
+        | Verb::Explain { .. }
+        | Verb::Completions { .. }
+        | Verb::Man { .. } => None,
+        _ => Target::resolve(context, cli.socket)?,
+    };
+    let to = found.as_ref();
     match cli.verb {
-        Verb::Run(args) => return Box::pin(run::run(args, socket, output)).await,
-        Verb::Doctor(args) => return doctor::doctor(&args, socket, output).await,
-        Verb::Submit(args) => Box::pin(submit::submit(args, socket, output)).await?,
-        Verb::Jobs(args) => jobs::jobs(&args, socket, output).await?,
-        Verb::Files { target } => files::files(&target, socket, output).await?,
-        Verb::Show(args) => show::show(&args, socket, output).await?,
-        Verb::Why(args) => why::why(&args, socket, output).await?,
-        Verb::Logs(args) => return logs::logs(args, socket, output).await,
-        Verb::Wait(args) => return wait::wait(&args, socket, output).await,
-        Verb::Metrics(args) => metrics::metrics(&args, socket, output).await?,
-        Verb::Cancel(args) => cancel::cancel(&args, socket, output).await?,
-        Verb::Download(args) => download::download(&args, socket, output).await?,
-        Verb::Status(args) => status::status(&args, socket, output).await?,
-        Verb::Nodes(args) => nodes::nodes(&args, socket, output).await?,
-        Verb::Drain(args) => return drain::drain(&args, socket, output).await,
-        Verb::Undrain(args) => drain::set(&args, "uncordon", socket, output).await?,
-        Verb::Cordon(args) => drain::set(&args, "cordon", socket, output).await?,
-        Verb::Node(NodeVerb::Lost { node, yes, json }) => {
-            lost::lost(&node, yes, json, socket, output).await?
+        Verb::Run(args) => return Box::pin(run::run(args, to, output)).await,
+        Verb::Doctor(args) => return doctor::doctor(&args, to, output).await,
+        Verb::Submit(args) => Box::pin(submit::submit(args, to, output)).await?,
+        Verb::Jobs(args) => jobs::jobs(&args, to, output).await?,
+        Verb::Files { target } => files::files(&target, to, output).await?,
+        Verb::Show(args) => show::show(&args, to, output).await?,
+        Verb::Why(args) => why::why(&args, to, output).await?,
+        Verb::Logs(args) => return logs::logs(args, to, output).await,
+        Verb::Wait(args) => return wait::wait(&args, to, output).await,
+        Verb::Metrics(args) => metrics::metrics(&args, to, output).await?,
+        Verb::Cancel(args) => cancel::cancel(&args, to, output).await?,
+        Verb::Rm(args) => rm::rm(&args, to, output).await?,
+        Verb::Download(args) => download::download(&args, to, output).await?,
+        Verb::Status(args) => status::status(&args, to, output).await?,
+        Verb::Nodes(args) => nodes::nodes(&args, to, output).await?,
+        Verb::Drain(args) => return drain::drain(&args, to, output).await,
+        Verb::Undrain(args) => drain::set(&args, "uncordon", to, output).await?,
+        Verb::Cordon(args) => drain::set(&args, "cordon", to, output).await?,
+        Verb::Node(NodeVerb::Lost { node, yes, json }) => lost::lost(&node, yes, json, to, output).await?,
+        Verb::Node(NodeVerb::Remove { node, lose_jobs, json }) => {
+            people::remove(&node, lose_jobs, json, to, output).await?
         }
-        Verb::Node(NodeVerb::Outputs(args)) => outputs::store(&args, socket, output).await?,
-        Verb::Envs(verb) => return Box::pin(envs::envs(verb, socket, output)).await,
-        Verb::Gc(args) => return gc::gc(&args, socket, output).await,
+        Verb::Login(args) => Box::pin(login::login(&args, context, output)).await?,
+        Verb::Context(verb) => login::context(&verb, output)?,
+        Verb::Attach(args) => return Box::pin(attach::attach(args, to, output)).await,
+        Verb::Detach(args) => Box::pin(attach::detach(args, to, output)).await?,
+        Verb::Token(verb) => people::token(verb, to, output).await?,
+        Verb::User(verb) => people::user(verb, to, output).await?,
+        Verb::Node(NodeVerb::Outputs(args)) => outputs::store(&args, to, output).await?,
+        Verb::Envs(verb) => return Box::pin(envs::envs(verb, to, output)).await,
+        Verb::Secret(verb) => secret::secret(verb, to, output).await?,
+        Verb::Gc(args) => return gc::gc(&args, to, output).await,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
-        Verb::Stop => stop::stop(socket, output).await?,
+        Verb::Stop => stop::stop(to, output).await?,
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "agentctl", &mut script);
             output.print(&String::from_utf8_lossy(&script))?;
         }
+        Verb::Man { into } => clap_mangen::generate_to(Cli::command(), &into).map_err(|error| {
+            let what = format!("the manual pages cannot be written into {}: {error}", into.display());
+            Failure::refused(what, "name a directory that is yours")
+        })?,
     }
     Ok(ExitCode::SUCCESS)
 }

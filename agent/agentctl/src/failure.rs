@@ -21,8 +21,8 @@ Exit codes:
   3    nobody reads the output any more
   4    no daemon answers, or it does not allow this
   70   a mistake of agentctl itself
-Of run, wait and logs -f it is the job's own instead; 128 + N where signal N ended it, 1 where the job failed
-though its command returned 0, and:
+Of run, wait and logs -f it is the job's own instead; 128 + N where signal N ended it, 1 where
+the job failed though its command returned 0, and:
   124  wait --timeout is over; the job goes on
   125  the command never ran, or what came of it cannot be told
   130  you stopped following; the job goes on";
@@ -60,7 +60,7 @@ impl Failure {
             Failure::Refused { .. } => 1,
             Failure::PipeClosed => 3,
             Failure::Fault(fault) => match fault.code {
-                Code::Unreachable | Code::Denied => 4,
+                Code::Unreachable | Code::Denied | Code::Unidentified => 4,
                 Code::Bug => 70,
                 _ => 1,
             },

@@ -87,9 +87,7 @@ impl Output {
 
     /// Writes one JSON document to standard output.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
-        let mut text = serde_json::to_string_pretty(value).unwrap_or_default(); // our own plain structs
-        text.push('\n');
-        self.print(&text)
+        self.print(&(pretty(value) + "\n"))
     }
 
     /// Writes a rendered text to standard error, unless the user wants quiet.
@@ -234,6 +232,11 @@ fn paper(stream: &(impl IsTerminal + AsFd), colour: bool) -> Paper {
 /// What a spinner says, so short that a `^C` echoed after it stays on its line.
 fn fit(doing: &str, width: usize) -> String {
     text::cut(&text::clean(doing), width.saturating_sub(12))
+}
+
+/// A document as `--json` prints it.
+pub(crate) fn pretty(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default() // our own plain structs
 }
 
 fn write_out(bytes: &[u8]) -> Result<(), Failure> {

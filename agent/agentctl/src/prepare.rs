@@ -4,9 +4,9 @@
 //! DIR | FILE [-- command] ─ plan ─▶ Plan (a draft, and the files it names) ─ ship ─▶ JobSpec, blobs stored
 //! ```
 //!
-//! [`Plan::read`] touches only small files: the job file, requirements, conda files. [`Plan::ship`] walks
-//! directories and sends what the store lacks; [`Plan::survey`] only says what that would be. Owns the meaning of a directory without a job file.
-//! Callers: `run`, `submit` and `files`.
+//! [`Plan::read`] touches only small files: the job file, requirements, conda files. [`Plan::ship`] walks directories
+//! and sends what the store lacks; [`Plan::survey`] only says what that would be. Owns the meaning of a directory
+//! without a job file.
 
 mod conda;
 mod plan;

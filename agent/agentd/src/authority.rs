@@ -49,13 +49,13 @@ impl<S: AsyncRead> Reads<S> for AnyAuthority {
 
 /// Where in what a client sends the next byte is.
 struct Filter {
-    part: Part,
+    part: FramePart,
     field: Field,
     /// The value of the field is an authority.
     is_authority: bool,
 }
 
-enum Part {
+enum FramePart {
     /// In so many bytes that are left as they are.
     Skip(usize),
     /// In the head of a frame, of which so many bytes came.
@@ -95,7 +95,7 @@ enum Follows {
 
 impl Default for Filter {
     fn default() -> Filter {
-        Filter { part: Part::Skip(PREFACE), field: Field::Start, is_authority: false }
+        Filter { part: FramePart::Skip(PREFACE), field: Field::Start, is_authority: false }
     }
 }
 
@@ -104,39 +104,39 @@ impl Filter {
     fn pass(&mut self, mut bytes: &mut [u8]) {
         while let Some(first) = bytes.first_mut() {
             let mut taken = 1;
-            self.part = match std::mem::replace(&mut self.part, Part::Strange) {
-                Part::Strange => return,
-                Part::Skip(0) => {
+            self.part = match std::mem::replace(&mut self.part, FramePart::Strange) {
+                FramePart::Strange => return,
+                FramePart::Skip(0) => {
                     taken = 0;
-                    Part::Head([0; 9], 0)
+                    FramePart::Head([0; 9], 0)
                 }
-                Part::Skip(left) => {
+                FramePart::Skip(left) => {
                     taken = left.min(bytes.len());
-                    Part::Skip(left - taken)
+                    FramePart::Skip(left - taken)
                 }
-                Part::Head(mut head, came) => {
+                FramePart::Head(mut head, came) => {
                     head[came] = *first;
-                    if came + 1 < head.len() { Part::Head(head, came + 1) } else { self.begin(head) }
+                    if came + 1 < head.len() { FramePart::Head(head, came + 1) } else { self.begin(head) }
                 }
-                Part::Padding(left, before) => match left.checked_sub(before + usize::from(*first)) {
-                    Some(fields) => Part::Before(before, fields, usize::from(*first)),
-                    None => Part::Strange,
+                FramePart::Padding(left, before) => match left.checked_sub(before + usize::from(*first)) {
+                    Some(fields) => FramePart::Before(before, fields, usize::from(*first)),
+                    None => FramePart::Strange,
                 },
-                Part::Before(0, fields, padding) => {
+                FramePart::Before(0, fields, padding) => {
                     taken = 0;
-                    Part::Fields(fields, padding)
+                    FramePart::Fields(fields, padding)
                 }
-                Part::Before(left, fields, padding) => Part::Before(left - 1, fields, padding),
-                Part::Fields(0, padding) => {
+                FramePart::Before(left, fields, padding) => FramePart::Before(left - 1, fields, padding),
+                FramePart::Fields(0, padding) => {
                     taken = 0;
-                    Part::Skip(padding)
+                    FramePart::Skip(padding)
                 }
-                Part::Fields(left, padding) => match self.field_byte(first) {
+                FramePart::Fields(left, padding) => match self.field_byte(first) {
                     Some(next) => {
                         self.field = next;
-                        Part::Fields(left - 1, padding)
+                        FramePart::Fields(left - 1, padding)
                     }
-                    None => Part::Strange,
+                    None => FramePart::Strange,
                 },
             };
             bytes = &mut bytes[taken..];
@@ -144,7 +144,7 @@ impl Filter {
     }
 
     /// What follows the head of a frame.
-    fn begin(&mut self, head: [u8; 9]) -> Part {
+    fn begin(&mut self, head: [u8; 9]) -> FramePart {
         let [a, b, c, kind, flags, ..] = head;
         let length = u32::from_be_bytes([0, a, b, c]) as usize;
         let before = if flags & PRIORITY != 0 { PRIORITY_LENGTH } else { 0 };
@@ -152,13 +152,13 @@ impl Filter {
             HEADERS => {
                 self.field = Field::Start;
                 match (flags & PADDED != 0, length.checked_sub(1), length.checked_sub(before)) {
-                    (true, Some(left), _) => Part::Padding(left, before),
-                    (false, _, Some(fields)) => Part::Before(before, fields, 0),
-                    _ => Part::Strange,
+                    (true, Some(left), _) => FramePart::Padding(left, before),
+                    (false, _, Some(fields)) => FramePart::Before(before, fields, 0),
+                    _ => FramePart::Strange,
                 }
             }
-            CONTINUATION => Part::Fields(length, 0),
-            _ => Part::Skip(length),
+            CONTINUATION => FramePart::Fields(length, 0),
+            _ => FramePart::Skip(length),
         }
     }
 

@@ -34,12 +34,32 @@ pub(crate) struct Flags {
     /// Run at most this many jobs at a time
     #[arg(long, global = true, value_name = "N")]
     pub(crate) slots: Option<String>,
+    /// Whom the machine joins, said by the verb.
+    #[arg(skip)]
+    pub(crate) controller: Option<String>,
+}
+
+/// How a machine joins.
+#[derive(Debug, Clone, PartialEq, Eq, Args)]
+pub(crate) struct JoinArgs {
+    /// The controller: https://HOST:7443
+    pub(crate) controller: String,
+    /// The file that holds the token; `-` is standard input, which is also asked when neither is given
+    #[arg(long, value_name = "FILE", conflicts_with = "token")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// The token itself; everybody on this machine can read it here while the command runs
+    #[arg(long, value_name = "TOKEN")]
+    pub(crate) token: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub(crate) enum Verb {
     /// Run the daemon
     Run,
+    /// Make this machine a node of a controller, with a token that an operator made there
+    Join(JoinArgs),
+    /// Make it a machine of its own again
+    Leave,
     /// Read the configuration and say what is wrong with it
     CheckConfig,
     /// Print every setting and where its value comes from
@@ -58,6 +78,12 @@ pub(crate) enum Verb {
         /// configuration is asked
         #[arg(long, value_name = "LIBRARY")]
         library: Option<PathBuf>,
+    },
+    /// Write the manual pages, for whoever makes a package.
+    #[command(hide = true)]
+    Man {
+        /// The directory to write them into.
+        into: PathBuf,
     },
 }
 
@@ -78,9 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn test_verb_of_the_helper_is_known_and_not_shown() {
+    fn test_verbs_that_nobody_types_are_not_shown() {
         let cli = Cli::try_parse_from(["agentd", "gpu-look", "--library", "/x"]).unwrap();
         assert_eq!(cli.verb, Some(Verb::GpuLook { library: Some("/x".into()) }));
-        assert!(!Cli::command().render_long_help().to_string().contains("gpu-look"));
+        let help = Cli::command().render_long_help().to_string();
+        assert!(!help.contains("gpu-look") && !help.contains("manual pages"));
     }
 }

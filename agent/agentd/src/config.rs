@@ -5,11 +5,12 @@
 //!
 //! Invariants: every key has exactly one value and one origin; an unknown key of the file is an error with
 //! its line and column; a [`Config`] that exists is usable, so nothing is checked later.
-//!
-//! Called by `main`; [`crate::roles`] reads the result.
 
 mod devices;
 mod environments;
+mod gangs;
+mod jobs;
+mod member;
 mod people;
 mod read;
 mod values;
@@ -17,14 +18,20 @@ mod values;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::NodeId;
-use agent_model::paths::{MAX_SOCKET_PATH, Places};
+use agent_identity::Proxy;
+use agent_model::clock::WrongClock;
+use agent_model::paths::Places;
+use agent_model::{Address, Clock, NodeId, SystemClock};
 
 use crate::cli::Flags;
 pub(crate) use devices::DeviceSettings;
 pub(crate) use environments::{EnvironmentSettings, UvChoice};
+pub(crate) use gangs::GangSettings;
+pub(crate) use jobs::{JobSettings, RunAs};
+use member::Member;
 pub(crate) use people::{Group, JobUser};
 use read::Layers;
 pub(crate) use values::{FarStore, Share};
@@ -44,6 +51,7 @@ const KEYS: &[Key] = &[
     Key { name: "socket", default: "" },
     Key { name: "roles", default: "controller, node" },
     Key { name: "controller", default: "" },
+    Key { name: "listen", default: "" },
     Key { name: "blob_store", default: "" },
     Key { name: "node_name", default: "" },
     Key { name: "slots", default: "2" },
@@ -55,9 +63,15 @@ const KEYS: &[Key] = &[
     Key { name: "lease", default: "60s" },
     Key { name: "log_quota", default: "4GiB" },
     Key { name: "archive_quota", default: "16GiB" },
-    Key { name: "job_user", default: "" },
     Key { name: "socket_group", default: "" },
     Key { name: "operator_group", default: "" },
+    Key { name: "job_user", default: "" },
+    Key { name: "job_uids", default: "2000000000-2000065535" },
+    Key { name: "root_jobs", default: "" },
+    Key { name: "spawn_socket", default: "" },
+    Key { name: "private_tmp", default: "true" },
+    Key { name: "job_memory", default: "90%" },
+    Key { name: "allow_metadata", default: "false" },
     Key { name: "conda_channels", default: "conda-forge" },
     Key { name: "conda_alias", default: "https://conda.anaconda.org" },
     Key { name: "conda_mirrors", default: "" },
@@ -77,6 +91,10 @@ const KEYS: &[Key] = &[
     Key { name: "docker_build_ca", default: "" },
     Key { name: "container_user", default: "" },
     Key { name: "nvml_library", default: "" },
+    Key { name: "node_address", default: "" },
+    Key { name: "gang_ports", default: "20000-20999" },
+    Key { name: "gang_wait", default: "30m" },
+    Key { name: "labels", default: "" },
 ];
 
 /// What the address of another store of blobs looks like.
@@ -97,6 +115,8 @@ pub(crate) enum Origin {
     },
     /// In an environment variable of this name.
     Variable(String),
+    /// By the identity that the machine got when it joined.
+    Joined(PathBuf),
     /// On the command line, by this flag.
     Flag(&'static str),
 }
@@ -107,6 +127,7 @@ impl fmt::Display for Origin {
             Origin::Default => f.write_str("default"),
             Origin::File { path, place } => write!(f, "{}, {place}", path.display()),
             Origin::Variable(name) => write!(f, "environment variable {name}"),
+            Origin::Joined(path) => write!(f, "joined, {}", path.display()),
             Origin::Flag(flag) => write!(f, "flag {flag}"),
         }
     }
@@ -269,8 +290,18 @@ pub(crate) struct Config {
     pub(crate) user_mode: bool,
     /// The parts it plays.
     pub(crate) roles: Roles,
-    /// The socket of the controller this node belongs to.
-    pub(crate) controller: PathBuf,
+    /// The controller this node belongs to.
+    pub(crate) controller: Address,
+    /// Where the controller listens for everybody elsewhere: a host and a port.
+    pub(crate) listen: Option<(String, u16)>,
+    /// What the machine is called where others look for it.
+    pub(crate) host_name: String,
+    /// The way out of this network.
+    pub(crate) proxy: Proxy,
+    /// How long certificates are good, if not as long as usual. Of a debug build only.
+    pub(crate) certificate_life: Option<Duration>,
+    /// By how many milliseconds the clock of this daemon is wrong. Of a debug build only.
+    clock_ahead: i64,
     /// Where blobs are kept that are not to be kept by the controller.
     pub(crate) blob_store: Option<FarStore>,
     /// The node's name.
@@ -295,8 +326,8 @@ pub(crate) struct Config {
     pub(crate) archive_quota: u64,
     /// For how long a node that hears nothing from the controller may go on with a job that may be replaced.
     pub(crate) lease: Duration,
-    /// Whom jobs run as; `None` is the daemon's own user.
-    pub(crate) job_user: Option<JobUser>,
+    /// Whom jobs run as, and what keeps them apart.
+    pub(crate) jobs: JobSettings,
     /// Who may connect beside the daemon's own user; of a machine's daemon only.
     pub(crate) socket_group: Option<Group>,
     /// Who may do what concerns everybody, beside root and the daemon's own user.
@@ -305,6 +336,8 @@ pub(crate) struct Config {
     pub(crate) environments: EnvironmentSettings,
     /// The container engine and the GPUs.
     pub(crate) devices: DeviceSettings,
+    /// Jobs on several nodes.
+    pub(crate) gangs: GangSettings,
     /// What of the daemon's environment others see.
     pub(crate) host: HostVariables,
     /// What the service manager asked for.
@@ -314,35 +347,53 @@ pub(crate) struct Config {
 }
 
 impl Config {
+    /// What time it is for this daemon.
+    pub(crate) fn clock(&self) -> Arc<dyn Clock> {
+        match self.clock_ahead {
+            0 => Arc::new(SystemClock),
+            ahead => Arc::new(WrongClock(ahead)),
+        }
+    }
+
     /// Puts together what flags, variables and the file say.
     pub(crate) fn resolve(flags: &Flags, variables: &Variables) -> Result<Config, ConfigError> {
         let layers = Layers::read(flags, variables)?;
         let places = places(flags, variables, &layers)?;
         let state_dir = layers.or("state_dir", || places.state_dir.display().to_string());
         let socket = layers.or("socket", || places.socket.display().to_string());
-        let node_name = layers.or("node_name", values::host_name);
-        let roles_said = layers.get("roles");
+        let directory = state_dir.parse("an absolute path", values::absolute)?;
+        let member = Member::read(flags, &directory)?;
+        let node_name = member.name(&layers)?;
+        let roles_said = member.roles(&layers);
         let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
-        let controller = controller_socket(&layers, roles, &socket)?;
-        let blob_store = layers.get("blob_store");
+        let controller = controller_socket(&layers, &member, roles, &socket)?;
         let [slots, log] = [layers.get("slots"), layers.get("log")];
         let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
         let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
-        let store_size = layers.get("store_size");
-        let job_user = layers.get("job_user");
+        let [listen, blob_store, store_size] =
+            [layers.get("listen"), layers.get("blob_store"), layers.get("store_size")];
         let [socket_group, operator_group] = [layers.get("socket_group"), layers.get("operator_group")];
         let [log_quota, archive_quota] = [layers.get("log_quota"), layers.get("archive_quota")];
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
+        let (jobs, of_jobs) = JobSettings::resolve(&layers, flags.user)?;
+        let (gangs, of_gangs) = GangSettings::resolve(&layers)?;
         let mut host = HostVariables::select(variables);
         host.builder.extend(environments.pip.clone()); // what is configured outranks what is inherited
         let mut config = Config {
-            state_dir: state_dir.parse("an absolute path", values::absolute)?,
+            state_dir: directory,
             socket: socket.parse("an absolute path of at most 107 bytes", values::socket)?,
             journald: variables.get("JOURNAL_STREAM").is_some(),
             user_mode: flags.user,
             roles,
-            controller: controller.parse("`unix:` and an absolute path", values::unix_address)?,
+            controller: controller
+                .parse("`unix:` and an absolute path, or `https://HOST:PORT`", values::address)?,
+            listen: listen.parse("an address and a port, such as `0.0.0.0:7443`", values::listen)?,
+            host_name: values::full_host_name(),
+            proxy: Proxy::from_variables(|name| variables.get(name)),
+            certificate_life: of_tests(variables, "AGENTD_TEST_CERTIFICATE_LIFE", values::duration),
+            clock_ahead: of_tests(variables, "AGENTD_TEST_CLOCK_AHEAD", |text| text.parse().ok())
+                .unwrap_or(0),
             blob_store: blob_store.parse(BLOB_STORE, values::far_store)?,
             node_name: node_name.parse("letters, digits, `-` and `_`", |text| text.parse().ok())?,
             slots: slots.parse("a whole number from 1 to 1000", values::slots)?,
@@ -355,11 +406,12 @@ impl Config {
             log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             archive_quota: archive_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
-            job_user: job_user.parse("a user of this machine", people::job_user)?,
+            jobs,
             socket_group: socket_group.parse("a group of this machine", people::group)?,
             operator_group: operator_group.parse("a group of this machine", people::group)?,
             environments,
             devices,
+            gangs,
             host,
             manager: Manager::select(variables),
             settings: vec![
@@ -367,6 +419,7 @@ impl Config {
                 socket,
                 roles_said,
                 controller,
+                listen,
                 blob_store,
                 node_name,
                 slots,
@@ -378,21 +431,56 @@ impl Config {
                 lease,
                 log_quota,
                 archive_quota,
-                job_user,
                 socket_group,
                 operator_group,
             ],
         };
-        config.settings.extend(said.into_iter().chain(of_devices));
+        config.settings.extend(of_jobs.into_iter().chain(said).chain(of_devices).chain(of_gangs));
         Ok(config)
+    }
+
+    /// Whether others than root may have jobs run here.
+    pub(crate) fn is_shared(&self) -> bool {
+        let elsewhere = self.listen.is_some() || !self.knows_owners();
+        !self.user_mode && (self.socket_group.is_some() || elsewhere)
+    }
+
+    /// Whether users of the controller's machine are those of this one.
+    pub(crate) fn knows_owners(&self) -> bool {
+        matches!(self.controller, Address::Unix(_))
+    }
+
+    /// Whether the jobs that root submits run as root: nobody else has any, or somebody said so.
+    pub(crate) fn runs_as_root(&self) -> bool {
+        self.jobs.root.unwrap_or(!self.is_shared() && self.jobs.helper.is_none())
+    }
+
+    /// No job runs as the daemon's own user.
+    pub(crate) fn keeps_jobs_out(&self) -> bool {
+        match self.jobs.user {
+            RunAs::Daemon => self.jobs.helper.is_some(),
+            RunAs::Owner => !self.runs_as_root(),
+            RunAs::PerRun | RunAs::Named(_) => true,
+        }
+    }
+
+    /// Whether what builds environments has a user of its own. Where root alone has jobs, which run as root, that
+    /// would guard nothing.
+    pub(crate) fn builds_apart(&self) -> bool {
+        self.jobs.helper.is_some()
+            || (self.jobs.user != RunAs::Daemon && (self.keeps_jobs_out() || self.is_shared()))
     }
 }
 
 /// Long enough for everything between a snapshot and its submission. Tests of a debug build may say less.
 fn blob_lease(variables: &Variables) -> Duration {
     const LEASE: Duration = Duration::from_secs(30 * 60);
-    let said = variables.get("AGENTD_TEST_BLOB_LEASE").filter(|_| cfg!(debug_assertions));
-    said.and_then(|text| values::duration(&text)).unwrap_or(LEASE)
+    of_tests(variables, "AGENTD_TEST_BLOB_LEASE", values::duration).unwrap_or(LEASE)
+}
+
+/// What tests of a debug build say.
+fn of_tests<T>(variables: &Variables, name: &str, read: impl Fn(&str) -> Option<T>) -> Option<T> {
+    variables.get(name).filter(|_| cfg!(debug_assertions)).and_then(|text| read(&text))
 }
 
 /// Where the daemon lives when neither the state directory nor the socket is said.
@@ -407,8 +495,13 @@ fn places(flags: &Flags, variables: &Variables, layers: &Layers) -> Result<Place
 }
 
 /// The controller's address: its own socket where this daemon is the controller.
-fn controller_socket(layers: &Layers, roles: Roles, socket: &Setting) -> Result<Setting, ConfigError> {
-    let said = layers.said("controller");
+fn controller_socket(
+    layers: &Layers,
+    member: &Member,
+    roles: Roles,
+    socket: &Setting,
+) -> Result<Setting, ConfigError> {
+    let said = layers.said("controller").or_else(|| member.controller().filter(|_| !roles.controller));
     match (roles.controller, said) {
         (true, None) => Ok(layers.or("controller", || format!("unix:{}", socket.value))),
         (true, Some(said)) => Err(said.wrong("this daemon is the controller itself; leave the key out")),

@@ -4,8 +4,8 @@
 //! `select` fail with more than 1,024. Of what it may have, clients hold at most a half in all, so that there are
 //! always some left for its own files: the database, the journal, blobs, logs.
 //!
-//! A [`Connection`] counts as open while it lives. What a listener does with the bytes that come is its [`Reads`]; what
-//! goes out passes as it is. Called by `main` and by whoever listens.
+//! A [`Connection`] counts as open while it lives. What a listener does with the bytes that come is its [`Reads`];
+//! what goes out passes as it is.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use agent_control::Peer;
-use agent_model::Principal;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
@@ -22,6 +21,8 @@ use tonic::transport::server::Connected;
 
 /// Connections of clients at one listener, however many descriptors there are.
 const CONNECTIONS: u64 = 1024;
+/// And at the one for a fleet.
+const FLEET_CONNECTIONS: u64 = 16 * 1024;
 
 /// Raises the soft limit; gives what it was.
 pub(crate) fn raise() -> Option<u64> {
@@ -33,22 +34,45 @@ pub(crate) fn raise() -> Option<u64> {
     limit.current
 }
 
-/// The connections that one listener takes at a time.
-pub(crate) struct Connections(Arc<Semaphore>);
+/// The connections that one listener takes at a time; clones are the same.
+#[derive(Clone)]
+pub(crate) struct Connections {
+    left: Arc<Semaphore>,
+    most: usize,
+}
 
 impl Connections {
-    /// There are two listeners, so each has a quarter of all descriptors.
+    /// Of a listener of this machine. There are three listeners, so each has a sixth of all descriptors.
     pub(crate) fn new() -> Connections {
+        Connections::at_most(CONNECTIONS)
+    }
+
+    /// Of the listener for everybody elsewhere: each node has a few.
+    pub(crate) fn of_a_fleet() -> Connections {
+        Connections::at_most(FLEET_CONNECTIONS)
+    }
+
+    fn at_most(most: u64) -> Connections {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let most = usize::try_from((limit / 4).clamp(8, CONNECTIONS)).unwrap_or(usize::MAX);
-        Connections(Arc::new(Semaphore::new(most)))
+        let most = usize::try_from((limit / 6).clamp(8, most)).unwrap_or(usize::MAX);
+        Connections { left: Arc::new(Semaphore::new(most)), most }
+    }
+
+    /// Fewer than half of them are left.
+    pub(crate) fn are_scarce(&self) -> bool {
+        self.left.available_permits() < self.most / 2
+    }
+
+    /// Room for one more, if there is any.
+    pub(crate) fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.left).try_acquire_owned().ok()
     }
 
     /// Takes a connection, or gives it back when it is one too many.
     pub(crate) fn admit<S, R>(&self, stream: S, reads: R) -> Result<Connection<S, R>, S> {
-        match Arc::clone(&self.0).try_acquire_owned() {
-            Ok(permit) => Ok(Connection { stream, reads, _permit: permit }),
-            Err(_) => Err(stream),
+        match self.permit() {
+            Some(permit) => Ok(Connection::new(stream, reads, permit)),
+            None => Err(stream),
         }
     }
 }
@@ -70,12 +94,22 @@ pub(crate) struct Connection<S, R> {
     _permit: OwnedSemaphorePermit,
 }
 
+impl<S, R> Connection<S, R> {
+    pub(crate) fn new(stream: S, reads: R, permit: OwnedSemaphorePermit) -> Connection<S, R> {
+        Connection { stream, reads, _permit: permit }
+    }
+
+    pub(crate) fn reads(&self) -> &R {
+        &self.reads
+    }
+}
+
 impl<R> Connected for Connection<UnixStream, R> {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
         let credentials = self.stream.peer_cred().ok();
-        Peer(credentials.map(|process| Principal::Local { uid: process.uid() }))
+        credentials.map_or(Peer::Nobody { from: String::new() }, |process| Peer::Local { uid: process.uid() })
     }
 }
 

@@ -6,6 +6,7 @@
 //! | Exit code | Means |
 //! |---|---|
 //! | 0 | stopped, or did what was asked |
+//! | 1 | joining or leaving was refused; the message says by whom and what to do |
 //! | 64 | the command line is wrong |
 //! | 70 | a bug |
 //! | 74 | the state directory cannot be read or written now; starting again later may help |
@@ -17,6 +18,8 @@ mod cli;
 mod config;
 mod disk;
 mod limits;
+mod listener;
+mod membership;
 mod notify;
 mod roles;
 mod supervisor;
@@ -28,7 +31,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use agent_model::{Code, Fault};
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 use tracing_subscriber::filter::Targets;
@@ -40,6 +43,7 @@ use notify::Notifier;
 use roles::StartError;
 use supervisor::Supervisor;
 
+const REFUSED: u8 = 1;
 const USAGE: u8 = 64;
 const BUG: u8 = 70;
 const NOT_NOW: u8 = 74;
@@ -64,7 +68,15 @@ fn main() -> ExitCode {
     if let Some(Verb::GpuLook { library: Some(library) }) = &cli.verb {
         return look_at_gpus(Some(library));
     }
-    let config = match Config::resolve(&cli.flags, &Variables::of_process()) {
+    // No machine is meant: its configuration does not matter.
+    if let Some(Verb::Man { into }) = &cli.verb {
+        return write_manual(into);
+    }
+    let mut flags = cli.flags;
+    if let Some(Verb::Join(args)) = &cli.verb {
+        flags.controller = Some(args.controller.clone());
+    }
+    let config = match Config::resolve(&flags, &Variables::of_process()) {
         Ok(config) => config,
         Err(error) => {
             let fault = Fault::new(Code::ConfigInvalid, "the configuration is not valid").because(&error);
@@ -73,15 +85,21 @@ fn main() -> ExitCode {
     };
     match cli.verb.unwrap_or(Verb::Run) {
         Verb::Run => run(config),
+        Verb::Join(args) => change_membership(&config, Some(&args)),
+        Verb::Leave => change_membership(&config, None),
         Verb::CheckConfig => print("the configuration is valid\n"),
         Verb::ShowConfig => print(&config::show(&config)),
         Verb::Probe { json } => probe(&config, json),
         Verb::GpuLook { .. } => look_at_gpus(config.devices.nvml_library.as_deref()),
+        Verb::Man { into } => write_manual(&into),
     }
 }
 
 fn run(mut config: Config) -> ExitCode {
     start_log(&config);
+    if let Some(helper) = &config.jobs.helper {
+        agent_spawn::use_helper(helper, &config.state_dir);
+    }
     config.host.open_files = limits::raise();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
@@ -93,6 +111,26 @@ fn run(mut config: Config) -> ExitCode {
             code
         }
         Err(error) => fail(&Fault::new(Code::Bug, "agentd cannot start its threads").because(&error), BUG),
+    }
+}
+
+/// Makes this machine a node of a controller, or none; no daemon may run meanwhile.
+fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&Fault::new(Code::Bug, "agentd cannot start").because(&error), BUG),
+    };
+    let changed = runtime.block_on(async {
+        let _lock = roles::take_state(config).await.map_err(|error| (error.fault(), exit_code(&error)))?;
+        let changed = match join {
+            Some(args) => membership::join(config, args, config.clock()).await,
+            None => membership::leave(config),
+        };
+        changed.map_err(|fault| (fault, REFUSED))
+    });
+    match changed {
+        Ok(said) => print(&format!("{said}\n")),
+        Err((fault, code)) => fail(&fault, code),
     }
 }
 
@@ -173,6 +211,16 @@ fn probe(config: &Config, json: bool) -> ExitCode {
 fn look_at_gpus(library: Option<&Path>) -> ExitCode {
     let look = agent_node::gpu::look(library);
     print(&format!("{}\n", serde_json::to_string(&look).unwrap_or_default()))
+}
+
+fn write_manual(into: &Path) -> ExitCode {
+    match clap_mangen::generate_to(Cli::command(), into) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "error: {}: {error}", into.display());
+            ExitCode::from(USAGE)
+        }
+    }
 }
 
 fn print(text: &str) -> ExitCode {

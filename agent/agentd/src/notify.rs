@@ -6,8 +6,6 @@
 //! comes round whether or not anybody answers.
 //!
 //! Hides: the socket's address, datagrams, how often the manager wants to hear.
-//!
-//! Called by `main` (ready, stopping), `roles` (the watchdog task) and the loops that beat.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -82,7 +80,7 @@ impl Notifier {
     fn send(&self, message: &str) {
         let Some((socket, address)) = self.socket.as_deref() else { return };
         if let Err(error) = socket.send_to_addr(message.as_bytes(), address) {
-            warn!(%error, "the service manager was not told");
+            warn!(%error, "cannot notify service manager");
         }
     }
 

@@ -6,54 +6,56 @@
 //!
 //! Invariants: nothing below the state directory is touched without the lock; the socket is bound before the
 //! node dials it; a node talks to its controller over the same services whether it is in this process or not.
-//!
-//! Called by `main`.
+
+mod tracking;
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::Ipv4Addr;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cas::gc::{Collector, Limits};
+use agent_cas::gc::{Collector, StoreLimits};
 use agent_cas::remote::{self, CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
 use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_control::{Controller, ControllerConfig, Operators, Rounds};
 use agent_model::disk::Watermarks;
 use agent_model::lease::Terms;
-use agent_model::{Clock, Code, Fault, Principal, SystemClock};
-use agent_node::ProbeConfig;
+use agent_model::{Clock, Code, Fault, Principal};
+use agent_node::{JobsRunAs, ProbeConfig};
+use agent_proto::transport::{self, Way};
 use agent_runtime::docker::Docker;
 use agent_runtime::env::Environments;
-use agent_runtime::exec::{Containers, Launcher, Process, find_shim};
+use agent_runtime::exec::{Containers, Local, find_shim};
 use futures_util::TryStreamExt;
-use hyper_util::rt::TokioIo;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{Notify, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::authority::AnyAuthority;
-use crate::config::{Config, FarStore, JobUser};
+use crate::config::{Config, FarStore, RunAs};
 use crate::disk::blobs::Unneeded;
 use crate::disk::{DiskKeeper, Lane};
 use crate::limits::Connections;
+use crate::listener;
+use crate::membership::{self, Uplink};
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
-use crate::worker::attic::Attic;
 use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
-use crate::worker::reconcile::{Link, Reconciler, SYNC_COMES_ROUND};
+use crate::worker::prestaged_trees::PrestagedTrees;
+use crate::worker::reconcile::{ControllerLink, Reconciler, SYNC_COMES_ROUND};
 use crate::worker::report::Outbox;
-use crate::worker::spares::Spares;
+use crate::worker::retention::Retention;
+use crate::worker::secrets::Secrets;
 use crate::worker::telemetry::Telemetry;
-use crate::worker::tracking::Tracking;
 use crate::worker::upkeep::Upkeep;
-use crate::worker::{Worker, enclosure, environments, jobs_dir, pins, recover};
+use crate::worker::users::Users;
+use crate::worker::{Worker, containers, environments, jobs_dir, pins, recover};
 
 /// How often the other side of a silent connection is asked whether it is there, and how long it may take to
 /// answer: a link that swallows everything is noticed after the sum of both.
@@ -62,6 +64,8 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const FAR_KEEPALIVE: Duration = Duration::from_secs(30);
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(5);
+/// The same over TLS, perhaps through a proxy.
+const FAR_CONNECT: Duration = Duration::from_secs(10);
 /// The controller's main loop comes round within this time: it forces its database to the disk at most.
 const CONTROLLER_COMES_ROUND: Duration = Duration::from_secs(30);
 
@@ -101,6 +105,10 @@ pub(crate) enum StartError {
         #[source]
         source: tonic::transport::Error,
     },
+    #[error("cannot say who is who")]
+    Authority(#[source] agent_identity::AuthorityError),
+    #[error("cannot serve anybody elsewhere")]
+    Tls(#[source] agent_identity::TlsError),
     #[error("cannot start the controller")]
     Controller(#[source] agent_control::OpenError),
     #[error("cannot keep environments")]
@@ -181,15 +189,17 @@ pub(crate) async fn start(
 ) -> Result<Running, StartError> {
     let lock = take_state(&config).await?;
     let disk = DiskKeeper::open(&config.state_dir, config.disk_reserve);
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-    let blobs = open_blobs(&config, &clock)?;
+    let clock = config.clock();
+    let path = membership::file(&config.state_dir);
+    let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
+    let blobs = open_blobs(&config, &clock, &uplink)?;
     let socket = config.roles.controller.then(|| config.socket.clone());
     if let Some(socket) = &socket {
         start_controller(&config, supervisor, notifier, &clock, &blobs, socket).await?;
     }
     let (mut adopted, mut lane) = (0, Lane::from([Box::new(Unneeded::new(blobs.collector.clone())) as _]));
     if config.roles.node {
-        let shared = Shared { clock, blobs, disk: disk.clone() };
+        let shared = Shared { clock, blobs, disk: disk.clone(), uplink };
         let (taken_up, more) = start_node(config, supervisor, notifier, shared).await?;
         adopted = taken_up;
         lane.extend(more);
@@ -212,6 +222,7 @@ struct Shared {
     clock: Arc<dyn Clock>,
     blobs: Blobs,
     disk: DiskKeeper,
+    uplink: Uplink,
 }
 
 /// Has room made by these, the first of them first.
@@ -221,21 +232,21 @@ fn reclaim(supervisor: &Supervisor, name: &str, disk: &DiskKeeper, lane: Lane) {
 }
 
 /// The store of blobs, which both roles share.
-fn open_blobs(config: &Config, clock: &Arc<dyn Clock>) -> Result<Blobs, StartError> {
+fn open_blobs(config: &Config, clock: &Arc<dyn Clock>, uplink: &Uplink) -> Result<Blobs, StartError> {
     let dir = config.state_dir.join("cas");
     let disk = Disk::open_with_reserve(&dir, config.disk_reserve).map_err(StartError::Blobs)?;
     let size = config.store_size.of(agent_node::disk_size(&dir));
-    let limits = Limits { size, marks: Watermarks::new(config.disk_reserve), lease: config.blob_lease };
+    let limits = StoreLimits { size, marks: Watermarks::new(config.disk_reserve), lease: config.blob_lease };
     let controller = config.roles.controller.then_some(Controller::BLOB_USER);
     let users: Vec<_> = controller.into_iter().chain(config.roles.node.then_some(pins::USER)).collect();
     let collector = Collector::new(disk.clone(), limits, &users, clock.clone());
-    Ok(Blobs { store: choose_store(disk, config)?, collector })
+    Ok(Blobs { store: choose_store(disk, config, uplink)?, collector })
 }
 
 /// The state directory, with this process as its only user.
-async fn take_state(config: &Config) -> Result<File, StartError> {
+pub(crate) async fn take_state(config: &Config) -> Result<File, StartError> {
     let state = &config.state_dir;
-    own_directory(state, config.job_user.as_ref())?;
+    own_directory(state, has_guests(config))?;
     let path = state.join("lock");
     let fail = |source| StartError::State { path: path.clone(), source };
     let mut lock = agent_fs::open_lock(&path).map_err(fail)?;
@@ -251,27 +262,25 @@ async fn take_state(config: &Config) -> Result<File, StartError> {
     }
     // Only for the message above, so a full disk may refuse it.
     let _ = lock.set_len(0).and_then(|()| write!(lock, "{}", std::process::id()));
-    for name in ["controller", "cas", "packages", "spares"] {
-        own_directory(&state.join(name), None)?;
+    for name in ["controller", "cas", "prestaged"] {
+        own_directory(&state.join(name), false)?;
     }
-    for name in ["envs", "jobs"] {
-        own_directory(&state.join(name), config.job_user.as_ref())?;
+    for name in ["envs", "jobs", "packages"] {
+        own_directory(&state.join(name), has_guests(config))?;
     }
     Ok(lock)
 }
 
-/// A directory of the daemon's own. The user that jobs run as may pass through it, and nobody else.
-fn own_directory(path: &Path, passes: Option<&JobUser>) -> Result<(), StartError> {
+/// Others than this user pass through the daemon's directories to what is theirs.
+fn has_guests(config: &Config) -> bool {
+    agent_spawn::has_helper() || (agent_spawn::serves_others() && config.jobs.user != RunAs::Daemon)
+}
+
+/// A directory of the daemon's own, through which others may `pass`; nobody else may list or change it.
+fn own_directory(path: &Path, pass: bool) -> Result<(), StartError> {
     let make = || -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)?;
-        let mode = match passes {
-            Some(user) => {
-                chown(path, None, Some(user.gid))?;
-                0o710
-            }
-            None => 0o700,
-        };
-        std::fs::set_permissions(path, Permissions::from_mode(mode))
+        std::fs::set_permissions(path, Permissions::from_mode(if pass { 0o711 } else { 0o700 }))
     };
     make().map_err(|source| StartError::State { path: path.to_owned(), source })
 }
@@ -284,14 +293,16 @@ async fn start_controller(
     blobs: &Blobs,
     socket: &Path,
 ) -> Result<(), StartError> {
-    let terms = Terms { length: config.lease, ..Terms::default() };
+    let terms = Terms { length: config.lease, gather: config.gangs.wait, ..Terms::default() };
     let archive_quota = config.archive_quota;
     let group = config.operator_group;
     let operators = Operators::new(rustix::process::geteuid().as_raw(), move |who| match who {
         Principal::Local { uid } => group.is_some_and(|group| group.has(*uid)),
+        Principal::Node { .. } | Principal::User { .. } => false,
     });
+    let identity = listener::authority(config, clock)?;
     let usual = ControllerConfig::new(&config.state_dir, operators);
-    let settings = ControllerConfig { terms, archive_quota, ..usual };
+    let settings = ControllerConfig { terms, archive_quota, identity: identity.clone(), ..usual };
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
         .await
         .map_err(StartError::Controller)?;
@@ -309,6 +320,9 @@ async fn start_controller(
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .add_routes(routes);
+    if let Some((place, identity)) = config.listen.as_ref().zip(identity) {
+        listener::serve(place, identity, config, clock, supervisor, server.clone()).await?;
+    }
     let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
     let taken = Connections::new();
     // One too many is closed: descriptors are left for the daemon's own files.
@@ -356,9 +370,10 @@ async fn start_node(
     config: Config,
     supervisor: &Supervisor,
     notifier: &Notifier,
-    Shared { clock, blobs, disk }: Shared,
+    Shared { clock, blobs, disk, uplink }: Shared,
 ) -> Result<(usize, Lane), StartError> {
-    let controller = dial(config.controller.clone());
+    let controller = dial(&uplink);
+    membership::look_after(supervisor, &uplink, &config, &controller, &clock);
     let Blobs { store, collector } = blobs;
     let shim = find_shim(&config.host.path).map_err(StartError::Shim)?;
     let boot_id = agent_node::boot_id().map_err(StartError::Boot)?;
@@ -367,34 +382,26 @@ async fn start_node(
     let found = recover::open_replicas(&journal, &jobs).await.map_err(StartError::Recover)?;
     let adopted = found.len();
     let gpus_there = watch::Sender::new(None);
-    let (environments, inventory) = survey(&config, store.clone(), gpus_there.subscribe()).await?;
-    let listener = listen_for_tracking(&config).await?;
-    let stop = supervisor.stopping(TaskKind::Tracking).cancelled_owned();
-    let started = Tracking::start(listener, clock.clone(), stop);
-    let failed = |source| StartError::Listen { at: "the tracking endpoint's port".to_owned(), source };
-    let (tracking, serve) = started.map_err(failed)?;
-
+    let (environments, inventory) = survey(&config, &shim, store.clone(), gpus_there.subscribe()).await?;
+    // A machine that does not say its memory limits none.
+    let job_memory =
+        Some(config.jobs.memory.of(inventory.memory)).filter(|most| *most != u64::MAX).unwrap_or(0);
+    let (tracking, serve) = tracking::start(&config, supervisor, &clock).await?;
     let (telemetry, hub) = Telemetry::new(controller.clone());
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
-    let attic = Attic::new(jobs, clock.clone(), &boot_id);
+    let users = Users::new(&config, jobs.clone(), &found);
+    let retention = Retention::new(jobs, clock.clone(), &boot_id);
     let upkeep = Upkeep::new(probe_config(&config), disk.pressure(), inventory);
     let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
     let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));
-    let spares = Spares::new(&config.state_dir, store.clone(), disk.clone());
-    let maker = spares.clone();
-    supervisor.spawn_again(TaskKind::Upkeep, "spares", move || maker.clone().run());
+    let prestaged_trees = PrestagedTrees::new(&config.state_dir, store.clone(), disk.clone());
+    let maker = prestaged_trees.clone();
+    supervisor.spawn_again(TaskKind::Upkeep, "prestaged", move || maker.clone().run());
     let kept = (environments.clone(), store.clone(), publisher.clone());
     let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone());
     supervisor.spawn_again(TaskKind::Upkeep, "environments", move || keeper.clone().run());
-    let (size, age) = (config.environments.size, config.environments.age);
-    let limits = eviction::Limits { size, age };
-    let unused = room::Unused { environments: environments.clone(), limits, clock: clock.clone() };
-    // What is cheapest to have again goes first.
-    let lane =
-        Lane::from([Box::new(spares.clone()) as _, Box::new(attic.clone()) as _, Box::new(unused) as _]);
-    let packages = room::Packages::new(environments.clone(), age);
-    let slow = Lane::from([Box::new(room::Images(environments.clone())) as _, Box::new(packages) as _]);
+    let (lane, slow) = lanes(&config, &prestaged_trees, &retention, &environments, &clock);
     reclaim(supervisor, "images and packages", &disk, slow);
     supervisor.spawn_again(TaskKind::Upkeep, "upkeep", move || upkeep.clone().run());
     let held = recover::held_gpus(&found, &jobs_dir(&config.state_dir));
@@ -405,7 +412,8 @@ async fn start_node(
     info!(node = %config.node_name, slots = config.slots, shim = %shim.display(), "running jobs");
     let docker = Docker::at(&config.devices.docker_socket);
     let containers = Containers::new(docker, shim.clone(), config.state_dir.display().to_string());
-    let executor = Launcher { processes: Process { shim }, containers };
+    let executor = Arc::new(Local::new(shim, containers.clone()));
+    let secrets = Secrets::new(controller.clone(), config.node_name.clone());
     let worker = Arc::new(Worker {
         config,
         clock,
@@ -413,7 +421,7 @@ async fn start_node(
         journal: Arc::new(journal),
         store,
         collector,
-        spares,
+        prestaged_trees,
         environments,
         built,
         executor,
@@ -421,14 +429,23 @@ async fn start_node(
         telemetry,
         outbox,
         tracking,
-        attic,
+        retention,
+        users,
+        secrets,
+        job_memory,
         disk,
     });
     worker.collector.held_by(pins::USER, pins::all(&worker.journal));
-    let kept = (worker.journal.clone(), worker.executor.containers.clone());
-    let sweep = move || enclosure::sweep(kept.0.clone(), kept.1.clone());
+    let kept = (worker.journal.clone(), containers);
+    let sweep = move || containers::sweep(kept.0.clone(), kept.1.clone());
     supervisor.spawn_again(TaskKind::Upkeep, "containers", sweep);
-    let link = Link { controller, inventory, wishes, pulse: notifier.pulse("sync", SYNC_COMES_ROUND) };
+    let link = ControllerLink {
+        controller,
+        session: uplink.session,
+        inventory,
+        wishes,
+        pulse: notifier.pulse("sync", SYNC_COMES_ROUND),
+    };
     let reconciler = Reconciler::new(worker, supervisor.clone(), link, found);
     // Jobs that run are known to the endpoint now; their requests waited on the listener until here.
     supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
@@ -437,24 +454,46 @@ async fn start_node(
     Ok((adopted, lane))
 }
 
+/// What can go when the disk is low: what goes at once, and what takes long. What is cheapest to have again goes first.
+fn lanes(
+    config: &Config,
+    prestaged_trees: &PrestagedTrees,
+    retention: &Retention,
+    environments: &Environments,
+    clock: &Arc<dyn Clock>,
+) -> (Lane, Lane) {
+    let (size, age) = (config.environments.size, config.environments.age);
+    let limits = eviction::EnvLimits { size, age };
+    let unused = room::Unused { environments: environments.clone(), limits, clock: clock.clone() };
+    let lane = Lane::from([
+        Box::new(prestaged_trees.clone()) as _,
+        Box::new(retention.clone()) as _,
+        Box::new(unused) as _,
+    ]);
+    let packages = room::Packages::new(environments.clone(), age);
+    (lane, Lane::from([Box::new(room::Images(environments.clone())) as _, Box::new(packages) as _]))
+}
+
 /// A connection that is made when it is first used, and again whenever it broke.
-fn dial(socket: PathBuf) -> Channel {
-    let connect = move |_| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+fn dial(uplink: &Uplink) -> Channel {
+    let (endpoint, connect) = match uplink.way {
+        Way::Unix(_) => (remote::near(transport::endpoint()), CONNECT),
+        Way::Tls(_) => (remote::far(transport::endpoint()), FAR_CONNECT),
     };
-    // The address is not used: the connector knows where to go.
-    remote::near(Endpoint::from_static("http://controller"))
-        .connect_timeout(CONNECT)
+    let agent = format!("agentd/{} {}{}", env!("CARGO_PKG_VERSION"), transport::SESSION, uplink.session);
+    // A name and a number are always a header.
+    let endpoint = endpoint.clone().user_agent(agent).unwrap_or(endpoint);
+    let endpoint = endpoint
+        .connect_timeout(connect)
         .http2_keep_alive_interval(KEEPALIVE)
         .keep_alive_timeout(KEEPALIVE)
-        .keep_alive_while_idle(true)
-        .connect_with_connector_lazy(tower::service_fn(connect))
+        .keep_alive_while_idle(true);
+    transport::dial(endpoint, uplink.way.clone())
 }
 
 /// Where blobs are: on this machine, at the server that was named, or at the controller, which a node also asks for
 /// what that server turns out not to have. A server that is away does not matter here: who wants a blob waits for it.
-fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
+fn choose_store(disk: Disk, config: &Config, uplink: &Uplink) -> Result<Store, StartError> {
     let far = match &config.blob_store {
         Some(FarStore { server, instance }) => {
             let failed = |source| StartError::FarBlobs { server: server.clone(), source };
@@ -469,15 +508,15 @@ fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
                 .http2_keep_alive_interval(FAR_KEEPALIVE)
                 .keep_alive_timeout(FAR_KEEPALIVE)
                 .connect_lazy();
-            info!(server, instance, "blobs are kept at another server");
+            info!(server, instance, "using remote blob store");
             Remote::far(channel, instance)
         }
         None if config.roles.controller => return Ok(Store::Disk(disk)),
-        None => Remote::new(dial(config.controller.clone())),
+        None => Remote::new(dial(uplink)),
     };
     let tiered = Tiered::new(disk, far);
     Ok(Store::Tiered(Box::new(match config.blob_store.is_some() && !config.roles.controller {
-        true => tiered.or_from(Remote::new(dial(config.controller.clone()))),
+        true => tiered.or_from(Remote::new(dial(uplink))),
         false => tiered,
     })))
 }
@@ -485,13 +524,17 @@ fn choose_store(disk: Disk, config: &Config) -> Result<Store, StartError> {
 /// What is on this machine: the environments that are ready, and the inventory.
 async fn survey(
     config: &Config,
+    shim: &Path,
     store: Store,
     gpus: watch::Receiver<Option<bool>>,
 ) -> Result<(Environments, agent_model::node::Inventory), StartError> {
-    let (probe, config) = (probe_config(config), config.clone());
+    let (probe, config, shim) = (probe_config(config), config.clone(), shim.to_owned());
     let looked = tokio::task::spawn_blocking(move || {
         let inventory = agent_node::probe(&probe);
-        Ok((Environments::open(environments::settings(&config, inventory.memory, store, gpus))?, inventory))
+        Ok((
+            Environments::open(environments::settings(&config, inventory.memory, &shim, store, gpus))?,
+            inventory,
+        ))
     });
     let (kept, mut inventory) = match looked.await {
         Ok(found) => found.map_err(StartError::Environments)?,
@@ -510,30 +553,13 @@ pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
         disk_reserve: config.disk_reserve,
         engine: environments::engine(),
         docker: config.devices.docker_socket.clone(),
+        jobs: match config.jobs.user {
+            _ if !agent_spawn::serves_others() => JobsRunAs::Daemon,
+            RunAs::Daemon => JobsRunAs::Daemon,
+            RunAs::Named(_) => JobsRunAs::One,
+            RunAs::Owner | RunAs::PerRun if config.keeps_jobs_out() => JobsRunAs::Users,
+            RunAs::Owner | RunAs::PerRun => JobsRunAs::Daemon,
+        },
+        labels: config.gangs.labels.clone(),
     }
-}
-
-/// The tracking endpoint's listener. Running jobs know its address, so a daemon takes the port of the one
-/// before it.
-async fn listen_for_tracking(config: &Config) -> Result<TcpListener, StartError> {
-    let remembered = config.state_dir.join("tracking.port");
-    let before = std::fs::read_to_string(&remembered).ok().and_then(|text| text.trim().parse().ok());
-    let wanted = if config.tracking_port == 0 { before.unwrap_or(0) } else { config.tracking_port };
-    let listen = |port| async move {
-        let bound = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
-        bound.map_err(|source| StartError::Listen { at: format!("127.0.0.1:{port}"), source })
-    };
-    let listener = match listen(wanted).await {
-        Err(error) if config.tracking_port == 0 && wanted != 0 => {
-            warn!(%error, "the port of the tracking endpoint is taken; jobs that run lose their connection to it");
-            listen(0).await?
-        }
-        listener => listener?,
-    };
-    let failed = |source| StartError::State { path: remembered.clone(), source };
-    let port = listener.local_addr().map_err(failed)?.port();
-    if let Err(error) = std::fs::write(&remembered, port.to_string()) {
-        warn!(%error, path = %remembered.display(), "the port of the tracking endpoint is not remembered");
-    }
-    Ok(listener)
 }

@@ -14,8 +14,6 @@
 //!        (refuse    (jobs      (flush)     (last                       (stores)
 //!         orders)    go on)                 word)
 //! ```
-//!
-//! Called by `roles`, and by `worker::reconcile` for runners.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -131,14 +129,14 @@ impl TaskKind {
 /// Why the daemon had to stop by itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind:?} ended unexpectedly: {reason}")]
-pub(crate) struct Failure {
+pub(crate) struct TaskFailure {
     /// What ended.
     pub(crate) kind: TaskKind,
     /// The error it ended with, each source once, or the panic.
     pub(crate) reason: String,
 }
 
-struct Phase {
+struct StopPhase {
     tasks: TaskTracker,
     stop: CancellationToken,
     drop: CancellationToken,
@@ -147,14 +145,14 @@ struct Phase {
 /// Starts, watches and stops the tasks. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Supervisor {
-    phases: Arc<[Phase; KINDS]>,
-    failure: watch::Sender<Option<Failure>>,
+    phases: Arc<[StopPhase; KINDS]>,
+    failure: watch::Sender<Option<TaskFailure>>,
 }
 
 impl Supervisor {
     /// One without tasks.
     pub(crate) fn new() -> Supervisor {
-        let phase = |_| Phase {
+        let phase = |_| StopPhase {
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
             drop: CancellationToken::new(),
@@ -183,14 +181,14 @@ impl Supervisor {
                 reason = ending(task) => reason,
             };
             if stop.is_cancelled() || (kind.on_end() == OnEnd::Tell && reason == RETURNED) {
-                debug!(?kind, name, reason, "task ended");
+                debug!(?kind, name, reason, "ended task");
                 return;
             }
-            error!(?kind, name, reason, "a task ended that should not have");
+            error!(?kind, name, reason, "lost task");
             if kind.on_end() == OnEnd::StopDaemon {
                 failure.send_if_modified(|first| {
                     let is_first = first.is_none();
-                    first.get_or_insert(Failure { kind, reason });
+                    first.get_or_insert(TaskFailure { kind, reason });
                     is_first
                 });
             }
@@ -228,7 +226,7 @@ impl Supervisor {
                 if started.elapsed() > AGAIN.1 {
                     wait = AGAIN.0;
                 }
-                error!(?kind, name = task_name, reason, ?wait, "a task ended and is started again");
+                error!(?kind, name = task_name, reason, ?wait, "restarting task");
                 tokio::time::sleep(wait).await;
                 wait = (wait * 2).min(AGAIN.1);
             }
@@ -236,7 +234,7 @@ impl Supervisor {
     }
 
     /// Waits for `shutdown` or the end of a vital task, then stops every task in order.
-    pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Failure> {
+    pub(crate) async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), TaskFailure> {
         let mut failed = self.failure.subscribe();
         let outcome = tokio::select! {
             () = shutdown => Ok(()),
@@ -264,7 +262,7 @@ impl Supervisor {
         }
         phase.drop.cancel();
         if tokio::time::timeout(DROP_WITHIN, phase.tasks.wait()).await.is_err() {
-            error!(?kind, left = phase.tasks.len(), "does not even notice that it was dropped; going on");
+            error!(?kind, left = phase.tasks.len(), "gave up on phase of stop: tasks do not end");
         }
     }
 }
@@ -332,7 +330,7 @@ mod tests {
         let supervisor = Supervisor::new();
         supervisor.spawn_infallible(TaskKind::Sync, "test", async { panic!("out of cheese") });
         let failure = supervisor.run(std::future::pending()).await.unwrap_err();
-        assert_eq!(failure, Failure { kind: TaskKind::Sync, reason: "panic: out of cheese".into() });
+        assert_eq!(failure, TaskFailure { kind: TaskKind::Sync, reason: "panic: out of cheese".into() });
     }
 
     #[tokio::test]
@@ -366,6 +364,9 @@ mod tests {
         let refused = Refused(std::io::ErrorKind::AddrInUse.into());
         supervisor.spawn(TaskKind::Api, "test", std::future::ready(Err(refused)));
         let failure = supervisor.run(std::future::pending()).await.unwrap_err();
-        assert_eq!(failure, Failure { kind: TaskKind::Api, reason: "cannot serve: address in use".into() });
+        assert_eq!(
+            failure,
+            TaskFailure { kind: TaskKind::Api, reason: "cannot serve: address in use".into() }
+        );
     }
 }

@@ -7,17 +7,16 @@
 //! ```
 //!
 //! Owns: what all runners share ([`Worker`]). Only `reconcile` and `runner` know the whole of it; the others are given
-//! what they use. A step (`fetch`, `launch`, `outputs`, `enclosure`, `report`) knows no other, and nobody knows who
+//! what they use. A step (`fetch`, `launch`, `outputs`, `containers`, `rendezvous`, `report`) knows no other, and nobody knows who
 //! calls it. Who knows whom is a table in `tests/repo/layering.rs`, which is checked.
 //!
-//! Tasks: one each of `reconcile`, `telemetry`, `enclosure`, `environments`, `gpus`, `spares` and `upkeep`, one for each
-//! replica.
+//! Tasks: one each of `reconcile`, `telemetry`, `containers`, `environments`, `gpus`, `prestaged_trees` and `upkeep`,
+//! one for each replica.
 //!
 //! Built by `crate::roles`.
 
-pub(crate) mod attic;
 mod backoff;
-pub(crate) mod enclosure;
+pub(crate) mod containers;
 pub(crate) mod environments;
 mod faults;
 mod fetch;
@@ -27,14 +26,18 @@ mod late;
 mod launch;
 mod outputs;
 pub(crate) mod pins;
+pub(crate) mod prestaged_trees;
 pub(crate) mod reconcile;
 pub(crate) mod recover;
+mod rendezvous;
 pub(crate) mod report;
+pub(crate) mod retention;
 mod runner;
-pub(crate) mod spares;
+pub(crate) mod secrets;
 pub(crate) mod telemetry;
 pub(crate) mod tracking;
 pub(crate) mod upkeep;
+pub(crate) mod users;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,18 +46,20 @@ use agent_cas::Store;
 use agent_cas::gc::Collector;
 use agent_model::{Clock, ReplicaId};
 use agent_runtime::env::Environments;
-use agent_runtime::exec::Launcher;
+use agent_runtime::exec::Executor;
 use agent_shim::JobDir;
 use tokio::sync::Notify;
 
 use crate::config::Config;
 use crate::disk::DiskKeeper;
-use attic::Attic;
 use gpus::Gpus;
+use prestaged_trees::PrestagedTrees;
 use report::Outbox;
-use spares::Spares;
+use retention::Retention;
+use secrets::Secrets;
 use telemetry::Telemetry;
 use tracking::Tracking;
+use users::Users;
 
 /// What all runners of a node share.
 pub(crate) struct Worker<J> {
@@ -66,20 +71,30 @@ pub(crate) struct Worker<J> {
     pub(crate) store: Store,
     /// Makes room in the part of it that is on this disk.
     pub(crate) collector: Collector,
-    pub(crate) spares: Spares,
+    pub(crate) prestaged_trees: PrestagedTrees,
     pub(crate) environments: Environments,
     /// Notified when one was made.
     pub(crate) built: Arc<Notify>,
-    pub(crate) executor: Launcher,
+    pub(crate) executor: Arc<dyn Executor>,
     pub(crate) gpus: Gpus,
     pub(crate) telemetry: Telemetry,
     pub(crate) outbox: Outbox,
     pub(crate) tracking: Tracking,
-    pub(crate) attic: Attic,
+    pub(crate) retention: Retention,
+    pub(crate) users: Users,
+    pub(crate) secrets: Secrets,
+    /// The memory of a job that says nothing, in bytes; 0 is no limit.
+    pub(crate) job_memory: u64,
     pub(crate) disk: DiskKeeper,
 }
 
 impl<J> Worker<J> {
+    /// Jobs have a `/tmp` of their own. Not where it would hide their directories.
+    fn gives_tmp(&self) -> bool {
+        let hidden = ["/tmp", "/dev/shm"].iter().any(|place| self.config.state_dir.starts_with(place));
+        self.config.jobs.private && !hidden
+    }
+
     fn job_dir(&self, replica: &ReplicaId) -> JobDir {
         JobDir::new(jobs_dir(&self.config.state_dir).join(replica.to_string()))
     }

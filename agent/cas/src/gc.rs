@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! users ── roots ──▶ closure ──▶ what is held ─┐
-//! store ── census ─────────────────────────────┴─▶ choice ──▶ evict, batch by batch
+//! store ── listing ─────────────────────────────┴─▶ choice ──▶ evict, batch by batch
 //! ```
 //!
 //! Owns the [`Collector`] of a store. Hides the walk over trees ([`closure`]) and the order in which blobs go
@@ -14,8 +14,6 @@
 //! rely on while a collection is on its way ([`Collector::rely_on`]) stays, too. A clock that jumps shortens or
 //! lengthens leases and touches no pin; whoever relied on a lease alone asks [`Collector::first_missing`] and is
 //! told to send again.
-//!
-//! Callers: the controller (what jobs need, writes that found no room, `agentctl gc`) and the daemon's upkeep.
 
 mod choice;
 mod closure;
@@ -30,8 +28,8 @@ use futures_util::future::BoxFuture;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{RwLock, RwLockReadGuard};
 
-pub use choice::{Goal, Limits, Reason, Room, Stay};
-use closure::{Held, Walk};
+pub use choice::{Goal, Reason, Room, Stay, StoreLimits};
+use closure::{HeldBlobs, Walk};
 
 use crate::parallel::blocking;
 use crate::{BlobStore, Disk, Evicted, Kept, MissingError, ReadError};
@@ -154,10 +152,10 @@ pub struct Collector {
 
 struct Shared {
     disk: Disk,
-    limits: Limits,
+    limits: StoreLimits,
     clock: Arc<dyn Clock>,
     users: Vec<(&'static str, OnceLock<Pins>)>,
-    /// Held for reading while somebody begins to rely on something, for writing while blobs go.
+    /// HeldBlobs for reading while somebody begins to rely on something, for writing while blobs go.
     gate: RwLock<()>,
     /// What was relied on since the collection that is on its way began; nothing while there is none.
     relied: Mutex<Option<Vec<Pin>>>,
@@ -185,7 +183,7 @@ pub struct Relied<'a>(#[expect(dead_code, reason = "it is held")] RwLockReadGuar
 impl Collector {
     /// Of the store `disk`, which has these users. Each must say with [`Collector::held_by`] what he
     /// holds before anything is removed.
-    pub fn new(disk: Disk, limits: Limits, users: &[&'static str], clock: Arc<dyn Clock>) -> Collector {
+    pub fn new(disk: Disk, limits: StoreLimits, users: &[&'static str], clock: Arc<dyn Clock>) -> Collector {
         let users = users.iter().map(|user| (*user, OnceLock::new())).collect();
         let shared = Shared {
             disk,
@@ -215,7 +213,7 @@ impl Collector {
     }
 
     /// What the store may take.
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> StoreLimits {
         self.shared.limits
     }
 
@@ -300,10 +298,10 @@ impl Collector {
         match collected {
             Ok(Collected { freed, .. }) => {
                 let (freed, free) = (size::binary(freed.bytes), size::binary(free));
-                tracing::info!(bytes, freed, free, enough, "a blob found no room");
+                tracing::info!(bytes, freed, free, enough, "cannot store blob: no room");
             }
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "no room can be made for a blob");
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot make room for blob");
             }
         }
         enough
@@ -314,13 +312,13 @@ impl Collector {
         let shared = &self.shared;
         let _one_at_a_time = shared.collecting.lock().await;
         let _noting = Noting::begin(shared).await;
-        let mut held = Held::new();
+        let mut held = HeldBlobs::new();
         held.add(&shared.disk, &shared.pins().await?).await.map_err(CollectError::Read)?;
-        let (before, census) = (self.room().await, shared.disk.census().await);
+        let (before, listing) = (self.room().await, shared.disk.listing().await);
         let (now, wanted) = (shared.now(), choice::wanted(before, &shared.limits, goal));
         let lease = shared.limits.lease;
         let (choice, mut held) = blocking(move || {
-            (choice::choose(census, |digest| held.holder(digest), now, lease, wanted), held)
+            (choice::choose(listing, |digest| held.holder(digest), now, lease, wanted), held)
         })
         .await;
         let freed = match dry {
@@ -353,13 +351,17 @@ impl Shared {
     }
 
     /// Removes the victims, but for what somebody began to rely on meanwhile.
-    async fn evict(&self, victims: Vec<Kept>, held: &mut Held) -> Result<Evicted, CollectError> {
+    async fn evict(&self, victims: Vec<Kept>, held: &mut HeldBlobs) -> Result<Evicted, CollectError> {
         let evicted = self.evict_in_batches(victims, held).await;
         self.disk.compact().await;
         evicted
     }
 
-    async fn evict_in_batches(&self, victims: Vec<Kept>, held: &mut Held) -> Result<Evicted, CollectError> {
+    async fn evict_in_batches(
+        &self,
+        victims: Vec<Kept>,
+        held: &mut HeldBlobs,
+    ) -> Result<Evicted, CollectError> {
         let mut evicted = Evicted::default();
         for some in victims.chunks(BATCH) {
             let _gate = self.gate.write().await;

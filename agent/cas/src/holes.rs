@@ -1,8 +1,9 @@
 //! Files with holes: stretches that read as zeros and take no room on the disk.
 //!
-//! A digest covers what a file reads as, so a hole and written zeros are the same content. [`Reader`] gives the zeros of
-//! holes without asking the disk, which would keep them in memory in the place of what others read; [`Writer`] leaves
-//! holes where long stretches of zeros come. So a file that is mostly empty stays so, in the store and where it is laid out.
+//! A digest covers what a file reads as, so a hole and written zeros are the same content. [`Reader`] gives the zeros
+//! of holes without asking the disk, which would keep them in memory in the place of what others read; [`Writer`]
+//! leaves holes where long stretches of zeros come. So a file that is mostly empty stays so, in the store and where it
+//! is laid out.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -73,7 +74,8 @@ impl Read for Reader {
     }
 }
 
-/// The next stretch of data from `at` on, empty and at the end of the file where only a hole is left; nothing at the end.
+/// The next stretch of data from `at` on, empty and at the end of the file where only a hole is left; nothing at the
+/// end.
 fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
     match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
         Ok(start) => Ok(Some(start..rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(start))?)),

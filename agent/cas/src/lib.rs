@@ -11,8 +11,6 @@
 //! Invariants: no byte enters a store under a digest that is not its own; no tree reaches a directory before
 //! it passed the strict decoder and each of its files was hashed as it was written there, be it ahead of time: what
 //! lay there since is proven untouched; a laid-out file never shares an inode with a store or another tree.
-//!
-//! Callers: the controller's API (over [`Disk`]), the node's runner (fetch, outputs) and the CLI.
 
 mod digest;
 pub mod gc;

@@ -4,7 +4,7 @@
 //! Nothing that arrives is believed: every blob is hashed, every answer matched with its question. Batches
 //! are budgeted by encoded size; one that is refused as a whole is halved until the blob at fault is alone,
 //! and a blob too large for any message goes as a stream. Each call has a deadline, and each message of a
-//! stream. A call whose answer is not the last word ([`is_away`]) is repeated for [`patience::LONGEST`], and so are
+//! stream. A call whose answer is not the last word ([`is_away`]) is repeated for [`retry::LONGEST`], and so are
 //! single items of a batch; a stream from the server goes on where it broke. Only a stream to the server is not
 //! repeated here, because its bytes are gone: `push` does it.
 //!
@@ -18,7 +18,7 @@ mod batch;
 pub mod bytestream;
 pub mod compression;
 mod link;
-mod patience;
+mod retry;
 mod streams;
 mod wire;
 
@@ -40,8 +40,8 @@ use tonic::{Code, Status};
 
 use bytestream::byte_stream_client::ByteStreamClient;
 use link::Link;
-pub(crate) use patience::Patience;
-pub use patience::{is_away, told};
+pub(crate) use retry::RetryPolicy;
+pub use retry::{is_away, told};
 use streams::{Download, Upload};
 pub use wire::{Form, IDENTITY, Resource, ResourceError, ZSTD, digest_from_wire, digest_to_wire};
 
@@ -299,9 +299,9 @@ impl BlobStore for Remote {
         let name = Resource::Upload { id: hex(&id), digest, form }.within(&self.instance);
         let upload = Upload::new(name, digest, form, source);
         let (failure, sent) = (upload.failure(), upload.sent());
-        let patience = SILENCE + Duration::from_secs(digest.size / SLOWEST);
+        let retry = SILENCE + Duration::from_secs(digest.size / SLOWEST);
         let mut client = self.streams.clone();
-        let answer = within(patience, client.write(upload.messages())).await;
+        let answer = within(retry, client.write(upload.messages())).await;
         if let Some(error) = failure.lock().take() {
             return Err(error);
         }
@@ -316,7 +316,7 @@ impl BlobStore for Remote {
         batch::run(&batch::Put(self), blobs).await
     }
 
-    async fn distrust(&self, _: Digest) {
+    async fn quarantine(&self, _: Digest) {
         // The server reads its own blobs with its own checks.
     }
 
@@ -327,11 +327,11 @@ impl BlobStore for Remote {
 
 /// The answer to a call that may be repeated.
 async fn persist<T, F: Future<Output = Result<T, Status>>>(call: impl Fn() -> F) -> Result<T, Status> {
-    let mut patience = Patience::default();
+    let mut retry = RetryPolicy::default();
     loop {
         match within(SILENCE, call()).await {
             Ok(answer) => return Ok(answer),
-            Err(status) => patience.wait(status).await?,
+            Err(status) => retry.wait(status).await?,
         }
     }
 }

@@ -4,22 +4,20 @@
 //! an executable bit, and relative symbolic links that stay inside. Hides ignore rules, hashing, the order of
 //! uploads, the strict decoder and the writing of trees.
 //!
-//! The functions meet in the middle of the store: [`scan`], [`scan_file`] and [`scan_outputs`] read a directory
-//! into a [`Snapshot`], and a [`Choice`] says what of it counts or only surveys it; a [`StatCache`] spares it the files that did not change; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`]
-//! begin with a root digest and trust nothing they are told by the store. A [`Spare`] is a tree that was laid out before
-//! it was wanted; [`materialize`] makes a job's tree of one where it can.
-//!
-//! Callers: the CLI (scan, push, list, download), the node (materialize, Spare, scan_outputs, push) and [`crate::gc`],
-//! which asks what a directory names.
+//! The functions meet in the middle of the store: [`scan`], [`scan_file`] and [`scan_outputs`] read a directory into a
+//! [`Snapshot`], and a [`Choice`] says what of it counts or only surveys it; a [`StatCache`] spares it the files that
+//! did not change; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`] begin with a
+//! root digest and trust nothing they are told by the store. A [`PrestagedTree`] is a tree that was laid out before it
+//! was wanted; [`materialize`] makes a job's tree of one where it can.
 
 mod difference;
 mod ground;
+mod ignore;
 mod links;
 mod materialize;
-mod pattern;
+mod prestaged;
 mod push;
 mod scan;
-mod spare;
 mod statcache;
 mod survey;
 mod tree;
@@ -27,9 +25,9 @@ mod walk;
 
 pub use ground::Owner;
 pub use materialize::{Laid, MaterializeError, download};
-pub use push::{Progress, PushError, Pushed, push};
+pub use prestaged::{PrestageError, PrestagedTree, materialize};
+pub use push::{PushError, PushProgress, Pushed, push};
 pub use scan::{ScanError, Snapshot, Unread, scan, scan_file, scan_outputs, scan_whole};
-pub use spare::{Spare, SpareError, materialize};
 pub use statcache::StatCache;
 pub use survey::{Choice, Ruled, Survey};
 pub use tree::{Entry, TreeError, list};

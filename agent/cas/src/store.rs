@@ -22,10 +22,10 @@ use agent_model::Digest;
 use bytes::Bytes;
 use futures_util::stream::{BoxStream, StreamExt};
 
-pub use disk::census::{Checked, Evicted};
 #[cfg(any(test, feature = "fakes"))]
 pub use disk::damage::{damage, place_of};
 pub(crate) use disk::file_chunks;
+pub use disk::listing::{Checked, Evicted};
 pub use disk::{Disk, Ingest, Kept, OpenError};
 pub use tiered::Tiered;
 
@@ -73,7 +73,7 @@ pub trait BlobStore: Send + Sync + 'static {
 
     /// Someone read other bytes than the digest names. The store looks for itself, and no longer has a blob
     /// that is damaged: so it is missing, and can be sent or fetched again.
-    fn distrust(&self, digest: Digest) -> impl Future<Output = ()> + Send;
+    fn quarantine(&self, digest: Digest) -> impl Future<Output = ()> + Send;
 
     /// An open file that holds exactly the blob, if this store has one at hand: what a copy-on-write clone
     /// can be made of. Its content is not checked. `None` says nothing about whether the blob is here.
@@ -360,8 +360,8 @@ impl BlobStore for Store {
         chosen!(self, store => store.write_batch(blobs))
     }
 
-    async fn distrust(&self, digest: Digest) {
-        chosen!(self, store => store.distrust(digest));
+    async fn quarantine(&self, digest: Digest) {
+        chosen!(self, store => store.quarantine(digest));
     }
 
     async fn file(&self, digest: Digest) -> Option<std::fs::File> {

@@ -7,9 +7,12 @@
 mod access;
 mod blobs;
 mod cas;
+mod identity;
 mod jobs;
 mod nodes;
 mod outputs;
+mod secrets;
+mod sessions;
 mod telemetry;
 mod worker;
 
@@ -25,23 +28,31 @@ use tonic::Status;
 use tonic::service::Routes;
 
 use access::Caller;
+pub(crate) use access::Gate;
 pub use access::{Operators, Peer};
+pub use identity::IdentityConfig;
+pub(crate) use sessions::Sessions;
 
 use crate::archive::{Archive, ArchiveError};
 use crate::queue::{AskError, JobView, Queue};
-use crate::store::{JobRecord, Sqlite, Store, StoreError};
+use crate::secrets::Secrets;
+use crate::store::{JobRecord, RankEnd, ReplicaRecord, Store, StoreError};
 
 /// Everything the services work with. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Services {
     pub(crate) queue: Queue,
-    pub(crate) store: Arc<Sqlite>,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) archive: Archive,
     pub(crate) blobs: agent_cas::Store,
     /// Makes room in the part of it that is on this disk.
     pub(crate) collector: Collector,
     pub(crate) lease: Duration,
-    pub(crate) operators: Operators,
+    /// What stands before every call.
+    pub(crate) gate: Gate,
+    pub(crate) secrets: Secrets,
+    /// What signs certificates, if anybody is served from elsewhere.
+    pub(crate) identity: Option<IdentityConfig>,
     pub(crate) about: About,
 }
 
@@ -75,21 +86,33 @@ impl Services {
 
     /// All of them, as one router that knows who may call what.
     pub(crate) fn routes(&self) -> Routes {
-        let services = || self.clone();
-        let routes =
-            Routes::new(v1::jobs_server::JobsServer::new(services()).max_decoding_message_size(MAX_MESSAGE))
-                .add_service(v1::nodes_server::NodesServer::new(services()))
-                .add_service(
-                    v1::worker_server::WorkerServer::new(services()).max_decoding_message_size(MAX_MESSAGE),
-                )
-                .add_service(
-                    v1::telemetry_server::TelemetryServer::new(services())
-                        .max_decoding_message_size(MAX_MESSAGE),
-                );
-        let actions = self.about.state_dir.join("controller/actions");
-        let routes = cas::add(routes, self.blobs.clone(), self.collector.clone(), actions);
-        let guard = axum::middleware::from_fn_with_state(self.operators.clone(), access::guard);
+        let routes = self.add_blobs(self.add_nodes(self.add_clients(Routes::default())));
+        let guard = axum::middleware::from_fn_with_state(self.gate.clone(), access::guard);
         routes.into_axum_router().layer(guard).into()
+    }
+
+    /// What people call. Of telemetry they read.
+    fn add_clients(&self, routes: Routes) -> Routes {
+        let jobs = v1::jobs_server::JobsServer::new(self.clone());
+        let telemetry = v1::telemetry_server::TelemetryServer::new(self.clone());
+        routes
+            .add_service(jobs.max_decoding_message_size(MAX_MESSAGE))
+            .add_service(v1::secrets_server::SecretsServer::new(self.clone()))
+            .add_service(v1::nodes_server::NodesServer::new(self.clone()))
+            .add_service(v1::identity_server::IdentityServer::new(self.clone()))
+            .add_service(telemetry.max_decoding_message_size(MAX_MESSAGE))
+    }
+
+    /// What nodes call.
+    fn add_nodes(&self, routes: Routes) -> Routes {
+        let worker = v1::worker_server::WorkerServer::new(self.clone());
+        routes.add_service(worker.max_decoding_message_size(MAX_MESSAGE))
+    }
+
+    /// What both call: a store that other programs know, too.
+    fn add_blobs(&self, routes: Routes) -> Routes {
+        let actions = self.about.state_dir.join("controller/actions");
+        cas::add(routes, self.blobs.clone(), self.collector.clone(), actions)
     }
 
     /// A job as it stands, ended or not.
@@ -97,8 +120,13 @@ impl Services {
         if let Some(view) = self.queue.job(id).await? {
             return Ok(view);
         }
-        let job = self.store.job(id).await?.ok_or_else(|| unknown_job(id))?;
-        Ok(ended(job))
+        Ok(ended(self.on_record(id).await?))
+    }
+
+    /// A job as it is on the disk, unless it was removed.
+    async fn on_record(&self, id: &JobId) -> Result<JobRecord, Refusal> {
+        let job = self.store.job(id).await?.filter(|job| !job.is_removed());
+        job.ok_or_else(|| unknown_job(id).into())
     }
 }
 
@@ -224,11 +252,34 @@ fn to_wire(view: &JobView) -> v1::Job {
                 node: replica.node.to_string(),
                 step: replica.step.map(|step| step.to_string()).unwrap_or_default(),
                 detail: replica.detail.clone(),
+                outcome: end_of(replica),
+                address: address_of(job, replica),
             })
             .collect(),
         outcome: job.outcome.clone().map(v1::Outcome::from),
         owner: job.owner.as_ref().map(Principal::to_string).unwrap_or_default(),
     }
+}
+
+/// What came of a rank of several, without its log and outputs.
+fn end_of(replica: &ReplicaRecord) -> Option<v1::Outcome> {
+    Some(match replica.end.as_ref()? {
+        RankEnd::Told(outcome) => outcome.clone().into(),
+        RankEnd::Lost { fault, heard } => v1::Outcome {
+            verdict: "failed".to_owned(),
+            fault: Some(fault.clone().into()),
+            ended_ms: heard.0,
+            ..v1::Outcome::default()
+        },
+    })
+}
+
+/// Where the others of its gang reach a rank; empty for one that has no others, or could not start.
+fn address_of(job: &JobRecord, replica: &ReplicaRecord) -> String {
+    let gang = job.gang(replica.rank);
+    let seat = gang.as_ref().and_then(|gang| gang.roster.seat(replica.rank));
+    let place = seat.map(|seat| &seat.place).or(replica.ready.as_ref().map(|ready| &ready.place));
+    place.map(|place| format!("{}:{}", place.address, place.first_port)).unwrap_or_default()
 }
 
 /// A job of somebody else: that it is there, where it stands and what it needs, and nothing of what it does.
@@ -247,7 +298,12 @@ fn to_wire_for_others(view: &JobView) -> v1::Job {
         ..v1::JobSpec::default()
     };
     let verdict = |outcome: v1::Outcome| v1::Outcome { verdict: outcome.verdict, ..v1::Outcome::default() };
-    let replica = |replica: v1::ReplicaStatus| v1::ReplicaStatus { detail: String::new(), ..replica };
+    let replica = |replica: v1::ReplicaStatus| v1::ReplicaStatus {
+        detail: String::new(),
+        outcome: None,
+        address: String::new(),
+        ..replica
+    };
     v1::Job {
         spec: Some(hidden),
         detail: if view.job.state == JobState::Queued { whole.detail } else { String::new() },

@@ -1,17 +1,15 @@
 //! Logs and tracking records of every attempt, kept as plain files that only grow.
 //!
-//! Owns `archive/JOB/EPOCH.RANK.CHANNEL`; the length of the file is the length of the channel, so there is no
-//! index that could disagree. Hides files, forced writes and the wake-up of followers. Invariants: bytes
-//! once stored at an offset never change, except that [`Tape::conclude`] sets a channel aside whose content was
-//! proven wrong; a repeated append is trimmed, a gap stores nothing; a length is told to a node only after
-//! a forced write that succeeded, but to followers at once. A forced write that failed is never tried again
-//! as if nothing had happened: what it was for is cut off, or written to another file, and sent again. No channel
-//! takes more than its quota ([`Archive::new`]), and all of them together leave the disk some room: what becomes of jobs
-//! is written there too, and matters more than what they print.
+//! Owns `archive/JOB/EPOCH.RANK.CHANNEL`; the length of the file is the length of the channel, so there is no index
+//! that could disagree. Hides files, forced writes and the wake-up of followers. Invariants: bytes once stored at an
+//! offset never change, except that [`LogFile::conclude`] sets a channel aside whose content was proven wrong; a
+//! repeated append is trimmed, a gap stores nothing; a length is told to a node only after a forced write that
+//! succeeded, but to followers at once. A forced write that failed is never tried again as if nothing had happened:
+//! what it was for is cut off, or written to another file, and sent again. No channel takes more than its quota
+//! ([`Archive::new`]), and all of them together leave the disk some room: what becomes of jobs is written there too,
+//! and matters more than what they print.
 //!
-//! All file access blocks: it happens in [`Archive::blocking`]. Tapes live while somebody holds them.
-//!
-//! Called by `api::telemetry` (append, read, follow) and `api::worker` (the check before an outcome counts).
+//! All file access blocks: it happens in [`Archive::blocking`]. Log files live while somebody holds them.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -65,6 +63,8 @@ pub(crate) enum ArchiveError {
     Write { path: PathBuf, offset: u64, bytes: usize, source: io::Error },
     #[error("cannot force {} to the disk", path.display())]
     Sync { path: PathBuf, source: io::Error },
+    #[error("cannot remove {}", path.display())]
+    Remove { path: PathBuf, source: io::Error },
     #[error("the archive is stopping")]
     Stopping,
 }
@@ -76,13 +76,13 @@ impl ArchiveError {
             ArchiveError::Open { source, .. }
             | ArchiveError::Write { source, .. }
             | ArchiveError::Sync { source, .. } => agent_fs::is_full(source),
-            ArchiveError::Read { .. } | ArchiveError::Stopping => false,
+            ArchiveError::Read { .. } | ArchiveError::Remove { .. } | ArchiveError::Stopping => false,
         }
     }
 }
 
-/// The tapes somebody holds.
-type Tapes = HashMap<(ReplicaId, Channel), Weak<Tape>>;
+/// The log files somebody holds.
+type LogFiles = HashMap<(ReplicaId, Channel), Weak<LogFile>>;
 
 /// See the module. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -90,12 +90,12 @@ pub(crate) struct Archive {
     root: Arc<Path>,
     /// How much of a log is kept, in bytes.
     quota: u64,
-    tapes: Arc<Mutex<Tapes>>,
+    log_files: Arc<Mutex<LogFiles>>,
     /// Those that were concluded last: what was found out about one is not lost before it is asked again.
-    recent: Arc<Mutex<VecDeque<Arc<Tape>>>>,
+    recent: Arc<Mutex<VecDeque<Arc<LogFile>>>>,
 }
 
-/// How many tapes stay open that nobody else holds.
+/// How many log files stay open that nobody else holds.
 const RECENT: usize = 16;
 
 /// Records may take this part of what a log may.
@@ -110,7 +110,7 @@ impl Archive {
     /// The archive below `root`, which exists. Of each log of a replica it keeps the first `quota` bytes, and of its
     /// records a part of that.
     pub(crate) fn new(root: &Path, quota: u64) -> Archive {
-        Archive { root: root.into(), quota, tapes: Arc::default(), recent: Arc::default() }
+        Archive { root: root.into(), quota, log_files: Arc::default(), recent: Arc::default() }
     }
 
     /// Runs file access where it may block.
@@ -120,20 +120,21 @@ impl Archive {
         tokio::task::spawn_blocking(work).await.unwrap_or(Err(ArchiveError::Stopping))
     }
 
-    /// The tape of one channel of a replica. Everybody who asks while one is held gets the same one.
-    pub(crate) async fn tape(
+    /// The log file of one channel of a replica. Everybody who asks while one is held gets the same one.
+    pub(crate) async fn log_file(
         &self,
         replica: &ReplicaId,
         channel: Channel,
-    ) -> Result<Arc<Tape>, ArchiveError> {
-        if let Some(tape) = self.tapes.lock().get(&(replica.clone(), channel)).and_then(Weak::upgrade) {
-            return Ok(tape);
+    ) -> Result<Arc<LogFile>, ArchiveError> {
+        if let Some(log_file) = self.log_files.lock().get(&(replica.clone(), channel)).and_then(Weak::upgrade)
+        {
+            return Ok(log_file);
         }
         let (archive, replica) = (self.clone(), replica.clone());
         Self::blocking(move || {
-            let mut tapes = archive.tapes.lock();
-            if let Some(tape) = tapes.get(&(replica.clone(), channel)).and_then(Weak::upgrade) {
-                return Ok(tape);
+            let mut log_files = archive.log_files.lock();
+            if let Some(log_file) = log_files.get(&(replica.clone(), channel)).and_then(Weak::upgrade) {
+                return Ok(log_file);
             }
             let directory = archive.job_directory(&replica.job);
             let name = format!("{}.{}.{channel}", replica.epoch, replica.rank);
@@ -141,25 +142,42 @@ impl Archive {
                 Channel::Log(_) => archive.quota,
                 Channel::Tracking => archive.quota / RECORDS_PART,
             };
-            let tape = Arc::new(Tape::open(directory.join(name), quota)?);
-            tapes.retain(|_, tape| tape.strong_count() > 0);
-            tapes.insert((replica, channel), Arc::downgrade(&tape));
-            Ok(tape)
+            let log_file = Arc::new(LogFile::open(directory.join(name), quota)?);
+            log_files.retain(|_, log_file| log_file.strong_count() > 0);
+            log_files.insert((replica, channel), Arc::downgrade(&log_file));
+            Ok(log_file)
         })
         .await
     }
 
-    /// [`Tape::conclude`], of which nothing is lost when whoever asks does not wait for the end of it and
+    /// [`LogFile::conclude`], of which nothing is lost when whoever asks does not wait for the end of it and
     /// asks again.
-    pub(crate) async fn conclude(&self, tape: Arc<Tape>, expected: Digest) -> Result<Digest, ArchiveError> {
+    pub(crate) async fn conclude(
+        &self,
+        log_file: Arc<LogFile>,
+        expected: Digest,
+    ) -> Result<Digest, ArchiveError> {
         {
             let mut recent = self.recent.lock();
-            recent.retain(|known| !Arc::ptr_eq(known, &tape));
-            recent.push_back(tape.clone());
+            recent.retain(|known| !Arc::ptr_eq(known, &log_file));
+            recent.push_back(log_file.clone());
             let over = recent.len().saturating_sub(RECENT);
             recent.drain(..over);
         }
-        Self::blocking(move || tape.conclude(expected)).await
+        Self::blocking(move || log_file.conclude(expected)).await
+    }
+
+    /// Removes everything there is of a job.
+    pub(crate) async fn remove(&self, job: &JobId) -> Result<(), ArchiveError> {
+        let (archive, job) = (self.clone(), job.clone());
+        archive.recent.lock().retain(|log_file| !log_file.path.starts_with(archive.job_directory(&job)));
+        Self::blocking(move || {
+            let directory = archive.job_directory(&job);
+            std::fs::remove_dir_all(&directory)
+                .or_else(unless_missing)
+                .map_err(|source| ArchiveError::Remove { path: directory, source })
+        })
+        .await
     }
 
     fn job_directory(&self, job: &JobId) -> PathBuf {
@@ -169,20 +187,20 @@ impl Archive {
 
 /// One channel of one replica. Its blocking methods belong into [`Archive::blocking`].
 #[derive(Debug)]
-pub(crate) struct Tape {
+pub(crate) struct LogFile {
     path: PathBuf,
     quota: u64,
     /// There once the file exists.
     file: Mutex<Option<Arc<File>>>,
-    writer: Mutex<Writer>,
+    writer: Mutex<LogWriter>,
     length: watch::Sender<u64>,
-    /// Has seen the tape from its beginning to somewhere: with every append where it is at the end, so that
+    /// Has seen the log file from its beginning to somewhere: with every append where it is at the end, so that
     /// a long log need not be read once more when it is complete.
     hasher: Mutex<Hasher>,
 }
 
 #[derive(Debug)]
-struct Writer {
+struct LogWriter {
     /// Below this, everything is on the disk.
     synced: u64,
     /// A forced write failed: what the kernel says about the file above `synced` is not to be believed.
@@ -193,8 +211,8 @@ struct Writer {
     sealed: bool,
 }
 
-impl Tape {
-    fn open(path: PathBuf, quota: u64) -> Result<Tape, ArchiveError> {
+impl LogFile {
+    fn open(path: PathBuf, quota: u64) -> Result<LogFile, ArchiveError> {
         let mut file = None;
         let mut length = 0;
         match OpenOptions::new().read(true).write(true).open(&path) {
@@ -206,8 +224,8 @@ impl Tape {
             Err(source) => return Err(open_error(&path, source)),
         }
         // What a daemon before us wrote may not have reached the disk: the first sync forces it.
-        let writer = Mutex::new(Writer { synced: 0, doubtful: false, named: false, sealed: false });
-        Ok(Tape {
+        let writer = Mutex::new(LogWriter { synced: 0, doubtful: false, named: false, sealed: false });
+        Ok(LogFile {
             path,
             quota,
             file: Mutex::new(file),
@@ -227,8 +245,8 @@ impl Tape {
         self.length.subscribe()
     }
 
-    /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed tape or one that has
-    /// its quota, stores nothing. Blocks.
+    /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed log file or one that
+    /// has its quota, stores nothing. Blocks.
     pub(crate) fn append(&self, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
         let mut writer = self.writer.lock();
         self.restore_trust(&mut writer)?;
@@ -284,7 +302,7 @@ impl Tape {
     /// After a forced write that failed: goes back to what is known to be on the disk. Where that is not
     /// known, because it was the first one of this daemon, everything is written to another file, which
     /// takes the place of the first when it is safe.
-    fn restore_trust(&self, writer: &mut Writer) -> Result<(), ArchiveError> {
+    fn restore_trust(&self, writer: &mut LogWriter) -> Result<(), ArchiveError> {
         let Some(file) = self.file().filter(|_| writer.doubtful) else { return Ok(()) };
         let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
         if writer.synced > 0 {
@@ -325,7 +343,7 @@ impl Tape {
         Ok(copy)
     }
 
-    /// A file next to the tape's.
+    /// A file next to the log file's.
     fn beside(&self, kind: &str) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".");
@@ -406,7 +424,7 @@ impl Tape {
         Ok(0)
     }
 
-    /// Compares everything there is with what its writer says it wrote: if equal, the tape is sealed and safe
+    /// Compares everything there is with what its writer says it wrote: if equal, the log file is sealed and safe
     /// on the disk; if not, it is set aside, so that it can be sent again. Returns what was found. Blocks.
     pub(crate) fn conclude(self: &Arc<Self>, expected: Digest) -> Result<Digest, ArchiveError> {
         self.writer.lock().sealed = true; // nothing may slip in behind the check
@@ -464,21 +482,21 @@ impl Tape {
     }
 }
 
-/// Forces everything there is on `tapes` to the disk and returns how much that is on each, or why that of one
+/// Forces everything there is on `log_files` to the disk and returns how much that is on each, or why that of one
 /// could not be. Appends go on meanwhile. Blocks.
 ///
 /// All parts are forced side by side, because a journaling file system makes one commit of them.
-pub(crate) fn sync_all<'t>(tapes: &'t [Arc<Tape>]) -> Vec<Result<u64, ArchiveError>> {
-    let mut last_first: Vec<&'t Arc<Tape>> = tapes.iter().collect();
+pub(crate) fn sync_all<'t>(log_files: &'t [Arc<LogFile>]) -> Vec<Result<u64, ArchiveError>> {
+    let mut last_first: Vec<&'t Arc<LogFile>> = log_files.iter().collect();
     let last = last_first.pop(); // the usual case needs no thread
     std::thread::scope(|scope| {
-        let start = |tape: &'t Arc<Tape>| {
-            let force = move || tape.force();
+        let start = |log_file: &'t Arc<LogFile>| {
+            let force = move || log_file.force();
             // Where no more threads can be had it is done here.
             std::thread::Builder::new().spawn_scoped(scope, force).map_err(|_| force())
         };
         let running: Vec<_> = last_first.into_iter().map(start).collect();
-        let forced = last.map(|tape| tape.force());
+        let forced = last.map(|log_file| log_file.force());
         let join = |part: Result<ScopedJoinHandle<'_, _>, _>| match part {
             Ok(part) => part.join().unwrap_or(Err(ArchiveError::Stopping)),
             Err(done) => done,

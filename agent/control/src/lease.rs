@@ -11,14 +11,13 @@
 //! after what the node counts, for the same report; a controller that just started counts every lease as
 //! answered now; a time a node may run until belongs to one boot of it; only the latest epoch of a job is
 //! ever ordered to run.
-//!
-//! Called by `queue::book`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use agent_model::job::OnDisconnect;
 use agent_model::lease::Terms;
+use agent_model::protocol::gang::Gang;
 use agent_model::protocol::orders::{EnvironmentWant, UNHEARD};
 use agent_model::{Boot, Code, JobId, JobSpec, NodeId, ReplicaId};
 
@@ -27,8 +26,8 @@ use crate::store::{JobRecord, ReplicaRecord};
 /// What a node should do with one replica.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Desired {
-    /// Run it to its end, or until this moment of the node's boot time.
-    Run(JobSpec, Option<Boot>),
+    /// Run it to its end, or until this moment of the node's boot time. Of a rank of several: what it is told of them.
+    Run(JobSpec, Option<Boot>, Option<Gang>),
     /// End it.
     Stop { grace: Duration, reason: String },
     /// Its outcome is stored; remove it.
@@ -48,7 +47,7 @@ pub(crate) struct Order {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Orders {
     /// Echoed by the node, which proves that it heard orders of this life of the controller.
-    pub(crate) life: u64,
+    pub(crate) controller_epoch: u64,
     /// The `sent` of the latest report that was heard before they were made.
     pub(crate) answers: Boot,
     /// Grows with all that are sent over one stream.
@@ -213,7 +212,7 @@ pub(crate) fn orders<'a>(
 fn desired(job: &JobRecord, leases: &Leases, rank: u32) -> Desired {
     match job.why_stopped() {
         Some(reason) => Desired::Stop { grace: job.spec.limits.grace(), reason },
-        None => Desired::Run(job.spec.clone(), leases.until(&job.replica(rank))),
+        None => Desired::Run(job.spec.clone(), leases.until(&job.replica(rank)), job.gang(rank)),
     }
 }
 
@@ -252,7 +251,7 @@ mod tests {
         let none = Leases::new(Terms::default());
         for state in [JobState::Preparing, JobState::Running, JobState::NotResponding(Before::Running)] {
             let orders = orders(&node("n"), &none, [&placed(state, "n")].into_iter(), std::iter::empty());
-            assert!(matches!(&orders[..], [Order { desired: Desired::Run(_, None), .. }]), "{state}");
+            assert!(matches!(&orders[..], [Order { desired: Desired::Run(_, None, None), .. }]), "{state}");
             assert_eq!(orders[0].replica.to_string(), "a.3.0");
         }
         for state in [

@@ -11,8 +11,6 @@
 //!
 //! Invariants: what a caller was told is on disk; an outcome counts once, and only when its logs are here
 //! whole; a restart of the controller changes nothing for any job.
-//!
-//! Called by `agentd::roles`, which serves [`Controller::routes`] on its sockets.
 
 /// Whether a test has switched off the rule that guards this place. No program contains any of it.
 #[cfg(test)]
@@ -30,10 +28,13 @@ macro_rules! broken {
 
 mod api;
 mod archive;
+mod audit;
 mod lease;
 mod pins;
 mod queue;
+mod registry;
 mod scheduler;
+mod secrets;
 #[cfg(test)]
 mod sim;
 mod store;
@@ -49,9 +50,9 @@ use agent_cas::gc::Collector;
 use agent_model::Clock;
 use agent_model::lease::Terms;
 
-pub use api::{Operators, Peer};
+pub use api::{IdentityConfig, Operators, Peer};
+use store::{Loaded, Store};
 pub use store::{OpenStoreError, StoreError};
-use store::{Sqlite, Store};
 
 /// What a controller needs to know.
 #[derive(Debug, Clone)]
@@ -66,6 +67,8 @@ pub struct ControllerConfig {
     pub operators: Operators,
     /// How much is kept of each log of a job, in bytes; of its metrics, a quarter.
     pub archive_quota: u64,
+    /// What signs certificates, if anybody is served from elsewhere.
+    pub identity: Option<IdentityConfig>,
 }
 
 impl ControllerConfig {
@@ -83,6 +86,7 @@ impl ControllerConfig {
             terms: Terms::default(),
             operators,
             archive_quota: Self::DEFAULT_ARCHIVE_QUOTA,
+            identity: None,
         }
     }
 }
@@ -112,8 +116,8 @@ pub enum OpenError {
 /// A controller. Serve [`Controller::routes`] while [`Controller::run`] works.
 pub struct Controller {
     services: api::Services,
-    task: queue::Task<Sqlite>,
-    store: Arc<Sqlite>,
+    task: queue::Task,
+    store: Arc<dyn Store>,
 }
 
 impl Controller {
@@ -135,23 +139,38 @@ impl Controller {
                 .map_err(|source| OpenError::Directory { path: path.clone(), source })
         };
         make(&home)?;
-        let store = Sqlite::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
+        let store = store::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
         make(&archive_dir)?; // after the database: beside an archive, a missing database is an error
         let loaded = store.load().await.map_err(OpenError::Load)?;
-        let store = Arc::new(store);
-        let life =
+        let controller_epoch =
             getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;
-        let (queue, task) =
-            queue::queue(loaded, config.lease, config.terms, life, Arc::clone(&store), Arc::clone(&clock));
+        let documents = Loaded { documents: loaded.documents.clone(), ..Loaded::default() };
+        let (queue, task) = queue::queue(
+            loaded,
+            config.lease,
+            config.terms,
+            controller_epoch,
+            Arc::clone(&store),
+            Arc::clone(&clock),
+        );
         collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store)));
+        let gate = api::Gate {
+            operators: config.operators,
+            registry: registry::Registry::new(&documents, queue.clone()),
+            sessions: api::Sessions::default(),
+            audit: audit::Audit::new(&home.join("audit.jsonl")),
+            clock: Arc::clone(&clock),
+        };
         let services = api::Services {
+            gate,
+            identity: config.identity,
             queue,
             store: Arc::clone(&store),
             archive: archive::Archive::new(&archive_dir, config.archive_quota),
             blobs,
             collector,
             lease: config.lease.min(config.terms.length),
-            operators: config.operators,
+            secrets: secrets::Secrets::new(&home),
             about: api::About::new(&config.state_dir, &*clock),
         };
         Ok(Controller { services, task, store })

@@ -4,8 +4,6 @@
 //! copy of it, and the locks and build logs of the environments that machines keep. All of it follows from the
 //! database and from what nodes reported, so a crash changes nothing. A database that lost jobs does not know
 //! what they left: then nothing can be said, and nothing is removed.
-//!
-//! Called by `crate` (to tell the collector) and by `api` (for what is about to be written down).
 
 use std::sync::Arc;
 
@@ -13,7 +11,7 @@ use agent_cas::gc::{Holder, Pin, Pins, Unknown};
 use agent_model::{JobDraft, Outcome};
 
 use crate::queue::Queue;
-use crate::store::{JobRecord, RankEnd, Recovery, Sqlite, Store};
+use crate::store::{JobRecord, RankEnd, Recovery, Store};
 
 /// The name under which the collector knows the controller.
 pub(crate) const USER: &str = "the controller";
@@ -41,14 +39,14 @@ fn of_job(job: &JobRecord) -> Vec<Pin> {
 }
 
 /// Says everything that is needed.
-pub(crate) fn all(queue: Queue, store: Arc<Sqlite>) -> Pins {
+pub(crate) fn all(queue: Queue, store: Arc<dyn Store>) -> Pins {
     Box::new(move || {
         let (queue, store) = (queue.clone(), Arc::clone(&store));
-        Box::pin(async move { collect(&queue, &store).await })
+        Box::pin(async move { collect(&queue, &*store).await })
     })
 }
 
-async fn collect(queue: &Queue, store: &Sqlite) -> Result<Vec<Pin>, Unknown> {
+async fn collect(queue: &Queue, store: &dyn Store) -> Result<Vec<Pin>, Unknown> {
     if let Some(recovery) = store.recovery() {
         known(recovery)?;
     }

@@ -1,4 +1,4 @@
-//! The one task that decides: it owns the [`Book`] (by its [`Desk`]), writes what follows, and tells everybody.
+//! The one task that decides: it owns the [`Book`] (by its [`Publisher`]), writes what follows, and tells everybody.
 //!
 //! Owns the order of events: messages that wait together are applied together, the scheduler runs once, one
 //! transaction makes everything durable, and only then are answers, orders and watchers served. A message
@@ -11,7 +11,7 @@
 //! date or lazy write; none when there is none of these. A machine that slept is noticed within [`AWAKE`].
 
 mod book;
-mod desk;
+mod publisher;
 
 use std::fmt;
 use std::pin::pin;
@@ -26,11 +26,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::lease::Orders;
-use crate::store::{JobRecord, Loaded, Store};
+use crate::store::{Document, JobRecord, Loaded, Store};
 pub(crate) use book::{
-    Book, DeclaredLost, Held, Moment, NodeState, Report, Standing, Submission, Wish, WishState,
+    Book, DeclaredLost, Held, Moment, NodeState, RemovedNode, Report, Standing, Submission, Wish, WishState,
 };
-use desk::Desk;
+use publisher::Publisher;
 
 /// How long a level may stay unwritten.
 const LAZY: Duration = Duration::from_secs(1);
@@ -106,6 +106,8 @@ enum Request {
     DeclareLost { node: NodeId, who: String, reply: Reply<DeclaredLost> },
     Wish { wish: Wish, who: String, reply: Reply<Wished> },
     Flush(Reply<()>),
+    RemoveNode { node: NodeId, lose_jobs: bool, who: String, reply: Reply<RemovedNode> },
+    Write { documents: Vec<Document>, dropped: Vec<String>, reply: Reply<()> },
     Link(Report, Reply<(u64, OrdersReceiver)>),
     Report { link: u64, report: Report, reply: Reply<bool> },
     Standing { replica: ReplicaId, node: NodeId, reply: Reply<Standing> },
@@ -114,6 +116,7 @@ enum Request {
     WantOutputs { replica: ReplicaId, node: NodeId, reply: Reply<Option<oneshot::Receiver<Saved>>> },
     TellOutputs { replica: ReplicaId, saved: Saved, reply: Reply<()> },
     OutputsStored { job: Box<JobRecord>, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
+    Remove { job: Box<JobRecord>, reply: Reply<bool> },
 }
 
 /// An environment as its node showed it before a wish, and how the wish stands from then on.
@@ -126,10 +129,10 @@ pub(crate) struct Queue {
 }
 
 /// The task's own side, handed to [`Task::run`].
-pub(crate) struct Task<S> {
-    desk: Desk,
+pub(crate) struct Task {
+    publisher: Publisher,
     requests: mpsc::Receiver<Request>,
-    store: Arc<S>,
+    store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     /// When unwritten levels must be written.
     flush: Option<Instant>,
@@ -139,17 +142,17 @@ pub(crate) struct Task<S> {
 type Saved = Result<Option<Artifacts>, Fault>;
 
 /// The queue of a controller that starts from `loaded`; `life` is random, and tells it from those before.
-pub(crate) fn queue<S: Store>(
+pub(crate) fn queue(
     loaded: Loaded,
     contact: Duration,
     terms: Terms,
-    life: u64,
-    store: Arc<S>,
+    controller_epoch: u64,
+    store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
-) -> (Queue, Task<S>) {
+) -> (Queue, Task) {
     let (sender, requests) = mpsc::channel(WAITING);
-    let desk = Desk::new(Book::new(loaded, contact, terms, life, clock.boot()));
-    (Queue { requests: sender }, Task { desk, requests, store, clock, flush: None })
+    let publisher = Publisher::new(Book::new(loaded, contact, terms, controller_epoch, clock.boot()));
+    (Queue { requests: sender }, Task { publisher, requests, store, clock, flush: None })
 }
 
 impl Queue {
@@ -248,9 +251,30 @@ impl Queue {
         self.ask(|reply| Request::OutputsStored { job: Box::new(job), node, artifacts, reply }).await
     }
 
+    /// Takes a job that ended off the record; false when it has not, or another of its name has not.
+    pub(crate) async fn remove(&self, job: JobRecord) -> Result<bool, AskError> {
+        self.ask(|reply| Request::Remove { job: Box::new(job), reply }).await
+    }
+
     /// Writes what is not written yet, so that the store has everything that was said so far.
     pub(crate) async fn flush(&self) -> Result<(), AskError> {
         self.ask(Request::Flush).await
+    }
+
+    /// Forgets a node, and ends its stream. What it runs must be nothing, or may count as lost.
+    pub(crate) async fn remove_node(
+        &self,
+        node: &NodeId,
+        lose_jobs: bool,
+        who: &str,
+    ) -> Result<RemovedNode, AskError> {
+        let (node, who) = (node.clone(), who.to_owned());
+        self.ask(|reply| Request::RemoveNode { node, lose_jobs, who, reply }).await
+    }
+
+    /// Writes documents that the queue itself knows nothing of, and removes others.
+    pub(crate) async fn write(&self, documents: Vec<Document>, dropped: Vec<String>) -> Result<(), AskError> {
+        self.ask(|reply| Request::Write { documents, dropped, reply }).await
     }
 
     /// The first report of a stream: from now on this stream speaks for the node.
@@ -286,7 +310,7 @@ impl Queue {
     }
 }
 
-impl<S: Store> Task<S> {
+impl Task {
     /// Works until `shutdown`, then writes what is left.
     pub(crate) async fn run(mut self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = pin!(shutdown);
@@ -305,7 +329,7 @@ impl<S: Store> Task<S> {
             }
             self.turn(&mut batch).await;
         }
-        self.desk.book.hurry();
+        self.publisher.book.hurry();
         self.turn(&mut Vec::new()).await;
     }
 
@@ -315,24 +339,25 @@ impl<S: Store> Task<S> {
     /// awaited the task looks again soon.
     fn alarm(&self) -> Option<Instant> {
         let now = self.now();
-        let rule = self.desk.book.next_alarm(now);
+        let rule = self.publisher.book.next_alarm(now);
         let rule = rule.map(|at| Instant::now() + at.since(now.boot).min(AWAKE));
         rule.into_iter().chain(self.flush).min()
     }
 
     async fn turn(&mut self, batch: &mut Vec<Request>) {
         let now = self.now();
-        let answers: Vec<Answer> = batch.drain(..).map(|request| self.desk.handle(request, now)).collect();
+        let answers: Vec<Answer> =
+            batch.drain(..).map(|request| self.publisher.handle(request, now)).collect();
         self.look_up_strangers().await;
-        self.desk.settle_rules(now);
+        self.publisher.settle_rules(now);
         let due = self.flush.is_some_and(|at| at <= Instant::now());
-        let heard = if self.desk.book.is_urgent() || due {
+        let heard = if self.publisher.book.is_urgent() || due {
             self.commit().await
         } else {
-            if self.flush.is_none() && self.desk.book.is_dirty() {
+            if self.flush.is_none() && self.publisher.book.is_dirty() {
                 self.flush = Some(Instant::now() + LAZY);
             }
-            self.desk.publish();
+            self.publisher.publish();
             Ok(())
         };
         for answer in answers {
@@ -342,32 +367,32 @@ impl<S: Store> Task<S> {
 
     /// Asks the store about replicas that nodes hold and that no active job has.
     async fn look_up_strangers(&mut self) {
-        for replica in self.desk.book.unresolved() {
+        for replica in self.publisher.book.unresolved() {
             match self.store.job(&replica.job).await {
-                Ok(job) => self.desk.book.resolve(&replica, job.as_ref()),
+                Ok(job) => self.publisher.book.resolve(&replica, job.as_ref()),
                 Err(error) => {
-                    tracing::error!(%replica, error = &error as &dyn std::error::Error, "will look again");
+                    tracing::error!(%replica, error = &error as &dyn std::error::Error, "cannot read job of replica: looking again soon");
                 }
             }
         }
     }
 
     async fn commit(&mut self) -> Result<(), AskError> {
-        let changes = self.desk.book.changes();
+        let changes = self.publisher.book.changes();
         if let Err(error) = failpoint::hit("control.commit") {
-            tracing::error!(%error, "will try again");
+            tracing::error!(%error, "cannot commit: trying again soon");
             self.flush = Some(Instant::now() + AGAIN);
             return Err(AskError::NotWritten);
         }
         match self.store.commit(&changes).await {
             Ok(()) => {
                 self.flush = None;
-                self.desk.publish(); // watchers see how a job ended before it leaves the book
-                self.desk.book.retire();
+                self.publisher.publish(); // watchers see how a job ended before it leaves the book
+                self.publisher.book.retire();
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "will try again");
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot commit: trying again soon");
                 self.flush = Some(Instant::now() + AGAIN);
                 Err(if error.is_full() { AskError::DiskFull } else { AskError::NotWritten })
             }

@@ -1,34 +1,47 @@
 //! What the controller must never forget, and the one way to write it down.
 //!
-//! Owns the stored records and the [`Store`] trait. Hides SQL. A [`Changes`] is everything that follows from
-//! the messages handled together, and is written whole or not at all; so the facts of one business step,
-//! for example the new epoch and the placement, can never be told apart by a crash. Documents carry unknown
-//! fields without complaint, so that a store can be read after an upgrade and after a downgrade.
+//! Owns the stored records and the [`Store`] trait. Hides SQL, and which database there is. A [`Changes`] is
+//! everything that follows from the messages handled together, and is written whole or not at all; so the facts of
+//! one business step, for example the new epoch and the placement, can never be told apart by a crash. Documents
+//! carry unknown fields without complaint, so that a store can be read after an upgrade and after a downgrade.
 //!
-//! A database that is damaged is mended at the start, and what had to be done is told ([`Recovery`]).
+//! Jobs and events are searched for, so they have tables of their own. Everything else is a [`Document`]: a new kind
+//! of them is a variant there and its name, and nothing else here changes.
 //!
-//! Called by `queue` (load, commit) and by `api` (reads of what has ended).
+//! A database that is damaged is mended at the start, and what had to be done is told ([`Recovery`]). A
+//! controller writes nothing once another one has written ([`StoreError::Taken`]).
 
 mod ballast;
+mod opening;
 mod redo;
 mod rows;
 mod salvage;
 mod sqlite;
 
-use std::future::Future;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent_model::job::JobSpec;
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
+use agent_model::protocol::gang::{Ready, Roster};
 use agent_model::{
-    Epoch, Fault, JobId, JobState, NodeId, Outcome, Principal, ReplicaId, ReplicaStep, Timestamp,
+    Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, Principal, ReplicaId, ReplicaStep, Role,
+    Timestamp, UserName,
 };
+use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-pub use sqlite::OpenStoreError;
-pub(crate) use sqlite::Sqlite;
+pub use opening::OpenStoreError;
+
+/// Opens the controller's database at `path`.
+///
+/// `archive` is the directory that a controller makes right after its first database.
+pub(crate) async fn open(path: &Path, archive: &Path) -> Result<Arc<dyn Store>, OpenStoreError> {
+    Ok(Arc::new(sqlite::Sqlite::open(path, archive).await?))
+}
 
 /// A job, from its submission to its end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,9 +80,37 @@ pub(crate) struct JobRecord {
     pub(crate) replicas: Vec<ReplicaRecord>,
     #[serde(default)]
     pub(crate) outcome: Option<Outcome>,
+    /// When somebody took it off the record. Nothing is left of such a job but its name and its last attempt, so
+    /// that another job of the name has later ones, and no node takes the one for the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) removed_at: Option<Timestamp>,
+    /// The latest attempt was told to start, if it is one of several ranks.
+    #[serde(default)]
+    pub(crate) go: Option<Go>,
+    /// Why the latest attempt of several ranks is ended as a whole, where no rank ended first.
+    #[serde(default)]
+    pub(crate) broken: Option<Broken>,
 }
 
 impl JobRecord {
+    /// What is left of an ended job when it is taken off the record.
+    pub(crate) fn removed(self, now: Timestamp) -> JobRecord {
+        let spec = JobDraft { command: ":".to_owned(), ..JobDraft::default() }.validate();
+        JobRecord {
+            spec: spec.unwrap_or(self.spec), // never: it names nothing that could be wrong
+            outcome: None,
+            replicas: Vec::new(),
+            cancel: None,
+            removed_at: Some(now),
+            ..self
+        }
+    }
+
+    /// Nobody is told of it any more.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed_at.is_some()
+    }
+
     /// The replica of the latest attempt that has this rank.
     pub(crate) fn replica(&self, rank: u32) -> ReplicaId {
         ReplicaId { job: self.id.clone(), epoch: self.epoch, rank }
@@ -79,6 +120,23 @@ impl JobRecord {
     pub(crate) fn rank(&self, rank: u32) -> Option<&ReplicaRecord> {
         self.replicas.iter().find(|replica| replica.rank == rank)
     }
+}
+
+/// An attempt of several ranks was told to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Go {
+    /// Its ranks; none in a record that was made from what nodes run.
+    pub(crate) roster: Roster,
+    /// Until when each may be started, on the clock of its node.
+    pub(crate) until: Vec<Boot>,
+}
+
+/// Why an attempt of several ranks is ended as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Broken {
+    /// The rank that is the cause.
+    pub(crate) rank: u32,
+    pub(crate) fault: Fault,
 }
 
 /// One rank of the latest attempt of a job.
@@ -97,13 +155,17 @@ pub(crate) struct ReplicaRecord {
     /// What came of it.
     #[serde(default)]
     pub(crate) end: Option<RankEnd>,
+    /// What it said when it could start. Only what was heard in this life of the controller counts, and the secret in
+    /// it belongs into no database.
+    #[serde(skip)]
+    pub(crate) ready: Option<Ready>,
 }
 
 impl ReplicaRecord {
     /// Rank 0, placed on a node that was last heard under this boot.
     pub(crate) fn on(node: &NodeId, boot_id: &str) -> ReplicaRecord {
         let (node, boot_id) = (node.clone(), boot_id.to_owned());
-        ReplicaRecord { rank: 0, node, boot_id, step: None, detail: String::new(), end: None }
+        ReplicaRecord { rank: 0, node, boot_id, step: None, detail: String::new(), end: None, ready: None }
     }
 }
 
@@ -135,6 +197,88 @@ pub(crate) struct NodeRecord {
     pub(crate) inventory: Inventory,
 }
 
+/// A replica whose outcome was accepted and that its node still holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SettledRecord {
+    pub(crate) replica: ReplicaId,
+    pub(crate) node: NodeId,
+}
+
+/// A machine that was made a node; its certificates carry the enrollment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct MemberRecord {
+    pub(crate) node: NodeId,
+    pub(crate) enrollment: String,
+    /// The key it has a certificate for, as a digest.
+    pub(crate) key: String,
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) joined_at: Timestamp,
+}
+
+/// A user who comes from elsewhere; his certificates carry the enrollment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UserRecord {
+    pub(crate) name: UserName,
+    pub(crate) role: Role,
+    pub(crate) enrollment: String,
+    pub(crate) added_at: Timestamp,
+}
+
+/// A token that was given out, by the hash of its secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TokenRecord {
+    pub(crate) hash: String,
+    /// Whose code it is; a token without one makes nodes.
+    #[serde(default)]
+    pub(crate) user: Option<UserName>,
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) uses_left: u32,
+    pub(crate) until: Timestamp,
+    /// Who made it.
+    pub(crate) by: String,
+}
+
+impl TokenRecord {
+    /// What it is called in lists; nobody can use it by that.
+    pub(crate) fn id(&self) -> &str {
+        self.hash.get(..12).unwrap_or(&self.hash)
+    }
+}
+
+/// What is kept whole under its name and read whole at the start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Document {
+    Node(Box<NodeRecord>),
+    Settled(SettledRecord),
+    Member(MemberRecord),
+    User(UserRecord),
+    Token(TokenRecord),
+}
+
+impl Document {
+    /// The name, which begins with the kind.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Document::Node(node) => Document::name_of_node(&node.id),
+            Document::Settled(settled) => Document::name_of_settled(&settled.replica),
+            Document::Member(member) => format!("member/{}", member.node),
+            Document::User(user) => format!("user/{}", user.name),
+            Document::Token(token) => format!("token/{}", token.hash),
+        }
+    }
+
+    pub(crate) fn name_of_node(node: &NodeId) -> String {
+        format!("node/{node}")
+    }
+
+    pub(crate) fn name_of_settled(replica: &ReplicaId) -> String {
+        format!("settled/{replica}")
+    }
+}
+
 /// One thing that happened to a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Event {
@@ -151,14 +295,12 @@ pub(crate) struct Event {
 pub(crate) struct Changes {
     /// Jobs as they stand now.
     pub(crate) jobs: Vec<Arc<JobRecord>>,
-    /// Nodes as they stand now.
-    pub(crate) nodes: Vec<NodeRecord>,
     /// What happened, in order.
     pub(crate) events: Vec<Event>,
-    /// Replicas whose outcome was accepted and that their node still holds.
-    pub(crate) settled: Vec<(ReplicaId, NodeId)>,
-    /// Settled replicas that their node holds no more.
-    pub(crate) forgotten: Vec<ReplicaId>,
+    /// Documents as they stand now.
+    pub(crate) documents: Vec<Document>,
+    /// Names of documents that are needed no more.
+    pub(crate) dropped: Vec<String>,
 }
 
 /// What a controller starts from.
@@ -166,12 +308,21 @@ pub(crate) struct Changes {
 pub(crate) struct Loaded {
     /// Every job that has not ended.
     pub(crate) jobs: Vec<JobRecord>,
-    pub(crate) nodes: Vec<NodeRecord>,
-    pub(crate) settled: Vec<(ReplicaId, NodeId)>,
+    pub(crate) documents: Vec<Document>,
     /// The highest place in the order of submission ever given.
     pub(crate) last_seq: u64,
     /// The database was rebuilt, or is older than what was last decided: the nodes may know more than it.
     pub(crate) mended: bool,
+}
+
+impl Loaded {
+    /// The documents of one kind.
+    pub(crate) fn all<T>(&self, of_kind: impl Fn(&Document) -> Option<&T>) -> Vec<T>
+    where
+        T: Clone,
+    {
+        self.documents.iter().filter_map(of_kind).cloned().collect()
+    }
 }
 
 /// What became of a database that did not hold.
@@ -215,6 +366,9 @@ pub enum StoreError {
         /// What SQLite said.
         source: sqlx::Error,
     },
+    /// Another controller has written since.
+    #[error("another controller has taken over the database of this one, which writes nothing any more")]
+    Taken,
     /// Something cannot be read.
     #[error("cannot read {what} from the controller's database")]
     Read {
@@ -261,23 +415,28 @@ impl StoreError {
 }
 
 /// Durable memory: when [`Store::commit`] returns, a power cut takes nothing back.
-pub(crate) trait Store: Send + Sync + 'static {
+#[async_trait]
+pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// What is not over yet.
-    fn load(&self) -> impl Future<Output = Result<Loaded, StoreError>> + Send;
-    /// Writes everything, or nothing.
-    fn commit(&self, changes: &Changes) -> impl Future<Output = Result<(), StoreError>> + Send;
-    /// One job.
-    fn job(&self, id: &JobId) -> impl Future<Output = Result<Option<JobRecord>, StoreError>> + Send;
+    async fn load(&self) -> Result<Loaded, StoreError>;
+    /// Writes everything, or nothing; nothing at all once another controller has written.
+    async fn commit(&self, changes: &Changes) -> Result<(), StoreError>;
+    /// One job, also one that was removed.
+    async fn job(&self, id: &JobId) -> Result<Option<JobRecord>, StoreError>;
     /// The job that a submission made.
-    fn submitted(&self, request: &str) -> impl Future<Output = Result<Option<JobRecord>, StoreError>> + Send;
-    /// Up to `limit` jobs, newest first, older than `before`.
-    fn page(
-        &self,
-        before: Option<u64>,
-        limit: u32,
-    ) -> impl Future<Output = Result<Vec<JobRecord>, StoreError>> + Send;
+    async fn submitted(&self, request: &str) -> Result<Option<JobRecord>, StoreError>;
+    /// Up to `limit` jobs, newest first, older than `before`, without those that were removed.
+    async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError>;
     /// Everything that happened to a job, in order.
-    fn history(&self, id: &JobId) -> impl Future<Output = Result<Vec<Event>, StoreError>> + Send;
+    async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError>;
+    /// There is room for new jobs, beyond what the end of the present ones needs.
+    fn has_room(&self) -> bool;
+    /// A random name, another one after the database was rebuilt or found to be older than it should be.
+    fn incarnation(&self) -> &str;
+    /// What happened to the database, as long as that concerns anybody.
+    fn recovery(&self) -> Option<&Recovery>;
+    /// Ends all connections, so that another process may open it.
+    async fn close(&self);
 }
 
 #[cfg(test)]

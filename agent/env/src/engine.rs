@@ -24,7 +24,7 @@ pub(crate) mod tell;
 
 use std::sync::Arc;
 
-use agent_env::{Event, Failure, FailureKind, Phase, Task};
+use agent_env::{EngineEvent, Failure, FailureKind, Phase, Task};
 
 use tell::Teller;
 
@@ -50,21 +50,21 @@ impl Advise for Failure {
 }
 
 /// Does one task.
-pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> Event {
+pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> EngineEvent {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return Event::Failed(failed(FailureKind::Other, format!("no threads: {error}"))),
+        Err(error) => return EngineEvent::Failed(failed(FailureKind::Other, format!("no threads: {error}"))),
     };
     teller.beat();
     let outcome = match task {
-        Task::Probe => probe::probe().map(Event::Probed),
-        Task::Build(build) => runtime.block_on(build::build(*build, teller.clone())).map(Event::Built),
+        Task::Probe => probe::probe().map(EngineEvent::Probed),
+        Task::Build(build) => runtime.block_on(build::build(*build, teller.clone())).map(EngineEvent::Built),
         Task::Sweep(sweep) => {
             teller.mark(tell::busy(Phase::Check, "the package cache"));
-            sweep::sweep(&sweep).map(|freed| Event::Swept { freed })
+            sweep::sweep(&sweep).map(|freed| EngineEvent::Swept { freed })
         }
     };
     // A failed build may leave a thread that unpacks something; it is not waited for.
     runtime.shutdown_background();
-    outcome.unwrap_or_else(Event::Failed)
+    outcome.unwrap_or_else(EngineEvent::Failed)
 }

@@ -1,7 +1,7 @@
 //! What the daemon and the conda engine tell each other.
 //!
-//! `agent-env` is a program of its own, so that it can be killed: it reads one [`Request`] from its standard
-//! input, writes an [`Event`] as a line of JSON to its standard output whenever there is something to tell, and
+//! `agent-env` is a program of its own, so that it can be killed: it reads one [`EngineRequest`] from its standard
+//! input, writes an [`EngineEvent`] as a line of JSON to its standard output whenever there is something to tell, and
 //! ends. The last event says what came of it. What it writes to its standard error is for people.
 //!
 //! Invariants: a request holds no secret, only where secrets are kept; whatever moment the engine is killed at,
@@ -18,7 +18,7 @@ pub const VERSION: u32 = 1;
 
 /// What the engine is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Request {
+pub struct EngineRequest {
     /// [`VERSION`] of whoever asks.
     pub version: u32,
     /// The rest.
@@ -29,11 +29,11 @@ pub struct Request {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Task {
-    /// Say what this machine offers to packages. Answered by [`Event::Probed`].
+    /// Say what this machine offers to packages. Answered by [`EngineEvent::Probed`].
     Probe,
-    /// Make an environment. Answered by [`Event::Built`].
+    /// Make an environment. Answered by [`EngineEvent::Built`].
     Build(Box<Build>),
-    /// Remove what no environment needs from the package cache. Answered by [`Event::Swept`].
+    /// Remove what no environment needs from the package cache. Answered by [`EngineEvent::Swept`].
     Sweep(Sweep),
 }
 
@@ -54,7 +54,7 @@ pub struct Build {
     pub priority: Priority,
     /// Only what is in the cache; the network is not touched.
     pub offline: bool,
-    /// What packages may rely on, as [`Event::Probed`] said it or as somebody decided.
+    /// What packages may rely on, as [`EngineEvent::Probed`] said it or as somebody decided.
     pub platform: Platform,
     /// The file of credentials, in the form that conda's newer tools share: a JSON object of host names, each
     /// with `BearerToken`, `CondaToken` or `BasicHTTP {username, password}`.
@@ -123,7 +123,7 @@ pub struct Sweep {
 /// What the engine has to tell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+pub enum EngineEvent {
     /// How far it is.
     Progress(Progress),
     /// A line for the build log.

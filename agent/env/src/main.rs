@@ -11,7 +11,7 @@ mod engine;
 use std::io::Read;
 use std::process::ExitCode;
 
-use agent_env::{Event, Failure, FailureKind, Request, VERSION};
+use agent_env::{EngineEvent, EngineRequest, Failure, FailureKind, VERSION};
 
 use engine::tell::Teller;
 
@@ -20,14 +20,14 @@ fn main() -> ExitCode {
     engine::orphan::end_with_parent();
     let outcome = match read() {
         Ok(request) => engine::perform(request.task, &teller),
-        Err(message) => Event::Failed(engine::failed(FailureKind::Other, message)),
+        Err(message) => EngineEvent::Failed(engine::failed(FailureKind::Other, message)),
     };
-    let done = !matches!(outcome, Event::Failed(Failure { .. }));
+    let done = !matches!(outcome, EngineEvent::Failed(Failure { .. }));
     teller.tell(&outcome);
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn read() -> Result<Request, String> {
+fn read() -> Result<EngineRequest, String> {
     let mut text = String::new();
     std::io::stdin()
         .read_to_string(&mut text)

@@ -1,18 +1,26 @@
 //! Files that survive: small files that are written whole, files that are locks, and what a full disk looks like.
 //!
+//! What of this is a job's, and may be anything, is opened by [`beneath`](open_beneath) alone.
+//!
 //! Owns the order of write, flush, rename and flush that a crash cannot break, the ways to ask for a lock without
 //! waiting for ever, and the one meaning of "the disk is full". It knows nobody: whoever writes decides what is
 //! promised, and has the failpoints.
 //!
 //! Invariants: at a path is the old file or the new one and never a part of either, whenever the process is killed or
-//! the disk fills; what [`write_durable`] has returned is there after a power cut; an attempt that failed leaves nothing
-//! beside the file, and one that was killed leaves at most `NAME.new`, which the next one takes over.
+//! the disk fills; what [`write_durable`] has returned is there after a power cut; an attempt that failed leaves
+//! nothing beside the file, and one that was killed leaves at most `NAME.new`, which the next one takes over.
+
+mod beneath;
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
+
+pub use beneath::{
+    Links, append_plain, open_beneath, open_directory, open_file_beneath, open_plain, read_plain,
+};
 
 /// How long [`lock_soon`] waits, and how long before each time it asks again.
 const SOON: Duration = Duration::from_secs(2);
@@ -27,8 +35,8 @@ pub fn write_durable(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, &mut File::sync_all)
 }
 
-/// As [`write_durable`], without waiting for the disk: a power cut may leave the old file, the new one, or an empty one.
-/// For what is good for one boot, or can be done without.
+/// As [`write_durable`], without waiting for the disk: a power cut may leave the old file, the new one, or an empty
+/// one. For what is good for one boot, or can be done without.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     replace(path, bytes, &mut |_| Ok(()))
 }
@@ -111,8 +119,8 @@ pub fn says_full(text: &str) -> bool {
 
 /// SQLite says that the disk is full, by its extended result code.
 ///
-/// It knows want of blocks alone by name (`SQLITE_FULL`). A quota is to it a write that failed, and want of room for the
-/// shared memory another: both may be something else, which then fails again.
+/// It knows want of blocks alone by name (`SQLITE_FULL`). A quota is to it a write that failed, and want of room for
+/// the shared memory another: both may be something else, which then fails again.
 pub fn is_full_for_sqlite(code: i32) -> bool {
     const FULL: i32 = 13;
     const IOERR_WRITE: i32 = 10 | 3 << 8;

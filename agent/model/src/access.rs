@@ -5,6 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::{NodeId, UserName};
+
 /// Whoever makes a call, as the transport proved it; what somebody says of himself never makes one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -14,17 +16,66 @@ pub enum Principal {
         /// The user id.
         uid: u32,
     },
+    /// A node of the controller, by its certificate.
+    Node {
+        /// Its name.
+        name: NodeId,
+    },
+    /// A user of the controller, by his certificate.
+    User {
+        /// His name.
+        name: UserName,
+    },
+}
+
+/// What a user may do who comes from elsewhere. The controller looks it up at every call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// Submit jobs, and do with them what he likes.
+    Submit,
+    /// Besides, what concerns everybody: jobs of others, and the machines.
+    Operate,
+    /// Besides, say who is a node or a user.
+    Admin,
+}
+
+impl Role {
+    /// All there are, the least first.
+    pub const ALL: [Role; 3] = [Role::Submit, Role::Operate, Role::Admin];
+
+    /// How it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Submit => "submit",
+            Role::Operate => "operate",
+            Role::Admin => "admin",
+        }
+    }
+
+    /// From how it is written.
+    pub fn parse(text: &str) -> Option<Role> {
+        Role::ALL.into_iter().find(|role| role.name() == text)
+    }
+}
+
+/// What a secret may be called: it is a file's name where it is kept.
+pub fn is_secret_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    (1..=100).contains(&name.len()) && !name.starts_with('.') && name.chars().all(plain)
 }
 
 /// Not the name of a principal.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a user as the controller writes them, like `uid 1000`")]
+#[error("`{0}` is nobody as the controller writes them, like `uid 1000` or `user ada`")]
 pub struct PrincipalError(String);
 
 impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Principal::Local { uid } => write!(f, "uid {uid}"),
+            Principal::Node { name } => write!(f, "node {name}"),
+            Principal::User { name } => write!(f, "user {name}"),
         }
     }
 }
@@ -33,8 +84,13 @@ impl FromStr for Principal {
     type Err = PrincipalError;
 
     fn from_str(text: &str) -> Result<Principal, PrincipalError> {
-        let uid = text.strip_prefix("uid ").and_then(|uid| uid.parse().ok());
-        uid.map(|uid| Principal::Local { uid }).ok_or_else(|| PrincipalError(text.to_owned()))
+        let found = match text.split_once(' ') {
+            Some(("uid", uid)) => uid.parse().ok().map(|uid| Principal::Local { uid }),
+            Some(("node", name)) => name.parse().ok().map(|name| Principal::Node { name }),
+            Some(("user", name)) => name.parse().ok().map(|name| Principal::User { name }),
+            _ => None,
+        };
+        found.ok_or_else(|| PrincipalError(text.to_owned()))
     }
 }
 
@@ -57,11 +113,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn test_a_secret_is_called_what_a_file_may_be_called() {
+        assert!(["wandb", "a.b-c_D9"].iter().all(|name| is_secret_name(name)));
+        let long = "x".repeat(101);
+        for odd in ["", ".", "..", ".x", "a/b", "a b", "ä", "a\0", &long] {
+            assert!(!is_secret_name(odd), "{odd}");
+        }
+    }
+
+    #[test]
     fn test_principals_are_read_as_they_are_written() {
         let somebody = Principal::Local { uid: 4_294_967_294 };
         assert_eq!(somebody.to_string().parse(), Ok(somebody.clone()));
         assert_eq!(serde_json::to_string(&somebody).unwrap(), "\"uid 4294967294\"");
-        for odd in ["", "uid", "uid ", "uid -1", "uid 4294967296", "1000", "root"] {
+        for text in ["node gpu-07", "user ada"] {
+            assert_eq!(text.parse::<Principal>().unwrap().to_string(), text);
+        }
+        for odd in [
+            "",
+            "uid",
+            "uid ",
+            "user ",
+            "user a b",
+            "node",
+            "root ada",
+            "uid -1",
+            "uid 4294967296",
+            "1000",
+            "root",
+        ] {
             assert!(odd.parse::<Principal>().is_err(), "{odd}");
         }
     }

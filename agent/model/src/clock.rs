@@ -14,6 +14,22 @@ use serde::{Deserialize, Serialize};
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
+    /// For people of any time zone: `2027-01-15 08:00:00 UTC`.
+    pub fn utc(self) -> String {
+        let (days, seconds) = (self.0 / 1000 / 86_400, self.0 / 1000 % 86_400);
+        // Days to civil date, counted in eras of 400 years that begin on 1 March of year 0.
+        let shifted = days + 719_468;
+        let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+        let year = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+        let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
+        let month = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * month + 2) / 5 + 1;
+        let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+        let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+        let year = era * 400 + year + next;
+        format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    }
+
     /// The time from `earlier` to `self`; zero if the clock went back.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))
@@ -94,6 +110,20 @@ impl Clock for SystemClock {
     }
 }
 
+/// The machine's clock, wrong by so many milliseconds: for trying what that does.
+#[derive(Debug, Clone, Copy)]
+pub struct WrongClock(pub i64);
+
+impl Clock for WrongClock {
+    fn now(&self) -> Timestamp {
+        Timestamp(SystemClock.now().0.saturating_add_signed(self.0))
+    }
+
+    fn boot(&self) -> Boot {
+        SystemClock.boot()
+    }
+}
+
 /// A clock that stands still until a test moves it; wall and boot time move together.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
@@ -117,5 +147,22 @@ impl Clock for ManualClock {
 
     fn boot(&self) -> Boot {
         Boot::from_millis(self.0.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_moments_are_civil() {
+        for (millis, text) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399_999, "2000-02-28 23:59:59 UTC"),
+            (951_868_800_000, "2000-03-01 00:00:00 UTC"),
+            (1_800_000_000_000, "2027-01-15 08:00:00 UTC"),
+        ] {
+            assert_eq!(Timestamp(millis).utc(), text);
+        }
     }
 }

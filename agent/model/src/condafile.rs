@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::fault::Fault;
-use crate::jobfile::{Refusal, Section, Stranger, Warning, within};
+use crate::jobfile::{Rejection, Section, UnknownKey, Warning, within};
 use crate::requirement;
 use crate::yaml::{self, Key, Node, NotPlain, Place, Value};
 
@@ -137,37 +137,37 @@ pub(crate) fn listed(items: &[&str]) -> String {
 }
 
 /// The document of a text, plain YAML of a bearable size.
-fn document(text: &str) -> Result<Node, Refusal> {
+fn document(text: &str) -> Result<Node, Rejection> {
     let start = Place { line: 1, column: 1 };
     if text.len() > LARGEST {
-        return Err(Refusal::invalid(start, "the file has more than 1 MiB, and larger ones are not read")
+        return Err(Rejection::invalid(start, "the file has more than 1 MiB, and larger ones are not read")
             .fix("name the conda environment file itself; a list of exact packages is a `conda_lock`"));
     }
     yaml::plain(text).map_err(|error| match error {
-        NotPlain::Syntax(at) => Refusal::syntax(at),
-        NotPlain::Fancy(at) => Refusal::invalid(at.place, at.message)
+        NotPlain::Syntax(at) => Rejection::syntax(at),
+        NotPlain::Fancy(at) => Rejection::invalid(at.place, at.message)
             .fix("write the file as one plain YAML document, as `conda env export` does"),
     })?;
-    let node = yaml::parse(text).map_err(Refusal::syntax)?;
+    let node = yaml::parse(text).map_err(Rejection::syntax)?;
     if node.value == Value::Null {
         return Err(no_packages(start, None));
     }
     Ok(node)
 }
 
-fn no_packages(place: Place, stray: Option<&str>) -> Refusal {
-    let refusal = Refusal::invalid(place, "the file names no packages");
+fn no_packages(place: Place, stray: Option<&str>) -> Rejection {
+    let refusal = Rejection::invalid(place, "the file names no packages");
     match stray {
         Some(key) => refusal.fix(format!("list them under `dependencies`; did you mean that by `{key}`?")),
         None => refusal.fix("list at least one under `dependencies`, for example `- python=3.11`"),
     }
 }
 
-fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Refusal> {
+fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Rejection> {
     let start = node.place;
     if let Value::Scalar(_) | Value::List(_) = node.value {
         let message = format!("expected a mapping with `dependencies`, found {}", node.describe());
-        return Err(Refusal::invalid(start, message).fix(
+        return Err(Rejection::invalid(start, message).fix(
             "write the packages as a list under `dependencies`; a file of pip alone is named by `requirements`, \
              not `conda_file`",
         ));
@@ -182,7 +182,7 @@ fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Refusal> {
         read_channels(&node, &mut file, warnings)?;
     }
     if let Some(node) = top.node("pip") {
-        return Err(Refusal::invalid(node.place, "`pip` stands outside of `dependencies`")
+        return Err(Rejection::invalid(node.place, "`pip` stands outside of `dependencies`")
             .fix("indent it as the last entry of `dependencies`: `- pip:` and the list below it"));
     }
     let dependencies = top.node("dependencies");
@@ -192,7 +192,7 @@ fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Refusal> {
     let Some(dependencies) = dependencies else {
         return Err(no_packages(start, stray.map(|stranger| stranger.name.as_str())));
     };
-    warnings.extend(strangers.into_iter().map(Stranger::into_warning));
+    warnings.extend(strangers.into_iter().map(UnknownKey::into_warning));
     read_dependencies(&dependencies, &mut file, warnings)?;
     if file.specs.is_empty() && file.pip.is_empty() {
         return Err(no_packages(dependencies.place, None));
@@ -201,7 +201,7 @@ fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Refusal> {
     Ok(file)
 }
 
-fn read_name(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Option<String>, Refusal> {
+fn read_name(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Option<String>, Rejection> {
     let Some(node) = top.node("name") else { return Ok(None) };
     let name = node.text().map_err(|at| within("name", at))?.trim();
     if !name.is_empty() && !name.contains(['/', ':', '#']) && !name.contains(char::is_control) {
@@ -212,14 +212,14 @@ fn read_name(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Option<St
     Ok(None)
 }
 
-fn read_variables(top: &mut Section) -> Result<BTreeMap<String, String>, Refusal> {
+fn read_variables(top: &mut Section) -> Result<BTreeMap<String, String>, Rejection> {
     let Some(node) = top.node("variables") else { return Ok(BTreeMap::new()) };
     let section = Section::open(node, "variables")?;
     let read = |(key, node): (Key, Node)| {
         let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
         let plain = key.text.starts_with(letter) && key.text.chars().all(|c| letter(c) || c.is_ascii_digit());
         if !plain {
-            return Err(Refusal::invalid(
+            return Err(Rejection::invalid(
                 key.place,
                 format!("`variables`: `{}` cannot be a variable", key.text),
             )
@@ -239,10 +239,10 @@ fn read_variables(top: &mut Section) -> Result<BTreeMap<String, String>, Refusal
     section.into_entries().into_iter().map(read).collect()
 }
 
-fn read_channels(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
+fn read_channels(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Rejection> {
     let Value::List(items) = &node.value else {
         let message = format!("`channels`: expected a list, found {}", node.describe());
-        return Err(Refusal::invalid(node.place, message).fix("write `channels: [conda-forge]`"));
+        return Err(Rejection::invalid(node.place, message).fix("write `channels: [conda-forge]`"));
     };
     for item in items {
         let text = item.text().map_err(|at| within("channels", at))?.trim();
@@ -261,10 +261,14 @@ fn read_channels(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>)
     Ok(())
 }
 
-fn read_dependencies(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
+fn read_dependencies(
+    node: &Node,
+    file: &mut CondaFile,
+    warnings: &mut Vec<Warning>,
+) -> Result<(), Rejection> {
     let Value::List(items) = &node.value else {
         let message = format!("`dependencies`: expected a list, found {}", node.describe());
-        return Err(Refusal::invalid(node.place, message)
+        return Err(Rejection::invalid(node.place, message)
             .fix("write each package on a line of its own that begins with `- `"));
     };
     let mut pip_at = None;
@@ -286,11 +290,11 @@ fn read_dependencies(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warni
                 }
             }
             Value::Null => {
-                return Err(Refusal::invalid(item.place, "`dependencies` has an entry that says nothing")
+                return Err(Rejection::invalid(item.place, "`dependencies` has an entry that says nothing")
                     .fix("name a package there, or remove the line"));
             }
             Value::List(_) => {
-                return Err(Refusal::invalid(item.place, "`dependencies` has a list inside")
+                return Err(Rejection::invalid(item.place, "`dependencies` has a list inside")
                     .fix("write its packages one level further out; only `- pip:` has a list below it"));
             }
         }
@@ -305,18 +309,18 @@ fn read_dependencies(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warni
 }
 
 /// An entry `- word: …` that is not the one of pip.
-fn not_pip(key: &Key, value: &Node) -> Refusal {
+fn not_pip(key: &Key, value: &Node) -> Rejection {
     let word = &key.text;
     match &value.value {
         Value::Scalar(version) if version.starts_with(|c: char| c.is_ascii_digit() || c == '*') => {
-            Refusal::invalid(key.place, format!("`{word}: {version}` is not how a version is asked for"))
+            Rejection::invalid(key.place, format!("`{word}: {version}` is not how a version is asked for"))
                 .fix(format!("write `- {word}={version}`"))
         }
-        Value::Scalar(text) => Refusal::invalid(key.place, format!("`{word}: {text}` is not a package"))
+        Value::Scalar(text) => Rejection::invalid(key.place, format!("`{word}: {text}` is not a package"))
             .fix("write a name, and after it a version if one matters: `- numpy>=1.26`"),
-        Value::Null => Refusal::invalid(key.place, format!("`{word}:` is not a package"))
+        Value::Null => Rejection::invalid(key.place, format!("`{word}:` is not a package"))
             .fix(format!("remove the colon: `- {word}`")),
-        _ => Refusal::unsupported(
+        _ => Rejection::unsupported(
             key.place,
             format!("a list of `{word}` packages cannot be installed: only conda and pip are known"),
             "take them from conda or pip, or let the command install them",
@@ -325,13 +329,13 @@ fn not_pip(key: &Key, value: &Node) -> Refusal {
 }
 
 /// The lines for pip. A list in the list is what stood in an included file.
-fn read_pip(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
+fn read_pip(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Rejection> {
     let items = match &node.value {
         Value::List(items) => items.as_slice(),
         Value::Null => &[],
         _ => {
             let message = format!("`pip`: expected a list, found {}", node.describe());
-            return Err(Refusal::invalid(node.place, message)
+            return Err(Rejection::invalid(node.place, message)
                 .fix("write each package on a line of its own, indented below `- pip:`"));
         }
     };
@@ -351,12 +355,12 @@ fn read_pip(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> R
     Ok(())
 }
 
-fn read_pip_line(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
+fn read_pip_line(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Rejection> {
     let text = match &node.value {
         Value::Scalar(text) => text.trim(),
         Value::Map(entries) => {
             let name = entries.first().map_or("numpy", |(key, _)| key.text.as_str());
-            return Err(Refusal::invalid(
+            return Err(Rejection::invalid(
                 node.place,
                 "`pip`: expected a line of requirements, found a mapping",
             )
@@ -364,7 +368,9 @@ fn read_pip_line(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>)
         }
         _ => {
             let message = format!("`pip`: expected a line of requirements, found {}", node.describe());
-            return Err(Refusal::invalid(node.place, message).fix("name a package there, or remove the line"));
+            return Err(
+                Rejection::invalid(node.place, message).fix("name a package there, or remove the line")
+            );
         }
     };
     check_pip_line(text).map_err(|complaint| complaint.at(node.place))?;
@@ -421,10 +427,10 @@ impl Complaint {
         Complaint { message: message.into(), fix: fix.into(), unsupported: true }
     }
 
-    fn at(self, place: Place) -> Refusal {
+    fn at(self, place: Place) -> Rejection {
         match self.unsupported {
-            true => Refusal::unsupported(place, self.message, &self.fix),
-            false => Refusal::invalid(place, self.message).fix(self.fix),
+            true => Rejection::unsupported(place, self.message, &self.fix),
+            false => Rejection::invalid(place, self.message).fix(self.fix),
         }
     }
 }

@@ -81,6 +81,7 @@ codes! {
     JobUnsupported "JOB-103" User Retry::Never, "the job uses something this version does not run";
     JobNotFound "JOB-104" User Retry::Never, "there is no such job";
     JobConflict "JOB-105" User Retry::Never, "a job of this name exists already";
+    JobActive "JOB-106" User Retry::Never, "the job has not ended";
     SnapshotUnreadable "SNP-101" User Retry::Never, "the code directory cannot be read";
     SnapshotUnsafe "SNP-102" User Retry::Never, "the code directory holds something that cannot be shipped";
     SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";
@@ -117,14 +118,32 @@ codes! {
     NodeUnknown "NODE-105" User Retry::Never, "there is no such machine";
     NodeAnswers "NODE-106" User Retry::Never, "the machine still answers";
     GpuLost "NODE-107" Node Retry::OtherNode, "a GPU was lost while the job ran";
+    GangIncomplete "GANG-101" Node Retry::OtherNode, "a rank of the job could not start in time";
+    GangUnreachable "GANG-102" Network Retry::OtherNode, "the ranks of the job do not reach each other";
+    GangLate "GANG-103" Node Retry::OtherNode, "a rank of the job did not start when it was told to";
+    GangUnlike "GANG-104" User Retry::Never, "the ranks of the job got different environments";
+    GangPlace "GANG-105" Node Retry::OtherNode, "the node has no address or port for a rank of the job";
+    NodeTwice "NODE-108" User Retry::Never, "two machines live under one identity";
+    NodeBusy "NODE-109" User Retry::Never, "the machine still has jobs";
+    NodeTaken "NODE-110" User Retry::Never, "there is a machine of this name already";
     ControllerStore "CTL-101" Platform SOON, "the controller's store failed";
     Fenced "CTL-102" Platform Retry::Never, "the report belongs to an earlier attempt";
     RequestInvalid "CTL-103" Platform Retry::Never, "the request does not follow the protocol";
     Unreachable "NET-101" Network Retry::Never, "no daemon answers";
     Denied "NET-102" User Retry::Never, "the daemon refuses this user";
+    Unidentified "NET-103" User Retry::Never, "the controller does not accept this identity";
+    TokenRefused "NET-104" User Retry::Never, "the controller does not accept this token";
+    ClocksApart "NET-105" User Retry::Never, "the clocks of two machines are too far apart";
+    NotKnownHere "NET-106" User Retry::Never, "there is no such user or token";
+    NoListener "NET-107" User Retry::Never, "the controller serves its own machine alone";
     ConfigInvalid "CFG-101" User Retry::Never, "the configuration is not valid";
     StateInUse "CFG-102" User Retry::Never, "the state directory is in use";
     StateUnusable "CFG-103" User Retry::Never, "the state directory cannot be used";
+    JoinedElsewhere "CFG-104" User Retry::Never, "the machine belongs to a controller already";
+    HostLogin "SSH-101" User Retry::Never, "the machine cannot be logged in to";
+    HostKey "SSH-102" User Retry::Never, "the machine does not show the key that is known of it";
+    HostUnfit "SSH-103" User Retry::Never, "the machine cannot be a node as it is";
+    HostUnfinished "SSH-104" Network Retry::Never, "the machine is not set up to the end";
     Bug "BUG-001" Platform Retry::Never, "agentd met something it should never meet";
 }
 

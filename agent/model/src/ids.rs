@@ -91,6 +91,11 @@ name_type!(
     NodeId,
     "node name"
 );
+name_type!(
+    /// The name of a user who comes from elsewhere: unique on a controller.
+    UserName,
+    "user name"
+);
 
 impl JobId {
     /// A readable name from a title and random bits: `train-resnet-4f7q2`.

@@ -4,6 +4,8 @@
 //! every default filled in. Only a `JobSpec` travels further than the edge where it was read, and the only
 //! way to make one, also when reading it back from a wire or a disk, is validation.
 
+mod distribution;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
-use crate::{Digest, EnvSpec, JobId};
+use crate::{Digest, EnvSpec, JobId, Principal};
+pub use distribution::{Distribution, MAX_PROCESSES};
 
 /// A job as someone wrote it; see [`JobDraft::validate`] for what must hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,12 +46,23 @@ pub struct JobDraft {
     pub outputs: BTreeMap<String, Output>,
     /// What the job needs of a node.
     pub resources: Resources,
+    /// How its processes are started; the command once on each node when absent.
+    pub distribution: Option<Distribution>,
     /// What ends the job early.
     pub limits: Limits,
     /// What happens after a failure.
     pub retry: RetryPolicy,
     /// Which jobs go first.
     pub priority: Priority,
+    /// Variables for the command whose values the controller keeps: the variable, and the name of the secret. The
+    /// values are in no record of the job.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub secrets: BTreeMap<String, String>,
+    /// Whose job it is, as the controller says. What a client says of it counts for nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Principal>,
+    /// Every user may read it, not only its owner.
+    pub visible_to_all: bool,
 }
 
 impl Default for JobDraft {
@@ -66,14 +80,23 @@ impl Default for JobDraft {
             inputs: BTreeMap::new(),
             outputs: BTreeMap::new(),
             resources: Resources::default(),
+            distribution: None,
             limits: Limits::default(),
             retry: RetryPolicy::default(),
             priority: Priority::default(),
+            secrets: BTreeMap::new(),
+            owner: None,
+            visible_to_all: false,
         }
     }
 }
 
 impl JobDraft {
+    /// The first of several ranks leads the others: the job is over when it is.
+    pub fn is_led(&self) -> bool {
+        self.resources.nodes > 1 && self.distribution.as_ref().is_some_and(Distribution::is_led)
+    }
+
     /// Every snapshot the job reads: its code, its inputs, and what its image is built from.
     pub fn snapshots(&self) -> Vec<Digest> {
         let inputs = self.inputs.values().filter_map(|input| match input {
@@ -115,6 +138,9 @@ pub enum Output {
     File,
 }
 
+/// The label that names the kind of a machine, as whoever rents it out does.
+pub const INSTANCE_TYPE: &str = "instance_type";
+
 /// What a job needs of a node. One replica takes one slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -125,6 +151,10 @@ pub struct Resources {
     pub gpus: u32,
     /// Memory on each node, in bytes; 0 is no wish.
     pub memory: u64,
+    /// Processors on each node that no other job counts on; 0 is no wish. They are counted, not given.
+    pub cpus: u32,
+    /// What a node must be, as its labels say it.
+    pub labels: BTreeMap<String, String>,
     /// Size of shared memory in a container, in bytes; 0 is the default.
     pub shm: u64,
     /// What else is asked of the container engine, see [`crate::container`].
@@ -133,7 +163,15 @@ pub struct Resources {
 
 impl Default for Resources {
     fn default() -> Resources {
-        Resources { nodes: 1, gpus: 0, memory: 0, shm: 0, docker_args: Vec::new() }
+        Resources {
+            nodes: 1,
+            gpus: 0,
+            memory: 0,
+            cpus: 0,
+            labels: BTreeMap::new(),
+            shm: 0,
+            docker_args: Vec::new(),
+        }
     }
 }
 
@@ -256,6 +294,14 @@ impl Priority {
 #[serde(try_from = "JobDraft", into = "JobDraft")]
 pub struct JobSpec(Arc<JobDraft>);
 
+impl JobSpec {
+    /// The same job, of this owner.
+    #[must_use]
+    pub fn owned_by(self, owner: Option<Principal>) -> JobSpec {
+        JobSpec(Arc::new(JobDraft { owner, ..JobDraft::from(self) }))
+    }
+}
+
 impl std::ops::Deref for JobSpec {
     type Target = JobDraft;
     fn deref(&self) -> &JobDraft {
@@ -336,6 +382,20 @@ impl JobDraft {
                 .fix("use a name without `=` under `environment_variables`"));
             }
         }
+        for (variable, name) in &self.secrets {
+            if variable.is_empty() || variable.contains(['=', '\0']) || !crate::access::is_secret_name(name) {
+                let what =
+                    format!("`{}: {}` names no secret", variable.escape_default(), name.escape_default());
+                return Err(Fault::new(Code::JobInvalid, what).fix(
+                    "under `secrets`, write a variable and the name of a secret: letters, digits, `_`, `-` and `.`",
+                ));
+            }
+            if self.environment_variables.contains_key(variable) {
+                let what = format!("`{variable}` is a variable and a secret at once");
+                return Err(Fault::new(Code::JobInvalid, what)
+                    .fix("leave it out of `environment_variables`, or of `secrets`"));
+            }
+        }
         for name in self.inputs.keys().chain(self.outputs.keys()) {
             let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
             if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(plain) {
@@ -353,6 +413,9 @@ impl JobDraft {
         if self.resources.nodes == 0 {
             return Err(Fault::new(Code::JobInvalid, "`resources.instance_count` is 0")
                 .fix("ask for at least one node, or leave the key out"));
+        }
+        if let Some(distribution) = &self.distribution {
+            distribution.check(self.resources.nodes)?;
         }
         if self.limits.timeout.is_some_and(|timeout| timeout.is_zero()) {
             return Err(Fault::new(Code::JobInvalid, "`limits.timeout` is 0 seconds")

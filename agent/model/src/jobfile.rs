@@ -9,10 +9,11 @@
 //! them. What cannot be run is refused with its place; what is not known is a warning with its place.
 
 mod command_job;
+mod distribution;
 mod environment;
 pub(crate) mod section;
 
 pub use command_job::{CommandJob, InputRef, command_job};
 pub use environment::{EnvironmentRef, environment_document};
-pub(crate) use section::{Refusal, Section, Stranger, within};
+pub(crate) use section::{Rejection, Section, UnknownKey, within};
 pub use section::{Warning, nearest};

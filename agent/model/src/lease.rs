@@ -29,6 +29,8 @@ pub struct Terms {
     pub margin: Duration,
     /// From the final signal to the last process being gone.
     pub kill: Duration,
+    /// How long ranks of a gang that could start wait for those that could not yet.
+    pub gather: Duration,
 }
 
 impl Default for Terms {
@@ -38,6 +40,7 @@ impl Default for Terms {
             drift: 1,
             margin: Duration::from_secs(1),
             kill: Duration::from_secs(5),
+            gather: Duration::from_secs(30 * 60),
         }
     }
 }

@@ -11,6 +11,7 @@
 //! Everybody depends on this crate; it depends on nobody in the workspace.
 
 pub mod access;
+pub mod address;
 pub mod causes;
 pub mod clock;
 pub mod condafile;
@@ -36,12 +37,13 @@ pub mod size;
 pub mod tracking;
 pub mod yaml;
 
-pub use access::Principal;
+pub use access::{Principal, Role};
+pub use address::Address;
 pub use causes::causes;
 pub use clock::{Boot, Clock, ManualClock, SystemClock, Timestamp};
 pub use env::EnvSpec;
 pub use fault::{Blame, Code, Fault, Retry};
-pub use ids::{Digest, Epoch, JobId, NodeId, ReplicaId, Stream};
+pub use ids::{Digest, Epoch, JobId, NodeId, ReplicaId, Stream, UserName};
 pub use job::{JobDraft, JobSpec};
 pub use machine::{JobEvent, JobState, ReplicaStep, Verdict};
 pub use outcome::{Artifacts, ExitStatus, Outcome, StreamEnd};

@@ -210,10 +210,16 @@ pub enum ReplicaStep {
 pub enum ReplicaEvent {
     /// The work of the present step is done.
     StepDone,
+    /// The daemon was started again before the command was: what comes before the command is done anew.
+    Resumed,
+    /// The command was started: just now, or by an earlier life of the daemon, of which a lost journal knows nothing.
+    Started,
     /// The step failed, or a stop came, before the command was started.
     GaveUp,
-    /// The start mark was found, but neither a shim nor an exit record.
-    Lost,
+    /// The command that was started runs no more, or nobody can say that it does.
+    Ended,
+    /// The controller does not have all that the outcome names: logs are stored once more.
+    Refused,
 }
 
 impl ReplicaStep {
@@ -238,10 +244,14 @@ impl ReplicaStep {
         use ReplicaEvent as E;
         use ReplicaStep as S;
         match (self, event) {
+            (S::Reported, E::Refused) => Some(S::Uploading),
             (S::Reported, _) => None,
             (step, E::StepDone) => Some(Self::ALL[step as usize + 1]),
             (S::Accepted | S::Fetching | S::Building | S::Launching, E::GaveUp) => Some(S::Uploading),
-            (S::Launching | S::Running, E::Lost) => Some(S::Releasing),
+            (S::Accepted | S::Fetching | S::Building | S::Launching, E::Resumed) => Some(S::Accepted),
+            (step, E::Started) if step <= S::Running => Some(S::Running),
+            (S::Releasing, E::Started) => Some(S::Releasing),
+            (step, E::Ended) if step <= S::Releasing => Some(S::Releasing),
             _ => None,
         }
     }

@@ -1,5 +1,7 @@
 //! What a node says about itself, and what that means for the jobs it runs.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// What a node has. Sent when it changed; unknown values are absent, never invented.
@@ -28,6 +30,8 @@ pub struct Inventory {
     pub cuda: String,
     /// How many replicas run at a time.
     pub slots: u32,
+    /// What its operators say of it, so that jobs can ask for it.
+    pub labels: BTreeMap<String, String>,
     /// It can run one rank of a job beside the ranks on other nodes.
     pub gangs: bool,
     /// What was found out about this machine, good and bad.

@@ -11,9 +11,6 @@ pub struct Places {
     pub socket: PathBuf,
 }
 
-/// The longest path a unix socket may have, in bytes.
-pub const MAX_SOCKET_PATH: usize = 107;
-
 impl Places {
     /// Of a daemon installed on the machine.
     pub fn system() -> Places {

@@ -4,12 +4,14 @@
 //! whoever calls brings what is so, and does what comes out. The same functions are driven by the node's
 //! daemon and by the simulator that tries to break them.
 //!
-//! | Module | Decides | Called by |
-//! |---|---|---|
-//! | [`orders`] | which orders count, and what they change | `worker::reconcile` |
-//! | [`start`] | what a job directory means after a restart, and whether a lease lets a command start | `runtime::exec`, `worker::runner`, `agent-shim` |
-//! | [`log`] | what part of an upload is new, and what to send next | `control::archive`, `worker::telemetry` |
+//! | Module | Decides |
+//! |---|---|
+//! | [`orders`] | which orders count, and what they change |
+//! | [`gang`] | when the ranks of a gang start |
+//! | [`start`] | what a job directory means after a restart, and whether a lease lets a command start |
+//! | [`log`] | what part of an upload is new, and what to send next |
 
+pub mod gang;
 pub mod log;
 pub mod orders;
 pub mod start;

@@ -8,7 +8,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 
-/// One line of a tracking file.
+/// Names of tags begin so that the tracking endpoint of a node keeps for itself.
+pub const OWN: &str = "agentd.";
+
+/// Of those, the one that is for people: what the script called its experiment.
+pub const EXPERIMENT: &str = "agentd.experiment";
+
+/// One line of a tracking file: what was recorded, and by which run of the job.
+///
+/// The job's own run has no name here. One that the script began beside it is named in each of its records
+/// (`"run": "trial-1"`), so no name of a metric, with whatever slashes, is ever taken for another run's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrackingLine {
+    /// The run that recorded it; empty for the job's own.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub run: String,
+    /// What it recorded.
+    #[serde(flatten)]
+    pub record: TrackingRecord,
+}
+
+/// What a run records.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum TrackingRecord {
@@ -40,6 +60,11 @@ pub enum TrackingRecord {
         /// Its value.
         text: String,
     },
+    /// `{"untag": "team"}`: the tag is gone.
+    Untag {
+        /// Its name.
+        untag: String,
+    },
     /// `{"note": "the file was replaced"}`: what agentd says of the records around it, for people.
     Note {
         /// What it says.
@@ -47,9 +72,16 @@ pub enum TrackingRecord {
     },
 }
 
-impl TrackingRecord {
+impl From<TrackingRecord> for TrackingLine {
+    /// A record of the job's own run.
+    fn from(record: TrackingRecord) -> TrackingLine {
+        TrackingLine { run: String::new(), record }
+    }
+}
+
+impl TrackingLine {
     /// Reads one line; `None` when it is not a record.
-    pub fn parse(line: &[u8]) -> Option<TrackingRecord> {
+    pub fn parse(line: &[u8]) -> Option<TrackingLine> {
         serde_json::from_slice(line).ok()
     }
 
@@ -93,15 +125,27 @@ mod float {
 mod tests {
     use super::*;
 
+    fn parse(line: &[u8]) -> Option<TrackingRecord> {
+        TrackingLine::parse(line).map(|line| line.record)
+    }
+
     #[test]
     fn test_lines_round_trip() {
         for value in [0.0, -1.5e300, f64::INFINITY, f64::NEG_INFINITY] {
             let record = TrackingRecord::Metric { metric: "m".into(), value, step: -3, time: None };
-            assert_eq!(TrackingRecord::parse(record.to_line().as_bytes()), Some(record));
+            for run in ["", "trial/1"] {
+                let line = TrackingLine { run: run.into(), record: record.clone() };
+                assert_eq!(TrackingLine::parse(line.to_line().as_bytes()), Some(line));
+            }
         }
-        let nan = TrackingRecord::parse(br#"{"metric":"m","value":"NaN"}"#);
-        let note = TrackingRecord::Note { note: "cut".into() };
-        assert_eq!(TrackingRecord::parse(note.to_line().as_bytes()), Some(note));
+        let nan = parse(br#"{"metric":"m","value":"NaN"}"#);
+        for record in [
+            TrackingRecord::Note { note: "cut".into() },
+            TrackingRecord::Untag { untag: "team".into() },
+            TrackingRecord::Tag { tag: "team".into(), text: String::new() },
+        ] {
+            assert_eq!(parse(TrackingLine::from(record.clone()).to_line().as_bytes()), Some(record));
+        }
         assert!(matches!(nan, Some(TrackingRecord::Metric { value, step: 0, .. }) if value.is_nan()));
     }
 
@@ -117,7 +161,7 @@ mod tests {
         for value in usual.into_iter().chain(numbers.filter(|value| value.is_finite()).take(10_000)) {
             let record = TrackingRecord::Metric { metric: "m".into(), value, step: 0, time: None };
             let Some(TrackingRecord::Metric { value: back, .. }) =
-                TrackingRecord::parse(record.to_line().as_bytes())
+                parse(TrackingLine::from(record).to_line().as_bytes())
             else {
                 panic!("{value} is no record")
             };
@@ -128,7 +172,7 @@ mod tests {
     #[test]
     fn test_what_is_not_a_record_is_none() {
         for bad in [&b""[..], b"{}", b"loss=3", b"{\"metric\":3}", b"\xff"] {
-            assert_eq!(TrackingRecord::parse(bad), None);
+            assert_eq!(TrackingLine::parse(bad), None);
         }
     }
 }

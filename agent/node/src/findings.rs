@@ -9,7 +9,7 @@ use agent_model::node::{Finding, Grade};
 use agent_model::size;
 
 use crate::docker::{self, Engine};
-use crate::{Disk, Machine, ProbeConfig, disk, python};
+use crate::{Disk, JobsRunAs, Machine, ProbeConfig, disk, python};
 
 /// `openat2`, with which snapshots are laid out, came with this kernel.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
@@ -23,13 +23,13 @@ pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
     vec![
         kernel(&rustix::system::uname().release().to_string_lossy()),
         init(machine),
-        privileges(rustix::process::geteuid().is_root()),
+        privileges(rustix::process::geteuid().is_root(), config.jobs),
         python_of(python::find(&config.path)),
         conda(&config.engine),
         disk_of(&config.state_dir, config.disk_reserve),
         clean_kill(machine),
         cgroups(machine),
-        isolation(),
+        isolation(config.jobs),
         gpu(machine),
         engine(machine, config),
     ]
@@ -80,22 +80,35 @@ fn init(machine: &Machine) -> Finding {
     .fix("let your own supervisor keep `agentd` running, or start it with `agentctl run`")
 }
 
-fn privileges(root: bool) -> Finding {
-    if root {
-        return finding(
-            "privileges",
+fn privileges(root: bool, jobs: JobsRunAs) -> Finding {
+    const TOPIC: &str = "privileges";
+    match (root, jobs) {
+        (true, JobsRunAs::Daemon) => finding(
+            TOPIC,
             Grade::Limited,
-            "agentd runs as root",
-            "a job has the rights of root unless the daemon is told to use another user",
+            "agentd runs as root, and its jobs too",
+            "a job has the rights of root",
         )
-        .fix("run agentd as an ordinary user unless its jobs need root");
+        .fix("name who else may submit (`socket_group`), then jobs run as their users; or a `job_user`"),
+        (true, _) => finding(
+            TOPIC,
+            Grade::Good,
+            "agentd runs as root, and its jobs do not",
+            "a job has the rights of its user, and can gain no others",
+        ),
+        (false, JobsRunAs::One | JobsRunAs::Users) => finding(
+            TOPIC,
+            Grade::Good,
+            "agentd runs as an ordinary user, and its jobs as others",
+            "a job has the rights of its user, and can gain no others",
+        ),
+        (false, JobsRunAs::Daemon) => finding(
+            TOPIC,
+            Grade::Good,
+            "agentd runs as an ordinary user",
+            "a job has the rights of that user, and can gain no others",
+        ),
     }
-    finding(
-        "privileges",
-        Grade::Good,
-        "agentd runs as an ordinary user",
-        "a job has the rights of that user, and can gain no others",
-    )
 }
 
 fn python_of(found: Option<python::Python>) -> Finding {
@@ -288,13 +301,30 @@ fn is_writable(path: &Path) -> bool {
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK).is_ok()
 }
 
-fn isolation() -> Finding {
-    finding(
-        "isolation",
-        Grade::Limited,
-        "processes of one user, one file system, one network",
-        "jobs on this machine see each other's files and processes: share it only among people who trust each other",
-    )
+fn isolation(jobs: JobsRunAs) -> Finding {
+    const TOPIC: &str = "isolation";
+    match jobs {
+        JobsRunAs::Users => finding(
+            TOPIC,
+            Grade::Good,
+            "jobs of different users are apart; one network",
+            "a job reaches files and processes of its user alone, and ports of everybody",
+        ),
+        JobsRunAs::One => finding(
+            TOPIC,
+            Grade::Limited,
+            "all jobs run as one user, one network",
+            "jobs see each other's files and processes: share it only among people who trust each other",
+        )
+        .fix("set `job_user: owner` or `per-run`"),
+        JobsRunAs::Daemon => finding(
+            TOPIC,
+            Grade::Limited,
+            "jobs run as the user of the daemon; one file system, one network",
+            "a job can change files of other jobs, shared environments and what the daemon keeps, and may leave \
+             processes behind: run here only what you would run yourself",
+        ),
+    }
 }
 
 /// What can be known of GPUs without the driver's library, which may hang: it says more once it was asked.
@@ -577,6 +607,8 @@ mod tests {
             disk_reserve: 0,
             engine: root.path().join("agent-env"),
             docker: root.path().join("docker.sock"),
+            jobs: JobsRunAs::Users,
+            labels: Default::default(),
         };
         let mut topics: Vec<_> = all(&machine, &config).into_iter().map(|finding| finding.topic).collect();
         let count = topics.len();

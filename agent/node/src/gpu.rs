@@ -201,7 +201,7 @@ fn see(nvml: &Nvml, index: u32) -> Option<Seen> {
         }
         Err(error) => seen.broken = Some(format!("it does not tell its identifier: {}", words(&error))),
     }
-    let mut asked = Asked { trouble: seen.broken.take() };
+    let mut asked = GpuLook { trouble: seen.broken.take() };
     asked.all(&device, &mut seen);
     seen.broken = asked.trouble;
     Some(seen)
@@ -209,11 +209,11 @@ fn see(nvml: &Nvml, index: u32) -> Option<Seen> {
 
 /// Answers of one GPU. After the first that tells of trouble no more is asked: each call to a GPU that is lost
 /// may take long.
-struct Asked {
+struct GpuLook {
     trouble: Option<String>,
 }
 
-impl Asked {
+impl GpuLook {
     fn all(&mut self, device: &Device<'_>, seen: &mut Seen) {
         seen.name = self.may_lack(|| device.name()).map(|name| tidy(&name)).unwrap_or_default();
         seen.pci = self.may_lack(|| device.pci_info()).map(|pci| address(&pci.bus_id)).unwrap_or_default();

@@ -1,7 +1,9 @@
 //! Knows this machine.
 //!
-//! Owns the look at the machine a daemon runs on: what it has ([`probe`]), how full it is ([`load`]), and which
-//! boot this is ([`boot_id`]); and what the driver says of its GPUs ([`gpu`]). Hides procfs, sysfs, the file system calls and the ways of distributions.
+//! Owns the look at the machine a daemon runs on: what it has ([`probe`]), how full it is ([`load`]), and which boot
+//! this is ([`boot_id`]); what the driver says of its GPUs ([`gpu`]), and where other
+//! machines reach it ([`net`]). Hides procfs, sysfs, the file system calls
+//! and the ways of distributions.
 //!
 //! Invariants: nothing here starts a process, needs a right, or waits longer than a second, but for
 //! [`gpu::look`], which is called in a process of its own; what cannot be found out is absent or said to be
@@ -12,8 +14,10 @@
 mod docker;
 mod findings;
 pub mod gpu;
+pub mod net;
 mod python;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +39,22 @@ pub struct ProbeConfig {
     pub engine: PathBuf,
     /// The socket of the container engine.
     pub docker: PathBuf,
+    /// Whom jobs run as.
+    pub jobs: JobsRunAs,
+    /// What its operators say of it.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// Whom the jobs of a daemon run as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum JobsRunAs {
+    /// The daemon's own user.
+    #[default]
+    Daemon,
+    /// One other user.
+    One,
+    /// Whoever submitted them, or a user of each one's own.
+    Users,
 }
 
 /// Looks at this machine. Blocking, for less than a second even when what it looks at hangs.
@@ -54,6 +74,8 @@ pub fn probe(config: &ProbeConfig) -> Inventory {
         disk: disk(&config.state_dir).map_or(0, |disk| disk.size),
         gpus: Vec::new(),
         slots: config.slots,
+        labels: config.labels.clone(),
+        gangs: true,
         findings: findings::all(&machine, config),
         ..Inventory::default()
     }
@@ -143,21 +165,21 @@ fn start_ticks(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-struct Memory {
+struct MemoryInfo {
     total: u64,
     available: u64,
 }
 
-/// Memory of the machine, or of the container's limit when that is lower.
-fn memory() -> Memory {
+/// MemoryInfo of the machine, or of the container's limit when that is lower.
+fn memory() -> MemoryInfo {
     let kind = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    let Ok(system) = System::new_with_specifics(kind) else { return Memory { total: 0, available: 0 } };
+    let Ok(system) = System::new_with_specifics(kind) else { return MemoryInfo { total: 0, available: 0 } };
     let (total, available) = (system.total_memory(), system.available_memory());
     match system.cgroup_limits() {
         Some(limit) if limit.total_memory > 0 && limit.total_memory < total => {
-            Memory { total: limit.total_memory, available: available.min(limit.free_memory) }
+            MemoryInfo { total: limit.total_memory, available: available.min(limit.free_memory) }
         }
-        _ => Memory { total, available },
+        _ => MemoryInfo { total, available },
     }
 }
 
@@ -195,6 +217,8 @@ mod tests {
             disk_reserve: 0,
             engine: PathBuf::from("/nowhere"),
             docker: PathBuf::from("/nowhere"),
+            jobs: JobsRunAs::Daemon,
+            labels: BTreeMap::new(),
         }
     }
 

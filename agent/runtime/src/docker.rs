@@ -6,7 +6,7 @@
 //! Invariants: each question has a deadline of its own; silence is an error that says so ([`DockerError::Silent`],
 //! [`DockerError::Absent`]) and never means that a container, or an image, is not there.
 //!
-//! Callers: [`crate::exec`] for containers, [`crate::env`] for images. No tasks.
+//! No tasks.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};

@@ -6,15 +6,17 @@
 //! Invariants:
 //! - an environment exists only with its marker, which is written last; anything else is wiped;
 //! - it is named by its content (kind and digest), never by the name a job gives it;
-//! - it is built once however many want it: tasks of one process share one build ([`flight`]), processes share a
-//!   lock file ([`shelf`]), and each of them gets the same build log;
+//! - it is built once however many want it: tasks of one process share one build ([`single_flight`]), processes share a
+//!   lock file ([`cache`]), and each of them gets the same build log;
 //! - a build lives as long as somebody waits for it, and it is not touched while an [`EnvLease`] is held.
 //!
-//! There are no tasks: a build is a shared future, polled by those who wait for it. Called by the runner of the
-//! daemon. A new kind of environment is a new [`EnvBuilder`].
+//! There are no tasks: a build is a shared future, polled by those who wait for it. A new kind of environment is a
+//! new [`EnvBuilder`].
 
 mod aftercare;
-mod bench;
+mod build_workspace;
+mod builder;
+mod cache;
 mod channels;
 mod conda;
 mod config;
@@ -24,7 +26,6 @@ mod engine;
 mod error;
 #[cfg(any(test, feature = "fakes"))]
 mod fake;
-mod flight;
 mod glibc;
 mod host;
 mod image;
@@ -37,9 +38,10 @@ mod pip_output;
 mod pip_settings;
 mod present;
 mod progress;
-mod shelf;
+mod single_flight;
 #[cfg(test)]
 mod tests;
+mod trash;
 mod uv;
 
 use std::collections::BTreeMap;
@@ -54,7 +56,9 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
 pub use agent_env::{Phase, Progress};
-pub use bench::{Bench, Built, Image};
+pub use build_workspace::{BuildWorkspace, Built, Image};
+pub use builder::Builder;
+pub use cache::EnvLease;
 pub use config::{CondaConfig, Contexts, EnvConfig, Uv};
 pub use error::{AcquireError, OpenEnvError};
 #[cfg(any(test, feature = "fakes"))]
@@ -62,18 +66,17 @@ pub use fake::{Script, Scripted};
 pub use image::{GpuVerdict, judge_gpu};
 pub use kept::{Kept, RemoveError};
 pub use progress::describe;
-pub use shelf::EnvLease;
 
+use cache::EnvCache;
 use conda::Conda;
 use curated::Curated;
 use engine::Engine;
-use flight::Flights;
 use host::Host;
 use image::Images;
 use install::Installer;
 use interpreter::Interpreters;
 use pip::Pip;
-use shelf::Shelf;
+use single_flight::SingleFlights;
 
 /// Makes environments of one kind.
 pub trait EnvBuilder: Send + Sync + 'static {
@@ -100,10 +103,13 @@ pub trait EnvBuilder: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(None)))
     }
 
-    /// Makes the environment in the empty directory of the bench, in its final place. May be dropped at any
+    /// Makes the environment in the empty directory of the build workspace, in its final place. May be dropped at any
     /// await; what it left is wiped.
-    fn build<'a>(&'a self, spec: &'a EnvSpec, bench: &'a Bench)
-    -> BoxFuture<'a, Result<Built, AcquireError>>;
+    fn build<'a>(
+        &'a self,
+        spec: &'a EnvSpec,
+        workspace: &'a BuildWorkspace,
+    ) -> BoxFuture<'a, Result<Built, AcquireError>>;
 }
 
 /// The environments of a node; clones are the same ones.
@@ -114,8 +120,8 @@ pub struct Environments {
     engine: Arc<Engine>,
     curated: Arc<Curated>,
     images: Option<Arc<Images>>,
-    shelf: Shelf,
-    flights: Arc<Flights>,
+    cache: EnvCache,
+    flights: Arc<SingleFlights>,
 }
 
 impl Environments {
@@ -153,16 +159,16 @@ impl Environments {
         builders: Arc<[Arc<dyn EnvBuilder>]>,
         interpreters: Arc<Interpreters>,
     ) -> Result<Environments, OpenEnvError> {
-        let shelf = Shelf::open(&config.root)?;
+        let cache = EnvCache::open(&config.root)?;
         let engine = Engine::new(Arc::new(config.clone()));
-        let flights = Arc::new(Flights::new(config.stall, config.memory));
+        let flights = Arc::new(SingleFlights::new(config.stall, config.memory, config.builder.clone()));
         Ok(Environments {
             builders,
             interpreters,
             engine: Arc::new(engine),
             curated: Arc::new(Curated::new(config)),
             images: None,
-            shelf,
+            cache,
             flights,
         })
     }
@@ -213,7 +219,7 @@ impl Environments {
         log: &Path,
         told: &watch::Sender<Option<Progress>>,
     ) -> Result<EnvLease, AcquireError> {
-        let place = self.shelf.place(spec.kind(), &builder.identity(spec).await?);
+        let place = self.cache.place(spec.kind(), &builder.identity(spec).await?);
         let mut reused = true;
         loop {
             if let Some(lease) = place.lease(reused)? {
@@ -232,7 +238,7 @@ impl Environments {
                 );
             }
             reused = false;
-            Flights::join(&self.flights, &place, builder, spec)?.follow(log, told).await?;
+            SingleFlights::join(&self.flights, &place, builder, spec)?.follow(log, told).await?;
         }
     }
 
@@ -261,7 +267,7 @@ impl Environments {
     /// Holds the environment of this key, as [`EnvLease::key`] gave it to an earlier life of the daemon: for a
     /// command that still runs in it. `None` when it is not there, or somebody works on it.
     pub fn hold(&self, key: &str) -> Option<EnvLease> {
-        let place = self.shelf.found(key)?;
+        let place = self.cache.found(key)?;
         let lease = place
             .lease(true)
             .inspect_err(|error| tracing::warn!(key, %error, "it cannot be held"))
@@ -272,36 +278,36 @@ impl Environments {
 
     /// The environments that are ready, in the order of their keys. Blocking: looks at each.
     pub fn list(&self) -> Vec<Kept> {
-        self.shelf.list()
+        self.cache.list()
     }
 
     /// Removes an environment that nobody uses, and says how many bytes that frees; its files may go a little
     /// later. Blocking.
     pub fn remove(&self, key: &str) -> Result<u64, RemoveError> {
         self.flights.leave(key);
-        self.shelf.remove(key)
+        self.cache.remove(key)
     }
 
     /// Removes the images that were brought for environments that are gone. What cannot be removed now stays noted.
     pub async fn discard(&self) {
         if let Some(images) = &self.images {
-            images.discard(&self.shelf).await;
+            images.discard(&self.cache).await;
         }
     }
 
     /// Marks an environment as one that is never removed to make room, or takes the mark away. Blocking, briefly.
     pub fn pin(&self, key: &str, pinned: bool) -> Result<(), RemoveError> {
-        self.shelf.pin(key, pinned)
+        self.cache.pin(key, pinned)
     }
 
     /// Removes from the package cache what no environment shares and nobody used for this long, and what killed
     /// builds and removals left. Returns how many bytes that freed.
     pub async fn sweep(&self, unused_for: Duration) -> Result<u64, AcquireError> {
         // First what is removed already: packages that it shares are needed by nobody.
-        let shelf = self.shelf.clone();
-        let emptied = tokio::task::spawn_blocking(move || shelf::remove_all(shelf.trash())).await;
+        let cache = self.cache.clone();
+        let emptied = tokio::task::spawn_blocking(move || trash::remove_all(cache.trash())).await;
         if let Err(error) = emptied {
-            tracing::warn!(%error, "what was removed is left");
+            tracing::warn!(%error, "cannot remove all of cache entry");
         }
         self.engine.sweep(unused_for).await
     }
@@ -311,6 +317,6 @@ impl Environments {
 pub fn note(log: &Path, line: &str) {
     let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
     if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
-        tracing::warn!(path = %log.display(), %error, "a line of a build log is lost");
+        tracing::warn!(path = %log.display(), %error, "lost line of build log");
     }
 }

@@ -1,9 +1,11 @@
 //! Running commands: jobs that outlive the daemon, and short children that must not.
 //!
-//! Owns every process start of the daemon. A job runs under a shim ([`Process`]): [`Executor::launch`] makes
+//! Owns every process start of the daemon. A job runs under a shim ([`Local`]): [`Executor::launch`] makes
 //! sure it is started exactly once, [`Executor::reattach`] says from the job directory alone what became of
 //! it, and a [`Running`] follows it. A short child ([`Command`]) is killed with its whole group as soon as
 //! nobody waits for it.
+//!
+//! Tests have a second executor, `Fake`, whose shims are tasks. What both promise is `conformance`.
 //!
 //! Hides: how shims are started and recognised, their socket protocol, process groups, reaping.
 //!
@@ -11,36 +13,40 @@
 //! directory; a replica is called lost only after what was left of it has been killed; dropping a
 //! [`Running`] never touches the job.
 //!
-//! Tasks: one per [`Running`], owned by it, that follows the shim's socket and reaps the shim. Callers: the
-//! runner of `agentd`, and the environment builders next door.
+//! Tasks: one per [`Running`], owned by it, that follows the shim's socket and reaps the shim.
 
+mod child;
 mod command;
+#[cfg(test)]
+mod conformance;
 mod connection;
 mod container;
 mod containment;
-mod launcher;
+#[cfg(any(test, feature = "fakes"))]
+mod fake;
+mod local;
 mod memory_group;
 mod process;
 mod running;
 mod scope;
 
-use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::docker::DockerError;
 use agent_shim::{ExitRecord, JobDir, Launch, RecordError, WriteError};
+use futures_util::future::BoxFuture;
 use nix::errno::Errno;
 
 pub use agent_shim::wire::Progress;
-pub use command::{Command, CommandError, Leash, Output};
-pub use connection::end_all;
-pub use container::{CarryError, Container, Containers, Enclosure, own_user};
+pub use command::{Command, CommandError, CommandOutput, Leash};
+pub use container::{ContainerSpec, Containers, SupervisorError, own_user};
 pub use containment::{Containment, containment, sweep_groups};
-pub use launcher::Launcher;
+#[cfg(any(test, feature = "fakes"))]
+pub use fake::Fake;
+pub use local::Local;
 pub(crate) use memory_group::MemoryGroup;
-pub use process::Process;
 pub use running::{RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
 
@@ -63,18 +69,45 @@ pub fn says_lack(text: &str) -> bool {
     words.iter().chain(&numbers).any(|sign| text.contains(sign))
 }
 
-/// Starts jobs and finds them again.
-pub trait Executor: Send + Sync {
+/// Starts jobs, finds them again and ends them, by their directories. A job that has a [`ContainerSpec`] runs in a
+/// container, any other as processes of the machine.
+pub trait Executor: std::fmt::Debug + Send + Sync {
+    /// Does what takes long and may have to wait for others before a command is started in a container; the command is
+    /// not. Changes nothing where it was done already, and where the job has ended or was lost. May be dropped, and
+    /// done again.
+    fn prepare<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        launch: &'a Launch,
+        container_spec: &'a ContainerSpec,
+    ) -> BoxFuture<'a, Result<(), LaunchError>>;
+
     /// Starts the command of a job, or finds that it is started already: a shim that stands there is
     /// adopted, an ended job is a [`Running`] that has ended. Never executes the command twice.
-    fn launch(
-        &self,
-        dir: &JobDir,
-        launch: &Launch,
-    ) -> impl Future<Output = Result<Running, LaunchError>> + Send;
+    fn launch<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        launch: &'a Launch,
+        container_spec: Option<&'a ContainerSpec>,
+    ) -> BoxFuture<'a, Result<Running, LaunchError>>;
 
     /// What became of a job, told by its directory. Of a job that is lost, whatever is left is killed first.
-    fn reattach(&self, dir: &JobDir) -> impl Future<Output = Result<Found, ReattachError>> + Send;
+    fn reattach<'a>(&'a self, dir: &'a JobDir) -> BoxFuture<'a, Result<Found, ReattachError>>;
+
+    /// Somebody stopped the supervisor of a job, or froze it: it does nothing until it is let go on.
+    fn is_halted(&self, dir: &JobDir) -> bool;
+
+    /// Ends a job from outside, its supervisor with it, which does not do what it was told. Returns how many processes
+    /// of it there were, and how many are left.
+    fn end<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        within: Duration,
+    ) -> BoxFuture<'a, Result<(usize, usize), ReattachError>>;
+
+    /// Removes what is left beyond its directory of a job that is over, or that nobody will start any more. There is
+    /// nothing to do for a job that runs.
+    fn clear<'a>(&'a self, dir: &'a JobDir) -> BoxFuture<'a, Result<(), DockerError>>;
 }
 
 /// What became of a job.
@@ -207,7 +240,7 @@ pub enum LaunchError {
     },
     /// The shim cannot be brought into a container.
     #[error("could not bring the supervisor into a container")]
-    Carry(#[from] CarryError),
+    Supervisor(#[from] SupervisorError),
     /// The container ended before the shim in it was ready.
     #[error("the container of {} ended with {status} before its supervisor was ready: {said}", dir.display())]
     Unready {

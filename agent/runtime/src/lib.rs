@@ -3,8 +3,6 @@
 //! [`env`] makes software environments ready and keeps them; [`exec`] starts jobs, finds them again after
 //! the daemon died, stops them and waits for them; [`docker`] is the container engine that both of them ask.
 //! Within this crate only `exec` starts processes: `env` runs its builders through [`exec::Command`].
-//!
-//! Caller: the runner of `agentd`, one per replica.
 
 pub mod docker;
 pub mod env;

@@ -13,8 +13,6 @@
 //! Invariants: nothing outside a group that was made here is ever written but `cgroup.subtree_control` of
 //! its parent, and for a scope the place of the shim itself; a process is signalled only through a
 //! descriptor, and only while it is seen in the group.
-//!
-//! Callers: the shim, and `agent_runtime::exec` for jobs whose shim is gone.
 
 mod groups;
 mod places;
@@ -28,7 +26,7 @@ use std::time::Duration;
 use agent_model::{ReplicaId, failpoint};
 
 pub use groups::Groups;
-pub use places::{Place, places};
+pub use places::{GroupPlace, places};
 
 use crate::record::Limits;
 
@@ -36,7 +34,7 @@ use crate::record::Limits;
 pub const SCOPE_PREFIX: &str = "agent-job-";
 
 /// What every group of a job is called first.
-const NAME_PREFIX: &str = "agentd-";
+pub const NAME_PREFIX: &str = "agentd-";
 
 /// How the processes of a job are kept together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,12 +84,12 @@ pub fn name_of(replica: &ReplicaId, instance: &str) -> String {
 }
 
 /// The paths of the groups that [`make`] would make.
-pub fn paths(places: &[Place], name: &str) -> Vec<PathBuf> {
+pub fn paths(places: &[GroupPlace], name: &str) -> Vec<PathBuf> {
     places.iter().map(|place| place.parent.join(name)).collect()
 }
 
 /// Makes the groups called `name` at `places` and sets their limits. What cannot be made is left out.
-pub fn make(places: &[Place], name: &str, limits: Limits) -> Made {
+pub fn make(places: &[GroupPlace], name: &str, limits: Limits) -> Made {
     let mut made = Vec::new();
     let mut doors = Vec::new();
     for place in places {
@@ -179,11 +177,11 @@ fn make_one(group: &Path) -> io::Result<File> {
     File::options().write(true).open(group.join("cgroup.procs"))
 }
 
-fn containment_of(made: &[&Place]) -> Containment {
+fn containment_of(made: &[&GroupPlace]) -> Containment {
     match made {
         [] => Containment::ProcessGroup,
         made if made.iter().any(|place| place.scope) => Containment::Scope,
-        [Place { v2: true, .. }] => Containment::V2,
+        [GroupPlace { v2: true, .. }] => Containment::V2,
         _ => Containment::V1,
     }
 }
@@ -191,7 +189,7 @@ fn containment_of(made: &[&Place]) -> Containment {
 /// Lets groups below a group of version 2 have its controllers. A group that is a scope of our own is
 /// emptied first, because no group with processes in it may pass controllers on; of any other one that has
 /// processes this fails, and the job's group has no limits.
-fn open_to_children(place: &Place) {
+fn open_to_children(place: &GroupPlace) {
     if place.scope {
         let shim = place.parent.join("shim");
         let _ = fs::create_dir(&shim); // an error shows in the next step

@@ -1,5 +1,12 @@
 //! The directory of one replica: where each file is, how records are read and written, and whether a shim
 //! stands there.
+//!
+//! ```text
+//! jobs/train.1.0/        control: what the daemon and the shim trust; nobody else can write there, or list it
+//! jobs/train.1.0/job/    data: what the job may change as it likes, and all of it that its container sees
+//! ```
+//!
+//! Earlier releases had both in one. A directory of theirs in which something was started stays as it is until it goes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -22,7 +29,17 @@ use crate::record::{ExitRecord, Hello, Launch, VERSION};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JobDir {
     path: PathBuf,
+    data: PathBuf,
 }
+
+/// The folder of what is the job's.
+const DATA: &str = "job";
+
+/// The code of the job, in that folder; in the directory itself where an earlier release made it.
+const WORK: &str = "work";
+
+/// More than any record takes, in bytes: who reads more reads something else.
+const LARGEST: u64 = 4 << 20;
 
 /// Why a job directory could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -80,12 +97,28 @@ pub struct WriteError {
 impl JobDir {
     /// The job directory at `path`, which need not exist yet.
     pub fn new(path: impl Into<PathBuf>) -> JobDir {
-        JobDir { path: path.into() }
+        let path = path.into();
+        let dir = JobDir { data: path.join(DATA), path };
+        let is_former = !dir.data.exists()
+            && dir.path.join(WORK).exists()
+            // Where nothing was started, everything is laid out anew.
+            && (dir.is_started() || dir.exit().exists() || dir.has_shim().unwrap_or(true));
+        if is_former { JobDir { data: dir.path.clone(), path: dir.path } } else { dir }
     }
 
     /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The part of it that is the job's, who may have put anything there.
+    pub fn data(&self) -> &Path {
+        &self.data
+    }
+
+    /// An earlier release made it, and what it says may be the job's own words.
+    pub fn is_shared(&self) -> bool {
+        self.data == self.path
     }
 
     /// What to run.
@@ -120,7 +153,7 @@ impl JobDir {
 
     /// Metrics, parameters and tags, one record a line: where the job and the daemon write them.
     pub fn tracking(&self) -> PathBuf {
-        self.path.join("tracking.jsonl")
+        self.data.join("tracking.jsonl")
     }
 
     /// The segments of everything that was ever read of that file, which the job may cut or replace.
@@ -130,27 +163,32 @@ impl JobDir {
 
     /// The code of the job.
     pub fn work(&self) -> PathBuf {
-        self.path.join("work")
+        self.data.join(WORK)
+    }
+
+    /// What its user finds as `/tmp`.
+    pub fn tmp(&self) -> PathBuf {
+        self.data.join("tmp")
     }
 
     /// The home of its user, where that has none: in a container.
     pub fn home(&self) -> PathBuf {
-        self.path.join("home")
+        self.data.join("home")
     }
 
     /// Its inputs.
     pub fn inputs(&self) -> PathBuf {
-        self.path.join("inputs")
+        self.data.join("inputs")
     }
 
     /// Its outputs.
     pub fn out(&self) -> PathBuf {
-        self.path.join("out")
+        self.data.join("out")
     }
 
     /// Artifacts logged through the tracking endpoint.
     pub fn artifacts(&self) -> PathBuf {
-        self.path.join("artifacts")
+        self.data.join("artifacts")
     }
 
     /// The folder of the logs.
@@ -170,7 +208,7 @@ impl JobDir {
 
     /// Makes the directory and every folder in it; those that exist are left as they are.
     pub fn create(&self) -> Result<(), CreateError> {
-        let folders = [self.work(), self.inputs(), self.out(), self.artifacts(), self.log_dir()];
+        let folders = [self.work(), self.inputs(), self.out(), self.artifacts()];
         let make = |path: &Path, mode| {
             fs::DirBuilder::new()
                 .recursive(true)
@@ -178,7 +216,7 @@ impl JobDir {
                 .create(path)
                 .map_err(|source| CreateError { path: path.to_owned(), source })
         };
-        make(&self.path, 0o700)?;
+        [&self.path, &self.data, &self.log_dir()].into_iter().try_for_each(|path| make(path, 0o700))?;
         folders.iter().try_for_each(|folder| make(folder, 0o755))
     }
 
@@ -232,7 +270,7 @@ impl JobDir {
 
     /// Takes the place of the shim; `None` when another one has it. Held until the place is dropped, which
     /// the kernel does however the process ends.
-    pub fn take_place(&self) -> io::Result<Option<Place>> {
+    pub fn take_place(&self) -> io::Result<Option<ShimPlace>> {
         let log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.shim_log())?;
         match fcntl(&log, FcntlArg::F_OFD_SETLK(&whole_file())) {
             Ok(_) => {}
@@ -242,9 +280,9 @@ impl JobDir {
         // Whoever only looks holds it for a moment; a shim whose log was removed holds it for good.
         for _ in 0..LOOKS {
             match Flock::lock(File::open(&self.path)?, FlockArg::LockExclusiveNonblock) {
-                Ok(dir) => return Ok(Some(Place { log, _dir: Some(dir) })),
+                Ok(dir) => return Ok(Some(ShimPlace { log, _dir: Some(dir) })),
                 Err((_, Errno::EAGAIN)) => thread::sleep(LOOK),
-                Err(_) => return Ok(Some(Place { log, _dir: None })), // a file system that locks no directory
+                Err(_) => return Ok(Some(ShimPlace { log, _dir: None })), // a file system that locks no directory
             }
         }
         Ok(None)
@@ -299,7 +337,7 @@ impl JobDir {
 
 /// The place of a shim, for as long as it lives.
 #[derive(Debug)]
-pub struct Place {
+pub struct ShimPlace {
     /// Where it says what happens.
     pub log: File,
     _dir: Option<Flock<File>>,
@@ -324,7 +362,7 @@ fn read<T: DeserializeOwned>(path: PathBuf) -> Result<Option<T>, RecordError> {
     struct Versioned {
         version: u32,
     }
-    let text = match fs::read(&path) {
+    let text = match agent_fs::read_plain(&path, LARGEST) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(RecordError::Read { path, source }),
@@ -377,6 +415,39 @@ mod tests {
         assert!(dir.take_place().unwrap().is_none(), "nor is a new one a place");
         drop(place);
         assert!(!dir.has_shim().unwrap());
+    }
+
+    #[test]
+    fn test_directory_of_an_earlier_release_stays_as_it_is_once_something_was_started() {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().join("train.1.0");
+        fs::create_dir_all(path.join("work")).unwrap();
+        assert_eq!(JobDir::new(&path).work(), path.join("job/work"), "it is laid out anew");
+        for mark in ["started", "exit.json"] {
+            fs::write(path.join(mark), "i").unwrap();
+            let dir = JobDir::new(&path);
+            assert!(
+                dir.is_shared() && dir.work() == path.join("work") && dir.tracking().parent() == Some(&path)
+            );
+            fs::remove_file(path.join(mark)).unwrap();
+        }
+        let place = JobDir::new(&path).take_place().unwrap();
+        assert!(JobDir::new(&path).is_shared(), "a shim stands there");
+        drop(place);
+        JobDir::new(&path).create().unwrap();
+        fs::write(path.join("started"), "i").unwrap();
+        assert!(!JobDir::new(&path).is_shared());
+    }
+
+    #[test]
+    fn test_record_is_no_link_and_no_pipe() {
+        let (temporary, dir) = job_dir();
+        let other = temporary.path().join("other");
+        fs::write(&other, "{}").unwrap();
+        std::os::unix::fs::symlink(&other, dir.exit()).unwrap();
+        assert!(matches!(dir.read_exit(), Err(RecordError::Read { .. })));
+        nix::unistd::mkfifo(&dir.hello(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(matches!(dir.read_hello(), Err(RecordError::Read { .. })));
     }
 
     #[test]

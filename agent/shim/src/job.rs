@@ -1,13 +1,16 @@
 //! The start of the command.
 
 use std::fs;
-use std::io;
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use agent_model::failpoint;
+use agent_shim::gang::GangLaunch;
 use agent_shim::{JobDir, Launch, MARK, NotStarted, sys};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// How much output the job may be ahead of the log, in bytes, where the system allows it.
@@ -24,10 +27,12 @@ pub(crate) struct Started {
     pub(crate) capacity: usize,
 }
 
-/// Marks the job as started, durably, and executes the command in the groups behind `doors`. After an error
+/// Marks the job as started, durably, and executes the command in the groups behind `doors`; `folder` is the job's part
+/// of the directory, as the job finds it. After an error
 /// it must not be tried again.
 pub(crate) fn start(
     dir: &JobDir,
+    folder: &Path,
     launch: &Launch,
     instance: &str,
     doors: Vec<OwnedFd>,
@@ -36,7 +41,8 @@ pub(crate) fn start(
         let step = step.to_owned();
         move |error: io::Error| NotStarted::Setup { step, os_error: error.raw_os_error().unwrap_or(0) }
     };
-    let enter = fs::metadata(&launch.cwd).and_then(|found| {
+    let cwd = folder.join(&launch.cwd);
+    let enter = fs::metadata(&cwd).and_then(|found| {
         if found.is_dir() { Ok(()) } else { Err(io::Error::from_raw_os_error(nix::libc::ENOTDIR)) }
     });
     enter.map_err(failed(&format!("enter {}", launch.cwd.display())))?;
@@ -50,15 +56,20 @@ pub(crate) fn start(
         let set = setrlimit(Resource::RLIMIT_NOFILE, files.min(most), most);
         set.map_err(|errno| failed("limit the number of open files")(errno.into()))?;
     }
-    let [program, args @ ..] = launch.argv.as_slice() else {
+    let (argv, order) = match &launch.gang {
+        None => (launch.argv.clone(), Stdio::null()),
+        Some(gang) => through_rank(launch, gang).map_err(failed("hand the rank its order"))?,
+    };
+    let [program, args @ ..] = argv.as_slice() else {
         return Err(NotStarted::Exec { program: String::new(), os_error: nix::libc::ENOENT });
     };
     #[allow(clippy::disallowed_methods, reason = "this is the one process a shim starts")]
     let mut command = Command::new(program);
-    command.args(args).env_clear().envs(&launch.env).env(MARK, instance).current_dir(&launch.cwd);
+    command.args(args).env_clear().envs(&launch.env).env(MARK, instance).current_dir(&cwd);
+    command.envs(launch.secrets.iter().map(|(name, value)| (name, &value.0)));
     let error_input = input.try_clone().map_err(failed("make a pipe for the output"))?;
-    command.stdin(Stdio::null()).stdout(input).stderr(error_input);
-    sys::start_as_job(&mut command, launch.user, doors, launch.container);
+    command.stdin(order).stdout(input).stderr(error_input);
+    sys::start_as_job(&mut command, launch.user.clone(), doors, launch.container);
     match failpoint::hit("shim.exec").and_then(|()| command.spawn()) {
         Ok(child) => Ok(Started { pid: child.id() as i32, output, capacity }),
         Err(error) if let Some(os_error) = sys::not_entered(&error) => {
@@ -70,6 +81,22 @@ pub(crate) fn start(
             os_error: error.raw_os_error().unwrap_or(nix::libc::EINVAL),
         }),
     }
+}
+
+/// The command line by which this program starts the command of a rank, and what that finds on standard input. Its own
+/// ends with the job directory, before which may stand who it is to be, or in a container with the way to that directory.
+fn through_rank(launch: &Launch, gang: &GangLaunch) -> io::Result<(Vec<String>, Stdio)> {
+    let line = fs::read("/proc/self/cmdline")?;
+    let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+    let mut argv: Vec<String> = words.filter(|word| !word.is_empty()).collect();
+    let is_own = |word: &String| word == "--door" || word == agent_shim::apart::ASSIGNED;
+    argv.truncate(argv.iter().position(is_own).unwrap_or(argv.len().saturating_sub(1)));
+    argv.push(agent_shim::RANK.to_owned());
+    argv.extend(launch.argv.iter().cloned());
+    let mut order = fs::File::from(memfd_create(c"order", MFdFlags::MFD_CLOEXEC)?);
+    order.write_all(&serde_json::to_vec(gang)?)?;
+    order.seek(SeekFrom::Start(0))?;
+    Ok((argv, order.into()))
 }
 
 /// One pipe for both streams, so that the log keeps the order in which the job wrote.

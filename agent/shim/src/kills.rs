@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::cgroup::Place;
+use crate::cgroup::GroupPlace;
 
 /// What one counter said at a moment that others may want to compare with.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +19,7 @@ pub struct KillCount {
 impl KillCount {
     /// Of this process and those beside it, where a group of its `places` counts them; of the whole machine otherwise.
     /// Of version 2 only a group's own processes count, not those of groups in it: these are other jobs.
-    pub fn beside(places: &[Place]) -> Option<KillCount> {
+    pub fn beside(places: &[GroupPlace]) -> Option<KillCount> {
         let own = places.iter().flat_map(|place| [place.parent.join("shim"), place.parent.clone()]);
         let of_group = own.flat_map(|dir| [dir.join("memory.events.local"), dir.join("memory.oom_control")]);
         let mut files = of_group.chain([PathBuf::from(MACHINE)]);
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn test_kills_are_counted_since_and_only_beside() {
         let root = tempfile::tempdir().unwrap();
-        let place = |v2| Place { parent: root.path().to_owned(), v2, scope: false };
+        let place = |v2| GroupPlace { parent: root.path().to_owned(), v2, scope: false };
         let write = |file: &str, kills: u64| {
             fs::write(root.path().join(file), format!("oom 7\noom_kill {kills}\noom_group_kill 0\n"))
                 .unwrap();

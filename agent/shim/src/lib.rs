@@ -11,15 +11,17 @@
 //! | `started`, created exclusively | the shim, durable before the command is executed | never start it again |
 //! | `exit.json` | the shim, durable, last | how it ended ([`ExitRecord`]) |
 //!
-//! Invariants: a command is executed at most once for a directory; a process is never identified by its
-//! number alone (a shim by its lock and the instance in its greeting, a process of the job by its control
-//! group, or by the mark in its environment and its start time); records carry a version and unknown fields in them are ignored.
+//! Invariants: a command is executed at most once for a directory; a process is never identified by its number alone (a
+//! shim by its lock and the instance in its greeting, a process of the job by its control group, or by the mark in its
+//! environment and its start time); records carry a version and unknown fields in them are ignored.
 //!
 //! The library does no async and starts no process; `agent-shim`, the binary, is the supervisor itself.
-//! Callers: that binary and `agent_runtime::exec`.
 
+pub mod apart;
 pub mod cgroup;
 mod dir;
+pub mod door;
+pub mod gang;
 pub mod kills;
 pub mod process;
 mod record;
@@ -30,15 +32,21 @@ pub mod sys;
 pub mod tracking;
 pub mod wire;
 
-pub use dir::{CreateError, JobDir, Place, RecordError, WriteError};
+pub use dir::{CreateError, JobDir, RecordError, ShimPlace, WriteError};
 pub use record::{
-    CgroupRequest, Controller, End, ExitRecord, Gaps, Hello, Launch, Limits, LogPolicy, NotStarted, OomScope,
-    Sender, User, VERSION,
+    CgroupRequest, Controller, End, ExitRecord, Gaps, Hello, Hidden, Launch, Limits, LogPolicy, NotStarted,
+    OomScope, Sender, User, VERSION,
 };
 
 /// The variable by which a process of a job is recognised when its supervisor is gone: its value is the
 /// instance of the shim, which no other run shares. It is the one variable a shim adds.
 pub const MARK: &str = "AGENTD_MARK";
+
+/// The first argument of a shim that starts the command of a rank, and of one that asks another rank to start something;
+/// a job directory has an absolute path.
+pub const RANK: &str = "rank";
+/// See [`RANK`].
+pub const RSH: &str = "rsh";
 
 /// The exit code of a shim that found another one standing at its job directory.
 pub const PLACE_TAKEN: i32 = 75;

@@ -1,13 +1,17 @@
-//! `agent-shim DIRECTORY`: the supervisor of one job.
+//! `agent-shim DIRECTORY`: the supervisor of one job. `agent-shim --assigned ORDER DIRECTORY` where a helper of the daemon
+//! starts it, and says who it is to be ([`agent_shim::apart::Assigned`]). `agent-shim --door SOCKET FOLDER` in a container, where the
+//! directory comes through the socket ([`agent_shim::door`]) and FOLDER is what the container sees of it.
 //!
 //! Reads `launch.json`, greets on standard output when it listens, waits for `go`, executes the command once
 //! and stays until every process of the job is gone, its output is in the log and the exit record is
 //! durable. It needs nobody: the daemon that started it may be killed at any instruction.
 //!
-//! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet. The other modules
-//! are what the loop moves: [`clients`] the socket, [`job_log`] the output, [`job`] the start of the
-//! command, [`tree`] the processes, [`ladder`] when to signal them, [`memory`] who ran out of it, [`alarm`] the
-//! dates, [`exit_file`] the exit record.
+//! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet. The other modules are what the
+//! loop moves: [`clients`] the socket, [`job_log`] the output, [`job`] the start of the command, [`tree`] the
+//! processes, [`kill_escalation`] when to signal them, [`memory`] who ran out of it, [`alarm`] the dates, [`exit_file`]
+//! the exit record.
+//!
+//! In a job of several ranks the same program is also the first process of the command ([`rank`]).
 //!
 //! Exit codes: 0 the exit record is written · 64 usage · 70 see `shim.log` · 74 no such directory, or it
 //! cannot be written · 75 another shim stands there.
@@ -17,30 +21,83 @@ mod clients;
 mod exit_file;
 mod job;
 mod job_log;
-mod ladder;
+mod kill_escalation;
 mod memory;
 mod notes;
+mod rank;
 mod setup;
 mod supervise;
 mod tree;
 
-use std::path::Path;
+use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use agent_shim::apart::{ASSIGNED, Assigned, FOR_PROGRAM, WORKS_IN};
 use notes::Notes;
+use setup::Way;
 
-fn main() -> ExitCode {
-    let mut args = std::env::args_os().skip(1);
-    let (Some(dir), None) = (args.next(), args.next()) else {
+/// `agent-shim as ID PROGRAM ARGUMENT...`: becomes the program, as that user. Supervises nothing. Where variables are
+/// [`FOR_PROGRAM`], the program has these alone.
+fn as_somebody(id: &Path, program: &Path, args: &[PathBuf]) -> ExitCode {
+    let Some(id) = id.to_str().and_then(|id| id.parse::<u32>().ok()).filter(|id| *id != 0) else {
         return ExitCode::from(64);
     };
-    let place = match setup::take_place(Path::new(&dir)) {
+    #[allow(clippy::disallowed_methods, reason = "this process becomes it")]
+    let mut command = std::process::Command::new(program);
+    #[allow(clippy::disallowed_methods, reason = "they are the program's")]
+    let variables: Vec<(OsString, OsString)> = std::env::vars_os().filter_map(for_program).collect();
+    if !variables.is_empty() {
+        command.env_clear().envs(variables);
+    }
+    #[allow(clippy::disallowed_methods, reason = "whoever starts this says so")]
+    if let Some(place) = std::env::var_os(WORKS_IN) {
+        command.current_dir(place);
+    }
+    let Err(error) = agent_shim::apart::run_as(id, command.args(args));
+    let _ = writeln!(std::io::stderr(), "{}: {error}", program.display());
+    ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
+}
+
+fn for_program((name, value): (OsString, OsString)) -> Option<(OsString, OsString)> {
+    let name = name.as_bytes().strip_prefix(FOR_PROGRAM.as_bytes())?;
+    Some((OsStr::from_bytes(name).to_owned(), value))
+}
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match words.split_first() {
+        Some((verb, argv)) if verb == agent_shim::RANK => return rank::run(argv),
+        Some((verb, words)) if verb == agent_shim::RSH => return rank::rsh(words),
+        _ => {}
+    }
+    let args: Vec<PathBuf> = words.into_iter().map(PathBuf::from).collect();
+    let assigned = match args.as_slice() {
+        [verb, order, _] if verb.as_os_str() == ASSIGNED => order.to_str().and_then(Assigned::parse),
+        _ => None,
+    };
+    let way = match (args.as_slice(), &assigned) {
+        ([_, _, dir], Some(assigned)) => Way::Path { dir, assigned: Some(assigned) },
+        ([dir], _) => Way::Path { dir, assigned: None },
+        ([door, socket, folder], _) if door.as_os_str() == "--door" => Way::Door { socket, folder },
+        ([verb, id, program, args @ ..], _) if verb.as_os_str() == "as" => {
+            return as_somebody(id, program, args);
+        }
+        _ => return ExitCode::from(64),
+    };
+    let place = match setup::take_place(way) {
         Ok(Some(place)) => place,
         Ok(None) => return ExitCode::from(agent_shim::PLACE_TAKEN as u8),
-        Err(_) => return ExitCode::from(74), // there is nowhere to say more
+        Err(error) => {
+            // An engine keeps it for whoever asks why.
+            let _ = writeln!(std::io::stderr(), "cannot enter the job directory: {error}");
+            return ExitCode::from(74);
+        }
     };
     let notes = Notes::new(place);
-    match setup::prepare(&notes).and_then(|supervisor| supervisor.run()) {
+    match setup::prepare(&notes, way).and_then(|supervisor| supervisor.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             notes.error(&error);

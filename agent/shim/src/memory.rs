@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use agent_model::ExitStatus;
 use agent_shim::OomScope;
-use agent_shim::cgroup::{Groups, Place};
+use agent_shim::cgroup::{GroupPlace, Groups};
 use agent_shim::kills::{self, counter};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
@@ -59,7 +59,7 @@ pub(crate) struct Evidence {
 
 impl Memory {
     /// Looks at the job's `groups`, which are empty yet, or at the place they would have been made.
-    pub(crate) fn watch(groups: &Groups, places: &[Place]) -> Memory {
+    pub(crate) fn watch(groups: &Groups, places: &[GroupPlace]) -> Memory {
         let files = ["memory.events", "memory.oom_control"];
         let own = files.iter().find_map(|file| groups.with(file)).map(Path::to_owned);
         let counts = |dir: &&PathBuf| files.iter().any(|file| dir.join(file).exists());

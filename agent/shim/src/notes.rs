@@ -5,17 +5,17 @@ use std::error::Error;
 use std::io::Write as _;
 
 use agent_model::{Clock as _, SystemClock, causes};
-use agent_shim::Place;
+use agent_shim::ShimPlace;
 
 /// The open log.
 #[derive(Debug)]
 pub(crate) struct Notes {
-    place: Place,
+    place: ShimPlace,
 }
 
 impl Notes {
     /// Notes into the log of the place.
-    pub(crate) fn new(place: Place) -> Notes {
+    pub(crate) fn new(place: ShimPlace) -> Notes {
         Notes { place }
     }
 

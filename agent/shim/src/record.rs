@@ -2,12 +2,14 @@
 //! daemon and a shim of neighbouring releases understand each other.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_model::{Boot, ExitStatus, ReplicaId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::gang::GangLaunch;
 use crate::kills::KillCount;
 
 /// The version of the records and of the socket protocol written by this release.
@@ -24,7 +26,7 @@ pub struct Launch {
     pub argv: Vec<String>,
     /// The whole environment of the command.
     pub env: BTreeMap<String, String>,
-    /// Where the command starts; a relative path is relative to the job directory.
+    /// Where the command starts; a relative path is relative to the job's part of its directory.
     pub cwd: PathBuf,
     /// From the polite signal to the final one when the job is stopped because of `timeout`.
     #[serde(rename = "grace_ms", with = "millis")]
@@ -56,6 +58,33 @@ pub struct Launch {
     /// the container's then, and `cgroup` means nothing.
     #[serde(default)]
     pub container: bool,
+    /// What it finds as `/tmp`; then it has a `/dev/shm` of its own too, and sees processes of its user alone. The
+    /// machine's own when absent.
+    #[serde(default)]
+    pub tmp: Option<PathBuf>,
+    /// It may ask the cloud for the machine's identity, where systemd could keep it from that.
+    #[serde(default)]
+    pub metadata: bool,
+    /// A port of loopback at which the job finds the daemon: while it is away, nobody else takes its place there.
+    #[serde(default)]
+    pub hold_port: Option<u16>,
+    /// The command is that of a rank of several, and is started by the process that this is handed to.
+    #[serde(default)]
+    pub gang: Option<GangLaunch>,
+    /// More variables, which are told to the supervisor and written nowhere.
+    #[serde(skip)]
+    pub secrets: BTreeMap<String, Hidden>,
+}
+
+/// Text that no log and no error may show.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Hidden(pub String);
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
 }
 
 /// What a job may take of the machine; what is absent is not limited.
@@ -122,13 +151,16 @@ pub struct Gaps {
     pub lines: u64,
 }
 
-/// A user and a group by number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+/// A user and his groups by number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     /// User number.
     pub uid: u32,
     /// Group number.
     pub gid: u32,
+    /// The other groups he belongs to.
+    #[serde(default)]
+    pub groups: Vec<u32>,
 }
 
 /// Which shim stands at a job directory.

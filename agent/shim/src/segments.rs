@@ -12,8 +12,6 @@
 //! first byte, and each begins where the one before it ends; bytes at an offset never change; the last file is
 //! never trimmed, so the end of the stream can always be told; what could not be written is counted, and
 //! said in the stream itself at the place where it is missing.
-//!
-//! Callers: the shim writes; `agentd`'s telemetry reads and trims; `agent_runtime::exec` asks for the length.
 
 mod reader;
 mod writer;
@@ -22,7 +20,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-pub use reader::{Reader, open_plain};
+pub use reader::Reader;
 pub use writer::Writer;
 
 /// The smallest size of a segment, in bytes.

@@ -1,17 +1,17 @@
 //! From a bare process to a supervisor that listens. Everything inherited is shed first.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::fd::AsFd as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use agent_model::{Clock as _, SystemClock};
+use agent_shim::apart::Assigned;
 use agent_shim::cgroup::Groups;
 use agent_shim::segments::Writer;
 use agent_shim::tracking::Intake;
-use agent_shim::{Hello, JobDir, Launch, Place, RecordError, VERSION, WriteError, process, sys};
-use nix::fcntl::OFlag;
+use agent_shim::{Hello, JobDir, Launch, RecordError, ShimPlace, VERSION, WriteError, door, process, sys};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -45,15 +45,46 @@ pub(crate) fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, 
     result.map_err(|source| ShimError::Step { step, source: source.into() })
 }
 
+/// How the shim comes to its job directory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Way<'a> {
+    /// By its path.
+    Path { dir: &'a Path, assigned: Option<&'a Assigned> },
+    /// As the first process of a container, through the socket; the job's part of it is `folder` there.
+    Door { socket: &'a Path, folder: &'a Path },
+}
+
 /// Becomes a process of its own, enters the job directory and takes the shim's place there; `None` when it
 /// is taken.
-pub(crate) fn take_place(dir: &Path) -> io::Result<Option<Place>> {
+pub(crate) fn take_place(way: Way<'_>) -> io::Result<Option<ShimPlace>> {
     close_inherited()?;
     let _ = nix::unistd::setsid(); // fails only where it leads a group already, which serves as well
     umask(Mode::from_bits_truncate(0o077));
     sys::survive_failed_writes();
-    std::env::set_current_dir(dir)?;
+    match way {
+        Way::Path { dir, assigned } => {
+            assigned.map_or(Ok(()), Assigned::enter)?;
+            std::env::set_current_dir(dir)?;
+        }
+        Way::Door { socket, .. } => {
+            // From here on no process of the job may look at this one, whoever it runs as.
+            nix::sys::prctl::set_dumpable(false)?;
+            let directory = door::enter(socket)?;
+            be_owner_of(&directory)?;
+            nix::unistd::fchdir(directory)?;
+        }
+    }
     here().take_place()
+}
+
+/// In a container, becomes the daemon's user, where that is not user 0: of the directory nobody else may write to it.
+fn be_owner_of(directory: &OwnedFd) -> io::Result<()> {
+    let owner = File::from(directory.try_clone()?).metadata()?;
+    if !nix::unistd::geteuid().is_root() || owner.uid() == 0 {
+        return Ok(());
+    }
+    sys::become_with(owner.uid(), owner.gid(), sys::IN_CONTAINER)?;
+    Ok(nix::sys::prctl::set_dumpable(false)?)
 }
 
 /// The job directory, which is the current one.
@@ -62,12 +93,16 @@ pub(crate) fn here() -> JobDir {
 }
 
 /// Makes everything that is needed before `go`, and greets.
-pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
+pub(crate) fn prepare<'a>(notes: &'a Notes, way: Way<'_>) -> Result<Supervisor<'a>, ShimError> {
     let dir = here();
     if dir.is_started() || dir.exit().exists() {
         return Err(ShimError::Started);
     }
-    let launch = dir.read_launch()?.ok_or(ShimError::NoLaunch)?;
+    let mut launch = dir.read_launch()?.ok_or(ShimError::NoLaunch)?;
+    if let Way::Path { assigned: Some(assigned), .. } = way {
+        launch.user = Some(assigned.user.clone());
+        launch.tmp = launch.tmp.map(|_| dir.tmp());
+    }
     let instance = step("make a random instance", fs::read_to_string("/proc/sys/kernel/random/uuid"))?;
     let instance = instance.trim().to_owned();
     // Orphans of the job become children of this process, so nothing it starts can get away.
@@ -82,7 +117,18 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
     let alarm = step("make a timer", Alarm::new())?;
     let log = JobLog::new(step("open the job's log", Writer::open(dir.segments(), launch.log))?);
     let tracking = step("watch the tracking file", watch_tracking(&dir, &launch))?;
+    let folder = match way {
+        Way::Path { .. } => dir.data().to_owned(),
+        Way::Door { folder, .. } => folder.to_owned(),
+    };
     let exit_file = step("reserve the exit record", ExitFile::reserve(&dir))?;
+    let held_port = launch.hold_port.and_then(|port| {
+        let held = hold_port(port);
+        let complaint =
+            held.as_ref().err().map(|error| format!("port {port} is not kept from others: {error}"));
+        complaint.into_iter().for_each(|complaint| notes.say(complaint));
+        held.ok()
+    });
     let hello = Hello {
         version: VERSION,
         instance: instance.clone(),
@@ -102,7 +148,9 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
     let life = Life::new(SystemClock.boot(), launch.lease_until);
     let tree = if launch.container { Tree::of_container() } else { Tree::default() };
     let supervisor = Supervisor {
+        gives_up: launch.container || matches!(way, Way::Path { assigned: Some(_), .. }),
         dir,
+        folder,
         launch,
         hello,
         notes,
@@ -114,6 +162,7 @@ pub(crate) fn prepare(notes: &Notes) -> Result<Supervisor<'_>, ShimError> {
         exit_file,
         tree,
         life,
+        _held_port: held_port,
     };
     Ok(supervisor)
 }
@@ -137,6 +186,18 @@ fn close_inherited() -> io::Result<()> {
     Ok(())
 }
 
+/// Binds a port of loopback without listening there: processes of this user that ask for the same may, and others get
+/// nothing.
+fn hold_port(port: u16) -> nix::Result<OwnedFd> {
+    use nix::sys::socket::{
+        AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,
+    };
+    let held = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&held, sockopt::ReusePort, &true)?;
+    bind(held.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, port))?;
+    Ok(held)
+}
+
 fn listen_for_signals() -> nix::Result<SignalFd> {
     let mut mask = SigSet::empty();
     for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
@@ -154,16 +215,27 @@ const HARM: AddWatchFlags = AddWatchFlags::IN_DELETE
 
 /// The job may append to the file as well as the daemon, so it belongs to the job's user.
 fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
-    let options = OpenOptions::new().append(true).create(true).custom_flags(OFlag::O_NOFOLLOW.bits()).clone();
-    let file = options.open(dir.tracking())?;
-    if let Some(user) = launch.user {
+    // Where it is there it is the job's already, and not to be written by this process.
+    let file = match agent_fs::open_plain(&dir.tracking()) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => agent_fs::append_plain(&dir.tracking())?,
+        file => file?,
+    };
+    let found = file.metadata()?;
+    // Where this is no root's process the file is the daemon's, and open to whoever comes to it.
+    if let Some(user) = &launch.user
+        && nix::unistd::geteuid().is_root()
+        && (found.uid(), found.gid()) != (user.uid, user.gid)
+    {
         std::os::unix::fs::fchown(file.as_fd(), Some(user.uid), Some(user.gid))?;
     }
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
     // The folder tells of writes to files in it, to those too that were removed and are written still.
     let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | HARM;
-    inotify.add_watch(dir.path(), changes)?;
-    Ok(Tracking { inotify, intake: Intake::open(dir, launch.log)? })
+    let control = inotify.add_watch(dir.path(), if dir.is_shared() { changes } else { HARM })?;
+    if !dir.is_shared() {
+        inotify.add_watch(dir.data(), changes)?;
+    }
+    Ok(Tracking { inotify, control, intake: Intake::open(dir, launch.log)? })
 }
 
 /// Tells whoever started this that it listens. Nobody may be there any more, which is no reason to stop.

@@ -8,8 +8,6 @@
 //!
 //! Invariants: a link is not followed, a pipe does not block, and only files are read; holes are passed over, however
 //! large; one call reads at most [`TURN`] bytes. What is cut or removed before it was read is gone: nobody can tell.
-//!
-//! Callers: [`crate::tracking`], and the tracking endpoint of `agentd`.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -18,10 +16,9 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use agent_fs::open_plain;
 use nix::errno::Errno;
 use nix::unistd::{Whence, lseek};
-
-use crate::segments::open_plain;
 
 /// How long a file that is shorter than before may take to become as long again: as long as it takes to write a file
 /// anew in one go, and no longer than somebody who looks at metrics may wait.

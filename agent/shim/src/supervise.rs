@@ -10,34 +10,39 @@
 //! the final signal for half a minute, and then it says so. Dates count the time the machine sleeps: neither
 //! a lease nor a limit of time grows because a machine was suspended.
 
+mod life;
+
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, Timestamp};
+use agent_model::{Boot, Clock as _, ExitStatus, SystemClock};
+use agent_shim::apart;
 use agent_shim::cgroup::{self, Containment};
 use agent_shim::kills::KillCount;
-use agent_shim::sys::{Children, reap};
+use agent_shim::sys::{self, Children, reap};
 use agent_shim::tracking::Intake;
 use agent_shim::wire::{Event, Progress, Request};
 use agent_shim::{
-    CgroupRequest, End, ExitRecord, Hello, JobDir, Launch, Limits, NotStarted, OomScope, Sender, VERSION,
-    WriteError, process,
+    CgroupRequest, End, ExitRecord, Hello, JobDir, Launch, NotStarted, Sender, VERSION, WriteError, process,
 };
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::inotify::Inotify;
+use nix::sys::inotify::{Inotify, WatchDescriptor};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+pub(crate) use self::life::Life;
+use self::life::{Phase, earliest};
 use crate::alarm::Alarm;
 use crate::clients::Clients;
 use crate::exit_file::ExitFile;
 use crate::job;
 use crate::job_log::JobLog;
-use crate::ladder::{Ladder, Rung};
+use crate::kill_escalation::KillStep;
 use crate::memory::Memory;
 use crate::notes::Notes;
 use crate::setup::{ShimError, step};
@@ -65,7 +70,11 @@ const RECORD_TRIES: u32 = 600;
 #[derive(Debug)]
 pub(crate) struct Supervisor<'a> {
     pub(crate) dir: JobDir,
+    /// The job's part of it, as the job finds it.
+    pub(crate) folder: PathBuf,
     pub(crate) launch: Launch,
+    /// It keeps nothing that it does not need once the command is started.
+    pub(crate) gives_up: bool,
     pub(crate) hello: Hello,
     pub(crate) notes: &'a Notes,
     pub(crate) signals: SignalFd,
@@ -76,12 +85,16 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) exit_file: ExitFile,
     pub(crate) tree: Tree,
     pub(crate) life: Life,
+    /// The port of the daemon, for as long as the job may look for it there.
+    pub(crate) _held_port: Option<OwnedFd>,
 }
 
 /// The tracking records, and what tells that the file they are taken from has changed.
 #[derive(Debug)]
 pub(crate) struct Tracking {
     pub(crate) inotify: Inotify,
+    /// What is told of the directory itself, where the files are that others find this shim by.
+    pub(crate) control: WatchDescriptor,
     pub(crate) intake: Intake,
 }
 
@@ -90,91 +103,6 @@ impl Tracking {
     fn take(&mut self, now: Instant) -> Option<Instant> {
         if self.intake.take(now) { Some(now) } else { self.intake.due() }
     }
-}
-
-/// What has happened to the job.
-#[derive(Debug)]
-pub(crate) struct Life {
-    phase: Phase,
-    ladder: Ladder,
-    started_at: Option<Timestamp>,
-    ended_at: Option<Timestamp>,
-    stopped: Option<String>,
-    signaled: Option<(Signal, Sender)>,
-    timed_out: bool,
-    lease: Option<Boot>,
-    lease_over: bool,
-    limits: Limits,
-    limits_unmet: Vec<String>,
-    memory: Option<Memory>,
-    oom: Option<OomScope>,
-    leftovers: u32,
-    unkilled: u32,
-}
-
-#[derive(Debug)]
-enum Phase {
-    Waiting { until: Boot },
-    Running { main: i32, until: Option<Boot> },
-    Clearing { status: ExitStatus, look: Option<Boot> },
-    Over { end: End },
-}
-
-impl Life {
-    /// Nothing yet.
-    pub(crate) fn new(now: Boot, lease: Option<Boot>) -> Life {
-        Life {
-            phase: Phase::Waiting { until: now + GO },
-            ladder: Ladder::default(),
-            started_at: None,
-            ended_at: None,
-            stopped: None,
-            signaled: None,
-            timed_out: false,
-            lease,
-            lease_over: false,
-            limits: Limits::default(),
-            limits_unmet: Vec::new(),
-            memory: None,
-            oom: None,
-            leftovers: 0,
-            unkilled: 0,
-        }
-    }
-
-    fn is_waiting(&self) -> bool {
-        matches!(self.phase, Phase::Waiting { .. })
-    }
-
-    fn next_date(&self) -> Option<Boot> {
-        let of_phase = match self.phase {
-            Phase::Waiting { until } => Some(until),
-            Phase::Running { until, .. } => earliest(until, self.lease_end()),
-            Phase::Clearing { look, .. } => look,
-            Phase::Over { .. } => None,
-        };
-        earliest(of_phase, self.ladder.next())
-    }
-
-    /// When the lease ends the job; never once it is being ended.
-    fn lease_end(&self) -> Option<Boot> {
-        self.lease.filter(|_| !self.ladder.is_climbed())
-    }
-
-    /// Lets the job run until `until` at least. Says until when it may run now, or why not.
-    fn renew(&mut self, until: Boot) -> Result<Boot, &'static str> {
-        let dying =
-            self.ladder.is_climbed() || matches!(self.phase, Phase::Clearing { .. } | Phase::Over { .. });
-        match self.lease {
-            None => Err("this job has no lease"),
-            Some(_) if dying => Err("the job is being ended"),
-            Some(lease) => Ok(*self.lease.insert(lease.max(until))),
-        }
-    }
-}
-
-fn earliest<T: Ord>(one: Option<T>, other: Option<T>) -> Option<T> {
-    one.into_iter().chain(other).min()
 }
 
 /// What the wait was ended by.
@@ -268,7 +196,8 @@ impl Supervisor<'_> {
             if events.is_empty() {
                 break;
             }
-            let names = events.into_iter().filter_map(|event| event.name);
+            let control = self.tracking.control;
+            let names = events.into_iter().filter(|event| event.wd == control).filter_map(|event| event.name);
             harmed |= names.into_iter().any(|name| own.iter().any(|own| own.file_name() == Some(&name)));
         }
         if harmed {
@@ -321,6 +250,16 @@ impl Supervisor<'_> {
                 };
                 self.clients.answer(place, &answer);
             }
+            Request::Secret { name, value } => {
+                let answer = match self.life.is_waiting() {
+                    true => {
+                        self.launch.secrets.insert(name, value);
+                        Event::Taken
+                    }
+                    false => Event::Refused { why: "the command was executed already".to_owned() },
+                };
+                self.clients.answer(place, &answer);
+            }
             Request::Go => {
                 if self.life.is_waiting() {
                     self.start();
@@ -331,7 +270,7 @@ impl Supervisor<'_> {
     }
 
     fn start(&mut self) {
-        if self.life.lease.is_some_and(|until| SystemClock.boot() >= until) {
+        if self.life.lease.is_over(SystemClock.boot()) {
             self.life.lease_over = true;
             return self.over(End::NeverStarted(NotStarted::LeaseOver));
         }
@@ -343,9 +282,15 @@ impl Supervisor<'_> {
                 return self.over(End::NeverStarted(NotStarted::Setup { step, os_error: 0 }));
             }
         };
+        self.hide();
         self.life.started_at = Some(SystemClock.now());
-        match job::start(&self.dir, &self.launch, &self.hello.instance, doors) {
+        match job::start(&self.dir, &self.folder, &self.launch, &self.hello.instance, doors) {
             Ok(started) => {
+                if self.gives_up
+                    && let Err(error) = sys::keep_only_kill()
+                {
+                    self.notes.say(format_args!("it keeps rights that it needs no more: {error}"));
+                }
                 self.notes.say(format_args!("started, process {}", started.pid));
                 let until = self.launch.timeout.map(|timeout| SystemClock.boot() + timeout);
                 self.life.phase = Phase::Running { main: started.pid, until };
@@ -355,6 +300,15 @@ impl Supervisor<'_> {
                 self.life.started_at = None;
                 self.over(End::NeverStarted(why));
             }
+        }
+    }
+
+    /// Gives the job places of its own, as far as the machine lets it.
+    fn hide(&mut self) {
+        let Some(tmp) = self.launch.tmp.as_ref().filter(|_| !self.launch.container) else { return };
+        for unmet in apart::hide(tmp) {
+            self.notes.say(format_args!("not in effect: {unmet}"));
+            self.life.limits_unmet.push(unmet);
         }
     }
 
@@ -416,7 +370,7 @@ impl Supervisor<'_> {
             self.life.signaled.get_or_insert((signal, sender));
         }
         if !matches!(self.life.phase, Phase::Over { .. }) {
-            self.life.ladder.stop(SystemClock.boot(), self.launch.grace);
+            self.life.escalation.stop(SystemClock.boot(), self.launch.grace);
         }
     }
 
@@ -430,10 +384,10 @@ impl Supervisor<'_> {
             }
             Phase::Running { .. } => {
                 self.life.stopped.get_or_insert(reason);
-                self.life.ladder.stop(now, grace);
+                self.life.escalation.stop(now, grace);
             }
             // The command ended by itself; what is left of it is on its way.
-            Phase::Clearing { .. } => self.life.ladder.stop(now, grace),
+            Phase::Clearing { .. } => self.life.escalation.stop(now, grace),
             Phase::Over { .. } => {}
         }
     }
@@ -464,15 +418,15 @@ impl Supervisor<'_> {
     fn clear_leftovers(&mut self, look_at: Option<Boot>) {
         let Phase::Clearing { look, .. } = &mut self.life.phase else { return };
         *look = look_at;
-        if !self.life.ladder.is_climbed() {
+        if !self.life.escalation.is_begun() {
             self.life.leftovers = self.tree.count();
-            self.life.ladder.stop(SystemClock.boot(), LEFTOVER_GRACE);
+            self.life.escalation.stop(SystemClock.boot(), LEFTOVER_GRACE);
         }
     }
 
     fn main_ended(&mut self, status: ExitStatus) {
         self.notes.say(format_args!("the command ended with {status:?}"));
-        let killed_here = self.life.ladder.has_killed();
+        let killed_here = self.life.escalation.has_killed();
         let evidence = self.life.memory.as_ref().map(Memory::evidence);
         self.life.oom = evidence.and_then(|evidence| evidence.blames(status, killed_here));
         self.life.ended_at = Some(SystemClock.now());
@@ -484,25 +438,25 @@ impl Supervisor<'_> {
             Phase::Waiting { until } if now >= until => self.over(End::NeverStarted(NotStarted::NoGo)),
             Phase::Running { main, until: Some(until) } if now >= until => {
                 self.notes.say("its time is over");
-                self.life.timed_out = !self.life.ladder.is_climbed();
-                self.life.ladder.stop(now, self.launch.grace);
+                self.life.timed_out = !self.life.escalation.is_begun();
+                self.life.escalation.stop(now, self.launch.grace);
                 self.life.phase = Phase::Running { main, until: None };
             }
             Phase::Running { .. } if self.life.lease_end().is_some_and(|until| now >= until) => {
                 self.notes.say("its lease is over");
                 self.life.lease_over = true;
-                self.life.ladder.stop(now, self.launch.grace);
+                self.life.escalation.stop(now, self.launch.grace);
             }
             Phase::Clearing { look: Some(at), .. } if now >= at => self.reap(),
             _ => {}
         }
-        match self.life.ladder.due(now) {
-            Some(Rung::Term) => self.tree.ask(),
-            Some(Rung::Kill) => {
+        match self.life.escalation.due(now) {
+            Some(KillStep::Term) => self.tree.ask(),
+            Some(KillStep::Kill) => {
                 self.tree.kill();
                 self.reap();
             }
-            Some(Rung::GiveUp) => self.give_up(),
+            Some(KillStep::GiveUp) => self.give_up(),
             None => {}
         }
     }

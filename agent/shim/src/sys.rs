@@ -3,14 +3,15 @@
 //! Each function is safe to call: it takes owned or borrowed descriptors, passes no pointer that outlives
 //! the call, and what runs between fork and exec is async-signal-safe.
 
-use std::io;
-use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use agent_model::ExitStatus;
 use nix::libc;
 use nix::sys::signal::{SigHandler, SigSet, SigmaskHow, Signal, signal, sigprocmask};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use nix::unistd::{Gid, Uid};
 
 use crate::record::User;
@@ -31,6 +32,62 @@ pub fn pidfd_send_signal(process: BorrowedFd<'_>, signal: Signal) -> io::Result<
     let result =
         unsafe { libc::syscall(libc::SYS_pidfd_send_signal, process.as_raw_fd(), signal as i32, no_info, 0) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sends a descriptor through a socket, with one byte.
+pub fn send_descriptor(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    send_message(socket, b"d", &[descriptor])
+}
+
+/// Takes the one descriptor that comes through a socket; no program that this process starts gets it.
+pub fn receive_descriptor(socket: impl AsFd) -> io::Result<OwnedFd> {
+    let descriptor =
+        receive_message(socket.as_fd(), 1)?.and_then(|(_, descriptors)| descriptors.into_iter().next());
+    descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Sends one message through a socket that keeps them apart, with these descriptors.
+pub fn send_message(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let raw: Vec<i32> = descriptors.iter().map(|descriptor| descriptor.as_raw_fd()).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let rights = if raw.is_empty() { &rights[..0] } else { &rights[..] };
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+/// Takes the next connection of a listening socket.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let raw = nix::sys::socket::accept4(listener.as_raw_fd(), nix::sys::socket::SockFlag::SOCK_CLOEXEC)?;
+    // SAFETY: the kernel made it for this call, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
+/// The most descriptors that come with a message.
+pub const MOST_DESCRIPTORS: usize = 3;
+
+/// Takes one message of such a socket: its bytes and descriptors, which no program that this process starts gets.
+/// `None` when the other side is gone. A message that is longer than `most`, or has more descriptors, is an error.
+pub fn receive_message(socket: BorrowedFd<'_>, most: usize) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; most];
+    let mut space = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
+    let (length, flags, descriptors) = {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        let raw = socket.as_raw_fd();
+        let message = recvmsg::<()>(raw, &mut parts, Some(&mut space), MsgFlags::MSG_CMSG_CLOEXEC)?;
+        let mut descriptors = Vec::new();
+        for part in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(raw) = part {
+                // SAFETY: the kernel made them for this call, and nobody else has them.
+                descriptors.extend(raw.into_iter().map(|raw| unsafe { OwnedFd::from_raw_fd(raw) }));
+            }
+        }
+        (message.bytes, message.flags, descriptors)
+    };
+    if flags.intersects(MsgFlags::MSG_TRUNC | MsgFlags::MSG_CTRUNC) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    bytes.truncate(length);
+    Ok((length > 0).then_some((bytes, descriptors)))
 }
 
 /// Gives every signal its default effect, whatever was inherited, but for the two that would end a process
@@ -59,11 +116,16 @@ pub fn not_entered(error: &io::Error) -> Option<i32> {
     error.raw_os_error().filter(|number| *number >= NOT_ENTERED).map(|number| number - NOT_ENTERED)
 }
 
-/// Makes `command` start as a job must: in the control groups behind `doors`, in a session of its own, as
-/// `user`, with default signals, the usual file mode mask, no way to gain privileges, and before the machine's own
-/// processes when the kernel must end one for want of memory. In a container it loses what the container's first process
-/// may do beyond others, whoever it runs as.
+/// Makes `command` start as a job must: in the control groups behind `doors`, in a session of its own, as `user` with
+/// his groups alone, with default signals, the usual file mode mask, no capability in any set, no way to gain
+/// privileges, and before the machine's own processes when the kernel must end one for want of memory. What runs as
+/// root on the machine itself keeps what root may.
 pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedFd>, container: bool) {
+    let groups: Vec<Gid> =
+        user.iter().flat_map(|user| &user.groups).map(|group| Gid::from_raw(*group)).collect();
+    let user = user.map(|user| (Uid::from_raw(user.uid), Gid::from_raw(user.gid)));
+    let uid = user.map_or_else(nix::unistd::geteuid, |(uid, _)| uid);
+    let gives_up = container || !uid.is_root();
     let prepare = move || {
         for door in &doors {
             // SAFETY: the pointer is to a constant of the stated length.
@@ -73,17 +135,21 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedF
             }
         }
         nix::unistd::setsid()?;
-        go_first_without_memory();
         if container {
+            // The supervisor is nobody's to look at. The program is, and its score is its own to write.
+            let _ = nix::sys::prctl::set_dumpable(true);
+        }
+        go_first_without_memory();
+        if gives_up {
             narrow_capabilities();
         }
-        if let Some(user) = user {
-            nix::unistd::setgroups(&[])?;
-            nix::unistd::setgid(Gid::from_raw(user.gid))?;
-            nix::unistd::setuid(Uid::from_raw(user.uid))?;
+        if let Some((uid, gid)) = user {
+            nix::unistd::setgroups(&groups)?;
+            nix::unistd::setresgid(gid, gid, gid)?;
+            nix::unistd::setresuid(uid, uid, uid)?;
         }
         nix::sys::prctl::set_no_new_privs()?;
-        if container {
+        if gives_up {
             drop_capabilities()?;
         }
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
@@ -95,9 +161,46 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedF
     unsafe { command.pre_exec(prepare) };
 }
 
+/// Goes on as the second process of a space of process numbers of its own, where the machine lets it: when it ends,
+/// whatever it started ends with it. The first process waits for it and ends as it ends, and so does the caller, which
+/// this never returns to. Where there is no such space this process goes on itself. For a process of one thread.
+#[allow(
+    clippy::exit,
+    clippy::disallowed_methods,
+    reason = "each of the processes ends where the next one goes on"
+)]
+pub(crate) fn enter_own_processes() -> io::Result<()> {
+    if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID).is_err() {
+        return Ok(());
+    }
+    // The first fork makes the first process of the space, which the kernel would let no signal end.
+    for _ in 0..2 {
+        // SAFETY: one thread; the child uses nothing that another one could have held.
+        match unsafe { nix::unistd::fork()? } {
+            nix::unistd::ForkResult::Child => nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?,
+            nix::unistd::ForkResult::Parent { child } => std::process::exit(await_end(child.as_raw())),
+        }
+    }
+    Ok(())
+}
+
+/// The code of the end of a child, as a shell says it; other children are reaped meanwhile.
+fn await_end(child: i32) -> i32 {
+    loop {
+        let mut status = 0;
+        // SAFETY: the pointer is to a local of the right type.
+        match unsafe { libc::waitpid(-1, &raw mut status, 0) } {
+            pid if pid == child && libc::WIFEXITED(status) => return libc::WEXITSTATUS(status),
+            pid if pid == child && libc::WIFSIGNALED(status) => return 128 + libc::WTERMSIG(status),
+            pid if pid < 0 && io::Error::last_os_error().kind() != io::ErrorKind::Interrupted => return 70,
+            _ => {}
+        }
+    }
+}
+
 /// Leaves nothing that a program could gain. Who may not do that has nothing to gain either: no privileges come with a
 /// program where new ones are forbidden.
-fn narrow_capabilities() {
+pub(crate) fn narrow_capabilities() {
     for capability in 0..64 {
         // SAFETY: no pointer is passed; a capability that does not exist is an error.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) } != 0 {
@@ -106,14 +209,75 @@ fn narrow_capabilities() {
     }
 }
 
-/// Gives up every capability, which a process of user 0 would have kept.
-fn drop_capabilities() -> io::Result<()> {
-    const VERSION_3: u32 = 0x2008_0522;
+/// Gives up every capability, which a process of user 0 would have kept, and what it would hand on.
+pub(crate) fn drop_capabilities() -> io::Result<()> {
+    // SAFETY: no pointer is passed; kernels before 4.3 have no such set.
+    unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    set_capabilities(0)
+}
+
+/// Capabilities, one bit each.
+const KILL: u32 = 1 << 5;
+const SETGID: u32 = 1 << 6;
+const SETUID: u32 = 1 << 7;
+const SETPCAP: u32 = 1 << 8;
+const SYS_PTRACE: u32 = 1 << 19;
+const SYS_ADMIN: u32 = 1 << 21;
+const SYS_RESOURCE: u32 = 1 << 24;
+
+/// What a supervisor in a container needs of what user 0 may do.
+pub const IN_CONTAINER: u32 = KILL | SETGID | SETUID | SETPCAP;
+/// What one on the machine needs: also to mount, to see processes of others, and to be spared when memory runs out.
+pub const ON_MACHINE: u32 = IN_CONTAINER | SYS_PTRACE | SYS_ADMIN | SYS_RESOURCE;
+
+/// Of what user 0 may do, keeps what ends the processes of others, and what sees them where `/proc` hides them. Who may
+/// not do that has nothing to give up.
+pub fn keep_only_kill() -> io::Result<()> {
+    let has = capabilities()?;
+    if has == 0 {
+        return Ok(());
+    }
+    narrow_capabilities();
+    set_capabilities(has & (KILL | SYS_PTRACE))
+}
+
+/// Becomes a user without his other groups, and keeps these capabilities, which nobody could do who is not root. For a
+/// process of one thread. It can be looked at by nobody who has fewer of them, though it is of his user.
+pub fn become_with(uid: u32, gid: u32, keep: u32) -> io::Result<()> {
+    nix::sys::prctl::set_keepcaps(true)?;
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    nix::unistd::setgroups(&[])?;
+    nix::unistd::setresgid(gid, gid, gid)?;
+    nix::unistd::setresuid(uid, uid, uid)?;
+    set_capabilities(keep & capabilities_permitted()?)
+}
+
+/// The capabilities in effect, the lower 32.
+fn capabilities() -> io::Result<u32> {
+    Ok(capability_sets()?[0])
+}
+
+fn capabilities_permitted() -> io::Result<u32> {
+    Ok(capability_sets()?[1])
+}
+
+const VERSION_3: u32 = 0x2008_0522;
+
+/// Effective, permitted and inheritable, the lower 32 first.
+fn capability_sets() -> io::Result<[u32; 6]> {
     let header = [VERSION_3, 0];
-    let none = [0_u32; 6];
+    let mut sets = [0_u32; 6];
+    // SAFETY: the pointers are to locals of the sizes that version 3 of the call reads and writes.
+    let result = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(sets) }
+}
+
+fn set_capabilities(wanted: u32) -> io::Result<()> {
+    let header = [VERSION_3, 0];
+    let sets = [wanted, wanted, 0, 0, 0, 0_u32];
     // SAFETY: the pointers are to locals of the sizes that version 3 of the call reads: a version and a process number,
     // and twice three sets of 32.
-    let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+    let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

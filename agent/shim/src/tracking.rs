@@ -3,14 +3,12 @@
 //! Owns that stream: segments as those of the job's log, but kept until the job directory goes. Invariants: every
 //! byte of it has its offset for ever; where the file was replaced or cut the stream says so by a record of its own; no
 //! more than a quota is kept, and the stream says what is missing. See [`crate::source`] for what counts as replaced.
-//!
-//! Callers: the shim while it lives; `agentd` for a job whose shim was lost.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use agent_model::size;
-use agent_model::tracking::TrackingRecord;
+use agent_model::tracking::{TrackingLine, TrackingRecord};
 
 use crate::segments::{Reader, Writer};
 use crate::source::{Piece, Source};
@@ -120,7 +118,7 @@ impl Intake {
 }
 
 fn note(text: &str) -> String {
-    TrackingRecord::Note { note: text.to_owned() }.to_line()
+    TrackingLine::from(TrackingRecord::Note { note: text.to_owned() }).to_line()
 }
 
 #[cfg(test)]

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::record::Hidden;
+
 /// The longest line either side sends or accepts, in bytes.
-pub const MAX_LINE: usize = 16 * 1024;
+pub const MAX_LINE: usize = 64 * 1024;
 
 /// What a client asks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +20,13 @@ pub const MAX_LINE: usize = 16 * 1024;
 pub enum Request {
     /// Execute the command. Said again, it changes nothing.
     Go,
+    /// Give the command one more variable. Refused when it was executed already.
+    Secret {
+        /// The variable.
+        name: String,
+        /// Its value, which is in no file.
+        value: Hidden,
+    },
     /// End the job: the polite signal to every process of it, the final one after the grace. Said again, a
     /// shorter grace counts and the first reason stays.
     Stop {
@@ -52,6 +61,8 @@ pub enum Event {
     },
     /// `go` was heard and the command is started, unless [`Ended`](Event::Ended) says otherwise.
     Going,
+    /// `secret` was heard.
+    Taken,
     /// `stop` was heard.
     Stopping,
     /// `renew` was heard.
@@ -127,6 +138,15 @@ mod tests {
         let stop = Request::stop(Duration::from_secs(1), "canceled by\nuid 7");
         assert_eq!(serde_json::from_str::<Request>(&stop.to_line()).unwrap(), stop);
         assert_eq!(serde_json::from_str::<Event>(r#"{"event":"new","x":1}"#).unwrap(), Event::Unknown);
+    }
+
+    #[test]
+    fn test_a_secret_travels_and_is_never_shown() {
+        let secret = Request::Secret { name: "KEY".into(), value: Hidden("hunter2\u{1}".repeat(1000)) };
+        let line = secret.to_line();
+        assert!(line.len() <= MAX_LINE && line.contains("hunter2"), "8 KiB fit, however they are written");
+        assert_eq!(serde_json::from_str::<Request>(&line).unwrap(), secret);
+        assert!(!format!("{secret:?}").contains("hunter2"), "{secret:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent_cas::snapshot::{Spare, StatCache, download, materialize, push, scan};
+use agent_cas::snapshot::{PrestagedTree, StatCache, download, materialize, push, scan};
 use agent_cas::{BlobStore, Disk, Remote, Tiered, remote};
 use agent_model::Digest;
 use agent_tests::client::{channel, runtime};
@@ -88,16 +88,17 @@ pub(crate) fn main(words: &[String]) {
     println!("{read} {sent} {one} {two} {}", peak_in(&status));
 }
 
-/// Lays `root` out by a spare of `before`; how long that took, without the spare.
+/// Lays `root` out by a prestaged tree of `before`; how long that took, without the prestaged tree.
 fn by_spare(store: &impl BlobStore, before: Digest, root: Digest, dest: &Path) -> Duration {
     runtime().block_on(async {
-        let spare =
-            Spare::lay(store, before, &dest.with_extension("spare"), None).await.expect("it is laid out");
-        let spares = [Arc::new(spare)];
+        let prestaged = PrestagedTree::lay(store, before, &dest.with_extension("prestaged"), None)
+            .await
+            .expect("it is laid out");
+        let prestaged_trees = [Arc::new(prestaged)];
         let begun = Instant::now();
-        materialize(store, root, dest, None, &spares).await.expect("it is there");
+        materialize(store, root, dest, None, &prestaged_trees).await.expect("it is there");
         let took = begun.elapsed();
-        assert!(spares[0].is_claimed(), "it was of no use");
+        assert!(prestaged_trees[0].is_claimed(), "it was of no use");
         took
     })
 }

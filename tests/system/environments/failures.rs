@@ -149,7 +149,7 @@ fn test_offline_uses_what_is_there_and_says_what_is_not() {
 #[test]
 fn test_a_python_that_is_not_on_any_machine_is_a_reason_to_wait() {
     let site = Site::started();
-    let told = || site.host.log().contains("the interpreters of the machine changed").then_some(());
+    let told = || site.host.log().contains("noticed change of interpreters").then_some(());
     eventually("the machine told which interpreters it has", SOON, told);
     let job = "command: python -c 1\ncode: .\nenvironment: {python: python9.9}\n";
     let dir = site.host.project("p", &[("job.yml", job)]);

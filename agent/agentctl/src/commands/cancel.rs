@@ -1,27 +1,28 @@
 //! `cancel`: ask jobs to end. Asking twice, or asking of a job that ended, changes nothing.
-
-use std::path::Path;
+//!
+//! Which jobs are meant by name, state or experiment is [`choose`]'s, for everything that is asked of many jobs.
 
 use agent_proto::v1;
 use futures_util::StreamExt;
 
+use super::jobs::list;
 use super::view::JobView;
-use crate::cli::CancelArgs;
-use crate::client::{self, Client, answer};
+use crate::cli::{CancelArgs, Selection};
+use crate::client::{self, Client, Target, answer, person};
 use crate::failure::Failure;
 use crate::output::Output;
 
 /// Asks each job to end, and waits for that if wanted. Every job is asked; the first failure is given.
 pub(super) async fn cancel(
     args: &CancelArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let mut first = None;
     let mut asked = Vec::new();
-    for given in &args.jobs {
-        match ask(&client, given, output).await {
+    for given in choose(&client, &args.choice, |job| !job.has_ended(), output).await? {
+        match ask(&client, &given, output).await {
             Ok(job) => asked.push(job),
             Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
             Err(failure) => first = Some(failure),
@@ -33,6 +34,31 @@ pub(super) async fn cancel(
         }
     }
     first.map_or(Ok(()), Err)
+}
+
+/// The names that were given; or of the caller's own jobs those that are meant and `fit`.
+pub(super) async fn choose(
+    client: &Client,
+    choice: &Selection,
+    fit: impl Fn(&JobView) -> bool,
+    output: &mut Output,
+) -> Result<Vec<String>, Failure> {
+    if !choice.jobs.is_empty() {
+        return Ok(choice.jobs.clone());
+    }
+    let own = person(&client.own());
+    let meant = |job: &JobView| {
+        job.owner == own
+            && fit(job)
+            && choice.state.as_ref().is_none_or(|state| state.eq_ignore_ascii_case(&job.state))
+            && choice.experiment.as_ref().is_none_or(|experiment| *experiment == job.experiment)
+    };
+    let (jobs, _) = list(client, u32::MAX, false).await?;
+    let names: Vec<String> = jobs.iter().filter(|job| meant(job)).map(|job| job.job.clone()).collect();
+    if names.is_empty() {
+        output.note("no job of yours is such a one");
+    }
+    Ok(names)
 }
 
 /// Gives the job's whole name.

@@ -1,15 +1,14 @@
 //! `doctor`: what was found out about this machine, and what it means for jobs.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use agent_model::node::{Finding, Grade};
 use agent_model::{Code, Fault};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::view::NodeView;
 use crate::cli::JsonArgs;
-use crate::client::{self, Client};
+use crate::client::{self, Client, Target};
 use crate::failure::Failure;
 use crate::output::text::{Tone, clean, wrap};
 use crate::output::{Output, Paper};
@@ -23,12 +22,12 @@ struct Checked {
 /// Shows the findings of the daemon's machines, or of this one when no daemon runs; 1 if any is bad.
 pub(super) async fn doctor(
     args: &JsonArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
-    let (source, machines) = match Client::find(socket).await {
+    let (source, machines) = match Client::find(to).await {
         Ok(client) => ("daemon", ask(&client).await?),
-        Err(Failure::Fault(fault)) if fault.code == Code::Unreachable && socket.is_none() => {
+        Err(Failure::Fault(fault)) if fault.code == Code::Unreachable && to.is_none() => {
             output.note("no daemon runs; this machine as it is:");
             let inventory = client::probe().await?;
             ("probe", vec![Checked { node: inventory.hostname, findings: inventory.findings }])
@@ -37,14 +36,19 @@ pub(super) async fn doctor(
     };
     let bad = machines.iter().flat_map(|m| &m.findings).any(|finding| finding.grade == Grade::Bad);
     if args.json {
-        let nodes = machines.iter().map(|m| json!({ "node": m.node, "findings": m.findings }));
-        output.json(&json!({ "source": source, "nodes": nodes.collect::<Vec<_>>(), "bad": bad }))?;
+        output.json(&document(source, &machines, bad))?;
     } else {
         let paper = output.paper();
-        let text: Vec<String> = machines.iter().map(|machine| render(machine, paper)).collect();
+        let text: Vec<String> =
+            machines.iter().map(|machine| render(&machine.node, &machine.findings, paper)).collect();
         output.print(&text.join("\n"))?;
     }
     Ok(ExitCode::from(u8::from(bad)))
+}
+
+fn document(source: &str, machines: &[Checked], bad: bool) -> Value {
+    let nodes = machines.iter().map(|m| json!({ "node": m.node, "findings": m.findings }));
+    json!({ "source": source, "nodes": nodes.collect::<Vec<_>>(), "bad": bad })
 }
 
 async fn ask(client: &Client) -> Result<Vec<Checked>, Fault> {
@@ -59,10 +63,11 @@ async fn ask(client: &Client) -> Result<Vec<Checked>, Fault> {
     nodes.into_iter().map(checked).collect()
 }
 
-fn render(machine: &Checked, paper: Paper) -> String {
-    let mut text = format!("{}\n", paper.ink.paint(Tone::Strong, &clean(&machine.node)));
-    let width = machine.findings.iter().map(|finding| finding.topic.chars().count()).max().unwrap_or(0);
-    for finding in &machine.findings {
+/// Findings about a machine, as people read them.
+pub(super) fn render(node: &str, findings: &[Finding], paper: Paper) -> String {
+    let mut text = format!("{}\n", paper.ink.paint(Tone::Strong, &clean(node)));
+    let width = findings.iter().map(|finding| finding.topic.chars().count()).max().unwrap_or(0);
+    for finding in findings {
         let (word, tone) = grade(finding.grade);
         let mark = paper.ink.paint(tone, &format!("{word:<7}")).into_owned();
         let indent = 2 + 7 + 2 + width + 2;
@@ -89,19 +94,20 @@ pub(super) fn grade(grade: Grade) -> (&'static str, Tone) {
 mod tests {
     use super::super::nodes::tests::small;
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     #[test]
     fn test_findings_say_what_they_mean_and_what_to_do() {
         let machine = Checked { node: "box".into(), findings: small().inventory.findings };
-        assert_eq!(
-            render(&machine, Paper { ink: Ink::PLAIN, width: 60 }),
-            "box\n\
-             \x20 good     python  3.11\n\
-             \x20                  pip environments can be built\n\
-             \x20 limited  gpu     none\n\
-             \x20                  jobs that ask for a GPU wait\n\
-             \x20                  fix: install a driver\n"
-        );
+        insta::assert_snapshot!(render(&machine.node, &machine.findings, Paper { ink: Ink::PLAIN, width: 60 }), @r"
+            box
+              good     python  3.11
+                               pip environments can be built
+              limited  gpu     none
+                               jobs that ask for a GPU wait
+                               fix: install a driver
+        ");
+        insta::assert_snapshot!("json", pretty(&document("daemon", &[machine], false)));
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::view::JobView;
 use crate::cli::DownloadArgs;
-use crate::client::{self, Client, answer, next};
+use crate::client::{self, Client, Target, answer, next};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
@@ -31,13 +31,14 @@ const LOGS: &str = "user_logs";
 /// Fetches the outputs, and the logs if wanted.
 pub(super) async fn download(
     args: &DownloadArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
     let artifacts = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);
-    if artifacts.is_none() && !args.logs {
+    let others = artifacts_of_others(&job);
+    if artifacts.is_none() && others.is_empty() && !args.logs {
         return match job.has_ended() {
             true => {
                 output.note(&format!("{} left no outputs; --logs fetches its logs", job.job));
@@ -66,10 +67,16 @@ pub(super) async fn download(
             .await
             .map_err(|error| unlaid(&job.job, &dest, &error))?;
     }
+    for (rank, root) in &others {
+        fetch_tree(&client, *root, &tree.join(format!("rank-{rank}")), output)
+            .await
+            .map_err(|error| unlaid(&job.job, &dest, &error))?;
+    }
     if args.logs {
         fs::create_dir_all(tree.join(LOGS)).map_err(unwritable)?;
-        for log in Stream::ALL {
-            fetch_log(&client, &job.job, log, &tree.join(LOGS).join(log.file_name()), &dest).await?;
+        for (rank, log) in (0..job.ranks()).flat_map(|rank| Stream::ALL.map(|log| (rank, log))) {
+            let to = tree.join(LOGS).join(log_name(log, rank));
+            fetch_log(&client, &job.job, log, rank, &to, &dest).await?;
         }
     }
     put_in_place(&tree, &dest, &room.path().join("replaced")).map_err(unwritable)?;
@@ -100,8 +107,32 @@ async fn fetch_tree(
     }
 }
 
-async fn fetch_log(client: &Client, job: &str, log: Stream, to: &Path, dest: &Path) -> Result<(), Failure> {
-    let request = v1::ReadLogRequest { job: job.to_owned(), stream: log.to_string(), ..Default::default() };
+/// What ranks after the first left, each its own.
+fn artifacts_of_others(job: &JobView) -> Vec<(u32, Digest)> {
+    let left = |rank: u32| Some((rank, job.outcome_of(rank)?.artifacts?.root));
+    (1..job.ranks()).filter_map(left).collect()
+}
+
+/// The file of a log; those of ranks after the first have their number before the extension.
+fn log_name(log: Stream, rank: u32) -> String {
+    let name = log.file_name();
+    match (rank, name.rsplit_once('.')) {
+        (0, _) => name.to_owned(),
+        (rank, Some((stem, extension))) => format!("{stem}_{rank}.{extension}"),
+        (rank, None) => format!("{name}_{rank}"),
+    }
+}
+
+async fn fetch_log(
+    client: &Client,
+    job: &str,
+    log: Stream,
+    rank: u32,
+    to: &Path,
+    dest: &Path,
+) -> Result<(), Failure> {
+    let request =
+        v1::ReadLogRequest { job: job.to_owned(), stream: log.to_string(), rank, ..Default::default() };
     let mut chunks = answer(client.telemetry().read_log(request)).await?;
     let mut file = fs::File::create(to).map_err(|error| unwritable(dest, &error))?;
     while let Some(chunk) = next(&mut chunks).await? {

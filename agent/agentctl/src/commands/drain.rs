@@ -1,6 +1,5 @@
 //! `drain`, `undrain`, `cordon`: whether new jobs come to a machine, and waiting until the old ones are gone.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use super::jobs;
 use super::status::another;
 use super::view::{JobView, NodeView};
 use crate::cli::{DrainArgs, NodeArgs};
-use crate::client::{Client, Whom, answer};
+use crate::client::{Client, Target, Whom, answer};
 use crate::failure::{DETACHED, Failure};
 use crate::output::Output;
 use crate::output::text::count;
@@ -27,10 +26,10 @@ const AWAY: Duration = Duration::from_secs(60);
 pub(super) async fn set(
     args: &NodeArgs,
     want: &str,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let whom = introduce(&client, output).await?;
     let node = ask(&client, args.node.as_deref(), want).await?;
     if args.json {
@@ -47,10 +46,10 @@ pub(super) async fn set(
 /// Keeps new jobs off a machine and waits until those it has are gone.
 pub(super) async fn drain(
     args: &DrainArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let whom = introduce(&client, output).await?;
     let node = ask(&client, args.node.node.as_deref(), "drain").await?;
     if !args.no_wait {

@@ -19,7 +19,7 @@ use serde_json::json;
 
 use super::view::{EnvironmentView, NodeView};
 use crate::cli::{EnvArgs, EnvsVerb};
-use crate::client::{Client, answer_within};
+use crate::client::{Client, Target, answer_within};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age};
@@ -31,27 +31,27 @@ const DONE_WITHIN: Duration = Duration::from_secs(75);
 /// Does what was asked of environments.
 pub(super) async fn envs(
     verb: EnvsVerb,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
     match verb {
-        EnvsVerb::List { node, json } => list(node.as_deref(), json, socket, output).await?,
-        EnvsVerb::Show(args) => show::show(&args, socket, output).await?,
-        EnvsVerb::Build(args) => return build::build(args, socket, output).await,
+        EnvsVerb::List { node, json } => list(node.as_deref(), json, to, output).await?,
+        EnvsVerb::Show(args) => show::show(&args, to, output).await?,
+        EnvsVerb::Build(args) => return build::build(args, to, output).await,
         EnvsVerb::Export { key, node, output: file } => {
             let args = EnvArgs { key, node, json: false };
-            export(&args, file.as_deref(), socket, output).await?;
+            export(&args, file.as_deref(), to, output).await?;
         }
-        EnvsVerb::Rm(args) => manage(&args, "remove", socket, output).await?,
-        EnvsVerb::Pin(args) => manage(&args, "pin", socket, output).await?,
-        EnvsVerb::Unpin(args) => manage(&args, "unpin", socket, output).await?,
+        EnvsVerb::Rm(args) => manage(&args, "remove", to, output).await?,
+        EnvsVerb::Pin(args) => manage(&args, "pin", to, output).await?,
+        EnvsVerb::Unpin(args) => manage(&args, "unpin", to, output).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// An environment of a machine, see `agent/docs/json.md`.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Kept {
+pub(super) struct KeptEnvironment {
     pub(super) node: String,
     #[serde(flatten)]
     pub(super) view: EnvironmentView,
@@ -61,9 +61,9 @@ pub(super) struct Kept {
     log: Option<Digest>,
 }
 
-impl Kept {
-    pub(super) fn new(node: &str, kept: &CachedEnvironment) -> Kept {
-        Kept { node: node.to_owned(), view: kept.into(), lock: kept.lock, log: kept.log }
+impl KeptEnvironment {
+    pub(super) fn new(node: &str, kept: &CachedEnvironment) -> KeptEnvironment {
+        KeptEnvironment { node: node.to_owned(), view: kept.into(), lock: kept.lock, log: kept.log }
     }
 
     fn key(&self) -> &str {
@@ -79,7 +79,7 @@ impl Kept {
 }
 
 /// Every environment of every machine, or of one.
-async fn all(client: &Client, node: Option<&str>) -> Result<Vec<Kept>, Failure> {
+async fn all(client: &Client, node: Option<&str>) -> Result<Vec<KeptEnvironment>, Failure> {
     let nodes = client.machines().await?.nodes;
     let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
     let names: Vec<&str> = nodes.iter().map(|node| node.node.as_str()).collect();
@@ -90,17 +90,18 @@ async fn all(client: &Client, node: Option<&str>) -> Result<Vec<Kept>, Failure> 
         ));
     }
     let wanted = nodes.iter().filter(|of| node.is_none_or(|node| of.node == node));
-    let kept = wanted.flat_map(|of| of.inventory.environments.iter().map(|kept| Kept::new(&of.node, kept)));
+    let kept = wanted
+        .flat_map(|of| of.inventory.environments.iter().map(|kept| KeptEnvironment::new(&of.node, kept)));
     Ok(kept.collect())
 }
 
 async fn list(
     node: Option<&str>,
     json: bool,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let all = all(&client, node).await?;
     if json {
         return output.json(&json!({ "environments": all }));
@@ -114,7 +115,7 @@ async fn list(
 }
 
 /// Environments as a table, with their machines when there are several.
-fn table(all: &[Kept], now: Timestamp, paper: Paper) -> String {
+fn table(all: &[KeptEnvironment], now: Timestamp, paper: Paper) -> String {
     let several = all.iter().any(|one| one.node != all[0].node);
     let mut headings = vec!["KEY", "PYTHON", "PACKAGES", "SIZE", "USED", "HELD", "MADE OF"];
     if several {
@@ -143,14 +144,14 @@ fn table(all: &[Kept], now: Timestamp, paper: Paper) -> String {
 }
 
 /// The one environment that is meant. A key is the beginning of its name, or of the digest in it.
-fn find(all: Vec<Kept>, args: &EnvArgs) -> Result<Kept, Failure> {
+fn find(all: Vec<KeptEnvironment>, args: &EnvArgs) -> Result<KeptEnvironment, Failure> {
     let whole: Vec<_> = all.iter().filter(|one| one.key() == args.key).cloned().collect();
-    let begins = |one: &Kept| {
+    let begins = |one: &KeptEnvironment| {
         let digest = one.key().rsplit_once('-').map_or("", |(_, digest)| digest);
         one.key().starts_with(&args.key) || digest.starts_with(&args.key)
     };
     let meant = if whole.is_empty() { all.into_iter().filter(begins).collect() } else { whole };
-    let mut keys: Vec<&str> = meant.iter().map(Kept::key).collect();
+    let mut keys: Vec<&str> = meant.iter().map(KeptEnvironment::key).collect();
     keys.sort_unstable();
     keys.dedup();
     match (&keys[..], &meant[..]) {
@@ -173,7 +174,7 @@ fn find(all: Vec<Kept>, args: &EnvArgs) -> Result<Kept, Failure> {
     }
 }
 
-async fn found(client: &Client, args: &EnvArgs) -> Result<Kept, Failure> {
+async fn found(client: &Client, args: &EnvArgs) -> Result<KeptEnvironment, Failure> {
     find(all(client, args.node.as_deref()).await?, args)
 }
 
@@ -194,10 +195,10 @@ async fn text(client: &Client, digest: Digest) -> Result<String, Failure> {
 async fn export(
     args: &EnvArgs,
     file: Option<&Path>,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let one = found(&client, args).await?;
     let Some(lock) = one.lock else {
         return Err(Failure::refused(
@@ -215,13 +216,8 @@ async fn export(
     Ok(())
 }
 
-async fn manage(
-    args: &EnvArgs,
-    want: &str,
-    socket: Option<&Path>,
-    output: &mut Output,
-) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+async fn manage(args: &EnvArgs, want: &str, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
     let one = found(&client, args).await?;
     let request = v1::ManageEnvironmentRequest {
         node: one.node.clone(),
@@ -232,7 +228,7 @@ async fn manage(
     let done = answer_within(DONE_WITHIN, client.nodes().manage_environment(request)).await;
     output.rest();
     let kept = done?.environment.map(CachedEnvironment::try_from).transpose().map_err(Fault::from)?;
-    let one = kept.map_or(one.clone(), |kept| Kept::new(&one.node, &kept));
+    let one = kept.map_or(one.clone(), |kept| KeptEnvironment::new(&one.node, &kept));
     if args.json {
         return output.json(&one);
     }
@@ -250,11 +246,12 @@ async fn manage(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     /// An environment of this key on this machine.
-    pub(super) fn one(node: &str, key: &str) -> Kept {
-        Kept::new(
+    pub(super) fn one(node: &str, key: &str) -> KeptEnvironment {
+        KeptEnvironment::new(
             node,
             &CachedEnvironment {
                 key: key.into(),
@@ -278,12 +275,11 @@ mod tests {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
         let mut pinned = one("box", "pip-0011");
         (pinned.view.pinned, pinned.view.uses, pinned.view.packages) = (true, 1, 3);
-        assert_eq!(
-            table(&[one("box", "conda-3f0a9c1b2d4e"), pinned], Timestamp(1_180_000), paper),
-            "KEY                 PYTHON  PACKAGES    SIZE   USED  HELD            MADE OF\n\
-             conda-3f0a9c1b2d4e  3.11.7        41  412 MB  2 min                  conda.yml:…\n\
-             pip-0011            3.11.7         3  412 MB  2 min  in use, pinned  conda.yml:…\n"
-        );
+        insta::assert_snapshot!(table(&[one("box", "conda-3f0a9c1b2d4e"), pinned], Timestamp(1_180_000), paper), @r"
+            KEY                 PYTHON  PACKAGES    SIZE   USED  HELD            MADE OF
+            conda-3f0a9c1b2d4e  3.11.7        41  412 MB  2 min                  conda.yml:…
+            pip-0011            3.11.7         3  412 MB  2 min  in use, pinned  conda.yml:…
+        ");
         let several = table(&[one("a", "pip-1"), one("b", "pip-1")], Timestamp(1_180_000), paper);
         assert!(several.contains("KEY    NODE") && several.contains("pip-1  b"), "{several}");
     }
@@ -310,14 +306,21 @@ mod tests {
 
     #[test]
     fn test_json_of_an_environment_is_as_documented() {
-        let json = serde_json::to_value(one("box", "pip-1")).unwrap();
-        let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
-        let mut expected = [
-            "node", "key", "summary", "python", "packages", "bytes", "built_ms", "used_ms", "uses", "pinned",
-            "lock", "log",
-        ];
-        expected.sort_unstable();
-        assert_eq!(keys, expected);
-        assert_eq!((&json["built_ms"], &json["lock"]), (&json!(1_000_000), &json!(null)));
+        insta::assert_snapshot!(pretty(&one("box", "pip-1")), @r#"
+            {
+              "node": "box",
+              "key": "pip-1",
+              "summary": "conda.yml: python=3.11, scikit-learn, 2 pip packages",
+              "python": "3.11.7",
+              "packages": 41,
+              "bytes": 412000000,
+              "built_ms": 1000000,
+              "used_ms": 1060000,
+              "uses": 0,
+              "pinned": false,
+              "lock": null,
+              "log": null
+            }
+        "#);
     }
 }

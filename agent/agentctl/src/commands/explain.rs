@@ -64,6 +64,7 @@ fn page(code: Code) -> &'static str {
         Code::JobUnsupported => page!("JOB-103"),
         Code::JobNotFound => page!("JOB-104"),
         Code::JobConflict => page!("JOB-105"),
+        Code::JobActive => page!("JOB-106"),
         Code::SnapshotUnreadable => page!("SNP-101"),
         Code::SnapshotUnsafe => page!("SNP-102"),
         Code::SnapshotMissing => page!("SNP-103"),
@@ -100,14 +101,32 @@ fn page(code: Code) -> &'static str {
         Code::NodeUnknown => page!("NODE-105"),
         Code::NodeAnswers => page!("NODE-106"),
         Code::GpuLost => page!("NODE-107"),
+        Code::GangIncomplete => page!("GANG-101"),
+        Code::GangUnreachable => page!("GANG-102"),
+        Code::GangLate => page!("GANG-103"),
+        Code::GangUnlike => page!("GANG-104"),
+        Code::GangPlace => page!("GANG-105"),
+        Code::NodeTwice => page!("NODE-108"),
+        Code::NodeBusy => page!("NODE-109"),
+        Code::NodeTaken => page!("NODE-110"),
         Code::ControllerStore => page!("CTL-101"),
         Code::Fenced => page!("CTL-102"),
         Code::RequestInvalid => page!("CTL-103"),
         Code::Unreachable => page!("NET-101"),
         Code::Denied => page!("NET-102"),
+        Code::Unidentified => page!("NET-103"),
+        Code::TokenRefused => page!("NET-104"),
+        Code::ClocksApart => page!("NET-105"),
+        Code::NotKnownHere => page!("NET-106"),
+        Code::NoListener => page!("NET-107"),
         Code::ConfigInvalid => page!("CFG-101"),
         Code::StateInUse => page!("CFG-102"),
         Code::StateUnusable => page!("CFG-103"),
+        Code::JoinedElsewhere => page!("CFG-104"),
+        Code::HostLogin => page!("SSH-101"),
+        Code::HostKey => page!("SSH-102"),
+        Code::HostUnfit => page!("SSH-103"),
+        Code::HostUnfinished => page!("SSH-104"),
         Code::Bug => page!("BUG-001"),
     }
 }
@@ -136,10 +155,12 @@ mod tests {
             "# ENV-103: a title\n\n- a long item that must be broken into two lines to fit here\n",
             PAPER,
         );
-        assert_eq!(
-            shown,
-            "ENV-103: a title\n\n- a long item that must be broken into two lines to fit\n  here\n"
-        );
+        insta::assert_snapshot!(shown, @r"
+            ENV-103: a title
+
+            - a long item that must be broken into two lines to fit
+              here
+        ");
     }
 
     #[test]

@@ -2,20 +2,20 @@
 
 use std::path::Path;
 
-use crate::client::{Client, own_directories};
+use crate::client::{Client, Target, own_directories};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::prepare::{Changes, Plan};
 
 /// Lists what a job of this target would take along, whatever its command.
-pub(super) async fn files(target: &Path, socket: Option<&Path>, output: &mut Output) -> Result<(), Failure> {
+pub(super) async fn files(target: &Path, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let command = vec!["true".to_owned()];
-    list(&Plan::read(target, Changes { command, ..Changes::default() })?, socket, output).await
+    list(&Plan::read(target, Changes { command, ..Changes::default() })?, to, output).await
 }
 
 /// Lists what a plan would send. No daemon is needed; one that runs knows what is its own.
-pub(super) async fn list(plan: &Plan, socket: Option<&Path>, output: &mut Output) -> Result<(), Failure> {
-    let never = match Client::find(socket).await {
+pub(super) async fn list(plan: &Plan, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let never = match Client::find(to).await {
         Ok(client) => client.own_directories().await?,
         Err(_) => own_directories(None),
     };

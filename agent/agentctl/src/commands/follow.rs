@@ -3,8 +3,8 @@
 //! One session is a set of open streams: the job as it changes, and its logs. When the connection breaks the
 //! next session opens them again where the last one was, so no byte is shown twice and none is left out.
 //!
-//! Invariants: a byte of a log is shown once; the end is believed when the job is in a terminal state and as
-//! much of its log was shown as its outcome says there is. Callers: `run`, `wait` and `logs -f`.
+//! Invariants: a byte of a log is shown once; the end is believed when the job is in a terminal state and as much of
+//! its log was shown as its outcome says there is.
 
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -37,6 +37,8 @@ pub(crate) struct Wants {
     pub(crate) tail: u64,
     /// Begin with this attempt; 0 is the latest.
     pub(crate) attempt: u64,
+    /// Of this rank.
+    pub(crate) rank: u32,
 }
 
 /// How following ended.
@@ -76,12 +78,12 @@ fn code_of(job: &JobView) -> u8 {
     }
 }
 
-enum Event {
+enum FollowEvent {
     Job(Box<v1::Job>),
     Log(Stream, v1::LogChunk),
 }
 
-type Events = SelectAll<Pin<Box<dyn AnyStream<Item = Result<Event, Status>>>>>;
+type Events = SelectAll<Pin<Box<dyn AnyStream<Item = Result<FollowEvent, Status>>>>>;
 
 /// How far one log was shown.
 #[derive(Debug, Default, Clone, Copy)]
@@ -137,7 +139,7 @@ impl Follower<'_> {
     async fn until_ended(&mut self, output: &mut Output) -> Result<Ended, Failure> {
         loop {
             let why = match self.session(output).await {
-                Ok(()) if self.last.as_ref().is_some_and(|job| is_over(job, self.wants.log, self.log)) => {
+                Ok(()) if self.last.as_ref().is_some_and(|job| is_over(job, self.wants, self.log)) => {
                     break;
                 }
                 Ok(()) => Fault::new(Code::Unreachable, "the daemon sent less of the log than there is"),
@@ -163,17 +165,18 @@ impl Follower<'_> {
         let mut events = Events::new();
         let request = v1::GetJobRequest { job: self.job.to_owned() };
         let changes = answer(self.client.jobs().watch(request)).await?;
-        events.push(changes.map(|job| job.map(|job| Event::Job(Box::new(job)))).boxed_local());
+        events.push(changes.map(|job| job.map(|job| FollowEvent::Job(Box::new(job)))).boxed_local());
         let logs: &[Stream] = if self.wants.story { &Stream::ALL } else { self.wants.log.as_slice() };
         for log in logs.iter().copied() {
             let chunks = self.open(log).await?;
-            events.push(chunks.map(move |chunk| chunk.map(|chunk| Event::Log(log, chunk))).boxed_local());
+            events
+                .push(chunks.map(move |chunk| chunk.map(|chunk| FollowEvent::Log(log, chunk))).boxed_local());
         }
         while let Some(event) = events.next().await {
             let event = event.map_err(|status| client::fault(&status))?;
             match event {
-                Event::Job(job) => self.see(JobView::try_from(*job)?, output),
-                Event::Log(log, chunk) => self.show(log, &chunk, output)?,
+                FollowEvent::Job(job) => self.see(JobView::try_from(*job)?, output),
+                FollowEvent::Log(log, chunk) => self.show(log, &chunk, output)?,
             }
         }
         Ok(())
@@ -184,7 +187,7 @@ impl Follower<'_> {
         let request = v1::ReadLogRequest {
             job: self.job.to_owned(),
             epoch: at.epoch,
-            rank: 0,
+            rank: self.wants.rank,
             stream: log.to_string(),
             offset: at.offset,
             follow: true,
@@ -306,9 +309,9 @@ impl Follower<'_> {
 }
 
 /// The job has ended, and all that its latest attempt wrote was shown.
-fn is_over(job: &JobView, log: Option<Stream>, shown: Position) -> bool {
-    let ends = job.outcome.iter().flat_map(|outcome| &outcome.streams);
-    let mut ends = ends.filter(|end| Some(end.stream) == log);
+fn is_over(job: &JobView, wants: Wants, shown: Position) -> bool {
+    let ends = job.outcome_of(wants.rank).into_iter().flat_map(|outcome| &outcome.streams);
+    let mut ends = ends.filter(|end| Some(end.stream) == wants.log);
     // The outcome speaks of the latest attempt; one that wrote nothing was never seen.
     let missing = |size: u64| if shown.epoch == job.attempt { shown.offset < size } else { size > 0 };
     job.has_ended() && !ends.any(|end| missing(end.digest.size))
@@ -340,23 +343,17 @@ mod tests {
 
     #[test]
     fn test_the_end_is_believed_when_the_whole_log_was_shown() {
+        let of = |log| Wants { log: Some(log), story: false, tail: 0, attempt: 0, rank: 0 };
         let mut job = ended();
-        assert!(
-            is_over(&job, Some(Stream::Job), Position::default()),
-            "an outcome without a log is complete"
-        );
+        assert!(is_over(&job, of(Stream::Job), Position::default()), "an outcome without a log is complete");
         let digest = Digest { size: 10, ..Digest::EMPTY };
         let end = StreamEnd { stream: Stream::Job, digest };
         job.outcome.as_mut().unwrap().streams.push(end);
         for (epoch, offset, over) in [(1, 10, true), (1, 9, false), (0, 0, false)] {
-            assert_eq!(
-                is_over(&job, Some(Stream::Job), Position { epoch, offset }),
-                over,
-                "{epoch} {offset}"
-            );
+            assert_eq!(is_over(&job, of(Stream::Job), Position { epoch, offset }), over, "{epoch} {offset}");
         }
-        assert!(is_over(&job, Some(Stream::Build), Position::default()));
+        assert!(is_over(&job, of(Stream::Build), Position::default()));
         job.state = "Running".into();
-        assert!(!is_over(&job, Some(Stream::Job), Position { epoch: 1, offset: 10 }));
+        assert!(!is_over(&job, of(Stream::Job), Position { epoch: 1, offset: 10 }));
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! What may go is decided by the daemon; this says what went, what stays and why.
 
-use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use serde_json::json;
 
 use super::view::NodeView;
 use crate::cli::GcArgs;
-use crate::client::{self, Client, answer, answer_within};
+use crate::client::{self, Client, Target, answer, answer_within};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::count;
@@ -22,12 +21,8 @@ use crate::output::{Output, Paper};
 const DONE_WITHIN: Duration = Duration::from_secs(1800);
 
 /// Makes room, or checks.
-pub(super) async fn gc(
-    args: &GcArgs,
-    socket: Option<&Path>,
-    output: &mut Output,
-) -> Result<ExitCode, Failure> {
-    let client = Client::find(socket).await?;
+pub(super) async fn gc(args: &GcArgs, to: Option<&Target>, output: &mut Output) -> Result<ExitCode, Failure> {
+    let client = Client::find(to).await?;
     if args.check {
         return check(args.json, &client, output).await;
     }
@@ -176,6 +171,7 @@ fn verdict(checked: &v1::CheckBlobsResponse) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     fn collected(stays: &[(&str, u64, u64)]) -> v1::CollectBlobsResponse {
@@ -200,12 +196,11 @@ mod tests {
         let done = collected(&[("outputs", 12, 900_000_000), ("recent", 3, 5_000_000)]);
         assert_eq!(sum(&done, false), "freed 812 MB in 1204 blobs; the store takes 1.2 GB of at most 25 GB");
         assert!(sum(&done, true).starts_with("would free 812 MB"));
-        assert_eq!(
-            table(&done, paper),
-            "WHAT STAYS                       BLOBS    SIZE\n\
-             outputs of jobs that have ended     12  900 MB\n\
-             just used                            3  5.0 MB\n"
-        );
+        insta::assert_snapshot!(table(&done, paper), @r"
+            WHAT STAYS                       BLOBS    SIZE
+            outputs of jobs that have ended     12  900 MB
+            just used                            3  5.0 MB
+        ");
         let nothing = v1::CollectBlobsResponse { freed_blobs: 0, freed_bytes: 0, ..done };
         assert!(sum(&nothing, true).starts_with("nothing is to go;"));
     }
@@ -222,9 +217,6 @@ mod tests {
 
     #[test]
     fn test_json_of_a_collection_is_as_documented() {
-        let json = as_json(&collected(&[("recent", 3, 5)]), true);
-        let keys: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
-        assert_eq!(keys, ["dry_run", "enough", "freed", "stays", "store_bytes", "store_limit_bytes"]);
-        assert_eq!(json["stays"][0], json!({ "reason": "recent", "blobs": 3, "bytes": 5 }));
+        insta::assert_snapshot!("json", pretty(&as_json(&collected(&[("recent", 3, 5)]), true)));
     }
 }

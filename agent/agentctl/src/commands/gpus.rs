@@ -1,6 +1,4 @@
 //! The GPUs of machines: which there are, who has each, and why one is not handed out.
-//!
-//! Called by `status`, `nodes` and `show`.
 
 use agent_model::node::{Gpu, Inventory};
 use agent_model::{ReplicaId, size};
@@ -125,22 +123,18 @@ mod tests {
         let (node, paper) = (gpus(), Paper { ink: Ink::PLAIN, width: 120 });
         assert_eq!(total(&node.inventory), "3 GPUs (1 not handed out)");
         assert_eq!(fit(&node.inventory), "2/3");
-        assert_eq!(
-            lines(&node.inventory, paper),
-            [
-                "  GPU 0: NVIDIA T4, 16 GiB, free",
-                "  GPU 1: NVIDIA T4, 16 GiB, used by train",
-                "  GPU 2: NVIDIA T4, 16 GiB, quarantined: process 4711 (python) of nobody's job uses 3.2 GiB of it",
-                "  GPU driver: 550.54, CUDA 12.4",
-            ]
-        );
-        assert_eq!(
-            table(&[node.clone(), small()], paper),
-            "NODE  GPU  MODEL      MEMORY  DRIVER  USE\n\
-             box     0  NVIDIA T4  16 GiB  550.54  free\n\
-             box     1  NVIDIA T4  16 GiB  550.54  used by train\n\
-             box     2  NVIDIA T4  16 GiB  550.54  quarantined: process 4711 (python) of nobody's job uses 3.2 GiB of it\n"
-        );
+        insta::assert_snapshot!(lines(&node.inventory, paper).join("\n"), @r"
+            GPU 0: NVIDIA T4, 16 GiB, free
+            GPU 1: NVIDIA T4, 16 GiB, used by train
+            GPU 2: NVIDIA T4, 16 GiB, quarantined: process 4711 (python) of nobody's job uses 3.2 GiB of it
+            GPU driver: 550.54, CUDA 12.4
+        ");
+        insta::assert_snapshot!(table(&[node.clone(), small()], paper), @r"
+            NODE  GPU  MODEL      MEMORY  DRIVER  USE
+            box     0  NVIDIA T4  16 GiB  550.54  free
+            box     1  NVIDIA T4  16 GiB  550.54  used by train
+            box     2  NVIDIA T4  16 GiB  550.54  quarantined: process 4711 (python) of nobody's job uses 3.2 GiB of it
+        ");
         assert_eq!(table(&[small()], paper), "");
         let nodes = [node];
         let of_job = of_job("train", &nodes);

@@ -1,14 +1,12 @@
 //! `jobs`: what waits, runs and ended.
 
-use std::path::Path;
-
 use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde_json::json;
 
 use super::view::JobView;
 use crate::cli::JobsArgs;
-use crate::client::{Client, answer};
+use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age, duration};
@@ -18,8 +16,8 @@ use crate::output::{Output, Paper};
 const PAGE: u32 = 500;
 
 /// Lists jobs, newest first.
-pub(super) async fn jobs(args: &JobsArgs, socket: Option<&Path>, output: &mut Output) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
     let limit = if args.all { u32::MAX } else { args.limit };
     let (jobs, more) = list(&client, limit, args.active).await?;
     if args.json {
@@ -103,19 +101,17 @@ mod tests {
         (waiting.outcome, waiting.exit_code, waiting.started_ms) = (None, None, None);
         waiting.detail = "1 job ahead, both slots of box busy: train-a, train-b".into();
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
-        assert_eq!(
-            table(&[waiting, failed(), ended()], Timestamp(1_200_000), paper),
-            "NAME     STATE        AGE  DURATION  EXIT  TITLE\n\
-             train-1  Queued     3 min                  python t.py (1 job ahead, both slots…\n\
-             train-1  Failed     3 min     0.4 s     3  python t.py\n\
-             train-1  Completed  3 min      12 s     0  python t.py\n"
-        );
+        insta::assert_snapshot!(table(&[waiting, failed(), ended()], Timestamp(1_200_000), paper), @r"
+            NAME     STATE        AGE  DURATION  EXIT  TITLE
+            train-1  Queued     3 min                  python t.py (1 job ahead, both slots…
+            train-1  Failed     3 min     0.4 s     3  python t.py
+            train-1  Completed  3 min      12 s     0  python t.py
+        ");
         let theirs = super::super::view::JobView { owner: "eve".into(), ..ended() };
-        assert_eq!(
-            table(&[theirs, ended()], Timestamp(1_200_000), paper),
-            "NAME     STATE        AGE  DURATION  EXIT  OWNER  TITLE\n\
-             train-1  Completed  3 min      12 s     0  eve    python t.py\n\
-             train-1  Completed  3 min      12 s     0  root   python t.py\n"
-        );
+        insta::assert_snapshot!(table(&[theirs, ended()], Timestamp(1_200_000), paper), @r"
+            NAME     STATE        AGE  DURATION  EXIT  OWNER  TITLE
+            train-1  Completed  3 min      12 s     0  eve    python t.py
+            train-1  Completed  3 min      12 s     0  root   python t.py
+        ");
     }
 }

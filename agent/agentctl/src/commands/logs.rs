@@ -1,37 +1,41 @@
-//! `logs`: the bytes a job wrote, as it wrote them.
+//! `logs`: the bytes a job wrote, as it wrote them; of several ranks of it, line by line.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use agent_model::Stream;
 use agent_proto::v1;
+use futures_util::stream::{SelectAll, StreamExt};
 
-use super::follow::{Wants, follow};
+use super::follow::{Ended, Wants, follow};
+use super::view::JobView;
 use crate::cli::LogsArgs;
-use crate::client::{Client, answer, next};
+use crate::client::{self, Client, Target, answer, next};
 use crate::failure::Failure;
 use crate::output::Output;
 
 /// Prints a log, as far as it is there or until the job has ended.
 pub(super) async fn logs(
     args: LogsArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
     let log = if args.build { Stream::Build } else { Stream::Job };
     let tail = args.tail.unwrap_or(0);
+    if args.merge {
+        return merge(&args, log, to, output).await;
+    }
     if args.follow {
-        let client = Client::find_or_await(socket).await?;
-        let wants = Wants { log: Some(log), story: false, tail, attempt: args.attempt };
+        let client = Client::find_or_await(to).await?;
+        let wants = Wants { log: Some(log), story: false, tail, attempt: args.attempt, rank: args.rank };
         let ended = follow(&client, &client.named(&args.job).await?, wants, output).await?;
         ended.tell(output);
         return Ok(ended.exit_code());
     }
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let request = v1::ReadLogRequest {
         job: client.named(&args.job).await?,
         epoch: args.attempt,
-        rank: 0,
+        rank: args.rank,
         stream: log.to_string(),
         offset: 0,
         follow: false,
@@ -43,4 +47,95 @@ pub(super) async fn logs(
     }
     output.job_ended()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the lines of all ranks as they come, each with its rank before it.
+async fn merge(
+    args: &LogsArgs,
+    log: Stream,
+    to: Option<&Target>,
+    output: &mut Output,
+) -> Result<ExitCode, Failure> {
+    let client = Client::find(to).await?;
+    let job = JobView::try_from(client.job(&args.job).await?)?;
+    let mut all = SelectAll::new();
+    for rank in 0..job.ranks() {
+        let request = v1::ReadLogRequest {
+            job: job.job.clone(),
+            epoch: args.attempt,
+            rank,
+            stream: log.to_string(),
+            follow: args.follow,
+            ..v1::ReadLogRequest::default()
+        };
+        let chunks = answer(client.telemetry().read_log(request)).await?;
+        all.push(chunks.map(move |chunk| (rank, chunk)).boxed_local());
+    }
+    let mut lines = RankLines::new(job.ranks());
+    while let Some((rank, chunk)) = all.next().await {
+        let chunk = chunk.map_err(|status| client::fault(&status))?;
+        output.job_bytes(&lines.take(rank, &chunk.data))?;
+    }
+    output.job_bytes(&lines.rest())?;
+    output.job_ended()?;
+    if !args.follow {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ended = Ended::Job(Box::new(JobView::try_from(client.job(&job.job).await?)?));
+    ended.tell(output);
+    Ok(ended.exit_code())
+}
+
+/// What of each rank is no whole line yet.
+struct RankLines(Vec<Vec<u8>>);
+
+impl RankLines {
+    fn new(ranks: u32) -> RankLines {
+        RankLines((0..ranks).map(|_| Vec::new()).collect())
+    }
+
+    /// The lines that are whole with these bytes of a rank.
+    fn take(&mut self, rank: u32, bytes: &[u8]) -> Vec<u8> {
+        let Some(held) = self.0.get_mut(rank as usize) else { return Vec::new() };
+        held.extend_from_slice(bytes);
+        let end = held.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        let whole: Vec<u8> = held.drain(..end).collect();
+        prefixed(rank, &whole)
+    }
+
+    /// What is left at the end.
+    fn rest(&mut self) -> Vec<u8> {
+        let held = std::mem::take(&mut self.0);
+        (0..)
+            .zip(held)
+            .filter(|(_, held)| !held.is_empty())
+            .flat_map(|(rank, mut held)| {
+                held.push(b'\n');
+                prefixed(rank, &held)
+            })
+            .collect()
+    }
+}
+
+fn prefixed(rank: u32, lines: &[u8]) -> Vec<u8> {
+    let mut shown = Vec::with_capacity(lines.len());
+    for line in lines.split_inclusive(|byte| *byte == b'\n') {
+        shown.extend_from_slice(format!("[{rank}] ").as_bytes());
+        shown.extend_from_slice(line);
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_lines_of_ranks_stay_whole() {
+        let mut lines = RankLines::new(2);
+        assert_eq!(lines.take(0, b"a"), b"");
+        assert_eq!(lines.take(1, b"x\ny"), b"[1] x\n");
+        assert_eq!(lines.take(0, b"b\n\nc\n"), b"[0] ab\n[0] \n[0] c\n");
+        assert_eq!(lines.rest(), b"[1] y\n");
+    }
 }

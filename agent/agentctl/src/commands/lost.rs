@@ -3,14 +3,13 @@
 //! It is the one command that can make a job run twice, so it says so and wants to be told twice.
 
 use std::io::{BufRead, IsTerminal};
-use std::path::Path;
 
 use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde_json::json;
 
 use super::view::NodeView;
-use crate::client::{Client, answer};
+use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::{age, clean};
@@ -20,10 +19,10 @@ pub(super) async fn lost(
     name: &str,
     yes: bool,
     json: bool,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let nodes = client.machines().await?.nodes;
     if !yes && let Some(node) = nodes.into_iter().find(|node| node.node == name) {
         confirm(&NodeView::try_from(node)?, output)?;
@@ -50,19 +49,28 @@ fn confirm(node: &NodeView, output: &mut Output) -> Result<(), Failure> {
     }
     let seen = age(Timestamp(node.last_seen_ms), SystemClock.now());
     output.say(&explain(&clean(&node.node), &seen));
-    if !std::io::stdin().is_terminal() {
-        return Err(Failure::refused(
-            format!("nobody confirmed that {} is gone", node.node),
-            "make certain, then repeat the command with --yes",
-        ));
+    let unconfirmed = format!("nobody confirmed that {} is gone", node.node);
+    match await_word(&node.node, "", unconfirmed, output)? {
+        true => Ok(()),
+        false => Err(Failure::refused("nothing was changed", "type the machine's name to go on")),
     }
-    output.say(&format!("Type {} to go on: ", clean(&node.node)));
+}
+
+/// Asks for a word before something that cannot be undone; whether it was typed. Without a terminal nobody can, and
+/// `unconfirmed` says what that leaves undone.
+pub(super) fn await_word(
+    word: &str,
+    question: &str,
+    unconfirmed: String,
+    output: &mut Output,
+) -> Result<bool, Failure> {
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::refused(unconfirmed, "make certain, then repeat the command with --yes"));
+    }
+    output.say(&format!("{question}Type {} to go on: ", clean(word)));
     let mut typed = String::new();
     let read = std::io::stdin().lock().read_line(&mut typed);
-    if read.is_err() || typed.trim() != node.node {
-        return Err(Failure::refused("nothing was changed", "type the machine's name to go on"));
-    }
-    Ok(())
+    Ok(read.is_ok() && typed.trim() == word)
 }
 
 fn explain(node: &str, seen: &str) -> String {

@@ -1,13 +1,13 @@
 //! `metrics`: what a job recorded.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use agent_model::tracking::TrackingRecord;
+use agent_model::tracking::{EXPERIMENT, OWN, TrackingLine, TrackingRecord};
 use serde_json::{Value, json};
 
+use super::view::JobView;
 use crate::cli::JobJsonArgs;
-use crate::client::Client;
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::number;
@@ -16,12 +16,13 @@ use crate::output::{Output, Paper};
 /// Shows metrics, parameters and tags.
 pub(super) async fn metrics(
     args: &JobJsonArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
-    let job = client.named(&args.job).await?;
-    let recorded = Recorded::read(&client.tracking(&job).await?);
+    let client = Client::find(to).await?;
+    let view = JobView::try_from(client.job(&args.job).await?)?;
+    let (job, ranks) = (view.job.clone(), view.ranks());
+    let recorded = Recorded::read(&client.tracking(&job, ranks).await?);
     if args.json {
         return output.json(&recorded.json(&job));
     }
@@ -58,18 +59,22 @@ pub(super) struct Series {
 }
 
 impl Recorded {
-    /// From tracking records, one a line; what is no record is passed over.
+    /// From tracking records, one a line; what is no record is passed over. Names of a run that the script began have
+    /// its name and a slash before them.
     pub(super) fn read(lines: &[u8]) -> Recorded {
         let mut recorded = Recorded::default();
-        for line in lines.split(|byte| *byte == b'\n') {
-            match TrackingRecord::parse(line) {
-                Some(TrackingRecord::Metric { metric, value, step, .. }) => {
-                    recorded.metrics.entry(metric).or_insert(Series::EMPTY).add(value, step);
+        for TrackingLine { run, record } in lines.split(|byte| *byte == b'\n').filter_map(TrackingLine::parse)
+        {
+            let full = |name: String| if run.is_empty() { name } else { format!("{run}/{name}") };
+            match record {
+                TrackingRecord::Metric { metric, value, step, .. } => {
+                    recorded.metrics.entry(full(metric)).or_insert(Series::EMPTY).add(value, step);
                 }
-                Some(TrackingRecord::Param { param, text }) => drop(recorded.params.insert(param, text)),
-                Some(TrackingRecord::Tag { tag, text }) => drop(recorded.tags.insert(tag, text)),
-                Some(TrackingRecord::Note { note }) => recorded.notes.push(note),
-                None => {}
+                TrackingRecord::Param { param, text } => drop(recorded.params.insert(full(param), text)),
+                TrackingRecord::Tag { tag, .. } if tag.starts_with(OWN) && tag != EXPERIMENT => {}
+                TrackingRecord::Tag { tag, text } => drop(recorded.tags.insert(full(tag), text)),
+                TrackingRecord::Untag { untag } => drop(recorded.tags.remove(&full(untag))),
+                TrackingRecord::Note { note } => recorded.notes.push(note),
             }
         }
         recorded
@@ -161,6 +166,7 @@ fn value(value: f64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     const LINES: &[u8] = br#"{"metric":"loss","value":0.5,"step":0}
@@ -177,30 +183,24 @@ nonsense
     #[test]
     fn test_tables_show_last_least_and_greatest() {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
-        assert_eq!(
-            Recorded::read(LINES).render(paper),
-            "METRIC    LAST    MIN  MAX  COUNT\n\
-             loss     0.125  0.125  0.5      3\n\
-             nothing    NaN    NaN  NaN      1\n\
-             \n\
-             PARAMETER  VALUE\n\
-             lr         0.1\n\
-             \n\
-             TAG   VALUE\n\
-             team  vision\n\
-             \n\
-             NOTE                   TIMES\n\
-             the file was replaced      2\n"
-        );
+        insta::assert_snapshot!(Recorded::read(LINES).render(paper), @r"
+            METRIC    LAST    MIN  MAX  COUNT
+            loss     0.125  0.125  0.5      3
+            nothing    NaN    NaN  NaN      1
+
+            PARAMETER  VALUE
+            lr         0.1
+
+            TAG   VALUE
+            team  vision
+
+            NOTE                   TIMES
+            the file was replaced      2
+        ");
     }
 
     #[test]
     fn test_json_has_words_for_what_is_no_number() {
-        let json = Recorded::read(LINES).json("j");
-        assert_eq!(json["metrics"][0]["last"], 0.125);
-        assert_eq!(json["metrics"][0]["last_step"], 2);
-        assert_eq!(json["metrics"][1]["last"], "NaN");
-        assert_eq!(json["params"]["lr"], "0.1");
-        assert_eq!(json["notes"].as_array().unwrap().len(), 2);
+        insta::assert_snapshot!("json", pretty(&Recorded::read(LINES).json("j")));
     }
 }

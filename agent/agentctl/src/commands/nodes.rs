@@ -1,26 +1,20 @@
 //! `nodes`: the machines, one line each, and below them their GPUs.
 
-use std::path::Path;
-
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::json;
 
 use super::gpus;
 use super::view::NodeView;
 use crate::cli::JsonArgs;
-use crate::client::Client;
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::age;
 use crate::output::{Output, Paper};
 
 /// Lists the machines.
-pub(super) async fn nodes(
-    args: &JsonArgs,
-    socket: Option<&Path>,
-    output: &mut Output,
-) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+pub(super) async fn nodes(args: &JsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
     let nodes = client.machines().await?.nodes;
     let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
     if args.json {
@@ -28,8 +22,22 @@ pub(super) async fn nodes(
     }
     let paper = output.paper();
     let gpus = gpus::table(&nodes, paper);
-    let gap = if gpus.is_empty() { "" } else { "\n" };
-    output.print(&format!("{}{gap}{gpus}", table(&nodes, SystemClock.now(), paper)))
+    let parts = [table(&nodes, SystemClock.now(), paper), labels(&nodes, paper), gpus];
+    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    output.print(&parts.join("\n"))
+}
+
+/// The labels of those that have some, as a table; nothing where none has.
+fn labels(nodes: &[NodeView], paper: Paper) -> String {
+    let labeled: Vec<&NodeView> = nodes.iter().filter(|node| !node.inventory.labels.is_empty()).collect();
+    if labeled.is_empty() {
+        return String::new();
+    }
+    let mut table = Table::new(&["NODE", "LABELS"], &[]);
+    for node in labeled {
+        table.row([Cell::from(&node.node), Cell::from(node.labels())]);
+    }
+    table.render(paper)
 }
 
 /// Machines as a table.
@@ -58,6 +66,7 @@ pub(super) mod tests {
     use agent_model::node::{Finding, Grade, Inventory};
 
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     /// A small machine with one good and one limited finding.
@@ -99,12 +108,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn test_labels_are_listed_where_there_are_some() {
+        let paper = Paper { ink: Ink::PLAIN, width: 80 };
+        let mut node = small();
+        assert_eq!(labels(&[node.clone()], paper), "");
+        node.inventory.labels = [("rack", "7"), ("instance_type", "Standard_NC6")]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+        let shown = labels(&[small(), node], paper);
+        assert_eq!(shown, "NODE  LABELS\nbox   instance_type=Standard_NC6, rack=7\n");
+    }
+
+    #[test]
     fn test_table_fits_80_columns() {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
-        assert_eq!(
-            table(&[small()], Timestamp(1_003_000), paper),
-            "NODE  CONDITION  SLOTS  CPUS  GPUS  MEMORY  DISK FREE  SEEN  SYSTEM\n\
-             box   ready        1/2     8     0   16 GB     120 GB   3 s  Ubuntu 22.04.4 LTS\n"
-        );
+        insta::assert_snapshot!(table(&[small()], Timestamp(1_003_000), paper), @r"
+            NODE  CONDITION  SLOTS  CPUS  GPUS  MEMORY  DISK FREE  SEEN  SYSTEM
+            box   ready        1/2     8     0   16 GB     120 GB   3 s  Ubuntu 22.04.4 LTS
+        ");
+        insta::assert_snapshot!("json", pretty(&small()));
     }
 }

@@ -1,14 +1,12 @@
 //! `node outputs`: has the machine of a job that ended without its outputs store them now.
 
-use std::path::Path;
-
 use agent_model::size;
 use agent_proto::v1;
 use serde_json::json;
 
 use super::view::JobView;
 use crate::cli::JobJsonArgs;
-use crate::client::{self, Client, answer};
+use crate::client::{self, Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::{clean, count};
@@ -16,10 +14,10 @@ use crate::output::text::{clean, count};
 /// Has them stored, and waits for it.
 pub(super) async fn store(
     args: &JobJsonArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
     if !job.has_ended() {
         return Err(Failure::refused(

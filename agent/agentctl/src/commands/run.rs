@@ -1,7 +1,6 @@
 //! `run`: submit a job and stay with it; the exit code is the job's.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::process::ExitCode;
 
 use agent_cas::snapshot::{self, Entry};
@@ -12,7 +11,7 @@ use super::metrics::Recorded;
 use super::submit;
 use super::view::JobView;
 use crate::cli::RunArgs;
-use crate::client::Client;
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::text::count;
 use crate::output::{Output, Paper};
@@ -23,16 +22,16 @@ const SHOWN: usize = 12;
 /// Submits, follows, sums up. What the store lost before the job read it is sent once more: the directory is here.
 pub(super) async fn run(
     args: RunArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
     if args.submit.dry_run {
-        submit::dry_run(args.submit, socket, output).await?;
+        submit::dry_run(args.submit, to, output).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut last = false;
     loop {
-        match Box::pin(attempt(&args, last, socket, output)).await? {
+        match Box::pin(attempt(&args, last, to, output)).await? {
             Some(code) => return Ok(code),
             None => last = true,
         }
@@ -43,17 +42,17 @@ pub(super) async fn run(
 async fn attempt(
     args: &RunArgs,
     last: bool,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<Option<ExitCode>, Failure> {
-    let (client, job) = submit::place(args.submit.clone(), socket, output).await?;
+    let (client, job) = submit::place(args.submit.clone(), to, output).await?;
     if args.detach {
         how_to_go_on(&job, output);
         output.print(&format!("{job}\n"))?;
         return Ok(Some(ExitCode::SUCCESS));
     }
     output.note(&format!("job:  {job}"));
-    let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0 };
+    let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0, rank: 0 };
     match follow(&client, &job, wants, output).await {
         Ok(Ended::Detached) => {
             output.note("detached; the job goes on");
@@ -91,7 +90,7 @@ fn how_to_go_on(job: &str, output: &mut Output) {
 }
 
 async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(), Failure> {
-    let recorded = Recorded::read(&client.tracking(&job.job).await?);
+    let recorded = Recorded::read(&client.tracking(&job.job, job.ranks()).await?);
     let entries = match job.outcome.as_ref().and_then(|outcome| outcome.artifacts) {
         // The job is over and told; a listing that fails must not make it look otherwise.
         Some(artifacts) => snapshot::list(&client.blobs(), artifacts.root).await.unwrap_or_default(),
@@ -148,19 +147,17 @@ mod tests {
             executable: false,
         };
         let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 1_200_000)];
-        assert_eq!(
-            summary(&ended(), &Recorded::read(lines), &entries, PAPER),
-            "\n\
-             train-1 Completed after 12 s, exit code 0\n\
-             \n\
-             METRIC  LAST   MIN  MAX  COUNT\n\
-             loss    0.25  0.25  0.5      2\n\
-             \n\
-             outputs: 2 files, 1.2 MB\n\
-             \x20     96 B  outputs/best.json\n\
-             \x20   1.2 MB  outputs/model.bin\n\
-             get them: agentctl download train-1\n"
-        );
+        insta::assert_snapshot!(summary(&ended(), &Recorded::read(lines), &entries, PAPER), @r"
+            train-1 Completed after 12 s, exit code 0
+
+            METRIC  LAST   MIN  MAX  COUNT
+            loss    0.25  0.25  0.5      2
+
+            outputs: 2 files, 1.2 MB
+                  96 B  outputs/best.json
+                1.2 MB  outputs/model.bin
+            get them: agentctl download train-1
+        ");
     }
 
     #[test]
@@ -170,10 +167,9 @@ mod tests {
         if let Some(outcome) = &mut job.outcome {
             (outcome.started_at, outcome.exit) = (None, None);
         }
-        assert_eq!(
-            summary(&job, &Recorded::default(), &[], PAPER),
-            "\ntrain-1 Failed, the command never ran\n"
-        );
+        insta::assert_snapshot!(summary(&job, &Recorded::default(), &[], PAPER), @r"
+            train-1 Failed, the command never ran
+        ");
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! `show`: everything about one job.
 
-use std::path::Path;
-
 use agent_model::node::Gpu;
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::{Value, json};
@@ -9,7 +7,7 @@ use serde_json::{Value, json};
 use super::gpus;
 use super::view::{JobView, NodeView, environment_words};
 use crate::cli::JobJsonArgs;
-use crate::client::Client;
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::text::{Tone, age, clean, count, duration, moment, wrap};
 use crate::output::{Output, Paper, fault};
@@ -17,10 +15,10 @@ use crate::output::{Output, Paper, fault};
 /// Shows one job.
 pub(super) async fn show(
     args: &JobJsonArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+    let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
     let nodes = match job.spec.resources.gpus > 0 && !job.has_ended() {
         true => client.machines().await?.nodes,
@@ -81,12 +79,31 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     let by = if job.owner.is_empty() { String::new() } else { format!(" by {}", job.owner) };
     add("submitted", Some(format!("{} ({} ago){by}", moment(submitted), age(submitted, now))));
     add("ran for", job.duration(now).map(duration));
-    let node = job.replicas.first().map(|replica| format!(" on {}", replica.node)).unwrap_or_default();
+    let alone = job.replicas.first().filter(|_| job.ranks() == 1);
+    let node = alone.map(|replica| format!(" on {}", replica.node)).unwrap_or_default();
     add("attempt", (job.attempt > 0).then(|| format!("{}{node}", job.attempt)));
+    add("ranks", ranks(job));
     let stored =
         |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), size::decimal(a.bytes));
     add("outputs", job.artifacts.as_ref().map(stored));
     facts
+}
+
+/// Each rank of a job on several nodes in a line.
+fn ranks(job: &JobView) -> Option<String> {
+    let line = |replica: &super::view::ReplicaView| {
+        let now = match (&replica.verdict, replica.exit_code) {
+            (verdict, Some(code)) if !verdict.is_empty() => format!("{verdict}, exit code {code}"),
+            (verdict, None) if !verdict.is_empty() => verdict.clone(),
+            _ if replica.step.is_empty() => "not taken yet".to_owned(),
+            _ if replica.detail.is_empty() => replica.step.clone(),
+            _ => format!("{}: {}", replica.step, replica.detail),
+        };
+        let at = if replica.address.is_empty() { String::new() } else { format!(" at {}", replica.address) };
+        format!("{} on {}{at}: {now}", replica.rank, replica.node)
+    };
+    let lines: Vec<String> = job.replicas.iter().map(line).collect();
+    (job.ranks() > 1 && !lines.is_empty()).then(|| lines.join("\n"))
 }
 
 fn state(job: &JobView) -> String {
@@ -103,12 +120,17 @@ fn needs(job: &JobView) -> Option<String> {
     if resources.nodes > 1 {
         needs.push(count(resources.nodes.into(), "node"));
     }
+    needs.extend(job.spec.distribution.as_ref().map(|distribution| distribution.name().to_owned()));
     if resources.gpus > 0 {
         needs.push(count(resources.gpus.into(), "GPU"));
     }
     if resources.memory > 0 {
         needs.push(format!("{} of memory", size::binary(resources.memory)));
     }
+    if resources.cpus > 0 {
+        needs.push(count(resources.cpus.into(), "CPU"));
+    }
+    needs.extend(resources.labels.iter().map(|(key, value)| format!("{key}={value}")));
     needs.extend(job.spec.limits.timeout.map(|limit| format!("at most {}", duration(limit))));
     (!needs.is_empty()).then(|| needs.join(", "))
 }
@@ -117,40 +139,32 @@ fn needs(job: &JobView) -> Option<String> {
 mod tests {
     use super::super::view::tests::{ended, failed};
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     const PAPER: Paper = Paper { ink: Ink::PLAIN, width: 80 };
 
     #[test]
     fn test_a_failed_job_is_shown_with_its_fault() {
-        assert_eq!(
-            render(&failed(), &[], Timestamp(1_059_000), PAPER),
-            "job          train-1\n\
-             state        Failed, exit code 3\n\
-             title        python t.py\n\
-             experiment   Default\n\
-             command      python t.py\n\
-             environment  python3 of the machine, as it is\n\
-             submitted    1970-01-01 00:16:39 UTC (1 min ago) by root\n\
-             ran for      0.4 s\n\
-             attempt      1 on box\n\
-             \n\
-             error[RUN-101]: the command returned 3\n\
-             \x20 fix: see the log\n"
-        );
+        insta::assert_snapshot!(render(&failed(), &[], Timestamp(1_059_000), PAPER), @r"
+            job          train-1
+            state        Failed, exit code 3
+            title        python t.py
+            experiment   Default
+            command      python t.py
+            environment  python3 of the machine, as it is
+            submitted    1970-01-01 00:16:39 UTC (1 min ago) by root
+            ran for      0.4 s
+            attempt      1 on box
+
+            error[RUN-101]: the command returned 3
+              fix: see the log
+        ");
     }
 
     #[test]
     fn test_document_holds_the_specification() {
         let gpu = Gpu { index: 3, held: Some("train-1.1.0".into()), ..Gpu::default() };
-        let document = document(&ended(), &[("box", &gpu)]);
-        assert_eq!(
-            (&document["gpus"][0]["node"], &document["gpus"][0]["gpu"]["index"]),
-            (&json!("box"), &json!(3))
-        );
-        assert_eq!(document["spec"]["command"], "python t.py");
-        assert_eq!(document["spec"]["environment"]["kind"], "host");
-        assert_eq!(document["spec"]["limits"]["grace_s"], 30.0);
-        assert_eq!(document["artifacts"]["files"], 2);
+        insta::assert_snapshot!("json", pretty(&document(&ended(), &[("box", &gpu)])));
     }
 }

@@ -1,17 +1,16 @@
 //! `status`: this box at a glance.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use agent_model::node::Grade;
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use agent_proto::v1;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
 use super::{doctor, gpus, jobs};
 use crate::cli::JsonArgs;
-use crate::client::{Client, Whom};
+use crate::client::{Client, Target, Whom};
 use crate::failure::Failure;
 use crate::output::text::{Tone, age, clean, count, wrap};
 use crate::output::{Output, Paper};
@@ -32,12 +31,8 @@ struct Glance {
 }
 
 /// Shows the daemon, its machines and what they do.
-pub(super) async fn status(
-    args: &JsonArgs,
-    socket: Option<&Path>,
-    output: &mut Output,
-) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+pub(super) async fn status(args: &JsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
     let v1::ListNodesResponse { nodes, controller } = client.machines().await?;
     let (jobs, _) = jobs::list(&client, 500, true).await?;
     let glance = Glance {
@@ -48,17 +43,21 @@ pub(super) async fn status(
         others: client.others().await,
     };
     if args.json {
-        return output.json(&json!({
-            "controller": glance.controller,
-            "socket": glance.whom.socket,
-            "user": glance.whom.user,
-            "others": glance.others,
-            "nodes": glance.nodes,
-            "jobs": glance.jobs,
-        }));
+        return output.json(&document(&glance));
     }
     let paper = output.paper();
     output.print(&render(&glance, SystemClock.now(), paper))
+}
+
+fn document(glance: &Glance) -> Value {
+    json!({
+        "controller": glance.controller,
+        "socket": glance.whom.socket,
+        "user": glance.whom.user,
+        "others": glance.others,
+        "nodes": glance.nodes,
+        "jobs": glance.jobs,
+    })
 }
 
 fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
@@ -66,15 +65,17 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     let strong = |text: &str| paper.ink.paint(Tone::Strong, text).into_owned();
     let up = age(Timestamp(controller.started_ms), now);
     let mut text = format!(
-        "{} {} of {}, up {up}, process {}\n",
+        "{} {} {} {}, up {up}, process {}\n",
         strong("agentd"),
         controller.version,
+        if glance.whom.context.is_some() { "for" } else { "of" },
         glance.whom.user,
         controller.pid
     );
     // Writing to a string cannot fail.
     let _ = writeln!(text, "  state   {}", clean(&controller.state_dir));
-    let _ = writeln!(text, "  socket  {}", glance.whom.socket.display());
+    let place = if glance.whom.context.is_some() { "at    " } else { "socket" };
+    let _ = writeln!(text, "  {place}  {}", glance.whom.socket.display());
     let (taken, limit) = (size::decimal(controller.store_bytes), size::decimal(controller.store_limit_bytes));
     let _ = writeln!(text, "  store   {taken} of at most {limit}");
     let running = glance.jobs.iter().filter(|job| job.state != "Queued").count();
@@ -114,6 +115,9 @@ fn machine(node: &NodeView, paper: Paper) -> String {
         size::decimal(inventory.memory)
     );
     let _ = writeln!(text, "  {hardware}");
+    if !inventory.labels.is_empty() {
+        let _ = writeln!(text, "{}", wrap(&format!("  labels: {}", node.labels()), paper.width, 10));
+    }
     for line in gpus::lines(inventory, paper) {
         let _ = writeln!(text, "{line}");
     }
@@ -199,6 +203,7 @@ mod tests {
     use super::super::nodes::tests::small;
     use super::super::view::tests::failed;
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     fn glance(nodes: Vec<NodeView>, jobs: Vec<JobView>) -> Glance {
@@ -214,27 +219,38 @@ mod tests {
             store_limit_bytes: 25_000_000_000,
             notices: Vec::new(),
         };
-        let whom = Whom { socket: "/home/ada/agentd/agentd.sock".into(), user: "ada".into() };
+        let whom = Whom { socket: "/home/ada/agentd/agentd.sock".into(), user: "ada".into(), context: None };
         Glance { controller, nodes, jobs, whom, others: Vec::new() }
     }
 
     #[test]
     fn test_a_quiet_box_at_a_glance() {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
-        assert_eq!(
-            render(&glance(vec![small()], Vec::new()), Timestamp(1_200_000), paper),
-            "agentd 0.1.0 of ada, up 3 min, process 7\n\
-             \x20 state   /home/ada/agentd\n\
-             \x20 socket  /home/ada/agentd/agentd.sock\n\
-             \x20 store   1.2 GB of at most 25 GB\n\
-             \x20 jobs    0 in work, 0 waiting\n\
-             \n\
-             box ready, 1 of 2 slots used\n\
-             \x20 Ubuntu 22.04.4 LTS, 8 CPUs, 0 GPUs, 16 GB\n\
-             \x20 disk: 120 GB free of 500 GB\n\
-             \x20 limited  gpu\n\
-             \x20 good     python\n"
-        );
+        insta::assert_snapshot!(render(&glance(vec![small()], Vec::new()), Timestamp(1_200_000), paper), @r"
+            agentd 0.1.0 of ada, up 3 min, process 7
+              state   /home/ada/agentd
+              socket  /home/ada/agentd/agentd.sock
+              store   1.2 GB of at most 25 GB
+              jobs    0 in work, 0 waiting
+
+            box ready, 1 of 2 slots used
+              Ubuntu 22.04.4 LTS, 8 CPUs, 0 GPUs, 16 GB
+              disk: 120 GB free of 500 GB
+              limited  gpu
+              good     python
+        ");
+    }
+
+    #[test]
+    fn test_document_of_a_box() {
+        let mut glance = glance(Vec::new(), Vec::new());
+        glance.others.push(Whom {
+            socket: "/run/agentd/agentd.sock".into(),
+            user: "root".into(),
+            context: None,
+        });
+        glance.controller.notices = vec![NoticeView { what: "a notice".into(), fix: "act".into() }];
+        insta::assert_snapshot!("json", pretty(&document(&glance)));
     }
 
     #[test]
@@ -244,15 +260,16 @@ mod tests {
         node.inventory.findings[0].grade = Grade::Bad;
         (job.state, job.detail) = ("Queued".into(), "all slots are busy".into());
         let mut glance = glance(vec![node], vec![job]);
-        let hints = super::hints(&glance, Timestamp(0));
-        assert_eq!(hints.len(), 3);
-        glance.others.push(Whom { socket: "/run/agentd/agentd.sock".into(), user: "root".into() });
-        let told = super::hints(&glance, Timestamp(0)).swap_remove(0);
-        assert!(
-            told.starts_with("the daemon of root at /run/agentd/agentd.sock runs on this machine too"),
-            "{told}"
-        );
-        assert!(hints[0].contains("nearly full") && hints[1].contains("takes no jobs: python: 3.11"));
-        assert_eq!(hints[2], "train-1 waits: all slots are busy");
+        glance.others.push(Whom {
+            socket: "/run/agentd/agentd.sock".into(),
+            user: "root".into(),
+            context: None,
+        });
+        insta::assert_snapshot!(hints(&glance, Timestamp(0)).join("\n"), @r"
+            the daemon of root at /run/agentd/agentd.sock runs on this machine too; agentctl --socket /run/agentd/agentd.sock speaks to it
+            the disk of box is nearly full: make room, or jobs will wait; agentctl gc --all removes what no job needs
+            box takes no jobs: python: 3.11; agentctl doctor says more
+            train-1 waits: all slots are busy
+        ");
     }
 }

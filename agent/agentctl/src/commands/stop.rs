@@ -1,14 +1,12 @@
 //! `stop`: end the daemon. Running jobs go on, and the next daemon takes them up.
 
-use std::path::Path;
-
 use agent_model::{Code, Fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::drain::introduce;
-use crate::client::Client;
+use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
@@ -17,9 +15,15 @@ use crate::output::text::count;
 const ORDERLY: i64 = 60;
 
 /// Asks the daemon to end and waits until it has.
-pub(super) async fn stop(socket: Option<&Path>, output: &mut Output) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
     let whom = introduce(&client, output).await?;
+    if client.socket().is_none() {
+        return Err(Failure::refused(
+            "a daemon is stopped on its own machine",
+            "there: `agentctl stop`, or `sudo systemctl stop agentd`",
+        ));
+    }
     let controller = client.machines().await?.controller.unwrap_or_default();
     let pid = controller.pid;
     let failed = |error: Errno| match error {

@@ -2,7 +2,7 @@
 //!
 //! draft → validate → ingest → one call.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use agent_model::{Code, Fault, JobSpec};
 use agent_proto::v1;
@@ -10,7 +10,7 @@ use tokio::time::{Duration, Instant};
 
 use super::files;
 use crate::cli::{SubmitArgs, variable};
-use crate::client::{Client, answer};
+use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::prepare::{Changes, Plan};
@@ -21,30 +21,30 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Submits and prints the job's name.
 pub(super) async fn submit(
     args: SubmitArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
     if args.dry_run {
-        return dry_run(args, socket, output).await;
+        return dry_run(args, to, output).await;
     }
-    let (_, job) = place(args, socket, output).await?;
+    let (_, job) = place(args, to, output).await?;
     output.print(&format!("{job}\n"))
 }
 
 /// Says what would be sent, and sends nothing.
 pub(super) async fn dry_run(
     args: SubmitArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
     let SubmitArgs { target, name, set, env, command, .. } = args;
-    files::list(&Plan::read(&target, Changes { name, command, set, env })?, socket, output).await
+    files::list(&Plan::read(&target, Changes { name, command, set, env })?, to, output).await
 }
 
 /// Submits; gives the daemon it went to and the job's name.
 pub(super) async fn place(
     args: SubmitArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(Client, String), Failure> {
     let SubmitArgs { target, name, set, env, rehash, dry_run: _, yes, command } = args;
@@ -53,7 +53,7 @@ pub(super) async fn place(
         plan.refuse_homes(variable("HOME").map(PathBuf::from).as_deref())?;
     }
     plan.warnings.iter().for_each(|warning| output.warn(warning));
-    let client = Client::find_or_start(socket, output).await?;
+    let client = Client::find_or_start(to, output).await?;
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
     let spec = plan.clone().ship(&client.blobs(), &never, rehash, output).await?;
@@ -75,7 +75,7 @@ pub(super) async fn enqueue(client: &Client, spec: JobSpec, name_hint: String) -
     let request = v1::SubmitRequest { request_id: random_id()?, spec: Some(spec.into()), name_hint };
     let end = Instant::now() + PATIENCE;
     loop {
-        match answer(client.jobs().submit(request.clone())).await {
+        match Box::pin(answer(client.jobs().submit(request.clone()))).await {
             Ok(response) => return Ok(response.job),
             Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
                 if !client.until_back(end).await {

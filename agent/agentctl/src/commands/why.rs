@@ -1,7 +1,6 @@
 //! `why`: the story of one job, and whose fault it was.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::time::Duration;
 
 use agent_model::{Clock, SystemClock, Timestamp};
@@ -10,23 +9,19 @@ use serde_json::{Value, json};
 
 use super::view::{FaultView, JobView};
 use crate::cli::JobJsonArgs;
-use crate::client::{Client, answer};
+use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::text::{Tone, clean, cut, duration, moment, wrap};
 use crate::output::{Output, Paper, fault};
 
 /// Tells what happened to a job, and why.
-pub(super) async fn why(
-    args: &JobJsonArgs,
-    socket: Option<&Path>,
-    output: &mut Output,
-) -> Result<(), Failure> {
-    let client = Client::find(socket).await?;
+pub(super) async fn why(args: &JobJsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
     let request = v1::GetJobRequest { job: job.job.clone() };
     let events = answer(client.jobs().history(request)).await?.events;
     if args.json {
-        return output.json(&document(&job, &events));
+        return output.json(&document(&job, &events, SystemClock.now()));
     }
     let paper = output.paper();
     output.print(&render(&job, &events, SystemClock.now(), paper))
@@ -43,7 +38,7 @@ struct Phases {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum StoryPhase {
     Waiting,
     Preparing,
     Running,
@@ -53,41 +48,50 @@ enum Phase {
 }
 
 /// The part of its life that an event begins.
-fn begins(text: &str) -> Option<Phase> {
-    let table: [(&str, Phase); 8] = [
-        ("queued by", Phase::Waiting),
-        ("placed on", Phase::Preparing),
-        ("running", Phase::Running),
-        ("ending left-over", Phase::Storing),
-        ("storing logs", Phase::Storing),
-        ("attempt ", Phase::Waiting),
-        ("lost:", Phase::Waiting),
-        ("ended:", Phase::Over),
+fn begins(text: &str) -> Option<StoryPhase> {
+    let table: [(&str, StoryPhase); 8] = [
+        ("queued by", StoryPhase::Waiting),
+        ("placed on", StoryPhase::Preparing),
+        ("running", StoryPhase::Running),
+        ("ending left-over", StoryPhase::Storing),
+        ("storing logs", StoryPhase::Storing),
+        ("attempt ", StoryPhase::Waiting),
+        ("lost:", StoryPhase::Waiting),
+        ("ended:", StoryPhase::Over),
     ];
+    let text = of_rank(text);
     let known = table.into_iter().find(|(start, _)| text.starts_with(start)).map(|(_, phase)| phase);
-    known.or(text.ends_with("stopped answering").then_some(Phase::Unheard))
+    known.or(text.ends_with("stopped answering").then_some(StoryPhase::Unheard))
+}
+
+/// What is told of a rank, without which it is.
+fn of_rank(text: &str) -> &str {
+    match text.strip_prefix("rank ").and_then(|rest| rest.split_once(": ")) {
+        Some((rank, told)) if rank.bytes().all(|byte| byte.is_ascii_digit()) => told,
+        _ => text,
+    }
 }
 
 /// Adds up the parts of a job's life, up to `now` when it goes on.
 fn phases(events: &[v1::HistoryEvent], now: Timestamp) -> Phases {
     let mut phases = Phases::default();
     let (mut at, mut phase, mut before) =
-        (events.first().map_or(now.0, |e| e.at_ms), Phase::Waiting, Phase::Waiting);
+        (events.first().map_or(now.0, |e| e.at_ms), StoryPhase::Waiting, StoryPhase::Waiting);
     let end = (now.0, None);
     let moments = events.iter().map(|event| (event.at_ms, Some(event.text.as_str())));
     for (next, text) in moments.chain([end]) {
         let length = Timestamp(next).since(Timestamp(at));
         match phase {
-            Phase::Waiting => phases.waited += length,
-            Phase::Preparing => phases.prepared += length,
-            Phase::Running => phases.ran += length,
-            Phase::Storing => phases.stored += length,
-            Phase::Unheard => phases.unheard += length,
-            Phase::Over => {}
+            StoryPhase::Waiting => phases.waited += length,
+            StoryPhase::Preparing => phases.prepared += length,
+            StoryPhase::Running => phases.ran += length,
+            StoryPhase::Storing => phases.stored += length,
+            StoryPhase::Unheard => phases.unheard += length,
+            StoryPhase::Over => {}
         }
         at = next.max(at);
         let Some(text) = text else { break };
-        if phase == Phase::Unheard && text.ends_with("answers again") {
+        if phase == StoryPhase::Unheard && text.ends_with("answers again") {
             phase = before;
         } else if let Some(begun) = begins(text) {
             (before, phase) = (phase, begun);
@@ -111,12 +115,12 @@ impl Phases {
     }
 }
 
-fn document(job: &JobView, events: &[v1::HistoryEvent]) -> Value {
+fn document(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp) -> Value {
     let event = |event: &v1::HistoryEvent| {
         let node = Some(&event.node).filter(|node| !node.is_empty());
         json!({ "at_ms": event.at_ms, "attempt": event.epoch, "node": node, "text": event.text })
     };
-    let phases = phases(events, SystemClock.now());
+    let phases = phases(events, now);
     json!({
         "job": job.job,
         "state": job.state,
@@ -173,7 +177,8 @@ fn plainly(text: &str) -> &str {
 
 /// What is done for the job now.
 fn present(job: &JobView, now: Timestamp) -> String {
-    let node = job.replicas.first().map_or("", |replica| replica.node.as_str());
+    let nodes: Vec<&str> = job.replicas.iter().map(|replica| replica.node.as_str()).collect();
+    let node = nodes.join(", ");
     match (job.state.as_str(), job.duration(now)) {
         ("Running", Some(length)) if !job.is_storing() => {
             format!("running on {node} for {}", duration(length))
@@ -233,6 +238,7 @@ fn since(length: Duration) -> String {
 mod tests {
     use super::super::view::tests::failed;
     use super::*;
+    use crate::output::pretty;
     use crate::output::text::Ink;
 
     #[test]
@@ -249,22 +255,22 @@ mod tests {
             event(1_100_000, 1, "ended: the command returned 3\x1b[2J, which is a long line about it"),
         ];
         let paper = Paper { ink: Ink::PLAIN, width: 60 };
-        assert_eq!(
-            render(&failed(), &events, Timestamp(1_200_000), paper),
-            "train-1 Failed, submitted 1970-01-01 00:16:39 UTC\n\
-             prepared 1 min 40 s\n\
-             \n\
-             \x20     +0.000 s  queued\n\
-             \x20     +0.012 s  placed on box as attempt 1\n\
-             \x20  +1 min 41 s  ended: the command returned 3\\u{1b}[2J,\n\
-             \x20               which is a long line about it\n\
-             \n\
-             error[RUN-101]: the command returned 3\n\
-             \x20 fix: see the log\n\
-             \n\
-             It is up to: the job, its files or its settings.\n\
-             Read more: agentctl explain RUN-101\n"
-        );
+        insta::assert_snapshot!(render(&failed(), &events, Timestamp(1_200_000), paper), @r"
+            train-1 Failed, submitted 1970-01-01 00:16:39 UTC
+            prepared 1 min 40 s
+
+                  +0.000 s  queued
+                  +0.012 s  placed on box as attempt 1
+               +1 min 41 s  ended: the command returned 3\u{1b}[2J,
+                            which is a long line about it
+
+            error[RUN-101]: the command returned 3
+              fix: see the log
+
+            It is up to: the job, its files or its settings.
+            Read more: agentctl explain RUN-101
+        ");
+        insta::assert_snapshot!("json", pretty(&document(&failed(), &events, Timestamp(1_200_000))));
     }
 
     #[test]

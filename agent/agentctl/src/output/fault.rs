@@ -60,34 +60,32 @@ mod tests {
             .why("no version of `torch` satisfies `>=9`\nERROR: No matching distribution")
             .why("pip ended with code 1")
             .fix("relax `torch` in requirements.txt, or ask for another Python");
-        assert_eq!(
-            render(&fault, PAPER),
-            "error[ENV-103]: could not build the environment\n\
-             \x20 why: no version of `torch` satisfies `>=9`\n\
-             \x20      ERROR: No matching distribution\n\
-             \x20      pip ended with code 1\n\
-             \x20 fix: relax `torch` in requirements.txt, or ask\n\
-             \x20      for another Python\n"
-        );
+        insta::assert_snapshot!(render(&fault, PAPER), @r"
+            error[ENV-103]: could not build the environment
+              why: no version of `torch` satisfies `>=9`
+                   ERROR: No matching distribution
+                   pip ended with code 1
+              fix: relax `torch` in requirements.txt, or ask
+                   for another Python
+        ");
     }
 
     #[test]
     fn test_fault_without_a_fix_names_its_page() {
         let text = render(&Fault::new(Code::Bug, "odd\x1b[2J"), PAPER);
-        assert_eq!(
-            text,
-            "error[BUG-001]: odd\\u{1b}[2J\n\
-             \x20 fix: `agentctl explain BUG-001` tells more\n\
-             \x20      please report it with the output of\n\
-             \x20      `agentctl doctor`\n"
-        );
+        insta::assert_snapshot!(text, @r"
+            error[BUG-001]: odd\u{1b}[2J
+              fix: `agentctl explain BUG-001` tells more
+                   please report it with the output of
+                   `agentctl doctor`
+        ");
     }
 
     #[test]
     fn test_refusal_has_a_way_out() {
-        assert_eq!(
-            render_refusal("`out` exists", "use --force", PAPER),
-            "error: `out` exists\n  fix: use --force\n"
-        );
+        insta::assert_snapshot!(render_refusal("`out` exists", "use --force", PAPER), @r"
+            error: `out` exists
+              fix: use --force
+        ");
     }
 }

@@ -1,5 +1,7 @@
 //! Tables that fit their paper.
 
+use unicode_width::UnicodeWidthStr;
+
 use super::Paper;
 use super::text::{Tone, clean, cut};
 
@@ -53,7 +55,7 @@ impl Table {
         let last = self.headings.len().saturating_sub(1);
         let width = |column: usize| {
             let cells = self.rows.iter().chain([&head]).filter_map(|row| row.get(column));
-            cells.map(|cell| cell.text.chars().count()).max().unwrap_or(0)
+            cells.map(|cell| cell.text.width()).max().unwrap_or(0)
         };
         let mut widths: Vec<usize> = (0..=last).map(width).collect();
         let before: usize = widths[..last].iter().map(|width| width + 2).sum();
@@ -69,7 +71,7 @@ impl Table {
     }
 
     fn cell(&self, column: usize, cell: &Cell, width: usize, paper: Paper) -> String {
-        let length = cell.text.chars().count();
+        let length = cell.text.width();
         if length > width {
             return paper.ink.paint(cell.tone, &cut(&cell.text, width)).into_owned();
         }
@@ -93,12 +95,11 @@ mod tests {
     #[test]
     fn test_columns_line_up_and_the_last_is_cut() {
         let paper = Paper { ink: Ink::new(false), width: 27 };
-        assert_eq!(
-            table().render(paper),
-            "NAME     EXIT  TITLE\n\
-             train-1   137  a long titl…\n\
-             x              short\n"
-        );
+        insta::assert_snapshot!(table().render(paper), @r"
+            NAME     EXIT  TITLE
+            train-1   137  a long titl…
+            x              short
+        ");
     }
 
     #[test]

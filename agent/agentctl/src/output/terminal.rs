@@ -19,7 +19,7 @@ pub(crate) struct Filter {
 }
 
 /// What stands at the beginning of some bytes.
-enum Piece<'a> {
+enum TerminalPiece<'a> {
     /// This many bytes pass as they are.
     Pass(usize),
     /// A colour sequence; `true` when it takes colours back.
@@ -39,20 +39,20 @@ impl Filter {
         let mut rest = all.as_slice();
         while !rest.is_empty() {
             match piece(rest) {
-                Piece::Pass(count) => {
+                TerminalPiece::Pass(count) => {
                     shown.extend_from_slice(&rest[..count]);
                     rest = &rest[count..];
                 }
-                Piece::Colour(sequence, back) => {
+                TerminalPiece::Colour(sequence, back) => {
                     shown.extend_from_slice(sequence);
                     self.coloured = !back;
                     rest = &rest[sequence.len()..];
                 }
-                Piece::Shown(count, form) => {
+                TerminalPiece::Shown(count, form) => {
                     shown.extend_from_slice(form.as_bytes());
                     rest = &rest[count..];
                 }
-                Piece::Unfinished => {
+                TerminalPiece::Unfinished => {
                     self.held = rest.to_vec();
                     break;
                 }
@@ -72,30 +72,30 @@ impl Filter {
     }
 }
 
-fn piece(rest: &[u8]) -> Piece<'_> {
+fn piece(rest: &[u8]) -> TerminalPiece<'_> {
     let plain = |byte: &u8| matches!(byte, b' '..=b'~' | b'\n' | b'\t' | b'\r');
     match rest.iter().position(|byte| !plain(byte)) {
-        None => Piece::Pass(rest.len()),
+        None => TerminalPiece::Pass(rest.len()),
         Some(0) if rest[0] == 0x1b => escape(rest),
-        Some(0) if rest[0] < 0x80 => Piece::Shown(1, byte_form(rest[0])),
+        Some(0) if rest[0] < 0x80 => TerminalPiece::Shown(1, byte_form(rest[0])),
         Some(0) => character(rest),
-        Some(count) => Piece::Pass(count),
+        Some(count) => TerminalPiece::Pass(count),
     }
 }
 
 /// `ESC [ numbers m` is a colour; any other sequence loses its ESC, and so its power.
-fn escape(rest: &[u8]) -> Piece<'_> {
+fn escape(rest: &[u8]) -> TerminalPiece<'_> {
     let told = |byte: &u8| !matches!(byte, b'0'..=b'9' | b';' | b':');
     match (rest.get(1), rest.iter().skip(2).position(told)) {
-        (None, _) => Piece::Unfinished,
+        (None, _) => TerminalPiece::Unfinished,
         (Some(b'['), Some(numbers))
             if rest[numbers + 2] == b'm' && numbers < LONGEST && !hides(&rest[2..numbers + 2]) =>
         {
             let back = rest[2..numbers + 2].iter().all(|byte| matches!(byte, b'0' | b';'));
-            Piece::Colour(&rest[..numbers + 3], back)
+            TerminalPiece::Colour(&rest[..numbers + 3], back)
         }
-        (Some(b'['), None) if rest.len() < LONGEST => Piece::Unfinished,
-        _ => Piece::Shown(1, byte_form(0x1b)),
+        (Some(b'['), None) if rest.len() < LONGEST => TerminalPiece::Unfinished,
+        _ => TerminalPiece::Shown(1, byte_form(0x1b)),
     }
 }
 
@@ -109,7 +109,7 @@ fn hides(numbers: &[u8]) -> bool {
     })
 }
 
-fn character(rest: &[u8]) -> Piece<'_> {
+fn character(rest: &[u8]) -> TerminalPiece<'_> {
     let first = &rest[..rest.len().min(4)];
     let (valid, broken) = match std::str::from_utf8(first) {
         Ok(text) => (text, None),
@@ -117,10 +117,10 @@ fn character(rest: &[u8]) -> Piece<'_> {
     };
     match (valid.chars().next(), broken) {
         // C1 controls come as characters of two bytes.
-        (Some(c), _) if steers(c) => Piece::Shown(c.len_utf8(), c.escape_unicode().to_string()),
-        (Some(c), _) => Piece::Pass(c.len_utf8()),
-        (None, Some(error)) if error.error_len().is_none() && rest.len() < 4 => Piece::Unfinished,
-        (None, _) => Piece::Shown(1, byte_form(rest[0])),
+        (Some(c), _) if steers(c) => TerminalPiece::Shown(c.len_utf8(), c.escape_unicode().to_string()),
+        (Some(c), _) => TerminalPiece::Pass(c.len_utf8()),
+        (None, Some(error)) if error.error_len().is_none() && rest.len() < 4 => TerminalPiece::Unfinished,
+        (None, _) => TerminalPiece::Shown(1, byte_form(rest[0])),
     }
 }
 

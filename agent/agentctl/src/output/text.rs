@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use agent_model::Timestamp;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// What a piece of text means, for those who see colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -105,19 +106,7 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
 
 /// A moment as `2024-05-06 07:08:09 UTC`.
 pub(crate) fn moment(at: Timestamp) -> String {
-    let seconds = at.0 / 1000;
-    let (days, clock) = (seconds / 86_400, seconds % 86_400);
-    // Days to civil date, counted in eras of 400 years that begin on 1 March of year 0.
-    let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (clock / 3600, clock % 3600 / 60, clock % 60);
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
+    at.utc()
 }
 
 /// A number as people write it: six digits that matter, no zeros that do not.
@@ -142,13 +131,20 @@ pub(crate) fn count(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `text` in at most `width` columns.
+/// `text` in at most `width` columns. A character may take two of them, or none.
 pub(crate) fn cut(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
+    if text.width() <= width {
         return text.to_owned();
     }
-    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
-    format!("{kept}…")
+    let mut left = width.saturating_sub(1);
+    let fits = |c: &char| match left.checked_sub(c.width().unwrap_or(0)) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    format!("{}…", text.chars().take_while(fits).collect::<String>())
 }
 
 /// `text` broken between words into lines of at most `width` columns, each after the first indented.
@@ -157,7 +153,7 @@ pub(crate) fn wrap(text: &str, width: usize, indent: usize) -> String {
     let mut wrapped = " ".repeat(text.len() - words.len());
     let mut column = indent;
     for word in words.split(' ') {
-        let length = word.chars().count();
+        let length = word.width();
         if column > indent && column + 1 + length > width {
             let _ = write!(wrapped, "\n{:indent$}", ""); // writing to a string cannot fail
             column = indent;
@@ -239,6 +235,7 @@ mod tests {
     #[test]
     fn test_cut_keeps_the_width() {
         assert_eq!((cut("abcdef", 6).as_str(), cut("abcdef", 4).as_str()), ("abcdef", "abc…"));
+        assert_eq!((cut("漢字漢", 6).as_str(), cut("漢字漢", 4).as_str()), ("漢字漢", "漢…"));
     }
 
     #[test]

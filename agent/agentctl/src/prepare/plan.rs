@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use agent_model::job::Input;
 use agent_model::jobfile::{self, CommandJob, EnvironmentRef, InputRef};
 use agent_model::{Code, EnvSpec, Fault, JobDraft};
 
@@ -14,7 +13,7 @@ const JOB_FILES: [&str; 2] = ["job.yml", "job.yaml"];
 const REQUIREMENTS: &str = "requirements.txt";
 
 /// What the command line changes in a job.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Changes {
     /// Another name.
     pub(crate) name: Option<String>,
@@ -63,24 +62,28 @@ impl Plan {
         let mut plan = if metadata.is_dir() {
             let file = JOB_FILES.iter().map(|name| target.join(name)).find(|file| file.is_file());
             match file {
-                Some(file) => Plan::of_job_file(&file, &changes.command)?,
-                None => Plan::of_directory(target, &changes.command)?,
+                Some(file) => Plan::of_job_file(&file, &changes)?,
+                None => Plan::of_directory(target, &changes)?,
             }
         } else if let Some(program) = interpreter(target) {
             let script = [program.to_owned(), file_name(target)];
             changes.command = script.into_iter().chain(changes.command).collect();
             let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty());
-            Plan::of_directory(dir.unwrap_or(Path::new(".")), &changes.command)?
+            Plan::of_directory(dir.unwrap_or(Path::new(".")), &changes)?
         } else {
-            Plan::of_job_file(target, &changes.command)?
+            Plan::of_job_file(target, &changes)?
         };
         plan.apply(changes)?;
         Ok(plan)
     }
 
     /// A directory without a job file: the command line says what to run.
-    fn of_directory(dir: &Path, command: &[String]) -> Result<Plan, Fault> {
-        if command.is_empty() {
+    fn of_directory(dir: &Path, changes: &Changes) -> Result<Plan, Fault> {
+        if let Some((key, _)) = changes.set.first() {
+            return Err(Fault::new(Code::JobInvalid, format!("`--set {key}` names nothing of this job"))
+                .fix("the job has no inputs; write a job.yml that names them"));
+        }
+        if changes.command.is_empty() {
             return Err(Fault::new(Code::JobFile, format!("`{}` has no job.yml", dir.display())).fix(
                 format!(
                     "say what to run: `agentctl run {} -- python train.py`, or write a job.yml",
@@ -104,10 +107,10 @@ impl Plan {
         })
     }
 
-    fn of_job_file(file: &Path, command: &[String]) -> Result<Plan, Fault> {
+    fn of_job_file(file: &Path, changes: &Changes) -> Result<Plan, Fault> {
         let text = read(file, "the job file")?;
         let CommandJob { draft, code, environment, inputs, warnings } =
-            jobfile::command_job(&text).map_err(|fault| in_file(file, fault))?;
+            jobfile::command_job(&text, &changes.set).map_err(|fault| in_file(file, fault))?;
         let base = file.parent().unwrap_or(Path::new(""));
         let place =
             |warning: jobfile::Warning| format!("{}: {}: {}", file.display(), warning.place, warning.message);
@@ -126,7 +129,7 @@ impl Plan {
         if plan.draft.experiment.is_empty() {
             plan.draft.experiment = directory_name(base);
         }
-        if plan.code.is_none() && command.is_empty() {
+        if plan.code.is_none() && changes.command.is_empty() {
             let message = "no `code`: the command starts in an empty directory";
             plan.warnings.push(format!("{}: {message}", file.display()));
         }
@@ -195,26 +198,7 @@ impl Plan {
         if !changes.command.is_empty() {
             self.draft.command = shell_line(&changes.command);
         }
-        for (key, value) in changes.set {
-            self.set(&key, value)?;
-        }
         self.draft.environment_variables.extend(changes.env);
-        Ok(())
-    }
-
-    fn set(&mut self, key: &str, value: String) -> Result<(), Fault> {
-        let known = self.draft.inputs.keys().chain(self.inputs.iter().map(|(name, _)| name));
-        let known: Vec<&str> = known.map(String::as_str).collect();
-        let name = key.strip_prefix("inputs.").filter(|name| known.contains(name)).ok_or_else(|| {
-            let inputs: Vec<String> = known.iter().map(|name| format!("inputs.{name}")).collect();
-            let fault = Fault::new(Code::JobInvalid, format!("`--set {key}` names nothing of this job"));
-            match inputs.is_empty() {
-                true => fault.fix("the job has no inputs; add them to its job file"),
-                false => fault.fix(format!("what can be set: {}", inputs.join(", "))),
-            }
-        })?;
-        self.inputs.retain(|(input, _)| input != name);
-        self.draft.inputs.insert(name.to_owned(), Input::Literal(value));
         Ok(())
     }
 }
@@ -253,11 +237,20 @@ fn file_name(file: &Path) -> String {
 }
 
 fn input_path(file: &Path, input: InputRef) -> Result<(String, PathBuf), Fault> {
-    let path = file.parent().unwrap_or(Path::new("")).join(&input.path);
+    let base = if input.is_given { Path::new("") } else { file.parent().unwrap_or(Path::new("")) };
+    let path = base.join(&input.path);
     let refuse = |message: String| {
-        let place = format!("{}: {}: `inputs.{}`", file.display(), input.place, input.name);
-        Err(Fault::new(Code::JobInvalid, format!("{place} {message}"))
-            .fix("correct the path: it is relative to the job file"))
+        let (place, fix) = match input.is_given {
+            true => (
+                format!("`--set inputs.{}`", input.name),
+                "correct the path: it is relative to the directory you are in",
+            ),
+            false => (
+                format!("{}: {}: `inputs.{}`", file.display(), input.place, input.name),
+                "correct the path: it is relative to the job file",
+            ),
+        };
+        Err(Fault::new(Code::JobInvalid, format!("{place} {message}")).fix(fix))
     };
     match fs::metadata(&path) {
         Err(error) => refuse(format!("cannot be read at `{}`: {error}", path.display())),
@@ -288,6 +281,8 @@ fn shell_line(words: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use agent_model::job::Input;
+
     use super::super::tests::project;
     use super::*;
 
@@ -428,11 +423,45 @@ mod tests {
     #[test]
     fn test_set_knows_the_inputs_of_the_job() {
         let dir = project(&[("job.yml", "command: x\ninputs: {lr: 1}\n")]);
-        let set = |key: &str| Changes { set: vec![(key.into(), "2".into())], ..Changes::default() };
-        assert!(Plan::read(dir.path(), set("inputs.lr")).is_ok());
+        assert!(Plan::read(dir.path(), set("inputs.lr", "2")).is_ok());
         for key in ["lr", "inputs.rl", "limits.timeout"] {
-            let fault = Plan::read(dir.path(), set(key)).unwrap_err();
+            let fault = Plan::read(dir.path(), set(key, "2")).unwrap_err();
             assert_eq!(fault.fix.unwrap(), "what can be set: inputs.lr");
+        }
+        let mut changes = set("inputs.lr", "2");
+        changes.command = vec!["true".into()];
+        let fault = Plan::read(&dir.path().join("nothing"), changes.clone()).unwrap_err();
+        assert!(fault.what.contains("cannot find"), "{fault}");
+        let empty = project(&[("a.py", "")]);
+        let fault = Plan::read(empty.path(), changes).unwrap_err();
+        assert!(fault.what.contains("`--set inputs.lr` names nothing"), "{fault}");
+    }
+
+    fn set(key: &str, value: &str) -> Changes {
+        Changes { set: vec![(key.into(), value.into())], ..Changes::default() }
+    }
+
+    #[test]
+    fn test_set_gives_a_file_input_another_file_and_what_it_replaces_is_not_judged() {
+        let job = "command: cat ${{inputs.d}}\ncode: .\ninputs: {d: {type: uri_file, path: nowhere.csv}}\n";
+        let dir = project(&[("job.yml", job), ("b.csv", "1")]);
+        let given = dir.path().join("b.csv");
+        let plan = Plan::read(dir.path(), set("inputs.d", given.to_str().unwrap())).unwrap();
+        assert_eq!(plan.inputs, [("d".to_owned(), given)]);
+        assert!(plan.draft.inputs.is_empty());
+        let fault = Plan::read(dir.path(), set("inputs.d", "/nowhere/c.csv")).unwrap_err();
+        assert!(fault.what.starts_with("`--set inputs.d` cannot be read at `/nowhere/c.csv`"), "{fault}");
+        let fault = Plan::read(dir.path(), set("inputs.d", "azureml://x")).unwrap_err();
+        assert!(fault.what.contains("`inputs.d` is not fetched from `azureml://x`"), "{fault}");
+        // One without a value, optional or not, has one then.
+        for input in ["{type: uri_folder}", "{type: integer}", "{type: string, optional: true}"] {
+            let job = format!("command: x ${{{{inputs.d}}}}\ncode: .\ninputs: {{d: {input}}}\n");
+            let dir = project(&[("job.yml", &job)]);
+            let plan = Plan::read(dir.path(), set("inputs.d", "/tmp")).unwrap();
+            assert_eq!(
+                (plan.inputs.len(), plan.draft.inputs.len()),
+                if input.contains("uri") { (1, 0) } else { (0, 1) }
+            );
         }
     }
 

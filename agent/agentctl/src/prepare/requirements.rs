@@ -11,14 +11,14 @@ use agent_model::{Code, Fault};
 
 /// Reads a requirements file and every file it includes with `-r`.
 pub(super) fn read(path: &Path) -> Result<Vec<String>, Fault> {
-    let mut reader = Reader { lines: Vec::new(), open: Vec::new() };
+    let mut reader = RequirementsReader { lines: Vec::new(), open: Vec::new() };
     reader.file(path)?;
     Ok(reader.lines)
 }
 
 /// The same for lines that stand in another file, `file`, themselves.
 pub(super) fn listed(lines: &[String], file: &Path) -> Result<Vec<String>, Fault> {
-    let mut reader = Reader { lines: Vec::new(), open: Vec::new() };
+    let mut reader = RequirementsReader { lines: Vec::new(), open: Vec::new() };
     let base = file.parent().unwrap_or(Path::new(""));
     for line in lines.iter().map(|line| line.trim()).filter(|line| !line.is_empty()) {
         reader.line(line, base, &file.display().to_string())?;
@@ -26,13 +26,13 @@ pub(super) fn listed(lines: &[String], file: &Path) -> Result<Vec<String>, Fault
     Ok(reader.lines)
 }
 
-struct Reader {
+struct RequirementsReader {
     lines: Vec<String>,
     /// The files being read, each included by the one before.
     open: Vec<PathBuf>,
 }
 
-impl Reader {
+impl RequirementsReader {
     fn file(&mut self, path: &Path) -> Result<(), Fault> {
         let unreadable = |error: &std::io::Error| {
             let what = format!("the requirements file `{}` cannot be read", path.display());

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use agent_cas::snapshot::{self, Choice, Progress, PushError, Pushed, ScanError, Snapshot, StatCache};
+use agent_cas::snapshot::{self, Choice, PushError, PushProgress, Pushed, ScanError, Snapshot, StatCache};
 use agent_cas::{Remote, blocking};
 use agent_model::job::Input;
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, causes, paths, size};
@@ -22,8 +22,8 @@ const LARGE: u64 = 300_000_000;
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Sends what the store lacks and completes the job; `never` are directories that do not travel. With `rehash` every
-    /// file is read, also one that looks as it did before.
+    /// Sends what the store lacks and completes the job; `never` are directories that do not travel. With `rehash`
+    /// every file is read, also one that looks as it did before.
     pub(crate) async fn ship(
         self,
         blobs: &Remote,
@@ -133,7 +133,7 @@ async fn push(
 ) -> Result<Pushed, PushError> {
     output.busy(&format!("{what}: asking what is new"));
     let tick = output.ticker();
-    let progress = |sent: Progress| {
+    let progress = |sent: PushProgress| {
         let (done, all) = (size::decimal(sent.bytes), size::decimal(sent.bytes_total));
         tick(format!("{what}: {} of {} files, {done} of {all} sent", sent.files, sent.files_total));
     };
@@ -196,7 +196,6 @@ pub(super) fn unreadable(what: &str, path: &Path, error: &ScanError) -> Fault {
         ScanError::Changed { .. } => {
             (Code::SnapshotUnreadable, "end what writes there, or keep it out with a .amlignore")
         }
-        ScanError::Ignore { .. } => (Code::SnapshotUnreadable, "correct that line of the ignore file"),
         ScanError::TooLarge { .. } => (
             Code::SnapshotUnsafe,
             "keep what the job does not need out with a .amlignore, or pack it into few files",

@@ -1,9 +1,13 @@
-//! Users and groups of the machine, as the system knows them: its own files, and a directory service where there is one.
+//! Users and groups of the machine, as the system knows them: its own files, and a directory service where there is
+//! one.
+
+use std::ffi::CString;
 
 use nix::unistd::{self, Gid, Uid};
+use serde::{Deserialize, Serialize};
 
-/// Whom jobs run as.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Whom a job runs as.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JobUser {
     /// The login name.
     pub(crate) name: String,
@@ -11,8 +15,27 @@ pub(crate) struct JobUser {
     pub(crate) uid: u32,
     /// The group id.
     pub(crate) gid: u32,
-    /// The home directory.
+    /// The other groups it belongs to.
+    #[serde(default)]
+    pub(crate) groups: Vec<u32>,
+    /// The home directory; empty where the job's own directory is to have one.
     pub(crate) home: String,
+}
+
+impl JobUser {
+    /// The user of this number, as the system knows it now; may block on that.
+    pub(crate) fn of(uid: u32) -> Option<JobUser> {
+        JobUser::known(unistd::User::from_uid(Uid::from_raw(uid)).ok()??)
+    }
+
+    fn known(user: unistd::User) -> Option<JobUser> {
+        let home = user.dir.to_str()?.to_owned();
+        let name = CString::new(user.name.clone()).ok()?;
+        let groups = unistd::getgrouplist(&name, user.gid).unwrap_or_default();
+        let groups =
+            groups.into_iter().map(Gid::as_raw).filter(|group| *group != user.gid.as_raw()).collect();
+        Some(JobUser { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw(), groups, home })
+    }
 }
 
 /// Nobody for an empty text, otherwise the user of that name.
@@ -20,9 +43,7 @@ pub(super) fn job_user(text: &str) -> Option<Option<JobUser>> {
     if text.is_empty() {
         return Some(None);
     }
-    let user = unistd::User::from_name(text).ok()??;
-    let home = user.dir.to_str()?.to_owned();
-    Some(Some(JobUser { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw(), home }))
+    JobUser::known(unistd::User::from_name(text).ok()??).map(Some)
 }
 
 /// A group of users.
@@ -37,7 +58,7 @@ impl Group {
     /// Whether a user belongs to it. Asks the system each time, as members come and go, and may block on that.
     pub(crate) fn has(self, uid: u32) -> bool {
         let Ok(Some(user)) = unistd::User::from_uid(Uid::from_raw(uid)) else { return false };
-        let Ok(name) = std::ffi::CString::new(user.name) else { return false };
+        let Ok(name) = CString::new(user.name) else { return false };
         unistd::getgrouplist(&name, user.gid).is_ok_and(|groups| groups.contains(&self.0))
     }
 }
@@ -58,6 +79,7 @@ mod tests {
     fn test_users_and_groups_are_those_of_the_system() {
         let root = job_user("root").unwrap().unwrap();
         assert_eq!((root.uid, root.gid, root.home.as_str()), (0, 0, "/root"));
+        assert_eq!((JobUser::of(0), JobUser::of(4_000_000_000)), (Some(root), None));
         assert_eq!((job_user(""), job_user("no-such-user")), (Some(None), None));
         let wheel = group("root").unwrap().unwrap();
         assert_eq!((wheel.id(), wheel.has(0), wheel.has(65534)), (0, true, false));

@@ -58,7 +58,10 @@ fn test_bad_value_is_refused_with_its_place() {
         ("controller: unix:/x", "controller: this daemon is the controller itself"),
         ("state_dir: here", "state_dir: expected an absolute path"),
         ("log: loud", "log: expected a level"),
-        ("job_user: no such person", "job_user: expected a user of this machine"),
+        ("job_user: no such person", "job_user: expected `owner`, `per-run`, `daemon` or a user"),
+        ("job_uids: 1-2", "job_uids: expected two numbers"),
+        ("root_jobs: perhaps", "root_jobs: expected `true` or `false`"),
+        ("job_memory: all", "job_memory: expected a size"),
         ("conda_channels: []", "conda_channels: expected names or addresses"),
         ("conda_alias: anaconda.org", "conda_alias: expected an address"),
         ("conda_mirrors: https://a", "conda_mirrors: expected `URL=URL` pairs"),
@@ -94,7 +97,7 @@ fn test_places_follow_mode_and_state_dir() {
     let home = variables(&[("HOME", "/home/ada")]);
     let user = Config::resolve(&flags, &home).unwrap();
     assert_eq!(user.socket, Path::new("/home/ada/.local/share/agentd/agentd.sock"));
-    assert_eq!(user.controller, user.socket);
+    assert_eq!(user.controller, Address::Unix(user.socket));
     assert!(matches!(Config::resolve(&flags, &Variables::default()), Err(ConfigError::NoHome)));
     flags.state_dir = Some("/srv/x".into());
     let moved = Config::resolve(&flags, &Variables::default()).unwrap();
@@ -106,7 +109,7 @@ fn test_node_alone_needs_a_controller() {
     let (_dir, flags) = file("roles: node\ncontroller: unix:/run/c.sock\n");
     let config = Config::resolve(&flags, &Variables::default()).unwrap();
     assert_eq!(config.roles, Roles { controller: false, node: true });
-    assert_eq!(config.controller, Path::new("/run/c.sock"));
+    assert_eq!(config.controller.to_string(), "unix:/run/c.sock");
 }
 
 #[test]
@@ -179,6 +182,43 @@ fn test_show_names_every_key_and_its_origin() {
 }
 
 #[test]
+fn test_a_machine_that_joined_is_a_node_of_its_controller() {
+    use agent_identity::{Authority, Credentials, PrivateKey, SigningRequest};
+    use agent_model::Timestamp;
+
+    let state = tempfile::tempdir().unwrap();
+    let now = Timestamp(1_800_000_000_000);
+    let authority = Authority::open(&state.path().join("authority"), now).unwrap();
+    let key = PrivateKey::generate().unwrap();
+    let request = SigningRequest::read(&key.request().unwrap()).unwrap();
+    let subject = "agentd://node/gpu-07/3f".parse().unwrap();
+    let certificate = authority.issue(&request, &subject, now, Duration::from_secs(60)).unwrap();
+    let joined = Credentials::new("https://c:7443", authority.certificate(), &certificate, &key);
+    joined.write(&state.path().join("identity.json")).unwrap();
+    let resolve = |text: &str| {
+        let (_dir, flags) = file(text);
+        let state_dir = Some(state.path().display().to_string());
+        Config::resolve(&Flags { state_dir, ..flags }, &Variables::default())
+    };
+    let config = resolve("slots: 3\n").unwrap();
+    assert_eq!(config.controller, Address::Tls { host: "c".into(), port: 7443 });
+    assert_eq!(
+        (config.roles, config.node_name.as_str()),
+        (Roles { controller: false, node: true }, "gpu-07")
+    );
+    assert!(origin(&config, "controller").starts_with("joined, "));
+    // What somebody wrote goes before it, but for the name in the certificate.
+    assert!(resolve("roles: controller, node\n").unwrap().roles.controller);
+    let refused = resolve("node_name: other\n").unwrap_err().to_string();
+    assert!(refused.contains("joined as `gpu-07`"), "{refused}");
+    assert_eq!(
+        resolve("node_name: gpu-07\nlisten: 0.0.0.0:7443\n").unwrap().listen,
+        Some(("0.0.0.0".into(), 7443))
+    );
+    assert!(resolve("listen: everywhere\n").unwrap_err().to_string().contains("listen: expected an address"));
+}
+
+#[test]
 fn test_watchdog_of_another_process_is_not_ours() {
     let own = std::process::id().to_string();
     let manager = |pid: &str, micros: &str| {
@@ -191,4 +231,26 @@ fn test_watchdog_of_another_process_is_not_ours() {
         let manager = manager(pid, micros);
         assert_eq!((manager.patience, manager.address.as_deref()), (None, Some("/run/n")));
     }
+}
+
+#[test]
+fn test_whether_root_and_builders_are_kept_out_follows_from_who_may_submit() {
+    for (text, shared, root, apart) in [
+        ("slots: 1", false, true, false),
+        ("socket_group: root", true, false, true),
+        ("socket_group: root\nroot_jobs: true", true, true, true),
+        ("root_jobs: false", false, false, true),
+        ("job_user: per-run", false, true, true),
+        ("job_user: daemon\nsocket_group: root", true, false, false),
+        ("job_user: nobody", false, true, true),
+    ] {
+        let (_dir, flags) = file(text);
+        let config = Config::resolve(&flags, &Variables::default()).unwrap();
+        let found = (config.is_shared(), config.runs_as_root(), config.builds_apart());
+        assert_eq!(found, (shared, root, apart), "{text}");
+    }
+    let (_dir, flags) = file("socket_group: root");
+    let own = Flags { user: true, state_dir: Some("/srv/x".into()), ..flags };
+    let config = Config::resolve(&own, &Variables::default()).unwrap();
+    assert!(!config.is_shared() && !config.builds_apart() && !config.keeps_jobs_out());
 }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-use super::{MAX_SOCKET_PATH, Roles, UvChoice};
+use agent_model::Address;
+
+use super::{Roles, UvChoice};
 
 /// So much of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,11 +35,22 @@ pub(super) fn absolute(text: &str) -> Option<PathBuf> {
 }
 
 pub(super) fn socket(text: &str) -> Option<PathBuf> {
-    absolute(text).filter(|_| text.len() <= MAX_SOCKET_PATH)
+    match Address::unix(Path::new(text)).ok()? {
+        Address::Unix(path) => Some(path),
+        Address::Tls { .. } => None,
+    }
 }
 
-pub(super) fn unix_address(text: &str) -> Option<PathBuf> {
-    socket(text.strip_prefix("unix:")?)
+/// None for an empty text, otherwise a host and a port.
+pub(super) fn listen(text: &str) -> Option<Option<(String, u16)>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    agent_model::address::host_and_port(text).map(Some)
+}
+
+pub(super) fn address(text: &str) -> Option<Address> {
+    text.parse().ok()
 }
 
 pub(super) fn roles(text: &str) -> Option<Roles> {
@@ -220,6 +233,13 @@ pub(super) fn without_credentials(value: &str) -> String {
 pub(super) fn host_name() -> String {
     let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
     node_name(name.trim())
+}
+
+/// The host's name as others may know it.
+pub(super) fn full_host_name() -> String {
+    let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "localhost".to_owned() } else { name.to_owned() }
 }
 
 fn node_name(host: &str) -> String {

@@ -59,10 +59,7 @@ impl Ballast {
         };
         match &resized {
             Ok(()) if chosen < held => {
-                warn!(
-                    left = size::binary(chosen),
-                    "the disk is full; room that was held for records is given up"
-                );
+                warn!(left = size::binary(chosen), "releasing ballast: the disk is full");
             }
             Ok(()) => info!(held = size::binary(chosen), "room is held for records on a full disk"),
             Err(error) => debug!(%error, "no room can be held for a full disk"),

@@ -60,7 +60,7 @@ impl Unneeded {
         let Some(why) = shortfall(&collected, self.collector.limits().size) else { return };
         let mut last = self.last.lock();
         if last.told != why {
-            warn!(why, "the store of blobs is larger than it should be, or the disk fuller");
+            warn!(why, "cannot make blob store small enough");
             last.told = why;
         }
         last.again = Some(Instant::now() + AGAIN);

@@ -25,13 +25,14 @@ use agent_model::node::{CachedEnvironment, Interpreter, Inventory};
 use agent_model::protocol::orders::EnvironmentWant as Want;
 use agent_model::{Digest, Timestamp, causes, size};
 use agent_runtime::docker::Docker;
-use agent_runtime::env::{CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv};
+use agent_runtime::env::{Builder, CondaConfig, Contexts, EnvConfig, Environments, Kept, RemoveError, Uv};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::users;
 use crate::config::{Config, UvChoice};
 
 /// How often it is looked which environments there are.
@@ -52,6 +53,7 @@ const BUILD_STALL: Duration = Duration::from_secs(600);
 pub(crate) fn settings(
     config: &Config,
     memory: u64,
+    shim: &Path,
     store: Store,
     gpus: watch::Receiver<Option<bool>>,
 ) -> EnvConfig {
@@ -78,7 +80,8 @@ pub(crate) fn settings(
         curated_builtin: agent_model::curated::SHIPPED,
         memory: if said.builder_memory > 0 { said.builder_memory } else { memory / 4 * 3 },
         // A job of another user cannot write to them.
-        hard_links: config.job_user.is_some(),
+        hard_links: config.keeps_jobs_out(),
+        builder: users::builder(config).map(|id| Builder { id, shim: shim.to_owned() }),
         docker: Some(Docker::at(&config.devices.docker_socket)),
         registry_credentials: config.devices.docker_credentials.clone(),
         build_ca: config.devices.docker_build_ca.clone(),
@@ -217,7 +220,7 @@ impl Keeper {
                 stored
             }
             (Err(error), _) | (_, Err(error)) => {
-                debug!(key = kept.key, %error, "its lock and its log are not stored yet");
+                debug!(key = kept.key, %error, "cannot store lock and log of environment yet");
                 Stored::default()
             }
         }
@@ -247,7 +250,7 @@ fn show_interpreters(inventory: &watch::Sender<Inventory>, found: Vec<Interprete
     inventory.send_if_modified(|known| {
         let differs = known.interpreters != found;
         if differs {
-            info!(?found, "the interpreters of the machine changed");
+            info!(?found, "noticed change of interpreters");
             known.interpreters = found;
         }
         differs

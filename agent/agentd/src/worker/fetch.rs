@@ -2,18 +2,20 @@
 //! may write to.
 //!
 //! Redoing it after an interruption begins with empty folders. Until all is there, the job directory is closed to
-//! whoever the job runs as. Called by `worker::runner`.
+//! whoever the job runs as.
 
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, lchown};
+use std::os::unix::fs::{PermissionsExt, chown, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent_cas::snapshot::{Laid, MaterializeError, Owner, Spare, materialize};
-use agent_cas::{Store, remove_tree};
+use agent_cas::Store;
+use agent_cas::snapshot::{Laid, MaterializeError, Owner, PrestagedTree, materialize};
 use agent_model::Digest;
 use agent_model::job::{Input, JobDraft};
 use agent_shim::JobDir;
+use rustix::fs::{Mode, XattrFlags};
+use rustix::io::Errno;
 
 use crate::config::JobUser;
 
@@ -41,26 +43,26 @@ pub(crate) enum FetchError {
     },
 }
 
-/// Lays everything out, anew, with the help of `spares`. The folders belong to `user` where one is given. Returns which
-/// trees these were.
+/// Lays everything out, anew, with the help of `prestaged_trees`. The folders belong to `user` where one is given.
+/// Returns which trees these were.
 pub(crate) async fn lay_out(
     store: &Store,
-    spares: &[Arc<Spare>],
+    prestaged_trees: &[Arc<PrestagedTree>],
     job: &JobDraft,
     dir: &JobDir,
     user: Option<&JobUser>,
 ) -> Result<Vec<(Digest, Laid)>, FetchError> {
     let (empty, names) = (dir.clone(), job.outputs.keys().cloned().collect::<Vec<_>>());
     blocking(dir.path(), move || clear(&empty, &names)).await?;
-    let (owner, mut trees) = (user.map(owner), Vec::new());
+    let (owner, mut trees) = (user.and_then(owner), Vec::new());
     if let Some(code) = job.code {
-        let laid = materialize(store, code, &dir.work(), owner, spares).await;
+        let laid = materialize(store, code, &dir.work(), owner, prestaged_trees).await;
         trees.push((code, laid.map_err(FetchError::Code)?));
     }
     for (name, input) in &job.inputs {
         if let Input::Folder(root) | Input::File { root, .. } = input {
             let to = dir.inputs().join(name);
-            let laid = materialize(store, *root, &to, owner, spares).await;
+            let laid = materialize(store, *root, &to, owner, prestaged_trees).await;
             trees.push((*root, laid.map_err(|source| FetchError::Input { name: name.clone(), source })?));
         }
     }
@@ -70,9 +72,9 @@ pub(crate) async fn lay_out(
     Ok(trees)
 }
 
-/// Whose files a job of this user has.
-pub(crate) fn owner(user: &JobUser) -> Owner {
-    Owner { uid: user.uid, gid: user.gid }
+/// Whose files a job of this user has when they are laid out; a helper gives them away later.
+pub(crate) fn owner(user: &JobUser) -> Option<Owner> {
+    (!agent_spawn::has_helper()).then_some(Owner { uid: user.uid, gid: user.gid })
 }
 
 /// Makes a home for the user in a container, and, if `all` is to be its, gives it what was laid out for somebody else.
@@ -85,17 +87,19 @@ pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Re
             finish(&dir, Some(&user))?;
             [dir.work(), dir.inputs(), dir.out()].iter().try_for_each(|folder| own(folder, &user))?;
         }
-        chown(dir.home(), Some(user.uid), Some(user.gid))
+        own(&dir.home(), &user)
     };
     blocking(&path, settle).await
 }
 
 /// Empty folders for code, inputs and outputs, which nobody else can reach.
 fn clear(dir: &JobDir, outputs: &[String]) -> io::Result<()> {
-    std::fs::create_dir_all(dir.path())?;
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700))?;
+    for part in [dir.path(), dir.data()] {
+        std::fs::create_dir_all(part)?;
+        std::fs::set_permissions(part, std::fs::Permissions::from_mode(0o700))?;
+    }
     for folder in [dir.work(), dir.inputs(), dir.out()] {
-        remove_tree(&folder)?;
+        agent_spawn::remove_tree(&folder)?;
         std::fs::create_dir_all(&folder)?;
     }
     outputs.iter().try_for_each(|name| std::fs::create_dir_all(dir.out().join(name)))
@@ -113,30 +117,75 @@ fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
             _ => error,
         })?;
     }
-    std::fs::File::options().create(true).append(true).open(dir.tracking())?;
+    let tracking = agent_fs::append_plain(&dir.tracking())?;
     let Some(user) = user else { return Ok(()) };
-    for folder in [dir.work(), dir.inputs()].iter().chain(&written) {
-        lchown(folder, Some(user.uid), Some(user.gid))?;
+    let (uid, gid) = (Some(user.uid), Some(user.gid));
+    if agent_spawn::has_helper() {
+        [dir.work(), dir.inputs()].iter().try_for_each(|folder| own(folder, user))?;
+        // Who passes to it is the job's user, and this one, who goes on adding to it.
+        rustix::fs::fchmod(&tracking, Mode::from_raw_mode(0o666))?;
+    } else {
+        // Trees come with their owner; these folders may be the store's own, and are empty otherwise.
+        for folder in [&dir.work(), &dir.inputs()].into_iter().chain(&written) {
+            fchown(agent_fs::open_directory(folder)?, uid, gid)?;
+        }
+        fchown(&tracking, uid, gid)?;
     }
     own(&dir.out(), user)?;
-    // The way to what belongs to the job, and for its user only.
-    chown(dir.path(), None, Some(user.gid))?;
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o710))?;
-    chown(dir.tracking(), Some(user.uid), Some(user.gid))
+    make_own(dir, user)?;
+    // The way to what belongs to the job.
+    [dir.data(), dir.path()].into_iter().try_for_each(|part| let_pass(part, user))
 }
 
-/// Gives a tree that no process of the job has seen yet to the user; links themselves, not what they name.
-fn own(path: &Path, user: &JobUser) -> io::Result<()> {
-    let about = path.symlink_metadata()?;
-    if (about.uid(), about.gid()) != (user.uid, user.gid) {
-        lchown(path, Some(user.uid), Some(user.gid))?;
+/// What is the user's alone, and empty.
+fn make_own(dir: &JobDir, user: &JobUser) -> io::Result<()> {
+    let mut rooms = vec![(dir.tmp(), 0o1777)];
+    if user.home.is_empty() {
+        rooms.push((dir.home(), 0o700));
     }
-    if about.is_dir() {
-        for entry in std::fs::read_dir(path)? {
-            own(&entry?.path(), user)?;
-        }
+    for (room, mode) in rooms {
+        agent_spawn::remove_tree(&room)?;
+        std::fs::create_dir(&room)?;
+        rustix::fs::fchmod(agent_fs::open_directory(&room)?, Mode::from_raw_mode(mode))?;
+        own(&room, user)?;
     }
     Ok(())
+}
+
+/// Opens the way to what belongs to the job for its user, and for nobody else: other members of his group would come
+/// to whatever he lets everybody read. The group tells whose the directory is. A file system without such lists lets the
+/// group pass.
+fn let_pass(dir: &Path, user: &JobUser) -> io::Result<()> {
+    if !agent_spawn::has_helper() {
+        chown(dir, None, Some(user.gid))?;
+    }
+    match rustix::fs::setxattr(dir, "system.posix_acl_access", &passing(user.uid), XattrFlags::empty()) {
+        Ok(()) => Ok(()),
+        Err(Errno::NOTSUP | Errno::NOSYS) => {
+            let mode = if agent_spawn::has_helper() { 0o711 } else { 0o710 };
+            std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A list of who may what in a directory, as the kernel keeps it: its owner all, this user passing, nobody else
+/// anything.
+fn passing(uid: u32) -> Vec<u8> {
+    const VERSION: u32 = 2;
+    const NOBODY: u32 = u32::MAX;
+    let [owner, user, group, mask, others] = [0x01_u16, 0x02, 0x04, 0x10, 0x20];
+    let entries =
+        [(owner, 7_u16, NOBODY), (user, 1, uid), (group, 0, NOBODY), (mask, 1, NOBODY), (others, 0, NOBODY)];
+    let bytes = entries
+        .into_iter()
+        .flat_map(|(tag, may, id)| [&tag.to_le_bytes()[..], &may.to_le_bytes(), &id.to_le_bytes()].concat());
+    VERSION.to_le_bytes().into_iter().chain(bytes).collect()
+}
+
+/// Gives a tree to the user.
+fn own(path: &Path, user: &JobUser) -> io::Result<()> {
+    agent_spawn::give(path, user.uid, user.gid, agent_spawn::GivenPart::Everything)
 }
 
 async fn blocking(
@@ -182,11 +231,25 @@ mod tests {
             for path in
                 ["work/t.py", "work/outputs", "work/logs", "inputs/data/t.py", "out/model", "tracking.jsonl"]
             {
-                assert!(dir.path().join(path).exists(), "{path}");
+                assert!(dir.data().join(path).exists(), "{path}");
             }
             assert!(!dir.work().join("left").exists());
             std::fs::write(dir.work().join("left"), "by an interrupted attempt").unwrap();
         }
+    }
+
+    #[test]
+    fn test_the_users_way_is_not_his_groups() {
+        let temp = tempfile::tempdir().unwrap();
+        let own = agent_runtime::exec::own_user();
+        let user =
+            JobUser { name: String::new(), uid: own.uid, gid: own.gid, groups: vec![], home: String::new() };
+        let_pass(temp.path(), &user).unwrap();
+        let mut list = [0; 64];
+        let length = rustix::fs::getxattr(temp.path(), "system.posix_acl_access", &mut list[..]).unwrap();
+        assert_eq!(list[..length], passing(own.uid));
+        // What is told as the group's is the most that anybody named may.
+        assert_eq!(temp.path().metadata().unwrap().permissions().mode() & 0o7777, 0o710);
     }
 
     #[tokio::test]

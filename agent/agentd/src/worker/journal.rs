@@ -6,8 +6,6 @@
 //! step can be done again from its record; a record that is not, to the letter, what was written is never
 //! obeyed: it is set aside, and so is a file that cannot be read. Neither costs a replica whose directory is
 //! there, because `worker::recover` finds it by that.
-//!
-//! Called by `worker::runner` (writes), and by `worker::recover`, `worker::pins` and `worker::enclosure` (read).
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -24,6 +22,7 @@ use tokio::sync::Mutex;
 use tracing::{error, warn};
 
 use super::faults::Ending;
+use crate::config::JobUser;
 
 /// Everything needed to go on with a replica.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,6 +56,10 @@ pub(crate) struct Record {
     /// while the supervisor does not answer.
     #[serde(default)]
     pub(crate) leave: Option<Boot>,
+    /// Whom it runs as on the machine itself, from before anything is laid out for him; the daemon's own user when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<JobUser>,
 }
 
 impl Record {
@@ -75,6 +78,7 @@ impl Record {
             environment: None,
             gpus: Vec::new(),
             leave: None,
+            user: None,
         }
     }
 }
@@ -178,7 +182,7 @@ impl Sqlite {
             Ok(connection) => Ok(Sqlite { connection: Mutex::new(connection) }),
             Err(damage) if is_damage(&damage) => {
                 let kept = set_file_aside(path)?;
-                error!(error = %damage, kept = %kept.display(), "the journal is damaged; replicas are found by their directories");
+                error!(error = %damage, kept = %kept.display(), "cannot read journal: finding replicas by their directories");
                 let connection = connect(path).await.map_err(open)?;
                 Ok(Sqlite { connection: Mutex::new(connection) })
             }
@@ -300,10 +304,10 @@ impl Journal for Sqlite {
                 Ok(record) => records.push(record),
                 Err(reason) => {
                     let id = String::from_utf8_lossy(&id).into_owned();
-                    error!(replica = id, reason, "a journal record cannot be trusted and is set aside");
+                    error!(replica = id, reason, "quarantined journal record");
                     let record = String::from_utf8_lossy(&record).into_owned();
                     if let Err(error) = set_row_aside(&mut connection, rowid, &id, &record, &reason).await {
-                        warn!(replica = id, %error, "it stays where it is");
+                        warn!(replica = id, %error, "cannot quarantine journal record");
                     }
                 }
             }

@@ -1,7 +1,7 @@
-//! Stores the outputs of a replica that is over, from the directory that is kept of it, when the controller asks for it:
-//! they could not be stored when it ended, or the store lost them since.
+//! Stores the outputs of a replica that is over, from the directory that is kept of it, when the controller asks for
+//! it: they could not be stored when it ended, or the store lost them since.
 //!
-//! Tried once for each order, which is repeated while somebody waits. Called by `worker::reconcile`.
+//! Tried once for each order, which is repeated while somebody waits.
 
 use agent_cas::Store;
 use agent_model::{Artifacts, Code, Fault, ReplicaId};
@@ -16,7 +16,7 @@ use super::{faults, outputs};
 /// Stores what is in the directory of a replica, and says what came of it.
 pub(crate) async fn store(store: Store, outbox: Outbox, dir: JobDir, replica: ReplicaId) {
     let stored = attempt(&store, &outbox, &dir, &replica).await;
-    info!(%replica, ?stored, "outputs were to be stored later");
+    info!(%replica, ?stored, "asked to store outputs of earlier job");
     outbox.tell_outputs(&replica, stored).await;
 }
 
@@ -34,9 +34,9 @@ async fn attempt(
             .fix("submit the job again")
     })?;
     let stored = outputs::collect(store, dir, &record.spec, Vec::new()).await;
-    let stored = stored.map_err(|error| faults::outputs(&error, dir.path(), &replica.job))?;
+    let stored = stored.map_err(|error| faults::outputs(&error, dir.data(), &replica.job))?;
     if !stored.missing.is_empty() {
-        info!(%replica, missing = ?stored.missing, "part of the outputs cannot be read");
+        info!(%replica, missing = ?stored.missing, "cannot read part of outputs");
     }
     Ok(stored.artifacts)
 }

@@ -1,7 +1,8 @@
 //! What a job finds when it starts: its command line, its folders and its environment.
 //!
 //! Pure, but for looking whether `bash` exists. The names are those scripts written for the cloud look for.
-//! Called by `worker::runner`, once for each launch.
+
+pub(crate) mod gang;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use agent_model::{Boot, Fault, JobSpec, ReplicaId};
 use agent_runtime::env::Image;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
+use self::gang::Seating;
 use crate::config::{HostVariables, JobUser};
 
 /// Everything a launch is made of.
@@ -28,6 +30,7 @@ pub(crate) struct Facts<'a> {
     /// The image it runs in; `None` for the machine itself.
     pub(crate) image: Option<&'a Image>,
     pub(crate) tracking_uri: &'a str,
+    pub(crate) tracking_port: u16,
     pub(crate) tracking_token: &'a str,
     /// How the tracking endpoint calls the experiment.
     pub(crate) experiment_id: &'a str,
@@ -35,8 +38,16 @@ pub(crate) struct Facts<'a> {
     pub(crate) log_quota: u64,
     /// The GPUs it is given; as many as it asked for.
     pub(crate) gpus: &'a [String],
+    /// The memory of a job that says nothing, in bytes; 0 is no limit.
+    pub(crate) usual_memory: u64,
+    /// It has a `/tmp` of its own.
+    pub(crate) private: bool,
+    /// It may ask the cloud for the machine's identity.
+    pub(crate) metadata: bool,
     /// Until when the job may run if nothing more is heard; for ever when absent.
     pub(crate) lease_until: Option<Boot>,
+    /// Where it is among the ranks of its job, if it has to know.
+    pub(crate) seating: Option<&'a Seating>,
 }
 
 /// Processes and threads a job may have at a time: more than any does that works, and few enough to leave
@@ -80,6 +91,10 @@ impl Facts<'_> {
     /// The record the shim obeys.
     pub(crate) fn launch(&self) -> Result<Launch, Fault> {
         let command = expr::substitute(&self.spec.command, |reference| self.resolve(reference))?;
+        let command = match self.seating {
+            Some(seating) => seating.command(self.spec, command),
+            None => command,
+        };
         Ok(Launch {
             version: VERSION,
             replica: self.replica.clone(),
@@ -88,16 +103,23 @@ impl Facts<'_> {
             cwd: self.dir.work(),
             grace: self.spec.limits.grace(),
             timeout: self.spec.limits.timeout,
-            user: self.user.map(|user| User { uid: user.uid, gid: user.gid }),
+            user: self.user.map(|user| User { uid: user.uid, gid: user.gid, groups: user.groups.clone() }),
+            tmp: self.private.then(|| self.dir.tmp()),
+            metadata: self.metadata,
+            hold_port: Some(self.tracking_port),
+            secrets: BTreeMap::new(),
             log: LogPolicy { quota: self.log_quota, ..LogPolicy::default() },
             limits: Limits {
-                memory: Some(self.spec.resources.memory).filter(|memory| *memory > 0),
+                memory: [self.spec.resources.memory, self.usual_memory]
+                    .into_iter()
+                    .find(|memory| *memory > 0),
                 pids: Some(PIDS),
             },
             open_files: self.host.open_files,
             lease_until: self.lease_until,
             cgroup: None,
             container: self.image.is_some(),
+            gang: self.seating.map(|seating| seating.launch(self.spec)),
         })
     }
 
@@ -136,16 +158,21 @@ impl Facts<'_> {
             Some(image) => self.of_image(image),
         };
         if let Some(user) = self.user {
-            let home =
-                if self.image.is_some() { self.dir.home().display().to_string() } else { user.home.clone() };
+            let home = match self.image.is_some() || user.home.is_empty() {
+                true => self.dir.home().display().to_string(),
+                false => user.home.clone(),
+            };
             for (name, value) in [("HOME", &home), ("USER", &user.name), ("LOGNAME", &user.name)] {
                 variables.insert(name.to_owned(), value.clone());
             }
         }
         keep_loopback_direct(&mut variables);
-        variables.insert("PATH".to_owned(), self.search_path());
+        let path = self.search_path(variables.get("HOME"));
+        variables.insert("PATH".to_owned(), path);
         variables.extend(self.environment.clone());
         variables.extend(self.contract());
+        variables
+            .extend(self.seating.map(|seating| seating.variables(self.spec, self.dir)).unwrap_or_default());
         variables.extend(self.spec.environment_variables.clone());
         // Which GPUs it sees is not the job's to say: the others are somebody else's.
         variables.extend(self.visible_gpus());
@@ -167,13 +194,15 @@ impl Facts<'_> {
         variables
     }
 
-    fn search_path(&self) -> String {
+    /// The environment's programs, then what `pip install` puts into the home where it may not write to the environment.
+    fn search_path(&self, home: Option<&String>) -> String {
         let usual = match self.image {
             None => self.host.path.clone(),
             Some(image) => image.env.get("PATH").cloned().unwrap_or_else(|| IMAGE_PATH.to_owned()),
         };
         let entries = self.path_entries.iter().map(|entry| entry.display().to_string());
-        entries.chain([usual]).collect::<Vec<_>>().join(":")
+        let own = home.map(|home| format!("{}/.local/bin", home.trim_end_matches('/')));
+        entries.chain(own).chain([usual]).collect::<Vec<_>>().join(":")
     }
 
     /// The variables that say which job this is and where its things are.
@@ -197,7 +226,6 @@ impl Facts<'_> {
             ("MLFLOW_TRACKING_TOKEN", self.tracking_token.to_owned()),
             ("MLFLOW_RUN_ID", job),
             ("MLFLOW_EXPERIMENT_ID", self.experiment_id.to_owned()),
-            ("MLFLOW_EXPERIMENT_NAME", self.spec.experiment.clone()),
             // The pages its client would name are not there.
             ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true".to_owned()),
             ("PYTHONUNBUFFERED", "1".to_owned()),
@@ -291,11 +319,16 @@ mod tests {
             environment: &[("VIRTUAL_ENV".to_owned(), "/envs/pip-1".to_owned())].into(),
             image,
             tracking_uri: "http://127.0.0.1:5",
+            tracking_port: 5,
             tracking_token: "token",
             experiment_id: "17",
             log_quota: 1 << 30,
             gpus: &gpus,
+            usual_memory: 7 << 30,
+            private: user.is_some(),
+            metadata: false,
             lease_until: Some(Boot::from_millis(60_000)),
+            seating: None,
         };
         facts.launch().unwrap()
     }
@@ -319,11 +352,11 @@ mod tests {
             )
         };
         let launch = launch(job, &host(&[]), None);
-        let j = "/j/train.3.0";
+        let j = "/j/train.3.0/job";
         let command =
             format!("t 0.1 {j}/inputs/data {j}/inputs/table/t.csv {j}/out/model {j}/out/report/report");
         assert_eq!(launch.argv[1..], ["-c".to_owned(), command]);
-        assert_eq!(launch.cwd, Path::new("/j/train.3.0/work"));
+        assert_eq!(launch.cwd, Path::new("/j/train.3.0/job/work"));
         assert_eq!(launch.env["AZURE_ML_INPUT_table"], format!("{j}/inputs/table/t.csv"));
         assert_eq!(launch.env["AZURE_ML_OUTPUT_report"], format!("{j}/out/report/report"));
         assert!(!launch.env.contains_key("AZURE_ML_INPUT_lr"));
@@ -333,7 +366,7 @@ mod tests {
     fn test_job_finds_the_variables_it_looks_for() {
         let env = launch(draft("true"), &host(&[("HOME", "/root"), ("TZ", "UTC")]), None).env;
         for (name, value) in [
-            ("PATH", "/envs/pip-1/bin:/no/bin:/bin"),
+            ("PATH", "/envs/pip-1/bin:/root/.local/bin:/no/bin:/bin"),
             ("VIRTUAL_ENV", "/envs/pip-1"),
             ("HOME", "/root"),
             ("TZ", "UTC"),
@@ -343,10 +376,9 @@ mod tests {
             ("AZUREML_ARM_PROJECT_NAME", "birds"),
             ("MLFLOW_TRACKING_URI", "http://127.0.0.1:5"),
             ("MLFLOW_RUN_ID", "train"),
-            ("MLFLOW_EXPERIMENT_NAME", "birds"),
             ("MLFLOW_EXPERIMENT_ID", "17"),
             ("MLFLOW_TRACKING_TOKEN", "token"),
-            ("AGENTD_METRICS", "/j/train.3.0/tracking.jsonl"),
+            ("AGENTD_METRICS", "/j/train.3.0/job/tracking.jsonl"),
             ("AGENTD_REPLICA", "train.3.0"),
             ("PYTHONUNBUFFERED", "1"),
             ("CUDA_VISIBLE_DEVICES", ""),
@@ -382,10 +414,11 @@ mod tests {
 
     #[test]
     fn test_job_user_has_its_own_home() {
-        let user = JobUser { name: "job".into(), uid: 900, gid: 901, home: "/var/job".into() };
+        let user =
+            JobUser { name: "job".into(), uid: 900, gid: 901, groups: vec![44], home: "/var/job".into() };
         let launch = launch(draft("true"), &host(&[("HOME", "/root"), ("USER", "root")]), Some(&user));
         assert_eq!((launch.env["HOME"].as_str(), launch.env["USER"].as_str()), ("/var/job", "job"));
-        assert_eq!(launch.user, Some(User { uid: 900, gid: 901 }));
+        assert_eq!(launch.user, Some(User { uid: 900, gid: 901, groups: vec![44] }));
     }
 
     #[test]
@@ -393,13 +426,14 @@ mod tests {
         let env = [("PATH", "/image/bin"), ("LANG", "C.UTF-8"), ("HOME", "/root")];
         let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let image = Image { env, ..Image::default() };
-        let user = JobUser { name: "job".into(), uid: 900, gid: 901, home: "/var/job".into() };
+        let user =
+            JobUser { name: "job".into(), uid: 900, gid: 901, groups: vec![44], home: "/var/job".into() };
         let machine = host(&[("LANG", "de_DE"), ("SSL_CERT_FILE", "/etc/x"), ("https_proxy", "http://p")]);
         let launch = launch_in(Some(&image), draft("t 1"), &machine, Some(&user));
         for (name, value) in [
-            ("PATH", "/envs/pip-1/bin:/image/bin"),
+            ("PATH", "/envs/pip-1/bin:/j/train.3.0/job/home/.local/bin:/image/bin"),
             ("LANG", "C.UTF-8"),
-            ("HOME", "/j/train.3.0/home"),
+            ("HOME", "/j/train.3.0/job/home"),
             ("USER", "job"),
             ("https_proxy", "http://p"),
             ("NO_PROXY", "127.0.0.1,localhost"),
@@ -410,8 +444,11 @@ mod tests {
         assert!(launch.container && !launch.env.contains_key("SSL_CERT_FILE"));
         assert_eq!((launch.argv[0].as_str(), launch.argv[4].as_str()), ("sh", "t 1"));
         let plain = launch_in(Some(&Image::default()), draft("t"), &machine, None);
-        assert_eq!(plain.env["PATH"], format!("/envs/pip-1/bin:{IMAGE_PATH}"));
-        assert_eq!(plain.env["HOME"], "/j/train.3.0/home");
+        assert_eq!(
+            plain.env["PATH"],
+            format!("/envs/pip-1/bin:/j/train.3.0/job/home/.local/bin:{IMAGE_PATH}")
+        );
+        assert_eq!(plain.env["HOME"], "/j/train.3.0/job/home");
     }
 
     #[test]

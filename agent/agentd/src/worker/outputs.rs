@@ -1,9 +1,7 @@
 //! Stores what a job left behind, as one snapshot, and measures its logs.
 //!
-//! What is stored: `outputs/…` and `logs/…` of the working directory, each named output below
-//! `named-outputs/NAME/`, and what was logged through the tracking endpoint at the top. Everything else in
-//! the working directory is dropped. Called by `worker::runner` and `worker::late`; redoing it
-//! stores nothing twice.
+//! What is stored: `outputs/…` and `logs/…` of the working directory, each named output below `named-outputs/NAME/`,
+//! and what was logged through the tracking endpoint at the top. Everything else in the working directory is dropped.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -12,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use agent_cas::snapshot::{self, PushError, ScanError, Snapshot, Unread};
 use agent_cas::{Hasher, Store};
+use agent_fs::open_plain;
 use agent_model::job::JobDraft;
 use agent_model::{Artifacts, Digest, failpoint};
-use agent_shim::segments::{Reader, open_plain};
+use agent_shim::segments::Reader;
 use agent_shim::tracking::Intake;
 use agent_shim::{JobDir, LogPolicy};
 use tracing::{info, warn};
@@ -87,15 +86,21 @@ pub(crate) async fn collect(
     let places = places(dir, job);
     failpoint::hit("node.outputs.collect")
         .map_err(|source| CollectError::Scan(ScanError::Read { path: dir.path().to_owned(), source }))?;
-    let (base, stop) = (dir.path().to_owned(), Arc::new(AtomicBool::new(false)));
+    let (base, stop) = (dir.data().to_owned(), Arc::new(AtomicBool::new(false)));
     let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
-    let scanned = tokio::task::spawn_blocking(move || scan(&base, &places, &without, &stop)).await;
+    let scanned = tokio::task::spawn_blocking(move || {
+        for (_, place) in &places {
+            let _ = agent_spawn::take(place, None); // what cannot be read is told by whoever reads it
+        }
+        scan(&base, &places, &without, &stop)
+    });
+    let scanned = scanned.await;
     let mut scanned = match scanned {
         Ok(scanned) => scanned.map_err(CollectError::Scan)?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
     for warning in &scanned.warnings {
-        info!(dir = %dir.path().display(), warning, "part of the outputs is left out");
+        info!(dir = %dir.path().display(), warning, "left out part of outputs");
     }
     let missing = std::mem::take(&mut scanned.unread);
     if scanned.files == 0 {
@@ -145,7 +150,7 @@ pub(crate) async fn measure(path: PathBuf) -> Digest {
     let shown = path.display().to_string();
     let measured = tokio::task::spawn_blocking(move || digest(&path)).await;
     measured.map_err(io::Error::other).flatten().unwrap_or_else(|error| {
-        warn!(path = shown, %error, "a log cannot be read");
+        warn!(path = shown, %error, "cannot read log");
         Digest::EMPTY
     })
 }
@@ -173,7 +178,7 @@ pub(crate) async fn job_log_end(dir: JobDir) -> LogEnd {
     let shown = dir.path().display().to_string();
     let told = tokio::task::spawn_blocking(move || log_end(&dir)).await;
     told.map_err(io::Error::other).flatten().unwrap_or_else(|error| {
-        warn!(dir = shown, %error, "the job's log cannot be measured");
+        warn!(dir = shown, %error, "cannot measure log of job");
         LogEnd::Unproven(0)
     })
 }
@@ -216,7 +221,7 @@ pub(crate) async fn tracking_length(dir: JobDir) -> u64 {
         Ok(length) => length,
         Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
         Err(error) => {
-            warn!(dir = shown, %error, "the tracking records cannot be measured");
+            warn!(dir = shown, %error, "cannot measure tracking records");
             0
         }
     }
@@ -278,7 +283,7 @@ mod tests {
             ("out/table/a.csv", "a"),
             ("artifacts/notes/n.txt", "note"),
         ] {
-            let path = dir.path().join(path);
+            let path = dir.data().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         }

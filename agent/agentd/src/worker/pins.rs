@@ -1,7 +1,7 @@
 //! What the replicas of this node need of the store of blobs: the code and the inputs of each that is open, and the
 //! outputs of one whose outcome is not delivered yet.
 //!
-//! The journal says it, so it is the same after a crash. Called by `crate::roles`, which tells the collector.
+//! The journal says it, so it is the same after a crash.
 
 use std::sync::{Arc, Weak};
 

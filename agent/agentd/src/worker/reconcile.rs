@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use agent_model::job::Limits;
 use agent_model::node::Inventory;
-use agent_model::protocol::orders::{Action, Desired, EnvironmentWant, Obedience, Stamps, Wanted, decide};
-use agent_model::{Boot, JobSpec, ReplicaId, ReplicaStep, failpoint, ids};
+use agent_model::protocol::orders::{Action, Desired, EnvironmentWant, OrderFence, Stamps, Wanted, decide};
+use agent_model::{Boot, Code, Fault, JobSpec, ReplicaId, ReplicaStep, failpoint, ids};
 use agent_proto::v1::worker_client::WorkerClient;
 use agent_proto::{WireError, v1};
 use tokio::sync::{Notify, watch};
@@ -39,7 +39,7 @@ use crate::notify::Pulse;
 use crate::supervisor::{Supervisor, TaskKind};
 
 /// A replica and the channels to its runner.
-struct Held {
+struct HeldReplica {
     desired: watch::Sender<Desired>,
     spec: JobSpec,
     view: watch::Receiver<ReplicaView>,
@@ -58,19 +58,32 @@ enum SyncError {
     Silent(Duration),
 }
 
+impl SyncError {
+    /// What was said by a controller that is there and does not want this machine.
+    fn refusal(&self) -> Option<Fault> {
+        let SyncError::Ended(status) = self else { return None };
+        let refused = matches!(status.code(), tonic::Code::PermissionDenied | tonic::Code::Unauthenticated);
+        refused.then(|| agent_proto::fault(status))
+    }
+}
+
 /// The lease until the controller states one.
 const FIRST_LEASE: Duration = Duration::from_secs(15);
 /// The longest time between two reports, however long the lease.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 /// A controller that says nothing for this long is not there, however long the lease: it answers each report.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// A refusal that stays the same is told this often.
+const TOLD: Duration = Duration::from_secs(600);
 /// The task comes round within this time, whatever the controller does: it waits for none of its answers longer
 /// than [`FIRST_LEASE`].
 pub(crate) const SYNC_COMES_ROUND: Duration = Duration::from_secs(25);
 
 /// What the task needs besides what runners need.
-pub(crate) struct Link {
+pub(crate) struct ControllerLink {
     pub(crate) controller: Channel,
+    /// What this process calls itself; random.
+    pub(crate) session: String,
     pub(crate) inventory: watch::Receiver<Inventory>,
     /// What is wanted of environments, for [`super::environments`].
     pub(crate) wishes: watch::Sender<Vec<Wish>>,
@@ -81,15 +94,13 @@ pub(crate) struct Link {
 pub(crate) struct Reconciler<J> {
     worker: Arc<Worker<J>>,
     supervisor: Supervisor,
-    link: Link,
-    /// Random, made at each start of the daemon.
-    session: String,
-    held: BTreeMap<ReplicaId, Held>,
+    link: ControllerLink,
+    held: BTreeMap<ReplicaId, HeldReplica>,
     /// Those that the controller does not know, and asks about.
     asked: BTreeSet<ReplicaId>,
     /// Those that are over whose outputs are being stored, each as long as something holds its token.
     saving: BTreeMap<ReplicaId, Weak<()>>,
-    obedience: Obedience,
+    order_fence: OrderFence,
     stamps: Stamps,
     changed: Arc<Notify>,
 }
@@ -124,30 +135,40 @@ impl<J: Journal> Reconciler<J> {
     pub(crate) fn new(
         worker: Arc<Worker<J>>,
         supervisor: Supervisor,
-        link: Link,
+        link: ControllerLink,
         found: Vec<Record>,
     ) -> Reconciler<J> {
-        let (session, changed, held) = (random_text(), Arc::new(Notify::new()), BTreeMap::new());
-        let obedience = Obedience::new(worker.clock.boot());
+        let (changed, held) = (Arc::new(Notify::new()), BTreeMap::new());
+        let order_fence = OrderFence::new(worker.clock.boot());
         let (asked, saving, stamps) = (BTreeSet::new(), BTreeMap::new(), Stamps::default());
         let mut reconciler =
-            Reconciler { worker, supervisor, link, session, held, asked, saving, obedience, stamps, changed };
+            Reconciler { worker, supervisor, link, held, asked, saving, order_fence, stamps, changed };
         for record in found {
             info!(replica = %record.replica, step = %record.step, "going on with a replica");
             let step = Some(record.step);
-            reconciler.start(record, step, Desired::Run { until: None });
+            reconciler.start(record, step, Desired::Run { until: None, gang: None });
         }
         reconciler
     }
 
     /// Keeps up the conversation until `stop`, then says a last word. Orders count until `intake` ends.
     pub(crate) async fn run(mut self, intake: CancellationToken, stop: CancellationToken) {
-        let mut backoff = Backoff::default();
+        let (mut backoff, mut told) = (Backoff::default(), None);
         while !stop.is_cancelled() {
             let Err(error) = self.converse(&mut backoff, &intake, &stop).await else { return };
             self.link.pulse.beat();
             let wait = backoff.next();
-            debug!(%error, ?wait, "connecting to the controller again");
+            match error.refusal() {
+                Some(fault)
+                    if told.is_none_or(|(code, at): (Code, Instant)| {
+                        code != fault.code || at.elapsed() > TOLD
+                    }) =>
+                {
+                    told = Some((fault.code, Instant::now()));
+                    warn!(%fault, "the controller refuses this machine; jobs go on");
+                }
+                _ => debug!(%error, ?wait, "connecting to the controller again"),
+            }
             let until = Instant::now() + wait;
             loop {
                 tokio::select! {
@@ -179,11 +200,11 @@ impl<J: Journal> Reconciler<J> {
                     with.inventory_due = with.inventory_due.saturating_sub(1);
                     with.lease = orders.lease.and_then(|lease| lease.try_into().ok()).unwrap_or(with.lease);
                     backoff.reset();
-                    let life = self.obedience.life();
+                    let controller_epoch = self.order_fence.controller_epoch();
                     if !intake.is_cancelled() {
                         self.obey(orders);
                     }
-                    if self.obedience.life() == life {
+                    if self.order_fence.controller_epoch() == controller_epoch {
                         continue;
                     }
                     // A new life of the controller believes what is missing here only when told after this.
@@ -231,15 +252,15 @@ impl<J: Journal> Reconciler<J> {
             let spec = self.asked.contains(replica).then(|| held.spec.clone().into());
             Some(v1::HeldReplica { spec, ..to_wire(replica, &held.view.borrow(), !held.dead)? })
         });
-        let obeyed = self.obedience.obeyed();
+        let obeyed = self.order_fence.obeyed();
         v1::NodeReport {
             node: self.worker.config.node_name.to_string(),
             boot_id: self.worker.boot_id.clone(),
-            session: self.session.clone(),
+            session: self.link.session.clone(),
             clock_ms: self.worker.clock.now().0,
             sent_ms: self.stamps.next(self.worker.clock.boot()).millis(),
             obeyed_ms: obeyed.map_or(0, |latest| latest.answers.millis()),
-            obeyed_life: self.obedience.life(),
+            obeyed_controller_epoch: self.order_fence.controller_epoch(),
             inventory: whole.then(|| self.link.inventory.borrow().clone().into()),
             load: Some(agent_node::load(&self.worker.config.state_dir).into()),
             replicas: held.collect(),
@@ -248,7 +269,7 @@ impl<J: Journal> Reconciler<J> {
 
     fn obey(&mut self, orders: v1::NodeOrders) {
         let answers = Boot::from_millis(orders.answers_ms);
-        if !self.obedience.admits(orders.life, answers, orders.revision) {
+        if !self.order_fence.admits(orders.controller_epoch, answers, orders.revision) {
             debug!(orders.answers_ms, "orders that were overtaken");
             return;
         }
@@ -271,14 +292,15 @@ impl<J: Journal> Reconciler<J> {
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
             match action {
-                Action::Start(replica, spec, until) => {
-                    info!(%replica, "accepted");
+                Action::Start(replica, spec, until, gang) => {
+                    info!(%replica, "accepted replica");
                     let record = Record::accepted(replica, spec, &self.worker.boot_id, random_text());
-                    self.start(record, None, Desired::Run { until });
+                    self.start(record, None, Desired::Run { until, gang });
                 }
                 Action::Tell(replica, desired) => {
                     if let Some(held) = self.held.get(&replica) {
                         held.desired.send_if_modified(|known| {
+                            let desired = desired.after_go(known);
                             let differs = *known != desired;
                             *known = desired;
                             differs
@@ -286,7 +308,7 @@ impl<J: Journal> Reconciler<J> {
                     }
                 }
                 Action::Refuse(replica) => {
-                    error!(%replica, "was ordered although a later attempt of its job is known, and is not started");
+                    error!(%replica, "refused order of an attempt that a later one replaced");
                 }
             }
         }
@@ -314,8 +336,8 @@ impl<J: Journal> Reconciler<J> {
         let spec = record.spec.clone();
         // Whether a command that was started before still runs is not known yet.
         let alive = step.is_none_or(|step| !matches!(step, ReplicaStep::Launching | ReplicaStep::Running));
-        let view =
-            ReplicaView { step, detail: String::new(), started_at: record.started_at, alive, over: false };
+        let started_at = record.started_at;
+        let view = ReplicaView { step, detail: String::new(), started_at, alive, over: false, ready: None };
         let (desired, wanted) = watch::channel(desired);
         let (publish, view) = watch::channel(view);
         let runner = Runner::new(self.worker.clone(), record, wanted, publish, self.changed.clone());
@@ -324,7 +346,7 @@ impl<J: Journal> Reconciler<J> {
             runner.live().await;
             drop(wake);
         });
-        self.held.insert(replica, Held { desired, spec, view, dead: false });
+        self.held.insert(replica, HeldReplica { desired, spec, view, dead: false });
     }
 
     /// Lets go of replicas that are over, and notices runners that ended before.
@@ -333,7 +355,7 @@ impl<J: Journal> Reconciler<J> {
         for (replica, held) in &mut self.held {
             // At a stop the runners are dropped; that is no accident.
             if held.view.has_changed().is_err() && !held.dead && !intake.is_cancelled() {
-                error!(%replica, "the runner of a replica ended before its time");
+                error!(%replica, "lost runner of replica");
                 held.dead = true;
             }
         }
@@ -349,7 +371,7 @@ impl<J: Journal> Reconciler<J> {
             dead.map(|(replica, held)| (replica.clone(), held.desired.borrow().clone())).collect();
         for (replica, desired) in dead {
             if let Some(record) = recover::accepted(&self.worker.job_dir(&replica), &replica) {
-                info!(%replica, "it gets another runner");
+                info!(%replica, "restarting runner of replica");
                 self.start(record, Some(ReplicaStep::Accepted), desired);
             } else {
                 // It was never written down, so nothing of it exists; the order comes again.
@@ -372,7 +394,7 @@ fn random_text() -> String {
     let mut bytes = [0; 16];
     // A node without a source of chance has no secrets, but still a name for this life of the daemon.
     if let Err(error) = getrandom::fill(&mut bytes) {
-        warn!(%error, "the system has no random numbers");
+        warn!(%error, "cannot get random numbers of the system");
     }
     ids::hex(&bytes)
 }
@@ -386,6 +408,7 @@ fn to_wire(replica: &ReplicaId, view: &ReplicaView, has_runner: bool) -> Option<
         started_ms: view.started_at.map_or(0, |at| at.0),
         alive: view.alive && has_runner,
         spec: None,
+        ready: view.ready.clone().map(Into::into),
     })
 }
 
@@ -406,7 +429,7 @@ fn understand(order: v1::Order) -> Option<(ReplicaId, Wanted)> {
     let replica =
         order.replica.parse::<ReplicaId>().inspect_err(|error| warn!(%error, "a strange order")).ok()?;
     let wanted = wanted(order.desired).unwrap_or_else(|error| {
-        error!(%replica, %error, "an order cannot be understood and is left undone");
+        error!(%replica, %error, "cannot understand order: it is left undone");
         Wanted::Unclear
     });
     Some((replica, wanted))
@@ -417,14 +440,15 @@ fn wanted(desired: Option<v1::order::Desired>) -> Result<Wanted, WireError> {
     Ok(match desired.ok_or(WireError::Missing("order.desired"))? {
         Wire::Run(run) => {
             let until = (run.until_ms > 0).then(|| Boot::from_millis(run.until_ms));
-            Wanted::Run(run.spec.ok_or(WireError::Missing("run.spec"))?.try_into()?, until)
+            let gang = run.gang.map(TryInto::try_into).transpose()?;
+            Wanted::Run(run.spec.ok_or(WireError::Missing("run.spec"))?.try_into()?, until, gang)
         }
         Wire::Stop(stop) => {
             let grace = stop.grace.and_then(|grace| grace.try_into().ok()).unwrap_or(Limits::DEFAULT_GRACE);
             Wanted::Other(Desired::Stop { grace, reason: stop.reason })
         }
         Wire::Forget(_) => Wanted::Other(Desired::Forget),
-        Wire::Describe(_) => Wanted::Other(Desired::Run { until: None }),
+        Wire::Describe(_) => Wanted::Other(Desired::Run { until: None, gang: None }),
     })
 }
 
@@ -440,7 +464,7 @@ mod tests {
     fn test_order_of_a_stranger_release_changes_nothing() {
         let order = v1::Order {
             replica: "a.1.0".into(),
-            desired: Some(v1::order::Desired::Run(v1::RunOrder { spec: None, until_ms: 0 })),
+            desired: Some(v1::order::Desired::Run(v1::RunOrder { spec: None, until_ms: 0, gang: None })),
         };
         assert_eq!(understand(order), Some((id("a.1.0"), Wanted::Unclear)));
         assert_eq!(understand(v1::Order { replica: "a".into(), desired: None }), None);

@@ -1,8 +1,7 @@
 //! Which replicas this node answers for when the daemon starts.
 //!
-//! The journal says it; the job directories say it again, each in `order.json`, so that a damaged journal
-//! loses nothing. Called by `worker::reconcile` once at the start, and by `worker::runner` for each new
-//! replica.
+//! The journal says it; the job directories say it again, each in `order.json`, so that a damaged journal loses
+//! nothing.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,9 +11,9 @@ use agent_model::{ReplicaId, failpoint};
 use agent_shim::JobDir;
 use tracing::warn;
 
-use super::attic;
 use super::journal::{Journal, JournalError, Record};
 use super::launch::gpus_of;
+use super::retention;
 
 /// The file of a job directory with its order.
 pub(super) const ORDER: &str = "order.json";
@@ -51,10 +50,10 @@ pub(crate) async fn open_replicas(journal: &impl Journal, jobs: &Path) -> Result
         let id = path.file_name().and_then(|name| name.to_str()?.parse::<ReplicaId>().ok());
         let Some(id) = id.filter(|id| !known.contains(id)) else { continue };
         let dir = JobDir::new(path);
-        if !attic::is_over(&dir) {
+        if !retention::is_over(&dir) {
             let found = accepted(&dir, &id);
             if found.is_some() {
-                warn!(replica = %id, "the journal does not know a replica; found it by its directory");
+                warn!(replica = %id, "found replica by its directory: the journal does not know it");
             }
             records.extend(found);
         }
@@ -84,11 +83,11 @@ pub(crate) fn accepted(dir: &JobDir, replica: &ReplicaId) -> Option<Record> {
         Ok(Ok(record)) if record.replica == *replica => return Some(record),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if let Err(error) = agent_cas::remove_tree(dir.path()) {
-                warn!(dir = %dir.path().display(), %error, "cannot remove a directory that was never used");
+                warn!(dir = %dir.path().display(), %error, "cannot remove unused job directory");
             }
         }
         _ => {
-            warn!(dir = %dir.path().display(), "the order of a job directory cannot be read; it is left alone")
+            warn!(dir = %dir.path().display(), "cannot read launch record of job directory: it is left alone")
         }
     }
     None
@@ -115,8 +114,8 @@ mod tests {
             journal.enter(&record(id)).await.unwrap();
         }
         dir("half.1.0").create().unwrap();
-        let attic = attic::Attic::new(jobs.clone(), std::sync::Arc::new(SystemClock), "boot");
-        attic.put(&dir("over.1.0"), attic::Stay::Original).await.unwrap();
+        let retention = retention::Retention::new(jobs.clone(), std::sync::Arc::new(SystemClock), "boot");
+        retention.put(&dir("over.1.0"), retention::Stay::Original).await.unwrap();
         journal.done(&"over.1.0".parse().unwrap()).await.unwrap();
         drop(journal);
         std::fs::write(&path, [0xff; 5000]).unwrap();

@@ -1,7 +1,6 @@
 //! Delivers outcomes, exactly once in effect: again and again until the controller has answered.
 //!
-//! Hides: retries and the meaning of refusals. The idempotency key is the replica's id, which holds the
-//! epoch. Called by `worker::runner`, and by `worker::late` for outputs.
+//! Hides: retries and the meaning of refusals. The idempotency key is the replica's id, which holds the epoch.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +59,7 @@ impl Outbox {
         let request = v1::ReportOutputsRequest { node, replica, artifacts, fault };
         let mut client = WorkerClient::new(self.controller.clone());
         if let Err(status) = client.report_outputs(request).await {
-            info!(%status, "the controller does not take what is said of the outputs");
+            info!(%status, "cannot report outputs: refused");
         }
     }
 
@@ -93,12 +92,12 @@ impl Outbox {
             };
             match answer(&status) {
                 Some(delivered) => {
-                    info!(%replica, ?delivered, %status, "the outcome was not taken");
+                    info!(%replica, ?delivered, %status, "cannot deliver outcome: refused");
                     return delivered;
                 }
                 None => {
                     let wait = backoff.next();
-                    debug!(%replica, %status, ?wait, "the outcome is not delivered yet");
+                    debug!(%replica, %status, ?wait, "cannot deliver outcome yet");
                     waits(status.message());
                     tokio::time::sleep(wait).await;
                 }

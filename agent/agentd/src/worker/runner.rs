@@ -17,6 +17,7 @@
 //! Channels: [`Desired`] in, [`ReplicaView`] out, both as watched levels. Spawned by `worker::reconcile`.
 
 mod follow;
+mod gang;
 mod launch;
 mod prepare;
 mod settle;
@@ -28,6 +29,8 @@ use std::ops::ControlFlow;
 use std::ops::ControlFlow::{Break, Continue};
 use std::sync::Arc;
 
+use agent_model::machine::ReplicaEvent;
+use agent_model::protocol::gang::Ready;
 use agent_model::protocol::orders::Desired;
 use agent_model::{Fault, ReplicaStep, Timestamp};
 use agent_shim::{ExitRecord, JobDir};
@@ -38,9 +41,9 @@ use self::follow::Silence;
 use self::shipping::Shipping;
 use super::faults::Ending;
 use super::journal::{Journal, JournalError, Record};
-use super::spares::Wish;
+use super::prestaged_trees::Wish;
 use super::tracking::{Registration, TrackedRun};
-use super::{Worker, enclosure};
+use super::{Worker, containers};
 
 /// A replica as the node reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +58,8 @@ pub(crate) struct ReplicaView {
     pub(crate) alive: bool,
     /// The controller has the outcome and nothing of the replica is left to do.
     pub(crate) over: bool,
+    /// Of a rank of a gang, from when it could start.
+    pub(crate) ready: Option<Ready>,
 }
 
 /// How it came that the command runs no more, or never will.
@@ -104,6 +109,8 @@ pub(crate) struct Runner<J> {
     trouble: Vec<String>,
     /// The trees that were laid out for it.
     laid: Vec<Wish>,
+    /// What it says of itself, of a rank of a gang that could start.
+    ready: Option<Ready>,
 }
 
 impl<J: Journal> Runner<J> {
@@ -141,6 +148,7 @@ impl<J: Journal> Runner<J> {
             silence: Silence::default(),
             trouble: Vec::new(),
             laid: Vec::new(),
+            ready: None,
         }
     }
 
@@ -154,7 +162,7 @@ impl<J: Journal> Runner<J> {
             self.report(&ending).await;
         };
         // An engine that is silent holds nobody's outcome up.
-        tokio::join!(told, enclosure::clear(&worker.executor, &dir));
+        tokio::join!(told, containers::clear(&*worker.executor, &dir));
         self.forget().await;
     }
 
@@ -165,47 +173,63 @@ impl<J: Journal> Runner<J> {
             let _environment = self.hold_environment();
             return self.run(running).await;
         }
+        self.advance(ReplicaEvent::Resumed);
         self.fetch().await?;
         let environment = self.build().await?;
         let running = self.launch(&environment).await?;
         // What it has, the next one may want; only now does that keep nobody waiting.
-        self.laid.drain(..).for_each(|wish| self.worker.spares.wish(wish));
+        self.laid.drain(..).for_each(|wish| self.worker.prestaged_trees.wish(wish));
         self.run(running).await
     }
 
-    /// Writes down that a step begins, as soon as there is room to do so, and says so.
-    async fn enter(&mut self, step: ReplicaStep, detail: &str) -> Step<()> {
-        self.record.step = step;
+    /// Takes the replica to the step that follows, writes down that it begins, as soon as there is room to do so, and
+    /// says so.
+    async fn enter(&mut self, event: ReplicaEvent, detail: &str) -> Step<()> {
+        self.advance(event);
+        self.note(detail).await
+    }
+
+    /// Writes down how the step that it is in stands, as soon as there is room to do so, and says so.
+    async fn note(&mut self, detail: &str) -> Step<()> {
         let mut in_vain = 0;
         while let Err(error) = self.worker.journal.enter(&self.record).await {
             self.room_for(&error, &mut in_vain).await?;
         }
-        self.show(step, detail);
+        self.show(detail);
         Continue(())
     }
 
     /// Enters a step that must be taken even if it cannot be written down: the command was started, so its
     /// directory tells the next daemon all it needs.
-    async fn enter_anyway(&mut self, step: ReplicaStep, detail: &str) {
-        self.record.step = step;
+    async fn enter_anyway(&mut self, event: ReplicaEvent, detail: &str) {
+        self.advance(event);
         let mut written = self.worker.journal.enter(&self.record).await;
         while written.as_ref().is_err_and(JournalError::is_full) && self.worker.disk.give_way() {
             written = self.worker.journal.enter(&self.record).await;
         }
-        self.show(step, detail);
+        self.show(detail);
         if let Err(error) = written {
-            error!(replica = %self.record.replica, %step, %error, "going on without a journal record");
+            let (replica, step) = (&self.record.replica, self.record.step);
+            error!(%replica, %step, %error, "going on without a journal record");
         }
     }
 
+    /// Takes the replica to the step that follows. That none does is a mistake in this program; then the step stays.
+    fn advance(&mut self, event: ReplicaEvent) {
+        let next = self.record.step.after(event);
+        debug_assert!(next.is_some(), "{event:?} means nothing in step {}", self.record.step);
+        self.record.step = next.unwrap_or(self.record.step);
+    }
+
     /// Says that a step has begun.
-    fn show(&self, step: ReplicaStep, detail: &str) {
+    fn show(&self, detail: &str) {
         self.view.send_replace(ReplicaView {
-            step: Some(step),
+            step: Some(self.record.step),
             detail: detail.to_owned(),
             started_at: self.record.started_at,
             alive: true,
             over: false,
+            ready: self.ready.clone(),
         });
         self.changed.notify_one();
     }

@@ -15,7 +15,7 @@
 //!                                        └─────┘
 //! ```
 //!
-//! One task ([`Hub::run`]) mutates; shippers only raise a length and wake it. Called by `worker::runner`.
+//! One task ([`Hub::run`]) mutates; shippers only raise a length and wake it.
 
 mod flow;
 mod pace;
@@ -39,7 +39,7 @@ use tonic::{Status, Streaming};
 use tracing::{debug, info};
 
 use super::backoff::Backoff;
-use flow::{Allowance, Feed, Flow, PATIENCE, PATIENCE_WITH_STOPPED, Place, Request, Stored};
+use flow::{Allowance, Feed, FilePosition, Flow, FlowRequest, PATIENCE, PATIENCE_WITH_STOPPED, Stored};
 use pace::{Pace, Sent};
 
 /// Requests that may be on their way.
@@ -67,7 +67,7 @@ impl Content {
 
 /// What came of a file that is shipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum ShipEnd {
     /// The controller has all of it.
     Whole,
     /// It has the first `stored` bytes, and will not have more.
@@ -98,7 +98,7 @@ impl Shipper {
 
     /// Waits until the controller has the first `length` bytes, after which nothing comes. A controller that is away is
     /// waited for; one that answers and stores nothing only so long ([`PATIENCE`]).
-    pub(crate) async fn stored(&self, length: u64) -> Kept {
+    pub(crate) async fn stored(&self, length: u64) -> ShipEnd {
         self.be_patient(PATIENCE);
         self.written(length);
         let mut stored = self.feed.stored.subscribe();
@@ -106,9 +106,9 @@ impl Shipper {
         // The sender lives in `self.feed`, so the wait cannot fail.
         match stored.wait_for(is_over).await.as_deref() {
             Ok(Stored { bytes, given_up: Some(why) }) if *bytes < length => {
-                Kept::Part { stored: *bytes, why: why.clone() }
+                ShipEnd::Part { stored: *bytes, why: why.clone() }
             }
-            _ => Kept::Whole,
+            _ => ShipEnd::Whole,
         }
     }
 
@@ -153,17 +153,17 @@ impl Telemetry {
 
     /// Takes charge of the build log, a file that need not exist before its first byte is announced.
     pub(crate) fn ship_build(&self, replica: &ReplicaId, path: PathBuf) -> Shipper {
-        self.take(Feed::new(replica.clone(), Content::Log(Stream::Build), Place::Plain(path)))
+        self.take(Feed::new(replica.clone(), Content::Log(Stream::Build), FilePosition::Plain(path)))
     }
 
     /// Takes charge of the tracking records of the job in `dir`.
     pub(crate) fn ship_tracking(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
-        self.take(Feed::new(replica.clone(), Content::Tracking, Place::Tracking(dir.clone())))
+        self.take(Feed::new(replica.clone(), Content::Tracking, FilePosition::Tracking(dir.clone())))
     }
 
     /// Takes charge of the log of the job in `dir`, and removes what the controller has of it.
     pub(crate) fn ship_job(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
-        self.take(Feed::new(replica.clone(), Content::Log(Stream::Job), Place::Job(dir.clone())))
+        self.take(Feed::new(replica.clone(), Content::Log(Stream::Job), FilePosition::Job(dir.clone())))
     }
 
     fn take(&self, feed: Feed) -> Shipper {
@@ -225,7 +225,7 @@ impl Hub {
                 Err(_) if stop.is_cancelled() => return,
                 Err(status) => {
                     let wait = backoff.next();
-                    debug!(%status, ?wait, "shipping logs was interrupted");
+                    debug!(%status, ?wait, "interrupted log shipping");
                     tokio::time::sleep(wait).await;
                 }
             }
@@ -289,8 +289,8 @@ impl Hub {
             idle += 1;
             let Some(request) = flow.plan(connection.allowance(), Instant::now()) else { continue };
             let (offset, data) = match request {
-                Request::Ask => (0, Vec::new()),
-                Request::Send { offset, length } => match flow.read(offset, length).await {
+                FlowRequest::Ask => (0, Vec::new()),
+                FlowRequest::Send { offset, length } => match flow.read(offset, length).await {
                     Some(data) => (offset, data),
                     None => continue,
                 },
@@ -311,7 +311,7 @@ impl Hub {
             Err(status) => {
                 // Answers come in order, so it is the oldest request that was refused.
                 if let Some(pending) = connection.pending.front().filter(|_| is_refusal(&status)) {
-                    info!(replica = %pending.feed.replica, %status, "the controller wants no more of this replica");
+                    info!(replica = %pending.feed.replica, %status, "forgetting replica: the controller wants no more of it");
                     self.flows
                         .iter()
                         .filter(|flow| flow.feed.replica == pending.feed.replica)
@@ -322,7 +322,7 @@ impl Hub {
         };
         // An answer that comes twice is no answer to the request that is next in line.
         let Some(pending) = connection.pending.pop_front_if(|pending| pending.is_meant(&answer)) else {
-            debug!(replica = answer.replica, channel = answer.channel, "an answer to no request");
+            debug!(replica = answer.replica, channel = answer.channel, "skipped answer to no request");
             return Ok(());
         };
         connection.heard = Instant::now();
@@ -331,7 +331,7 @@ impl Hub {
             if answer.failed.is_empty() {
                 flow.answered(pending.bytes, pending.end, answer.stored);
             } else {
-                debug!(replica = %pending.feed.replica, why = answer.failed, "the controller cannot store a log now");
+                debug!(replica = %pending.feed.replica, why = answer.failed, "cannot ship log: the controller cannot store it now");
                 flow.failed(pending.bytes, &answer.failed, connection.heard);
             }
             flow.trim();

@@ -4,12 +4,12 @@
 //! that run here. Each request carries its job's token and sees nothing but that job. Hides the protocol: for
 //! the rest of the daemon, a script that uses MLflow appends lines to its tracking file, as any script may.
 //!
-//! Invariants: a record is on the disk, in that file, before the call is answered; what a run recorded is the
-//! fold of the file ([`book`]), so nothing is lost with the daemon; a refusal of a call is never a status that
-//! clients repeat, because they repeat for minutes (only too many connections and calls are: [`doors`], [`run`]); artifacts never leave the job's folder ([`artifacts`]).
+//! Invariants: a record is on the disk, in that file, before the call is answered; what a run recorded is the fold of
+//! the file ([`book`]), so nothing is lost with the daemon; a refusal of a call is never a status that clients repeat,
+//! because they repeat for minutes (only too many connections and calls are: [`doors`], [`run`]); artifacts never leave
+//! the job's folder ([`artifacts`]).
 //!
-//! Tasks: the future that [`Tracking::start`] returns, run by `roles`. Callers: `roles` starts it, the runner
-//! registers each run while its command lives, `launch` tells the command about it.
+//! Tasks: the future that [`Tracking::start`] returns, run by `roles`.
 
 mod answer;
 mod artifacts;
@@ -17,10 +17,12 @@ mod book;
 mod calls;
 mod doors;
 mod models;
+mod registry;
 mod run;
 mod search;
 #[cfg(test)]
 mod tests;
+mod traces;
 
 use std::collections::HashMap;
 use std::io;
@@ -32,9 +34,12 @@ use std::time::Duration;
 use agent_model::{Clock, ReplicaId};
 use axum::Router;
 use axum::extract::FromRequestParts;
-use axum::http::header::AUTHORIZATION;
+use axum::http::HeaderValue;
+use axum::http::header::{AUTHORIZATION, CONNECTION};
 use axum::http::request::Parts;
-use axum::routing::{get, patch, post, put};
+use axum::middleware::map_response;
+use axum::response::Response;
+use axum::routing::{delete, get, patch, post, put};
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
@@ -101,6 +106,13 @@ impl Tracking {
         let serve = async move {
             let stop = stop.shared();
             let doors = Doors::new(listener);
+            let taken = doors.taken();
+            let router = router.layer(map_response(move |mut answer: Response| {
+                if taken.are_scarce() {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                std::future::ready(answer)
+            }));
             let serve = axum::serve(doors, router).with_graceful_shutdown(stop.clone());
             tokio::select! {
                 _ = serve.into_future() => {} // it never fails
@@ -108,6 +120,11 @@ impl Tracking {
             }
         };
         Ok((tracking, serve))
+    }
+
+    /// The port it listens at.
+    pub(crate) fn port(&self) -> u16 {
+        self.address.port()
     }
 
     /// Where it listens (`MLFLOW_TRACKING_URI`).
@@ -118,7 +135,7 @@ impl Tracking {
     /// Answers for a run from now on, until the registration is dropped.
     pub(crate) fn register(&self, run: TrackedRun) -> Registration {
         let token = run.token.clone();
-        tracing::debug!(replica = %run.replica, "answering for a run");
+        tracing::debug!(replica = %run.replica, "serving tracking endpoint of job");
         let run = Arc::new(Run::new(run, self.clock.clone(), Arc::clone(&self.threads)));
         self.runs.0.lock().insert(token.clone(), run.clone());
         Registration { runs: self.runs.clone(), token, run }
@@ -172,8 +189,8 @@ fn router(runs: Runs) -> Router {
         .route("/runs/set-tag", post(calls::set_tag))
         .route("/runs/delete-tag", post(calls::delete_tag))
         .route("/runs/log-inputs", post(calls::log_inputs))
-        .route("/runs/log-model", post(calls::accept))
-        .route("/runs/outputs", post(calls::accept))
+        .route("/runs/log-model", post(calls::log_model))
+        .route("/runs/outputs", post(calls::log_outputs))
         .route("/metrics/get-history", get(calls::history))
         .route("/experiments/get", get(calls::experiment_by_id))
         .route("/experiments/get-by-name", get(calls::experiment_by_name))
@@ -185,15 +202,45 @@ fn router(runs: Runs) -> Router {
         .route("/artifacts/list", get(calls::list_artifacts))
         .route("/logged-models", post(models::create))
         .route("/logged-models/search", post(models::search))
-        .route("/logged-models/{id}", get(models::get).patch(models::finalize))
+        .route("/logged-models/{id}", get(models::get).patch(models::finalize).delete(models::delete))
         .route("/logged-models/{id}/tags", patch(models::extend))
+        .route("/logged-models/{id}/tags/{tag}", delete(models::delete_tag))
         .route("/logged-models/{id}/params", post(models::extend))
         .route("/logged-models/{id}/artifacts/directories", get(models::directory));
+    let registered = Router::new()
+        .route("/create", post(registry::create))
+        .route("/get", get(registry::get))
+        .route("/rename", post(registry::rename))
+        .route("/update", patch(registry::update))
+        .route("/delete", delete(registry::delete))
+        .route("/search", get(registry::search_models))
+        .route("/get-latest-versions", get(registry::latest).post(registry::latest))
+        .route("/set-tag", post(registry::set_tag))
+        .route("/delete-tag", delete(registry::delete_tag))
+        .route("/alias", get(registry::by_alias).post(registry::set_alias).delete(registry::delete_alias));
+    let versions = Router::new()
+        .route("/create", post(registry::create_version))
+        .route("/get", get(registry::get_version))
+        .route("/update", patch(registry::update_version))
+        .route("/delete", delete(registry::delete_version))
+        .route("/search", get(registry::search_versions))
+        .route("/get-download-uri", get(registry::download_uri))
+        .route("/transition-stage", post(registry::set_stage))
+        .route("/set-tag", post(registry::set_version_tag))
+        .route("/delete-tag", delete(registry::delete_version_tag));
+    let traces = Router::new()
+        .route("/", post(traces::start))
+        .route("/search", post(traces::search))
+        .route("/{id}", get(traces::get))
+        .route("/{id}/tags", patch(traces::tag).delete(traces::tag));
     let bytes = Router::new()
         .route("/artifacts", get(artifacts::list))
         .route("/artifacts/{*address}", put(artifacts::put).get(artifacts::fetch).delete(artifacts::delete));
     Router::new()
         .nest("/api/2.0/mlflow", api)
+        .nest("/api/2.0/mlflow/registered-models", registered)
+        .nest("/api/2.0/mlflow/model-versions", versions)
+        .nest("/api/3.0/mlflow/traces", traces)
         .nest("/api/2.0/mlflow-artifacts", bytes)
         .fallback(async || Refusal::unknown_call())
         .with_state(runs)

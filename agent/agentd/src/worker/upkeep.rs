@@ -1,9 +1,9 @@
 //! Looks after the machine: whether it is still what it said it was, and what control groups were left on it.
 //!
-//! Owns the inventory, as a watched value that `worker::reconcile` reports whenever it changed. Invariants:
-//! that the disk fills is heard from its keeper, so a node that became unfit stops taking jobs, and one that is fit again
-//! takes them, within seconds; that the container engine ends is heard at once, by a connection on which nothing is
-//! said; the inventory changes only when a judgement does, not with every number in it.
+//! Owns the inventory, as a watched value that `worker::reconcile` reports whenever it changed. Invariants: that the
+//! disk fills is heard from its keeper, so a node that became unfit stops taking jobs, and one that is fit again takes
+//! them, within seconds; that the container engine ends is heard at once, by a connection on which nothing is said; the
+//! inventory changes only when a judgement does, not with every number in it.
 //!
 //! It holds nothing that matters, so it may be started again at any time. Started by `crate::roles`.
 
@@ -90,7 +90,7 @@ impl Upkeep {
 
     fn look(&self, depth: Depth) {
         if let Err(error) = failpoint::hit("node.upkeep.look") {
-            warn!(%error, "the machine was not looked at");
+            warn!(%error, "cannot probe machine");
             return;
         }
         if depth == Depth::Whole {
@@ -163,7 +163,7 @@ fn tell(known: &Inventory, found: &Inventory) {
         let before = known.findings.iter().find(|before| before.topic == finding.topic);
         if before.is_none_or(|before| before.grade != finding.grade) {
             let Finding { topic, grade, found, means, .. } = finding;
-            info!(topic, ?grade, found, means, "the machine changed");
+            info!(topic, ?grade, found, means, "noticed change of machine");
         }
     }
 }
@@ -180,7 +180,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state_dir = dir.path().to_owned();
         let [engine, docker] = ["/nowhere"; 2].map(std::path::PathBuf::from);
-        let probe = ProbeConfig { state_dir, slots: 1, path: String::new(), disk_reserve: 0, engine, docker };
+        let jobs = agent_node::JobsRunAs::default();
+        let (path, labels) = (String::new(), Default::default());
+        let probe = ProbeConfig { state_dir, slots: 1, path, disk_reserve: 0, engine, docker, jobs, labels };
         let inventory = agent_node::probe(&probe);
         let grade = |inventory: &Inventory| {
             inventory.findings.iter().find(|finding| finding.topic == "disk").unwrap().grade
@@ -226,8 +228,10 @@ mod tests {
     async fn test_end_of_the_engine_is_noticed_long_before_all_is_looked_at() {
         let dir = tempfile::tempdir().unwrap();
         let [state_dir, docker, nowhere] = ["state", "docker.sock", "gone"].map(|name| dir.path().join(name));
-        let (path, disk_reserve) = (String::new(), 0);
-        let probe = ProbeConfig { state_dir, slots: 1, path, disk_reserve, engine: nowhere, docker };
+        let (path, disk_reserve, jobs) = (String::new(), 0, agent_node::JobsRunAs::default());
+        let labels = Default::default();
+        let probe =
+            ProbeConfig { state_dir, slots: 1, path, disk_reserve, engine: nowhere, docker, jobs, labels };
         let came = watch::Sender::new(0);
         let lives = engine(&probe.docker, &came);
         let mut lives = Box::pin(lives);

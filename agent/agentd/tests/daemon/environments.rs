@@ -74,7 +74,7 @@ async fn test_environment_is_shown_pinned_and_removed_once_no_job_uses_it() {
         assert!(refused.code.as_str() == code && refused.fix.is_some(), "{refused:?}");
     }
 
-    std::fs::write(daemon.job_dirs()[0].join("work/go"), "").unwrap();
+    std::fs::write(daemon.job_dirs()[0].join("job/work/go"), "").unwrap();
     assert_eq!(daemon.ended(&job).await.state, "Completed");
     assert_eq!(manage(&daemon, &kept.key, "remove", None).await.unwrap().key, kept.key);
     assert!(shown(&daemon).await.iter().all(|left| left.key != kept.key));

@@ -172,7 +172,7 @@ async fn test_tracking_endpoint_is_where_it_was_after_a_restart() {
     eventually("the job is up", async || (daemon.log(&job, "job").await == "up\n").then_some(())).await;
     daemon.kill();
     daemon.start().await;
-    fs::write(daemon.job_dirs()[0].join("work/go"), "").unwrap();
+    fs::write(daemon.job_dirs()[0].join("job/work/go"), "").unwrap();
     assert_eq!(daemon.ended(&job).await.state, "Completed", "{}", daemon.log(&job, "job").await);
     assert_eq!(daemon.log(&job, "job").await, "up\n200\n");
     assert_eq!(daemon.records(&job).await.len(), 1);
@@ -267,7 +267,7 @@ async fn test_either_process_may_stand_still_for_longer_than_the_other_waits() {
     .await;
     node.signal(Signal::STOP);
     controller.reached(&job, &["NotResponding"]).await;
-    fs::write(node.job_dirs()[0].join("work/go"), "").unwrap();
+    fs::write(node.job_dirs()[0].join("job/work/go"), "").unwrap();
     eventually("the job ends", async || node.job_dirs()[0].join("exit.json").exists().then_some(())).await;
     node.signal(Signal::CONT);
     let ended = controller.ended(&job).await;
@@ -305,7 +305,7 @@ async fn test_attempt_of_a_node_that_was_declared_lost_is_ended_and_kept() {
     node.spawn();
     eventually("the attempt is put away", async || dir.join("remove-after").exists().then_some(())).await;
     assert!(dir.join("exit.json").exists());
-    assert_eq!(fs::read_to_string(dir.join("work/outputs/x")).unwrap(), "kept\n");
+    assert_eq!(fs::read_to_string(dir.join("job/work/outputs/x")).unwrap(), "kept\n");
     // The next daemon leaves it alone.
     node.kill();
     node.spawn();
@@ -316,7 +316,7 @@ async fn test_attempt_of_a_node_that_was_declared_lost_is_ended_and_kept() {
 
 /// What a job wrote down of its starts.
 fn starts(dir: &std::path::Path) -> String {
-    fs::read_to_string(dir.join("work/outputs/starts")).unwrap_or_default()
+    fs::read_to_string(dir.join("job/work/outputs/starts")).unwrap_or_default()
 }
 
 #[tokio::test]

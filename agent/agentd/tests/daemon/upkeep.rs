@@ -20,7 +20,7 @@ async fn test_panic_of_a_task_it_needs_stops_the_daemon_and_no_job() {
     assert!(daemon.said().contains("Sync ended unexpectedly: panic: failpoint node.sync.open"));
     daemon.set(failpoint::VARIABLE, "");
     daemon.start().await;
-    fs::write(daemon.job_dirs()[0].join("work/go"), "").unwrap();
+    fs::write(daemon.job_dirs()[0].join("job/work/go"), "").unwrap();
     assert_eq!(daemon.ended(&job).await.state, "Completed");
     assert_eq!(daemon.log(&job, "job").await, "up\ndone\n");
 }
@@ -28,20 +28,18 @@ async fn test_panic_of_a_task_it_needs_stops_the_daemon_and_no_job() {
 #[tokio::test]
 async fn test_panics_of_upkeep_and_runners_are_got_over() {
     let mut daemon = Daemon::new("keep_jobs: 1s");
-    // The runner dies at its third record; upkeep and attic at their first looks.
-    let plan = "node.journal.enter=panic=3,node.attic.sweep=panic=1,node.upkeep.look=panic=1";
+    // The runner dies at its third record; upkeep and retention at their first looks.
+    let plan = "node.journal.enter=panic=3,node.retention.sweep=panic=1,node.upkeep.look=panic=1";
     daemon.set(failpoint::VARIABLE, plan);
     daemon.start().await;
     let job = daemon.run("echo once >> outputs/starts").await;
     let ended = daemon.ended(&job).await;
     assert_eq!((ended.state.as_str(), ended.epoch), ("Completed", 1), "{ended:?}");
     assert_eq!(daemon.outputs(&ended).await, [("outputs/starts".to_owned(), "once\n".to_owned())]);
-    eventually("the attic is swept", async || daemon.job_dirs().is_empty().then_some(())).await;
+    eventually("the retention is swept", async || daemon.job_dirs().is_empty().then_some(())).await;
     eventually("upkeep dies and lives", async || daemon.said().contains("name=\"upkeep\"").then_some(()))
         .await;
-    for said in
-        ["a task ended and is started again", "it gets another runner", "failpoint node.journal.enter"]
-    {
+    for said in ["restarting task", "restarting runner of replica", "failpoint node.journal.enter"] {
         assert!(daemon.said().contains(said), "{said}");
     }
 }
@@ -70,7 +68,7 @@ async fn test_log_that_cannot_be_read_for_want_of_descriptors_arrives_later() {
     let ended = daemon.ended(&job).await;
     assert_eq!(ended.state, "Completed", "{ended:?}");
     assert_eq!(daemon.log(&job, "job").await, "kept\n");
-    assert!(daemon.said().contains("a file rests"), "{}", daemon.said());
+    assert!(daemon.said().contains("paused shipping of file"), "{}", daemon.said());
 }
 
 #[tokio::test]
@@ -82,7 +80,7 @@ async fn test_running_job_ends_well_though_nothing_can_be_journaled() {
     daemon.kill();
     daemon.set(failpoint::VARIABLE, "node.journal.enter=errno:28,node.journal.done=errno:28");
     daemon.start().await;
-    fs::write(daemon.job_dirs()[0].join("work/go"), "").unwrap();
+    fs::write(daemon.job_dirs()[0].join("job/work/go"), "").unwrap();
     let ended = daemon.ended(&job).await;
     assert_eq!((ended.state.as_str(), ended.epoch), ("Failed", 1), "{ended:?}");
     assert_eq!(ended.outcome.as_ref().unwrap().fault.as_ref().unwrap().code, "RUN-101");

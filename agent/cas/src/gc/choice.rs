@@ -14,7 +14,7 @@ use crate::Kept;
 
 /// What the store may take of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct StoreLimits {
     /// All of it, in bytes. Nine tenths of that are too much, and eight are enough again.
     pub size: u64,
     /// Of the disk. Blobs go as soon as it is tight: they can be sent again, and what else needs the room cannot wait.
@@ -74,7 +74,7 @@ pub(crate) struct Choice {
 }
 
 /// Bytes that should go for the store to be within its limits.
-pub(crate) fn excess(room: Room, limits: &Limits) -> u64 {
+pub(crate) fn excess(room: Room, limits: &StoreLimits) -> u64 {
     let (high, low) = (limits.size / 10 * 9, limits.size / 10 * 8);
     let too_much = if room.taken > high { room.taken - low } else { 0 };
     let marks = limits.marks;
@@ -83,7 +83,7 @@ pub(crate) fn excess(room: Room, limits: &Limits) -> u64 {
 }
 
 /// Bytes that should go.
-pub(crate) fn wanted(room: Room, limits: &Limits, goal: Goal) -> u64 {
+pub(crate) fn wanted(room: Room, limits: &StoreLimits, goal: Goal) -> u64 {
     match goal {
         Goal::Limits => excess(room, limits),
         Goal::Free(bytes) => {
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn test_limits_have_a_high_and_a_low_water_mark() {
-        let limits = Limits { size: 1000, marks: Watermarks::new(100), lease: LEASE };
+        let limits = StoreLimits { size: 1000, marks: Watermarks::new(100), lease: LEASE };
         let excess = |taken, free| excess(Room { taken, free }, &limits);
         assert_eq!((excess(900, 150), excess(901, 150), excess(2000, 150)), (0, 101, 1200));
         assert_eq!((excess(0, 149), excess(0, 0), excess(950, 0)), (51, 200, 200));
@@ -173,7 +173,7 @@ mod tests {
             (0, 200, 0)
         );
         assert_eq!(goal(500, Goal::All), u64::MAX);
-        let nothing = Limits { size: 0, marks: Watermarks::new(0), lease: LEASE };
+        let nothing = StoreLimits { size: 0, marks: Watermarks::new(0), lease: LEASE };
         assert_eq!(wanted(Room { taken: 7, free: 0 }, &nothing, Goal::Limits), 7);
     }
 

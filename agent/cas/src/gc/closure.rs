@@ -79,15 +79,15 @@ impl Walk {
 }
 
 /// The blobs that somebody holds.
-pub(super) struct Held {
+pub(super) struct HeldBlobs {
     walk: Walk,
     holders: HashMap<u64, Holder>,
 }
 
-impl Held {
+impl HeldBlobs {
     /// Nothing.
-    pub(super) fn new() -> Held {
-        Held { walk: Walk::new(), holders: HashMap::new() }
+    pub(super) fn new() -> HeldBlobs {
+        HeldBlobs { walk: Walk::new(), holders: HashMap::new() }
     }
 
     /// Who holds the blob; the first who said so, when several do.

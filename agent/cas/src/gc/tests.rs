@@ -14,10 +14,10 @@ struct Bench {
     collector: Collector,
 }
 
-const NO_LEASE: Limits = Limits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
+const NO_LEASE: StoreLimits = StoreLimits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
 
 impl Bench {
-    fn new(limits: Limits) -> Bench {
+    fn new(limits: StoreLimits) -> Bench {
         let dir = tempfile::tempdir().unwrap();
         let disk = Disk::open(&dir.path().join("store")).unwrap();
         let collector = Collector::new(disk.clone(), limits, &["jobs"], Arc::new(SystemClock));
@@ -54,7 +54,7 @@ impl Bench {
     }
 
     async fn blobs(&self) -> usize {
-        self.disk.census().await.len()
+        self.disk.listing().await.len()
     }
 
     /// Damages a blob behind the store's back.
@@ -91,7 +91,7 @@ async fn test_a_tree_with_gaps_holds_what_is_left_of_it() {
     let root = bench.tree("t", &[("a/x", "x"), ("b/y", "y"), ("z", "z")]).await;
     let a = snapshot::scan(&bench.dir.path().join("t/a")).unwrap().root;
     bench.damage(a);
-    bench.disk.distrust(a).await;
+    bench.disk.quarantine(a).await;
     bench.hold(vec![Pin::tree(root, Holder::Jobs), Pin::tree(digest_of(b"never there"), Holder::Jobs)]);
     bench.collector.collect(Goal::All, false).await.unwrap();
     assert!(bench.has("y").await && bench.has("z").await && !bench.has("x").await);
@@ -113,7 +113,7 @@ async fn test_nothing_goes_while_a_user_cannot_say_what_he_holds() {
 
 #[tokio::test]
 async fn test_a_lease_holds_what_was_just_sent() {
-    let bench = Bench::new(Limits { lease: Duration::from_secs(1800), ..NO_LEASE });
+    let bench = Bench::new(StoreLimits { lease: Duration::from_secs(1800), ..NO_LEASE });
     bench.tree("t", &[("x", "x")]).await;
     let done = bench.collector.collect(Goal::All, false).await.unwrap();
     assert_eq!((done.freed.blobs, done.stays.len(), done.stays[0].reason), (0, 1, Reason::Recent));
@@ -167,7 +167,7 @@ async fn test_completeness_is_asked_again_when_something_went() {
     // A blob that is found damaged is missing from then on.
     let x = digest_of(b"x");
     bench.damage(x);
-    bench.disk.distrust(x).await;
+    bench.disk.quarantine(x).await;
     assert_eq!(whole().await.unwrap(), Some(x));
     assert_eq!(
         bench.collector.first_missing(&[digest_of(b"no tree")]).await.unwrap(),
@@ -177,12 +177,12 @@ async fn test_completeness_is_asked_again_when_something_went() {
 
 #[tokio::test]
 async fn test_the_limit_of_the_store_is_kept() {
-    let bench = Bench::new(Limits { size: 400_000, ..NO_LEASE });
+    let bench = Bench::new(StoreLimits { size: 400_000, ..NO_LEASE });
     let text = |n: u8| String::from_utf8(vec![b'a' + n; 100_000]).unwrap();
     for n in 0..6 {
         bench.tree(&format!("t{n}"), &[("x", &text(n))]).await;
-        // What is used after a census was used later than what it told of.
-        bench.disk.census().await;
+        // What is used after a list was used later than what it told of.
+        bench.disk.listing().await;
     }
     assert!(bench.collector.is_due().await);
     let done = bench.collector.collect(Goal::Limits, false).await.unwrap();

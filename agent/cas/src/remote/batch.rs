@@ -10,7 +10,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tonic::{Code, Status};
 
 use super::compression::{deflate_all, inflate};
-use super::patience::{Patience, is_transient, wanted_pause};
+use super::retry::{RetryPolicy, is_transient, wanted_pause};
 use super::{
     IDENTITY, IN_FLIGHT, Remote, SILENCE, ZSTD, digest_from_wire, digest_to_wire, read_failure, within,
     write_failure,
@@ -52,7 +52,7 @@ pub(super) async fn run<T: Transfer>(transfer: &T, items: Vec<T::Item>) -> Vec<T
         Ok(terms) => terms.budget,
         Err(status) => return items.iter().map(|item| T::failed(item, status.clone())).collect(),
     };
-    let (mut answers, mut patience) = (BTreeMap::new(), Patience::default());
+    let (mut answers, mut retry) = (BTreeMap::new(), RetryPolicy::default());
     let mut open: Vec<(usize, T::Item)> = items.iter().cloned().enumerate().collect();
     loop {
         answers.extend(attempt(transfer, open, budget).await);
@@ -62,7 +62,7 @@ pub(super) async fn run<T: Transfer>(transfer: &T, items: Vec<T::Item>) -> Vec<T
         let may_do = |(_, status): &&(usize, &Status)| is_transient(status) || wanted_pause(status).is_some();
         let Some(status) = failed.iter().find(may_do).map(|(_, status)| (*status).clone()) else { break };
         let again: Vec<usize> = failed.iter().filter(may_do).map(|(number, _)| *number).collect();
-        if patience.wait(status).await.is_err() {
+        if retry.wait(status).await.is_err() {
             break;
         }
         open = again.into_iter().map(|number| (number, items[number].clone())).collect();

@@ -5,8 +5,6 @@
 //! that tells a longer one; a window is at most [`WINDOW`]; the compressed form may be a little longer than
 //! the blob and no more. Several frames after each other are one blob; a frame without an end, or anything
 //! behind the last one that is no frame, is an error.
-//!
-//! Called by `remote`, and by the server of `agent-control`.
 
 use std::io::{self, Write};
 

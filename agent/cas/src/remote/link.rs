@@ -3,8 +3,6 @@
 //! One core compresses a few hundred megabytes in a second; on a connection that is faster it is only in the
 //! way. Nothing is asked of the machine: what counts is how long the batches took so far. A connection of
 //! which nothing is known yet is taken for a fast one.
-//!
-//! Called by `remote::batch` for each message, and by `remote::streams`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -85,7 +83,7 @@ impl Link {
     /// The other end cannot be trusted with compressed blobs.
     pub(super) fn give_up_compression(&self) {
         if self.may_compress.swap(false, Ordering::Relaxed) {
-            tracing::warn!("the remote store spoils or refuses compressed blobs; they travel as they are");
+            tracing::warn!("sending blobs uncompressed: the remote store spoils or refuses compressed ones");
         }
     }
 

@@ -1,7 +1,7 @@
 //! A blob too large for a message, in a stream of them.
 //!
-//! Owns both directions: [`Download`] goes on where a stream broke, and goes on uncompressed where a compressed
-//! one was no good; [`Upload`] never finishes what is not the blob. Called by `remote`.
+//! Owns both directions: [`Download`] goes on where a stream broke, and goes on uncompressed where a compressed one
+//! was no good; [`Upload`] never finishes what is not the blob.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use tonic::{Status, Streaming};
 
 use super::bytestream::{ReadRequest, ReadResponse, WriteRequest};
 use super::compression::{Inflater, deflated};
-use super::{Form, PIECE, Patience, Remote, Resource, SILENCE, persist, within};
+use super::{Form, PIECE, Remote, Resource, RetryPolicy, SILENCE, persist, within};
 use crate::store::{Chunks, ReadError, WriteError, verified};
 
 /// A blob on its way from a server. When the stream breaks another one goes on where it was.
@@ -72,14 +72,14 @@ impl Download {
 
     /// The next bytes of the blob; `None` at its end.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
-        let mut patience = Patience::default();
+        let mut retry = RetryPolicy::default();
         loop {
             if let Some(Compressed { inflater, input }) = &mut self.compressed {
                 match inflater.next(input) {
                     Ok(None) => {}
                     Ok(Some(piece)) => return Ok(Some(self.passed(piece))),
                     Err(error) => {
-                        tracing::warn!(digest = %self.digest, %error, "a compressed blob is fetched as it is");
+                        tracing::warn!(digest = %self.digest, %error, "fetching blob uncompressed");
                         self.remote.link.give_up_compression();
                         self.open_plain().await?;
                     }
@@ -95,7 +95,7 @@ impl Download {
                 Ok(None) => return Ok(None),
                 Err(_) if self.compressed.is_some() => self.open_plain().await?,
                 Err(status) => {
-                    patience.wait(status).await?;
+                    retry.wait(status).await?;
                     self.open_plain().await?;
                 }
             }
@@ -135,15 +135,15 @@ pub(super) struct Upload {
     source: Chunks,
     held: Bytes,
     sent: Arc<AtomicU64>,
-    failure: Failure,
+    failure: UploadFailure,
 }
 
 /// Why the messages of an upload ended early; a stream of messages cannot say it.
-type Failure = Arc<Mutex<Option<WriteError>>>;
+type UploadFailure = Arc<Mutex<Option<WriteError>>>;
 
 impl Upload {
     pub(super) fn new(resource_name: String, digest: Digest, form: Form, source: Chunks) -> Upload {
-        let failure = Failure::default();
+        let failure = UploadFailure::default();
         let told = Arc::clone(&failure);
         let until_it_fails = source.scan((), move |(), chunk| {
             let failed = |source: ReadError| WriteError::Source { digest, source: source.into() };
@@ -155,7 +155,7 @@ impl Upload {
     }
 
     /// Where it is told why the messages ended early.
-    pub(super) fn failure(&self) -> Failure {
+    pub(super) fn failure(&self) -> UploadFailure {
         Arc::clone(&self.failure)
     }
 

@@ -140,7 +140,7 @@ fn come_again(delay: Duration, code: Code) -> Status {
     use prost::Message;
     let nanos = delay.subsec_nanos() as i32;
     let retry_delay = Some(protobuf::Duration { seconds: delay.as_secs() as i64, nanos });
-    let value = patience::RetryInfo { retry_delay }.encode_to_vec();
+    let value = retry::RetryInfo { retry_delay }.encode_to_vec();
     let detail = protobuf::Any { type_url: "type.googleapis.com/google.rpc.RetryInfo".to_owned(), value };
     let details = bazel_remote_apis::google::rpc::Status { details: vec![detail], ..Default::default() };
     Status::with_details(code, "later", details.encode_to_vec().into())

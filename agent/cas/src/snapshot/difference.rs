@@ -3,8 +3,6 @@
 //! Pure. Two trees are compared from their roots down, and where two directories have one digest nothing below them is
 //! looked at; so this costs what differs, and not what there is. Whether a file is executable does not count: in the
 //! tree of a job all are.
-//!
-//! Called by `spare`.
 
 use std::cmp::Ordering;
 

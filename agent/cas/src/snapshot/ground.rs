@@ -4,16 +4,15 @@
 //! exclusively. So neither a hostile tree nor somebody who changes the directory meanwhile leads a write elsewhere.
 //! What is made has its owner and its mode before anybody else can know of it, because the directory has not got its
 //! name yet.
-//!
-//! Called by `materialize`, which fills an empty one, and by `spare`, which changes a full one.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
+use agent_fs::Links;
 use agent_model::{Digest, failpoint};
-use rustix::fs::{AtFlags, Gid, Mode, OFlags, ResolveFlags, Uid};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use super::materialize::MaterializeError;
@@ -99,7 +98,7 @@ impl Ground {
     }
 
     fn open_beneath(&self, path: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
-        Ok(open_beneath(&self.root, path, flags, mode)?)
+        Ok(agent_fs::open_beneath(&self.root, path, flags, mode, Links::Never)?)
     }
 
     /// The open parent of `path`, and its last segment.
@@ -211,13 +210,6 @@ fn settle(file: impl AsFd, owner: Option<Owner>) -> io::Result<()> {
         rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
     }
     Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(0o775))?)
-}
-
-/// Opens what is at `path` below `root`, passing no link; nothing is `root` itself.
-pub(super) fn open_beneath(root: &OwnedFd, path: &str, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
-    let path = if path.is_empty() { "." } else { path };
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, mode, resolve)
 }
 
 /// Adds to a file.

@@ -1,8 +1,9 @@
 //! Where the links of a tree lead.
 //!
-//! A link is followed over the entries of its own tree, as the system would follow it where the tree is laid out: through
-//! directories and other links, segment by segment. What it names need not be there, so that `latest -> outputs/last.ckpt`
-//! stays what it is; from a name that is not there on the rest is counted as if it were a directory. Pure.
+//! A link is followed over the entries of its own tree, as the system would follow it where the tree is laid out:
+//! through directories and other links, segment by segment. What it names need not be there, so that `latest ->
+//! outputs/last.ckpt` stays what it is; from a name that is not there on the rest is counted as if it were a directory.
+//! Pure.
 
 use super::MAX_PATH;
 
@@ -35,7 +36,7 @@ pub(super) enum Leads<D> {
 }
 
 /// What a directory has under a name.
-pub(super) enum Found<'a, D> {
+pub(super) enum LinkTarget<'a, D> {
     Directory(D),
     /// A link with this target.
     Link(&'a str),
@@ -48,7 +49,7 @@ pub(super) fn follow<'a, D: Copy>(
     way: &[D],
     target: &'a str,
     steps: &mut Steps,
-    find: impl Fn(D, &str) -> Found<'a, D>,
+    find: impl Fn(D, &str) -> LinkTarget<'a, D>,
 ) -> Leads<D> {
     // A directory that is not there has no entries.
     let mut at: Vec<Option<D>> = way.iter().copied().map(Some).collect();
@@ -63,11 +64,11 @@ pub(super) fn follow<'a, D: Copy>(
             "" | "." => {}
             ".." if at.len() <= 1 => return Leads::Outside,
             ".." => drop(at.pop()),
-            name => match at.last().copied().flatten().map_or(Found::Other, |dir| find(dir, name)) {
-                Found::Directory(dir) => at.push(Some(dir)),
-                Found::Other => at.push(None),
-                Found::Link(_) if hops == HOPS => return Leads::Round,
-                Found::Link(target) => {
+            name => match at.last().copied().flatten().map_or(LinkTarget::Other, |dir| find(dir, name)) {
+                LinkTarget::Directory(dir) => at.push(Some(dir)),
+                LinkTarget::Other => at.push(None),
+                LinkTarget::Link(_) if hops == HOPS => return Leads::Round,
+                LinkTarget::Link(target) => {
                     hops += 1;
                     if !push(&mut left, target) {
                         return Leads::Outside;
@@ -105,12 +106,12 @@ mod tests {
         let find = |dir: &'static str, name: &str| {
             let path = if dir.is_empty() { name.to_owned() } else { format!("{dir}/{name}") };
             if let Some(found) = DIRECTORIES.into_iter().find(|known| *known == path) {
-                return Found::Directory(found);
+                return LinkTarget::Directory(found);
             }
             LINKS
                 .into_iter()
                 .find(|(known, _)| *known == path)
-                .map_or(Found::Other, |(_, to)| Found::Link(to))
+                .map_or(LinkTarget::Other, |(_, to)| LinkTarget::Link(to))
         };
         let mut way = vec![""];
         way.extend(
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn test_costly_links_are_given_up() {
         let target = format!("{}x", "./".repeat(2000));
-        let find = |(), _: &str| Found::Link(target.as_str());
+        let find = |(), _: &str| LinkTarget::Link(target.as_str());
         let mut steps = Steps::for_links(10);
         let led: Vec<Leads<()>> = (0..10).map(|_| follow(&[()], "x", &mut steps, find)).collect();
         assert!(led.iter().all(|leads| matches!(leads, Leads::Round | Leads::Unknown)));

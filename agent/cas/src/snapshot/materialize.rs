@@ -233,7 +233,7 @@ async fn lay_large(
             return Err(error);
         }
         // Once the store has put the damaged blob away, it may know where to get a good one.
-        store.distrust(digest).await;
+        store.quarantine(digest).await;
         ground.unlink(&target.path)?;
         match lay_one(store, ground, digest, &target).await {
             Err(MaterializeError::Read { source: ReadError::Absent { .. }, .. }) => return Err(error),

@@ -17,10 +17,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt, TryStreamExt};
 use tonic::Status;
 
 use super::scan::Snapshot;
-use super::walk::{Folder, Leaf, Place};
+use super::walk::{FilePlace, Folder, Leaf};
 use crate::digest_of;
 use crate::parallel::blocking;
-use crate::remote::Patience;
+use crate::remote::RetryPolicy;
 use crate::store::{
     BATCH_BLOBS, BATCH_BYTES, BlobStore, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
 };
@@ -33,7 +33,7 @@ const QUESTION: usize = 40_000;
 
 /// How far a push has come. Only what the store lacked counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct PushProgress {
     /// Files sent.
     pub files: u64,
     /// Files to send.
@@ -97,13 +97,13 @@ pub enum PushError {
 pub async fn push(
     snapshot: &Snapshot,
     store: &impl BlobStore,
-    progress: impl Fn(Progress) + Send + Sync,
+    progress: impl Fn(PushProgress) + Send + Sync,
 ) -> Result<Pushed, PushError> {
     let all = snapshot.contents().into_iter().map(Blob::File);
     let all = all.chain(snapshot.directories().into_iter().map(Blob::Folder)).collect();
     let mut open = missing(all, store).await?;
     let mut pushed = Pushed { files: snapshot.files, files_sent: 0, bytes_sent: 0 };
-    let mut patience = Patience::default();
+    let mut retry = RetryPolicy::default();
     while !open.is_empty() {
         let (sent, directories) = send_all(open.clone(), snapshot.root, store, &progress).await?;
         if pushed.bytes_sent == 0 {
@@ -112,7 +112,7 @@ pub async fn push(
         open = missing(open, store).await?;
         let Some(digest) = not_there(&open, store).await else { break };
         let unkept = |_| PushError::Unkept(WriteError::Vanished { digest });
-        patience.wait(Status::aborted("to be sent again")).await.map_err(unkept)?;
+        retry.wait(Status::aborted("to be sent again")).await.map_err(unkept)?;
     }
     Ok(pushed)
 }
@@ -134,10 +134,10 @@ async fn send_all(
     mut missing: Vec<Blob<'_>>,
     root: Digest,
     store: &impl BlobStore,
-    progress: &(impl Fn(Progress) + Send + Sync),
-) -> Result<(Progress, u64), PushError> {
+    progress: &(impl Fn(PushProgress) + Send + Sync),
+) -> Result<(PushProgress, u64), PushError> {
     let root = missing.pop_if(|blob| blob.digest() == root);
-    let mut sent = Progress::default();
+    let mut sent = PushProgress::default();
     for file in missing.iter().filter(|blob| blob.is_file()) {
         sent.files_total += 1;
         sent.bytes_total += file.digest().size;
@@ -255,7 +255,7 @@ async fn send_small(store: &impl BlobStore, blobs: Vec<Blob<'_>>) -> Result<(), 
     results.try_for_each(|result| result.map_err(PushError::Directory))
 }
 
-fn read_small(digest: Digest, place: &Place) -> Result<Bytes, PushError> {
+fn read_small(digest: Digest, place: &FilePlace) -> Result<Bytes, PushError> {
     let fail = |source| PushError::Read { path: place.shown(), source };
     let mut content = Vec::with_capacity(usize::try_from(digest.size).unwrap_or(0) + 1);
     // One byte more than expected tells that the file has grown, however large it is by now.
@@ -266,9 +266,9 @@ fn read_small(digest: Digest, place: &Place) -> Result<Bytes, PushError> {
     }
 }
 
-async fn send_large(store: &impl BlobStore, digest: Digest, place: Place) -> Result<(), PushError> {
+async fn send_large(store: &impl BlobStore, digest: Digest, place: FilePlace) -> Result<(), PushError> {
     let path = place.shown();
-    let mut patience = Patience::default();
+    let mut retry = RetryPolicy::default();
     loop {
         let fail = |source| PushError::Read { path: path.clone(), source };
         let again = place.clone();
@@ -279,11 +279,11 @@ async fn send_large(store: &impl BlobStore, digest: Digest, place: Place) -> Res
             Err(WriteError::Mismatch { .. }) => return Err(PushError::Changed { path }),
             Err(WriteError::Remote { digest, source }) => {
                 let given_up = |status| fail(WriteError::Remote { digest, source: Box::new(status) });
-                patience.wait(*source).await.map_err(given_up)?;
+                retry.wait(*source).await.map_err(given_up)?;
             }
             Err(WriteError::Vanished { digest }) => {
                 let given_up = |_| fail(WriteError::Vanished { digest });
-                patience.wait(Status::aborted("to be sent again")).await.map_err(given_up)?;
+                retry.wait(Status::aborted("to be sent again")).await.map_err(given_up)?;
             }
             Err(error) => return Err(fail(error)),
         }

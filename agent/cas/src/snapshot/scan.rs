@@ -11,10 +11,10 @@ use agent_model::{Digest, size};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::links::{Found, Leads, Steps, follow};
+use super::links::{Leads, LinkTarget, Steps, follow};
 use super::survey::Choice;
 use super::tree::{Directory, Tally, TreeError, join};
-use super::walk::{Dir, Folder, Leaf, LeftOut, Place, Root, Rules, Stamp, is_executable, walk};
+use super::walk::{Dir, FilePlace, Folder, Leaf, LeftOut, Root, Rules, Stamp, is_executable, walk};
 use crate::{Hasher, holes, parallel};
 
 /// Times a file is read again when it changed while it was read.
@@ -98,7 +98,7 @@ impl Snapshot {
         if self.top.files.iter().any(|leaf| &*leaf.place.name == name) {
             return Some("a file");
         }
-        let Found::Link(target) = self.top.find(name) else { return None };
+        let LinkTarget::Link(target) = self.top.find(name) else { return None };
         match follow(&[&self.top], target, &mut Steps::for_links(1), Folder::find) {
             Leads::Inside(Some(_)) => None,
             _ => Some("a link to no directory"),
@@ -214,13 +214,6 @@ pub enum ScanError {
         /// What there is too much of.
         source: TreeError,
     },
-    /// The ignore rules cannot be used.
-    #[error("the ignore file cannot be used")]
-    Ignore {
-        #[source]
-        /// What is wrong with it.
-        source: Box<ignore::Error>,
-    },
     /// A file is longer than its disk, so nearly all of it is a hole.
     #[error("{} {}", .0.path.display(), .0.why)]
     Oversize(Unread),
@@ -270,7 +263,7 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
         return Err(not_a_file());
     }
     let root = Arc::new(Root::open(parent)?.only(relative));
-    let place = Place { dir: Arc::new(Dir { root, path: String::new() }), name: name.into() };
+    let place = FilePlace { dir: Arc::new(Dir { root, path: String::new() }), name: name.into() };
     let read = |source: io::Error| ScanError::Read { path: path.to_owned(), source };
     let stat = place.open().and_then(|file| Ok(rustix::fs::fstat(file)?)).map_err(read)?;
     let mut top = Folder::new();

@@ -93,7 +93,7 @@ impl StatCache {
             let path = self.page(rules, dir).path();
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), %error, "a page of the cache cannot be removed");
+                    tracing::warn!(path = %path.display(), %error, "cannot remove page of stat cache");
                 }
                 _ => {}
             }
@@ -142,7 +142,7 @@ impl Page<'_> {
         let page = match self.open() {
             Ok(page) => page,
             Err(error) => {
-                tracing::debug!(path = %self.path().display(), %error, "nothing is remembered");
+                tracing::debug!(path = %self.path().display(), %error, "cannot write stat cache");
                 return Recalled::default();
             }
         };
@@ -181,7 +181,7 @@ impl Page<'_> {
             return;
         }
         if let Err(error) = self.write(top).and_then(|()| prune(self.dir)) {
-            tracing::debug!(path = %self.path().display(), %error, "what was read cannot be remembered");
+            tracing::debug!(path = %self.path().display(), %error, "cannot remember what was read");
         }
     }
 
@@ -291,10 +291,10 @@ impl<R: Read> Recall<R> {
     }
 
     /// Does `work` on the records of the block, and goes on to the next block.
-    fn records(&mut self, mut work: impl FnMut(Record<'_>, &mut Recalled)) {
+    fn records(&mut self, mut work: impl FnMut(FileRecord<'_>, &mut Recalled)) {
         let Some(Block { bytes, mut at, .. }) = self.block.take() else { return };
         while at < bytes.len() {
-            let Some(record) = Record::read(&bytes, &mut at) else {
+            let Some(record) = FileRecord::read(&bytes, &mut at) else {
                 self.recalled.intact = false;
                 return;
             };
@@ -335,18 +335,18 @@ impl<R: Read> Recall<R> {
 }
 
 /// What a page says of one file.
-struct Record<'a> {
+struct FileRecord<'a> {
     name: &'a [u8],
     stamp: [u8; 40],
     hash: [u8; 32],
 }
 
-impl Record<'_> {
-    fn read<'a>(bytes: &'a [u8], at: &mut usize) -> Option<Record<'a>> {
+impl FileRecord<'_> {
+    fn read<'a>(bytes: &'a [u8], at: &mut usize) -> Option<FileRecord<'a>> {
         let name = take_text(bytes, at)?;
         let rest = bytes.get(*at..*at + 72)?;
         *at += 72;
-        Some(Record { name, stamp: part(rest, 0), hash: part(rest, 40) })
+        Some(FileRecord { name, stamp: part(rest, 0), hash: part(rest, 40) })
     }
 }
 

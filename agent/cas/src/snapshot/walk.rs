@@ -7,6 +7,7 @@
 //! A tree may have a million files, and all of it is in memory until it is sent: what is kept of a file is its
 //! name, a stamp, a hash, and a pointer to what it shares with its neighbours.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,21 +16,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use agent_fs::Links;
 use agent_model::Digest;
-use ignore::Match;
-use ignore::gitignore::{Gitignore, GitignoreBuilder};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Stat};
 use rustix::io::Errno;
 
-use super::links::{Found, Leads, Steps, follow};
+use super::MAX_DEPTH;
+use super::ignore::Ignore;
+use super::links::{Leads, LinkTarget, Steps, follow};
 use super::scan::{ScanError, Unread, is_kept_back};
 use super::survey::{GIT, Ruled};
 use super::tree::join;
-use super::{MAX_DEPTH, pattern};
 use crate::parallel;
 
 /// Bytes of a listing that are fetched at once: some hundred names.
 const LISTING: usize = 32 * 1024;
+
+/// How many entries of a job's outputs are kept, all together: each takes some memory until all are sent.
+const MOST_OUTPUTS: usize = 1_000_000;
 
 /// A directory that files are opened below.
 #[derive(Debug)]
@@ -59,8 +63,7 @@ impl Root {
         let path = base.join(relative);
         let open = || -> Result<OwnedFd, Errno> {
             let base = rustix::fs::open(base, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-            let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
-            rustix::fs::openat2(base, relative, flags, Mode::empty(), ResolveFlags::BENEATH)
+            agent_fs::open_beneath(base, relative, OFlags::DIRECTORY, Mode::empty(), Links::Inside)
         };
         match open() {
             Ok(fd) => Ok(Root { fd, path, only: None }),
@@ -70,8 +73,7 @@ impl Root {
 
     /// Opens what is at `relative`, passing no link on the way.
     fn open_beneath(&self, relative: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        rustix::fs::openat2(&self.fd, relative, flags | OFlags::CLOEXEC, Mode::empty(), resolve)
+        agent_fs::open_beneath(&self.fd, relative, flags, Mode::empty(), Links::Never)
     }
 
     /// The path of `relative` for people.
@@ -89,17 +91,20 @@ pub(super) struct Dir {
 
 /// A file to read: where it is.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct FilePlace {
     pub(super) dir: Arc<Dir>,
     pub(super) name: Box<str>,
 }
 
-impl Place {
+impl FilePlace {
     /// Opens the file, passing no link on the way. A pipe in its place does not block.
     pub(super) fn open(&self) -> io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let relative = self.relative();
-        Ok(self.dir.root.open_beneath(self.dir.root.only.as_ref().unwrap_or(&relative), flags)?.into())
+        Ok(self
+            .dir
+            .root
+            .open_beneath(self.dir.root.only.as_ref().unwrap_or(&relative), OFlags::RDONLY)?
+            .into())
     }
 
     /// The path below the root.
@@ -144,7 +149,7 @@ impl Stamp {
 /// A file.
 #[derive(Debug)]
 pub(super) struct Leaf {
-    pub(super) place: Place,
+    pub(super) place: FilePlace,
     pub(super) stamp: Stamp,
     pub(super) executable: bool,
     /// Of its content, once it is known.
@@ -152,7 +157,7 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
-    pub(super) fn new(place: Place, stat: &Stat) -> Leaf {
+    pub(super) fn new(place: FilePlace, stat: &Stat) -> Leaf {
         Leaf { place, stamp: Stamp::of(stat), executable: is_executable(stat), hash: None }
     }
 
@@ -202,13 +207,13 @@ impl Folder {
     }
 
     /// What it has under a name; it is sorted.
-    pub(super) fn find<'a>(&'a self, name: &str) -> Found<'a, &'a Folder> {
+    pub(super) fn find<'a>(&'a self, name: &str) -> LinkTarget<'a, &'a Folder> {
         if let Ok(at) = self.folders.binary_search_by(|(known, _)| (**known).cmp(name)) {
-            return Found::Directory(&self.folders[at].1);
+            return LinkTarget::Directory(&self.folders[at].1);
         }
         match self.links.binary_search_by(|(known, _)| (**known).cmp(name)) {
-            Ok(at) => Found::Link(&self.links[at].1),
-            Err(_) => Found::Other,
+            Ok(at) => LinkTarget::Link(&self.links[at].1),
+            Err(_) => LinkTarget::Other,
         }
     }
 
@@ -264,10 +269,10 @@ pub(super) fn walk(
 ) -> Result<Folder, ScanError> {
     let ignore = match rules {
         Rules::Code => read_ignore_file(root, left_out)?,
-        Rules::Everything | Rules::Outputs => Gitignore::empty(),
+        Rules::Everything | Rules::Outputs => Ignore::default(),
     };
-    let walker = Walker { root, rules, never, ignore, last: AtomicUsize::new(0) };
-    let top = Task { number: 0, parent: None, name: "".into(), path: String::new(), depth: 0 };
+    let walker = Walker { root, rules, never, ignore, last: AtomicUsize::new(0), seen: AtomicUsize::new(0) };
+    let top = DirectoryTask { number: 0, parent: None, name: "".into(), path: String::new(), depth: 0 };
     let mut listed = parallel::grow(top, parallel::cores(), |task, found| walker.list(task, found))?;
     // By number: a directory after the one that names it.
     listed.sort_unstable_by_key(|listed| listed.number);
@@ -339,38 +344,20 @@ fn put_together(mut listed: Vec<Listed>) -> Folder {
 }
 
 /// The first of the two ignore files that exists; they are never merged.
-fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Gitignore, ScanError> {
+fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Ignore, ScanError> {
     const AML: &str = ".amlignore";
     const GIT: &str = ".gitignore";
-    let mut builder = GitignoreBuilder::new("");
-    let (name, text) = match read_text(root, AML)? {
-        Some(text) => {
-            let other = read_text(root, GIT).ok().flatten().unwrap_or_default();
-            if text != other && lines(&other).any(|line| !pattern::for_library(line).is_empty()) {
-                left_out.warnings.push(format!("{AML} is there, so {GIT} has no effect"));
-            }
-            (AML, text)
-        }
-        None => (GIT, read_text(root, GIT)?.unwrap_or_default()),
+    let Some(text) = read_text(root, AML)? else {
+        return Ok(Ignore::parse(GIT, read_text(root, GIT)?.unwrap_or_default()));
     };
-    for (number, line) in (1..).zip(lines(&text)) {
-        // The library gives back with each match what it was told here, and makes no other use of it.
-        let rule = PathBuf::from(format!("{name}:{number}: {}", line.trim_end()));
-        let add = |pattern: &String| builder.add_line(Some(rule.clone()), pattern).is_err();
-        if pattern::for_library(line).iter().any(add) {
-            left_out.warnings.push(format!("{name}: the line {line:?} is no pattern"));
-        }
+    let other = read_text(root, GIT).ok().flatten().unwrap_or_default();
+    if text != other && !Ignore::parse(GIT, other).is_empty() {
+        left_out.warnings.push(format!("{AML} is there, so {GIT} has no effect"));
     }
-    builder.build().map_err(|source| ScanError::Ignore { source: Box::new(source) })
+    Ok(Ignore::parse(AML, text))
 }
 
-/// A carriage return ends the last line as well, with a newline behind it or without.
-fn lines(text: &str) -> impl Iterator<Item = &str> {
-    let lines = text.trim_start_matches('\u{feff}').split('\n');
-    lines.map(|line| line.strip_suffix('\r').unwrap_or(line))
-}
-
-fn read_text(root: &Root, name: &str) -> Result<Option<String>, ScanError> {
+fn read_text(root: &Root, name: &str) -> Result<Option<Vec<u8>>, ScanError> {
     let mut text = Vec::new();
     // A pipe in its place does not block, and says nothing.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -380,12 +367,12 @@ fn read_text(root: &Root, name: &str) -> Result<Option<String>, ScanError> {
     match read {
         Err(source) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(ScanError::Read { path: root.shown(name), source }),
-        Ok(_) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+        Ok(_) => Ok(Some(text)),
     }
 }
 
 /// A directory to list.
-struct Task {
+struct DirectoryTask {
     number: usize,
     /// The number of the directory it is in.
     parent: Option<usize>,
@@ -409,9 +396,11 @@ struct Walker<'a> {
     root: &'a Arc<Root>,
     rules: Rules,
     never: &'a [(u64, u64)],
-    ignore: Gitignore,
+    ignore: Ignore,
     /// The highest number of a directory so far.
     last: AtomicUsize,
+    /// How many entries were seen.
+    seen: AtomicUsize,
 }
 
 impl Walker<'_> {
@@ -430,11 +419,11 @@ impl Walker<'_> {
     }
 
     /// Lists one directory; those in it are `found`.
-    fn list(&self, task: Task, found: &mut Vec<Task>) -> Result<Listed, ScanError> {
+    fn list(&self, task: DirectoryTask, found: &mut Vec<DirectoryTask>) -> Result<Listed, ScanError> {
         if task.depth >= MAX_DEPTH {
             return Err(ScanError::TooDeep { path: self.root.shown(&task.path), limit: MAX_DEPTH });
         }
-        let Task { number, parent, name, path, depth } = task;
+        let DirectoryTask { number, parent, name, path, depth } = task;
         let relative = if path.is_empty() { "." } else { &path };
         let mut left_out = LeftOut::default();
         let folder = match self.root.open_beneath(relative, OFlags::RDONLY | OFlags::DIRECTORY) {
@@ -451,7 +440,7 @@ impl Walker<'_> {
                 let dir = Arc::new(Dir { root: Arc::clone(self.root), path });
                 let mut listing = Listing { walker: self, fd: fd.as_fd(), dir, left_out: &mut left_out };
                 let (folder, names) = listing.read()?;
-                found.extend(names.into_iter().map(|name| Task {
+                found.extend(names.into_iter().map(|name| DirectoryTask {
                     number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
                     parent: Some(number),
                     path: join(&listing.dir.path, &name),
@@ -470,13 +459,10 @@ impl Walker<'_> {
     }
 
     /// The rule that leaves an entry out, for people.
-    fn ignored_by(&self, name: &str, below: &str, kind: FileType) -> Option<&str> {
+    fn ignored_by(&self, name: &str, below: &str, kind: FileType) -> Option<Cow<'static, str>> {
         match self.rules {
-            Rules::Code if name == ".git" => Some(GIT),
-            Rules::Code => match self.ignore.matched(below, kind.is_dir()) {
-                Match::Ignore(rule) => rule.from().and_then(Path::to_str),
-                Match::None | Match::Whitelist(_) => None,
-            },
+            Rules::Code if name == ".git" => Some(GIT.into()),
+            Rules::Code => self.ignore.rule(name, below, kind.is_dir()).map(Cow::from),
             Rules::Everything | Rules::Outputs => None,
         }
     }
@@ -510,6 +496,14 @@ impl Listing<'_> {
             if matches!(raw.to_bytes(), b"." | b"..") {
                 continue;
             }
+            let seen = self.walker.seen.fetch_add(1, Ordering::Relaxed);
+            if self.walker.rules == Rules::Outputs && seen >= MOST_OUTPUTS {
+                let why = format!(
+                    "has more than there is room for: at most {MOST_OUTPUTS} files and folders are kept"
+                );
+                self.left_out.unread.push(Unread { path: self.walker.root.shown(&self.dir.path), why });
+                break;
+            }
             let Ok(name) = raw.to_str() else {
                 let shown = join(&self.dir.path, &raw.to_bytes().escape_ascii().to_string());
                 self.left_out.warn(&shown, "has a name that is not UTF-8; left out");
@@ -541,7 +535,7 @@ impl Listing<'_> {
             }
             match (kind, stat) {
                 (FileType::RegularFile, Some(stat)) => {
-                    let place = Place { dir: Arc::clone(&self.dir), name: name.into() };
+                    let place = FilePlace { dir: Arc::clone(&self.dir), name: name.into() };
                     folder.files.push(Leaf::new(place, &stat));
                 }
                 (FileType::Directory, _) => directories.push(name.into()),
@@ -558,7 +552,7 @@ impl Listing<'_> {
     fn leave_out(&mut self, name: &str, below: &str, kind: FileType) -> bool {
         let Some(rule) = self.walker.ignored_by(name, below, kind) else { return false };
         self.left_out.count += 1;
-        self.left_out.by_rule(rule, 1, [below.to_owned()]);
+        self.left_out.by_rule(&rule, 1, [below.to_owned()]);
         true
     }
 

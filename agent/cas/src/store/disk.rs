@@ -21,12 +21,12 @@
 //! Every read from the start of a blob is hashed. A blob that turns out to be something else is looked at
 //! once more and put away: from then on it is missing, and whoever has it can send it again.
 
-pub(super) mod census;
 #[cfg(any(test, feature = "fakes"))]
 pub(super) mod damage;
 mod home;
 mod index;
 mod ingest;
+pub(super) mod listing;
 mod loose;
 mod reading;
 mod segments;
@@ -48,7 +48,7 @@ pub use self::index::Kept;
 pub use self::ingest::Ingest;
 
 use self::home::{Home, blob_name};
-use self::index::{Index, Place};
+use self::index::{BlobLocation, Index};
 use self::loose::Loose;
 use self::reading::Opened;
 use self::segments::Segments;
@@ -81,7 +81,7 @@ struct Shared {
 
 /// What came of looking at a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum BlobState {
     Good,
     /// It was not what its digest says, and is gone.
     Damaged,
@@ -150,7 +150,7 @@ impl Disk {
             compacting: Mutex::new(()),
         };
         for digest in suspects {
-            shared.judge_at(&digest, Place::Loose);
+            shared.judge_at(&digest, BlobLocation::Loose);
         }
         Ok(Disk { shared: Arc::new(shared) })
     }
@@ -292,7 +292,7 @@ impl BlobStore for Disk {
         blocking(move || shared.write_batch(blobs)).await
     }
 
-    async fn distrust(&self, digest: Digest) {
+    async fn quarantine(&self, digest: Digest) {
         let shared = Arc::clone(&self.shared);
         blocking(move || shared.judge(digest)).await;
     }

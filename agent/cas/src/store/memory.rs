@@ -98,7 +98,7 @@ impl BlobStore for Memory {
         blobs.into_iter().map(keep).collect()
     }
 
-    async fn distrust(&self, digest: Digest) {
+    async fn quarantine(&self, digest: Digest) {
         if matches!(self.checked(digest), Err(ReadError::Corrupt { .. })) {
             self.remove(&digest);
         }

@@ -61,7 +61,7 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     pub(super) async fn write_both(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
         let kept = self.near.write_batch(blobs.clone()).await;
         if let Some(error) = kept.iter().find_map(|kept| kept.as_ref().err()) {
-            tracing::debug!(%error, "no near copy is kept");
+            tracing::debug!(%error, "cannot keep near copy of blob");
         }
         self.write_batch(blobs).await
     }
@@ -129,7 +129,7 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     fn doubt(&self, digest: Digest) {
         let mut doubted = self.doubted.lock();
         if doubted.len() < DOUBTED && doubted.insert(digest) {
-            tracing::warn!(%digest, "the far store is not believed to have it");
+            tracing::warn!(%digest, "distrusting remote store: it says it has a blob it does not give");
         }
     }
 
@@ -211,8 +211,8 @@ impl<N: BlobStore, F: BlobStore> BlobStore for Tiered<N, F> {
         results
     }
 
-    async fn distrust(&self, digest: Digest) {
-        self.near.distrust(digest).await;
+    async fn quarantine(&self, digest: Digest) {
+        self.near.quarantine(digest).await;
     }
 
     async fn file(&self, digest: Digest) -> Option<std::fs::File> {

@@ -4,24 +4,67 @@
 //! [`guard`] stands before all services; it lets a call through with its [`Caller`], or answers itself. What belongs to
 //! a job asks further: [`Services::owned`] gives a job to its owner and to operators alone.
 //!
-//! Who is there says the transport ([`Peer`]), never the caller.
+//! Who is there says the transport ([`Peer`]), never the caller. A certificate says who somebody is and never what he
+//! may: that is looked up at each call, and so is whether he is still one of the controller's.
+//!
+//! Every call that may change something, and every refusal, is written down: [`Audit`].
 
 use std::fmt;
 use std::sync::Arc;
 
-use agent_model::{Code, Fault, JobId, Principal};
+use agent_identity::{Certified, Subject};
+use agent_model::{Clock, Code, Fault, JobId, NodeId, Principal, Role};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
+use parking_lot::Mutex;
 use tonic::Status;
 
+use super::sessions::Sessions;
 use super::{Refusal, Services};
+use crate::audit::{Audit, AuditEntry};
 use crate::queue::JobView;
+use crate::registry::Registry;
 use crate::store::JobRecord;
 
 /// What a transport knows of whoever connected; every connection to the controller has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer(pub Option<Principal>);
+pub enum Peer {
+    /// Nothing that counts: no certificate, or the kernel does not say.
+    Nobody {
+        /// From where.
+        from: String,
+    },
+    /// A process of this machine.
+    Local {
+        /// The user that the kernel names.
+        uid: u32,
+    },
+    /// Somebody with a certificate of the controller's authority.
+    Certified {
+        /// What it says.
+        certificate: Certified,
+        /// From where.
+        from: String,
+    },
+}
+
+impl Peer {
+    fn who(&self) -> Option<Principal> {
+        match self {
+            Peer::Nobody { .. } => None,
+            Peer::Local { uid } => Some(Principal::Local { uid: *uid }),
+            Peer::Certified { certificate, .. } => Some(certificate.subject.who.clone()),
+        }
+    }
+
+    fn from(&self) -> &str {
+        match self {
+            Peer::Local { .. } => "",
+            Peer::Nobody { from } | Peer::Certified { from, .. } => from,
+        }
+    }
+}
 
 /// Who may do what concerns everybody: root, the controller's own user, and whoever the machine says.
 #[derive(Clone)]
@@ -60,27 +103,34 @@ impl fmt::Debug for Operators {
 /// Who may make a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// Everybody who is somebody.
-    Anyone,
+    /// Users, wherever they are.
+    User,
     /// Whoever owns the job it names, and operators: its handler asks.
     Owner,
     /// Operators.
     Operator,
+    /// Those who say who is who: operators of the controller's own machine, and users of that role.
+    Admin,
     /// Nodes.
     Node,
+    /// Users and nodes.
+    Member,
+    /// Whoever has a token, and nothing else yet: its handler checks it.
+    Token,
 }
 
 const JOBS: &[(&str, Rule)] = &[
-    ("Submit", Rule::Anyone),
+    ("Submit", Rule::User),
     ("Get", Rule::Owner),
-    ("List", Rule::Anyone), // of others' jobs it hides what is private
+    ("List", Rule::User), // of others' jobs it hides what is private
     ("Watch", Rule::Owner),
     ("Cancel", Rule::Owner),
+    ("Remove", Rule::Owner),
     ("History", Rule::Owner),
 ];
 
 const NODES: &[(&str, Rule)] = &[
-    ("List", Rule::Anyone),
+    ("List", Rule::User),
     ("SetEligibility", Rule::Operator),
     ("DeclareLost", Rule::Operator),
     ("ManageEnvironment", Rule::Operator),
@@ -92,8 +142,49 @@ const NODES: &[(&str, Rule)] = &[
 const TELEMETRY: &[(&str, Rule)] =
     &[("Append", Rule::Node), ("ReadLog", Rule::Owner), ("ReadTracking", Rule::Owner)];
 
-const WORKER: &[(&str, Rule)] =
-    &[("Sync", Rule::Node), ("ReportOutcome", Rule::Node), ("ReportOutputs", Rule::Node)];
+const WORKER: &[(&str, Rule)] = &[
+    ("Sync", Rule::Node),
+    ("ReportOutcome", Rule::Node),
+    ("ReportOutputs", Rule::Node),
+    ("ReadSecrets", Rule::Node),
+];
+
+/// Each is about the caller's own alone.
+const SECRETS: &[(&str, Rule)] = &[("Set", Rule::User), ("List", Rule::User), ("Remove", Rule::User)];
+
+const IDENTITY: &[(&str, Rule)] = &[
+    ("Join", Rule::Token),
+    ("Login", Rule::Token),
+    ("Renew", Rule::Member),
+    ("CreateToken", Rule::Admin),
+    ("ListTokens", Rule::Admin),
+    ("RevokeToken", Rule::Admin),
+    ("AddUser", Rule::Admin),
+    ("ListUsers", Rule::Admin),
+    ("RemoveUser", Rule::Admin),
+    ("RemoveNode", Rule::Admin),
+];
+
+/// Calls that change nothing, or that nodes make all the time. All others are written down.
+const UNTOLD: &[&str] = &[
+    "/agent.v1.Jobs/Get",
+    "/agent.v1.Jobs/List",
+    "/agent.v1.Jobs/Watch",
+    "/agent.v1.Jobs/History",
+    "/agent.v1.Nodes/List",
+    "/agent.v1.Telemetry/Append",
+    "/agent.v1.Telemetry/ReadLog",
+    "/agent.v1.Telemetry/ReadTracking",
+    "/agent.v1.Worker/Sync",
+    "/agent.v1.Worker/ReportOutcome",
+    "/agent.v1.Worker/ReportOutputs",
+    "/agent.v1.Secrets/List",
+    "/agent.v1.Identity/ListTokens",
+    "/agent.v1.Identity/ListUsers",
+];
+
+/// A stream by which a process of a node becomes its speaker.
+const SYNC: &str = "/agent.v1.Worker/Sync";
 
 /// A blob is had by its digest, which nobody can guess: who knows it was told, or has the content.
 const BLOBS: [&str; 4] = [
@@ -111,17 +202,39 @@ pub(super) fn rule(path: &str) -> Option<Rule> {
         "agent.v1.Nodes" => NODES,
         "agent.v1.Telemetry" => TELEMETRY,
         "agent.v1.Worker" => WORKER,
-        blobs if BLOBS.contains(&blobs) => return Some(Rule::Anyone),
+        "agent.v1.Secrets" => SECRETS,
+        "agent.v1.Identity" => IDENTITY,
+        blobs if BLOBS.contains(&blobs) => return Some(Rule::Member),
         _ => return None,
     };
     methods.iter().find(|(name, _)| *name == method).map(|(_, rule)| *rule)
 }
 
+/// Whether a call is written down that was allowed.
+fn is_told(path: &str) -> bool {
+    let is_blob =
+        BLOBS.iter().any(|service| path.strip_prefix('/').is_some_and(|path| path.starts_with(service)));
+    !is_blob && !UNTOLD.contains(&path)
+}
+
+/// What the rules are looked up in. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    pub(crate) operators: Operators,
+    pub(crate) registry: Registry,
+    pub(crate) sessions: Sessions,
+    pub(crate) audit: Audit,
+    pub(crate) clock: Arc<dyn Clock>,
+}
+
 /// Whoever makes a call that its rule allows.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Caller {
     who: Principal,
-    operators: Operators,
+    peer: Peer,
+    gate: Gate,
+    /// What the call is about, for the audit log.
+    about: Arc<Mutex<String>>,
 }
 
 impl Caller {
@@ -135,12 +248,89 @@ impl Caller {
         &self.who
     }
 
+    /// From where; empty for this machine.
+    pub(super) fn from(&self) -> &str {
+        self.peer.from()
+    }
+
+    /// The name in his certificate, if he has one.
+    pub(super) fn subject(&self) -> Option<Subject> {
+        match &self.peer {
+            Peer::Certified { certificate, .. } => Some(certificate.subject.clone()),
+            Peer::Local { .. } | Peer::Nobody { .. } => None,
+        }
+    }
+
+    /// Says what the call is about: `job train-1`.
+    pub(super) fn concerns(&self, what: String) {
+        *self.about.lock() = what;
+    }
+
     pub(super) fn owns(&self, job: &JobRecord) -> bool {
         job.owner.as_ref() == Some(&self.who)
     }
 
     pub(super) async fn is_operator(&self) -> bool {
-        self.operators.have(&self.who).await
+        match self.gate.registry.role(&self.who) {
+            Some(role) => role >= Role::Operate,
+            None => self.gate.operators.have(&self.who).await,
+        }
+    }
+
+    async fn is_admin(&self) -> bool {
+        match self.gate.registry.role(&self.who) {
+            Some(role) => role == Role::Admin,
+            None => self.gate.operators.have(&self.who).await,
+        }
+    }
+
+    /// The caller of a request in which a node speaks, if it may speak for the node that it names.
+    pub(super) fn speaking<T>(request: &tonic::Request<T>, node: &str) -> Result<(), Refusal> {
+        Caller::of(request)?.speaks_for(&node.parse()?)
+    }
+
+    /// A node speaks for itself alone; the controller's own processes for any that they play.
+    pub(super) fn speaks_for(&self, node: &NodeId) -> Result<(), Refusal> {
+        match &self.who {
+            Principal::Node { name } if name != node => {
+                let what = format!("the certificate is for `{name}`, and the message speaks for `{node}`");
+                Err(Fault::new(Code::Denied, what)
+                    .fix("join the machine under the name it is to have")
+                    .into())
+            }
+            // A name that a certificate was given out for belongs to that machine.
+            Principal::Local { .. } if self.gate.registry.has_node(node) => {
+                let what = format!("`{node}` is a machine of its own, which joined with a token");
+                Err(Fault::new(Code::NodeTaken, what).fix("give this one another `node_name`").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// He is still one of the controller's: a stream asks as it goes on.
+    pub(super) fn still(&self) -> Result<(), Refusal> {
+        self.gate.standing(&self.peer).map_err(Refusal::from)
+    }
+}
+
+/// What a call is about, for the audit log, where nobody calls yet.
+#[derive(Clone)]
+pub(super) struct About(Arc<Mutex<String>>);
+
+impl About {
+    /// Of a request that came through [`guard`].
+    pub(super) fn of<T>(request: &tonic::Request<T>) -> Option<About> {
+        request.extensions().get::<About>().cloned()
+    }
+
+    pub(super) fn say(&self, what: String) {
+        *self.0.lock() = what;
+    }
+}
+
+impl fmt::Debug for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Caller").field("who", &self.who).finish_non_exhaustive()
     }
 }
 
@@ -151,47 +341,157 @@ impl fmt::Display for Caller {
 }
 
 /// Stands before every service.
-pub(super) async fn guard(State(operators): State<Operators>, mut request: Request, next: Next) -> Response {
-    let peer = request.extensions().get::<Peer>().and_then(|peer| peer.0.clone());
-    match admit(operators, peer, request.uri().path()).await {
+pub(super) async fn guard(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
+    let unknown = || Peer::Nobody { from: String::new() };
+    let peer = request.extensions().get::<Peer>().cloned().unwrap_or_else(unknown);
+    let path = request.uri().path().to_owned();
+    let about = Arc::new(Mutex::new(String::new()));
+    let session = session_of(&request);
+    let admitted = gate.admit(&peer, &path, &session, &about).await;
+    let response = match admitted {
         Ok(caller) => {
-            request.extensions_mut().insert(caller);
+            request.extensions_mut().insert(About(Arc::clone(&about)));
+            caller.map(|caller| request.extensions_mut().insert(caller));
             next.run(request).await
         }
         Err(status) => status.into_http(),
+    };
+    let answer = match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() != tonic::Code::Ok => Some(status),
+        _ => None,
+    };
+    let refused = |status: &Status| {
+        matches!(
+            status.code(),
+            tonic::Code::PermissionDenied | tonic::Code::Unauthenticated | tonic::Code::Unimplemented
+        )
+    };
+    if is_told(&path) || answer.as_ref().is_some_and(refused) {
+        let entry = AuditEntry {
+            at_ms: gate.clock.now(),
+            who: peer.who().map_or_else(|| "nobody".to_owned(), |who| who.to_string()),
+            from: peer.from().to_owned(),
+            call: path.trim_start_matches("/agent.v1.").to_owned(),
+            about: std::mem::take(&mut *about.lock()),
+            answer: answer.map_or_else(|| "ok".to_owned(), |status| status.message().to_owned()),
+        };
+        // An entry that is lost by a panic was told to the log of the daemon.
+        let _ = tokio::task::spawn_blocking(move || gate.audit.write(&entry)).await;
+    }
+    response
+}
+
+/// The process of a node that makes a call names itself in the agent of its connection.
+fn session_of(request: &Request) -> String {
+    let agent = request.headers().get("user-agent").and_then(|agent| agent.to_str().ok()).unwrap_or_default();
+    let named = agent.split(' ').find_map(|word| word.strip_prefix(agent_proto::transport::SESSION));
+    named.unwrap_or_default().to_owned()
+}
+
+impl Gate {
+    /// Who makes a call, if he may. Nobody makes those that take a token.
+    async fn admit(
+        &self,
+        peer: &Peer,
+        path: &str,
+        session: &str,
+        about: &Arc<Mutex<String>>,
+    ) -> Result<Option<Caller>, Status> {
+        let rule = rule(path).ok_or_else(|| Status::unimplemented(format!("there is no call `{path}`")))?;
+        if rule == Rule::Token {
+            return Ok(None);
+        }
+        self.standing(peer).map_err(|fault| agent_proto::status(&fault))?;
+        let Some(who) = peer.who() else { return Err(agent_proto::status(&nobody())) };
+        let caller = Caller { who, peer: peer.clone(), gate: self.clone(), about: Arc::clone(about) };
+        let is_node = matches!(caller.who, Principal::Node { .. });
+        let allowed = match rule {
+            Rule::User | Rule::Owner => !is_node,
+            Rule::Operator => caller.is_operator().await,
+            Rule::Admin => caller.is_admin().await,
+            Rule::Node => is_node || self.operators.are_own(&caller.who),
+            Rule::Member | Rule::Token => true,
+        };
+        if !allowed {
+            return Err(agent_proto::status(&denied(rule, &caller)));
+        }
+        match &caller.who {
+            Principal::Node { name } if path != SYNC && !self.sessions.may_speak(name, session) => {
+                let what = format!("another machine lives as `{name}`, and this one may not speak for it");
+                Err(agent_proto::status(&Fault::new(Code::NodeTwice, what)))
+            }
+            _ => Ok(Some(caller)),
+        }
+    }
+
+    /// What was proved at the handshake still holds.
+    fn standing(&self, peer: &Peer) -> Result<(), Fault> {
+        let certificate = match peer {
+            Peer::Local { .. } => return Ok(()),
+            Peer::Nobody { .. } => return Err(nobody()),
+            Peer::Certified { certificate, .. } => certificate,
+        };
+        let who = &certificate.subject.who;
+        let again = match who {
+            Principal::Node { .. } => "join it again with a token of an operator: `agentctl token create`",
+            _ => "log in again with a code of an operator: `agentctl user add NAME`",
+        };
+        if certificate.until < self.clock.now() {
+            return Err(
+                Fault::new(Code::Unidentified, format!("the certificate of {who} has ended")).fix(again)
+            );
+        }
+        if !self.registry.knows(&certificate.subject) {
+            return Err(
+                Fault::new(Code::Unidentified, format!("{who} was removed from this controller")).fix(again)
+            );
+        }
+        Ok(())
     }
 }
 
-async fn admit(operators: Operators, peer: Option<Principal>, path: &str) -> Result<Caller, Status> {
-    let rule = rule(path).ok_or_else(|| Status::unimplemented(format!("there is no call `{path}`")))?;
-    let Some(who) = peer else {
-        return Err(agent_proto::status(&Fault::new(Code::Denied, "the system does not say who calls")));
-    };
-    let caller = Caller { who, operators };
-    let allowed = match rule {
-        Rule::Anyone | Rule::Owner => true,
-        Rule::Operator => caller.is_operator().await,
-        Rule::Node => caller.operators.are_own(&caller.who),
-    };
-    match allowed {
-        true => Ok(caller),
-        false => Err(agent_proto::status(&denied(rule, &caller))),
-    }
-}
-
-fn denied(rule: Rule, caller: &Caller) -> Fault {
-    let what = match rule {
-        Rule::Node => "only a node of this controller may do that",
-        _ => "only an operator of this machine may do that",
-    };
-    Fault::new(Code::Denied, what).why(format!("you are {caller}")).fix(
-        "ask an operator: root, the user the daemon runs as, or a member of the group that `operator_group` names",
+fn nobody() -> Fault {
+    Fault::new(Code::Unidentified, "nobody says who calls").fix(
+        "join the machine (`agentd join`), or log in (`agentctl login`); on the controller's own machine use its socket",
     )
 }
 
+fn denied(rule: Rule, caller: &Caller) -> Fault {
+    let (what, fix) = match rule {
+        Rule::Node => ("only a node of this controller may do that", None),
+        Rule::User | Rule::Owner => ("only a user may do that", None),
+        Rule::Admin => (
+            "only an administrator of this controller may do that",
+            Some("ask a user of the role `admin`, or an operator of the controller's own machine"),
+        ),
+        _ => (
+            "only an operator of this machine may do that",
+            Some(
+                "ask an operator: root, the user the daemon runs as, a member of the group that `operator_group` \
+                 names, or a user of the role `operate`",
+            ),
+        ),
+    };
+    let fault = Fault::new(Code::Denied, what).why(format!("you are {caller}"));
+    match fix {
+        Some(fix) => fault.fix(fix),
+        None => fault,
+    }
+}
+
 impl Services {
+    /// A job as it stands, for whoever may read it: besides those to whom it belongs, all users if it says so.
+    pub(super) async fn readable(&self, id: &JobId, caller: &Caller) -> Result<JobView, Refusal> {
+        let view = self.view(id).await?;
+        match view.job.spec.visible_to_all {
+            true => Ok(view),
+            false => self.owned(id, caller).await,
+        }
+    }
+
     /// A job as it stands, for whom it belongs to and for operators.
     pub(super) async fn owned(&self, id: &JobId, caller: &Caller) -> Result<JobView, Refusal> {
+        caller.concerns(format!("job {id}"));
         let view = self.view(id).await?;
         if caller.owns(&view.job) || caller.is_operator().await {
             return Ok(view);

@@ -14,7 +14,6 @@ use tonic::{Request, Response, Status};
 use super::{Caller, Refusal, Services, ended, invalid, to_wire, to_wire_for_others};
 use crate::pins;
 use crate::queue::{JobView, Submission};
-use crate::store::Store;
 
 /// Jobs in a page when the caller does not say.
 const PAGE: u32 = 50;
@@ -29,6 +28,7 @@ impl Services {
             return Err(invalid("`request_id` is empty").into());
         }
         let spec = JobSpec::try_from(request.spec.ok_or_else(|| invalid("`spec` is missing"))?)?;
+        let spec = spec.owned_by(Some(owner.clone()));
         if let Some(job) = self.store.submitted(&request.request_id).await? {
             return Ok(job.id);
         }
@@ -36,6 +36,7 @@ impl Services {
         // From here until the job is on disk nothing that it names is removed.
         let _relied = self.collector.rely_on(pins::of_spec(&spec)).await;
         self.require_blobs(&spec).await?;
+        self.require_secrets(&spec, owner).await?;
         let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
         let hint = hint.cloned().unwrap_or_default();
         for _ in 0..NAME_TRIES {
@@ -43,19 +44,23 @@ impl Services {
                 Some(name) => name.clone(),
                 None => JobId::generate(&hint, random()?),
             };
+            let known = self.store.job(&id).await?.filter(|job| job.request != request.request_id);
             let new = Submission {
                 request: request.request_id.clone(),
                 id: id.clone(),
                 spec: spec.clone(),
                 owner: owner.clone(),
+                after: known.as_ref().map(|job| job.epoch).unwrap_or_default(),
             };
-            let taken = self.store.job(&id).await?.is_some_and(|job| job.request != request.request_id);
+            let taken = known.is_some_and(|job| !job.is_removed());
             let accepted = if taken { None } else { self.queue.submit(new).await? };
             match accepted {
                 Some(id) => return Ok(id),
                 None if spec.name.is_some() => {
                     return Err(Fault::new(Code::JobConflict, format!("there is a job `{id}` already"))
-                        .fix("give the job another `name`, or none")
+                        .fix(format!(
+                            "give the job another `name`, or none; or remove that one: agentctl rm {id}"
+                        ))
                         .into());
                 }
                 None => {}
@@ -119,7 +124,7 @@ impl Services {
         let more = views.len() > limit;
         views.truncate(limit);
         let all = caller.is_operator().await;
-        let shown = |view: &JobView| match all || caller.owns(&view.job) {
+        let shown = |view: &JobView| match all || caller.owns(&view.job) || view.job.spec.visible_to_all {
             true => to_wire(view),
             false => to_wire_for_others(view),
         };
@@ -132,7 +137,7 @@ impl Services {
         id: &JobId,
         caller: &Caller,
     ) -> Result<watch::Receiver<JobView>, Refusal> {
-        let now = self.owned(id, caller).await?;
+        let now = self.readable(id, caller).await?;
         if let Some(changes) = self.queue.watch(id).await? {
             return Ok(changes);
         }
@@ -147,8 +152,26 @@ impl Services {
         }
     }
 
+    /// Takes a job off the record. Its logs go first: when that breaks off, the job is still there to be removed.
+    async fn remove_job(&self, id: &JobId, caller: &Caller) -> Result<v1::RemoveJobResponse, Refusal> {
+        let job = self.owned(id, caller).await?.job;
+        if !job.state.is_terminal() {
+            return Err(has_not_ended(id));
+        }
+        tracing::info!(job = %id, who = %caller, "removing job");
+        self.archive.remove(id).await?;
+        // What is on disk: its end may have been written after it was looked up.
+        self.queue.flush().await?;
+        let job = self.on_record(id).await?;
+        let left = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);
+        match self.queue.remove(job).await? {
+            true => Ok(v1::RemoveJobResponse { output_bytes: left.map_or(0, |left| left.bytes) }),
+            false => Err(has_not_ended(id)),
+        }
+    }
+
     async fn job_history(&self, id: &JobId, caller: &Caller) -> Result<v1::HistoryResponse, Refusal> {
-        self.owned(id, caller).await?;
+        self.readable(id, caller).await?;
         self.queue.flush().await?;
         let events = self.store.history(id).await?;
         let events = events.into_iter().map(|event| v1::HistoryEvent {
@@ -159,6 +182,12 @@ impl Services {
         });
         Ok(v1::HistoryResponse { events: events.collect() })
     }
+}
+
+fn has_not_ended(id: &JobId) -> Refusal {
+    Fault::new(Code::JobActive, format!("`{id}` has not ended"))
+        .fix(format!("end it first: agentctl cancel --wait {id}"))
+        .into()
 }
 
 fn random() -> Result<u32, Fault> {
@@ -190,12 +219,13 @@ impl v1::jobs_server::Jobs for Services {
     ) -> Result<Response<v1::SubmitResponse>, Status> {
         let caller = Caller::of(&request)?;
         let job = self.submit_job(request.into_inner(), caller.who()).await?;
+        caller.concerns(format!("job {job}"));
         Ok(Response::new(v1::SubmitResponse { job: job.into() }))
     }
 
     async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
         let caller = Caller::of(&request)?;
-        let view = self.owned(&id(&request.into_inner().job)?, &caller).await?;
+        let view = self.readable(&id(&request.into_inner().job)?, &caller).await?;
         Ok(Response::new(to_wire(&view)))
     }
 
@@ -220,6 +250,14 @@ impl v1::jobs_server::Jobs for Services {
         let caller = Caller::of(&request)?;
         let view = self.cancel_job(&id(&request.into_inner().job)?, &caller).await?;
         Ok(Response::new(to_wire(&view)))
+    }
+
+    async fn remove(
+        &self,
+        request: Request<v1::RemoveJobRequest>,
+    ) -> Result<Response<v1::RemoveJobResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(self.remove_job(&id(&request.into_inner().job)?, &caller).await?))
     }
 
     async fn history(

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
+use agent_model::node::{Finding, Grade};
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::{Code, Fault, JobState, NodeId};
 use agent_proto::v1;
@@ -14,6 +15,7 @@ use futures_util::stream::{self, BoxStream};
 use tokio::time::{Instant, sleep_until};
 use tonic::{Request, Response, Status};
 
+use super::sessions::{Twice, describe};
 use super::{Caller, Refusal, Services, invalid};
 use crate::queue::{DeclaredLost, NodeState, Wish, WishState};
 use crate::store::Recovery;
@@ -28,7 +30,7 @@ impl Services {
         let queued = jobs.iter().filter(|view| view.job.state == JobState::Queued).count();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(v1::ListNodesResponse {
-            nodes: nodes.into_iter().map(to_wire).collect(),
+            nodes: nodes.into_iter().map(|node| self.node_to_wire(node)).collect(),
             controller: Some(v1::Controller {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 started_ms: self.about.started_at.0,
@@ -62,6 +64,7 @@ impl Services {
             });
         }
         notices.extend(self.store.recovery().map(mended));
+        notices.extend(self.gate.sessions.twice().iter().map(lives_twice));
         notices
     }
 
@@ -78,7 +81,18 @@ impl Services {
             other => return Err(invalid(format!("`{other}` is not drain, cordon or uncordon")).into()),
         };
         let node = self.queue.set_eligibility(&id, event, who).await?.ok_or_else(|| unknown_node(&id))?;
-        Ok(to_wire(node))
+        Ok(self.node_to_wire(node))
+    }
+
+    /// A node for the wire, with what only the connection to it tells.
+    fn node_to_wire(&self, node: NodeState) -> v1::Node {
+        let id = node.record.id.clone();
+        let mut wire = to_wire(node);
+        wire.labels = self.gate.registry.labels(&id).into_iter().collect();
+        if let (Some(ahead), Some(inventory)) = (self.gate.sessions.skew(&id), &mut wire.inventory) {
+            inventory.findings.push(clock_off(ahead).into());
+        }
+        wire
     }
 
     async fn declare_node_lost(&self, id: &NodeId, who: &str) -> Result<Vec<String>, Refusal> {
@@ -162,7 +176,7 @@ fn not_done(wish: &Wish, connected: bool, uses: u32, within: Duration) -> Fault 
     }
 }
 
-fn unknown_node(id: &NodeId) -> Fault {
+pub(super) fn unknown_node(id: &NodeId) -> Fault {
     Fault::new(Code::NodeUnknown, format!("there is no machine `{id}`"))
         .fix("list them with `agentctl nodes`")
 }
@@ -195,8 +209,36 @@ fn mended(recovery: &Recovery) -> v1::Notice {
     }
 }
 
+/// A clock that is wrong does no harm to leases, which count time that passes; people and certificates read it.
+fn clock_off(ahead: i64) -> Finding {
+    let by = (ahead.unsigned_abs() + 500) / 1000;
+    let by = if by < 180 { format!("{by} s") } else { format!("{} min", (by + 30) / 60) };
+    let side = if ahead > 0 { "ahead of" } else { "behind" };
+    Finding {
+        topic: "clock".to_owned(),
+        grade: Grade::Limited,
+        found: format!("{by} {side} the controller's"),
+        means: "times in logs do not match; more than an hour, and the machine cannot join again".to_owned(),
+        fix: Some("set the clocks of both by NTP: `timedatectl set-ntp true`".to_owned()),
+    }
+}
+
+fn lives_twice(twice: &Twice) -> v1::Notice {
+    let Twice { node, first, second, .. } = twice;
+    v1::Notice {
+        what: format!(
+            "two machines live as `{node}`: {} has its place, and {} is kept out",
+            describe(first),
+            describe(second)
+        ),
+        fix: "one is a copy of the other: on the copy, `agentd leave`, then join with a token of its own"
+            .to_owned(),
+    }
+}
+
 fn to_wire(node: NodeState) -> v1::Node {
     v1::Node {
+        labels: Default::default(),
         node: node.record.id.to_string(),
         liveness: match node.record.liveness {
             Liveness::Enrolling => "enrolling",
@@ -233,8 +275,9 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::SetEligibilityRequest>,
     ) -> Result<Response<v1::Node>, Status> {
-        let who = Caller::of(&request)?.to_string();
-        Ok(Response::new(self.set_node_eligibility(request.into_inner(), &who).await?))
+        let caller = Caller::of(&request)?;
+        caller.concerns(format!("node {}: {}", request.get_ref().node, request.get_ref().want));
+        Ok(Response::new(self.set_node_eligibility(request.into_inner(), &caller.to_string()).await?))
     }
 
     type CheckBlobsStream = BoxStream<'static, Result<v1::CheckBlobsResponse, Status>>;
@@ -271,9 +314,10 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::DeclareLostRequest>,
     ) -> Result<Response<v1::DeclareLostResponse>, Status> {
-        let who = Caller::of(&request)?.to_string();
+        let caller = Caller::of(&request)?;
+        caller.concerns(format!("node {}", request.get_ref().node));
         let id: NodeId = request.into_inner().node.parse().map_err(Refusal::from)?;
-        let jobs = self.declare_node_lost(&id, &who).await?;
+        let jobs = self.declare_node_lost(&id, &caller.to_string()).await?;
         Ok(Response::new(v1::DeclareLostResponse { jobs }))
     }
 
@@ -281,7 +325,9 @@ impl v1::nodes_server::Nodes for Services {
         &self,
         request: Request<v1::ManageEnvironmentRequest>,
     ) -> Result<Response<v1::ManageEnvironmentResponse>, Status> {
-        let who = Caller::of(&request)?.to_string();
-        Ok(Response::new(self.manage(request.into_inner(), &who, ENVIRONMENT_WITHIN).await?))
+        let caller = Caller::of(&request)?;
+        let asked = request.get_ref();
+        caller.concerns(format!("node {}: {} {}", asked.node, asked.want, asked.environment));
+        Ok(Response::new(self.manage(request.into_inner(), &caller.to_string(), ENVIRONMENT_WITHIN).await?))
     }
 }

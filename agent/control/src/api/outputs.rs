@@ -7,9 +7,9 @@ use agent_model::{Artifacts, Blame, Code, Fault, JobId, NodeId, Outcome, Replica
 use agent_proto::v1;
 use tonic::Status;
 
-use super::{Caller, Refusal, Services, invalid, unknown_job};
+use super::{Caller, Refusal, Services, invalid};
 use crate::pins;
-use crate::store::{JobRecord, Store};
+use crate::store::JobRecord;
 
 impl Services {
     /// Has the outputs of a job stored; answers when its node did, or could not.
@@ -72,7 +72,7 @@ impl Services {
 
     /// The job that ended with this replica on this node.
     async fn ended_on(&self, replica: &ReplicaId, node: &NodeId) -> Result<JobRecord, Refusal> {
-        let job = self.store.job(&replica.job).await?.ok_or_else(|| unknown_job(&replica.job))?;
+        let job = self.on_record(&replica.job).await?;
         let ours = |held: &crate::store::ReplicaRecord| held.rank == replica.rank && held.node == *node;
         match job.state.is_terminal() && job.epoch == replica.epoch && job.replicas.iter().any(ours) {
             true => Ok(job),

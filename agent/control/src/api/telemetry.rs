@@ -17,28 +17,28 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Caller, Refusal, Services, invalid};
-use crate::archive::{self, Archive, ArchiveError, Channel, Tape};
+use crate::archive::{self, Archive, ArchiveError, Channel, LogFile};
 use crate::queue::{JobView, Standing};
-use crate::store::Store;
 
 /// Bytes taken from an append stream before they are written.
 const BATCH: usize = 4 * 1024 * 1024;
 /// Channels an append stream keeps open.
-const OPEN_TAPES: usize = 64;
+const OPEN_LOG_FILES: usize = 64;
 /// Bytes in one message to a reader.
 const CHUNK: usize = 256 * 1024;
 /// The longest line of tracking records; a longer one is passed over.
 const LONGEST_LINE: usize = 1024 * 1024;
 
 /// Replica and channel, as they are written on the wire.
-type Key = (String, String);
+type ChannelKey = (String, String);
 
 /// One append stream.
 struct Intake {
     services: Services,
     requests: Streaming<v1::AppendRequest>,
-    /// The tapes written lately; `false` for one that takes nothing more.
-    tapes: HashMap<Key, (Arc<Tape>, bool)>,
+    /// The log files written lately; `false` for one that takes nothing more.
+    log_files: HashMap<ChannelKey, (Arc<LogFile>, bool)>,
+    caller: Caller,
     /// Why the request after the last answered one is refused.
     refusal: Option<Refusal>,
 }
@@ -55,8 +55,8 @@ impl Intake {
         };
         let mut work = Vec::with_capacity(batch.len());
         for request in batch {
-            match self.tape(&request.replica, &request.channel).await {
-                Ok((tape, writable)) => work.push((request, tape, writable)),
+            match self.log_file(&request.replica, &request.channel).await {
+                Ok((log_file, writable)) => work.push((request, log_file, writable)),
                 Err(refusal) if work.is_empty() => return Err(refusal.into()),
                 Err(refusal) => {
                     self.refusal = Some(refusal);
@@ -99,13 +99,24 @@ impl Intake {
         .await
     }
 
-    async fn tape(&mut self, replica: &str, channel: &str) -> Result<(Arc<Tape>, bool), Refusal> {
+    /// A node that came with a certificate writes no logs of what another one runs.
+    async fn require_its_own(&self, replica: &ReplicaId) -> Result<(), Refusal> {
+        let job = self.services.queue.job(&replica.job).await?.map(|view| view.job);
+        let latest = job.filter(|job| job.epoch == replica.epoch);
+        match latest.as_ref().and_then(|job| job.rank(replica.rank)) {
+            Some(placed) => self.caller.speaks_for(&placed.node),
+            None => Ok(()),
+        }
+    }
+
+    async fn log_file(&mut self, replica: &str, channel: &str) -> Result<(Arc<LogFile>, bool), Refusal> {
         let key = (replica.to_owned(), channel.to_owned());
-        if let Some(open) = self.tapes.get(&key) {
+        if let Some(open) = self.log_files.get(&key) {
             return Ok(open.clone());
         }
         let replica: ReplicaId = replica.parse()?;
         let channel = parse_channel(channel)?;
+        self.require_its_own(&replica).await?;
         let writable = match self.services.queue.wants_log(&replica).await? {
             Standing::Open => true,
             Standing::Settled => false,
@@ -119,33 +130,33 @@ impl Intake {
                 false
             }
         };
-        let tape = self.services.archive.tape(&replica, channel).await?;
-        if self.tapes.len() >= OPEN_TAPES {
-            self.tapes.clear();
+        let log_file = self.services.archive.log_file(&replica, channel).await?;
+        if self.log_files.len() >= OPEN_LOG_FILES {
+            self.log_files.clear();
         }
-        self.tapes.insert(key, (Arc::clone(&tape), writable));
-        Ok((tape, writable))
+        self.log_files.insert(key, (Arc::clone(&log_file), writable));
+        Ok((log_file, writable))
     }
 }
 
-/// Writes a batch, forces its tapes to the disk together, and says how much of each is there. A tape that
+/// Writes a batch, forces its log files to the disk together, and says how much of each is there. A log file that
 /// cannot be written or forced now fails alone. Blocks.
-fn store(work: Vec<(v1::AppendRequest, Arc<Tape>, bool)>) -> Vec<v1::AppendResponse> {
-    let mut tapes: Vec<Arc<Tape>> = Vec::new();
+fn store(work: Vec<(v1::AppendRequest, Arc<LogFile>, bool)>) -> Vec<v1::AppendResponse> {
+    let mut log_files: Vec<Arc<LogFile>> = Vec::new();
     let mut answers = Vec::with_capacity(work.len());
-    for (request, tape, writable) in work {
-        let appended = if writable { tape.append(request.offset, &request.data) } else { Ok(()) };
+    for (request, log_file, writable) in work {
+        let appended = if writable { log_file.append(request.offset, &request.data) } else { Ok(()) };
         let failed = appended.err().map(|error| why(&error)).unwrap_or_default();
-        let known = tapes.iter().position(|known| Arc::ptr_eq(known, &tape));
+        let known = log_files.iter().position(|known| Arc::ptr_eq(known, &log_file));
         let index = known.unwrap_or_else(|| {
-            tapes.push(tape);
-            tapes.len() - 1
+            log_files.push(log_file);
+            log_files.len() - 1
         });
         let end = request.offset.saturating_add(request.data.len() as u64);
         let (replica, channel) = (request.replica, request.channel);
         answers.push((index, v1::AppendResponse { replica, channel, stored: 0, failed, end }));
     }
-    let stored = archive::sync_all(&tapes);
+    let stored = archive::sync_all(&log_files);
     let complete = |(index, answer): (usize, v1::AppendResponse)| match &stored[index] {
         Ok(stored) => v1::AppendResponse { stored: *stored, ..answer },
         // What was safe before is not known here, and 0 is no lie: the node asks before it goes on.
@@ -156,8 +167,8 @@ fn store(work: Vec<(v1::AppendRequest, Arc<Tape>, bool)>) -> Vec<v1::AppendRespo
 
 /// An error with its causes, in one line for the node's log.
 fn why(error: &ArchiveError) -> String {
-    tracing::warn!(error = error as &dyn std::error::Error, "a log cannot be stored now");
-    Fault::new(Code::ControllerStore, "the log cannot be stored now").because(error).to_string()
+    tracing::warn!(error = error as &dyn std::error::Error, "cannot store log now");
+    Fault::new(Code::ControllerStore, "cannot store log now").because(error).to_string()
 }
 
 fn parse_channel(word: &str) -> Result<Channel, Fault> {
@@ -180,7 +191,7 @@ struct Wish {
 }
 
 /// Where one reader is.
-struct Reader {
+struct LogReader {
     archive: Archive,
     job: JobId,
     rank: u32,
@@ -190,23 +201,23 @@ struct Reader {
     view: watch::Receiver<JobView>,
     epoch: Epoch,
     offset: u64,
-    tape: Arc<Tape>,
+    log_file: Arc<LogFile>,
     growth: watch::Receiver<u64>,
 }
 
 /// Bytes of one attempt.
-struct Piece {
+struct AttemptPiece {
     epoch: Epoch,
     offset: u64,
     data: Vec<u8>,
 }
 
-impl Reader {
+impl LogReader {
     async fn open(
         services: &Services,
         wish: Wish,
         mut view: watch::Receiver<JobView>,
-    ) -> Result<Reader, Refusal> {
+    ) -> Result<LogReader, Refusal> {
         view.mark_unchanged();
         let latest = view.borrow().job.epoch;
         let epoch = if wish.epoch == 0 { latest } else { Epoch(wish.epoch) };
@@ -214,13 +225,13 @@ impl Reader {
             return Err(no_attempt(&ReplicaId { job: wish.job, epoch, rank: wish.rank }).into());
         }
         let replica = ReplicaId { job: wish.job, epoch, rank: wish.rank };
-        let tape = services.archive.tape(&replica, wish.channel).await?;
+        let log_file = services.archive.log_file(&replica, wish.channel).await?;
         let mut offset = wish.offset;
         if wish.tail_lines > 0 {
-            let (tape, lines) = (Arc::clone(&tape), wish.tail_lines);
-            offset = Archive::blocking(move || tape.tail(lines)).await?;
+            let (log_file, lines) = (Arc::clone(&log_file), wish.tail_lines);
+            offset = Archive::blocking(move || log_file.tail(lines)).await?;
         }
-        Ok(Reader {
+        Ok(LogReader {
             archive: services.archive.clone(),
             job: replica.job,
             rank: wish.rank,
@@ -229,15 +240,15 @@ impl Reader {
             view,
             epoch,
             offset,
-            growth: tape.growth(),
-            tape,
+            growth: log_file.growth(),
+            log_file,
         })
     }
 
     /// The next bytes; `None` when there will be none.
-    async fn next(&mut self) -> Result<Option<Piece>, Refusal> {
+    async fn next(&mut self) -> Result<Option<AttemptPiece>, Refusal> {
         loop {
-            // In this order: once the attempt is over its tape does not grow.
+            // In this order: once the attempt is over its log file does not grow.
             let (over, next_epoch) = self.attempt();
             self.growth.mark_unchanged();
             if let Some(piece) = self.read().await? {
@@ -266,8 +277,8 @@ impl Reader {
 
     async fn turn_to(&mut self, epoch: Epoch) -> Result<(), Refusal> {
         let replica = ReplicaId { job: self.job.clone(), epoch, rank: self.rank };
-        self.tape = self.archive.tape(&replica, self.channel).await?;
-        self.growth = self.tape.growth();
+        self.log_file = self.archive.log_file(&replica, self.channel).await?;
+        self.growth = self.log_file.growth();
         (self.epoch, self.offset) = (epoch, 0);
         Ok(())
     }
@@ -280,11 +291,11 @@ impl Reader {
     }
 
     /// Bytes that are here already; of tracking records, whole lines.
-    async fn read(&mut self) -> Result<Option<Piece>, Refusal> {
+    async fn read(&mut self) -> Result<Option<AttemptPiece>, Refusal> {
         let mut most = CHUNK;
-        while self.tape.len() > self.offset {
-            let (tape, offset) = (Arc::clone(&self.tape), self.offset);
-            let mut data = Archive::blocking(move || tape.read(offset, most)).await?;
+        while self.log_file.len() > self.offset {
+            let (log_file, offset) = (Arc::clone(&self.log_file), self.offset);
+            let mut data = Archive::blocking(move || log_file.read(offset, most)).await?;
             if self.channel == Channel::Tracking {
                 match data.iter().rposition(|byte| *byte == b'\n') {
                     Some(end) => data.truncate(end + 1),
@@ -300,13 +311,13 @@ impl Reader {
                 }
             }
             self.offset += data.len() as u64;
-            return Ok(Some(Piece { epoch: self.epoch, offset, data }));
+            return Ok(Some(AttemptPiece { epoch: self.epoch, offset, data }));
         }
         Ok(None)
     }
 
     /// All pieces, to the end.
-    fn pieces(self) -> impl Stream<Item = Result<Piece, Status>> + Send {
+    fn pieces(self) -> impl Stream<Item = Result<AttemptPiece, Status>> + Send {
         stream::try_unfold(
             self,
             |mut reader| async move { Ok(reader.next().await?.map(|piece| (piece, reader))) },
@@ -327,8 +338,9 @@ impl v1::telemetry_server::Telemetry for Services {
         &self,
         request: Request<Streaming<v1::AppendRequest>>,
     ) -> Result<Response<Self::AppendStream>, Status> {
-        let requests = request.into_inner();
-        let intake = Intake { services: self.clone(), requests, tapes: HashMap::new(), refusal: None };
+        let caller = Caller::of(&request)?;
+        let (services, requests, log_files) = (self.clone(), request.into_inner(), HashMap::new());
+        let intake = Intake { services, requests, log_files, caller, refusal: None };
         let batches = stream::try_unfold(intake, |mut intake| async move {
             Ok::<_, Status>(intake.next().await?.map(|answers| (answers, intake)))
         });
@@ -355,7 +367,7 @@ impl v1::telemetry_server::Telemetry for Services {
             follow: request.follow,
             tail_lines: request.tail_lines,
         };
-        let pieces = Reader::open(self, wish, view).await?.pieces().map_ok(|piece| v1::LogChunk {
+        let pieces = LogReader::open(self, wish, view).await?.pieces().map_ok(|piece| v1::LogChunk {
             epoch: piece.epoch.0,
             offset: piece.offset,
             data: piece.data,
@@ -380,7 +392,7 @@ impl v1::telemetry_server::Telemetry for Services {
             follow: request.follow,
             tail_lines: 0,
         };
-        let pieces = Reader::open(self, wish, view).await?.pieces().map_ok(|piece| v1::TrackingChunk {
+        let pieces = LogReader::open(self, wish, view).await?.pieces().map_ok(|piece| v1::TrackingChunk {
             epoch: piece.epoch.0,
             offset: piece.offset,
             lines: piece.data,

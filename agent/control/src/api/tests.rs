@@ -5,6 +5,7 @@ mod blobs;
 mod environments;
 mod loss;
 mod outputs;
+mod removal;
 mod rig;
 
 use std::time::{Duration, Instant};

@@ -5,19 +5,23 @@
 //! and so are its outputs. Of a log that it does not name, what there is must do, whatever the disk says.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use agent_model::protocol::orders::{EnvironmentWant, Obeyed};
-use agent_model::{Boot, Code, Fault, NodeId, Outcome, ReplicaId, ReplicaStep, Retry, Timestamp};
+use agent_model::{
+    Boot, Clock, Code, Fault, NodeId, Outcome, Principal, ReplicaId, ReplicaStep, Retry, Timestamp,
+};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Refusal, Services, invalid};
+use super::sessions::{Process, Sessions, Speaker};
+use super::{Caller, Refusal, Services, invalid};
 use crate::archive::{Archive, ArchiveError, Channel};
 use crate::lease::{Desired, Order, Orders};
 use crate::pins;
 use crate::queue::{Held, OrdersReceiver, Queue, Report, Standing};
-use crate::store::Store;
+use crate::registry::Registry;
 
 /// One Sync stream.
 struct Session {
@@ -26,6 +30,12 @@ struct Session {
     lease: prost_types::Duration,
     /// Set by the first report.
     link: Option<(u64, OrdersReceiver)>,
+    caller: Caller,
+    sessions: Sessions,
+    registry: Registry,
+    clock: Arc<dyn Clock>,
+    /// Set with the link.
+    speaker: Option<Speaker>,
 }
 
 impl Session {
@@ -53,7 +63,29 @@ impl Session {
     }
 
     async fn hear(&mut self, report: v1::NodeReport) -> Result<(), Status> {
-        let report = from_wire(report)?;
+        self.caller.still()?;
+        let clock = Timestamp(report.clock_ms);
+        let process = Process {
+            session: report.session.clone(),
+            boot_id: report.boot_id.clone(),
+            from: self.caller.from().to_owned(),
+        };
+        let mut report = from_wire(report)?;
+        self.caller.speaks_for(&report.node)?;
+        if let Some(inventory) = &mut report.inventory {
+            // What was said when it was let in outranks what it says of itself.
+            inventory.labels.extend(self.registry.labels(&report.node));
+        }
+        if self.speaker.is_none() {
+            // Of processes of this machine the kernel says who they are: there is no copy among them.
+            self.speaker = Some(match self.caller.who() {
+                Principal::Node { .. } => {
+                    self.sessions.speak(&report.node, process).await.map_err(Refusal::from)?
+                }
+                Principal::Local { .. } | Principal::User { .. } => self.sessions.take(&report.node, process),
+            });
+        }
+        self.speaker.iter().for_each(|speaker| speaker.heard(clock, self.clock.now()));
         match &self.link {
             None => self.link = Some(self.queue.link(report).await.map_err(Refusal::from)?),
             Some((link, _)) => {
@@ -75,8 +107,10 @@ fn from_wire(wire: v1::NodeReport) -> Result<Report, Refusal> {
         node: wire.node.parse()?,
         boot_id: wire.boot_id,
         sent: Boot::from_millis(wire.sent_ms),
-        obeyed: (wire.obeyed_life != 0)
-            .then(|| Obeyed { life: wire.obeyed_life, answers: Boot::from_millis(wire.obeyed_ms) }),
+        obeyed: (wire.obeyed_controller_epoch != 0).then(|| Obeyed {
+            controller_epoch: wire.obeyed_controller_epoch,
+            answers: Boot::from_millis(wire.obeyed_ms),
+        }),
         inventory: wire.inventory.map(TryInto::try_into).transpose()?,
         load: wire.load.unwrap_or_default().into(),
         replicas: wire.replicas.into_iter().map(held).collect::<Result<_, _>>()?,
@@ -92,6 +126,7 @@ fn held(wire: v1::HeldReplica) -> Result<Held, Refusal> {
         alive: wire.alive,
         spec: wire.spec.map(TryInto::try_into).transpose()?,
         started_at: (wire.started_ms != 0).then_some(Timestamp(wire.started_ms)),
+        ready: wire.ready.map(TryInto::try_into).transpose()?,
     })
 }
 
@@ -101,9 +136,10 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
         replica: order.replica.to_string(),
         desired: Some(match &order.desired {
             // 0 is no limit at all, which no lease ever is.
-            Desired::Run(spec, until) => Wire::Run(v1::RunOrder {
+            Desired::Run(spec, until, gang) => Wire::Run(v1::RunOrder {
                 spec: Some(spec.clone().into()),
                 until_ms: until.map_or(0, Boot::millis),
+                gang: gang.clone().map(Into::into),
             }),
             Desired::Describe => Wire::Describe(v1::DescribeOrder {}),
             Desired::Stop { grace, reason } => {
@@ -121,7 +157,7 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
         lease: Some(lease),
         answers_ms,
         revision: orders.revision,
-        life: orders.life,
+        controller_epoch: orders.controller_epoch,
         orders: orders.list.iter().map(order).collect(),
         environments: orders.environments.iter().map(environment).collect(),
         outputs: orders.outputs.iter().map(ReplicaId::to_string).collect(),
@@ -168,36 +204,36 @@ impl Services {
     async fn require_complete(&self, replica: &ReplicaId, outcome: &Outcome) -> Result<(), Status> {
         for stream in agent_model::Stream::ALL {
             if outcome.streams.iter().all(|end| end.stream != stream) {
-                let settled = match self.archive.tape(replica, Channel::Log(stream)).await {
-                    Ok(tape) => Archive::blocking(move || tape.settle_for_what_there_is()).await,
+                let settled = match self.archive.log_file(replica, Channel::Log(stream)).await {
+                    Ok(log_file) => Archive::blocking(move || log_file.settle_for_what_there_is()).await,
                     Err(error) => Err(error),
                 };
                 if let Err(error) = settled {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(%replica, %stream, error, "what there is of a log may not last");
+                    tracing::warn!(%replica, %stream, error, "cannot force log to disk");
                 }
             }
         }
         for end in &outcome.streams {
-            let tape = self.archive.tape(replica, Channel::Log(end.stream)).await.map_err(not_now)?;
+            let log_file = self.archive.log_file(replica, Channel::Log(end.stream)).await.map_err(not_now)?;
             let expected = end.digest;
-            if tape.len() < expected.size {
-                return Err(incomplete(&format!("{} log", end.stream), tape.len(), expected.size));
+            if log_file.len() < expected.size {
+                return Err(incomplete(&format!("{} log", end.stream), log_file.len(), expected.size));
             }
-            let found = self.archive.conclude(tape, expected).await.map_err(not_now)?;
+            let found = self.archive.conclude(log_file, expected).await.map_err(not_now)?;
             if found != expected {
-                tracing::warn!(%replica, stream = %end.stream, %found, %expected, "the stored log was wrong");
+                tracing::warn!(%replica, stream = %end.stream, %found, %expected, "found wrong bytes in stored log");
                 return Err(incomplete(&format!("{} log", end.stream), 0, expected.size));
             }
         }
         if outcome.tracking_bytes == 0 {
             return Ok(());
         }
-        let tape = self.archive.tape(replica, Channel::Tracking).await.map_err(not_now)?;
-        if tape.len() < outcome.tracking_bytes {
-            return Err(incomplete("tracking records", tape.len(), outcome.tracking_bytes));
+        let log_file = self.archive.log_file(replica, Channel::Tracking).await.map_err(not_now)?;
+        if log_file.len() < outcome.tracking_bytes {
+            return Err(incomplete("tracking records", log_file.len(), outcome.tracking_bytes));
         }
-        Archive::blocking(move || tape.sync()).await.map_err(not_now)?;
+        Archive::blocking(move || log_file.sync()).await.map_err(not_now)?;
         Ok(())
     }
 
@@ -249,6 +285,11 @@ impl v1::worker_server::Worker for Services {
         request: Request<Streaming<v1::NodeReport>>,
     ) -> Result<Response<Self::SyncStream>, Status> {
         let session = Session {
+            caller: Caller::of(&request)?,
+            sessions: self.gate.sessions.clone(),
+            registry: self.gate.registry.clone(),
+            clock: Arc::clone(&self.gate.clock),
+            speaker: None,
             reports: request.into_inner(),
             queue: self.queue.clone(),
             lease: duration(self.lease),
@@ -264,6 +305,7 @@ impl v1::worker_server::Worker for Services {
         &self,
         request: Request<v1::ReportOutcomeRequest>,
     ) -> Result<Response<v1::ReportOutcomeResponse>, Status> {
+        Caller::speaking(&request, &request.get_ref().node)?;
         self.take_outcome(request.into_inner()).await?;
         Ok(Response::new(v1::ReportOutcomeResponse {}))
     }
@@ -272,7 +314,16 @@ impl v1::worker_server::Worker for Services {
         &self,
         request: Request<v1::ReportOutputsRequest>,
     ) -> Result<Response<v1::ReportOutputsResponse>, Status> {
+        Caller::speaking(&request, &request.get_ref().node)?;
         self.take_outputs(request.into_inner()).await?;
         Ok(Response::new(v1::ReportOutputsResponse {}))
+    }
+
+    async fn read_secrets(
+        &self,
+        request: Request<v1::ReadSecretsRequest>,
+    ) -> Result<Response<v1::ReadSecretsResponse>, Status> {
+        Caller::speaking(&request, &request.get_ref().node)?;
+        Ok(Response::new(self.secrets_of(request.into_inner()).await?))
     }
 }

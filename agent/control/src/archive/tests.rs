@@ -4,18 +4,18 @@ use proptest::prelude::*;
 
 const LOG: Channel = Channel::Log(Stream::Job);
 
-async fn tape(archive: &Archive) -> Arc<Tape> {
-    archive.tape(&"a.1.0".parse().unwrap(), LOG).await.unwrap()
+async fn log_file(archive: &Archive) -> Arc<LogFile> {
+    archive.log_file(&"a.1.0".parse().unwrap(), LOG).await.unwrap()
 }
 
 #[tokio::test]
 async fn test_bytes_are_there_after_reopen() {
     let dir = tempfile::tempdir().unwrap();
-    let first = tape(&Archive::new(dir.path(), u64::MAX)).await;
+    let first = log_file(&Archive::new(dir.path(), u64::MAX)).await;
     first.append(0, b"one").unwrap();
     first.append(3, b"two").unwrap();
     assert_eq!(first.sync().unwrap(), 6);
-    let second = tape(&Archive::new(dir.path(), u64::MAX)).await;
+    let second = log_file(&Archive::new(dir.path(), u64::MAX)).await;
     assert_eq!((second.len(), second.sync().unwrap()), (6, 6));
     assert_eq!(second.read(2, 100).unwrap(), b"etwo");
     assert_eq!(second.read(6, 100).unwrap(), b"");
@@ -23,46 +23,46 @@ async fn test_bytes_are_there_after_reopen() {
 }
 
 #[tokio::test]
-async fn test_a_tape_is_shared_while_held_and_dropped_after() {
+async fn test_a_log_file_is_shared_while_held_and_dropped_after() {
     let dir = tempfile::tempdir().unwrap();
     let archive = Archive::new(dir.path(), u64::MAX);
-    let held = tape(&archive).await;
-    assert!(Arc::ptr_eq(&held, &tape(&archive).await));
+    let held = log_file(&archive).await;
+    assert!(Arc::ptr_eq(&held, &log_file(&archive).await));
     drop(held);
     for i in 0..100 {
-        archive.tape(&format!("j{i}.1.0").parse().unwrap(), LOG).await.unwrap();
+        archive.log_file(&format!("j{i}.1.0").parse().unwrap(), LOG).await.unwrap();
     }
-    assert!(archive.tapes.lock().len() <= 2, "idle tapes are dropped");
+    assert!(archive.log_files.lock().len() <= 2, "idle log_files are dropped");
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "reading makes no file");
 }
 
 #[tokio::test]
-async fn test_concluded_tape_takes_nothing_more() {
+async fn test_concluded_log_file_takes_nothing_more() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
-    tape.append(0, b"wrong").unwrap();
+    let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
+    log_file.append(0, b"wrong").unwrap();
     let right = digest_of(b"right");
-    assert_eq!(tape.conclude(right).unwrap(), digest_of(b"wrong"));
-    assert_eq!(tape.len(), 0);
-    tape.append(0, b"right").unwrap();
-    assert_eq!(tape.conclude(right).unwrap(), right);
-    tape.append(5, b" and more").unwrap();
-    assert_eq!(tape.read(0, 99).unwrap(), b"right");
+    assert_eq!(log_file.conclude(right).unwrap(), digest_of(b"wrong"));
+    assert_eq!(log_file.len(), 0);
+    log_file.append(0, b"right").unwrap();
+    assert_eq!(log_file.conclude(right).unwrap(), right);
+    log_file.append(5, b" and more").unwrap();
+    assert_eq!(log_file.read(0, 99).unwrap(), b"right");
 }
 
 #[tokio::test]
 async fn test_log_that_is_short_is_kept_and_one_that_is_wrong_is_set_aside() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
-    tape.append(0, b"beginning").unwrap();
-    tape.conclude(digest_of(b"beginning and end")).unwrap();
-    assert_eq!(tape.len(), 9, "what is there may not be there to be sent again");
-    tape.append(9, b" and more than that").unwrap();
-    tape.conclude(digest_of(b"beginning and end")).unwrap();
-    assert_eq!(tape.len(), 0);
+    let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
+    log_file.append(0, b"beginning").unwrap();
+    log_file.conclude(digest_of(b"beginning and end")).unwrap();
+    assert_eq!(log_file.len(), 9, "what is there may not be there to be sent again");
+    log_file.append(9, b" and more than that").unwrap();
+    log_file.conclude(digest_of(b"beginning and end")).unwrap();
+    assert_eq!(log_file.len(), 0);
     // The node cannot send it again.
-    tape.settle_for_what_there_is().unwrap();
-    assert_eq!(tape.read(0, 99).unwrap(), b"beginning and more than that");
+    log_file.settle_for_what_there_is().unwrap();
+    assert_eq!(log_file.read(0, 99).unwrap(), b"beginning and more than that");
 }
 
 /// Runs `test` of this file alone, in a process in which `plan` makes file access fail.
@@ -86,17 +86,17 @@ fn test_failed_forced_write_is_never_acknowledged() {
 #[ignore = "run by the test above, with a plan of failures"]
 async fn failing_sync_after_one_that_succeeded() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
-    tape.append(0, b"safe").unwrap();
-    assert_eq!(tape.sync().unwrap(), 4); // the file and two directories
-    tape.append(4, b" doubtful").unwrap();
-    tape.sync().unwrap_err();
+    let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
+    log_file.append(0, b"safe").unwrap();
+    assert_eq!(log_file.sync().unwrap(), 4); // the file and two directories
+    log_file.append(4, b" doubtful").unwrap();
+    log_file.sync().unwrap_err();
     // The next forced write would succeed, and would say nothing about what was dropped.
-    assert_eq!((tape.sync().unwrap(), tape.len()), (4, 4));
-    tape.append(13, b"gap").unwrap();
-    tape.append(4, b" doubtful").unwrap();
-    assert_eq!(tape.sync().unwrap(), 13);
-    assert_eq!(tape.read(0, 99).unwrap(), b"safe doubtful");
+    assert_eq!((log_file.sync().unwrap(), log_file.len()), (4, 4));
+    log_file.append(13, b"gap").unwrap();
+    log_file.append(4, b" doubtful").unwrap();
+    assert_eq!(log_file.sync().unwrap(), 13);
+    assert_eq!(log_file.read(0, 99).unwrap(), b"safe doubtful");
 }
 
 #[tokio::test]
@@ -106,57 +106,61 @@ async fn failing_first_sync() {
     std::fs::create_dir(dir.path().join("a")).unwrap();
     std::fs::write(dir.path().join("a/1.0.job"), "of a daemon before").unwrap();
     let before = std::fs::metadata(dir.path().join("a/1.0.job")).unwrap();
-    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
-    tape.sync().unwrap_err();
-    assert_eq!(tape.sync().unwrap(), 18);
+    let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
+    log_file.sync().unwrap_err();
+    assert_eq!(log_file.sync().unwrap(), 18);
     use std::os::unix::fs::MetadataExt as _;
     let after = std::fs::metadata(dir.path().join("a/1.0.job")).unwrap();
     assert_ne!(before.ino(), after.ino(), "it was written anew");
-    tape.append(18, b"!").unwrap();
-    assert_eq!((tape.sync().unwrap(), tape.read(0, 99).unwrap()), (19, b"of a daemon before!".to_vec()));
+    log_file.append(18, b"!").unwrap();
+    assert_eq!(
+        (log_file.sync().unwrap(), log_file.read(0, 99).unwrap()),
+        (19, b"of a daemon before!".to_vec())
+    );
 }
 
 #[tokio::test]
 #[ignore = "run by the test above, with a plan of failures"]
 async fn full_disk() {
     let dir = tempfile::tempdir().unwrap();
-    let tape = tape(&Archive::new(dir.path(), u64::MAX)).await;
-    tape.append(0, b"one").unwrap();
-    assert!(tape.append(3, b"two").unwrap_err().is_full());
-    assert_eq!(tape.sync().unwrap(), 3);
-    tape.append(3, b"two").unwrap();
-    assert_eq!((tape.sync().unwrap(), tape.read(0, 99).unwrap()), (6, b"onetwo".to_vec()));
+    let log_file = log_file(&Archive::new(dir.path(), u64::MAX)).await;
+    log_file.append(0, b"one").unwrap();
+    assert!(log_file.append(3, b"two").unwrap_err().is_full());
+    assert_eq!(log_file.sync().unwrap(), 3);
+    log_file.append(3, b"two").unwrap();
+    assert_eq!((log_file.sync().unwrap(), log_file.read(0, 99).unwrap()), (6, b"onetwo".to_vec()));
 }
 
 #[tokio::test]
 async fn test_write_that_fails_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), "a file where the job's directory should be").unwrap();
-    let error = Archive::new(dir.path(), u64::MAX).tape(&"a.1.0".parse().unwrap(), LOG).await.unwrap_err();
+    let error =
+        Archive::new(dir.path(), u64::MAX).log_file(&"a.1.0".parse().unwrap(), LOG).await.unwrap_err();
     assert!(error.to_string().contains("a/1.0.job"), "{error}");
 }
 
 proptest! {
-    /// Whatever a node sends, repeats and skips: the tape is always a prefix of the log.
+    /// Whatever a node sends, repeats and skips: the log file is always a prefix of the log.
     #[test]
     fn test_appends_in_any_order_give_a_prefix(
         appends in prop::collection::vec((0u64..60, 0usize..40), 1..40),
         lines in 1u64..5,
     ) {
         let dir = tempfile::tempdir().unwrap();
-        let tape = Arc::new(Tape::open(dir.path().join("j/1.0.job"), u64::MAX).unwrap());
+        let log_file = Arc::new(LogFile::open(dir.path().join("j/1.0.job"), u64::MAX).unwrap());
         let log: Vec<u8> = (0..100u8).map(|i| if i % 7 == 6 { b'\n' } else { i }).collect();
         let mut length = 0;
         for (offset, size) in appends {
             let from = offset as usize;
-            tape.append(offset, &log[from..from + size]).unwrap();
+            log_file.append(offset, &log[from..from + size]).unwrap();
             if offset <= length {
                 length = length.max(offset + size as u64);
             }
-            prop_assert_eq!(tape.len(), length);
+            prop_assert_eq!(log_file.len(), length);
         }
-        prop_assert_eq!(tape.read(0, 1000).unwrap(), &log[..length as usize]);
-        let start = tape.tail(lines).unwrap() as usize;
+        prop_assert_eq!(log_file.read(0, 1000).unwrap(), &log[..length as usize]);
+        let start = log_file.tail(lines).unwrap() as usize;
         let tail = &log[start..length as usize];
         let count = tail.split_inclusive(|byte| *byte == b'\n').count() as u64;
         prop_assert!(count == lines || (start == 0 && count < lines));
@@ -169,11 +173,11 @@ async fn test_no_more_than_the_quota_of_its_channel_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let archive = Archive::new(dir.path(), 16);
     for (channel, quota) in [(LOG, 16), (Channel::Tracking, 4)] {
-        let tape = archive.tape(&"a.1.0".parse().unwrap(), channel).await.unwrap();
+        let log_file = archive.log_file(&"a.1.0".parse().unwrap(), channel).await.unwrap();
         for offset in [0, 3, 10, 16] {
-            tape.append(offset, b"0123456789").unwrap();
-            assert!(tape.len() <= quota, "{}", tape.len());
+            log_file.append(offset, b"0123456789").unwrap();
+            assert!(log_file.len() <= quota, "{}", log_file.len());
         }
-        assert_eq!((tape.len(), tape.sync().unwrap()), (quota, quota), "{channel}");
+        assert_eq!((log_file.len(), log_file.sync().unwrap()), (quota, quota), "{channel}");
     }
 }

@@ -13,6 +13,7 @@
 mod adopt;
 mod environments;
 mod fleet;
+mod gangs;
 mod jobs;
 mod line;
 mod nodes;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use crate::lease::Leases;
 use crate::scheduler::{self, Pending, Wait};
-use crate::store::{Changes, JobRecord, Loaded, RankEnd, ReplicaRecord};
+use crate::store::{Changes, Document, JobRecord, Loaded, RankEnd, ReplicaRecord};
 use adopt::Strangers;
 use agent_model::lease::Terms;
 use agent_model::{
@@ -34,9 +35,10 @@ use agent_model::{
 pub(crate) use environments::{Wish, WishState};
 use fleet::Fleet;
 pub(crate) use fleet::{Held, NodeState, Report};
+use gangs::Gangs;
 use jobs::Jobs;
 use line::Line;
-pub(crate) use nodes::DeclaredLost;
+pub(crate) use nodes::{DeclaredLost, RemovedNode};
 use replicas::Replicas;
 
 /// The two clocks a rule may need: wall time as a label, this machine's boot time for leases.
@@ -53,6 +55,8 @@ pub(crate) struct Submission {
     pub(crate) id: JobId,
     pub(crate) spec: JobSpec,
     pub(crate) owner: Principal,
+    /// The last attempt of an earlier job of this name, which was removed; 0 if there was none.
+    pub(crate) after: Epoch,
 }
 
 /// What the book says to an outcome or a log of a replica.
@@ -77,10 +81,13 @@ pub(crate) struct Book {
     line: Line,
     fleet: Fleet,
     leases: Leases,
+    gangs: Gangs,
     replicas: Replicas,
     strangers: Strangers,
     /// What is wanted of the environments that nodes keep, while somebody waits for it.
     wishes: environments::Wishes,
+    /// Documents that only pass through here on their way to the disk.
+    passing: Changes,
     /// Something was decided that must be on disk before anybody hears of it.
     urgent: bool,
     /// Something changed that decides where jobs are placed.
@@ -90,15 +97,26 @@ pub(crate) struct Book {
 impl Book {
     /// What a controller starts from. Every node counts as just heard and every lease as just answered:
     /// neither is remembered. `contact` is how long a node counts as connected after a report; `life` is random.
-    pub(crate) fn new(loaded: Loaded, contact: Duration, terms: Terms, life: u64, now: Boot) -> Book {
+    pub(crate) fn new(
+        loaded: Loaded,
+        contact: Duration,
+        terms: Terms,
+        controller_epoch: u64,
+        now: Boot,
+    ) -> Book {
+        let nodes = loaded.all(|one| if let Document::Node(node) = one { Some(&**node) } else { None });
+        let settled =
+            loaded.all(|one| if let Document::Settled(settled) = one { Some(settled) } else { None });
         let mut book = Book {
             jobs: Jobs::new(loaded.last_seq),
             line: Line::default(),
-            fleet: Fleet::new(loaded.nodes, loaded.mended, contact, life, now),
+            fleet: Fleet::new(nodes, loaded.mended, contact, controller_epoch, now),
             leases: Leases::new(terms),
-            replicas: Replicas::new(loaded.settled),
+            gangs: Gangs::new(terms.gather),
+            replicas: Replicas::new(settled),
             strangers: Strangers::default(),
             wishes: environments::Wishes::new(),
+            passing: Changes::default(),
             urgent: false,
             replan: true,
         };
@@ -106,6 +124,9 @@ impl Book {
             book.leases.grant(&job, None, if broken!(LeasesForgotten) { Boot::default() } else { now });
             #[cfg(test)]
             let job = if broken!(CancelForgotten) { uncanceled(job) } else { job };
+            #[cfg(test)]
+            let job = if broken!(GoNotRecorded) { JobRecord { go: None, ..job } } else { job };
+            book.gangs.load(&job, now);
             job.replicas.iter().for_each(|replica| book.fleet.assign(&replica.node, &job.id));
             if job.state == JobState::Queued {
                 book.line.join(&job);
@@ -142,7 +163,7 @@ impl Book {
         let silent = |replica: &&ReplicaRecord| !self.fleet.is_heard(&replica.node);
         let told = match job.state {
             JobState::NotResponding(_) => open.clone().find(silent).or_else(|| open.clone().next()),
-            _ => open.min_by_key(|replica| replica.step),
+            _ => open.min_by_key(|replica| (replica.step, replica.ready.is_some())),
         };
         let Some(replica) = told else { return String::new() };
         let said = match replica.step {
@@ -175,8 +196,8 @@ impl Book {
             owner: Some(new.owner.clone()),
             spec: new.spec,
             state: JobState::Queued,
-            epoch: Epoch::default(),
-            uncharged: 0,
+            epoch: new.after,
+            uncharged: new.after.0,
             not_before: None,
             avoid: None,
             submitted_at: now.wall,
@@ -185,6 +206,9 @@ impl Book {
             cancel: None,
             replicas: Vec::new(),
             outcome: None,
+            removed_at: None,
+            go: None,
+            broken: None,
         });
         self.line.join(job);
         (self.urgent, self.replan) = (true, true);
@@ -209,6 +233,16 @@ impl Book {
             self.end(id, outcome, now);
         }
         Some(())
+    }
+
+    /// Takes a job that ended off the record; false when a job of that name has not ended, or its end is not written.
+    pub(crate) fn remove(&mut self, job: JobRecord, now: Moment) -> bool {
+        let ended = self.jobs.get(&job.id).is_none() && job.state.is_terminal();
+        if ended {
+            self.jobs.remove(job, now);
+            self.urgent = true;
+        }
+        ended
     }
 
     /// How a replica on `node` stands.
@@ -341,12 +375,16 @@ impl Book {
                 pending.push(Pending {
                     job: job.id.clone(),
                     wants: job.spec.resources.clone(),
+                    priority: job.spec.priority,
+                    owner: job.owner.as_ref().map(Principal::to_string),
+                    longest: longest(&job.spec),
                     python: scheduler::python_of(&job.spec.environment).map(str::to_owned),
                     avoid: job.avoid.clone(),
                 });
             }
         }
-        let decided = scheduler::place(&pending, self.fleet.rooms(&self.jobs), &self.fleet.pythons());
+        let decided =
+            scheduler::place(&pending, self.fleet.rooms(&self.jobs, now.wall), &self.fleet.pythons());
         for (job, nodes) in decided.placed {
             self.place(&job, &nodes, now);
         }
@@ -370,6 +408,7 @@ impl Book {
                 ..ReplicaRecord::on(node, fleet.get(node).map_or("", |node| &node.record.boot_id))
             };
             job.replicas = (0..).zip(nodes).map(replica).collect();
+            (job.go, job.broken) = (None, None);
         });
         let Some(job) = self.jobs.get(id) else { return };
         let attempt = job.epoch;
@@ -431,6 +470,7 @@ impl Book {
 
     fn leave_node(&mut self, id: &JobId) {
         self.leases.end(id);
+        self.gangs.end(id);
         self.replicas.end(id);
         let replicas = self.jobs.get(id).into_iter().flat_map(|job| &job.replicas);
         replicas.for_each(|replica| self.fleet.release(&replica.node, id));
@@ -457,7 +497,16 @@ impl Book {
         self.jobs.collect(&mut changes);
         self.fleet.collect(&mut changes);
         self.replicas.collect(&mut changes);
+        changes.documents.extend(self.passing.documents.iter().cloned());
+        changes.dropped.extend(self.passing.dropped.iter().cloned());
         changes
+    }
+
+    /// Has documents written, and others removed, that nobody here knows.
+    pub(crate) fn write(&mut self, documents: Vec<Document>, dropped: Vec<String>) {
+        self.urgent = true;
+        self.passing.documents.extend(documents);
+        self.passing.dropped.extend(dropped);
     }
 
     /// Everything is on disk: jobs that ended leave.
@@ -465,13 +514,20 @@ impl Book {
         self.jobs.written();
         self.fleet.written();
         self.replicas.written();
+        self.passing = Changes::default();
         self.urgent = false;
     }
 
     /// The next moment at which a rule applies without a message: a lease ends, or a job's date comes.
     pub(crate) fn next_alarm(&self, now: Moment) -> Option<Boot> {
         let date = self.line.next_date().map(|date| now.boot + date.since(now.wall));
-        self.fleet.next_silence().into_iter().chain(self.leases.next()).chain(date).min()
+        self.fleet
+            .next_silence()
+            .into_iter()
+            .chain(self.leases.next())
+            .chain(self.gangs.next())
+            .chain(date)
+            .min()
     }
 }
 
@@ -479,6 +535,12 @@ fn may_retry(job: &JobRecord, fault: &Fault) -> bool {
     job.cancel.is_none()
         && fault.retry != Retry::Never
         && job.epoch.0 - job.uncharged < u64::from(job.spec.retry.max_attempts)
+}
+
+/// How long a job takes its place at the most, once its command runs: its limit, what it has to end, and its outputs.
+pub(super) fn longest(spec: &JobSpec) -> Option<Duration> {
+    const OUTPUTS: Duration = Duration::from_secs(60);
+    Some(spec.limits.timeout? + spec.limits.grace() + OUTPUTS)
 }
 
 /// The outcome of a job that ended without a word from a node.

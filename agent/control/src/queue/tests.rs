@@ -2,18 +2,21 @@ use super::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use agent_model::{JobState, ManualClock, Principal, Timestamp};
+use async_trait::async_trait;
 use tokio::task::JoinSet;
 
 use crate::store::tests::job;
-use crate::store::{Changes, Event, Sqlite, StoreError};
+use crate::store::{self, Changes, Event, Recovery, StoreError};
 
 /// A store on a disk that can be made to refuse writes.
+#[derive(Debug)]
 struct Moody {
-    inner: Sqlite,
+    inner: Arc<dyn Store>,
     refuses: AtomicBool,
     commits: AtomicUsize,
 }
 
+#[async_trait]
 impl Store for Moody {
     async fn load(&self) -> Result<Loaded, StoreError> {
         self.inner.load().await
@@ -38,22 +41,40 @@ impl Store for Moody {
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError> {
         self.inner.history(id).await
     }
+    fn has_room(&self) -> bool {
+        self.inner.has_room()
+    }
+    fn incarnation(&self) -> &str {
+        self.inner.incarnation()
+    }
+    fn recovery(&self) -> Option<&Recovery> {
+        self.inner.recovery()
+    }
+    async fn close(&self) {
+        self.inner.close().await;
+    }
 }
 
 async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
-    let inner = Sqlite::open(&dir.join("db"), &dir.join("archive")).await.unwrap();
+    let inner = store::open(&dir.join("db"), &dir.join("archive")).await.unwrap();
     let loaded = inner.load().await.unwrap();
     let store = Arc::new(Moody { inner, refuses: AtomicBool::new(false), commits: AtomicUsize::new(0) });
     let clock = Arc::new(ManualClock::new(Timestamp(1000)));
     let (contact, terms) = (Duration::from_secs(15), Terms::default());
-    let (queue, task) = queue(loaded, contact, terms, 7, Arc::clone(&store), clock);
+    let (queue, task) = queue(loaded, contact, terms, 7, store.clone(), clock);
     let tasks = JoinSet::from_iter([task.run(std::future::pending())]);
     (queue, store, tasks)
 }
 
 fn submission(name: &str) -> Submission {
     let job = job(name, 0);
-    Submission { request: job.request, id: job.id, spec: job.spec, owner: Principal::Local { uid: 1 } }
+    Submission {
+        request: job.request,
+        id: job.id,
+        spec: job.spec,
+        owner: Principal::Local { uid: 1 },
+        after: agent_model::Epoch::default(),
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,23 @@ use proptest::prelude::*;
 
 fn job(name: &str, gpus: u32, memory: u64) -> Pending {
     let wants = Resources { gpus, memory, ..Resources::default() };
-    Pending { job: name.parse().unwrap(), wants, python: None, avoid: None }
+    let (job, priority) = (name.parse().unwrap(), Priority::Medium);
+    Pending { job, wants, priority, owner: Some("ada".into()), longest: None, python: None, avoid: None }
+}
+
+/// What runs on a node, for so many minutes at the most.
+fn runs(name: &str, gpus: u32, minutes: Option<u64>) -> Taken {
+    let ends = minutes.map(|minutes| Duration::from_secs(60 * minutes));
+    let size = Size { gpus, ..Size::default() };
+    Taken { job: name.parse().unwrap(), owner: Some("eve".into()), size, ends }
+}
+
+fn minutes(minutes: u64) -> Option<Duration> {
+    Some(Duration::from_secs(60 * minutes))
+}
+
+fn names(decided: &Placements) -> Vec<&str> {
+    decided.placed.iter().map(|(job, _)| job.as_str()).collect()
 }
 
 /// Without a word of any node about its interpreters.
@@ -13,7 +29,15 @@ fn place(pending: &[Pending], nodes: Vec<Room>) -> Placements {
 
 fn room(name: &str, slots: u32) -> Room {
     let (node, unfit) = (name.parse().unwrap(), String::new());
-    Room { node, closed: None, slots, gpus: 0, unfit, memory: 1 << 30, gangs: true, taken: Vec::new() }
+    let size = Size { gpus: 0, cpus: 8, memory: 1 << 30 };
+    let labels = BTreeMap::new();
+    Room { node, closed: None, slots, size, unfit, labels, gangs: true, taken: Vec::new() }
+}
+
+/// The same with GPUs.
+fn gpu_room(name: &str, slots: u32, gpus: u32) -> Room {
+    let node = room(name, slots);
+    Room { size: Size { gpus, ..node.size }, ..node }
 }
 
 fn reason(decided: &Placements, name: &str) -> String {
@@ -25,7 +49,7 @@ fn reason(decided: &Placements, name: &str) -> String {
 fn test_reason_names_who_is_ahead_and_who_runs() {
     let mut node = room("box", 2);
     for name in ["train-a", "train-b"] {
-        node.taken.push(Taken { job: name.parse().unwrap(), gpus: 0, memory: 0 });
+        node.taken.push(runs(name, 0, None));
     }
     let decided = place(&[job("c", 0, 0), job("d", 0, 0)], vec![node]);
     assert_eq!(reason(&decided, "c"), "next in line, both slots of box busy: train-a, train-b");
@@ -51,7 +75,7 @@ fn test_job_no_node_could_hold_waits_and_does_not_block() {
 #[test]
 fn test_job_that_wants_gpus_is_told_of_those_that_are_not_handed_out() {
     let unfit = "1 of its 2 GPUs not handed out: GPU 1: lost".to_owned();
-    let node = Room { gpus: 1, unfit, ..room("box", 4) };
+    let node = Room { unfit, ..gpu_room("box", 4, 1) };
     let decided = place(&[job("two", 2, 0)], vec![node.clone()]);
     assert_eq!(
         reason(&decided, "two"),
@@ -63,6 +87,51 @@ fn test_job_that_wants_gpus_is_told_of_those_that_are_not_handed_out() {
     assert!(reason(&decided, "b").contains("GPU 1: lost): a"), "{}", reason(&decided, "b"));
     let full = place(&[job("c", 0, 2 << 30)], vec![node]);
     assert!(!reason(&full, "c").contains("lost"), "{}", reason(&full, "c"));
+}
+
+#[test]
+fn test_labels_are_demanded_and_missing_ones_are_named() {
+    let labeled = |name: &str, labels: &[(&str, &str)]| {
+        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Room { labels, ..room(name, 1) }
+    };
+    let wants = |name: &str, nodes, kind: &str| {
+        let labels = [("instance_type".to_owned(), kind.to_owned())].into();
+        Pending { wants: Resources { nodes, labels, ..Resources::default() }, ..job(name, 0, 0) }
+    };
+    let nodes = vec![
+        labeled("small", &[("instance_type", "Standard_DS3_v2")]),
+        labeled("large", &[("instance_type", "Standard_NC6"), ("rack", "7")]),
+    ];
+    let jobs = [wants("a", 1, "STANDARD_NC6"), wants("b", 1, "Standard_ND96"), wants("c", 2, "standard_nc6")];
+    let decided = place(&jobs, nodes.clone());
+    assert_eq!(decided.placed, [("a".parse().unwrap(), vec!["large".parse().unwrap()])]);
+    let told = reason(&decided, "b");
+    assert!(
+        told.starts_with("too few nodes have the label instance_type=Standard_ND96: small has instance_type")
+    );
+    assert!(reason(&decided, "c").contains("instance_type=standard_nc6"), "{}", reason(&decided, "c"));
+    // Nobody said what kind this one is; of any other label that is a no.
+    let decided = place(&jobs[1..2], [nodes, vec![labeled("box", &[])]].concat());
+    assert_eq!(decided.placed, [("b".parse().unwrap(), vec!["box".parse().unwrap()])]);
+    let mut rack = wants("d", 1, "any");
+    rack.wants.labels.insert("rack".to_owned(), "8".to_owned());
+    assert!(reason(&place(&[rack], vec![labeled("box", &[])]), "d").contains("rack=8"));
+}
+
+#[test]
+fn test_processors_are_counted() {
+    let wants =
+        |name: &str, cpus| Pending { wants: Resources { cpus, ..Resources::default() }, ..job(name, 0, 0) };
+    let jobs = [wants("six", 6), wants("four", 4), wants("two", 2), wants("many", 9)];
+    let decided = place(&jobs, vec![room("box", 4)]);
+    assert_eq!(names(&decided), ["six"], "what is promised to the second is nobody else's");
+    assert!(
+        reason(&decided, "four").contains("box has 3 of 4 slots, 2 of 8 CPUs"),
+        "{}",
+        reason(&decided, "four")
+    );
+    assert!(reason(&decided, "many").starts_with("no node is large enough for 9 CPUs"));
 }
 
 #[test]
@@ -102,6 +171,101 @@ fn test_job_waits_for_its_python_and_blocks_nobody() {
 }
 
 #[test]
+fn test_small_jobs_run_beside_a_promise_only_if_they_cannot_delay_it() {
+    let gang = |name: &str| Pending {
+        wants: Resources { nodes: 2, gpus: 2, ..Resources::default() },
+        ..job(name, 2, 0)
+    };
+    let node = |name: &str| gpu_room(name, 2, 2);
+    let mut busy = node("a");
+    busy.taken.push(runs("long", 2, Some(30)));
+    let nodes = vec![busy.clone(), node("b")];
+    let limited = |name: &str, gpus, limit| Pending { longest: minutes(limit), ..job(name, gpus, 0) };
+    // It must wait half an hour for a; b stays free for it then.
+    let jobs =
+        [gang("gang"), limited("short", 2, 30), limited("later", 1, 31), job("open", 1, 0), job("cpu", 0, 0)];
+    let decided = place(&jobs, nodes.clone());
+    assert_eq!(names(&decided), ["short", "cpu"], "a short one, and one that takes nothing of what it needs");
+    let told = reason(&decided, "gang");
+    assert!(told.starts_with("next in line, starts in 30 min at the latest, "), "{told}");
+    assert!(reason(&decided, "later").starts_with("1 job ahead"));
+
+    // Nobody knows when a is free: then b takes nothing new, and a third node what comes.
+    busy.taken[0].ends = None;
+    let decided = place(&jobs, vec![busy.clone(), node("b")]);
+    assert_eq!(names(&decided), [""; 0]);
+    let decided = place(&jobs, vec![busy, node("b"), node("c")]);
+    assert_eq!(names(&decided)[0], "gang");
+}
+
+#[test]
+fn test_a_large_job_starts_however_many_small_ones_come() {
+    let mut nodes: Vec<Room> = (0..6).map(|i| room(&format!("n{i}"), 2)).collect();
+    for (i, node) in nodes.iter_mut().enumerate() {
+        node.taken.extend([runs(&format!("x{i}"), 0, None), runs(&format!("y{i}"), 0, None)]);
+    }
+    let gang = Pending { wants: Resources { nodes: 4, ..Resources::default() }, ..job("gang", 0, 0) };
+    let mut rounds = 0;
+    loop {
+        // Something ends, and more small jobs than there is room for wait behind the large one.
+        let slot = rounds * 7 % 12;
+        let node = &mut nodes[slot / 2];
+        node.taken.truncate(node.taken.len().saturating_sub(1));
+        let small = (0..9).map(|i| job(&format!("s{rounds}-{i}"), 0, 0));
+        let decided = place(&std::iter::once(gang.clone()).chain(small).collect::<Vec<_>>(), nodes.clone());
+        if names(&decided).contains(&"gang") {
+            break;
+        }
+        for (name, on) in &decided.placed {
+            let node = nodes.iter_mut().find(|node| node.node == on[0]).unwrap();
+            node.taken.push(runs(name.as_str(), 0, None));
+        }
+        rounds += 1;
+        assert!(rounds < 100, "it starves");
+    }
+    assert!(rounds >= 3, "it had to wait for four nodes");
+}
+
+#[test]
+fn test_who_has_least_of_the_machines_goes_first() {
+    let of = |name: &str, owner: &str, gpus| Pending { owner: Some(owner.into()), ..job(name, gpus, 0) };
+    let jobs =
+        [of("a1", "ada", 0), of("a2", "ada", 0), of("a3", "ada", 0), of("b1", "bob", 0), of("b2", "bob", 0)];
+    assert_eq!(names(&place(&jobs, vec![room("box", 4)])), ["a1", "b1", "a2", "b2"]);
+    // What runs counts, GPUs more than slots.
+    let mut node = gpu_room("box", 3, 2);
+    node.taken.push(Taken { owner: Some("ada".into()), ..runs("x", 2, None) });
+    assert_eq!(names(&place(&jobs, vec![node])), ["b1", "b2"]);
+    // A better priority goes first, whatever its owner has.
+    let urgent = Pending { priority: Priority::High, ..of("urgent", "ada", 0) };
+    let jobs = [urgent, of("a1", "ada", 0), of("b1", "bob", 0)];
+    assert_eq!(names(&place(&jobs, vec![room("box", 2)])), ["urgent", "b1"]);
+}
+
+#[test]
+fn test_a_long_line_costs_little() {
+    let nodes: Vec<Room> = (0..1000)
+        .map(|i| {
+            let mut node = gpu_room(&format!("n{i}"), 4, 4);
+            node.taken.push(runs(&format!("r{i}"), 4, Some(i % 60)));
+            node
+        })
+        .collect();
+    let jobs: Vec<Pending> = (0..10_000)
+        .map(|i| Pending {
+            owner: Some(format!("user {}", i % 50)),
+            wants: Resources { nodes: 1 + i % 3, gpus: 1 + i % 4, ..Resources::default() },
+            longest: if i % 2 == 0 { minutes(u64::from(i % 90)) } else { None },
+            ..job(&format!("j{i}"), 0, 0)
+        })
+        .collect();
+    let begun = std::time::Instant::now();
+    let decided = place(&jobs, nodes);
+    assert_eq!(decided.placed.len() + decided.waiting.len(), jobs.len());
+    println!("placed {} of 10,000 jobs on 1,000 nodes in {:?}", decided.placed.len(), begun.elapsed());
+}
+
+#[test]
 fn test_only_names_of_interpreters_are_judged_from_afar() {
     let host = |python: &str| EnvSpec::Host { python: python.into(), requirements: Vec::new() };
     assert_eq!(python_of(&host("python3.9")), Some("python3.9"));
@@ -109,12 +273,32 @@ fn test_only_names_of_interpreters_are_judged_from_afar() {
     assert_eq!(python_of(&EnvSpec::Named { reference: "azureml:x".into() }), None);
 }
 
-fn any_job() -> impl Strategy<Value = (u32, u64, u32, Option<u8>)> {
-    (0u32..4, 0u64..5, 1u32..3, prop::option::of(0u8..3))
+/// GPUs, memory, nodes, interpreter, and a limit in minutes.
+fn any_job() -> impl Strategy<Value = (u32, u64, u32, Option<u8>, Option<u64>)> {
+    (0u32..4, 0u64..5, 1u32..3, prop::option::of(0u8..3), prop::option::of(1u64..9))
 }
 
-fn any_room() -> impl Strategy<Value = (u32, u32, u64, bool, Option<u8>)> {
-    (0u32..4, 0u32..5, 0u64..6, any::<bool>(), prop::option::of(0u8..3))
+/// Slots, GPUs, memory, whether it is closed, its interpreter, and what runs there: GPUs and minutes left.
+type AnyRoom = (u32, u32, u64, bool, Option<u8>, Vec<(u32, Option<u64>)>);
+
+fn any_room() -> impl Strategy<Value = AnyRoom> {
+    let running = prop::collection::vec((0u32..2, prop::option::of(1u64..9)), 0..3);
+    (0u32..4, 0u32..5, 0u64..6, prop::bool::weighted(0.2), prop::option::of(0u8..3), running)
+}
+
+/// How long it takes at the most until a job can start on some of these nodes, as far as limits tell.
+fn soonest(job: &Pending, rooms: &[Room]) -> Option<Duration> {
+    let fits = |room: &Room, at: Duration| {
+        let mut room = room.clone();
+        room.taken.retain(|taken| taken.ends.is_none_or(|ends| ends > at));
+        room.holds_now(&job.wants)
+    };
+    let ends = rooms.iter().flat_map(|room| &room.taken).filter_map(|taken| taken.ends);
+    let mut times: Vec<Duration> = ends.chain([Duration::ZERO]).collect();
+    times.sort_unstable();
+    times
+        .into_iter()
+        .find(|at| rooms.iter().filter(|room| fits(room, *at)).count() >= job.wants.nodes as usize)
 }
 
 proptest! {
@@ -123,18 +307,29 @@ proptest! {
         jobs in prop::collection::vec(any_job(), 0..20),
         rooms in prop::collection::vec(any_room(), 0..5),
     ) {
-        let pending: Vec<Pending> = jobs.iter().enumerate().map(|(i, (gpus, memory, nodes, python))| {
+        let pending: Vec<Pending> = jobs.iter().enumerate().map(|(i, (gpus, memory, nodes, python, limit))| {
             let mut pending = job(&format!("j{i}"), *gpus, *memory);
             pending.wants.nodes = *nodes;
             pending.python = python.map(|minor| format!("python3.{minor}"));
+            pending.longest = limit.and_then(minutes);
             pending
         }).collect();
         // Each node says one interpreter, or nothing.
-        let said: Vec<Option<[Interpreter; 1]>> = rooms.iter().map(|(.., python)| python.map(|minor| [Interpreter {
+        let said: Vec<Option<[Interpreter; 1]>> = rooms.iter().map(|(.., python, _)| python.map(|minor| [Interpreter {
             name: format!("python3.{minor}"), version: format!("3.{minor}.0"),
         }])).collect();
-        let rooms: Vec<Room> = rooms.iter().enumerate().map(|(i, (slots, gpus, memory, closed, _))| Room {
-            closed: closed.then_some("is closed".into()), gpus: *gpus, memory: *memory, ..room(&format!("n{i}"), *slots)
+        let rooms: Vec<Room> = rooms.iter().enumerate().map(|(i, (slots, gpus, memory, closed, _, running))| {
+            let mut room = Room {
+                closed: closed.then_some("is closed".into()),
+                size: Size { gpus: *gpus, cpus: 8, memory: *memory },
+                ..room(&format!("n{i}"), *slots)
+            };
+            for (k, (gpus, minutes)) in running.iter().enumerate() {
+                if room.free_slots() > 0 && room.free().gpus >= *gpus {
+                    room.taken.push(runs(&format!("r{i}-{k}"), *gpus, *minutes));
+                }
+            }
+            room
         }).collect();
         let pythons: Pythons<'_> = rooms.iter().zip(&said)
             .filter_map(|(room, said)| Some((&room.node, &said.as_ref()?[..]))).collect();
@@ -155,9 +350,9 @@ proptest! {
         for room in &rooms {
             let on: Vec<&Resources> = decided.placed.iter()
                 .filter(|(_, nodes)| nodes.contains(&room.node)).map(|(job, _)| wants(job)).collect();
-            prop_assert!(on.len() <= room.slots as usize);
-            prop_assert!(on.iter().map(|wants| wants.gpus).sum::<u32>() <= room.gpus);
-            prop_assert!(on.iter().map(|wants| wants.memory).sum::<u64>() <= room.memory);
+            prop_assert!(on.len() <= room.free_slots() as usize);
+            prop_assert!(on.iter().map(|wants| wants.gpus).sum::<u32>() <= room.free().gpus);
+            prop_assert!(on.iter().map(|wants| wants.memory).sum::<u64>() <= room.size.memory);
             prop_assert!(on.is_empty() || room.closed.is_none());
         }
 
@@ -167,16 +362,33 @@ proptest! {
             prop_assert_eq!((nodes.len(), different.len()), (wants(job).nodes as usize, nodes.len()));
         }
 
-        // Nobody takes room where an earlier waiting job could run, if there are enough such nodes for it.
+        // Who waits first for room could start no sooner without those who were placed after him.
         let position = |id: &JobId| pending.iter().position(|pending| pending.job == *id).unwrap();
-        for (waits, _) in &decided.waiting {
-            let could = |room: &&Room| room.closed.is_none() && suits(room, found(waits), &pythons);
-            if rooms.iter().filter(could).count() < wants(waits).nodes as usize {
-                continue;
-            }
-            for (runs, nodes) in decided.placed.iter().filter(|(job, _)| position(job) > position(waits)) {
-                let taken = rooms.iter().filter(could).find(|room| nodes.contains(&room.node));
-                prop_assert!(taken.is_none(), "{runs} overtook {waits} on {taken:?}");
+        let first = decided.waiting.iter().find(|(_, wait)| matches!(wait, Wait::Busy { ahead: 0, .. }));
+        if let Some((waits, _)) = first {
+            let job = found(waits);
+            let with = |after: bool| -> Vec<Room> {
+                let mut rooms = rooms.clone();
+                for (other, nodes) in &decided.placed {
+                    for room in rooms.iter_mut().filter(|room| nodes.contains(&room.node)) {
+                        if after || position(other) < position(waits) {
+                            room.taken.push(Taken::of(found(other)));
+                        }
+                    }
+                }
+                rooms.retain(|room| room.closed.is_none() && suits(room, job, &pythons));
+                rooms
+            };
+            let (before, after) = (soonest(job, &with(false)), soonest(job, &with(true)));
+            match before {
+                Some(before) => prop_assert!(after.is_some_and(|after| after <= before), "{waits}: {after:?}"),
+                None => {
+                    let later = |room: &&Room| decided.placed.iter().any(|(other, nodes)| {
+                        position(other) > position(waits) && nodes.contains(&room.node)
+                    });
+                    let kept = with(false).iter().filter(|room| !later(room)).count();
+                    prop_assert!(kept >= job.wants.nodes as usize, "{waits} is promised too few nodes");
+                }
             }
         }
 

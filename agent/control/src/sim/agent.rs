@@ -1,16 +1,17 @@
 //! The agent and the supervisors of the simulation: what they do about what the protocol decides.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use agent_model::job::OnDisconnect;
 use agent_model::node::{Inventory, Load};
+use agent_model::protocol::gang::{self, Next, Ready, Secret};
 use agent_model::protocol::log::unsent;
-use agent_model::protocol::orders::{Action, Desired, Obedience, Stamps, Wanted, decide};
+use agent_model::protocol::orders::{Action, Desired, OrderFence, Stamps, Wanted, decide};
 use agent_model::protocol::start::{Deadline, Found, Traces};
 use agent_model::{Boot, Code, Fault, ReplicaId, Verdict};
 
 use super::mutant::Mutant;
-use super::node::{Agent, Directory, End, Run, Shim, Work, ending, outcome, terms};
+use super::node::{Agent, Directory, End, Run, Shim, Work, ending, outcome, place, terms};
 use super::world::{Event, GRACE, Message, World, slips};
 use crate::lease;
 use crate::queue::Report;
@@ -49,9 +50,10 @@ impl World {
         let boot = self.boot(node);
         let agent = Agent {
             session,
-            obedience: Obedience::new(boot),
+            order_fence: OrderFence::new(boot),
             stamps: Stamps::default(),
             runs: BTreeMap::new(),
+            gone: BTreeSet::new(),
         };
         self.nodes[node].agent = Some(agent);
         for replica in self.nodes[node].directories.keys().cloned().collect::<Vec<_>>() {
@@ -71,7 +73,7 @@ impl World {
             may_start: false,
         };
         let deadline = Deadline::found(directory.spec.limits.on_disconnect);
-        let desired = Desired::Run { until: None };
+        let desired = Desired::Run { until: None, gang: None };
         let work = match traces.found() {
             _ if directory.ending.is_some() => Work::Ending,
             Found::Fresh => Work::Preparing,
@@ -123,7 +125,7 @@ impl World {
             node: state.id.clone(),
             boot_id: state.boot_id(),
             sent: agent.stamps.next(self.boot(node)),
-            obeyed: agent.obedience.obeyed(),
+            obeyed: agent.order_fence.obeyed(),
             inventory: Some(Inventory { slots: state.slots, gangs: true, ..Inventory::default() }),
             load: Load::default(),
             replicas: state.held(),
@@ -204,8 +206,8 @@ impl World {
     fn obey(&mut self, node: usize, orders: lease::Orders) {
         let boot = self.boot(node);
         let Some(agent) = &mut self.nodes[node].agent else { return };
-        let (life, of_life) = (agent.obedience.life(), orders.life);
-        if !agent.obedience.admits(of_life, orders.answers, orders.revision)
+        let (controller_epoch, their_epoch) = (agent.order_fence.controller_epoch(), orders.controller_epoch);
+        if !agent.order_fence.admits(their_epoch, orders.answers, orders.revision)
             && !slips(Mutant::OvertakenOrders)
         {
             return;
@@ -213,25 +215,28 @@ impl World {
         let wanted = orders.list.into_iter().map(|order| {
             let wanted = match order.desired {
                 // On the wire a time of 0 is no limit.
-                lease::Desired::Run(spec, until) => {
+                lease::Desired::Run(spec, until, gang) => {
                     let receipt = slips(Mutant::LeaseFromReceipt).then(|| terms().held_until(boot));
                     let until = until.map(|until| receipt.unwrap_or(until));
-                    Wanted::Run(spec, until)
+                    if gang.as_ref().is_some_and(|gang| gang.go.is_some()) {
+                        agent.gone.insert(order.replica.job.clone());
+                    }
+                    Wanted::Run(spec, until, gang)
                 }
                 lease::Desired::Stop { grace, reason } => Wanted::Other(Desired::Stop { grace, reason }),
                 lease::Desired::Forget => Wanted::Other(Desired::Forget),
-                lease::Desired::Describe => Wanted::Other(Desired::Run { until: None }),
+                lease::Desired::Describe => Wanted::Other(Desired::Run { until: None, gang: None }),
             };
             (order.replica, wanted)
         });
         let held = agent.runs.keys().cloned().collect();
         for action in decide(wanted.collect(), &held) {
             match action {
-                Action::Start(replica, spec, until) => {
+                Action::Start(replica, spec, until, gang) => {
                     let directory =
                         Directory { spec, started: false, exit: None, ending: None, written: 0, trimmed: 0 };
                     self.nodes[node].directories.insert(replica.clone(), directory);
-                    let run = Run::new(Desired::Run { until }, Deadline::new(until), Work::Preparing);
+                    let run = Run::new(Desired::Run { until, gang }, Deadline::new(until), Work::Preparing);
                     let Some(agent) = &mut self.nodes[node].agent else { return };
                     let session = agent.session;
                     agent.runs.insert(replica.clone(), run);
@@ -243,7 +248,7 @@ impl World {
                 Action::Refuse(_) => {}
             }
         }
-        if life != of_life {
+        if controller_epoch != their_epoch {
             self.report(node); // the proof that it was heard
         }
     }
@@ -254,21 +259,23 @@ impl World {
         run.desired = desired.after(&run.desired);
         let work = run.work;
         match &desired {
-            Desired::Run { until } => {
+            Desired::Run { until, .. } => {
                 if let Some(until) = until {
                     run.deadline.hear(*until);
                     if let Some(shim) = self.nodes[node].shims.get_mut(replica) {
                         shim.deadline.hear(*until);
                     }
                 }
-                if work == Work::Unleased {
-                    self.launch(node, replica);
+                match work {
+                    Work::Unleased => self.launch(node, replica),
+                    Work::Ready => self.muster(node, replica),
+                    _ => {}
                 }
             }
             Desired::Stop { .. } | Desired::Disown if work == Work::Running => {
                 self.end(node, replica, End::Stopped);
             }
-            Desired::Stop { .. } if matches!(work, Work::Preparing | Work::Unleased) => {
+            Desired::Stop { .. } if matches!(work, Work::Preparing | Work::Ready | Work::Unleased) => {
                 self.conclude(node, replica, (Verdict::Canceled, None));
             }
             Desired::Stop { .. } => {}
@@ -292,8 +299,55 @@ impl World {
 
     pub(super) fn prepared(&mut self, node: usize, session: u64, replica: &ReplicaId) {
         let same = self.nodes[node].agent.as_ref().is_some_and(|agent| agent.session == session);
-        if same && self.run_of(node, replica).is_some_and(|run| run.work == Work::Preparing) {
-            self.launch(node, replica);
+        if !same || self.run_of(node, replica).is_none_or(|run| run.work != Work::Preparing) {
+            return;
+        }
+        let ranks = self.nodes[node].directories.get(replica).map_or(1, |found| found.spec.resources.nodes);
+        if ranks == 1 {
+            return self.launch(node, replica);
+        }
+        self.could_start.insert(replica.clone());
+        let Some(run) = self.run_of(node, replica) else { return };
+        let secret = Secret::new(if replica.rank == 0 { "s" } else { "" });
+        run.ready = Some(Ready { place: place(session), environment: String::new(), secret, met: 0 });
+        run.work = Work::Ready;
+        self.report(node);
+        self.muster(node, replica);
+    }
+
+    /// Does what a rank that could start does about what it was told.
+    fn muster(&mut self, node: usize, replica: &ReplicaId) {
+        let boot = self.boot(node);
+        let Some(agent) = self.nodes[node].agent.as_ref() else { return };
+        let (session, gone) = (agent.session, agent.gone.contains(&replica.job));
+        let Some(run) = agent.runs.get(replica).filter(|run| run.work == Work::Ready) else { return };
+        let (Desired::Run { gang, .. }, Some(ready)) = (&run.desired, &run.ready) else { return };
+        let late = || Fault::new(Code::GangLate, "it was told to go and could not");
+        match gang::next(gang.as_ref(), replica.rank, &ready.place, ready.met, boot) {
+            Next::Wait if gone && slips(Mutant::GoOfAnotherEpoch) => self.launch(node, replica),
+            Next::Wait => {}
+            Next::Meet => {
+                let digest = gang.as_ref().map_or(0, |gang| gang.roster.digest());
+                let wait = self.chance.between(10, 3000);
+                self.after(wait, Event::Met { node, session, replica: replica.clone(), digest });
+            }
+            Next::Late if slips(Mutant::GoDateIgnored) => self.launch(node, replica),
+            Next::Start => self.launch(node, replica),
+            Next::Late | Next::Moved => self.conclude(node, replica, (Verdict::Failed, Some(late()))),
+        }
+    }
+
+    /// The rank has reached the others.
+    pub(super) fn met(&mut self, node: usize, session: u64, replica: &ReplicaId, digest: u64) {
+        if self.nodes[node].agent.as_ref().is_none_or(|agent| agent.session != session) {
+            return;
+        }
+        let Some(run) = self.run_of(node, replica).filter(|run| run.work == Work::Ready) else { return };
+        let changed =
+            run.ready.as_mut().is_some_and(|ready| std::mem::replace(&mut ready.met, digest) != digest);
+        if changed {
+            self.report(node);
+            self.muster(node, replica);
         }
     }
 
@@ -302,7 +356,8 @@ impl World {
         let boot = self.boot(node);
         let Some(run) = self.run_of(node, replica) else { return };
         if run.deadline.is_over(boot) && !slips(Mutant::StartsUnleased) {
-            run.work = Work::Unleased;
+            // A rank of a gang is told again when it may start.
+            run.work = if run.ready.is_some() { Work::Ready } else { Work::Unleased };
             return self.report(node);
         }
         run.work = Work::Running;

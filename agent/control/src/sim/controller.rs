@@ -26,7 +26,7 @@ const LAZY: u64 = 1000;
 
 /// One life of the controller's process.
 pub(super) struct Controller {
-    pub(super) life: u64,
+    pub(super) controller_epoch: u64,
     book: Book,
     /// The process that speaks for each node.
     sessions: BTreeMap<NodeId, u64>,
@@ -49,10 +49,10 @@ impl World {
     }
 
     pub(super) fn controller_starts(&mut self) {
-        let life = self.chance.below(u64::MAX >> 12);
-        let book = Book::new(self.disk.load(), CONTACT, terms(), life, self.moment().boot);
+        let controller_epoch = self.chance.below(u64::MAX >> 12);
+        let book = Book::new(self.disk.load(), CONTACT, terms(), controller_epoch, self.moment().boot);
         self.controller = Some(Controller {
-            life,
+            controller_epoch,
             book,
             sessions: BTreeMap::new(),
             told: BTreeMap::new(),
@@ -81,8 +81,10 @@ impl World {
         self.after(wait, Event::ControllerStarts);
     }
 
-    pub(super) fn alarm(&mut self, life: u64) {
-        if let Some(controller) = self.controller.as_mut().filter(|controller| controller.life == life) {
+    pub(super) fn alarm(&mut self, controller_epoch: u64) {
+        if let Some(controller) =
+            self.controller.as_mut().filter(|controller| controller.controller_epoch == controller_epoch)
+        {
             controller.alarm = None;
             self.turn(|_, _| Vec::new());
         }
@@ -134,8 +136,8 @@ impl World {
             let at = at.max(self.now + 1);
             if controller.alarm.is_none_or(|set| at < set || set <= self.now) {
                 controller.alarm = Some(at);
-                let life = controller.life;
-                self.at(at, Event::Alarm { life });
+                let controller_epoch = controller.controller_epoch;
+                self.at(at, Event::Alarm { controller_epoch });
             }
         }
         self.controller = Some(controller);
@@ -228,6 +230,7 @@ impl World {
                 id: wish.id.clone(),
                 spec: wish.spec.clone(),
                 owner: agent_model::Principal::Local { uid: 1 },
+                after: agent_model::Epoch::default(),
             };
             // A job that has ended is known to the store alone.
             if !world.disk.jobs.contains_key(&new.id) {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use agent_model::{JobId, JobState, NodeId, ReplicaId};
+use agent_model::{JobId, JobState, ReplicaId};
 
 use super::mutant::{self, Mutant};
-use crate::store::{Changes, JobRecord, Loaded, NodeRecord};
+use crate::store::{Changes, Document, JobRecord, Loaded, SettledRecord};
 
 /// A promise that was broken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +38,7 @@ pub(super) fn lines(replica: &ReplicaId, range: Range<u64>) -> Vec<u32> {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Disk {
     pub(super) jobs: BTreeMap<JobId, Arc<JobRecord>>,
-    nodes: BTreeMap<NodeId, NodeRecord>,
-    settled: BTreeMap<ReplicaId, NodeId>,
+    documents: BTreeMap<String, Document>,
     results: BTreeMap<ReplicaId, u32>,
     pub(super) logs: BTreeMap<ReplicaId, Vec<u32>>,
     /// Before the last commit; kept only for the mistake that needs it.
@@ -50,7 +49,9 @@ impl Disk {
     /// Writes everything. `alive` says whether a job has a live run.
     pub(super) fn commit(&mut self, changes: &Changes, alive: impl Fn(&JobId) -> bool) -> Result<(), Broken> {
         self.keep();
-        for (replica, node) in &changes.settled {
+        for document in &changes.documents {
+            self.documents.insert(document.name(), document.clone());
+            let Document::Settled(SettledRecord { replica, .. }) = document else { continue };
             let counted = self.results.entry(replica.clone()).or_default();
             *counted += 1;
             if *counted > 1 {
@@ -59,10 +60,9 @@ impl Disk {
             if let Some(job) = self.jobs.get(&replica.job).filter(|job| job.epoch != replica.epoch) {
                 return broken("only the latest epoch counts", format!("{replica} counted at {}", job.epoch));
             }
-            self.settled.insert(replica.clone(), node.clone());
         }
-        for replica in &changes.forgotten {
-            self.settled.remove(replica);
+        for name in &changes.dropped {
+            self.documents.remove(name);
         }
         for job in &changes.jobs {
             if let Some(before) = self.jobs.get(&job.id) {
@@ -81,9 +81,6 @@ impl Disk {
             }
             self.jobs.insert(job.id.clone(), job.clone());
         }
-        for node in &changes.nodes {
-            self.nodes.insert(node.id.clone(), node.clone());
-        }
         Ok(())
     }
 
@@ -100,10 +97,15 @@ impl Disk {
     /// What a controller that starts finds.
     pub(super) fn load(&self) -> Loaded {
         let open = self.jobs.values().filter(|job| !job.state.is_terminal());
+        let kept = |job: &Arc<JobRecord>| {
+            let mut job = JobRecord::clone(job);
+            // What ranks said of themselves is in no database.
+            job.replicas.iter_mut().for_each(|replica| replica.ready = None);
+            job
+        };
         Loaded {
-            jobs: open.map(|job| (**job).clone()).collect(),
-            nodes: self.nodes.values().cloned().collect(),
-            settled: self.settled.iter().map(|(replica, node)| (replica.clone(), node.clone())).collect(),
+            jobs: open.map(kept).collect(),
+            documents: self.documents.values().cloned().collect(),
             last_seq: self.jobs.values().map(|job| job.seq).max().unwrap_or(0),
             ..Loaded::default()
         }

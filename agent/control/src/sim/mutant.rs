@@ -55,10 +55,15 @@ mutants! {
     CancelForgotten "a controller that restarts forgets cancels";
     LeaseOfAnotherBoot "a time granted in one boot of a node is sent to the next";
     OvertakenReports "a report counts although a later one was heard";
-    LifeNotChecked "a report counts although it may be a copy from before the controller started";
+    ControllerEpochNotChecked "a report counts although it may be a copy from before the controller started";
     LifeOfAnotherBoot "a report counts although it may be a copy from before the machine started";
     OvertakenOrders "orders are obeyed although later ones were";
     CancelWithoutProof "a canceled job ends before its node can no longer start it";
     StartsUnleased "a command is started although its lease is over";
+    GoWithoutAll "a gang goes although not every rank could start";
+    GoNotRecorded "a controller that restarts forgets that a gang goes";
+    StartedRankGivenUp "a rank that was told to go is given up because its node is silent";
+    GoOfAnotherEpoch "a rank starts because an earlier attempt of its job was told to go";
+    GoDateIgnored "a rank starts after the date by which it had to";
     GangRestartedPartly "one lost rank of a gang is started again beside the others";
 }

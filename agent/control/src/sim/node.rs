@@ -4,13 +4,16 @@
 //! modelled here is what those programs do about it, and what survives which kind of end: the agent's memory
 //! its process, a supervisor its boot, a job directory everything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use agent_model::lease::Terms;
-use agent_model::protocol::orders::{Desired, Obedience, Stamps};
+use agent_model::protocol::gang::{RankPlace, Ready};
+use agent_model::protocol::orders::{Desired, OrderFence, Stamps};
 use agent_model::protocol::start::Deadline;
-use agent_model::{Boot, Code, Epoch, ExitStatus, Fault, JobSpec, NodeId, Outcome, ReplicaId, ReplicaStep};
+use agent_model::{
+    Boot, Code, Epoch, ExitStatus, Fault, JobId, JobSpec, NodeId, Outcome, ReplicaId, ReplicaStep,
+};
 use agent_model::{Timestamp, Verdict};
 
 use crate::queue::Held;
@@ -88,6 +91,8 @@ impl Shim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     Preparing,
+    /// A rank of a gang that could start, and waits until it is told to go.
+    Ready,
     /// Everything is ready, but the lease is over.
     Unleased,
     Running,
@@ -106,17 +111,19 @@ pub(super) struct Run {
     pub(super) stored: Option<u64>,
     /// The controller wants none of the log.
     pub(super) unwanted: bool,
+    /// What it said of itself when it could start, in this life of the agent.
+    pub(super) ready: Option<Ready>,
 }
 
 impl Run {
     pub(super) fn new(desired: Desired, deadline: Deadline, work: Work) -> Run {
-        Run { desired, deadline, work, stored: None, unwanted: false }
+        Run { desired, deadline, work, stored: None, unwanted: false, ready: None }
     }
 
     pub(super) fn step(&self) -> ReplicaStep {
         match self.work {
             Work::Preparing => ReplicaStep::Fetching,
-            Work::Unleased => ReplicaStep::Launching,
+            Work::Ready | Work::Unleased => ReplicaStep::Launching,
             Work::Running => ReplicaStep::Running,
             Work::Ending => ReplicaStep::Uploading,
             Work::Done => ReplicaStep::Reported,
@@ -128,9 +135,11 @@ impl Run {
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) session: u64,
-    pub(super) obedience: Obedience,
+    pub(super) order_fence: OrderFence,
     pub(super) stamps: Stamps,
     pub(super) runs: BTreeMap<ReplicaId, Run>,
+    /// Jobs of which some attempt was told to go: only a mistake looks at it.
+    pub(super) gone: BTreeSet<JobId>,
 }
 
 /// See the module.
@@ -163,7 +172,8 @@ impl Node {
             replica: replica.clone(),
             step: run.step(),
             detail: String::new(),
-            started_at: None,
+            started_at: (run.work == Work::Running).then_some(Timestamp(1)),
+            ready: run.ready.clone(),
             alive: run.work != Work::Running || self.shims.get(replica).is_some_and(|shim| !shim.hung),
         });
         held.collect()
@@ -207,5 +217,11 @@ pub(super) fn outcome(ending: &(Verdict, Option<Fault>)) -> Outcome {
 
 /// The terms of every lease of the simulation.
 pub(super) fn terms() -> Terms {
-    Terms::default()
+    Terms { gather: Duration::from_secs(120), ..Terms::default() }
+}
+
+/// Where the others reach what a node runs; another life of its agent is reached elsewhere.
+pub(super) fn place(session: u64) -> RankPlace {
+    let first_port = (session % 50_000) as u16;
+    RankPlace { address: [127, 0, 0, 1].into(), network: "127.0.0.0/8".into(), first_port, ports: 1 }
 }

@@ -75,7 +75,7 @@ pub(super) enum Event {
     Want(usize, EligibilityEvent),
     DeclareLost(usize),
     ToController {
-        life: u64,
+        controller_epoch: u64,
         from: usize,
         message: Message,
     },
@@ -93,7 +93,7 @@ pub(super) enum Event {
     ControllerStarts,
     /// A rule of the controller may apply.
     Alarm {
-        life: u64,
+        controller_epoch: u64,
     },
     /// The agent reports, and sends what it has.
     Beat {
@@ -104,6 +104,13 @@ pub(super) enum Event {
         node: usize,
         session: u64,
         replica: ReplicaId,
+    },
+    /// A rank of a gang has reached the others of that roster.
+    Met {
+        node: usize,
+        session: u64,
+        replica: ReplicaId,
+        digest: u64,
     },
     CommandEnds {
         node: usize,
@@ -171,6 +178,8 @@ pub(super) struct World {
     /// Commands that run, and where.
     pub(super) live: BTreeMap<ReplicaId, usize>,
     started: BTreeSet<ReplicaId>,
+    /// Ranks of gangs that could start at some time.
+    pub(super) could_start: BTreeSet<ReplicaId>,
     /// Copies of reports, of each node.
     kept: Vec<VecDeque<Report>>,
     pub(super) failure: Option<Broken>,
@@ -232,6 +241,7 @@ impl World {
             wishes,
             live: BTreeMap::new(),
             started: BTreeSet::new(),
+            could_start: BTreeSet::new(),
             kept,
             failure: None,
             tally: Tally::default(),
@@ -291,7 +301,9 @@ impl World {
             Event::Repeat(i) => 350 + *i as u64,
             Event::ControllerFault | Event::ControllerStarts | Event::Alarm { .. } => 400,
             Event::Beat { node, session } => 500 + *node as u64 + session * 8,
-            Event::Prepared { node, replica, .. } => 600 + *node as u64 + replica.epoch.0 * 8,
+            Event::Prepared { node, replica, .. } | Event::Met { node, replica, .. } => {
+                600 + *node as u64 + replica.epoch.0 * 8
+            }
             Event::CommandEnds { node, instance, .. }
             | Event::DeadlineComes { node, instance, .. }
             | Event::Killed { node, instance, .. } => 700 + *node as u64 + instance * 8,
@@ -308,8 +320,12 @@ impl World {
             Event::Cancel(job) => self.cancel(job),
             Event::Want(node, want) => self.want(node, want),
             Event::DeclareLost(node) => self.declare_lost(node),
-            Event::ToController { life, from, message } => {
-                if self.controller.as_ref().is_some_and(|controller| controller.life == life) {
+            Event::ToController { controller_epoch, from, message } => {
+                if self
+                    .controller
+                    .as_ref()
+                    .is_some_and(|controller| controller.controller_epoch == controller_epoch)
+                {
                     self.controller_hears(from, message);
                 }
             }
@@ -333,9 +349,10 @@ impl World {
                 self.perhaps_repeat(node, 300, 20_000);
             }
             Event::ControllerStarts => self.controller_starts(),
-            Event::Alarm { life } => self.alarm(life),
+            Event::Alarm { controller_epoch } => self.alarm(controller_epoch),
             Event::Beat { node, session } => self.beat(node, session),
             Event::Prepared { node, session, replica } => self.prepared(node, session, &replica),
+            Event::Met { node, session, replica, digest } => self.met(node, session, &replica, digest),
             Event::CommandEnds { node, instance, replica } => self.command_ends(node, instance, &replica),
             Event::DeadlineComes { node, instance, replica } => self.deadline(node, instance, &replica),
             Event::Killed { node, instance, replica } => self.killed(node, instance, &replica),
@@ -355,9 +372,12 @@ impl World {
 
     /// Sends a message to the controller, perhaps twice.
     pub(super) fn tell_controller(&mut self, from: usize, message: Message) {
-        let Some(life) = self.controller.as_ref().map(|controller| controller.life) else { return };
+        let Some(controller_epoch) = self.controller.as_ref().map(|controller| controller.controller_epoch)
+        else {
+            return;
+        };
         if self.is_faulty() && self.chance.per_mille(50) {
-            self.deliver_to_controller(life, from, message.clone());
+            self.deliver_to_controller(controller_epoch, from, message.clone());
         }
         if let Message::Report { report, .. } = &message
             && self.chance.per_mille(250)
@@ -368,7 +388,7 @@ impl World {
             }
             self.perhaps_repeat(from, 40, 600_000);
         }
-        self.deliver_to_controller(life, from, message);
+        self.deliver_to_controller(controller_epoch, from, message);
     }
 
     /// So many times in a thousand a copy of some report comes within so many milliseconds.
@@ -387,9 +407,9 @@ impl World {
         }
     }
 
-    fn deliver_to_controller(&mut self, life: u64, from: usize, message: Message) {
+    fn deliver_to_controller(&mut self, controller_epoch: u64, from: usize, message: Message) {
         if let Some(wait) = self.travel(from, true) {
-            self.after(wait, Event::ToController { life, from, message });
+            self.after(wait, Event::ToController { controller_epoch, from, message });
         }
     }
 
@@ -514,7 +534,38 @@ impl World {
         if !self.started.insert(replica.clone()) {
             self.failure = broken::<()>("an epoch is executed once", replica.to_string()).err();
         }
+        self.check_gang(node, replica);
         self.live.insert(replica.clone(), node);
+    }
+
+    /// A rank of several starts with all the others, when it was told to and in time.
+    fn check_gang(&mut self, node: usize, replica: &ReplicaId) {
+        let spec = self.nodes[node].directories.get(replica).map(|found| found.spec.clone());
+        let ranks = spec.map_or(1, |spec| spec.resources.nodes);
+        if ranks == 1 {
+            return;
+        }
+        let missing = (0..ranks).map(|rank| ReplicaId { rank, ..replica.clone() });
+        if let Some(missing) = missing.into_iter().find(|rank| !self.could_start.contains(rank)) {
+            let how = format!("{replica} starts before {missing} could");
+            self.failure = broken::<()>("no rank starts before all could", how).err();
+            return;
+        }
+        let job = self.disk.jobs.get(&replica.job).filter(|job| job.epoch == replica.epoch);
+        let until = job.and_then(|job| job.go.as_ref()?.until.get(replica.rank as usize).copied());
+        let now = self.nodes[node].clock.boot(self.now);
+        match until {
+            Some(until) if now < until => {}
+            Some(_) => {
+                self.failure = broken::<()>("a rank starts in time or not at all", replica.to_string()).err();
+            }
+            // A later attempt took its place; whether it was fenced is looked at above.
+            None if job.is_none() => {}
+            None => {
+                let how = format!("{replica} starts and was not told to");
+                self.failure = broken::<()>("a gang that goes is on record", how).err();
+            }
+        }
     }
 
     /// What must hold when faults have been over for long.
@@ -565,7 +616,7 @@ pub(super) fn brief(event: &Event) -> String {
                 .replicas
                 .iter()
                 .map(|held| format!(" {}:{}{}", held.replica, held.step, if held.alive { "" } else { "?" }));
-            let obeyed = report.obeyed.map(|latest| (latest.life, latest.answers.millis()));
+            let obeyed = report.obeyed.map(|latest| (latest.controller_epoch, latest.answers.millis()));
             let held: String = held.collect();
             format!(
                 "n{from} reports boot {} sent {} obeyed {obeyed:?}:{held}",
@@ -575,7 +626,10 @@ pub(super) fn brief(event: &Event) -> String {
         }
         Event::ToNode { to, message: Message::Orders(orders), .. } => {
             let list = orders.list.iter().map(|order| match &order.desired {
-                Desired::Run(_, until) => format!(" run {} {:?}", order.replica, until.map(|at| at.millis())),
+                Desired::Run(_, until, gang) => {
+                    let go = gang.as_ref().map(|gang| gang.go.map(|at| at.millis()));
+                    format!(" run {} {:?} gang {go:?}", order.replica, until.map(|at| at.millis()))
+                }
                 other => format!(" {other:?} {}", order.replica),
             });
             let list: String = list.collect();

@@ -3,8 +3,6 @@
 //! Owns the file `ballast`. When the database finds the disk full the file gives its room away, so that what
 //! must be remembered is; until it is back, new jobs are refused. It comes back by itself once the disk has
 //! several times its size free.
-//!
-//! Called by `store::sqlite`.
 
 use std::fs::File;
 use std::io;
@@ -40,7 +38,7 @@ impl Ballast {
     pub(super) fn give(&self) -> bool {
         let gave = self.held.swap(false, Ordering::Relaxed);
         if gave {
-            tracing::error!(path = %self.path.display(), "the disk is full: its last reserve is used");
+            tracing::error!(path = %self.path.display(), "using last reserve: the disk is full");
             if let Err(error) = std::fs::remove_file(&self.path) {
                 tracing::error!(path = %self.path.display(), %error, "cannot give up the reserve");
             }

@@ -9,19 +9,18 @@
 //! Invariants: a line that is not whole is passed over; a failure to write never fails a commit; what stands
 //! here and was never committed is an intent that may be taken up, because nobody was told otherwise than
 //! that it is tried again.
-//!
-//! Called by `store::sqlite` and `store::salvage`.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use agent_model::{JobId, NodeId, ReplicaId, failpoint};
+use agent_model::{JobId, failpoint};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Changes, Event, JobRecord, NodeRecord};
+use super::sqlite::with_suffix;
+use super::{Changes, Document, Event, JobRecord};
 
 /// Ended jobs that a new file takes over.
 pub(super) const ENDED: u32 = 1000;
@@ -41,13 +40,11 @@ pub(super) struct Line {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) jobs: Vec<(u64, JobRecord)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) nodes: Vec<NodeRecord>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) events: Vec<(u64, Event)>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) settled: Vec<(ReplicaId, NodeId)>,
+    pub(super) documents: Vec<Document>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) forgotten: Vec<ReplicaId>,
+    pub(super) dropped: Vec<String>,
 }
 
 impl Line {
@@ -57,10 +54,9 @@ impl Line {
             incarnation: None,
             rev,
             jobs: changes.jobs.iter().map(|job| (rev, (**job).clone())).collect(),
-            nodes: changes.nodes.clone(),
             events: (first_event..).zip(changes.events.iter().cloned()).collect(),
-            settled: changes.settled.clone(),
-            forgotten: changes.forgotten.clone(),
+            documents: changes.documents.clone(),
+            dropped: changes.dropped.clone(),
         }
     }
 
@@ -87,11 +83,9 @@ pub(super) struct Remembered {
     /// The highest commit.
     pub(super) rev: u64,
     pub(super) jobs: HashMap<JobId, (u64, JobRecord)>,
-    /// With the commit that wrote it.
-    pub(super) nodes: HashMap<NodeId, (u64, NodeRecord)>,
     pub(super) events: Vec<(u64, Event)>,
-    /// Whether a replica was settled or forgotten last, with the commit that said so.
-    pub(super) settled: HashMap<ReplicaId, (u64, Option<NodeId>)>,
+    /// What the last word on a document was, with the commit that said so: nothing where it was dropped.
+    pub(super) documents: HashMap<String, (u64, Option<Document>)>,
     /// Lines that are not whole.
     pub(super) broken: usize,
 }
@@ -106,33 +100,36 @@ impl Remembered {
                 _ => drop(self.jobs.insert(job.id.clone(), (rev, job))),
             }
         }
-        self.nodes.extend(line.nodes.into_iter().map(|node| (node.id.clone(), (line.rev, node))));
         self.events.extend(line.events);
-        let settled = line.settled.into_iter().map(|(replica, node)| (replica, (line.rev, Some(node))));
-        self.settled.extend(settled);
-        self.settled.extend(line.forgotten.into_iter().map(|replica| (replica, (line.rev, None))));
+        let kept = line.documents.into_iter().map(|one| (one.name(), (line.rev, Some(one))));
+        self.documents.extend(kept);
+        self.documents.extend(line.dropped.into_iter().map(|name| (name, (line.rev, None))));
     }
 
     /// What commits after `rev` said.
     pub(super) fn since(self, rev: u64) -> Line {
-        let (mut settled, mut forgotten) = (Vec::new(), Vec::new());
-        for (replica, (at, node)) in self.settled {
-            match node {
+        let (mut documents, mut dropped) = (Vec::new(), Vec::new());
+        for (name, (at, document)) in self.documents {
+            match document {
                 _ if at <= rev => {}
-                Some(node) => settled.push((replica, node)),
-                None => forgotten.push(replica),
+                Some(document) => documents.push(document),
+                None => dropped.push(name),
             }
         }
         Line {
             incarnation: None,
             rev: self.rev,
             jobs: self.jobs.into_values().filter(|(at, _)| *at > rev).collect(),
-            nodes: self.nodes.into_values().filter(|(at, _)| *at > rev).map(|(_, node)| node).collect(),
             events: self.events,
-            settled,
-            forgotten,
+            documents,
+            dropped,
         }
     }
+}
+
+/// Where the second copy of the database at `path` is.
+pub(super) fn beside(path: &Path) -> PathBuf {
+    with_suffix(path, ".redo")
 }
 
 /// Reads a file as far as it can be read; one that is not there says nothing.
@@ -182,13 +179,13 @@ impl Redo {
 
     /// Makes the file anew, beginning with `lines`.
     pub(super) fn renew(&self, lines: &[Line]) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match begin(&self.path, lines) {
             Ok((file, size)) => {
                 *state = State { file: Some(file), size, begun_with: size, ..State::default() };
             }
             Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "there is no second copy of the jobs");
+                tracing::warn!(path = %self.path.display(), %error, "found no second copy of the database");
                 state.begun_with = state.size; // not again before it has grown as much once more
             }
         }
@@ -196,7 +193,7 @@ impl Redo {
 
     /// Adds a commit. A failure costs the copy of this commit, nothing else.
     pub(super) fn add(&self, line: &Line) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let bytes = line.encode();
         let sum = super::checksum(&[&bytes]);
         if state.last == Some(sum) {
@@ -218,7 +215,7 @@ impl Redo {
             }
             Err(error) => {
                 if !state.torn {
-                    tracing::warn!(path = %self.path.display(), %error, "a commit has no second copy");
+                    tracing::warn!(path = %self.path.display(), %error, "cannot copy commit to second copy");
                 }
                 state.torn = true;
             }
@@ -227,12 +224,8 @@ impl Redo {
 
     /// It is time to make it anew.
     pub(super) fn is_large(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.size > LARGE.max(4 * state.begun_with)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -254,6 +247,9 @@ fn begin(path: &Path, lines: &[Line]) -> io::Result<(File, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use agent_model::ReplicaId;
+
+    use crate::store::SettledRecord;
     use crate::store::tests::job;
 
     fn line(rev: u64, name: &str) -> Line {
@@ -292,12 +288,13 @@ mod tests {
     fn test_the_latest_word_counts() {
         let mut all = Remembered::default();
         let replica: ReplicaId = "a.1.0".parse().unwrap();
-        let settled = vec![(replica.clone(), "box".parse().unwrap())];
-        all.take(Line { settled, ..line(5, "a") });
+        let settled = SettledRecord { replica: replica.clone(), node: "box".parse().unwrap() };
+        all.take(Line { documents: vec![Document::Settled(settled)], ..line(5, "a") });
         all.take(line(4, "a"));
-        all.take(Line { rev: 6, forgotten: vec![replica.clone()], ..Line::default() });
+        let name = Document::name_of_settled(&replica);
+        all.take(Line { rev: 6, dropped: vec![name.clone()], ..Line::default() });
         assert_eq!(all.jobs[&replica.job].0, 5);
         let rest = all.since(5);
-        assert_eq!((rest.jobs.len(), rest.settled.len(), rest.forgotten), (0, 0, vec![replica]));
+        assert_eq!((rest.jobs.len(), rest.documents.len(), rest.dropped), (0, 0, vec![name]));
     }
 }

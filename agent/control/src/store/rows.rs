@@ -2,8 +2,6 @@
 //!
 //! Owns the SQL of every table. Invariants: a row is written with a checksum over all of its columns and the
 //! number of its commit, and is believed only when both its checksum and its document hold.
-//!
-//! Called by `store::sqlite` and `store::salvage`.
 
 use agent_model::{Epoch, Timestamp};
 use serde::Serialize;
@@ -12,18 +10,31 @@ use sqlx::Row;
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 
 use super::redo::Line;
-use super::{Event, JobRecord, NodeRecord, StoreError, checksum};
+use super::{Document, Event, JobRecord, StoreError, checksum};
 
 /// The columns of a job, in the order [`job`] reads them.
 pub(super) const JOB: &str = "seq, id, request, active, document, rev, proof";
 /// The columns of an event, in the order [`event`] reads them.
 pub(super) const EVENT: &str = "number, job, at, epoch, node, text, proof";
 
+/// The columns of a document, in the order [`kept`] reads them.
+pub(super) const DOCUMENT: &str = "name, document, proof";
+
 /// Writes everything a line says.
 pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<(), sqlx::Error> {
     for (rev, job) in &line.jobs {
         let (seq, rev, text) = (integer(job.seq), integer(*rev), document(job));
-        let active = i64::from(!job.state.is_terminal());
+        let active = standing(job);
+        if job.is_removed() {
+            sqlx::query("DELETE FROM events WHERE job = ?").bind(job.id.as_str()).execute(&mut *to).await?;
+        } else {
+            // A name that is free again.
+            sqlx::query("DELETE FROM jobs WHERE id = ? AND seq < ? AND active = 2")
+                .bind(job.id.as_str())
+                .bind(seq)
+                .execute(&mut *to)
+                .await?;
+        }
         sqlx::query(
             "INSERT INTO jobs (seq, id, request, active, document, rev, proof) VALUES (?, ?, ?, ?, ?, ?, ?)
              ON CONFLICT (seq) DO UPDATE
@@ -40,37 +51,33 @@ pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<
         .execute(&mut *to)
         .await?;
     }
-    for node in &line.nodes {
-        let text = document(node);
-        sqlx::query(
-            "INSERT INTO nodes (id, document, proof) VALUES (?, ?, ?)
-             ON CONFLICT (id) DO UPDATE SET document = excluded.document, proof = excluded.proof",
-        )
-        .bind(node.id.as_str())
-        .bind(&text)
-        .bind(pair_proof(node.id.as_str(), &text))
-        .execute(&mut *to)
-        .await?;
-    }
     for (number, event) in &line.events {
         write_event(to, *number, event).await?;
     }
-    for (replica, node) in &line.settled {
-        let (replica, node) = (replica.to_string(), node.as_str());
-        sqlx::query("INSERT INTO settled (replica, node, proof) VALUES (?, ?, ?) ON CONFLICT DO NOTHING")
-            .bind(&replica)
-            .bind(node)
-            .bind(pair_proof(&replica, node))
-            .execute(&mut *to)
-            .await?;
+    for one in &line.documents {
+        let (name, text) = (one.name(), document(one));
+        sqlx::query(
+            "INSERT INTO documents (name, document, proof) VALUES (?, ?, ?)
+             ON CONFLICT (name) DO UPDATE SET document = excluded.document, proof = excluded.proof",
+        )
+        .bind(&name)
+        .bind(&text)
+        .bind(document_proof(&name, &text))
+        .execute(&mut *to)
+        .await?;
     }
-    for replica in &line.forgotten {
-        sqlx::query("DELETE FROM settled WHERE replica = ?")
-            .bind(replica.to_string())
-            .execute(&mut *to)
-            .await?;
+    for name in &line.dropped {
+        sqlx::query("DELETE FROM documents WHERE name = ?").bind(name).execute(&mut *to).await?;
     }
     set(to, "rev", &line.rev.to_string()).await
+}
+
+/// What the column `active` says: a job has ended (0) or not (1), or was removed (2).
+fn standing(job: &JobRecord) -> i64 {
+    match job.is_removed() {
+        true => 2,
+        false => i64::from(!job.state.is_terminal()),
+    }
 }
 
 async fn write_event(to: &mut SqliteConnection, number: u64, event: &Event) -> Result<(), sqlx::Error> {
@@ -156,18 +163,11 @@ pub(super) fn event(row: &SqliteRow) -> Result<(u64, Event), RowError> {
     Ok((natural(number), event))
 }
 
-/// A node, from `id, document, proof`.
-pub(super) fn node(row: &SqliteRow) -> Result<NodeRecord, RowError> {
-    let (id, text): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-    prove("node", &id, row.try_get(2)?, pair_proof(&id, &text))?;
-    Ok(parse("node", id, &text)?)
-}
-
-/// A replica and its node, from `replica, node, proof`.
-pub(super) fn settled(row: &SqliteRow) -> Result<(agent_model::ReplicaId, agent_model::NodeId), RowError> {
-    let (replica, node): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-    prove("replica", &replica, row.try_get(2)?, pair_proof(&replica, &node))?;
-    Ok((named("replica", &replica)?, named("node", &node)?))
+/// A document, from the columns [`DOCUMENT`].
+pub(super) fn kept(row: &SqliteRow) -> Result<Document, RowError> {
+    let (name, text): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+    prove("document", &name, row.try_get(2)?, document_proof(&name, &text))?;
+    Ok(parse("document", name, &text)?)
 }
 
 fn prove(what: &'static str, id: &str, proof: Option<i64>, found: i64) -> Result<(), StoreError> {
@@ -187,8 +187,8 @@ fn event_proof(number: i64, job: &str, at: i64, epoch: i64, node: Option<&str>, 
     checksum(&[&numbers, job.as_bytes(), node.unwrap_or("").as_bytes(), text.as_bytes()])
 }
 
-fn pair_proof(key: &str, value: &str) -> i64 {
-    checksum(&[key.as_bytes(), value.as_bytes()])
+fn document_proof(name: &str, text: &str) -> i64 {
+    checksum(&[name.as_bytes(), text.as_bytes()])
 }
 
 /// SQLite has no unsigned numbers; none of ours comes near the sign.

@@ -4,15 +4,13 @@
 //! `db.damaged-N`. Rows are read one by one from a working copy; those that do not hold are passed over, and
 //! what the second copy knows later or alone takes their place. The new database is complete before it takes
 //! the old one's name, so that a crash in between begins anew.
-//!
-//! Called by `store::sqlite` at the start, when its checks fail.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use agent_model::{JobId, NodeId, ReplicaId, failpoint};
+use agent_model::{Epoch, JobId, failpoint};
 use futures_util::TryStreamExt;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
@@ -20,7 +18,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection};
 use super::redo::{Line, Remembered};
 use super::rows::{self, RowError};
 use super::sqlite::with_suffix;
-use super::{Event, JobRecord, NodeRecord, Recovery};
+use super::{Document, Event, JobRecord, Recovery};
 
 /// Rows in a row that are tried one by one before larger steps are made.
 const PATIENCE: i64 = 256;
@@ -40,9 +38,8 @@ pub(super) enum SalvageError {
 #[derive(Debug, Default)]
 struct Salvaged {
     jobs: BTreeMap<u64, (u64, JobRecord)>,
-    nodes: HashMap<NodeId, NodeRecord>,
     events: BTreeMap<u64, Event>,
-    settled: HashMap<ReplicaId, NodeId>,
+    documents: HashMap<String, Document>,
     /// Rows that did not hold.
     bad: usize,
 }
@@ -171,15 +168,12 @@ async fn read_all(work: &Path) -> Salvaged {
     read.events = events.into_iter().collect();
     read.bad += bad;
     for order in ["ASC", "DESC"] {
-        let (nodes, bad) = sweep(&mut from, "id, document", "nodes", "id", order, rows::node).await;
-        read.nodes.extend(nodes.into_iter().map(|node| (node.id.clone(), node)));
-        let (settled, worse) =
-            sweep(&mut from, "replica, node", "settled", "replica", order, rows::settled).await;
-        read.settled.extend(settled);
-        if bad + worse == 0 {
+        let (documents, bad) = sweep(&mut from, order).await;
+        read.documents.extend(documents.into_iter().map(|one| (one.name(), one)));
+        if bad == 0 {
             break;
         }
-        read.bad += bad + worse;
+        read.bad += bad;
     }
     let _ = from.close().await; // a copy that is thrown away
     read
@@ -227,23 +221,16 @@ async fn walk<T>(
     }
 }
 
-/// Reads a table without numbers up to the first thing that cannot be read.
-async fn sweep<T>(
-    from: &mut SqliteConnection,
-    columns: &str,
-    table: &str,
-    key: &str,
-    order: &str,
-    read: impl Fn(&SqliteRow) -> Result<T, RowError>,
-) -> (Vec<T>, usize) {
-    let query = format!("SELECT {columns}, proof FROM {table} ORDER BY {key} {order}");
+/// Reads the documents, which have no numbers, up to the first thing that cannot be read.
+async fn sweep(from: &mut SqliteConnection, order: &str) -> (Vec<Document>, usize) {
+    let query = format!("SELECT {} FROM documents ORDER BY name {order}", rows::DOCUMENT);
     let (mut found, mut bad) = (Vec::new(), 0);
     let mut rows = sqlx::query(AssertSqlSafe(query)).fetch(from);
     loop {
         match rows.try_next().await {
             Ok(None) => return (found, bad),
             Err(_) => return (found, bad + 1),
-            Ok(Some(row)) => match read(&row) {
+            Ok(Some(row)) => match rows::kept(&row) {
                 Ok(one) => found.push(one),
                 Err(_) => bad += 1,
             },
@@ -260,11 +247,10 @@ fn merge(read: &mut Salvaged, remembered: Remembered) -> usize {
             copied += 1;
         }
     }
-    read.nodes.extend(remembered.nodes.into_values().map(|(_, node)| (node.id.clone(), node)));
-    for (replica, (_, node)) in remembered.settled {
-        match node {
-            Some(node) => read.settled.insert(replica, node),
-            None => read.settled.remove(&replica),
+    for (name, (_, document)) in remembered.documents {
+        match document {
+            Some(document) => read.documents.insert(name, document),
+            None => read.documents.remove(&name),
         };
     }
     for (number, event) in remembered.events {
@@ -276,6 +262,9 @@ fn merge(read: &mut Salvaged, remembered: Remembered) -> usize {
 /// Takes out the history of jobs that are lost, and gives their names.
 fn orphans(read: &mut Salvaged) -> BTreeSet<JobId> {
     let known: BTreeSet<&JobId> = read.jobs.values().map(|(_, job)| &job.id).collect();
+    let removed = read.jobs.values().filter(|(_, job)| job.is_removed());
+    let removed: BTreeMap<&JobId, Epoch> = removed.map(|(_, job)| (&job.id, job.epoch)).collect();
+    read.events.retain(|_, event| removed.get(&event.job).is_none_or(|last| event.epoch > *last));
     let lost: BTreeSet<JobId> =
         read.events.values().map(|event| &event.job).filter(|id| !known.contains(id)).cloned().collect();
     read.events.retain(|_, event| !lost.contains(&event.job));
@@ -292,9 +281,8 @@ async fn fill(fresh: &Path, read: Salvaged, recovery: &Recovery) -> Result<(), s
     let line = Line {
         rev,
         jobs: read.jobs.into_values().collect(),
-        nodes: read.nodes.into_values().collect(),
         events: read.events.into_iter().collect(),
-        settled: read.settled.into_iter().collect(),
+        documents: read.documents.into_values().collect(),
         ..Line::default()
     };
     rows::write_all(&mut transaction, &line).await?;

@@ -1,3 +1,4 @@
+use super::sqlite::Sqlite;
 use super::*;
 use agent_model::job::JobDraft;
 use agent_model::{Code, Digest, Fault, Verdict};
@@ -21,6 +22,9 @@ pub(crate) fn job(name: &str, seq: u64) -> JobRecord {
         cancel: None,
         replicas: Vec::new(),
         outcome: None,
+        removed_at: None,
+        go: None,
+        broken: None,
     }
 }
 
@@ -46,6 +50,7 @@ fn full(name: &str, seq: u64) -> JobRecord {
             boot_id: "b".into(),
             step: Some(ReplicaStep::Uploading),
             detail: "x".into(),
+            ready: None,
         }],
         outcome: Some(Outcome {
             verdict: Verdict::Failed,
@@ -57,6 +62,8 @@ fn full(name: &str, seq: u64) -> JobRecord {
             tracking_bytes: 0,
             artifacts: None,
         }),
+        go: Some(Go { roster: Roster::default(), until: vec![Boot::from_millis(9)] }),
+        broken: Some(Broken { rank: 1, fault: Fault::new(Code::GangLate, "x") }),
         ..job(name, seq)
     }
 }
@@ -74,13 +81,13 @@ async fn test_everything_committed_is_there_after_reopen() {
         last_seen: Timestamp(5),
         inventory: Inventory { slots: 2, ..Inventory::default() },
     };
-    let settled = ("b.1.0".parse().unwrap(), node.id.clone());
+    let settled = SettledRecord { replica: "b.1.0".parse().unwrap(), node: node.id.clone() };
+    let documents = vec![Document::Node(Box::new(node)), Document::Settled(settled.clone())];
     let changes = Changes {
         jobs: vec![Arc::new(a.clone()), Arc::new(b.clone())],
-        nodes: vec![node.clone()],
         events: vec![event("a", "one"), event("b", "other"), event("a", "two")],
-        settled: vec![settled.clone()],
-        forgotten: Vec::new(),
+        documents: documents.clone(),
+        dropped: Vec::new(),
     };
     store.commit(&changes).await.unwrap();
     b.state = JobState::Completed;
@@ -89,8 +96,7 @@ async fn test_everything_committed_is_there_after_reopen() {
 
     let store = open(dir.path()).await.unwrap();
     let loaded = store.load().await.unwrap();
-    assert_eq!((loaded.jobs, loaded.nodes), (vec![a.clone()], vec![node]));
-    assert_eq!((loaded.settled, loaded.last_seq), (vec![settled.clone()], 2));
+    assert_eq!((loaded.jobs, loaded.documents, loaded.last_seq), (vec![a.clone()], documents.clone(), 2));
     assert_eq!(store.job(&b.id).await.unwrap(), Some(b.clone()));
     assert_eq!(store.submitted("request-a").await.unwrap(), Some(a.clone()));
     assert_eq!(store.job(&"c".parse().unwrap()).await.unwrap(), None);
@@ -99,8 +105,51 @@ async fn test_everything_committed_is_there_after_reopen() {
     let texts: Vec<String> = store.history(&a.id).await.unwrap().into_iter().map(|e| e.text).collect();
     assert_eq!(texts, ["one", "two"]);
 
-    store.commit(&Changes { forgotten: vec![settled.0], ..Changes::default() }).await.unwrap();
-    assert_eq!(store.load().await.unwrap().settled, []);
+    let dropped = vec![Document::name_of_settled(&settled.replica)];
+    store.commit(&Changes { dropped, ..Changes::default() }).await.unwrap();
+    assert_eq!(store.load().await.unwrap().documents, documents[..1]);
+}
+
+/// What a store says of a job that was removed: nothing but that its name had attempts.
+async fn assert_removed(store: &Sqlite, removed: &JobRecord) {
+    let kept = store.job(&removed.id).await.unwrap().unwrap();
+    assert_eq!((kept.is_removed(), kept.epoch, kept.outcome), (true, removed.epoch, None));
+    assert!(!store.page(None, 9).await.unwrap().iter().any(|job| job.id == removed.id));
+    assert_eq!(store.history(&removed.id).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn test_a_removed_job_leaves_its_name_and_another_may_have_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await.unwrap();
+    let ended = JobRecord { state: JobState::Failed, ..full("a", 1) };
+    let other = JobRecord { state: JobState::Completed, ..job("b", 2) };
+    let jobs = vec![Arc::new(ended.clone()), Arc::new(other.clone())];
+    let events = vec![event("a", "secret"), event("b", "other")];
+    store.commit(&Changes { jobs, events, ..Changes::default() }).await.unwrap();
+    let removed = ended.clone().removed(Timestamp(9));
+    store.commit(&Changes { jobs: vec![Arc::new(removed.clone())], ..Changes::default() }).await.unwrap();
+    assert_removed(&store, &ended).await;
+    store.close().await;
+
+    // Nothing of it comes back from the second copy, which saw it as it was.
+    let database = dir.path().join("db");
+    let mut bytes = std::fs::read(&database).unwrap();
+    bytes[..16].fill(0);
+    std::fs::write(&database, bytes).unwrap();
+    let store = open(dir.path()).await.unwrap();
+    assert_removed(&store, &ended).await;
+    assert_eq!(store.history(&other.id).await.unwrap().len(), 1);
+
+    // In one commit the name is freed and taken again.
+    let removed_too = other.clone().removed(Timestamp(9));
+    let again = JobRecord { request: "again".into(), ..job("b", 3) };
+    let jobs = vec![Arc::new(removed_too), Arc::new(again.clone())];
+    store.commit(&Changes { jobs, events: vec![event("b", "new")], ..Changes::default() }).await.unwrap();
+    assert_eq!(store.page(None, 9).await.unwrap(), std::slice::from_ref(&again));
+    assert_eq!(store.history(&again.id).await.unwrap().len(), 1);
+    store.close().await;
+    assert_eq!(open(dir.path()).await.unwrap().load().await.unwrap().jobs, [again]);
 }
 
 #[tokio::test]
@@ -134,24 +183,66 @@ async fn test_what_cannot_be_judged_is_refused_and_left_alone() {
     assert!(!database.exists());
 }
 
-#[tokio::test]
-async fn test_database_of_the_first_version_is_taken_over() {
-    let dir = tempfile::tempdir().unwrap();
-    let database = dir.path().join("db");
-    let url = sqlx::sqlite::SqliteConnectOptions::new().filename(&database).create_if_missing(true);
+/// A database as `versions` of the schema left it.
+async fn of_version(dir: &std::path::Path, versions: &[&'static str]) -> sqlx::SqlitePool {
+    let url = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.join("db")).create_if_missing(true);
     let pool = sqlx::SqlitePool::connect_with(url).await.unwrap();
-    sqlx::raw_sql(include_str!("schema.sql")).execute(&pool).await.unwrap();
-    sqlx::raw_sql("PRAGMA user_version = 1").execute(&pool).await.unwrap();
-    let known = full("a", 1);
-    sqlx::query("INSERT INTO jobs (seq, id, request, active, document) VALUES (1, 'a', 'request-a', 1, ?)")
+    for sql in versions {
+        sqlx::raw_sql(*sql).execute(&pool).await.unwrap();
+    }
+    let stamp = sqlx::AssertSqlSafe(format!("PRAGMA user_version = {}", versions.len()));
+    sqlx::raw_sql(stamp).execute(&pool).await.unwrap();
+    pool
+}
+
+#[tokio::test]
+async fn test_database_of_an_earlier_version_is_taken_over() {
+    let versions = [include_str!("schema.sql"), include_str!("schema_2.sql")];
+    for known_versions in [&versions[..1], &versions[..]] {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = of_version(dir.path(), known_versions).await;
+        let (known, node) = (full("a", 1), node_record());
+        sqlx::query(
+            "INSERT INTO jobs (seq, id, request, active, document) VALUES (1, 'a', 'request-a', 1, ?)",
+        )
         .bind(serde_json::to_string(&known).unwrap())
         .execute(&pool)
         .await
         .unwrap();
-    pool.close().await;
-    let store = open(dir.path()).await.unwrap();
-    assert_eq!(store.load().await.unwrap().jobs, [known]);
-    assert!(store.recovery().is_none());
+        sqlx::query("INSERT INTO nodes (id, document) VALUES ('box', ?)")
+            .bind(serde_json::to_string(&node).unwrap())
+            .execute(&pool)
+            .await
+            .unwrap();
+        sqlx::raw_sql("INSERT INTO settled (replica, node) VALUES ('b.1.0', 'box')")
+            .execute(&pool)
+            .await
+            .unwrap();
+        pool.close().await;
+        let store = open(dir.path()).await.unwrap();
+        let loaded = store.load().await.unwrap();
+        let settled = SettledRecord { replica: "b.1.0".parse().unwrap(), node: node.id.clone() };
+        assert_eq!(loaded.jobs, [known]);
+        assert_eq!(loaded.documents, [Document::Node(Box::new(node)), Document::Settled(settled)]);
+        assert!(store.recovery().is_none());
+    }
+}
+
+#[tokio::test]
+async fn test_controller_whose_database_was_taken_over_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let before = open(dir.path()).await.unwrap();
+    before.commit(&one("a", 1)).await.unwrap();
+    let after = open(dir.path()).await.unwrap();
+    before.commit(&one("b", 2)).await.unwrap();
+    // It was opened before the last commit, so it does not know everything.
+    assert!(matches!(after.commit(&one("c", 3)).await, Err(StoreError::Taken)));
+    let after = open(dir.path()).await.unwrap();
+    after.commit(&one("d", 3)).await.unwrap();
+    assert!(matches!(before.commit(&one("e", 4)).await, Err(StoreError::Taken)));
+    let names: Vec<String> =
+        after.load().await.unwrap().jobs.into_iter().map(|job| job.id.to_string()).collect();
+    assert_eq!(names, ["a", "b", "d"]);
 }
 
 /// 30 jobs that go on, 90 that ended, and what belongs to them, over many commits.
@@ -163,8 +254,8 @@ async fn filled(store: &Sqlite) -> Vec<JobRecord> {
         let event = |text: &str| event(job.id.as_str(), text);
         let events = vec![event("queued by uid 1"), event("placed on box as attempt 1"), event("running")];
         let node = NodeRecord { last_seen: Timestamp(seq), ..node_record() };
-        let changes =
-            Changes { jobs: vec![Arc::new(job.clone())], nodes: vec![node], events, ..Changes::default() };
+        let documents = vec![Document::Node(Box::new(node))];
+        let changes = Changes { jobs: vec![Arc::new(job.clone())], documents, events, ..Changes::default() };
         store.commit(&changes).await.unwrap();
         if seq > 30 {
             job.state = JobState::Completed;

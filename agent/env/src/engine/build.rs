@@ -14,7 +14,7 @@ use rattler_conda_types::package::{BuildString, CondaArchiveIdentifier, DistArch
 use rattler_conda_types::{MatchSpec, PackageRecord, RepoDataRecord};
 
 use super::cache::Cache;
-use super::fetch::{Fetcher, Held};
+use super::fetch::{CachedPackage, Fetcher};
 use super::link::{self, Plan, Unlinked, WORKSHOP};
 use super::net::Net;
 use super::tell::{Teller, busy};
@@ -158,7 +158,7 @@ fn locked(text: &str, build: &Build) -> Done<Vec<RepoDataRecord>> {
     list.entries.iter().map(record).collect()
 }
 
-fn record(entry: &explicit::Entry) -> Done<RepoDataRecord> {
+fn record(entry: &explicit::ListedPackage) -> Done<RepoDataRecord> {
     let wrong = |why: &str| {
         failed(
             FailureKind::Spec,
@@ -196,10 +196,10 @@ async fn join(
     build: &Build,
     cache: &Cache,
     fetcher: &Fetcher,
-    mut held: Vec<Held>,
+    mut held: Vec<CachedPackage>,
     specs: Vec<MatchSpec>,
     teller: &Arc<Teller>,
-) -> Done<Vec<Held>> {
+) -> Done<Vec<CachedPackage>> {
     let subdir = specs::subdir(build)?;
     let mut again = true;
     loop {
@@ -227,7 +227,7 @@ async fn join(
 }
 
 /// Fetches a package anew, unless somebody else uses it just now and so finds nothing wrong with it.
-async fn renew(broken: Held, fetcher: &Fetcher, failure: &Failure) -> Done<Held> {
+async fn renew(broken: CachedPackage, fetcher: &Fetcher, failure: &Failure) -> Done<CachedPackage> {
     let (place, record) = (broken.place.clone(), broken.record.clone());
     drop(broken);
     let lock = place.lock_file().map_err(|error| disk::trouble(&place.dir, "keeping a package", &error))?;

@@ -28,7 +28,7 @@ pub(crate) struct Cache {
 
 /// The place of one package.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct PackageDir {
     /// Its name, version and build.
     pub(crate) name: String,
     /// Its directory.
@@ -58,13 +58,13 @@ impl Cache {
     }
 
     /// The place of a package.
-    pub(crate) fn place(&self, record: &PackageRecord) -> Place {
+    pub(crate) fn place(&self, record: &PackageRecord) -> PackageDir {
         self.named(&format!("{}-{}-{}", record.name.as_normalized(), record.version, record.build))
     }
 
     /// The place of a package by the name of its directory.
-    pub(crate) fn named(&self, name: &str) -> Place {
-        Place { name: name.to_owned(), dir: self.pkgs.join(name), lock: self.locks.join(name) }
+    pub(crate) fn named(&self, name: &str) -> PackageDir {
+        PackageDir { name: name.to_owned(), dir: self.pkgs.join(name), lock: self.locks.join(name) }
     }
 
     /// The file of the lock of all lists of channels; shared by those who fetch one.
@@ -73,7 +73,7 @@ impl Cache {
     }
 }
 
-impl Place {
+impl PackageDir {
     /// The file of its lock, which also says when it was last used.
     pub(crate) fn lock_file(&self) -> io::Result<File> {
         agent_fs::open_lock(&self.lock)
@@ -141,7 +141,7 @@ pub(crate) fn paths(dir: &Path) -> io::Result<PathsJson> {
 mod tests {
     use super::*;
 
-    fn package(cache: &Cache, name: &str) -> Place {
+    fn package(cache: &Cache, name: &str) -> PackageDir {
         let place = cache.named(name);
         std::fs::create_dir_all(place.dir.join("info")).unwrap();
         std::fs::write(place.dir.join("a"), b"abc").unwrap();

@@ -12,7 +12,7 @@ use url::Url;
 
 /// A package of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct ListedPackage {
     /// Where it is, without a fragment.
     pub(crate) url: Url,
     /// SHA-256 of the archive.
@@ -29,7 +29,7 @@ pub(crate) struct List {
     /// What it was made for.
     pub(crate) platform: Option<String>,
     /// Its packages.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ListedPackage>,
 }
 
 /// What is wrong with a list.
@@ -66,7 +66,7 @@ pub(crate) fn parse(text: &str) -> Result<List, Unreadable> {
             digest => digests(digest).ok_or_else(|| wrong(format!("`{digest}` is no SHA-256 and no MD5")))?,
         };
         url.set_fragment(None);
-        list.entries.push(Entry { url, sha256, md5, line });
+        list.entries.push(ListedPackage { url, sha256, md5, line });
     }
     Ok(list)
 }

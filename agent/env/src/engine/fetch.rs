@@ -3,7 +3,7 @@
 //! Owns downloads: several at once, each of them watched and begun anew when it stalls. Hides archives.
 //!
 //! Invariants: what is fetched is what was announced, by digest and by size, and passed the inspection, before it
-//! gets the name under which it is used; whoever holds a [`Held`] package has it until it is dropped.
+//! gets the name under which it is used; whoever holds a [`CachedPackage`] package has it until it is dropped.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ use tokio::io::AsyncRead;
 use tokio_util::io::StreamReader;
 use url::Url;
 
-use super::cache::{Cache, Place, Whole};
+use super::cache::{Cache, PackageDir, Whole};
 use super::net::{self, Fault, Net};
 use super::tell::{Teller, busy};
 use super::{Advise, Done, disk, failed, inspect};
@@ -49,9 +49,9 @@ const LONGEST_CONTENTION: Duration = Duration::from_secs(300);
 const RESERVE: u64 = 32 << 20;
 
 /// A package that is in the cache and stays there.
-pub(crate) struct Held {
+pub(crate) struct CachedPackage {
     /// Its place.
-    pub(crate) place: Place,
+    pub(crate) place: PackageDir,
     /// What is known of it.
     pub(crate) whole: Whole,
     /// The record it was asked for by; of a lock's package only once it was read from the package itself.
@@ -90,13 +90,13 @@ impl Fetcher {
     }
 
     /// Makes sure that all packages are in the cache.
-    pub(crate) async fn all(&self, records: Vec<RepoDataRecord>) -> Done<Vec<Held>> {
+    pub(crate) async fn all(&self, records: Vec<RepoDataRecord>) -> Done<Vec<CachedPackage>> {
         for record in &records {
             inspect::record(&record.package_record).map_err(|why| refused(&record.url, &why))?;
         }
         // What is there already is only looked at; what is not is known then, and counted.
         let looks = futures_util::stream::iter(records).map(|record| self.look(record)).buffer_unordered(32);
-        let looked: Vec<Result<Held, RepoDataRecord>> = looks.try_collect().await?;
+        let looked: Vec<Result<CachedPackage, RepoDataRecord>> = looks.try_collect().await?;
         let (mut held, mut missing) = (Vec::new(), Vec::new());
         for outcome in looked {
             match outcome {
@@ -118,7 +118,7 @@ impl Fetcher {
     }
 
     /// Makes sure that one package is in the cache.
-    pub(crate) async fn ensure(&self, record: RepoDataRecord) -> Done<Held> {
+    pub(crate) async fn ensure(&self, record: RepoDataRecord) -> Done<CachedPackage> {
         let place = self.cache.place(&record.package_record);
         let name = place.name.clone();
         let waiting =
@@ -161,7 +161,7 @@ impl Fetcher {
     }
 
     /// Fetches a package whose exclusive lock is held, unless somebody has done it meanwhile.
-    async fn replace(&self, record: &RepoDataRecord, place: &Place) -> Done<()> {
+    async fn replace(&self, record: &RepoDataRecord, place: &PackageDir) -> Done<()> {
         if look_at(place, record).await.is_some() {
             return Ok(());
         }
@@ -179,7 +179,7 @@ impl Fetcher {
     }
 
     /// The package, if it is there and nobody is changing it.
-    async fn look(&self, record: RepoDataRecord) -> Done<Result<Held, RepoDataRecord>> {
+    async fn look(&self, record: RepoDataRecord) -> Done<Result<CachedPackage, RepoDataRecord>> {
         let place = self.cache.place(&record.package_record);
         let lock = place
             .lock_file()
@@ -245,7 +245,7 @@ impl Fetcher {
     }
 
     /// Fetches a package whose exclusive lock is held.
-    async fn fetch(&self, record: &RepoDataRecord, place: &Place) -> Done<()> {
+    async fn fetch(&self, record: &RepoDataRecord, place: &PackageDir) -> Done<()> {
         let mut attempt = 1;
         loop {
             let before = self.meter.bytes.load(Ordering::Relaxed);
@@ -266,7 +266,7 @@ impl Fetcher {
         }
     }
 
-    async fn once(&self, record: &RepoDataRecord, place: &Place) -> Done<()> {
+    async fn once(&self, record: &RepoDataRecord, place: &PackageDir) -> Done<()> {
         let job = Arc::new(Job {
             url: record.url.clone(),
             record: record.package_record.clone(),
@@ -312,13 +312,13 @@ impl Fetcher {
     }
 }
 
-async fn look_at(place: &Place, record: &RepoDataRecord) -> Option<Whole> {
+async fn look_at(place: &PackageDir, record: &RepoDataRecord) -> Option<Whole> {
     let (place, wanted) = (place.clone(), record.package_record.sha256.map(Into::into));
     tokio::task::spawn_blocking(move || place.check(wanted)).await.ok().flatten()
 }
 
 /// The package as it says it is: what a lock knows of it is only its name.
-fn held(place: Place, whole: Whole, mut record: RepoDataRecord, lock: File) -> Done<Held> {
+fn held(place: PackageDir, whole: Whole, mut record: RepoDataRecord, lock: File) -> Done<CachedPackage> {
     let known = &record.package_record;
     let own = &whole.index;
     if own.name.as_normalized() != known.name.as_normalized()
@@ -346,10 +346,10 @@ fn held(place: Place, whole: Whole, mut record: RepoDataRecord, lock: File) -> D
     if record.package_record.sha256.is_none() {
         record.package_record.sha256 = whole.sha256.map(Into::into);
     }
-    Ok(Held { place, whole, record, _lock: lock })
+    Ok(CachedPackage { place, whole, record, _lock: lock })
 }
 
-fn refused(url: &Url, why: &inspect::Refused) -> Failure {
+fn refused(url: &Url, why: &inspect::PackageRefused) -> Failure {
     let file = url.path_segments().and_then(Iterator::last).unwrap_or_default();
     failed(FailureKind::Refused, format!("the package {file} is not installed: {why}"))
         .advise("No sound package is like that: use another version or channel, and tell whoever keeps it.")
@@ -517,7 +517,7 @@ impl Job {
         }
         let text = causes::tell(error);
         if text.contains("outside of destination") || text.contains("escapes the destination") {
-            let why = inspect::Refused::Escape;
+            let why = inspect::PackageRefused::Escape;
             return refused(&self.url, &why);
         }
         self.damaged(&text)
@@ -553,7 +553,7 @@ impl Job {
             if let Ok(Ok((bytes, _))) = measured
                 && bytes > limit
             {
-                return refused(&self.url, &inspect::Refused::Bomb { limit, size: self.size() });
+                return refused(&self.url, &inspect::PackageRefused::Bomb { limit, size: self.size() });
             }
             if disk::free(&self.pkgs).is_some_and(|free| free < RESERVE / 4) {
                 return disk::full(&self.pkgs, &format!("unpacking {}", self.name));

@@ -17,7 +17,7 @@ use super::cache;
 
 /// Why a package is refused.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum PackageRefused {
     /// Its name, version or build are no names of files.
     #[error("its {part} `{text}` is no name for a file")]
     Name { part: &'static str, text: String },
@@ -50,20 +50,20 @@ pub(crate) fn limit(size: u64) -> u64 {
 }
 
 /// Refuses names that lead somewhere.
-pub(crate) fn record(record: &PackageRecord) -> Result<(), Refused> {
+pub(crate) fn record(record: &PackageRecord) -> Result<(), PackageRefused> {
     let (version, build) = (record.version.to_string(), record.build.to_string());
     for (part, text) in [("name", record.name.as_normalized()), ("version", &version), ("build", &build)] {
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-+!~=".contains(c);
         let short = text.len() <= 128 && (!text.is_empty() || part == "build");
         if !short || !text.chars().all(plain) || text.contains("..") || text.starts_with(['.', '-']) {
-            return Err(Refused::Name { part, text: text.chars().take(80).collect() });
+            return Err(PackageRefused::Name { part, text: text.chars().take(80).collect() });
         }
     }
     Ok(())
 }
 
 /// Refuses an extracted package that leads out of itself or is too large.
-pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), Refused> {
+pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), PackageRefused> {
     // A package without a list cannot be linked, which is found out when it is checked.
     if let Ok(paths) = cache::paths(dir) {
         for entry in &paths.paths {
@@ -73,13 +73,13 @@ pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), Refused
                 .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
             let own = !entry.relative_path.starts_with("conda-meta");
             if !inside || !own || entry.relative_path.as_os_str().is_empty() {
-                return Err(Refused::Path(entry.relative_path.clone()));
+                return Err(PackageRefused::Path(entry.relative_path.clone()));
             }
         }
     }
     match LinkJson::from_package_directory(dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(Refused::EntryPoints(error.to_string()));
+            return Err(PackageRefused::EntryPoints(error.to_string()));
         }
         _ => {}
     }
@@ -87,15 +87,15 @@ pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), Refused
     walk(dir, Path::new(""), &mut |path, kind, len| {
         bytes += len;
         if bytes > limit {
-            return Err(Refused::Bomb { limit, size });
+            return Err(PackageRefused::Bomb { limit, size });
         }
         if kind.is_symlink() {
             let target = std::fs::read_link(dir.join(path))?;
             if !stays_inside(path, &target) {
-                return Err(Refused::Link { link: path.to_owned(), target });
+                return Err(PackageRefused::Link { link: path.to_owned(), target });
             }
         } else if kind.is_fifo() || kind.is_socket() || kind.is_char_device() || kind.is_block_device() {
-            return Err(Refused::Special(path.to_owned()));
+            return Err(PackageRefused::Special(path.to_owned()));
         }
         Ok(())
     })
@@ -104,8 +104,8 @@ pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), Refused
 fn walk(
     root: &Path,
     below: &Path,
-    visit: &mut impl FnMut(&Path, FileType, u64) -> Result<(), Refused>,
-) -> Result<(), Refused> {
+    visit: &mut impl FnMut(&Path, FileType, u64) -> Result<(), PackageRefused>,
+) -> Result<(), PackageRefused> {
     for entry in std::fs::read_dir(root.join(below))? {
         let entry = entry?;
         let (path, kind) = (below.join(entry.file_name()), entry.file_type()?);
@@ -136,7 +136,7 @@ fn stays_inside(link: &Path, target: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn named(name: &str, version: &str, build: &str) -> Result<(), Refused> {
+    fn named(name: &str, version: &str, build: &str) -> Result<(), PackageRefused> {
         let json = serde_json::json!({"name": name, "version": version, "build": build, "build_number": 0,
             "subdir": "noarch", "depends": []});
         record(&serde_json::from_value(json).unwrap())
@@ -154,7 +154,7 @@ mod tests {
             (".a", "1", "0"),
         ] {
             assert!(
-                matches!(named(name, version, build), Err(Refused::Name { .. })),
+                matches!(named(name, version, build), Err(PackageRefused::Name { .. })),
                 "{name} {version} {build}"
             );
         }
@@ -189,18 +189,21 @@ mod tests {
     fn test_extracted_packages_that_lead_out_are_refused() {
         extracted(package("lib/a").path(), 1 << 20, 1).unwrap();
         for path in ["../a", "lib/../../a", "/etc/a", "conda-meta/a.json"] {
-            assert!(matches!(extracted(package(path).path(), 1 << 20, 1), Err(Refused::Path(_))), "{path}");
+            assert!(
+                matches!(extracted(package(path).path(), 1 << 20, 1), Err(PackageRefused::Path(_))),
+                "{path}"
+            );
         }
         let dir = package("lib/a");
         std::os::unix::fs::symlink("../../x", dir.path().join("lib/a")).unwrap();
-        assert!(matches!(extracted(dir.path(), 1 << 20, 1), Err(Refused::Link { .. })));
+        assert!(matches!(extracted(dir.path(), 1 << 20, 1), Err(PackageRefused::Link { .. })));
     }
 
     #[test]
     fn test_bombs_are_refused() {
         let dir = package("lib/a");
         std::fs::File::create(dir.path().join("lib/a")).unwrap().set_len(1 << 30).unwrap();
-        assert!(matches!(extracted(dir.path(), limit(100), 100), Err(Refused::Bomb { .. })));
+        assert!(matches!(extracted(dir.path(), limit(100), 100), Err(PackageRefused::Bomb { .. })));
         assert_eq!(limit(1 << 30), 200 << 30);
     }
 }

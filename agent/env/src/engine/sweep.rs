@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use agent_env::{FailureKind, Sweep};
 
-use super::cache::{Cache, Place};
+use super::cache::{Cache, PackageDir};
 use super::{Done, disk, failed};
 
 /// Letters that the libraries add to the name of a package for the directory in which they unpack it.
@@ -86,7 +86,7 @@ fn one(cache: &Cache, name: &str, now: std::time::SystemTime, sweep: &Sweep) -> 
 }
 
 /// The exclusive lock of a package, unless somebody uses it. The file tells when that was last, so it is not made.
-fn locked(place: &Place) -> io::Result<Option<File>> {
+fn locked(place: &PackageDir) -> io::Result<Option<File>> {
     let lock = place.lock_file()?;
     Ok(lock.try_lock().is_ok().then_some(lock))
 }

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent_env::{Event, Phase, Progress};
+use agent_env::{EngineEvent, Phase, Progress};
 use parking_lot::Mutex;
 
 /// Between two tellings of the progress of one phase.
@@ -32,7 +32,7 @@ impl Teller {
     }
 
     /// Tells an event. Who does not listen any more misses it: the process ends soon, see [`super::orphan`].
-    pub(crate) fn tell(&self, event: &Event) {
+    pub(crate) fn tell(&self, event: &EngineEvent) {
         if let Ok(mut line) = serde_json::to_vec(event) {
             line.push(b'\n');
             let mut out = self.out.lock();
@@ -42,13 +42,13 @@ impl Teller {
 
     /// A line for the build log.
     pub(crate) fn say(&self, line: impl Into<String>) {
-        self.tell(&Event::Say { line: line.into() });
+        self.tell(&EngineEvent::Say { line: line.into() });
     }
 
     /// Progress that must be seen: how a phase begins and ends.
     pub(crate) fn mark(&self, progress: Progress) {
         *self.last.lock() = Some((progress.clone(), Instant::now()));
-        self.tell(&Event::Progress(progress));
+        self.tell(&EngineEvent::Progress(progress));
     }
 
     /// Tells the last progress again whenever there was none for some time, for as long as this is kept.
@@ -79,7 +79,7 @@ impl Teller {
         let progress = progress();
         *last = Some((progress.clone(), Instant::now()));
         drop(last);
-        self.tell(&Event::Progress(progress));
+        self.tell(&EngineEvent::Progress(progress));
     }
 }
 
@@ -115,9 +115,9 @@ mod tests {
         }
         teller.mark(busy(Phase::Link, "c"));
         let text = String::from_utf8(kept.0.lock().clone()).unwrap();
-        let lines: Vec<Event> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.first(), Some(&Event::Progress(busy(Phase::Link, "a"))));
-        assert_eq!(lines.last(), Some(&Event::Progress(busy(Phase::Link, "c"))));
+        let lines: Vec<EngineEvent> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.first(), Some(&EngineEvent::Progress(busy(Phase::Link, "a"))));
+        assert_eq!(lines.last(), Some(&EngineEvent::Progress(busy(Phase::Link, "c"))));
         assert!(lines.len() < 10, "{} lines", lines.len());
     }
 }

@@ -14,7 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use agent_env::{
-    Build, Built, Event, Failure, FailureKind, Phase, Platform, Priority, Request, Spec, Sweep, Task, VERSION,
+    Build, Built, EngineEvent, EngineRequest, Failure, FailureKind, Phase, Platform, Priority, Spec, Sweep,
+    Task, VERSION,
 };
 use channel::{Served, Site};
 
@@ -24,24 +25,24 @@ fn start(task: Task) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let request = serde_json::to_vec(&Request { version: VERSION, task }).unwrap();
+    let request = serde_json::to_vec(&EngineRequest { version: VERSION, task }).unwrap();
     child.stdin.take().unwrap().write_all(&request).unwrap();
     child
 }
 
-fn finish(child: Child) -> Vec<Event> {
+fn finish(child: Child) -> Vec<EngineEvent> {
     let output = child.wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let events: Vec<Event> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let failed = matches!(events.last(), Some(Event::Failed(_)));
+    let events: Vec<EngineEvent> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let failed = matches!(events.last(), Some(EngineEvent::Failed(_)));
     assert_eq!(output.status.success(), !failed, "the exit status repeats the outcome");
     events
 }
 
 fn run(build: &Build) -> Result<Built, Failure> {
     match finish(start(Task::Build(Box::new(build.clone())))).pop() {
-        Some(Event::Built(built)) => Ok(built),
-        Some(Event::Failed(failure)) => Err(failure),
+        Some(EngineEvent::Built(built)) => Ok(built),
+        Some(EngineEvent::Failed(failure)) => Err(failure),
         other => panic!("{other:?}"),
     }
 }
@@ -49,7 +50,7 @@ fn run(build: &Build) -> Result<Built, Failure> {
 fn sweep(cache: &Path, unused_for_s: u64) -> u64 {
     let task = Task::Sweep(Sweep { cache: cache.to_owned(), unused_for_s });
     match finish(start(task)).pop() {
-        Some(Event::Swept { freed }) => freed,
+        Some(EngineEvent::Swept { freed }) => freed,
         other => panic!("{other:?}"),
     }
 }
@@ -233,7 +234,7 @@ fn test_builds_share_a_cache() {
         (0..4).map(|n| request(&site, home.path(), &format!("e{n}"), &["many", "app", "active"])).collect();
     let children: Vec<_> = builds.iter().map(|build| start(Task::Build(Box::new(build.clone())))).collect();
     for child in children {
-        assert!(matches!(finish(child).pop(), Some(Event::Built(_))));
+        assert!(matches!(finish(child).pop(), Some(EngineEvent::Built(_))));
     }
     for build in &builds {
         assert_eq!(fs::read(build.prefix.join("share/app.txt")).unwrap(), b"app");
@@ -256,9 +257,9 @@ fn test_a_package_that_somebody_fetches_delays_only_who_needs_it() {
     assert!(!waits.is_finished());
     drop(held);
     let events = waits.join().unwrap();
-    let told = |event: &Event| matches!(event, Event::Progress(p) if p.phase == Phase::Waiting && p.what.contains("app-1.0-0"));
+    let told = |event: &EngineEvent| matches!(event, EngineEvent::Progress(p) if p.phase == Phase::Waiting && p.what.contains("app-1.0-0"));
     assert!(events.iter().any(told), "{events:?}");
-    assert!(matches!(events.last(), Some(Event::Built(_))));
+    assert!(matches!(events.last(), Some(EngineEvent::Built(_))));
 }
 
 #[test]
@@ -317,7 +318,7 @@ fn test_a_request_of_another_version_is_not_guessed_at() {
         .spawn()
         .unwrap();
     child.stdin.take().unwrap().write_all(br#"{"version": 99, "task": {"kind": "dance"}}"#).unwrap();
-    let Some(Event::Failed(failure)) = finish(child).pop() else { panic!("it was done") };
+    let Some(EngineEvent::Failed(failure)) = finish(child).pop() else { panic!("it was done") };
     assert!(failure.message.contains("version 1, not 99"), "{failure:?}");
 }
 
@@ -353,7 +354,7 @@ fn test_mirrors_and_credentials_leave_no_trace() {
     fs::write(&credentials, r#"{"127.0.0.1": {"BearerToken": "very-hidden"}}"#).unwrap();
     build.credentials = Some(credentials);
     let events = finish(start(Task::Build(Box::new(build.clone()))));
-    let Some(Event::Built(built)) = events.last() else { panic!("{events:?}") };
+    let Some(EngineEvent::Built(built)) = events.last() else { panic!("{events:?}") };
     assert!(
         built.lock.contains("https://channel.example/main/noarch/app-1.0-0.tar.bz2#sha256:"),
         "{}",

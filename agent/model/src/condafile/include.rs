@@ -5,7 +5,7 @@
 
 use super::document;
 use crate::fault::Fault;
-use crate::jobfile::Refusal;
+use crate::jobfile::Rejection;
 use crate::requirement;
 use crate::yaml::{self, Node, NotPlain, Value};
 
@@ -16,12 +16,12 @@ pub fn inline(text: &str, mut read: impl FnMut(&str) -> Result<Vec<String>, Faul
     let mut inlined = String::with_capacity(text.len());
     let mut copied = 0;
     let written = yaml::plain(text).map_err(|error| match error {
-        NotPlain::Syntax(at) | NotPlain::Fancy(at) => Refusal::syntax(at),
+        NotPlain::Syntax(at) | NotPlain::Fancy(at) => Rejection::syntax(at),
     })?;
     for (node, path) in includes(&root) {
         let Some(scalar) = written.iter().find(|scalar| scalar.place == node.place) else { continue };
         if text[scalar.span.clone()].contains('\n') {
-            return Err(Refusal::invalid(node.place, "`pip`: an entry has more than one line")
+            return Err(Rejection::invalid(node.place, "`pip`: an entry has more than one line")
                 .fix("write one package in each entry")
                 .into());
         }

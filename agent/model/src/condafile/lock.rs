@@ -17,7 +17,7 @@ use std::fmt;
 
 use super::{Complaint, CondaFile, LARGEST, Line, check_pip_line, spec};
 use crate::fault::Fault;
-use crate::jobfile::Refusal;
+use crate::jobfile::Rejection;
 use crate::requirement;
 use crate::yaml::Place;
 
@@ -57,7 +57,8 @@ impl LockedPackage {
 }
 
 impl Lock {
-    /// Says what a conda file asks for and this lacks, as far as names and plain versions tell; nothing when it has all.
+    /// Says what a conda file asks for and this lacks, as far as names and plain versions tell; nothing when it has
+    /// all.
     pub fn lacks(&self, file: &CondaFile) -> Option<String> {
         let named = |package: &LockedPackage| {
             Some((package.name()?.to_ascii_lowercase(), package.version()?.to_owned()))
@@ -89,7 +90,7 @@ const FORM: &str = "make the list with `agentctl envs export`, or with `conda li
 /// Reads a list of exact packages. A fault names the line.
 pub fn parse_lock(text: &str) -> Result<Lock, Fault> {
     if text.len() > LARGEST {
-        let refusal = Refusal::invalid(Place { line: 1, column: 1 }, "the list has more than 1 MiB");
+        let refusal = Rejection::invalid(Place { line: 1, column: 1 }, "the list has more than 1 MiB");
         return Err(refusal.fix(FORM).into());
     }
     let mut lock = Lock::default();
@@ -101,10 +102,10 @@ pub fn parse_lock(text: &str) -> Result<Lock, Fault> {
     }
     if !explicit {
         let message = format!("this is no list of exact packages: it has no line `{EXPLICIT}`");
-        return Err(Refusal::invalid(Place { line: 1, column: 1 }, message).fix(FORM).into());
+        return Err(Rejection::invalid(Place { line: 1, column: 1 }, message).fix(FORM).into());
     }
     if lock.packages.is_empty() && lock.pip.is_empty() {
-        return Err(Refusal::invalid(Place { line: 1, column: 1 }, "the list has no packages")
+        return Err(Rejection::invalid(Place { line: 1, column: 1 }, "the list has no packages")
             .fix(FORM)
             .into());
     }

@@ -126,3 +126,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn test_secrets_are_named_by_variables_that_nothing_else_sets() {
+    let job = |variable: &str, name: &str| JobDraft {
+        command: "true".into(),
+        environment_variables: [("TOKEN".to_owned(), "x".to_owned())].into(),
+        secrets: [(variable.to_owned(), name.to_owned())].into(),
+        ..JobDraft::default()
+    };
+    let spec = job("KEY", "wandb").validate().unwrap();
+    for (variable, name) in
+        [("TOKEN", "wandb"), ("", "wandb"), ("A=B", "wandb"), ("KEY", "../x"), ("KEY", "")]
+    {
+        assert_eq!(job(variable, name).validate().unwrap_err().code, Code::JobInvalid, "{variable}: {name}");
+    }
+    let owner = Some(crate::Principal::Local { uid: 7 });
+    let owned = spec.clone().owned_by(owner.clone());
+    assert_eq!((&owned.owner, &owned.secrets), (&owner, &spec.secrets));
+    let text = serde_json::to_string(&owned).unwrap();
+    assert_eq!(serde_json::from_str::<JobSpec>(&text).unwrap(), owned);
+    let former = text.replace("\"owner\":\"uid 7\"", "\"x\":1");
+    assert_eq!(serde_json::from_str::<JobSpec>(&former).unwrap(), spec, "of a release that knew no owner");
+}

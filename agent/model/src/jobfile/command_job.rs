@@ -2,14 +2,17 @@
 
 use std::num::NonZeroU32;
 
+use super::distribution::distribution;
 use super::environment::{EnvironmentRef, environment, local};
-use super::section::{Mistakes, Refusal, Section, Stranger, Warning, nearest, within};
+use super::section::{Mistakes, Rejection, Section, UnknownKey, Warning, nearest, within};
 use crate::EnvSpec;
 use crate::container::Options;
 use crate::expr::{self, Reference};
 use crate::fault::Fault;
-use crate::job::{Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy};
-use crate::yaml::{self, Node, Place, Value};
+use crate::job::{
+    INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy,
+};
+use crate::yaml::{self, Key, Node, Place, Value};
 
 /// A command job as read: the draft, and the files the document names, which the caller brings.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,26 +34,29 @@ pub struct CommandJob {
 pub struct InputRef {
     /// The input's name.
     pub name: String,
-    /// The path, relative to the document.
+    /// The path, relative to the document, or to where the caller stands if it was given.
     pub path: String,
     /// It was declared as one file.
     pub is_file: bool,
-    /// Where the path stands in the document.
+    /// The caller gave the path: the document has none, or another.
+    pub is_given: bool,
+    /// Where the input stands in the document.
     pub place: Place,
 }
 
-/// Reads a command job. The fault names the line and the column of the first mistake, and the others as causes.
-pub fn command_job(text: &str) -> Result<CommandJob, Fault> {
-    let node = yaml::parse(text).map_err(Refusal::syntax)?;
+/// Reads a command job, with other values for some of its inputs: `("inputs.lr", "0.1")`. What such a value replaces is
+/// not judged. The fault names the line and the column of the first mistake, and the others as causes.
+pub fn command_job(text: &str, given: &[(String, String)]) -> Result<CommandJob, Fault> {
+    let node = yaml::parse(text).map_err(Rejection::syntax)?;
     if node.value == Value::Null {
-        return Err(Refusal::invalid(node.place, "the job file is empty")
+        return Err(Rejection::invalid(node.place, "the job file is empty")
             .fix("write at least a `command`, for example `command: python train.py`")
             .into());
     }
-    read(node)
+    read(node, given)
 }
 
-fn read(node: Node) -> Result<CommandJob, Fault> {
+fn read(node: Node, given: &[(String, String)]) -> Result<CommandJob, Fault> {
     let (mut warnings, mut wrong) = (Vec::new(), Mistakes::default());
     let mut top = Section::open(node, "")?;
     // What is no command job has other rules: nothing else is said of it.
@@ -62,6 +68,8 @@ fn read(node: Node) -> Result<CommandJob, Fault> {
     let environment =
         top.node("environment").and_then(|node| wrong.note(environment(node, &mut warnings).map(Some)));
     let (limits, limits_at) = read_limits(&mut top, &mut warnings, &mut wrong);
+    let resources = read_resources(&mut top, &mut warnings, &mut wrong);
+    let distribution = wrong.note(distribution(&mut top, resources.nodes, &mut warnings));
     let mut draft = JobDraft {
         name: wrong.note(read_name(&mut top)),
         display_name: wrong.note(top.text("display_name")).unwrap_or_default(),
@@ -69,15 +77,18 @@ fn read(node: Node) -> Result<CommandJob, Fault> {
         experiment: wrong.note(top.text("experiment_name")).unwrap_or_default(),
         tags: wrong.note(top.texts("tags")),
         environment_variables: wrong.note(top.texts("environment_variables")),
-        resources: read_resources(&mut top, &mut warnings, &mut wrong),
+        secrets: wrong.note(top.texts("secrets")),
+        resources,
+        distribution,
         limits,
         retry: read_retry(&mut top, &mut warnings, &mut wrong),
         priority: wrong.note(read_priority(&mut top, &mut warnings)),
+        visible_to_all: wrong.note(top.word("visibility", &["owner", "all"])) == Some("all"),
         ..JobDraft::default()
     };
     warn_of_no_replacement(limits_at, &draft, &mut warnings);
     let before = wrong.count();
-    let inputs = read_inputs(&mut top, &mut draft, &mut warnings, &mut wrong);
+    let inputs = read_inputs(&mut top, given, &mut draft, &mut warnings, &mut wrong);
     read_outputs(&mut top, &mut draft, &mut warnings, &mut wrong);
     // Of an input that is wrong it is not known whether the command may use it.
     let known = (wrong.count() == before).then_some(inputs.as_slice());
@@ -90,34 +101,29 @@ fn read(node: Node) -> Result<CommandJob, Fault> {
 const KINDS: [&str; 8] =
     ["command", "sweep", "pipeline", "spark", "automl", "parallel", "finetuning", "import"];
 
-fn refuse_other_kinds(top: &mut Section) -> Result<(), Refusal> {
+fn refuse_other_kinds(top: &mut Section) -> Result<(), Rejection> {
     let fix = "submit each command on its own, as a job of `type: command`";
     let place = top.node("type").map(|node| (node.place, node));
     if let Some((place, node)) = place {
         let text = node.text().map_err(|at| within("type", at))?.trim().to_ascii_lowercase();
         if !KINDS.contains(&text.as_str()) {
             let message = format!("`type: {text}` is not a kind of job");
-            return Err(Refusal::invalid(place, message).fix("write `type: command`, or leave the key out"));
+            return Err(Rejection::invalid(place, message).fix("write `type: command`, or leave the key out"));
         }
         if text != "command" {
-            return Err(Refusal::unsupported(place, format!("`type: {text}` is not run"), fix));
+            return Err(Rejection::unsupported(place, format!("`type: {text}` is not run"), fix));
         }
     }
     for (key, kind) in [("trial", "sweep"), ("jobs", "pipeline")] {
         if let Some(node) = top.node(key) {
             let message = format!("`{key}` makes this a {kind} job, which is not run");
-            return Err(Refusal::unsupported(node.place, message, fix));
+            return Err(Rejection::unsupported(node.place, message, fix));
         }
     }
-    let Some(node) = top.node("distribution") else { return Ok(()) };
-    Err(Refusal::unsupported(
-        node.place,
-        "`distribution` is not run: the command is started once on each node",
-        "leave the key out to run one process, or start several from your script",
-    ))
+    Ok(())
 }
 
-fn read_compute(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<(), Refusal> {
+fn read_compute(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<(), Rejection> {
     let Some(node) = top.node("compute") else { return Ok(()) };
     let target = node.text().map_err(|at| within("compute", at))?;
     if target.trim() != "local" {
@@ -127,12 +133,12 @@ fn read_compute(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<(), Re
     Ok(())
 }
 
-fn read_code(top: &mut Section) -> Result<Option<String>, Refusal> {
+fn read_code(top: &mut Section) -> Result<Option<String>, Rejection> {
     let Some(node) = top.node("code") else { return Ok(None) };
     let path = node.text().map_err(|at| within("code", at))?;
     match scheme(path) {
         None => Ok(Some(local(path).to_owned())),
-        Some(_) => Err(Refusal::unsupported(
+        Some(_) => Err(Rejection::unsupported(
             node.place,
             format!("`code: {path}` is not fetched"),
             "bring the code here and name its folder, for example `code: ./src`",
@@ -140,11 +146,11 @@ fn read_code(top: &mut Section) -> Result<Option<String>, Refusal> {
     }
 }
 
-fn read_name(top: &mut Section) -> Result<Option<crate::JobId>, Refusal> {
+fn read_name(top: &mut Section) -> Result<Option<crate::JobId>, Rejection> {
     let Some(node) = top.node("name") else { return Ok(None) };
     let text = node.text().map_err(|at| within("name", at))?;
     let refuse = |error: crate::ids::IdError| {
-        Refusal::invalid(node.place, format!("`name`: {error}"))
+        Rejection::invalid(node.place, format!("`name`: {error}"))
             .fix("leave `name` out and set `display_name`: the job then gets a name made from it")
     };
     text.parse().map(Some).map_err(refuse)
@@ -155,27 +161,26 @@ const COUNT: &str = "a whole number of at least 1";
 fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistakes) -> Resources {
     let Some(mut section) = wrong.note(top.section("resources")) else { return Resources::default() };
     let nodes = wrong.note(section.parsed::<NonZeroU32>("instance_count", COUNT));
+    let mut labels = wrong.note(section.texts("labels"));
+    // Whatever a provider calls its machines: those of a fleet have the name as a label.
+    let kind = wrong.note(section.text("instance_type"));
+    labels.extend(kind.filter(|kind| !kind.is_empty()).map(|kind| (INSTANCE_TYPE.to_owned(), kind)));
     let resources = Resources {
         nodes: nodes.map_or(1, NonZeroU32::get),
         gpus: wrong.note(section.parsed("gpus", "a whole number")).unwrap_or(0),
         memory: wrong.note(section.bytes("memory")).unwrap_or(0),
+        cpus: wrong.note(section.parsed("cpus", "a whole number")).unwrap_or(0),
+        labels,
         shm: wrong.note(section.bytes("shm_size")).unwrap_or(0),
         docker_args: wrong.note(read_docker_args(&mut section)),
     };
     section.ignore(&["max_instance_count", "locations", "properties"]);
-    section.warn_of(
-        &[
-            ("instance_type", "machines are not rented here; ask with `gpus` and `memory`"),
-            ("cpus", "jobs share the CPUs of a machine"),
-        ],
-        warnings,
-    );
     section.finish(warnings);
     resources
 }
 
 /// One text, or several. Which arguments there may be is a matter of the job, which says so at this place.
-fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Refusal> {
+fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Rejection> {
     let path = section.name("docker_args");
     let Some(node) = section.node("docker_args") else { return Ok(Vec::new()) };
     let texts = match node.text() {
@@ -189,7 +194,7 @@ fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Refusal> {
     };
     match Options::parse(&texts) {
         Ok(_) => Ok(texts),
-        Err(error) => Err(Refusal::invalid(node.place, format!("`{path}`: {error}")).fix("leave it out")),
+        Err(error) => Err(Rejection::invalid(node.place, format!("`{path}`: {error}")).fix("leave it out")),
     }
 }
 
@@ -209,7 +214,7 @@ fn read_limits(
     };
     section.finish(warnings);
     if limits.timeout.is_some_and(|timeout| timeout.is_zero()) {
-        wrong.note::<()>(Err(Refusal::invalid(place, "`limits.timeout` is 0 seconds")
+        wrong.note::<()>(Err(Rejection::invalid(place, "`limits.timeout` is 0 seconds")
             .fix("give the longest time the command may run, or leave the key out")));
     }
     (limits, Some(place))
@@ -239,7 +244,7 @@ fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistak
     retry
 }
 
-fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Refusal> {
+fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Rejection> {
     let Some(mut section) = top.section("queue_settings")? else { return Ok(Priority::default()) };
     let word = section.word("priority", &["low", "medium", "high"])?;
     section.ignore(&["job_tier"]);
@@ -250,14 +255,18 @@ fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Prior
 /// Literals go into the draft; what names a local path is returned.
 fn read_inputs(
     top: &mut Section,
+    given: &[(String, String)],
     draft: &mut JobDraft,
     warnings: &mut Vec<Warning>,
     wrong: &mut Mistakes,
 ) -> Vec<InputRef> {
-    let Some(section) = wrong.note(top.section("inputs")) else { return Vec::new() };
+    let entries = wrong.note(top.section("inputs")).map(Section::into_entries).unwrap_or_default();
+    wrong.note(refuse_unknown(given, &entries));
     let mut paths = Vec::new();
-    for (key, node) in section.into_entries() {
-        match wrong.note(read_input(key.text, node, warnings)) {
+    for (key, node) in entries {
+        let full = format!("inputs.{}", key.text);
+        let given = given.iter().rev().find(|(name, _)| *name == full).map(|(_, value)| value.as_str());
+        match wrong.note(read_input(key.text, node, given, warnings)) {
             ReadInput::Literal(name, text) => drop(draft.inputs.insert(name, Input::Literal(text))),
             ReadInput::Path(input) => paths.push(input),
             ReadInput::Absent => {}
@@ -292,9 +301,25 @@ const INPUT_TYPES: [&str; 10] = [
 const INPUT_MODES: [&str; 5] = ["ro_mount", "download", "direct", "eval_mount", "eval_download"];
 const OUTPUT_MODES: [&str; 4] = ["rw_mount", "mount", "upload", "direct"];
 
-fn read_input(name: String, node: Node, warnings: &mut Vec<Warning>) -> Result<ReadInput, Refusal> {
+fn refuse_unknown(given: &[(String, String)], entries: &[(Key, Node)]) -> Result<(), Rejection> {
+    let known: Vec<String> = entries.iter().map(|(key, _)| format!("inputs.{}", key.text)).collect();
+    let Some((unknown, _)) = given.iter().find(|(name, _)| !known.contains(name)) else { return Ok(()) };
+    let place = entries.first().map_or(Place { line: 1, column: 1 }, |(key, _)| key.place);
+    Err(Rejection::invalid(place, format!("`{unknown}` is given a value, but names nothing of this job"))
+        .fix(match known.is_empty() {
+            true => "the job has no inputs; add them to its job file".to_owned(),
+            false => format!("what can be set: {}", known.join(", ")),
+        }))
+}
+
+fn read_input(
+    name: String,
+    node: Node,
+    given: Option<&str>,
+    warnings: &mut Vec<Warning>,
+) -> Result<ReadInput, Rejection> {
     if let Value::Scalar(text) = node.value {
-        return Ok(ReadInput::Literal(name, text));
+        return Ok(ReadInput::Literal(name, given.map_or(text, str::to_owned)));
     }
     let place = node.place;
     let full = format!("inputs.{name}");
@@ -307,33 +332,45 @@ fn read_input(name: String, node: Node, warnings: &mut Vec<Warning>) -> Result<R
     section.ignore(&["description", "path_on_compute", "min", "max", "enum"]);
     section.warn_of(&[("datastore", "datastores are not known here; give a local `path`")], warnings);
     section.finish(warnings);
+    let direct = mode == Some("direct");
+    let file = |name: String, path: &str, place: Place| InputRef {
+        name,
+        path: path.trim().to_owned(),
+        is_file: kind == Some("uri_file"),
+        is_given: given.is_some(),
+        place,
+    };
+    if let Some(given) = given {
+        let is_data = kind.map_or(path.is_some(), |kind| DATA_TYPES.contains(&kind));
+        return match is_data {
+            true => read_path(file(name, given, place), direct),
+            false => Ok(ReadInput::Literal(name, given.to_owned())),
+        };
+    }
     match (path, literal) {
         (Some(path), None) => {
-            let is_file = kind == Some("uri_file");
-            read_path(name, &path, is_file, mode == Some("direct"))
+            let text = path.text().map_err(|at| within(&format!("{full}.path"), at))?;
+            read_path(file(name, text, path.place), direct)
         }
         (None, Some(text)) => Ok(ReadInput::Literal(name, text)),
         (None, None) if optional => Ok(ReadInput::Absent),
-        (None, None) => Err(Refusal::invalid(place, format!("`{full}` has no value"))
+        (None, None) => Err(Rejection::invalid(place, format!("`{full}` has no value"))
             .fix("give it a `path`, or write the value itself after its name")),
-        (Some(_), Some(_)) => Err(Refusal::invalid(place, format!("`{full}` has both a path and a value"))
+        (Some(_), Some(_)) => Err(Rejection::invalid(place, format!("`{full}` has both a path and a value"))
             .fix("keep one of `path` and `value`")),
     }
 }
 
-fn read_path(name: String, node: &Node, is_file: bool, direct: bool) -> Result<ReadInput, Refusal> {
-    let path = node.text().map_err(|at| within(&format!("inputs.{name}.path"), at))?.trim();
+fn read_path(input: InputRef, direct: bool) -> Result<ReadInput, Rejection> {
+    let InputRef { name, path, place, .. } = &input;
     match scheme(path) {
-        Some("http" | "https") if direct => Ok(ReadInput::Literal(name, path.to_owned())),
-        Some(_) => Err(Refusal::unsupported(
-            node.place,
+        Some("http" | "https") if direct => Ok(ReadInput::Literal(input.name, input.path)),
+        Some(_) => Err(Rejection::unsupported(
+            *place,
             format!("`inputs.{name}` is not fetched from `{path}`"),
             "download the data and give its local path, or let the script fetch it",
         )),
-        None => {
-            let path = local(path).to_owned();
-            Ok(ReadInput::Path(InputRef { name, path, is_file, place: node.place }))
-        }
+        None => Ok(ReadInput::Path(InputRef { path: local(path).to_owned(), ..input })),
     }
 }
 
@@ -359,7 +396,7 @@ fn read_outputs(top: &mut Section, draft: &mut JobDraft, warnings: &mut Vec<Warn
     }
 }
 
-fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Output, Refusal> {
+fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Output, Rejection> {
     let mut section = Section::open(node, &format!("outputs.{name}"))?;
     let kind = section.word("type", &DATA_TYPES)?;
     section.word("mode", &OUTPUT_MODES)?;
@@ -383,20 +420,20 @@ fn read_command(
     draft: &JobDraft,
     inputs: Option<&[InputRef]>,
     warnings: &mut Vec<Warning>,
-) -> Result<String, Refusal> {
+) -> Result<String, Rejection> {
     let start = top.place();
     let command = top.node("command");
     let strangers = top.strangers();
     let slip = strangers.iter().find(|stranger| stranger.resembles == Some("command"));
     let Some(node) = command else {
         return Err(match slip {
-            Some(slip) => Refusal::invalid(slip.place, format!("`{}` is not known", slip.name))
+            Some(slip) => Rejection::invalid(slip.place, format!("`{}` is not known", slip.name))
                 .fix("write `command` instead"),
-            None => Refusal::invalid(start, "the job has no `command`")
+            None => Rejection::invalid(start, "the job has no `command`")
                 .fix("add the line that starts your training, for example `command: python train.py`"),
         });
     };
-    warnings.extend(strangers.into_iter().map(Stranger::into_warning));
+    warnings.extend(strangers.into_iter().map(UnknownKey::into_warning));
     let command = node.text().map_err(|at| within("command", at))?;
     if let Some(inputs) = inputs {
         let input_names = draft.inputs.keys().chain(inputs.iter().map(|input| &input.name));
@@ -405,9 +442,9 @@ fn read_command(
     Ok(command.to_owned())
 }
 
-fn check_references(node: &Node, command: &str, inputs: &[&str], draft: &JobDraft) -> Result<(), Refusal> {
+fn check_references(node: &Node, command: &str, inputs: &[&str], draft: &JobDraft) -> Result<(), Rejection> {
     let references = expr::references(command)
-        .map_err(|fault| Refusal::invalid(node.place, fault.what).fix(fault.fix.unwrap_or_default()))?;
+        .map_err(|fault| Rejection::invalid(node.place, fault.what).fix(fault.fix.unwrap_or_default()))?;
     let outputs: Vec<&str> = draft.outputs.keys().map(String::as_str).collect();
     for reference in &references {
         let (kind, name, known) = match reference {
@@ -418,7 +455,7 @@ fn check_references(node: &Node, command: &str, inputs: &[&str], draft: &JobDraf
             continue;
         }
         let message = format!("the command uses `${{{{{kind}.{name}}}}}`, which the job does not define");
-        return Err(Refusal::invalid(node.place, message).fix(match nearest(name, known) {
+        return Err(Rejection::invalid(node.place, message).fix(match nearest(name, known) {
             Some(meant) => format!("did you mean `${{{{{kind}.{meant}}}}}`?"),
             None => format!("add `{name}` under `{kind}`, or correct the name in the command"),
         }));

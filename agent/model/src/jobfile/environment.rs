@@ -1,6 +1,6 @@
 //! The environment of a job file, inline or as a document of its own.
 
-use super::section::{Refusal, Section, Stranger, Warning, within};
+use super::section::{Rejection, Section, UnknownKey, Warning, within};
 use crate::EnvSpec;
 use crate::fault::Fault;
 use crate::yaml::{self, Node, Place, Value};
@@ -53,20 +53,20 @@ pub enum EnvironmentRef {
 /// The fault names the line and the column.
 pub fn environment_document(text: &str) -> Result<(EnvironmentRef, Vec<Warning>), Fault> {
     let mut warnings = Vec::new();
-    let node = yaml::parse(text).map_err(Refusal::syntax)?;
+    let node = yaml::parse(text).map_err(Rejection::syntax)?;
     let environment = mapping(node, "", &mut warnings)?;
     Ok((environment, warnings))
 }
 
 /// The environment as it stands under the key `environment`.
-pub(super) fn environment(node: Node, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Refusal> {
+pub(super) fn environment(node: Node, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Rejection> {
     match &node.value {
         Value::Scalar(text) => reference(&node, text.trim()),
         _ => mapping(node, "environment", warnings),
     }
 }
 
-fn reference(node: &Node, text: &str) -> Result<EnvironmentRef, Refusal> {
+fn reference(node: &Node, text: &str) -> Result<EnvironmentRef, Rejection> {
     if let Some(path) = text.strip_prefix("file:") {
         return Ok(EnvironmentRef::Document { path: path.to_owned() });
     }
@@ -76,13 +76,13 @@ fn reference(node: &Node, text: &str) -> Result<EnvironmentRef, Refusal> {
     if text == "host" {
         return Ok(EnvironmentRef::Spec(EnvSpec::host()));
     }
-    Err(Refusal::invalid(node.place, format!("`environment` cannot be `{text}`")).fix(
+    Err(Rejection::invalid(node.place, format!("`environment` cannot be `{text}`")).fix(
         "write `host`, `azureml:NAME:VERSION`, `file:./environment.yml`, or a mapping such as \
          `{python: python3, requirements: requirements.txt}`",
     ))
 }
 
-fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Refusal> {
+fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Rejection> {
     let mut section = Section::open(node, path)?;
     let place = section.place();
     section.ignore(&["$schema", "name", "version", "description", "tags", "properties"]);
@@ -96,17 +96,17 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
     let requirements = section.node("requirements");
     let user_managed = user_managed(&mut section, conda.is_some() || lock.is_some() || build.is_some())?;
     if section.node("channels").is_some() || section.node("dependencies").is_some() {
-        return Err(Refusal::invalid(place, "this is a conda file, not an environment")
+        return Err(Rejection::invalid(place, "this is a conda file, not an environment")
             .fix("save it beside the job file and write `environment: {conda_file: ./conda.yml}`"));
     }
     let strangers = section.strangers();
     let slip = strangers
         .iter()
         .find_map(|stranger| Some((stranger.place, stranger.name.clone(), stranger.resembles?)));
-    warnings.extend(strangers.into_iter().map(Stranger::into_warning));
+    warnings.extend(strangers.into_iter().map(UnknownKey::into_warning));
     match (image, conda, lock, build, python, requirements) {
         (None, None, None, Some(build), None, None) => build_context(build, warnings),
-        (Some(_), _, Some(_), None, None, None) => Err(Refusal::unsupported(
+        (Some(_), _, Some(_), None, None, None) => Err(Rejection::unsupported(
             place,
             "`conda_lock` is not used in an image",
             "remove the `image`, or the `conda_lock`",
@@ -124,12 +124,12 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
             Ok(EnvironmentRef::Spec(EnvSpec::Host { python, requirements: Vec::new() }))
         }
         (None, None, None, None, None, None) => Err(match slip {
-            Some((place, name, meant)) => Refusal::invalid(place, format!("`{name}` is not known"))
+            Some((place, name, meant)) => Rejection::invalid(place, format!("`{name}` is not known"))
                 .fix(format!("did you mean `{meant}`?")),
-            None => Refusal::invalid(place, "the environment names nothing")
+            None => Rejection::invalid(place, "the environment names nothing")
                 .fix("give it an `image`, a `conda_file`, a `build`, or a `python` with `requirements`"),
         }),
-        _ => Err(Refusal::invalid(place, "the environment names two things that exclude each other").fix(
+        _ => Err(Rejection::invalid(place, "the environment names two things that exclude each other").fix(
             "keep one of: `image` with or without `conda_file`, `conda_file` with or without `conda_lock`, \
              `build`, `python` with `requirements`",
         )),
@@ -137,12 +137,12 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
 }
 
 /// Whether the packages are said to be there already.
-fn user_managed(section: &mut Section, built: bool) -> Result<bool, Refusal> {
+fn user_managed(section: &mut Section, built: bool) -> Result<bool, Rejection> {
     let key = "user_managed_dependencies";
     let Some(node) = section.node(key) else { return Ok(false) };
     let flag = node.flag().map_err(|at| within(&section.name(key), at))?;
     if flag && built {
-        return Err(Refusal::invalid(
+        return Err(Rejection::invalid(
             node.place,
             format!("`{key}` leaves nothing to build, but something is to be"),
         )
@@ -151,10 +151,10 @@ fn user_managed(section: &mut Section, built: bool) -> Result<bool, Refusal> {
     Ok(flag)
 }
 
-fn refuse_windows(section: &mut Section) -> Result<(), Refusal> {
+fn refuse_windows(section: &mut Section) -> Result<(), Rejection> {
     let place = section.place();
     match section.word("os_type", &["linux", "windows"])? {
-        Some("windows") => Err(Refusal::unsupported(
+        Some("windows") => Err(Rejection::unsupported(
             place,
             "`os_type: windows` is not run",
             "jobs run on Linux: use an environment of `os_type: linux`",
@@ -163,18 +163,18 @@ fn refuse_windows(section: &mut Section) -> Result<(), Refusal> {
     }
 }
 
-fn build_context(mut build: Section, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Refusal> {
+fn build_context(mut build: Section, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Rejection> {
     let place = build.place();
     let path = build.text("path")?;
     let dockerfile = build.text("dockerfile_path")?.unwrap_or_else(|| "Dockerfile".to_owned());
     build.finish(warnings);
     let path = path.ok_or_else(|| {
-        Refusal::invalid(place, "`build` has no `path`").fix("name the folder that holds the Dockerfile")
+        Rejection::invalid(place, "`build` has no `path`").fix("name the folder that holds the Dockerfile")
     })?;
     Ok(EnvironmentRef::BuildContext { path, dockerfile })
 }
 
-fn conda_file(image: Option<String>, file: Node, lock: Option<String>) -> Result<EnvironmentRef, Refusal> {
+fn conda_file(image: Option<String>, file: Node, lock: Option<String>) -> Result<EnvironmentRef, Rejection> {
     let lock = lock.map(|lock| local(&lock).to_owned());
     match &file.value {
         Value::Scalar(path) => Ok(EnvironmentRef::CondaFile { image, path: local(path).to_owned(), lock }),
@@ -196,7 +196,7 @@ fn requirement_list(
     python: Option<String>,
     list: &Node,
     user_managed: bool,
-) -> Result<EnvironmentRef, Refusal> {
+) -> Result<EnvironmentRef, Rejection> {
     let python = python.unwrap_or_else(|| EnvSpec::DEFAULT_PYTHON.to_owned());
     if let Value::Scalar(path) = &list.value {
         return Ok(EnvironmentRef::Requirements { python, path: local(path).to_owned(), user_managed });

@@ -21,39 +21,39 @@ pub struct Warning {
 
 /// Why a document is refused.
 #[derive(Debug)]
-pub(crate) struct Refusal {
+pub(crate) struct Rejection {
     code: Code,
     at: At,
     fix: Option<String>,
 }
 
-impl Refusal {
+impl Rejection {
     /// The document breaks a rule at `place`.
-    pub(crate) fn invalid(place: Place, message: impl Into<String>) -> Refusal {
-        Refusal { code: Code::JobInvalid, at: At { place, message: message.into() }, fix: None }
+    pub(crate) fn invalid(place: Place, message: impl Into<String>) -> Rejection {
+        Rejection { code: Code::JobInvalid, at: At { place, message: message.into() }, fix: None }
     }
 
     /// The document asks at `place` for something that is not run; `fix` says what is.
-    pub(crate) fn unsupported(place: Place, message: impl Into<String>, fix: &str) -> Refusal {
+    pub(crate) fn unsupported(place: Place, message: impl Into<String>, fix: &str) -> Rejection {
         let at = At { place, message: message.into() };
-        Refusal { code: Code::JobUnsupported, at, fix: Some(fix.to_owned()) }
+        Rejection { code: Code::JobUnsupported, at, fix: Some(fix.to_owned()) }
     }
 
     /// The text is not a document at all.
-    pub(crate) fn syntax(at: At) -> Refusal {
+    pub(crate) fn syntax(at: At) -> Rejection {
         let fix = "check the indentation, quotes and brackets around that place".to_owned();
-        Refusal { code: Code::JobFile, at, fix: Some(fix) }
+        Rejection { code: Code::JobFile, at, fix: Some(fix) }
     }
 
     /// Says what to write instead.
-    pub(crate) fn fix(mut self, fix: impl Into<String>) -> Refusal {
+    pub(crate) fn fix(mut self, fix: impl Into<String>) -> Rejection {
         self.fix = Some(fix.into());
         self
     }
 }
 
-impl From<Refusal> for Fault {
-    fn from(refusal: Refusal) -> Fault {
+impl From<Rejection> for Fault {
+    fn from(refusal: Rejection) -> Fault {
         let fault = Fault::new(refusal.code, refusal.at.to_string());
         match refusal.fix {
             Some(fix) => fault.fix(fix),
@@ -64,11 +64,11 @@ impl From<Refusal> for Fault {
 
 /// What is wrong with a document: whoever reads it goes on after each mistake, so that all are told at once.
 #[derive(Default)]
-pub(crate) struct Mistakes(Vec<Refusal>);
+pub(crate) struct Mistakes(Vec<Rejection>);
 
 impl Mistakes {
     /// What was read, or what stands for it after a mistake.
-    pub(crate) fn note<T: Default>(&mut self, read: Result<T, Refusal>) -> T {
+    pub(crate) fn note<T: Default>(&mut self, read: Result<T, Rejection>) -> T {
         read.unwrap_or_else(|refusal| {
             self.0.push(refusal);
             T::default()
@@ -85,7 +85,7 @@ impl Mistakes {
         self.0.sort_by_key(|refusal| refusal.at.place);
         let mut refusals = self.0.into_iter();
         let Some(first) = refusals.next() else { return Ok(()) };
-        let also = |fault: Fault, other: Refusal| {
+        let also = |fault: Fault, other: Rejection| {
             let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
             fault.why(format!("also {}{fix}", other.at))
         };
@@ -102,7 +102,7 @@ pub(crate) struct Section {
 
 impl Section {
     /// Opens the mapping `node`, reached by `path`; the document itself has an empty path.
-    pub(crate) fn open(node: Node, path: &str) -> Result<Section, Refusal> {
+    pub(crate) fn open(node: Node, path: &str) -> Result<Section, Rejection> {
         let entries = node.map().map_err(|at| within(path, at))?;
         Ok(Section { path: path.to_owned(), entries, known: Vec::new() })
     }
@@ -124,13 +124,13 @@ impl Section {
     }
 
     /// The mapping under `key`.
-    pub(crate) fn section(&mut self, key: &'static str) -> Result<Option<Section>, Refusal> {
+    pub(crate) fn section(&mut self, key: &'static str) -> Result<Option<Section>, Rejection> {
         let path = self.name(key);
         self.node(key).map(|node| Section::open(node, &path)).transpose()
     }
 
     /// The text of `key`.
-    pub(crate) fn text(&mut self, key: &'static str) -> Result<Option<String>, Refusal> {
+    pub(crate) fn text(&mut self, key: &'static str) -> Result<Option<String>, Rejection> {
         self.read(key, |node| node.text().map(str::to_owned))
     }
 
@@ -139,12 +139,12 @@ impl Section {
         &mut self,
         key: &'static str,
         expected: &str,
-    ) -> Result<Option<T>, Refusal> {
+    ) -> Result<Option<T>, Rejection> {
         self.read(key, |node| node.parsed(expected))
     }
 
     /// A length of time: whole seconds, or a number with `s`, `m`, `h` or `d`.
-    pub(crate) fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, Refusal> {
+    pub(crate) fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, Rejection> {
         self.read(key, |node| {
             let text = node.text()?;
             seconds(text).map(Duration::from_secs).ok_or_else(|| {
@@ -154,7 +154,7 @@ impl Section {
     }
 
     /// A number of bytes: a number with `b`, `k`, `m`, `g` or `t`.
-    pub(crate) fn bytes(&mut self, key: &'static str) -> Result<Option<u64>, Refusal> {
+    pub(crate) fn bytes(&mut self, key: &'static str) -> Result<Option<u64>, Rejection> {
         self.read(key, |node| {
             let text = node.text()?;
             size(text).ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
@@ -166,7 +166,7 @@ impl Section {
         &mut self,
         key: &'static str,
         words: &[&'static str],
-    ) -> Result<Option<&'static str>, Refusal> {
+    ) -> Result<Option<&'static str>, Rejection> {
         self.read(key, |node| {
             let text = node.text()?.trim();
             words.iter().copied().find(|word| word.eq_ignore_ascii_case(text)).ok_or_else(|| {
@@ -176,7 +176,7 @@ impl Section {
     }
 
     /// A mapping of names to texts; a value of nothing is an empty text.
-    pub(crate) fn texts(&mut self, key: &'static str) -> Result<BTreeMap<String, String>, Refusal> {
+    pub(crate) fn texts(&mut self, key: &'static str) -> Result<BTreeMap<String, String>, Rejection> {
         let path = self.name(key);
         let Some(section) = self.section(key)? else { return Ok(BTreeMap::new()) };
         let text_of = |node: &Node| match node.value {
@@ -206,9 +206,9 @@ impl Section {
     }
 
     /// Ends the reading: the entries nobody asked for.
-    pub(crate) fn strangers(self) -> Vec<Stranger> {
+    pub(crate) fn strangers(self) -> Vec<UnknownKey> {
         let Section { path, entries, known } = self;
-        let stranger = |key: Key| Stranger {
+        let stranger = |key: Key| UnknownKey {
             place: key.place,
             name: if path.is_empty() { key.text.clone() } else { format!("{path}.{}", key.text) },
             resembles: nearest(&key.text, &known),
@@ -223,21 +223,21 @@ impl Section {
 
     /// Ends the reading: what is left is warned of.
     pub(crate) fn finish(self, warnings: &mut Vec<Warning>) {
-        warnings.extend(self.strangers().into_iter().map(Stranger::into_warning));
+        warnings.extend(self.strangers().into_iter().map(UnknownKey::into_warning));
     }
 
     fn read<T>(
         &mut self,
         key: &'static str,
         read: impl FnOnce(&Node) -> Result<T, At>,
-    ) -> Result<Option<T>, Refusal> {
+    ) -> Result<Option<T>, Rejection> {
         let Some(node) = self.node(key) else { return Ok(None) };
         read(&node).map(Some).map_err(|at| within(&self.name(key), at))
     }
 }
 
 /// A key that is not known.
-pub(crate) struct Stranger {
+pub(crate) struct UnknownKey {
     /// Where it stands.
     pub(crate) place: Place,
     /// Its full name.
@@ -246,7 +246,7 @@ pub(crate) struct Stranger {
     pub(crate) resembles: Option<&'static str>,
 }
 
-impl Stranger {
+impl UnknownKey {
     /// It is read over.
     pub(crate) fn into_warning(self) -> Warning {
         let hint = self.resembles.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
@@ -258,11 +258,11 @@ impl Stranger {
 }
 
 /// A complaint about the value under `path`.
-pub(crate) fn within(path: &str, at: At) -> Refusal {
+pub(crate) fn within(path: &str, at: At) -> Rejection {
     if path.is_empty() {
-        return Refusal::invalid(at.place, at.message);
+        return Rejection::invalid(at.place, at.message);
     }
-    Refusal::invalid(at.place, format!("`{path}`: {}", at.message))
+    Rejection::invalid(at.place, format!("`{path}`: {}", at.message))
 }
 
 /// `; did you mean …` when a word resembles what was written.
@@ -274,28 +274,9 @@ fn guess(written: &str, words: &[&'static str]) -> String {
 pub fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
     let fold = |word: &str| word.to_lowercase().replace('-', "_");
     let written = fold(written);
-    let distances = known.iter().map(|word| (distance(&written, &fold(word)), *word));
+    let distances = known.iter().map(|word| (strsim::osa_distance(&written, &fold(word)), *word));
     let (distance, word) = distances.min_by_key(|(distance, _)| *distance)?;
     (distance <= 2 && distance * 3 <= word.len()).then_some(word)
-}
-
-/// How many letters must be changed, added, dropped or swapped with a neighbour.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut rows = vec![(0..=b.len()).collect::<Vec<_>>()];
-    for i in 1..=a.len() {
-        let mut row = vec![i];
-        for j in 1..=b.len() {
-            let differs = usize::from(a[i - 1] != b[j - 1]);
-            let mut best = (rows[i - 1][j] + 1).min(row[j - 1] + 1).min(rows[i - 1][j - 1] + differs);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                best = best.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(best);
-        }
-        rows.push(row);
-    }
-    rows[a.len()][b.len()]
 }
 
 fn seconds(text: &str) -> Option<u64> {

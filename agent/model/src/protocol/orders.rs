@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::gang::Gang;
 use crate::{Boot, Epoch, JobId, JobSpec, ReplicaId};
 
 /// Which orders this life of a node's daemon obeys.
@@ -17,7 +18,7 @@ use crate::{Boot, Epoch, JobId, JobSpec, ReplicaId};
 /// Numbers of two lives of the controller cannot be compared, so of orders of different lives only those that
 /// answer a later report count. A report echoes the life, which proves that it was made in it.
 #[derive(Debug, Clone, Copy)]
-pub struct Obedience {
+pub struct OrderFence {
     since: Boot,
     obeyed: Option<(Obeyed, u64)>,
 }
@@ -26,29 +27,30 @@ pub struct Obedience {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Obeyed {
     /// The life of the controller that made them.
-    pub life: u64,
+    pub controller_epoch: u64,
     /// When the report that they answer was sent.
     pub answers: Boot,
 }
 
-impl Obedience {
+impl OrderFence {
     /// Of a daemon that starts at `now`.
-    pub fn new(now: Boot) -> Obedience {
-        Obedience { since: Boot::from_millis(now.millis()), obeyed: None }
+    pub fn new(now: Boot) -> OrderFence {
+        OrderFence { since: Boot::from_millis(now.millis()), obeyed: None }
     }
 
     /// Whether to obey these orders of `life`, which answer the report sent at `answers`; if so, they are the
     /// latest from now on. Zero is a controller that does not say.
-    pub fn admits(&mut self, life: u64, answers: Boot, revision: u64) -> bool {
+    pub fn admits(&mut self, controller_epoch: u64, answers: Boot, revision: u64) -> bool {
         if answers == Boot::default() {
             return true;
         }
         let counts = answers >= self.since
             && self.obeyed.is_none_or(|(latest, last)| {
-                answers > latest.answers || (latest == Obeyed { life, answers } && revision >= last)
+                answers > latest.answers
+                    || (latest == Obeyed { controller_epoch, answers } && revision >= last)
             });
         if counts {
-            self.obeyed = Some((Obeyed { life, answers }, revision));
+            self.obeyed = Some((Obeyed { controller_epoch, answers }, revision));
         }
         counts
     }
@@ -59,8 +61,8 @@ impl Obedience {
     }
 
     /// The life of the latest orders that were obeyed; zero before the first.
-    pub fn life(&self) -> u64 {
-        self.obeyed().map_or(0, |latest| latest.life)
+    pub fn controller_epoch(&self) -> u64 {
+        self.obeyed().map_or(0, |latest| latest.controller_epoch)
     }
 }
 
@@ -81,8 +83,9 @@ impl Stamps {
 /// What an order wants of a replica.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wanted {
-    /// Run it, at most until then unless a later time is heard; `None` is as long as it takes.
-    Run(JobSpec, Option<Boot>),
+    /// Run it, at most until then unless a later time is heard; `None` is as long as it takes. A rank of a gang starts
+    /// when it is told what it needs for that.
+    Run(JobSpec, Option<Boot>, Option<Gang>),
     /// What its runner is told, if there is one.
     Other(Desired),
     /// Not understood, so nothing is changed.
@@ -96,6 +99,8 @@ pub enum Desired {
     Run {
         /// The latest that was ever heard; `None` is as long as it takes.
         until: Option<Boot>,
+        /// What a rank of a gang was told of it.
+        gang: Option<Gang>,
     },
     /// End it.
     Stop {
@@ -116,13 +121,26 @@ impl Desired {
         matches!(self, Desired::Run { .. })
     }
 
-    /// What is wanted when this is heard after `known`: a lease is never shortened.
+    /// What is wanted when this is heard after `known`: that a gang goes is never taken back.
+    #[must_use]
+    pub fn after_go(&self, known: &Desired) -> Desired {
+        let goes = |gang: &Option<Gang>| gang.as_ref().is_some_and(|gang| gang.go.is_some());
+        match (self, known) {
+            (Desired::Run { until, gang }, Desired::Run { gang: gone, .. }) if goes(gone) && !goes(gang) => {
+                Desired::Run { until: *until, gang: gone.clone() }
+            }
+            _ => self.clone(),
+        }
+    }
+
+    /// The same, and a lease is never shortened.
     #[must_use]
     pub fn after(&self, known: &Desired) -> Desired {
         match (self, known) {
-            (Desired::Run { until }, Desired::Run { until: before }) => {
-                Desired::Run { until: *until.max(before) }
-            }
+            (Desired::Run { until, .. }, Desired::Run { until: before, .. }) => match self.after_go(known) {
+                Desired::Run { gang, .. } => Desired::Run { until: *until.max(before), gang },
+                other => other,
+            },
             _ => self.clone(),
         }
     }
@@ -165,7 +183,7 @@ impl EnvironmentWant {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Take it up; its lease ends then.
-    Start(ReplicaId, JobSpec, Option<Boot>),
+    Start(ReplicaId, JobSpec, Option<Boot>, Option<Gang>),
     /// Tell its runner.
     Tell(ReplicaId, Desired),
     /// Nothing was done about this order: a later attempt of the job was ordered or is held.
@@ -193,8 +211,10 @@ pub fn decide(orders: BTreeMap<ReplicaId, Wanted>, held: &BTreeSet<ReplicaId>) -
             }
             // Whoever holds it ends the earlier attempt first; the order comes again when that is gone.
             Wanted::Run(..) if !held && busy => {}
-            Wanted::Run(spec, until) if !held => actions.push(Action::Start(replica, spec, until)),
-            Wanted::Run(_, until) => actions.push(Action::Tell(replica, Desired::Run { until })),
+            Wanted::Run(spec, until, gang) if !held => {
+                actions.push(Action::Start(replica, spec, until, gang));
+            }
+            Wanted::Run(_, until, gang) => actions.push(Action::Tell(replica, Desired::Run { until, gang })),
             Wanted::Other(desired) if held => actions.push(Action::Tell(replica, desired)),
             Wanted::Other(_) | Wanted::Unclear => {}
         }
@@ -235,8 +255,8 @@ mod tests {
     fn test_orders_against_reality() {
         let stop = || Desired::Stop { grace: Duration::ZERO, reason: "canceled".into() };
         let orders = [
-            ("new.1.0", Wanted::Run(spec(), None)),
-            ("known.1.0", Wanted::Run(spec(), Some(Boot::from_millis(7)))),
+            ("new.1.0", Wanted::Run(spec(), None, None)),
+            ("known.1.0", Wanted::Run(spec(), Some(Boot::from_millis(7)), None)),
             ("stopped.1.0", Wanted::Other(stop())),
             ("gone.1.0", Wanted::Other(stop())),
             ("done.1.0", Wanted::Other(Desired::Forget)),
@@ -247,8 +267,8 @@ mod tests {
         let held = held(&["known.1.0", "stopped.1.0", "done.1.0", "odd.1.0", "orphan.1.0"]);
         let expected = [
             Action::Tell(id("done.1.0"), Desired::Forget),
-            Action::Tell(id("known.1.0"), Desired::Run { until: Some(Boot::from_millis(7)) }),
-            Action::Start(id("new.1.0"), spec(), None),
+            Action::Tell(id("known.1.0"), Desired::Run { until: Some(Boot::from_millis(7)), gang: None }),
+            Action::Start(id("new.1.0"), spec(), None, None),
             Action::Tell(id("stopped.1.0"), stop()),
             Action::Tell(id("orphan.1.0"), Desired::Disown),
         ];
@@ -257,23 +277,23 @@ mod tests {
 
     #[test]
     fn test_repeated_orders_start_nothing_twice() {
-        let orders: BTreeMap<_, _> = [(id("a.1.0"), Wanted::Run(spec(), None))].into();
+        let orders: BTreeMap<_, _> = [(id("a.1.0"), Wanted::Run(spec(), None, None))].into();
         assert_eq!(decide(orders.clone(), &held(&[])).len(), 1);
         assert_eq!(
             decide(orders, &held(&["a.1.0"])),
-            [Action::Tell(id("a.1.0"), Desired::Run { until: None })]
+            [Action::Tell(id("a.1.0"), Desired::Run { until: None, gang: None })]
         );
     }
 
     #[test]
     fn test_an_earlier_epoch_is_never_started_beside_a_later_one() {
-        let run = |text| (id(text), Wanted::Run(spec(), None));
+        let run = |text| (id(text), Wanted::Run(spec(), None, None));
         let orders = [run("a.1.0"), run("b.2.0"), run("b.3.0"), run("c.2.0")].into();
         let actions = decide(orders, &held(&["a.2.0", "c.1.0"]));
         let expected = [
             Action::Refuse(id("a.1.0")),
             Action::Refuse(id("b.2.0")),
-            Action::Start(id("b.3.0"), spec(), None),
+            Action::Start(id("b.3.0"), spec(), None, None),
             Action::Tell(id("a.2.0"), Desired::Disown),
             Action::Tell(id("c.1.0"), Desired::Disown),
         ];
@@ -282,7 +302,7 @@ mod tests {
 
     #[test]
     fn test_a_lease_is_never_shortened() {
-        let run = |until: Option<u64>| Desired::Run { until: until.map(Boot::from_millis) };
+        let run = |until: Option<u64>| Desired::Run { until: until.map(Boot::from_millis), gang: None };
         assert_eq!(run(Some(5)).after(&run(Some(7))), run(Some(7)));
         assert_eq!(run(Some(8)).after(&run(Some(7))), run(Some(8)));
         assert_eq!(run(Some(8)).after(&run(None)), run(Some(8)), "nothing was heard before");
@@ -299,14 +319,17 @@ mod tests {
     #[test]
     fn test_overtaken_orders_do_not_count() {
         let at = Boot::from_millis;
-        let mut obedience = Obedience::new(at(100));
-        assert!(!obedience.admits(7, at(99), 9), "meant for the daemon before");
-        assert_eq!((obedience.obeyed(), obedience.life()), (None, 0));
-        assert!(obedience.admits(7, at(0), 0) && obedience.admits(7, at(120), 5));
-        assert!(obedience.admits(7, at(120), 5));
-        assert!(!obedience.admits(7, at(119), 6) && !obedience.admits(7, at(120), 4));
-        assert!(!obedience.admits(8, at(120), 6), "the numbers of another life say nothing");
-        assert!(obedience.admits(8, at(121), 1) && !obedience.admits(7, at(120), 9));
-        assert_eq!((obedience.obeyed(), obedience.life()), (Some(Obeyed { life: 8, answers: at(121) }), 8));
+        let mut order_fence = OrderFence::new(at(100));
+        assert!(!order_fence.admits(7, at(99), 9), "meant for the daemon before");
+        assert_eq!((order_fence.obeyed(), order_fence.controller_epoch()), (None, 0));
+        assert!(order_fence.admits(7, at(0), 0) && order_fence.admits(7, at(120), 5));
+        assert!(order_fence.admits(7, at(120), 5));
+        assert!(!order_fence.admits(7, at(119), 6) && !order_fence.admits(7, at(120), 4));
+        assert!(!order_fence.admits(8, at(120), 6), "the numbers of another controller_epoch say nothing");
+        assert!(order_fence.admits(8, at(121), 1) && !order_fence.admits(7, at(120), 9));
+        assert_eq!(
+            (order_fence.obeyed(), order_fence.controller_epoch()),
+            (Some(Obeyed { controller_epoch: 8, answers: at(121) }), 8)
+        );
     }
 }

@@ -24,8 +24,8 @@ use super::channels::channels;
 use super::dists;
 use super::engine::{self, Engine};
 use super::glibc::Glibc;
-use super::install::{Installer, Wanted, indexes, local_files};
-use super::{AcquireError, Bench, Built, EnvBuilder, EnvConfig};
+use super::install::{InstallSpec, Installer, indexes, local_files};
+use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
 
 /// Grows when the same identity would be built in another way.
 const VERSION: u32 = 1;
@@ -175,24 +175,24 @@ impl Conda {
         &self,
         order: &Order<'_>,
         text: Option<String>,
-        bench: &Bench,
+        workspace: &BuildWorkspace,
     ) -> Result<agent_env::Built, AcquireError> {
         let platform = self.platform().await?;
-        let mut build = engine::blank(&self.config, &self.engine, bench.prefix(), platform);
+        let mut build = engine::blank(&self.config, &self.engine, workspace.prefix(), platform);
         build.lock = text;
         build.channels = self.channels(&order.file);
         let spec = |line: &Line| Spec { text: line.text.clone(), line: line.line };
         build.specs = order.file.specs.iter().map(spec).collect();
         if order.lock.is_none() && order.file.lacks_pip() {
             for name in ["python", "pip"].into_iter().filter(|name| order.file.spec_of(name).is_none()) {
-                bench.say(&format!(
+                workspace.say(&format!(
                     "warning: {} has pip packages and no `{name}`; the newest that fits is added",
                     order.name
                 ));
                 build.specs.push(Spec { text: name.to_owned(), line: 0 });
             }
         }
-        self.engine.build(build, bench, |line| order.at(line)).await
+        self.engine.build(build, workspace, |line| order.at(line)).await
     }
 
     async fn install_pip(
@@ -200,25 +200,28 @@ impl Conda {
         order: &Order<'_>,
         lines: Vec<String>,
         vars: &BTreeMap<String, String>,
-        bench: &Bench,
+        workspace: &BuildWorkspace,
     ) -> Result<Vec<String>, AcquireError> {
-        if !bench.prefix().join("bin/python").exists() {
+        if !workspace.prefix().join("bin/python").exists() {
             let detail = "it has pip packages, and nothing in it brings a Python".to_owned();
             let hint = Some("add `python` to its dependencies".to_owned());
             return Err(AcquireError::Refused { at: vec![order.name.to_owned()], detail, hint });
         }
-        let uv = self.installer.uv(&lines, bench).await;
+        let uv = self.installer.uv(&lines, workspace).await;
         let hashed =
             |line: &String| line.contains("--hash=") || line.contains("#sha256=") || line.starts_with('-');
         let all_hashed = order.lock.is_some() && lines.iter().all(hashed);
         let mut wanted =
-            Wanted { lines, exact: order.lock.is_some(), compiled_later: true, vars: vars.clone() };
+            InstallSpec { lines, exact: order.lock.is_some(), compiled_later: true, vars: vars.clone() };
         if all_hashed {
             wanted.lines.insert(0, "--require-hashes".to_owned());
         }
-        wanted.vars.insert("CONDA_PREFIX".to_owned(), bench.prefix().display().to_string());
-        let mut locked =
-            self.installer.install(uv.as_ref(), &wanted, bench).await.map_err(|error| order.blame(error))?;
+        wanted.vars.insert("CONDA_PREFIX".to_owned(), workspace.prefix().display().to_string());
+        let mut locked = self
+            .installer
+            .install(uv.as_ref(), &wanted, workspace)
+            .await
+            .map_err(|error| order.blame(error))?;
         locked.retain(|line| line != "--require-hashes");
         Ok(locked)
     }
@@ -244,7 +247,7 @@ impl EnvBuilder for Conda {
     fn build<'a>(
         &'a self,
         spec: &'a EnvSpec,
-        bench: &'a Bench,
+        workspace: &'a BuildWorkspace,
     ) -> BoxFuture<'a, Result<Built, AcquireError>> {
         async move {
             let order = Order::read(spec)?;
@@ -253,21 +256,21 @@ impl EnvBuilder for Conda {
                 _ => None,
             };
             if let Some(lacks) = order.lock.as_ref().and_then(|lock| lock.lacks(&order.file)) {
-                bench.say(&format!("warning: {}: {lacks}", order.name));
+                workspace.say(&format!("warning: {}: {lacks}", order.name));
             }
-            let made = self.install_conda(&order, text, bench).await?;
+            let made = self.install_conda(&order, text, workspace).await?;
             let pip = order.pip();
             let (mut lock, mut count) = (made.lock, made.packages);
             if !pip.is_empty() {
-                let before = dists::dists(bench.prefix());
-                let lines = self.install_pip(&order, pip, &made.vars, bench).await?;
-                let after = dists::dists(bench.prefix());
+                let before = dists::dists(workspace.prefix());
+                let lines = self.install_pip(&order, pip, &made.vars, workspace).await?;
+                let after = dists::dists(workspace.prefix());
                 let (new, replaced) = dists::changes(&before, &after);
                 count += u32::try_from(new.len() - replaced.len()).unwrap_or(0);
                 lines.iter().for_each(|line| lock.push_str(&format!("# pip {line}\n")));
             }
-            bench.tell(Progress::of(Phase::Check, ""));
-            open_records(bench.prefix()).map_err(AcquireError::io("open", bench.prefix()))?;
+            workspace.tell(Progress::of(Phase::Check, ""));
+            open_records(workspace.prefix()).map_err(AcquireError::io("open", workspace.prefix()))?;
             Ok(Built {
                 vars: made.vars,
                 path_entries: made.path_entries,

@@ -13,7 +13,9 @@ use agent_model::Digest;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 
+use super::builder::Builder;
 use crate::docker::Docker;
+use crate::exec::Command;
 
 /// Where environments live, and what their builders are given.
 #[derive(Debug, Clone)]
@@ -44,6 +46,8 @@ pub struct EnvConfig {
     /// Files of environments may be the very files of the package cache. Only where jobs cannot write to them,
     /// because they run as another user: what a job changed would be changed for all.
     pub hard_links: bool,
+    /// Whom installers and interpreters run as; the daemon's own user when absent.
+    pub builder: Option<Builder>,
     /// The container engine; without it environments that are images are refused.
     pub docker: Option<Docker>,
     /// A file of the form of Docker's own `config.json`, with credentials of registries.
@@ -69,6 +73,26 @@ impl fmt::Debug for Contexts {
 }
 
 impl EnvConfig {
+    /// A command that runs code of others: as whoever builds.
+    pub(super) fn apart(&self, command: Command) -> Command {
+        match &self.builder {
+            Some(builder) => command.run_as(&builder.shim, builder.id),
+            None => command,
+        }
+    }
+
+    /// What a program may see that is only asked a question: no settings of installers, which may hold credentials, and
+    /// no home that it could not enter.
+    pub(super) fn vars_of_questions(&self) -> BTreeMap<String, String> {
+        let apart = self.builder.is_some();
+        let seen = |name: &str| !(name.starts_with("PIP_") || apart && name == "HOME");
+        self.vars
+            .iter()
+            .filter(|(name, _)| seen(name))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    }
+
     /// Environments below `root` with nothing configured: packages beside them, no conda engine, pip.
     pub fn plain(root: PathBuf, path: String) -> EnvConfig {
         EnvConfig {
@@ -84,6 +108,7 @@ impl EnvConfig {
             curated_builtin: &[],
             memory: 0,
             hard_links: false,
+            builder: None,
             docker: None,
             registry_credentials: None,
             build_ca: None,

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use agent_env::{Build, Event, Failure, FailureKind, Platform, Request, Sweep, Task};
+use agent_env::{Build, EngineEvent, EngineRequest, Failure, FailureKind, Platform, Sweep, Task};
 
-use super::bench::{ATTEMPTS, Deaths, pause};
+use super::build_workspace::{ATTEMPTS, Deaths, pause};
 use super::progress::Narrator;
-use super::{AcquireError, Bench, EnvConfig};
+use super::{AcquireError, BuildWorkspace, EnvConfig};
 use crate::exec::Command;
 
 const ASK: &str = "asking the conda engine what this machine offers";
@@ -73,7 +73,7 @@ impl Engine {
             return Ok(platform.clone());
         }
         match self.alone(ASK, Task::Probe, PROBE_WITHIN).await? {
-            Event::Probed(platform) => {
+            EngineEvent::Probed(platform) => {
                 *known = Some((look, platform.clone()));
                 Ok(platform)
             }
@@ -81,33 +81,33 @@ impl Engine {
         }
     }
 
-    /// Makes an environment in the prefix of a bench. `at` names a line of the file of the user.
+    /// Makes an environment in the prefix of a build workspace. `at` names a line of the file of the user.
     pub(super) async fn build(
         &self,
         build: Build,
-        bench: &Bench,
+        workspace: &BuildWorkspace,
         at: impl Fn(usize) -> String + Send + Sync,
     ) -> Result<agent_env::Built, AcquireError> {
         let cache = self.cache();
         fs::create_dir_all(&cache).map_err(AcquireError::io("create", &cache))?;
         let (mut ear, mut narrator) = (Ear::default(), Narrator::default());
-        let mut hear = |event: Option<Event>, line: &str| match event {
-            Some(Event::Progress(progress)) => {
-                narrator.hear(&progress, Instant::now()).iter().for_each(|line| bench.say(line));
-                bench.tell(progress);
+        let mut hear = |event: Option<EngineEvent>, line: &str| match event {
+            Some(EngineEvent::Progress(progress)) => {
+                narrator.hear(&progress, Instant::now()).iter().for_each(|line| workspace.say(line));
+                workspace.tell(progress);
             }
-            Some(Event::Say { line }) => bench.say(&line),
+            Some(EngineEvent::Say { line }) => workspace.say(&line),
             Some(_) => {}
-            None => bench.say(line),
+            None => workspace.say(line),
         };
         let prefix = build.prefix.clone();
         let command = self.command(Task::Build(Box::new(build)))?;
-        let ran = bench.talk(BUILD, command, |bytes| ear.hear(bytes, &mut hear)).await?;
+        let ran = workspace.talk(BUILD, command, |bytes| ear.hear(bytes, &mut hear)).await?;
         ear.end(&mut hear);
-        narrator.end(Instant::now()).iter().for_each(|line| bench.say(line));
+        narrator.end(Instant::now()).iter().for_each(|line| workspace.say(line));
         match ear.last {
-            Some(Event::Built(built)) if ran.success => Ok(built),
-            Some(Event::Failed(failure)) => Err(failed(BUILD, failure, &prefix, at)),
+            Some(EngineEvent::Built(built)) if ran.success => Ok(built),
+            Some(EngineEvent::Failed(failure)) => Err(failed(BUILD, failure, &prefix, at)),
             _ => Err(AcquireError::Failed { step: BUILD, detail: ran.tail() }),
         }
     }
@@ -120,26 +120,31 @@ impl Engine {
         }
         let task = Task::Sweep(Sweep { cache, unused_for_s: unused_for.as_secs() });
         match self.alone(SWEEP, task, self.config.stall).await? {
-            Event::Swept { freed } => Ok(freed),
+            EngineEvent::Swept { freed } => Ok(freed),
             other => Err(unexpected(SWEEP, &other)),
         }
     }
 
     /// Does a task that belongs to no build; begins anew when somebody kills it.
-    async fn alone(&self, step: &'static str, task: Task, stall: Duration) -> Result<Event, AcquireError> {
+    async fn alone(
+        &self,
+        step: &'static str,
+        task: Task,
+        stall: Duration,
+    ) -> Result<EngineEvent, AcquireError> {
         let command = self.command(task)?.cwd(&self.config.root).stall(stall);
         let command = command.mark(&self.cache().to_string_lossy());
         let mut done = self.once(step, &command).await;
         for attempt in 1..ATTEMPTS {
             let Err(killed @ AcquireError::Killed { .. }) = &done else { break };
-            tracing::warn!(%killed, "it is tried again");
+            tracing::warn!(%killed, "retrying killed step of build");
             tokio::time::sleep(pause(attempt)).await;
             done = self.once(step, &command).await;
         }
         done
     }
 
-    async fn once(&self, step: &'static str, command: &Command) -> Result<Event, AcquireError> {
+    async fn once(&self, step: &'static str, command: &Command) -> Result<EngineEvent, AcquireError> {
         let (mut ear, mut complaint, deaths) = (Ear::default(), Vec::new(), Deaths::watch());
         let keep = |bytes: &[u8]| complaint.extend_from_slice(bytes);
         let status = command
@@ -149,7 +154,7 @@ impl Engine {
         deaths.check(step, status)?;
         ear.end(&mut |_, _| {});
         match ear.last {
-            Some(Event::Failed(failure)) => {
+            Some(EngineEvent::Failed(failure)) => {
                 Err(failed(step, failure, &self.config.packages, |_| String::new()))
             }
             Some(event) => Ok(event),
@@ -162,7 +167,7 @@ impl Engine {
     }
 
     fn command(&self, task: Task) -> Result<Command, AcquireError> {
-        let request = Request { version: agent_env::VERSION, task };
+        let request = EngineRequest { version: agent_env::VERSION, task };
         let request = serde_json::to_vec(&request).map_err(|error| AcquireError::Failed {
             step: BUILD,
             detail: format!("the request cannot be written: {error}"),
@@ -172,7 +177,7 @@ impl Engine {
     }
 }
 
-fn unexpected(step: &'static str, event: &Event) -> AcquireError {
+fn unexpected(step: &'static str, event: &EngineEvent) -> AcquireError {
     AcquireError::Failed { step, detail: format!("the engine answered something else: {event:?}") }
 }
 
@@ -181,11 +186,11 @@ fn unexpected(step: &'static str, event: &Event) -> AcquireError {
 struct Ear {
     rest: Vec<u8>,
     /// What came last that ends a task.
-    last: Option<Event>,
+    last: Option<EngineEvent>,
 }
 
 impl Ear {
-    fn hear(&mut self, bytes: &[u8], what: &mut impl FnMut(Option<Event>, &str)) {
+    fn hear(&mut self, bytes: &[u8], what: &mut impl FnMut(Option<EngineEvent>, &str)) {
         self.rest.extend_from_slice(bytes);
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
@@ -193,19 +198,19 @@ impl Ear {
         }
     }
 
-    fn end(&mut self, what: &mut impl FnMut(Option<Event>, &str)) {
+    fn end(&mut self, what: &mut impl FnMut(Option<EngineEvent>, &str)) {
         let line = std::mem::take(&mut self.rest);
         self.line(&line, what);
     }
 
-    fn line(&mut self, line: &[u8], what: &mut impl FnMut(Option<Event>, &str)) {
+    fn line(&mut self, line: &[u8], what: &mut impl FnMut(Option<EngineEvent>, &str)) {
         let line = String::from_utf8_lossy(line);
         let line = line.trim();
         if line.is_empty() {
             return;
         }
         match serde_json::from_str(line) {
-            Ok(event @ (Event::Progress(_) | Event::Say { .. })) => what(Some(event), line),
+            Ok(event @ (EngineEvent::Progress(_) | EngineEvent::Say { .. })) => what(Some(event), line),
             Ok(event) => self.last = Some(event),
             Err(_) => what(None, line), // some library prints; it is still a line of the log
         }

@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 
-use super::{AcquireError, Bench, Built, EnvBuilder};
+use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, Image};
 
 /// How one build goes.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +17,8 @@ pub struct Script {
     pub takes: Duration,
     /// How it fails, if it does.
     pub fails: Option<AcquireError>,
+    /// The image that commands are to run in, if any.
+    pub image: Option<Image>,
 }
 
 /// Takes one script for each build, in order, then builds at once. Makes every kind of environment; the folder
@@ -42,12 +44,16 @@ impl EnvBuilder for Scripted {
         async move { Ok(spec.normalized()) }.boxed()
     }
 
-    fn build<'a>(&'a self, _: &'a EnvSpec, bench: &'a Bench) -> BoxFuture<'a, Result<Built, AcquireError>> {
+    fn build<'a>(
+        &'a self,
+        _: &'a EnvSpec,
+        workspace: &'a BuildWorkspace,
+    ) -> BoxFuture<'a, Result<Built, AcquireError>> {
         let next = self.scripts.lock().pop_front();
         let script = next.unwrap_or_default();
         async move {
-            bench.say("the script begins");
-            let bin = bench.prefix().join("bin");
+            workspace.say("the script begins");
+            let bin = workspace.prefix().join("bin");
             std::fs::create_dir(&bin).map_err(AcquireError::io("create", &bin))?;
             tokio::time::sleep(script.takes).await;
             if let Some(error) = script.fails {
@@ -55,11 +61,12 @@ impl EnvBuilder for Scripted {
             }
             let python = bin.join("python");
             std::fs::write(&python, "").map_err(AcquireError::io("write", &python))?;
-            bench.say("the script ends");
+            workspace.say("the script ends");
             Ok(Built {
                 vars: BTreeMap::new(),
                 path_entries: vec![bin],
                 python_version: "3.0.0".to_owned(),
+                image: script.image,
                 ..Built::default()
             })
         }

@@ -14,7 +14,7 @@ use futures_util::future::BoxFuture;
 
 use super::interpreter::{Interpreter, Interpreters};
 use super::present::Present;
-use super::{AcquireError, Bench, Built, EnvBuilder, EnvConfig};
+use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
 use crate::exec::Command;
 
 /// Grows when the same identity would be built in another way.
@@ -54,14 +54,14 @@ impl EnvBuilder for Host {
     fn build<'a>(
         &'a self,
         spec: &'a EnvSpec,
-        bench: &'a Bench,
+        workspace: &'a BuildWorkspace,
     ) -> BoxFuture<'a, Result<Built, AcquireError>> {
         async move {
             let python = self.interpreter(spec).await?;
-            bench.say(&format!("using {} ({})", python.executable.display(), python.version));
+            workspace.say(&format!("using {} ({})", python.executable.display(), python.version));
             let built = Built {
                 vars: BTreeMap::new(),
-                path_entries: vec![bench.prefix().join("bin")],
+                path_entries: vec![workspace.prefix().join("bin")],
                 python_version: python.version.clone(),
                 summary: format!("{} {}", python.executable.display(), python.version),
                 ..Built::default()
@@ -70,7 +70,7 @@ impl EnvBuilder for Host {
                 return Ok(in_place(&python, built));
             }
             link(&python, &built.path_entries[0])?;
-            check(&python, bench).await?;
+            check(&python, workspace).await?;
             Ok(built)
         }
         .boxed()
@@ -93,11 +93,11 @@ fn link(python: &Interpreter, bin: &Path) -> Result<(), AcquireError> {
 }
 
 /// An interpreter finds its packages from where it was started; make sure the link does not lead it astray.
-async fn check(python: &Interpreter, bench: &Bench) -> Result<(), AcquireError> {
+async fn check(python: &Interpreter, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
     const STEP: &str = "starting the interpreter through a link";
     let question = "import sys; sys.exit(None if sys.prefix == sys.argv[1] else sys.prefix)";
     let command =
-        Command::new(bench.prefix().join("bin/python")).args(["-I", "-c", question]).arg(&python.prefix);
-    let ran = bench.run(STEP, command).await?;
+        Command::new(workspace.prefix().join("bin/python")).args(["-I", "-c", question]).arg(&python.prefix);
+    let ran = workspace.run(STEP, workspace.apart(command)).await?;
     if ran.success { Ok(()) } else { Err(AcquireError::Failed { step: STEP, detail: ran.tail() }) }
 }

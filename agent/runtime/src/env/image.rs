@@ -8,8 +8,7 @@
 //! Invariants: an image that was here before is never removed by us; an engine that does not answer is waited for
 //! ([`AcquireError::is_waiting`]) and never taken for one that has no such image.
 //!
-//! Called by [`Environments`](super::Environments). No tasks but the removal of a container that nobody waits for
-//! any more.
+//! No tasks but the removal of a container that nobody waits for any more.
 
 mod build;
 mod carrier;
@@ -29,9 +28,9 @@ use std::time::Duration;
 
 use bollard::models::ImageInspect;
 
+use super::cache::EnvCache;
 use super::conda::Conda;
 use super::glibc::Glibc;
-use super::shelf::Shelf;
 use super::{AcquireError, EnvBuilder, EnvConfig, EnvLease, Image};
 use crate::docker::{Docker, DockerError};
 
@@ -111,9 +110,9 @@ impl Images {
     }
 
     /// Removes the images that were brought for environments that are gone.
-    pub(super) async fn discard(&self, shelf: &Shelf) {
+    pub(super) async fn discard(&self, cache: &EnvCache) {
         self.carriers.discard().await;
-        held::discard(&self.access, shelf).await;
+        held::discard(&self.access, cache).await;
     }
 }
 

@@ -14,7 +14,7 @@ use agent_model::failpoint;
 use super::dists::{self, Dists, Hashes};
 use super::pip_settings::settings;
 use super::uv::{self, Finder, Found};
-use super::{AcquireError, Bench, EnvConfig, Phase, Progress, pip_output};
+use super::{AcquireError, BuildWorkspace, EnvConfig, Phase, Progress, pip_output};
 use crate::exec::Command;
 
 const INSTALL: &str = "installing packages";
@@ -32,7 +32,7 @@ pub(super) struct Installer {
 
 /// What to install.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Wanted {
+pub(super) struct InstallSpec {
     /// The lines, options among them.
     pub(super) lines: Vec<String>,
     /// They are everything there is to install: nothing is looked up for them.
@@ -49,54 +49,59 @@ impl Installer {
     }
 
     /// The uv that will install these lines; says why when it is not the one that is wanted.
-    pub(super) async fn uv(&self, lines: &[String], bench: &Bench) -> Option<Found> {
+    pub(super) async fn uv(&self, lines: &[String], workspace: &BuildWorkspace) -> Option<Found> {
         let found = match self.finder.find().await {
             Ok(found) => found?,
             Err(why) => {
-                bench.say(&format!("{why}; pip is used instead"));
+                workspace.say(&format!("{why}; pip is used instead"));
                 return None;
             }
         };
         match uv::arguments(lines) {
             Ok(_) => Some(found),
             Err(line) => {
-                bench.say(&format!("uv does not understand `{line}`; pip is used instead"));
+                workspace.say(&format!("uv does not understand `{line}`; pip is used instead"));
                 None
             }
         }
     }
 
-    /// Installs what is wanted into the prefix of the bench, and returns the lines of a lock for it.
+    /// Installs what is wanted into the prefix of the build workspace, and returns the lines of a lock for it.
     pub(super) async fn install(
         &self,
         uv: Option<&Found>,
-        wanted: &Wanted,
-        bench: &Bench,
+        wanted: &InstallSpec,
+        workspace: &BuildWorkspace,
     ) -> Result<Vec<String>, AcquireError> {
-        let scratch = scratch(bench);
+        let scratch = scratch(workspace);
         fs::create_dir_all(&scratch).map_err(AcquireError::io("create", &scratch))?;
-        let list = bench.prefix().join("requirements.txt");
+        if let Some(builder) = &self.config.builder {
+            for cache in ["uv", "pip"].map(|name| self.config.packages.join(name)) {
+                builder.own(&cache).map_err(AcquireError::io("give to its builder", &cache))?;
+            }
+        }
+        let list = workspace.prefix().join("requirements.txt");
         let text = wanted.lines.join("\n") + "\n";
         let written = failpoint::hit("env.requirements.write").and_then(|()| fs::write(&list, text));
         written.map_err(AcquireError::io("write", &list))?;
-        let before = dists::dists(bench.prefix());
-        bench.say(&format!("{INSTALL}: {}", wanted.lines.join(", ")));
-        bench.tell(Progress::of(Phase::Pip, ""));
+        let before = dists::dists(workspace.prefix());
+        workspace.say(&format!("{INSTALL}: {}", wanted.lines.join(", ")));
+        workspace.tell(Progress::of(Phase::Pip, ""));
         let by_uv = match uv {
-            Some(uv) => self.by_uv(uv, wanted, &list, bench).await?,
+            Some(uv) => self.by_uv(uv, wanted, &list, workspace).await?,
             None => false,
         };
         let mut hashes = Hashes::new();
         if !by_uv {
-            hashes = self.by_pip(wanted, &list, bench).await?;
+            hashes = self.by_pip(wanted, &list, workspace).await?;
         }
-        let after = dists::dists(bench.prefix());
+        let after = dists::dists(workspace.prefix());
         if let Some(uv) = uv.filter(|_| by_uv) {
-            hashes = self.hashes(uv, &before, &after, wanted, bench).await;
-            self.check(uv, wanted, bench).await?;
+            hashes = self.hashes(uv, &before, &after, wanted, workspace).await;
+            self.check(uv, wanted, workspace).await?;
         }
-        say_replaced(&before, &after, bench);
-        fs::remove_dir_all(&scratch).map_err(AcquireError::io("remove", &scratch))?;
+        say_replaced(&before, &after, workspace);
+        agent_spawn::remove_tree(&scratch).map_err(AcquireError::io("remove", &scratch))?;
         Ok(lock_lines(wanted, &before, &after, &hashes))
     }
 
@@ -104,32 +109,37 @@ impl Installer {
     async fn by_uv(
         &self,
         found: &Found,
-        wanted: &Wanted,
+        wanted: &InstallSpec,
         list: &Path,
-        bench: &Bench,
+        workspace: &BuildWorkspace,
     ) -> Result<bool, AcquireError> {
-        bench.say(&format!("using {} ({})", found.program.display(), found.version));
+        workspace.say(&format!("using {} ({})", found.program.display(), found.version));
         let arguments = uv::arguments(&wanted.lines).unwrap_or_default();
         let mut command =
-            self.of_uv(found, bench).args(["pip", "install", "--index-strategy", "unsafe-best-match"]);
+            self.of_uv(found, workspace).args(["pip", "install", "--index-strategy", "unsafe-best-match"]);
         command = command.args(arguments).args(uv::no_index(&settings(&self.config.vars)));
         if wanted.exact {
             command = command.arg("--no-deps");
         }
-        let ran = bench.run(INSTALL, self.clean(command, wanted, bench).arg("-r").arg(list)).await?;
+        let ran = workspace.run(INSTALL, self.clean(command, wanted, workspace).arg("-r").arg(list)).await?;
         if ran.success {
             return Ok(true);
         }
         if uv::is_puzzled(&ran) {
-            bench.say("uv does not understand the requirements; pip is used instead");
+            workspace.say("uv does not understand the requirements; pip is used instead");
             return Ok(false);
         }
-        Err(uv::judge(&ran, &wanted.lines, INSTALL, bench.prefix()))
+        Err(uv::judge(&ran, &wanted.lines, INSTALL, workspace.prefix()))
     }
 
-    async fn by_pip(&self, wanted: &Wanted, list: &Path, bench: &Bench) -> Result<Hashes, AcquireError> {
-        let report = scratch(bench).join("report.json");
-        let mut command = self.of_pip(bench).args(["install", "--no-input", "--progress-bar", "off"]);
+    async fn by_pip(
+        &self,
+        wanted: &InstallSpec,
+        list: &Path,
+        workspace: &BuildWorkspace,
+    ) -> Result<Hashes, AcquireError> {
+        let report = scratch(workspace).join("report.json");
+        let mut command = self.of_pip(workspace).args(["install", "--no-input", "--progress-bar", "off"]);
         if self.config.conda.offline {
             command = command.arg("--no-index");
         }
@@ -139,19 +149,20 @@ impl Installer {
         if wanted.compiled_later {
             command = command.arg("--no-compile");
         }
-        if reports(&dists::dists(bench.prefix())) {
+        if reports(&dists::dists(workspace.prefix())) {
             command = command.arg("--report").arg(&report);
         }
-        let mut ran = bench.run(INSTALL, self.clean(command, wanted, bench).arg("-r").arg(list)).await?;
+        let mut ran =
+            workspace.run(INSTALL, self.clean(command, wanted, workspace).arg("-r").arg(list)).await?;
         if ran.success {
             // It has looked already, and calls an error what it lets pass.
             if ran.text.contains("dependency resolver does not currently take into account") {
-                bench.say(&format!("{MISFIT}, as pip says above"));
+                workspace.say(&format!("{MISFIT}, as pip says above"));
             }
             return Ok(fs::read(report).map(|text| dists::hashes_of_report(&text)).unwrap_or_default());
         }
         ran.text = pip_output::name_lines(&ran.text, list, &wanted.lines);
-        Err(pip_output::judge(&ran, INSTALL, bench.prefix()))
+        Err(pip_output::judge(&ran, INSTALL, workspace.prefix()))
     }
 
     /// The hashes of what uv installed, as its indexes say them; none when it cannot be asked without the network.
@@ -160,16 +171,21 @@ impl Installer {
         found: &Found,
         before: &Dists,
         after: &Dists,
-        wanted: &Wanted,
-        bench: &Bench,
+        wanted: &InstallSpec,
+        workspace: &BuildWorkspace,
     ) -> Hashes {
         let (new, _) = dists::changes(before, after);
         let lines: Vec<String> = new.into_iter().map(|dist| dists::locked(dist, &Hashes::new())).collect();
         let options = wanted.lines.iter().filter(|line| line.starts_with('-')).cloned();
         let pinned = lines.into_iter().filter(|line| !line.contains(" @ "));
         let text = options.chain(pinned).collect::<Vec<_>>().join("\n");
-        let command =
-            self.of_uv(found, bench).args(["pip", "compile", "--offline", "--no-deps", "--generate-hashes"]);
+        let command = self.of_uv(found, workspace).args([
+            "pip",
+            "compile",
+            "--offline",
+            "--no-deps",
+            "--generate-hashes",
+        ]);
         let command = command.args([
             "--no-header",
             "--no-annotate",
@@ -178,44 +194,58 @@ impl Installer {
             "unsafe-best-match",
         ]);
         let command = command.args(uv::no_index(&settings(&self.config.vars)));
-        let command = self.clean(command, wanted, bench).arg("-").input(text);
-        match bench.ask("reading the hashes of packages", command).await {
+        let command = self.clean(command, wanted, workspace).arg("-").input(text);
+        match workspace.ask("reading the hashes of packages", command).await {
             Ok(ran) if ran.success && ran.text.len() < HASHES => dists::hashes_of_list(&ran.text),
             _ => Hashes::new(),
         }
     }
 
     /// Says what does not fit; such an environment is used all the same, as pip does.
-    async fn check(&self, uv: &Found, wanted: &Wanted, bench: &Bench) -> Result<(), AcquireError> {
-        bench.tell(Progress::of(Phase::Check, ""));
-        let command = self.of_uv(uv, bench).args(["pip", "check"]);
-        let ran = bench.ask(CHECK, self.clean(command, wanted, bench)).await?;
+    async fn check(
+        &self,
+        uv: &Found,
+        wanted: &InstallSpec,
+        workspace: &BuildWorkspace,
+    ) -> Result<(), AcquireError> {
+        workspace.tell(Progress::of(Phase::Check, ""));
+        let command = self.of_uv(uv, workspace).args(["pip", "check"]);
+        let ran = workspace.ask(CHECK, self.clean(command, wanted, workspace)).await?;
         if !ran.success {
-            bench.say(&format!("{MISFIT}:\n{}", ran.text.trim_end()));
+            workspace.say(&format!("{MISFIT}:\n{}", ran.text.trim_end()));
         }
         Ok(())
     }
 
     /// Installs pip itself from what the interpreter brings, so that jobs can call it; says so when there is none.
-    pub(super) async fn seed(&self, found: &Found, stdlib: &Path, bench: &Bench) -> Result<(), AcquireError> {
+    pub(super) async fn seed(
+        &self,
+        found: &Found,
+        stdlib: &Path,
+        workspace: &BuildWorkspace,
+    ) -> Result<(), AcquireError> {
         let Some(wheel) = bundled_pip(stdlib) else {
-            bench.say("note: this interpreter brings no pip, so the environment has none");
+            workspace.say("note: this interpreter brings no pip, so the environment has none");
             return Ok(());
         };
-        let command = self.of_uv(found, bench).args(["pip", "install", "--no-deps", "--no-index", "--quiet"]);
-        let ran = bench.run(INSTALL, self.clean(command, &Wanted::default(), bench).arg(wheel)).await?;
+        let command =
+            self.of_uv(found, workspace).args(["pip", "install", "--no-deps", "--no-index", "--quiet"]);
+        let ran = workspace
+            .run(INSTALL, self.clean(command, &InstallSpec::default(), workspace).arg(wheel))
+            .await?;
         if !ran.success {
-            bench.say("note: pip itself could not be installed into the environment");
+            workspace.say("note: pip itself could not be installed into the environment");
         }
         Ok(())
     }
 
-    fn of_uv(&self, found: &Found, bench: &Bench) -> Command {
+    fn of_uv(&self, found: &Found, workspace: &BuildWorkspace) -> Command {
         // Not `clone`: where files cannot be cloned, uv makes hard links of it.
-        let link = if self.config.hard_links { "hardlink" } else { "copy" };
+        // What is a builder's own could be changed by the next one.
+        let link = if self.config.hard_links && self.config.builder.is_none() { "hardlink" } else { "copy" };
         let command = Command::new(&found.program).envs([
             ("UV_CACHE_DIR", self.config.packages.join("uv")),
-            ("UV_PYTHON", bench.prefix().join("bin/python")),
+            ("UV_PYTHON", workspace.prefix().join("bin/python")),
         ]);
         let offline = if self.config.conda.offline { "1" } else { "0" };
         let command =
@@ -227,8 +257,8 @@ impl Installer {
             .envs(uv::variables(&self.config.vars, &settings(&self.config.vars)))
     }
 
-    fn of_pip(&self, bench: &Bench) -> Command {
-        let command = Command::new(bench.prefix().join("bin/python"));
+    fn of_pip(&self, workspace: &BuildWorkspace) -> Command {
+        let command = Command::new(workspace.prefix().join("bin/python"));
         let command = command.envs([("PIP_CACHE_DIR", self.config.packages.join("pip"))]);
         let command = command.envs([("PIP_ROOT_USER_ACTION", "ignore")]);
         command.args(["-m", "pip", "--disable-pip-version-check"])
@@ -236,20 +266,32 @@ impl Installer {
 
     /// Gives a command what a builder may see, and nothing of the daemon's own environment. Scratch files go
     /// into the environment, so that they are wiped with it.
-    pub(super) fn clean(&self, command: Command, wanted: &Wanted, bench: &Bench) -> Command {
-        let path = format!("{}:{}", bench.prefix().join("bin").display(), self.config.path);
-        command.envs(&self.config.vars).envs(&wanted.vars).envs([
-            ("PATH", path.as_str()),
-            ("TMPDIR", &scratch(bench).to_string_lossy()),
-            ("LC_ALL", "C.UTF-8"), // what installers print is read
-            ("PYTHONNOUSERSITE", "1"),
-            ("PYTHONUNBUFFERED", "1"),
-        ])
+    pub(super) fn clean(
+        &self,
+        command: Command,
+        wanted: &InstallSpec,
+        workspace: &BuildWorkspace,
+    ) -> Command {
+        let path = format!("{}:{}", workspace.prefix().join("bin").display(), self.config.path);
+        let scratch = scratch(workspace);
+        let home = self.config.builder.as_ref().map(|_| ("HOME", &scratch));
+        let command = self.config.apart(command);
+        command
+            .envs(&self.config.vars)
+            .envs(&wanted.vars)
+            .envs([
+                ("PATH", path.as_str()),
+                ("TMPDIR", &scratch.to_string_lossy()),
+                ("LC_ALL", "C.UTF-8"), // what installers print is read
+                ("PYTHONNOUSERSITE", "1"),
+                ("PYTHONUNBUFFERED", "1"),
+            ])
+            .envs(home)
     }
 }
 
-fn scratch(bench: &Bench) -> PathBuf {
-    bench.prefix().join("tmp")
+fn scratch(workspace: &BuildWorkspace) -> PathBuf {
+    workspace.prefix().join("tmp")
 }
 
 /// The part that settings have in the identity of an environment: other indexes have other packages.
@@ -301,16 +343,16 @@ fn bundled_pip(stdlib: &Path) -> Option<PathBuf> {
     entries.map(|entry| entry.path()).find(is_pip)
 }
 
-fn say_replaced(before: &Dists, after: &Dists, bench: &Bench) {
+fn say_replaced(before: &Dists, after: &Dists, workspace: &BuildWorkspace) {
     let (_, replaced) = dists::changes(before, after);
     for (old, new) in replaced {
         let (name, old, new) = (&old.name, &old.version, &new.version);
-        bench.say(&format!("note: {name} {old} of conda was replaced by {name} {new} of pip"));
+        workspace.say(&format!("note: {name} {old} of conda was replaced by {name} {new} of pip"));
     }
 }
 
 /// The lines that install the same again: where to look, then exactly what came.
-fn lock_lines(wanted: &Wanted, before: &Dists, after: &Dists, hashes: &Hashes) -> Vec<String> {
+fn lock_lines(wanted: &InstallSpec, before: &Dists, after: &Dists, hashes: &Hashes) -> Vec<String> {
     if wanted.exact {
         return wanted.lines.clone();
     }

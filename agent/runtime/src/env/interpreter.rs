@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde::Deserialize;
 
-use super::bench::Deaths;
+use super::build_workspace::Deaths;
 use super::{AcquireError, EnvConfig};
 use crate::exec::Command;
 
@@ -148,8 +148,8 @@ impl Interpreters {
         let unusable = |detail| AcquireError::PythonUnusable { path: path.to_owned(), detail };
         let deaths = Deaths::watch();
         let command = Command::new(path).args(["-I", "-c", QUESTION]).stall(PATIENCE);
-        let command =
-            command.cwd(&self.config.root).envs(&self.config.vars).envs([("PATH", &self.config.path)]);
+        let command = command.cwd(&self.config.root).envs(self.config.vars_of_questions());
+        let command = self.config.apart(command.envs([("PATH", &self.config.path)]));
         let output = command.capture().await.map_err(|error| unusable(error.to_string()))?;
         deaths.check("asking a Python what it is", output.status)?;
         let text = String::from_utf8_lossy(&output.text);

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::cache::{EnvCache, EnvDir};
 use super::marker::{LOCK_LIST, MARKER, own_bytes};
-use super::shelf::{Place, Shelf};
 
 /// An environment that is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub enum RemoveError {
     },
 }
 
-impl Shelf {
+impl EnvCache {
     /// What is kept, by key. Blocking.
     pub(super) fn list(&self) -> Vec<Kept> {
         self.places().iter().filter_map(kept).collect()
@@ -101,13 +101,13 @@ impl Shelf {
         }
     }
 
-    fn known(&self, key: &str) -> Result<Place, RemoveError> {
+    fn known(&self, key: &str) -> Result<EnvDir, RemoveError> {
         let known = self.found(key).filter(|place| place.marker().is_some());
         known.ok_or_else(|| RemoveError::Unknown { key: key.to_owned() })
     }
 }
 
-fn kept(place: &Place) -> Option<Kept> {
+fn kept(place: &EnvDir) -> Option<Kept> {
     let marker = place.marker()?;
     let time = |path: &Path| path.metadata().and_then(|found| found.modified()).ok();
     let built = time(&place.prefix().join(MARKER))?;

@@ -47,7 +47,7 @@ pub(super) struct Marker {
     #[serde(default)]
     pub(super) compiles: bool,
     /// Its files need not be on the disk yet, so it is good until this boot of the machine ends; see
-    /// [`Place::settle`](super::shelf::Place::settle).
+    /// [`EnvDir::settle`](super::cache::EnvDir::settle).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) boot: Option<String>,
     /// The image that commands run in.
@@ -167,7 +167,7 @@ impl Seen {
         let text = serde_json::to_vec(self).map_err(io::Error::other);
         let written = text.and_then(|text| agent_fs::write_whole(path, &text));
         if let Err(error) = written {
-            tracing::debug!(path = %path.display(), %error, "the use of an environment is not noted");
+            tracing::debug!(path = %path.display(), %error, "cannot note use of environment");
         }
     }
 }

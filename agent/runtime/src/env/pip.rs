@@ -10,11 +10,11 @@ use agent_model::condafile::Lock;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use super::bench::Ran;
+use super::build_workspace::Ran;
 use super::dists;
-use super::install::{Installer, Wanted, indexes, local_files};
+use super::install::{InstallSpec, Installer, indexes, local_files};
 use super::interpreter::{Interpreter, Interpreters};
-use super::{AcquireError, Bench, Built, EnvBuilder, EnvConfig};
+use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
 use crate::exec::Command;
 
 /// Grows when the same identity would be built in another way.
@@ -42,22 +42,28 @@ impl Pip {
     }
 
     /// Makes the environment; without its pip when somebody else installs that, which is faster.
-    async fn make(&self, python: &Interpreter, pip: bool, bench: &Bench) -> Result<(), AcquireError> {
-        bench.say(&format!("{MAKE} with {} ({})", python.executable.display(), python.version));
+    async fn make(
+        &self,
+        python: &Interpreter,
+        pip: bool,
+        workspace: &BuildWorkspace,
+    ) -> Result<(), AcquireError> {
+        workspace.say(&format!("{MAKE} with {} ({})", python.executable.display(), python.version));
         let mut pauses = AGAIN.iter();
         loop {
             let mut command = Command::new(&python.executable).args(["-I", "-m", "venv"]);
             if !pip {
                 command = command.arg("--without-pip");
             }
-            let command = self.installer.clean(command.arg(bench.prefix()), &Wanted::default(), bench);
-            let ran = bench.run(MAKE, command).await?;
+            let command =
+                self.installer.clean(command.arg(workspace.prefix()), &InstallSpec::default(), workspace);
+            let ran = workspace.run(MAKE, command).await?;
             if ran.success {
                 return Ok(());
             }
             match pauses.next().filter(|_| is_mute(&ran.text)) {
                 Some(pause) => tokio::time::sleep(*pause).await,
-                None => return Err(judge_venv(&ran, python, bench.prefix())),
+                None => return Err(judge_venv(&ran, python, workspace.prefix())),
             }
         }
     }
@@ -82,35 +88,35 @@ impl EnvBuilder for Pip {
     fn build<'a>(
         &'a self,
         spec: &'a EnvSpec,
-        bench: &'a Bench,
+        workspace: &'a BuildWorkspace,
     ) -> BoxFuture<'a, Result<Built, AcquireError>> {
         async move {
             let (python, requirements) = parts(spec)?;
             let python = self.interpreters.find(python).await?;
             let uv = match requirements {
                 [] => None,
-                lines => self.installer.uv(lines, bench).await,
+                lines => self.installer.uv(lines, workspace).await,
             };
-            let scratch = bench.prefix().join("tmp");
+            let scratch = workspace.prefix().join("tmp");
             std::fs::create_dir(&scratch).map_err(AcquireError::io("create", &scratch))?;
-            self.make(&python, uv.is_none(), bench).await?;
+            self.make(&python, uv.is_none(), workspace).await?;
             if let Some(uv) = &uv {
-                self.installer.seed(uv, &python.stdlib, bench).await?;
+                self.installer.seed(uv, &python.stdlib, workspace).await?;
             }
             let mut lock = Lock::default();
             if !requirements.is_empty() {
-                let wanted = Wanted { lines: requirements.to_vec(), ..Wanted::default() };
-                lock.pip = self.installer.install(uv.as_ref(), &wanted, bench).await?;
+                let wanted = InstallSpec { lines: requirements.to_vec(), ..InstallSpec::default() };
+                lock.pip = self.installer.install(uv.as_ref(), &wanted, workspace).await?;
             } else {
-                std::fs::remove_dir_all(&scratch).map_err(AcquireError::io("remove", &scratch))?;
+                agent_spawn::remove_tree(&scratch).map_err(AcquireError::io("remove", &scratch))?;
             }
-            let vars = [("VIRTUAL_ENV".to_owned(), bench.prefix().display().to_string())];
+            let vars = [("VIRTUAL_ENV".to_owned(), workspace.prefix().display().to_string())];
             Ok(Built {
                 vars: BTreeMap::from(vars),
-                path_entries: vec![bench.prefix().join("bin")],
+                path_entries: vec![workspace.prefix().join("bin")],
                 python_version: python.version.clone(),
                 summary: summary(&python, requirements),
-                packages: u32::try_from(dists::dists(bench.prefix()).len()).unwrap_or(u32::MAX),
+                packages: u32::try_from(dists::dists(workspace.prefix()).len()).unwrap_or(u32::MAX),
                 lock: (!lock.pip.is_empty()).then(|| lock.to_string()),
                 holds_files: true,
                 compiled: uv.is_none(), // pip compiles what it installs

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::AcquireError;
-use super::bench::Ran;
+use super::build_workspace::Ran;
 
 /// Pip names a requirement by its line in a file that nobody but the builder knows; puts the line itself there.
 pub(super) fn name_lines(text: &str, list: &Path, requirements: &[String]) -> String {

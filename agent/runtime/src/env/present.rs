@@ -67,7 +67,7 @@ print(json.dumps(dict(missing=missing, path=[part for part in sys.path if part])
 "##;
 
 #[derive(Debug, Clone, Deserialize)]
-struct Answer {
+struct ProbeAnswer {
     missing: Vec<String>,
     path: Vec<PathBuf>,
 }
@@ -128,12 +128,12 @@ impl Present {
         }
     }
 
-    async fn ask(&self, python: &Interpreter, requirements: &[String]) -> Result<Answer, AcquireError> {
+    async fn ask(&self, python: &Interpreter, requirements: &[String]) -> Result<ProbeAnswer, AcquireError> {
         const STEP: &str = "asking the interpreter for its packages";
         // In place of a link to it, which in a virtual environment leads elsewhere.
         let command = Command::new(&python.executable).args(["-I", "-c", QUESTION]).stall(PATIENCE);
         let command = command.cwd(&self.config.root).envs([("PATH", &self.config.path)]);
-        let command = command.input(requirements.join("\n"));
+        let command = self.config.apart(command.input(requirements.join("\n")));
         let (mut answer, mut complaint) = (Vec::new(), Vec::new());
         let status = command
             .talk(|bytes| answer.extend_from_slice(bytes), |bytes| complaint.extend_from_slice(bytes))

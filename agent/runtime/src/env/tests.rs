@@ -416,7 +416,7 @@ async fn test_build_goes_on_while_one_waits_and_ends_with_the_last() {
     drop(two);
     until("the child of the builder is killed", || !lives()).await;
     let place =
-        environments.shelf.place(spec.kind(), &Pip::identity(&pip_of(&fixture), &spec).await.unwrap());
+        environments.cache.place(spec.kind(), &Pip::identity(&pip_of(&fixture), &spec).await.unwrap());
     until("the half-built environment is removed", || !place.prefix().exists()).await;
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bench::Ran;
+use super::build_workspace::Ran;
 use super::{AcquireError, EnvConfig, Uv};
 use crate::exec::Command;
 
@@ -68,8 +68,8 @@ impl Finder {
             return found.clone();
         }
         let command = Command::new(program).arg("--version").stall(PATIENCE);
-        let command = command.envs(&self.config.vars).envs([("PATH", &self.config.path)]);
-        let found = match command.capture().await {
+        let command = command.envs(self.config.vars_of_questions()).envs([("PATH", &self.config.path)]);
+        let found = match self.config.apart(command).capture().await {
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output.text);
                 let first = text.lines().next().unwrap_or_default().trim().to_owned();

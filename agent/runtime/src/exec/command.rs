@@ -17,14 +17,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::size;
+use agent_spawn::Program;
 use futures_util::FutureExt as _;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use parking_lot::Mutex;
 use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
-use tokio::process::Child;
 
+use super::child::Child;
 use super::memory_group::{Kills, MemoryGroup};
 
 /// The most output [`Command::capture`] keeps, in bytes; what comes later is read and dropped.
@@ -33,9 +34,6 @@ const MAX_CAPTURE: usize = 4 << 20;
 /// Enters the groups whose doors come first and becomes the program. Before it, since what a program starts while it
 /// is being moved stays outside.
 const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ 2>/dev/null > "$1"; shift; done; shift; exec "$@""#;
-
-/// How readily the kernel ends a child that gives way to others, of 1000.
-const OOM_SCORE: &str = "500";
 
 /// A short child to run. Its environment is what [`envs`](Command::envs) gives it and nothing else, its
 /// standard input is what [`input`](Command::input) gives it.
@@ -50,6 +48,8 @@ pub struct Command {
     nice: i32,
     within: Option<Arc<MemoryGroup>>,
     leash: Option<Leash>,
+    /// The program that becomes somebody else, and whom.
+    becomes: Option<(PathBuf, u32)>,
 }
 
 /// Tells whether a child is gone, also when nobody waits for it any more: what is killed may stay for long in the
@@ -74,7 +74,7 @@ impl Leash {
 
 /// What a child left.
 #[derive(Debug, Clone)]
-pub struct Output {
+pub struct CommandOutput {
     /// How it ended.
     pub status: ExitStatus,
     /// Its standard output and standard error, in the order they were written, up to 4 MiB.
@@ -134,7 +134,21 @@ impl Command {
             nice: 0,
             within: None,
             leash: None,
+            becomes: None,
         }
+    }
+
+    /// It runs as the user of this number, without any right that user has not, and what it starts ends with it. `shim`
+    /// is the program that becomes it.
+    #[must_use]
+    pub(crate) fn run_as(mut self, shim: &Path, id: u32) -> Command {
+        self.becomes = Some((shim.to_owned(), id));
+        self
+    }
+
+    /// Whether it runs as somebody else than this process.
+    pub(crate) fn is_somebody_else(&self) -> bool {
+        self.becomes.is_some()
     }
 
     /// Lets somebody see whether the child is gone.
@@ -213,20 +227,21 @@ impl Command {
     }
 
     /// Runs it to its end and returns what it wrote.
-    pub async fn capture(&self) -> Result<Output, CommandError> {
+    pub async fn capture(&self) -> Result<CommandOutput, CommandError> {
         let mut text = Vec::new();
         let keep = |bytes: &[u8]| text.extend_from_slice(&bytes[..bytes.len().min(MAX_CAPTURE - text.len())]);
         let status = self.stream(keep).await?;
-        Ok(Output { status, text })
+        Ok(CommandOutput { status, text })
     }
 
     /// Runs it to its end and hands over what it writes, standard output and standard error in one order.
     pub async fn stream(&self, mut sink: impl FnMut(&[u8]) + Send) -> Result<ExitStatus, CommandError> {
-        let started = io::pipe().and_then(|(output, input)| {
-            let group = self.spawn(input.try_clone()?.into(), input.into())?;
+        let started = async {
+            let (output, input) = io::pipe()?;
+            let group = self.spawn(input.try_clone()?.into(), input.into()).await?;
             Ok((group, pipe::Receiver::from_owned_fd(output.into())?))
-        });
-        let (group, output) = started.map_err(|source| self.not_started(source))?;
+        };
+        let (group, output) = started.await.map_err(|source| self.not_started(source))?;
         self.follow(group, [Some(output), None], |_, bytes| sink(bytes)).await
     }
 
@@ -236,13 +251,13 @@ impl Command {
         mut output: impl FnMut(&[u8]) + Send,
         mut error: impl FnMut(&[u8]) + Send,
     ) -> Result<ExitStatus, CommandError> {
-        let started = io::pipe().and_then(|(said, output)| {
-            let (complained, error) = io::pipe()?;
-            let group = self.spawn(output.into(), error.into())?;
+        let started = async {
+            let ((said, output), (complained, error)) = (io::pipe()?, io::pipe()?);
+            let group = self.spawn(output.into(), error.into()).await?;
             let receiver = pipe::Receiver::from_owned_fd;
             Ok((group, [Some(receiver(said.into())?), Some(receiver(complained.into())?)]))
-        });
-        let (group, pipes) = started.map_err(|source| self.not_started(source))?;
+        };
+        let (group, pipes) = started.await.map_err(|source| self.not_started(source))?;
         let sink = |index, bytes: &[u8]| if index == 0 { output(bytes) } else { error(bytes) };
         self.follow(group, pipes, sink).await
     }
@@ -301,33 +316,68 @@ impl Command {
         CommandError::Spawn { program: self.program.clone(), source }
     }
 
-    fn spawn(&self, output: Stdio, error: Stdio) -> io::Result<Group> {
-        let input =
-            self.input.as_ref().map_or(Ok(Stdio::null()), |bytes| in_memory(bytes).map(Stdio::from))?;
-        #[allow(clippy::disallowed_methods, reason = "this module starts the short children")]
-        let mut command = match &self.within {
-            None => tokio::process::Command::new(&self.program),
-            Some(limited) => {
-                let mut shell = tokio::process::Command::new("/bin/sh");
-                shell.args(["-c", ENTER, "sh"]).args(limited.doors()).arg("--").arg(&self.program);
-                shell
-            }
+    async fn spawn(&self, output: OwnedFd, error: OwnedFd) -> io::Result<Group> {
+        let input = match &self.input {
+            Some(bytes) => in_memory(bytes)?,
+            None => File::open("/dev/null")?,
         };
-        command.args(&self.args).env_clear().envs(&self.env).current_dir(&self.cwd).process_group(0);
         let kills = self.within.as_deref().map(MemoryGroup::kills);
-        let mut group = Group::of(command.stdin(input).stdout(output).stderr(error).spawn()?)?;
+        let mut group = match self.becomes.is_some() && agent_spawn::has_helper() {
+            true => self.ask([input.into(), output, error]).await?,
+            false => self.spawn_here(input.into(), output.into(), error.into())?,
+        };
         if let Some(Leash(watched)) = &self.leash {
             *watched.lock() = Some(group.exit.clone());
         }
-        // A child that ended already can not be slowed down, nor needs to be.
-        if let Some(id) = group.id.filter(|_| self.nice != 0) {
-            let child = rustix::process::Pid::from_raw(id.as_raw());
-            let own = rustix::process::getpriority_process(None).unwrap_or(0);
-            let _ = rustix::process::setpriority_process(child, (own + self.nice).min(19));
-            // When the machine runs out of memory, neither the daemon nor a job goes before it.
-            let _ = std::fs::write(format!("/proc/{id}/oom_score_adj"), OOM_SCORE);
-        }
         group.within = self.within.clone().zip(kills);
+        Ok(group)
+    }
+
+    /// Has the helper start it: only that one can become somebody else.
+    async fn ask(&self, streams: [OwnedFd; 3]) -> io::Result<Group> {
+        let text = |text: &OsStr| {
+            text.to_str().map(str::to_owned).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
+        };
+        let words =
+            std::iter::once(self.program.as_os_str()).chain(self.args.iter().map(OsString::as_os_str));
+        let program = Program {
+            argv: words.map(text).collect::<io::Result<_>>()?,
+            env: self
+                .env
+                .iter()
+                .map(|(name, value)| Ok((text(name)?, text(value)?)))
+                .collect::<io::Result<_>>()?,
+            cwd: self.cwd.clone(),
+            nice: self.nice,
+        };
+        let ask = move || agent_spawn::ask_for_builder(&program, streams);
+        let asked = tokio::task::spawn_blocking(ask).await.map_err(io::Error::other)?;
+        let started = asked.ok_or(io::ErrorKind::Unsupported)??;
+        let pidfd = started.pidfd.try_clone()?;
+        Group::watch(Child::Helped(Arc::new(started)), pidfd)
+    }
+
+    #[allow(clippy::disallowed_methods, reason = "this module starts the short children")]
+    fn spawn_here(&self, input: Stdio, output: Stdio, error: Stdio) -> io::Result<Group> {
+        let first = self.becomes.as_ref().map_or(&self.program, |(shim, _)| shim);
+        let mut command = match &self.within {
+            None => tokio::process::Command::new(first),
+            Some(limited) => {
+                let mut shell = tokio::process::Command::new("/bin/sh");
+                shell.args(["-c", ENTER, "sh"]).args(limited.doors()).arg("--").arg(first);
+                shell
+            }
+        };
+        if let Some((_, id)) = &self.becomes {
+            command.arg("as").arg(id.to_string()).arg(&self.program);
+        }
+        command.args(&self.args).env_clear().envs(&self.env).current_dir(&self.cwd).process_group(0);
+        let child = Child::Own(command.stdin(input).stdout(output).stderr(error).spawn()?);
+        let id = child.id().ok_or(io::ErrorKind::NotFound)?;
+        let group = Group::watch(child, agent_shim::sys::pidfd_open(id)?)?;
+        if self.nice != 0 {
+            agent_spawn::give_way(id, self.nice);
+        }
         Ok(group)
     }
 }
@@ -368,10 +418,8 @@ struct Group {
 }
 
 impl Group {
-    fn of(child: Child) -> io::Result<Group> {
-        let gone = || io::Error::from(io::ErrorKind::NotFound);
-        let id = child.id().and_then(|id| i32::try_from(id).ok()).ok_or_else(gone)?;
-        let pidfd = agent_shim::sys::pidfd_open(id)?;
+    fn watch(child: Child, pidfd: OwnedFd) -> io::Result<Group> {
+        let id = child.id().ok_or(io::ErrorKind::NotFound)?;
         #[allow(deprecated, reason = "unsound for a type that may change its descriptor; an OwnedFd cannot")]
         let exit = AsyncFd::with_interest(pidfd, tokio::io::Interest::READABLE)?;
         Ok(Group { child, id: Some(Pid::from_raw(id)), exit: Arc::new(exit), within: None })

@@ -1,6 +1,7 @@
 //! One conversation with a shim, and the one place that tells from a job directory who is there.
 
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use agent_model::protocol::start::{Found, Traces};
@@ -36,7 +37,7 @@ const KILL_WITHIN: Duration = Duration::from_secs(30);
 /// Somebody else answers at the socket.
 #[derive(Debug, thiserror::Error)]
 #[error("whoever listens there is not the supervisor of this job")]
-struct Stranger;
+struct OtherListener;
 
 /// A connection to the shim of a job, past the handshake.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ pub(super) struct Connection {
 impl Connection {
     /// Connects, and makes sure that it is the shim of this job that answers.
     pub(super) async fn open(dir: &JobDir) -> io::Result<Connection> {
-        let stranger = || io::Error::new(io::ErrorKind::InvalidData, Stranger);
+        let stranger = || io::Error::new(io::ErrorKind::InvalidData, OtherListener);
         let (_keep, path) = dir.short_socket_path()?;
         let stream = BufReader::new(UnixStream::connect(path).await?);
         let mut connection = Connection { stream, gone: false, version: 0 };
@@ -119,7 +120,7 @@ impl Connection {
 /// What there is at a job directory.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
-pub(super) enum Place {
+pub(super) enum JobTrace {
     /// A shim, connected.
     Live(Connection),
     /// An exit record that counts.
@@ -131,7 +132,7 @@ pub(super) enum Place {
 }
 
 /// Looks what there is at a job directory. A shim that comes or goes meanwhile is waited for.
-pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
+pub(super) async fn look(dir: &JobDir) -> Result<JobTrace, ReattachError> {
     let deadline = Instant::now() + ANSWER;
     let path = || dir.path().to_owned();
     let mut last = None;
@@ -147,20 +148,20 @@ pub(super) async fn look(dir: &JobDir) -> Result<Place, ReattachError> {
             may_start: matches!(&record, Ok(Some(record)) if no_go(record)),
         };
         match (traces.found(), record) {
-            (Found::Ended, Ok(Some(record))) => return Ok(Place::Ended(record)),
+            (Found::Ended, Ok(Some(record))) => return Ok(JobTrace::Ended(record)),
             // A supervisor that lives writes what somebody harmed again.
             (Found::Live | Found::Ended, _) => {}
             (Found::Fresh | Found::Lost, Err(error)) => return Err(error.into()),
             (found, Ok(_)) => {
                 // One of an earlier release is known by its log alone, which somebody may have removed.
                 if let Ok(Ok(connection)) = tokio::time::timeout(GREETING, Connection::open(dir)).await {
-                    return Ok(Place::Live(connection));
+                    return Ok(JobTrace::Live(connection));
                 }
-                return Ok(if found == Found::Fresh { Place::Fresh } else { Place::Lost });
+                return Ok(if found == Found::Fresh { JobTrace::Fresh } else { JobTrace::Lost });
             }
         }
         match tokio::time::timeout_at(deadline, Connection::open(dir)).await {
-            Ok(Ok(connection)) => return Ok(Place::Live(connection)),
+            Ok(Ok(connection)) => return Ok(JobTrace::Live(connection)),
             Ok(Err(error)) if Instant::now() < deadline => last = Some(error),
             Ok(Err(error)) => {
                 return Err(ReattachError::Silent { dir: path(), after: ANSWER, source: Some(error) });
@@ -178,7 +179,7 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
         (Ok(Some(hello)), _) => hello,
         // Who was started is known by the mark that its processes bear.
         (_, Some(instance)) => {
-            let (found, left) = kill_marked(instance, KILL_WITHIN).await;
+            let (found, left) = kill_of(Vec::new(), instance, KILL_WITHIN).await;
             return Ok(Lost { killed: found - left, left, ..nothing });
         }
         (hello, None) => return hello.map(|_| nothing).map_err(ReattachError::from),
@@ -197,7 +198,7 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
 
 /// Ends a job from outside, its supervisor with it: that one does not do what it was told. What is frozen is let go on,
 /// so that it hears the signal. Returns how many processes there were, and how many are left.
-pub async fn end_all(dir: &JobDir, within: Duration) -> Result<(usize, usize), ReattachError> {
+pub(super) async fn end_all(dir: &JobDir, within: Duration) -> Result<(usize, usize), ReattachError> {
     let Some(hello) = dir.read_hello()? else { return Ok((0, 0)) };
     // Killed first: what it would do next is to find its job dead, and to say that the job died by itself.
     let supervisor = Process::find(hello.pid)
@@ -205,29 +206,29 @@ pub async fn end_all(dir: &JobDir, within: Duration) -> Result<(usize, usize), R
         .filter(|found| process::name(found.pid as u32) == SHIM && found.works_at(dir.path()));
     if let Some(supervisor) = supervisor {
         let killed = supervisor.signal(Signal::SIGKILL);
-        tracing::warn!(dir = %dir.path().display(), pid = hello.pid, ?killed, "a silent supervisor is ended");
+        tracing::warn!(dir = %dir.path().display(), pid = hello.pid, ?killed, "ending silent supervisor");
         process::thaw(supervisor.pid);
     }
     Ok(kill(dir, hello, within).await)
 }
 
-async fn kill_marked(instance: String, within: Duration) -> (usize, usize) {
-    let kill = move || process::kill_marked(MARK, &instance, within);
+async fn kill_of(groups: Vec<PathBuf>, instance: String, within: Duration) -> (usize, usize) {
+    let kill = move || agent_spawn::kill(&groups, &instance, within);
     tokio::task::spawn_blocking(kill).await.unwrap_or_default()
 }
 
 async fn kill(dir: &JobDir, hello: Hello, within: Duration) -> (usize, usize) {
-    let container = Note::read(dir).ok().flatten().map(|note| note.id).filter(|_| hello.container);
-    let kill = move || {
-        if let Some(id) = container {
-            return process::kill_container(&id, MARK, &hello.instance, within);
-        }
-        let groups = Groups::of(&hello);
-        let counts = process::kill_all(&groups, MARK, &hello.instance, within);
-        if counts.1 == 0 && !groups.remove() {
-            tracing::warn!(groups = ?groups.dirs(), "the control groups of a lost job cannot be removed");
-        }
-        counts
-    };
-    tokio::task::spawn_blocking(kill).await.unwrap_or_default()
+    // What an earlier release wrote down the job may have written anew: its processes are known by their mark then.
+    let is_told = hello.container && !dir.is_shared();
+    let container = Note::read(dir).ok().flatten().map(|note| note.id).filter(|_| is_told);
+    if let Some(id) = container {
+        let kill = move || process::kill_container(&id, MARK, &hello.instance, within);
+        return tokio::task::spawn_blocking(kill).await.unwrap_or_default();
+    }
+    let groups = Groups::of(&hello);
+    let counts = kill_of(groups.dirs().to_vec(), hello.instance, within).await;
+    if counts.1 == 0 && !tokio::task::spawn_blocking(move || groups.remove()).await.unwrap_or_default() {
+        tracing::warn!(dir = %dir.path().display(), "cannot remove control groups of lost job");
+    }
+    counts
 }

@@ -1,27 +1,29 @@
 //! Jobs in containers, each with the shim as the first process.
 //!
 //! The container engine makes the container and starts the shim in it, and from then on is not needed: log, stop, lease
-//! and exit record are the shim's, in the job directory, which is at the same place inside. So an engine that is silent
-//! means nothing for a job that runs, and what became of a job is told, as of any other, by its directory: its shim's
-//! lock says whether it lives, and with the first process of a container the kernel ends all others.
+//! and exit record are the shim's, in the job directory. Of that the container has the job's part alone, at the same
+//! place. So an engine that is silent means nothing for a job that runs, and what became of a job is told, as of any
+//! other, by its directory: its shim's lock says whether it lives, and with the first process of a container the kernel
+//! ends all others.
 //!
 //! Owns: the names and labels of containers, `container.json` in the job directory (`note`), what a container may do
-//! (`body`), how the shim gets into any image (`carry`), and the words for why a container ended (`fate`).
+//! (`body`), how the shim gets into any image and to its directory (`supervisor`), and the words for why a container
+//! ended (`fate`).
 //!
-//! Invariants: the job directory names the container before the engine is asked for it, and by the engine's own name
+//! Invariants: a container is removed, and told of, only where its label names this very directory, whatever a file
+//! says; the job directory names the container before the engine is asked for it, and by the engine's own name
 //! before anything is started in it; a container is removed by force only while nothing of the command was started,
 //! or when its shim is gone; what the engine does not answer is never taken for an answer.
 //!
-//! Networking is the machine's own: the tracking endpoint listens on its loopback. Callers: [`super::Launcher`].
+//! Networking is the machine's own: the tracking endpoint listens on its loopback.
 
 mod body;
-mod carry;
 pub(super) mod fate;
 pub(super) mod note;
+mod supervisor;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::container::Options;
@@ -32,18 +34,18 @@ use bollard::query_parameters::{
     CreateContainerOptionsBuilder, InspectContainerOptions, ListContainersOptionsBuilder,
     StartContainerOptions,
 };
-use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::connection::{AGAIN, ANSWER, Place};
-use super::process::{last_words, lost, remove_if_there, say_go, told_by};
-use super::{Executor, Found, LaunchError, ReattachError, Running};
+use super::LaunchError;
+use super::connection::{AGAIN, ANSWER, JobTrace};
+use super::local::told_by;
+use super::process::{last_words, remove_if_there};
 use crate::docker::{Docker, DockerError};
 use crate::env::Image;
 
-pub use carry::CarryError;
-use carry::{Carried, Stamp, carry};
 use note::{Engine, Note};
+use supervisor::Door;
+pub use supervisor::SupervisorError;
 
 /// How long the engine may take for each thing it is asked. An answer is asked for first, so that silence shows soon.
 const ANSWERS: Duration = Duration::from_secs(5);
@@ -67,7 +69,7 @@ const DIR: &str = "agentd.dir";
 
 /// What surrounds a job in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Enclosure {
+pub struct ContainerSpec {
     /// The image, and what of this machine is mounted into it.
     pub image: Image,
     /// Size of its shared memory, in bytes; 0 is the usual 2 GiB.
@@ -84,67 +86,31 @@ pub struct Containers {
     docker: Docker,
     shim: PathBuf,
     node: String,
-    carried: Arc<Mutex<Option<(Stamp, Carried)>>>,
-}
-
-/// An executor whose jobs run in containers of one kind.
-#[derive(Debug)]
-pub struct Container<'a> {
-    containers: &'a Containers,
-    enclosure: &'a Enclosure,
-}
-
-impl Executor for Container<'_> {
-    async fn launch(&self, dir: &JobDir, launch: &Launch) -> Result<Running, LaunchError> {
-        let deadline = Instant::now() + ANSWER;
-        loop {
-            match told_by(dir).await? {
-                Place::Live(connection) => return say_go(dir, launch, connection, None).await,
-                Place::Ended(_) => return Ok(Running::ended(dir.clone())),
-                Place::Lost => return Err(lost(dir).await?),
-                Place::Fresh if Instant::now() < deadline => {
-                    self.containers.stand(dir, launch, self.enclosure).await?;
-                }
-                Place::Fresh => {
-                    return Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER });
-                }
-            }
-        }
-    }
-
-    async fn reattach(&self, dir: &JobDir) -> Result<Found, ReattachError> {
-        super::process::reattach(dir).await
-    }
 }
 
 impl Containers {
     /// Those that `docker` makes for the node called `node`, a name that no other node on that engine has.
     pub fn new(docker: Docker, shim: PathBuf, node: impl Into<String>) -> Containers {
-        Containers { docker, shim, node: node.into(), carried: Arc::default() }
-    }
-
-    /// Jobs in containers of this kind.
-    pub fn within<'a>(&'a self, enclosure: &'a Enclosure) -> Container<'a> {
-        Container { containers: self, enclosure }
+        Containers { docker, shim, node: node.into() }
     }
 
     /// Makes the container and waits until the shim in it listens; the command is not started. Changes nothing where it
     /// listens already, and where the job has ended or was lost. May be dropped, and done again.
-    pub async fn prepare(
+    pub(super) async fn prepare(
         &self,
         dir: &JobDir,
         launch: &Launch,
-        enclosure: &Enclosure,
+        container_spec: &ContainerSpec,
     ) -> Result<(), LaunchError> {
         match told_by(dir).await? {
-            Place::Fresh => self.stand(dir, launch, enclosure).await,
-            Place::Live(_) | Place::Ended(_) | Place::Lost => Ok(()),
+            JobTrace::Fresh => self.stand(dir, launch, container_spec).await,
+            JobTrace::Live(_) | JobTrace::Ended(_) | JobTrace::Lost => Ok(()),
         }
     }
 
-    /// Removes the container of a job that is over, or that nobody will start any more; there is nothing to do for a job
-    /// without one, and for one that runs.
-    pub async fn clear(&self, dir: &JobDir) -> Result<(), DockerError> {
+    /// Removes the container of a job that is over, or that nobody will start any more; there is nothing to do for a
+    /// job without one, and for one that runs.
+    pub(super) async fn clear(&self, dir: &JobDir) -> Result<(), DockerError> {
         let Ok(Some(note)) = Note::read(dir) else { return Ok(()) };
         while dir.is_started() && dir.has_shim().unwrap_or(true) {
             if !dir.exit().exists() {
@@ -152,13 +118,14 @@ impl Containers {
             }
             tokio::time::sleep(AGAIN).await; // a shim takes a moment to go after it said how the job ended
         }
-        if !note.id.is_empty() {
-            return self.remove(&note.id).await;
-        }
         // It may never have been made, because somebody else's has the name.
-        match self.named(&note.name).await? {
+        match self.named(note.key()).await? {
             Some((id, of)) if Path::new(&of) == dir.path() => self.remove(&id).await,
-            _ => Ok(()),
+            Some((id, of)) => {
+                tracing::warn!(dir = %dir.path().display(), id, of, "a container that is not this job's stays");
+                Ok(())
+            }
+            None => Ok(()),
         }
     }
 
@@ -187,11 +154,17 @@ impl Containers {
     }
 
     /// Has a shim stand at a directory where nothing was started yet.
-    async fn stand(&self, dir: &JobDir, launch: &Launch, enclosure: &Enclosure) -> Result<(), LaunchError> {
+    pub(super) async fn stand(
+        &self,
+        dir: &JobDir,
+        launch: &Launch,
+        container_spec: &ContainerSpec,
+    ) -> Result<(), LaunchError> {
         remove_if_there(dir.exit())?;
         dir.write_launch(&Launch { container: true, ..launch.clone() })?;
-        let carried = self.carry().await?;
+        supervisor::check(&self.shim)?;
         self.docker.ping(ANSWERS).await?;
+        let door = Door::open(dir)?;
         let mut note = Note {
             version: Note::VERSION,
             name: format!("agentd-{}", launch.replica),
@@ -200,34 +173,23 @@ impl Containers {
             engine: Engine::at(self.docker.socket()).await,
         };
         self.note(&note, dir)?;
-        note.id = self.create(&note.name, dir, launch, enclosure, &carried).await?;
+        note.id = self.create(&note.name, dir, launch, container_spec).await?;
         self.note(&note, dir)?;
         if let Err(error) = self.start(&note.id).await {
             if !error.is_unknown() {
                 let removed = self.remove(&note.id).await;
-                tracing::debug!(name = note.name, ?removed, "a container could not be started");
+                tracing::debug!(name = note.name, ?removed, "cannot start container");
             }
             return Err(error.into());
         }
-        self.until_ready(dir, &note.id).await
+        tokio::select! {
+            ready = self.until_ready(dir, &note.id) => ready,
+            never = door.serve() => match never {},
+        }
     }
 
     fn note(&self, note: &Note, dir: &JobDir) -> Result<(), LaunchError> {
         note.write(dir).map_err(|source| LaunchError::Note { dir: dir.path().to_owned(), source })
-    }
-
-    /// What brings the shim into a container; found out again when the shim is another one.
-    async fn carry(&self) -> Result<Carried, CarryError> {
-        let stamp = Stamp::of(&self.shim)?;
-        let known = self.carried.lock().clone();
-        if let Some((of, carried)) = known
-            && of == stamp
-        {
-            return Ok(carried);
-        }
-        let carried = carry(&self.shim).await?;
-        *self.carried.lock() = Some((stamp, carried.clone()));
-        Ok(carried)
     }
 
     /// Makes the container; gives the engine's name for it. One of the same name that an earlier try left goes first.
@@ -236,11 +198,10 @@ impl Containers {
         name: &str,
         dir: &JobDir,
         launch: &Launch,
-        enclosure: &Enclosure,
-        carried: &Carried,
+        container_spec: &ContainerSpec,
     ) -> Result<String, LaunchError> {
         let labels = self.labels(dir, launch);
-        let body = body::body(dir.path(), launch, enclosure, carried, labels, own_user());
+        let body = body::body(dir, &self.shim, launch, container_spec, labels, shim_user());
         let step = "make a container";
         let deadline = Instant::now() + ANSWER;
         loop {
@@ -253,7 +214,7 @@ impl Containers {
             match self.docker.ask(step, CREATE, create).await {
                 Ok(made) => {
                     for warning in made.warnings {
-                        tracing::warn!(name, warning, "the container engine warns");
+                        tracing::warn!(name, warning, "got warning of container engine");
                     }
                     return Ok(made.id);
                 }
@@ -262,7 +223,7 @@ impl Containers {
                 }
                 Err(error) if error.is_missing() => {
                     return Err(LaunchError::ImageGone {
-                        reference: enclosure.image.reference.clone(),
+                        reference: container_spec.image.reference.clone(),
                         source: error,
                     });
                 }
@@ -291,7 +252,7 @@ impl Containers {
             return Err(LaunchError::NameTaken { name: name.to_owned(), id, of });
         }
         match told_by(dir).await? {
-            Place::Fresh => {
+            JobTrace::Fresh => {
                 self.remove(name).await?;
                 tokio::time::sleep(NAME_AGAIN).await;
                 Ok(())
@@ -335,13 +296,13 @@ impl Containers {
         let deadline = Instant::now() + ANSWER;
         let mut ask_at = Instant::now() + STILL_THERE;
         while Instant::now() < deadline {
-            if !matches!(told_by(dir).await?, Place::Fresh) {
+            if !matches!(told_by(dir).await?, JobTrace::Fresh) {
                 return Ok(());
             }
             if Instant::now() >= ask_at {
                 ask_at = Instant::now() + STILL_THERE;
                 let state = fate::inspect(&self.docker, id).await?;
-                if state.running != Some(true) && matches!(told_by(dir).await?, Place::Fresh) {
+                if state.running != Some(true) && matches!(told_by(dir).await?, JobTrace::Fresh) {
                     let status = state.exit_code.unwrap_or_default();
                     let before = fate::last_words(&self.docker, id).await;
                     let said = [state.error.unwrap_or_default(), before, last_words(dir)];
@@ -356,7 +317,16 @@ impl Containers {
     }
 }
 
-/// Whom the shim runs as: this process's user, who owns the job directory.
+/// Whom the shim of a container begins as: this process's user, who owns the job directory, or user 0 where jobs are of
+/// others; that becomes whoever owns the directory once it has it.
+fn shim_user() -> User {
+    match agent_spawn::has_helper() {
+        true => User { uid: 0, gid: 0, groups: Vec::new() },
+        false => own_user(),
+    }
+}
+
+/// This process's user.
 pub fn own_user() -> User {
-    User { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() }
+    User { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw(), groups: Vec::new() }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use agent_shim::Limits;
-use agent_shim::cgroup::{self, Place};
+use agent_shim::cgroup::{self, GroupPlace};
 
 use super::scope;
 
@@ -55,7 +55,7 @@ pub fn sweep_groups() -> usize {
 const ABANDONED: Duration = Duration::from_secs(600);
 
 /// The unified hierarchy has the controller, which a scope of a job is then given.
-fn is_delegated(places: &[Place], controller: &str) -> bool {
+fn is_delegated(places: &[GroupPlace], controller: &str) -> bool {
     let of = |dir: &Path| std::fs::read_to_string(dir.join("cgroup.controllers")).ok();
     let of_unified = places.iter().filter(|place| place.v2).flat_map(|place| place.parent.ancestors());
     of_unified.filter_map(of).any(|has| has.split_whitespace().any(|name| name == controller))

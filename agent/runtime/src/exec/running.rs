@@ -8,11 +8,11 @@ use agent_model::Boot;
 use agent_shim::segments::Reader;
 use agent_shim::wire::{Event, Progress, Request};
 use agent_shim::{ExitRecord, JobDir};
-use tokio::process::Child;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::connection::{Connection, LEASES, Place, clear_lost, look};
+use super::child::Child;
+use super::connection::{Connection, JobTrace, LEASES, clear_lost, look};
 use super::{Lost, ReattachError};
 
 /// How long a shim that said it has ended may take to be gone.
@@ -112,7 +112,7 @@ impl Running {
             if let Some(mut child) = child
                 && tokio::time::timeout(REAP, child.wait()).await.is_err()
             {
-                tracing::warn!(dir = %of.path().display(), "the supervisor has ended the job but stays");
+                tracing::warn!(dir = %of.path().display(), "waiting for supervisor to go: the job has ended");
             }
         });
         Running { dir, progress, ended, _follower: follower }
@@ -133,13 +133,13 @@ impl Running {
     /// when that has been taken on, not when the job has ended. May be said again: a shorter grace counts,
     /// the first reason stays. Of a job that has ended it is done already.
     pub async fn stop(&self, grace: Duration, reason: &str) -> Result<(), StopError> {
-        let Place::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
+        let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
         let wanted = |event: &Event| matches!(event, Event::Stopping | Event::Ended);
         match connection.ask(&Request::stop(grace, reason), wanted).await {
             Ok(_) => Ok(()),
             // It may have ended under our hands.
             Err(source) => match look(&self.dir).await? {
-                Place::Live(_) => Err(StopError::Talk { dir: self.dir.path().to_owned(), source }),
+                JobTrace::Live(_) => Err(StopError::Talk { dir: self.dir.path().to_owned(), source }),
                 _ => Ok(()),
             },
         }
@@ -149,7 +149,7 @@ impl Running {
     /// moment before. Returns until when it has leave now; `None` of a job that has ended.
     pub async fn renew(&self, until: Boot) -> Result<Option<Boot>, RenewError> {
         let dir = || self.dir.path().to_owned();
-        let Place::Live(mut connection) = look(&self.dir).await? else { return Ok(None) };
+        let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(None) };
         if connection.version < LEASES {
             return Err(RenewError::Unsupported { dir: dir(), version: connection.version });
         }
@@ -158,7 +158,7 @@ impl Running {
             Ok(Event::Renewed { until_ms }) => Ok(Some(Boot::from_millis(until_ms))),
             Ok(_) => Ok(None),
             Err(source) => match look(&self.dir).await? {
-                Place::Live(_) => Err(RenewError::Talk { dir: dir(), source }),
+                JobTrace::Live(_) => Err(RenewError::Talk { dir: dir(), source }),
                 _ => Ok(None),
             },
         }
@@ -170,12 +170,12 @@ impl Running {
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
         loop {
             match look(&self.dir).await? {
-                Place::Ended(record) => return Ok(record),
-                Place::Lost | Place::Fresh => {
+                JobTrace::Ended(record) => return Ok(record),
+                JobTrace::Lost | JobTrace::Fresh => {
                     let lost = clear_lost(&self.dir).await?;
                     return Err(WaitError::Lost { dir: self.dir.path().to_owned(), lost });
                 }
-                Place::Live(connection) => follow(&self.dir, connection, &watch::Sender::default()).await,
+                JobTrace::Live(connection) => follow(&self.dir, connection, &watch::Sender::default()).await,
             }
         }
     }
@@ -185,17 +185,17 @@ impl Running {
 async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Sender<Progress>) {
     loop {
         if let Err(error) = listen(&mut connection, progress).await {
-            tracing::debug!(dir = %dir.path().display(), %error, "the conversation with the supervisor broke");
+            tracing::debug!(dir = %dir.path().display(), %error, "lost connection to supervisor");
         } else {
             return;
         }
         connection = loop {
             match look(dir).await {
-                Ok(Place::Live(connection)) => break connection,
+                Ok(JobTrace::Live(connection)) => break connection,
                 Ok(_) => return,
                 Err(ReattachError::Record(_)) => return, // whoever waits meets the same error and reports it
                 Err(error) => {
-                    tracing::warn!(dir = %dir.path().display(), %error, "lost sight of a job; looking again");
+                    tracing::warn!(dir = %dir.path().display(), %error, "lost sight of job: looking again");
                 }
             }
             tokio::time::sleep(LOOK_AGAIN).await;

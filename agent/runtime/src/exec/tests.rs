@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use agent_model::ExitStatus;
 use agent_shim::process::{Process as Member, marked};
 use agent_shim::segments::Reader;
-use agent_shim::{End, ExitRecord, JobDir, Launch, LogPolicy, MARK, NotStarted, VERSION};
+use agent_shim::{End, ExitRecord, JobDir, Launch, MARK, NotStarted};
 use nix::sys::signal::Signal;
 
+use super::conformance::{Subject, check, launch_of, log_of};
 use super::*;
+use crate::docker::Docker;
 
 mod cgroups;
 mod containers;
@@ -40,10 +42,15 @@ fn shim() -> PathBuf {
         .clone()
 }
 
+/// An executor of jobs that need no container.
+fn local(shim: PathBuf) -> Local {
+    Local::new(shim.clone(), Containers::new(Docker::at("/nowhere"), shim, "test"))
+}
+
 /// A job directory and an executor; whatever is left of the job when the test ends is killed.
 struct Bench {
     dir: JobDir,
-    executor: Process,
+    executor: Local,
     _keep: tempfile::TempDir,
 }
 
@@ -53,40 +60,21 @@ impl Bench {
         // Longer than a socket address may be.
         let dir = JobDir::new(keep.path().join("d".repeat(120)).join("train.1.0"));
         dir.create().unwrap();
-        Bench { dir, executor: Process { shim: shim() }, _keep: keep }
-    }
-
-    fn launch_of(&self, argv: &[&str]) -> Launch {
-        Launch {
-            version: VERSION,
-            replica: "train.1.0".parse().unwrap(),
-            argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
-            env: BTreeMap::from([("PATH".into(), "/usr/local/bin:/usr/bin:/bin".into())]),
-            cwd: "work".into(),
-            grace: Duration::from_secs(1),
-            timeout: None,
-            user: None,
-            log: LogPolicy::default(),
-            limits: agent_shim::Limits::default(),
-            open_files: None,
-            lease_until: None,
-            cgroup: None,
-            container: false,
-        }
+        Bench { dir, executor: local(shim()), _keep: keep }
     }
 
     /// An executor whose shim starts after a shell has done something, and inherits what came of it.
-    fn executor_after(&self, script: &str) -> Process {
+    fn executor_after(&self, script: &str) -> Local {
         use std::os::unix::fs::PermissionsExt as _;
         let shim = self.dir.path().join("prepared-shim");
         let text = format!("#!/bin/sh\n{script}\nexec {} \"$@\"\n", self.executor.shim.display());
         fs::write(&shim, text).unwrap();
         fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
-        Process { shim }
+        local(shim)
     }
 
     async fn start(&self, script: &str) -> Running {
-        self.executor.launch(&self.dir, &self.launch_of(&["bash", "-c", script])).await.unwrap()
+        self.executor.launch(&self.dir, &launch_of(&["bash", "-c", script]), None).await.unwrap()
     }
 
     async fn run(&self, script: &str) -> ExitRecord {
@@ -94,10 +82,7 @@ impl Bench {
     }
 
     fn log(&self) -> Vec<u8> {
-        let mut log = Reader::of(&self.dir).unwrap();
-        let mut bytes = vec![0; log.len().unwrap() as usize];
-        assert_eq!(log.read_at(0, &mut bytes).unwrap(), bytes.len());
-        bytes
+        log_of(&self.dir)
     }
 
     fn members(&self) -> Vec<Member> {
@@ -141,6 +126,24 @@ async fn until(mut condition: impl FnMut() -> bool) {
 }
 
 #[tokio::test]
+async fn test_shims_keep_what_executors_promise() {
+    let signal = |dir: &JobDir, signal| {
+        let hello = dir.read_hello().unwrap().unwrap();
+        assert!(Member::find(hello.pid).unwrap().signal(signal).unwrap());
+    };
+    let kill = |dir: &JobDir| signal(dir, Signal::SIGKILL);
+    check(&Subject { executor: &local(shim()), kill: &kill, halt: &|dir| signal(dir, Signal::SIGSTOP) })
+        .await;
+}
+
+#[tokio::test]
+async fn test_the_fake_keeps_what_executors_promise() {
+    let fake = Fake::default();
+    check(&Subject { executor: &fake, kill: &|dir| assert!(fake.kill(dir)), halt: &|dir| fake.halt(dir) })
+        .await;
+}
+
+#[tokio::test]
 async fn test_exit_codes_and_signals_are_told_as_they_were() {
     for (script, status) in [
         ("exit 0", ExitStatus::Code(0)),
@@ -161,14 +164,14 @@ async fn test_exit_codes_and_signals_are_told_as_they_were() {
 #[tokio::test]
 async fn test_program_that_cannot_be_executed_is_a_record_and_not_a_mystery() {
     let bench = Bench::new();
-    let launch = bench.launch_of(&["no-such-program", "x"]);
-    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    let launch = launch_of(&["no-such-program", "x"]);
+    let running = bench.executor.launch(&bench.dir, &launch, None).await.unwrap();
     let why = NotStarted::Exec { program: "no-such-program".into(), os_error: 2 };
     assert_eq!(ended(&running).await.end, End::NeverStarted(why));
 
     let bench = Bench::new();
-    let launch = Launch { cwd: "nowhere".into(), ..bench.launch_of(&["true"]) };
-    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    let launch = Launch { cwd: "nowhere".into(), ..launch_of(&["true"]) };
+    let running = bench.executor.launch(&bench.dir, &launch, None).await.unwrap();
     let why = NotStarted::Setup { step: "enter nowhere".into(), os_error: 2 };
     assert_eq!(ended(&running).await.end, End::NeverStarted(why));
     assert!(!bench.dir.is_started());
@@ -177,14 +180,14 @@ async fn test_program_that_cannot_be_executed_is_a_record_and_not_a_mystery() {
 #[tokio::test]
 async fn test_job_gets_its_environment_and_nothing_else() {
     let bench = Bench::new();
-    let mut launch = bench.launch_of(&[
+    let mut launch = launch_of(&[
         "bash",
         "-c",
         "env -0 | tr '\\0' '\\n'; echo; ls /proc/self/fd | tr '\\n' ' '; readlink /proc/self/fd/0; umask; \
          grep -E 'SigBlk|NoNewPrivs' /proc/self/status; cat /proc/self/oom_score_adj; pwd",
     ]);
     launch.env.insert("GREETING".into(), "two\nlines".into());
-    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let record = ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!(record.end, End::Exited(ExitStatus::Code(0)));
     let log = String::from_utf8(bench.log()).unwrap();
     assert!(log.contains("GREETING=two\nlines\n"), "{log}");
@@ -193,7 +196,7 @@ async fn test_job_gets_its_environment_and_nothing_else() {
     // The fourth is the directory that ls reads.
     assert!(log.contains("\n0 1 2 3 /dev/null\n0022\n"), "{log}");
     assert!(log.contains("SigBlk:\t0000000000000000\nNoNewPrivs:\t1\n300\n"), "{log}");
-    assert!(log.ends_with("/train.1.0/work\n"), "{log}");
+    assert!(log.ends_with("/train.1.0/job/work\n"), "{log}");
 }
 
 #[tokio::test]
@@ -278,16 +281,6 @@ async fn test_job_may_use_its_grace_after_its_shell_is_gone() {
 }
 
 #[tokio::test]
-async fn test_second_stop_with_less_grace_counts() {
-    let bench = Bench::new();
-    let running = bench.start("trap '' TERM; echo ready; while :; do sleep 1; done").await;
-    bench.until_log_has("ready").await;
-    running.stop(LONG * 10, "please").await.unwrap();
-    running.stop(Duration::ZERO, "now").await.unwrap();
-    assert_eq!(ended(&running).await.stopped.as_deref(), Some("please"));
-}
-
-#[tokio::test]
 async fn test_leftovers_are_ended_after_the_command() {
     let bench = Bench::new();
     // One keeps the pipe open and ignores the polite signal.
@@ -305,9 +298,9 @@ async fn test_time_limit_stops_the_job() {
     let bench = Bench::new();
     let launch = Launch {
         timeout: Some(Duration::from_millis(300)),
-        ..bench.launch_of(&["bash", "-c", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.05; done"])
+        ..launch_of(&["bash", "-c", "trap 'echo bye; exit 0' TERM; while :; do sleep 0.05; done"])
     };
-    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let record = ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert!(record.timed_out && record.stopped.is_none());
     assert_eq!(record.end, End::Exited(ExitStatus::Code(0)));
     assert!(bench.log().ends_with(b"bye\n"));
@@ -318,14 +311,11 @@ async fn test_job_outlives_its_daemon_and_is_found_again() {
     let bench = Bench::new();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (dir, executor) = (bench.dir.clone(), bench.executor.clone());
-    let launch = bench.launch_of(&[
-        "bash",
-        "-c",
-        "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; exit 7",
-    ]);
+    let launch =
+        launch_of(&["bash", "-c", "echo one; while [ ! -e go ]; do sleep 0.05; done; echo two; exit 7"]);
     let handle = runtime.handle().clone();
     tokio::task::spawn_blocking(move || {
-        let running = handle.block_on(executor.launch(&dir, &launch)).unwrap();
+        let running = handle.block_on(executor.launch(&dir, &launch, None)).unwrap();
         std::mem::forget(running); // as a daemon that is killed: nothing is told to anybody
         runtime.shutdown_background();
     })
@@ -351,27 +341,13 @@ async fn test_job_outlives_its_daemon_and_is_found_again() {
 async fn test_shim_left_before_go_is_adopted() {
     let bench = Bench::new();
     assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::NotStarted));
-    let launch = bench.launch_of(&["bash", "-c", "echo once"]);
+    let launch = launch_of(&["bash", "-c", "echo once"]);
     let started = bench.executor.start_shim(&bench.dir, &launch).await.unwrap().unwrap();
     drop(started);
     let waiting = bench.dir.read_hello().unwrap().unwrap();
     assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::NotStarted));
-    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let record = ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!((record.instance, bench.log()), (waiting.instance, b"once\n".to_vec()));
-}
-
-#[tokio::test]
-async fn test_many_launches_at_once_execute_once() {
-    let bench = Bench::new();
-    let launch = bench.launch_of(&["bash", "-c", "echo once; sleep 0.2"]);
-    let mut launches = tokio::task::JoinSet::new();
-    for _ in 0..6 {
-        let (executor, dir, launch) = (bench.executor.clone(), bench.dir.clone(), launch.clone());
-        launches.spawn(async move { ended(&executor.launch(&dir, &launch).await.unwrap()).await.instance });
-    }
-    let mut instances = launches.join_all().await;
-    instances.dedup();
-    assert_eq!((instances.len(), bench.log()), (1, b"once\n".to_vec()));
 }
 
 #[tokio::test]
@@ -386,26 +362,26 @@ async fn test_killed_shim_loses_the_job_and_what_is_left_is_killed() {
     assert_eq!(lost, Lost { rebooted: false, killed: 3, left: 0, starved: 0, why: None });
     assert!(bench.members().is_empty());
     assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::Lost(_)));
-    let launch = bench.launch_of(&["true"]);
-    assert!(matches!(bench.executor.launch(&bench.dir, &launch).await, Err(LaunchError::Lost { .. })));
+    let launch = launch_of(&["true"]);
+    assert!(matches!(bench.executor.launch(&bench.dir, &launch, None).await, Err(LaunchError::Lost { .. })));
 }
 
 #[tokio::test]
 async fn test_shim_killed_before_go_may_be_replaced() {
     let bench = Bench::new();
-    let launch = bench.launch_of(&["true"]);
+    let launch = launch_of(&["true"]);
     let started = bench.executor.start_shim(&bench.dir, &launch).await.unwrap().unwrap();
     bench.kill_shim();
     drop(started);
     until(|| !bench.dir.has_shim().unwrap()).await;
-    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let record = ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!(record.end, End::Exited(ExitStatus::Code(0)));
 }
 
 #[tokio::test]
 async fn test_shim_that_was_never_told_to_go_leaves_the_job_startable() {
     let bench = Bench::new();
-    let stopped = bench.executor.start_shim(&bench.dir, &bench.launch_of(&["true"])).await.unwrap().unwrap();
+    let stopped = bench.executor.start_shim(&bench.dir, &launch_of(&["true"])).await.unwrap().unwrap();
     let (mut connection, _child) = stopped;
     connection.send(&agent_shim::wire::Request::stop(LONG, "changed my mind")).await.unwrap();
     connection.until(|event| *event == agent_shim::wire::Event::Ended).await.unwrap();
@@ -455,10 +431,10 @@ async fn test_job_runs_as_another_user_when_told_to() {
     let script = "id -u; id -g; id -G; exec sleep 1000";
     let launch = Launch {
         cwd: "/".into(),
-        user: Some(agent_shim::User { uid: 65534, gid: 65533 }),
-        ..bench.launch_of(&["bash", "-c", script])
+        user: Some(agent_shim::User { uid: 65534, gid: 65533, groups: Vec::new() }),
+        ..launch_of(&["bash", "-c", script])
     };
-    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    let running = bench.executor.launch(&bench.dir, &launch, None).await.unwrap();
     bench.until_log_has("65534\n65533\n65533\n").await;
     running.stop(LONG, "enough").await.unwrap();
     assert_eq!(ended(&running).await.end, End::Exited(ExitStatus::Signal(15)));
@@ -470,11 +446,11 @@ async fn test_command_is_executed_at_most_once_whoever_dies_when() {
     for step in 0..40 {
         let bench = Bench::new();
         let script = "echo $$ >> ../executions";
-        let launch = bench.launch_of(&["bash", "-c", script]);
+        let launch = launch_of(&["bash", "-c", script]);
         let (executor, dir, of_task) = (bench.executor.clone(), bench.dir.clone(), launch.clone());
         let mut tasks = tokio::task::JoinSet::new();
         tasks.spawn(async move {
-            if let Ok(running) = executor.launch(&dir, &of_task).await {
+            if let Ok(running) = executor.launch(&dir, &of_task, None).await {
                 let _ = running.wait().await;
             }
         });
@@ -486,12 +462,12 @@ async fn test_command_is_executed_at_most_once_whoever_dies_when() {
             let _ = shim.signal(Signal::SIGKILL);
         }
         tasks.shutdown().await; // and with it everything the first launch knew
-        let outcome = match bench.executor.launch(&bench.dir, &launch).await {
+        let outcome = match bench.executor.launch(&bench.dir, &launch, None).await {
             Ok(running) => tokio::time::timeout(LONG, running.wait()).await.expect("the job ends"),
             Err(LaunchError::Lost { dir, lost }) => Err(WaitError::Lost { dir, lost }),
             Err(error) => panic!("step {step}: {error:?}"),
         };
-        let executions = fs::read_to_string(bench.dir.path().join("executions")).unwrap_or_default();
+        let executions = fs::read_to_string(bench.dir.data().join("executions")).unwrap_or_default();
         let executions = executions.lines().count();
         match outcome {
             Ok(record) => {
@@ -513,8 +489,8 @@ async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     let bench = Bench::new();
     // A file size limit fails writes as a full disk does, for the shim that inherits it.
     let executor = bench.executor_after("ulimit -f 8");
-    let launch = bench.launch_of(&["bash", "-c", "head -c 1000000 /dev/zero; exit 5"]);
-    let record = ended(&executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let launch = launch_of(&["bash", "-c", "head -c 1000000 /dev/zero; exit 5"]);
+    let record = ended(&executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!(record.end, End::Exited(ExitStatus::Code(5)));
     assert!(record.log_dropped > 0 && record.log_error.is_some());
     assert_eq!((record.gaps.bytes, record.gaps.count), (record.log_dropped, 1));

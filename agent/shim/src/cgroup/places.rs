@@ -8,7 +8,7 @@ use crate::record::{CgroupRequest, Controller};
 
 /// A group of one hierarchy below which the job's is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct GroupPlace {
     /// Its path in the file system.
     pub parent: PathBuf,
     /// It is of version 2.
@@ -18,14 +18,14 @@ pub struct Place {
 }
 
 /// Where the groups of a job are made, of which some may turn out not to be possible.
-pub fn places(request: &CgroupRequest) -> Vec<Place> {
+pub fn places(request: &CgroupRequest) -> Vec<GroupPlace> {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     choose(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"), request)
 }
 
 /// One line for each hierarchy this process is in, and one for each mount.
-pub(super) fn choose(own: &str, mounts: &str, request: &CgroupRequest) -> Vec<Place> {
-    let mut places: Vec<Place> = own.lines().filter_map(|line| place(line, mounts, request)).collect();
+pub(super) fn choose(own: &str, mounts: &str, request: &CgroupRequest) -> Vec<GroupPlace> {
+    let mut places: Vec<GroupPlace> = own.lines().filter_map(|line| place(line, mounts, request)).collect();
     // One hierarchy may carry several controllers, and be mounted more than once.
     places.sort_by(|a, b| (b.v2, &a.parent).cmp(&(a.v2, &b.parent)));
     places.dedup();
@@ -33,7 +33,7 @@ pub(super) fn choose(own: &str, mounts: &str, request: &CgroupRequest) -> Vec<Pl
 }
 
 /// The place of a line `number:controllers:path`.
-fn place(line: &str, mounts: &str, request: &CgroupRequest) -> Option<Place> {
+fn place(line: &str, mounts: &str, request: &CgroupRequest) -> Option<GroupPlace> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (controllers, path) = (fields.next()?, fields.next()?);
     let v2 = controllers.is_empty();
@@ -49,12 +49,12 @@ fn place(line: &str, mounts: &str, request: &CgroupRequest) -> Option<Place> {
     };
     let controller = controllers.split(',').find(|controller| wanted(controller))?;
     if v2 && let Some(root) = &request.root {
-        return Some(Place { parent: root.clone(), v2, scope: false });
+        return Some(GroupPlace { parent: root.clone(), v2, scope: false });
     }
     let parent = mounts.lines().find_map(|mount| Mount::parse(mount)?.dir_of(controller, path))?;
     let last = parent.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let scope = last.starts_with(SCOPE_PREFIX) && last.ends_with(".scope");
-    Some(Place { parent, v2, scope })
+    Some(GroupPlace { parent, v2, scope })
 }
 
 /// One mount of a hierarchy.

@@ -50,7 +50,7 @@ fn test_places_of_a_scope_a_container_and_a_machine_without_groups() {
 #[test]
 fn test_limit_that_does_not_take_effect_is_told() {
     let root = tempfile::tempdir().unwrap();
-    let place = Place { parent: root.path().to_owned(), v2: false, scope: false };
+    let place = GroupPlace { parent: root.path().to_owned(), v2: false, scope: false };
     let limits = Limits { memory: Some(1 << 20), pids: Some(7) };
     // No kernel stands behind these files: a group without any of them, then one that rounds.
     fs::create_dir(root.path().join("g")).unwrap();

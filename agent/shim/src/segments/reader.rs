@@ -5,11 +5,11 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use agent_fs::open_plain;
 use agent_model::Stream;
-use nix::fcntl::OFlag;
 
 use super::{path_of, starts};
 use crate::JobDir;
@@ -17,7 +17,7 @@ use crate::JobDir;
 /// A log to be read. Cheap to open; see the module.
 #[derive(Debug)]
 pub struct Reader {
-    place: Place,
+    place: StreamPlace,
     /// Where the known segments begin, oldest first.
     starts: Vec<u64>,
     /// The segment that was read last.
@@ -25,26 +25,11 @@ pub struct Reader {
 }
 
 #[derive(Debug)]
-enum Place {
+enum StreamPlace {
     /// A directory of segments.
     Segments(PathBuf),
     /// One file that is the whole stream.
     Plain(PathBuf),
-}
-
-/// Opens a file for reading in whose place a job may have put something else: a link is not followed, a pipe
-/// does not block, and what is no file counts as absent.
-pub fn open_plain(path: &Path) -> io::Result<File> {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let absent = || Err(io::Error::from(io::ErrorKind::NotFound));
-    match File::options().read(true).custom_flags(flags.bits()).open(path) {
-        Ok(file) if file.metadata()?.is_file() => Ok(file),
-        Ok(_) => absent(),
-        Err(error) if error.raw_os_error() == Some(nix::libc::ELOOP) => absent(),
-        // A socket.
-        Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => absent(),
-        Err(error) => Err(error),
-    }
 }
 
 impl Reader {
@@ -61,7 +46,7 @@ impl Reader {
     /// The stream in the directory `dir`, or, where there is no such directory, in the file `plain`.
     pub fn open(dir: &Path, plain: &Path) -> io::Result<Reader> {
         match starts(dir) {
-            Ok(starts) => Ok(Reader { place: Place::Segments(dir.to_owned()), starts, open: None }),
+            Ok(starts) => Ok(Reader { place: StreamPlace::Segments(dir.to_owned()), starts, open: None }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Reader::plain(plain),
             Err(error) => Err(error),
         }
@@ -70,7 +55,7 @@ impl Reader {
     /// The stream in one file.
     pub fn plain(path: &Path) -> io::Result<Reader> {
         let file = open_plain(path)?;
-        Ok(Reader { place: Place::Plain(path.to_owned()), starts: vec![0], open: Some((0, file)) })
+        Ok(Reader { place: StreamPlace::Plain(path.to_owned()), starts: vec![0], open: Some((0, file)) })
     }
 
     /// Below this offset everything has been trimmed.
@@ -126,7 +111,7 @@ impl Reader {
     /// Removes every segment that holds nothing at or above `offset`, but never the last one. Gives how many
     /// went.
     pub fn trim_below(&mut self, offset: u64) -> io::Result<usize> {
-        let Place::Segments(_) = &self.place else { return Ok(0) };
+        let StreamPlace::Segments(_) = &self.place else { return Ok(0) };
         if !self.can_trim(offset) {
             self.look()?;
         }
@@ -149,14 +134,14 @@ impl Reader {
 
     fn path(&self, start: u64) -> PathBuf {
         match &self.place {
-            Place::Segments(dir) => path_of(dir, start),
-            Place::Plain(path) => path.clone(),
+            StreamPlace::Segments(dir) => path_of(dir, start),
+            StreamPlace::Plain(path) => path.clone(),
         }
     }
 
     /// Looks which segments there are.
     fn look(&mut self) -> io::Result<()> {
-        if let Place::Segments(dir) = &self.place {
+        if let StreamPlace::Segments(dir) = &self.place {
             self.starts = starts(dir)?;
         }
         Ok(())

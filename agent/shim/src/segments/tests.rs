@@ -220,9 +220,9 @@ fn test_what_a_job_put_in_the_place_of_a_file_is_not_followed() {
     fs::create_dir(at("directory")).unwrap();
     nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRUSR).unwrap();
     let _listener = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
-    super::open_plain(&at("file")).unwrap();
+    agent_fs::open_plain(&at("file")).unwrap();
     for name in ["link", "directory", "pipe", "socket", "nothing"] {
-        assert_eq!(super::open_plain(&at(name)).unwrap_err().kind(), io::ErrorKind::NotFound, "{name}");
+        assert_eq!(agent_fs::open_plain(&at(name)).unwrap_err().kind(), io::ErrorKind::NotFound, "{name}");
     }
 }
 

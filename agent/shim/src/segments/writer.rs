@@ -1,6 +1,6 @@
 //! The writing half: appends, counts what it cannot append, and hashes what it did.
 //!
-//! Hides: segments, the quota, errors of the disk. Nothing here waits. Called by `agent-shim` alone.
+//! Hides: segments, the quota, errors of the disk. Nothing here waits.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};

@@ -27,7 +27,8 @@ fn test_stream_says_where_the_file_was_replaced_and_ends_with_a_whole_line() {
     intake.take(Instant::now());
     intake.finish();
     let stream = stream(&dir);
-    let lines: Vec<_> = stream.split('\n').map(|line| TrackingRecord::parse(line.as_bytes())).collect();
+    let lines: Vec<_> =
+        stream.split('\n').map(|line| TrackingLine::parse(line.as_bytes()).map(|line| line.record)).collect();
     assert!(
         matches!(
             &lines[..],
@@ -64,7 +65,7 @@ fn test_no_more_than_the_quota_is_kept_and_the_stream_says_what_is_missing() {
     intake.finish();
     let stream = stream(&dir);
     assert!(stream.len() < 24 << 10, "{}", stream.len());
-    let last = TrackingRecord::parse(stream.lines().last().unwrap().as_bytes());
+    let last = TrackingLine::parse(stream.lines().last().unwrap().as_bytes()).map(|line| line.record);
     assert!(
         matches!(&last, Some(TrackingRecord::Note { note }) if note.contains("quota of 16 KiB")),
         "{last:?}"

@@ -12,7 +12,7 @@ use agent_proto::v1;
 use serde_json::json;
 
 use crate::cli::EnvBuildArgs;
-use crate::client::{Client, answer};
+use crate::client::{Client, Target, answer};
 use crate::commands::follow::{Ended, Wants, follow};
 use crate::commands::submit;
 use crate::failure::{DETACHED, Failure};
@@ -25,18 +25,18 @@ const NOTHING: &str = "true";
 /// Builds, follows, and prints the key.
 pub(super) async fn build(
     args: EnvBuildArgs,
-    socket: Option<&Path>,
+    to: Option<&Target>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
     let plan = plan(&args.target)?;
     plan.warnings.iter().for_each(|warning| output.warn(warning));
-    let client = Client::find_or_start(socket, output).await?;
+    let client = Client::find_or_start(to, output).await?;
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
     let spec = plan.ship(&client.blobs(), &never, false, output).await?;
     let job = Box::pin(submit::enqueue(&client, spec, hint)).await?;
     output.note(&format!("job:  {job}"));
-    let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0 };
+    let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0, rank: 0 };
     let ended = match follow(&client, &job, wants, output).await? {
         Ended::Job(ended) => ended,
         Ended::Detached => {

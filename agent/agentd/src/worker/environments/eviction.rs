@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 /// What environments may take of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct EnvLimits {
     /// Together, in bytes.
     pub(crate) size: u64,
     /// How long one stays that nobody uses.
@@ -27,7 +27,7 @@ pub(crate) struct Candidate<'a> {
 /// as are too much, or as have so many `wanted` bytes.
 pub(crate) fn choose_victims(
     kept: &[Candidate<'_>],
-    limits: &Limits,
+    limits: &EnvLimits,
     now: SystemTime,
     wanted: u64,
 ) -> Vec<String> {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     /// `key`, bytes, seconds since it was used, spared.
-    fn victims(kept: &[(&'static str, u64, u64, bool)], limits: Limits, wanted: u64) -> Vec<String> {
+    fn victims(kept: &[(&'static str, u64, u64, bool)], limits: EnvLimits, wanted: u64) -> Vec<String> {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
         let candidate = |(key, bytes, ago, spared): &(&'static str, u64, u64, bool)| Candidate {
             key,
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn test_environments_go_by_age_and_size_and_never_when_spared() {
-        let limits = Limits { size: 100, age: Duration::from_secs(50) };
+        let limits = EnvLimits { size: 100, age: Duration::from_secs(50) };
         let kept = [
             ("new", 40, 1, false),
             ("used", 60, 90, true),
@@ -75,13 +75,13 @@ mod tests {
             ("middle", 30, 20, false),
         ];
         assert_eq!(victims(&kept, limits, 0), ["old", "middle"]);
-        assert_eq!(victims(&kept, Limits { size: 130, ..limits }, 0), ["old"], "by age alone");
-        assert_eq!(victims(&kept, Limits { size: 0, ..limits }, 0), ["old", "middle", "new"]);
-        let young = Limits { size: 1000, age: Duration::from_secs(1000) };
+        assert_eq!(victims(&kept, EnvLimits { size: 130, ..limits }, 0), ["old"], "by age alone");
+        assert_eq!(victims(&kept, EnvLimits { size: 0, ..limits }, 0), ["old", "middle", "new"]);
+        let young = EnvLimits { size: 1000, age: Duration::from_secs(1000) };
         assert!(victims(&kept, young, 0).is_empty());
         // What has no bytes would not help.
         let empty = ("empty", 0, 99, false);
         assert_eq!(victims(&[&kept[..], &[empty]].concat(), young, 11), ["old", "middle"]);
-        assert_eq!(victims(&[("future", 10, 0, false)], Limits { size: 0, ..young }, 1), ["future"]);
+        assert_eq!(victims(&[("future", 10, 0, false)], EnvLimits { size: 0, ..young }, 1), ["future"]);
     }
 }

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::eviction::{Candidate, Limits, choose_victims};
+use super::eviction::{Candidate, EnvLimits, choose_victims};
 use crate::disk::Reclaimer;
 
 /// How often it is looked which environments are too old, or too much.
@@ -27,7 +27,7 @@ const SWEEP_LOW_EVERY: Duration = Duration::from_secs(600);
 /// The environments that nobody uses.
 pub(crate) struct Unused {
     pub(crate) environments: Environments,
-    pub(crate) limits: Limits,
+    pub(crate) limits: EnvLimits,
     pub(crate) clock: Arc<dyn Clock>,
 }
 
@@ -56,7 +56,7 @@ impl Unused {
                     info!(key, freed = size::binary(freed), "removed an environment to make room");
                 }
                 Err(RemoveError::InUse { .. } | RemoveError::Unknown { .. }) => {}
-                Err(error) => warn!(key, %error, "an environment could not be removed"),
+                Err(error) => warn!(key, %error, "cannot remove environment"),
             }
         }
     }

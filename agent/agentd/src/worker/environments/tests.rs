@@ -2,7 +2,7 @@ use agent_cas::Disk;
 use agent_model::{EnvSpec, SystemClock};
 use agent_runtime::env::{EnvBuilder, Script, Scripted};
 
-use super::eviction::Limits;
+use super::eviction::EnvLimits;
 use super::room::Unused;
 use super::*;
 use crate::cli::Flags;
@@ -35,7 +35,7 @@ fn rig(change: impl FnOnce(&mut Config)) -> Rig {
     let store = Store::Disk(Disk::open(&dir.path().join("cas")).unwrap());
     let (told, wishes) = watch::channel(Vec::new());
     let (sender, inventory) = watch::channel(Inventory::default());
-    let limits = Limits { size: config.environments.size, age: config.environments.age };
+    let limits = EnvLimits { size: config.environments.size, age: config.environments.age };
     let unused = Unused { environments: environments.clone(), limits, clock: Arc::new(SystemClock) };
     let keeper = Keeper::new(environments, store, sender, wishes, Arc::default());
     Rig { dir, keeper, unused, told, inventory, pauses: 0 }
@@ -148,7 +148,7 @@ fn test_settings_follow_the_configuration() {
     let mut config = config(dir.path());
     let store = Store::Disk(Disk::open(&dir.path().join("cas")).unwrap());
     config.devices.docker_socket = "/elsewhere/docker.sock".into();
-    let usual = settings(&config, 1 << 30, store.clone(), watch::channel(None).1);
+    let usual = settings(&config, 1 << 30, Path::new("shim"), store.clone(), watch::channel(None).1);
     assert_eq!(usual.docker.unwrap().socket(), Path::new("/elsewhere/docker.sock"));
     assert_eq!((usual.memory, usual.hard_links), (3 << 28, false));
     assert_eq!(usual.root, dir.path().join("envs"));
@@ -159,7 +159,7 @@ fn test_settings_follow_the_configuration() {
     );
     config.environments.builder_memory = 7;
     config.environments.offline = true;
-    let told = settings(&config, 1 << 30, store, watch::channel(Some(true)).1);
+    let told = settings(&config, 1 << 30, Path::new("shim"), store, watch::channel(Some(true)).1);
     assert!(told.memory == 7 && told.conda.offline);
 }
 
@@ -177,7 +177,9 @@ async fn test_build_contexts_are_laid_out_as_they_were() {
     let store = Store::Disk(Disk::open(&dir.path().join("cas")).unwrap());
     let scanned = agent_cas::snapshot::scan_whole(&source).unwrap();
     agent_cas::snapshot::push(&scanned, &store, |_| {}).await.unwrap();
-    let contexts = settings(&config(dir.path()), 1 << 30, store, watch::channel(None).1).contexts.unwrap();
+    let contexts = settings(&config(dir.path()), 1 << 30, Path::new("shim"), store, watch::channel(None).1)
+        .contexts
+        .unwrap();
     let to = dir.path().join("to");
     (contexts.0)(scanned.root, to.clone()).await.unwrap();
     let mode = |name: &str| to.join(name).metadata().unwrap().permissions().mode() & 0o111;

@@ -2,8 +2,6 @@
 //!
 //! Invariants, held by property tests: nothing that is held, unfit or without a name is given, and nothing twice; a
 //! job gets exactly as many as it wants or none; the same question has the same answer.
-//!
-//! Called by [`super::ledger`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -5,8 +5,6 @@
 //! in use) is quarantined, and is so no longer at the first look that finds it empty; one whose job has ended without
 //! a proof that it is empty waits for a look that was made later. A GPU that the driver does not list any more stays
 //! listed here, as lost; parts of divided GPUs come and go with the division.
-//!
-//! Called by [`super`] alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 

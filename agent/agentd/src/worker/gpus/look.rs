@@ -2,7 +2,7 @@
 //!
 //! Invariants: the driver's library is never loaded into this process; a look is over within its deadline whatever
 //! the driver does; a helper that cannot be killed (the driver holds it in the kernel) is left alone, and no second
-//! one is started until it is gone. Called by [`super`] alone.
+//! one is started until it is gone.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl Looker {
         );
         let status = match tokio::time::timeout(self.within, talk).await {
             Err(_) | Ok(Err(CommandError::Stalled { .. })) => {
-                warn!(within = ?self.within, "the GPU driver does not answer");
+                warn!(within = ?self.within, "cannot reach GPU driver");
                 return Err(hung());
             }
             Ok(Err(error)) => return Err(failed(causes::tell(&error))),

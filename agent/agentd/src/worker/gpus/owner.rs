@@ -1,7 +1,7 @@
 //! Whose a process is, in words for people: `(python) of job train-3`.
 //!
 //! Looks into `/proc`. What it reads there may wait for a process that the driver holds, so it is done on a thread of
-//! its own and given up after a moment; then less is told. Called by [`super`] alone.
+//! its own and given up after a moment; then less is told.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -4,9 +4,9 @@
 //! is found before anything is prepared ([`Runner::recall`]), so that none is started twice; its end is believed only
 //! when its supervisor wrote it down, or when every process of it was ended from here.
 //!
-//! Silence is not death: whoever is silent may run, and whoever asks is told since when. But a job that must end, because
-//! its end was ordered or its lease is over, ends also when its supervisor is stopped or frozen: once that one has had
-//! its time ([`due_after`]), the job is ended from here, supervisor and all.
+//! Silence is not death: whoever is silent may run, and whoever asks is told since when. But a job that must end,
+//! because its end was ordered or its lease is over, ends also when its supervisor is stopped or frozen: once that one
+//! has had its time ([`due_after`]), the job is ended from here, supervisor and all.
 
 use std::convert::Infallible;
 use std::ops::ControlFlow::{Break, Continue};
@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use agent_model::job::OnDisconnect;
 use agent_model::lease::Terms;
+use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::orders::{Desired, UNHEARD};
 use agent_model::protocol::start::Deadline;
-use agent_model::{Boot, Fault, ReplicaStep, Verdict};
+use agent_model::{Boot, Fault, Verdict};
 use agent_runtime::env::EnvLease;
-use agent_runtime::exec::{Found, ReattachError, RenewError, Running, WaitError, end_all};
-use agent_shim::{ExitRecord, RecordError, process};
+use agent_runtime::exec::{Found, ReattachError, RenewError, Running, WaitError};
+use agent_shim::{ExitRecord, RecordError};
 use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
@@ -82,7 +83,7 @@ impl<J: Journal> Runner<J> {
         loop {
             match timeout(ASK_WITHIN, self.worker.executor.reattach(&self.dir)).await {
                 Ok(Ok(Found::Running(running))) => {
-                    info!(replica = %self.record.replica, "found the command running");
+                    info!(replica = %self.record.replica, "found job running");
                     self.silence.since = None;
                     return Continue(Some(running));
                 }
@@ -90,6 +91,7 @@ impl<J: Journal> Runner<J> {
                 Ok(Ok(Found::NotStarted)) => return or_end(self.may_start().map(|()| None)),
                 Ok(Ok(Found::Lost(lost))) => return Break(self.lost(faults::lost(&lost))),
                 Ok(Err(ReattachError::Record(error))) if is_damage(&error) => {
+                    self.advance(ReplicaEvent::Started);
                     return Break(End::Failed(faults::record_lost(&error)));
                 }
                 Ok(Err(error @ (ReattachError::Record(_) | ReattachError::Look { .. }))) => {
@@ -97,10 +99,10 @@ impl<J: Journal> Runner<J> {
                         "waiting until what became of the command can be read: {}",
                         told(&error)
                     ));
-                    warn!(replica = %self.record.replica, error = told(&error), "cannot tell what became of the command");
+                    warn!(replica = %self.record.replica, error = told(&error), "cannot tell what became of job");
                 }
                 Ok(Err(ReattachError::Silent { .. })) | Err(_) => {
-                    warn!(replica = %self.record.replica, "the supervisor of the command does not answer");
+                    warn!(replica = %self.record.replica, "cannot reach supervisor");
                     self.bear_silence("").await;
                 }
             }
@@ -129,13 +131,14 @@ impl<J: Journal> Runner<J> {
         let key = self.record.environment.as_deref()?;
         let held = self.worker.environments.hold(key);
         if held.is_none() {
-            warn!(replica = %self.record.replica, key, "the environment of a running command cannot be held");
+            warn!(replica = %self.record.replica, key, "cannot hold environment of running job");
         }
         held
     }
 
     /// What came of a command whose supervisor is gone without a record.
-    fn lost(&self, fault: Fault) -> End {
+    fn lost(&mut self, fault: Fault) -> End {
+        self.advance(ReplicaEvent::Started);
         let ended = |fault| Ending {
             started_at: self.record.started_at,
             ..Ending::failed(fault, self.worker.clock.now())
@@ -157,13 +160,13 @@ impl<J: Journal> Runner<J> {
         let now = self.worker.clock.now();
         self.record.started_at.get_or_insert(now);
         let detail = self.view.borrow().detail.clone(); // what the launch said about the environment
-        self.enter_anyway(ReplicaStep::Running, &detail).await;
+        self.enter_anyway(ReplicaEvent::Started, &detail).await;
         loop {
             match self.follow(&running, &detail).await {
                 Ok(exit) => return Break(End::Exited(Box::new(exit))),
                 Err(WaitError::Lost { lost, .. }) => return Break(self.lost(faults::lost(&lost))),
                 Err(WaitError::Look(error)) => {
-                    warn!(replica = %self.record.replica, error = told(&error), "lost sight of the command");
+                    warn!(replica = %self.record.replica, error = told(&error), "lost sight of job");
                     let again = self.recall().await?;
                     running = or_end(again.ok_or_else(|| faults::traces_lost(self.dir.path())))?;
                 }
@@ -199,8 +202,8 @@ impl<J: Journal> Runner<J> {
     /// Passes on to the shim what is wanted; `false` when it did not hear.
     async fn obey(&mut self, running: &Running, desired: &Desired, usual: &str) -> bool {
         match desired {
-            Desired::Run { until: None } => return true,
-            Desired::Run { until: Some(until) } => return self.renew(running, *until, usual).await,
+            Desired::Run { until: None, .. } => return true,
+            Desired::Run { until: Some(until), .. } => return self.renew(running, *until, usual).await,
             Desired::Stop { .. } | Desired::Forget | Desired::Disown => {}
         }
         let (grace, reason) = self.stop_wanted(desired);
@@ -216,7 +219,7 @@ impl<J: Journal> Runner<J> {
             self.silence.since = None;
             return true;
         }
-        warn!(replica = %self.record.replica, ?heard, "the supervisor did not hear the stop");
+        warn!(replica = %self.record.replica, ?heard, "cannot pass stop to supervisor");
         self.bear_silence(&format!("stopping: {reason}; ")).await;
         false
     }
@@ -236,15 +239,14 @@ impl<J: Journal> Runner<J> {
         self.prove(false);
         let now = self.worker.clock.boot();
         let since = *self.silence.since.get_or_insert(now);
-        let hello = self.dir.read_hello().ok().flatten();
-        let halted = hello.is_some_and(|hello| !hello.container && process::is_halted(hello.pid));
+        let halted = self.worker.executor.is_halted(&self.dir);
         let due = self.due(halted, since, now);
         let state = if halted { "is stopped or frozen" } else { "does not answer" };
         let minutes = now.since(since).as_secs() / 60;
         let so_far = if minutes == 0 { String::new() } else { format!(", for {minutes} min now") };
         match due {
             Some((at, why)) if at <= now => {
-                error!(replica = %self.record.replica, ?why, "the supervisor {state}; the job is ended from here");
+                error!(replica = %self.record.replica, ?why, "ending job without its supervisor, which {state}");
                 self.say(&format!("{before}its supervisor {state}: ended by the agent"));
                 self.silence.ended = Some(why);
                 self.end_tree().await;
@@ -260,11 +262,12 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// When the job is to be ended from here, and why; `None` as long as it may go on. Its supervisor is silent `since`.
+    /// When the job is to be ended from here, and why; `None` as long as it may go on. Its supervisor is silent
+    /// `since`.
     fn due(&mut self, halted: bool, since: Boot, now: Boot) -> Option<(Boot, Why)> {
         let desired = self.desired.borrow().clone();
         match &desired {
-            Desired::Run { until: Some(until) } if *until > UNHEARD => {
+            Desired::Run { until: Some(until), .. } if *until > UNHEARD => {
                 let grace = self.record.spec.limits.grace();
                 Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
             }
@@ -296,7 +299,7 @@ impl<J: Journal> Runner<J> {
         let answered =
             matches!(renewed, Ok(_) | Err(Some(RenewError::Unsupported { .. } | RenewError::Refused { .. })));
         if !answered {
-            warn!(replica = %self.record.replica, ?renewed, "the supervisor does not say that it heard the lease");
+            warn!(replica = %self.record.replica, ?renewed, "cannot confirm lease with supervisor");
             self.bear_silence("").await;
             return false;
         }
@@ -319,7 +322,7 @@ impl<J: Journal> Runner<J> {
         }
         self.record.leave = Some(until);
         if let Err(error) = self.worker.journal.enter(&self.record).await {
-            warn!(replica = %self.record.replica, %error, "it is not written down until when the job may run");
+            warn!(replica = %self.record.replica, %error, "cannot journal lease");
         }
     }
 
@@ -331,13 +334,13 @@ impl<J: Journal> Runner<J> {
         let deadline = Deadline::new(Some(until));
         let (now, grace) = (self.worker.clock.boot(), self.record.spec.limits.grace());
         if deadline.kill_at(grace, Terms::default()).is_some_and(|at| at <= now) {
-            error!(replica = %self.record.replica, "the job runs on without leave; it is ended from here");
+            error!(replica = %self.record.replica, "ending job: its lease is over");
             self.say("ended by the agent: it ran on without leave");
             self.silence.ended = Some(Why::LeaseOver);
             self.end_tree().await;
         } else if deadline.is_over(now) && knows_none {
             let stopped = running.stop(grace, faults::LEASE_OVER).await;
-            warn!(replica = %self.record.replica, ?stopped, "its lease is over, and its supervisor knows of none");
+            warn!(replica = %self.record.replica, ?stopped, "ending job: its lease is over and its supervisor knows of none");
         }
     }
 
@@ -365,7 +368,7 @@ impl<J: Journal> Runner<J> {
 
     /// Ends every process of the command that can be found, and its supervisor.
     async fn end_tree(&self) {
-        let ended = end_all(&self.dir, Terms::default().kill).await;
+        let ended = self.worker.executor.end(&self.dir, Terms::default().kill).await;
         warn!(replica = %self.record.replica, ?ended, "processes of the job were ended: found, and left");
     }
 }

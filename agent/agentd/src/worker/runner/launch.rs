@@ -1,19 +1,22 @@
 //! From a job that could start to a command that runs: `Launching`.
 //!
-//! Owns what stands between the two: the GPUs it has, the leave to start, the container around it. In this order,
-//! because each may take long: GPUs are taken before leave is asked for, and leave is asked for again after each wait.
+//! Owns what stands between the two: the GPUs it has, the other ranks of its gang, the leave to start, the container
+//! around it. In this order, because each may take long: GPUs are taken before a rank says that it could start, and
+//! leave is asked for again after each wait.
 //! A stop ends every wait; the launch itself is never dropped, for whoever drops it cannot tell whether the command
 //! runs. From there on only its shim ends it.
 
+use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;
 
+use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::orders::Desired;
 use agent_model::protocol::start::Deadline;
-use agent_model::{Boot, Fault, ReplicaStep};
+use agent_model::{Boot, Fault};
 use agent_runtime::env::EnvLease;
-use agent_runtime::exec::{Enclosure, LaunchError, Running};
-use agent_shim::Launch;
+use agent_runtime::exec::{ContainerSpec, LaunchError, Running};
+use agent_shim::{Hidden, Launch};
 use tokio::time::Instant;
 
 use super::wait::LACK_PATIENCE;
@@ -22,8 +25,10 @@ use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
 use crate::worker::journal::Journal;
 use crate::worker::launch::Facts;
+use crate::worker::launch::gang::Seating;
+use crate::worker::secrets::Answer;
 use crate::worker::tracking::experiment_id;
-use crate::worker::{enclosure, faults, fetch};
+use crate::worker::{containers, faults, fetch};
 
 /// How often a job that waits for GPUs asks again though nothing is known to have changed.
 const GPUS_EVERY: Duration = Duration::from_secs(10);
@@ -32,26 +37,52 @@ impl<J: Journal> Runner<J> {
     /// Starts the command under its shim. From here on only the shim ends it.
     pub(super) async fn launch(&mut self, environment: &EnvLease) -> Step<Running> {
         self.record.environment = Some(environment.key().to_owned());
-        self.enter(ReplicaStep::Launching, &about(environment)).await?;
+        self.enter(ReplicaEvent::StepDone, &about(environment)).await?;
         self.take_gpus(&about(environment)).await?;
+        let seating = self.muster(environment).await?;
         let lease_until = self.leave_to_start().await?;
-        let enclosure = enclosure::of(environment, &self.record.spec, &self.record.gpus);
-        let user = self.user(enclosure.is_some());
-        let launch = self.order(environment, enclosure.as_ref(), user.as_ref(), lease_until);
-        let launch = or_end(launch)?;
-        if enclosure.is_some() {
+        let container_spec = containers::of(environment, &self.record.spec, &self.record.gpus);
+        let user = self.user(container_spec.is_some());
+        let launch =
+            self.order(environment, container_spec.as_ref(), user.as_ref(), lease_until, seating.as_ref());
+        let mut launch = or_end(launch)?;
+        launch.secrets = self.secrets().await?;
+        if container_spec.is_some() {
             or_end(self.give_home(user).await)?;
         }
-        self.start(launch, enclosure.as_ref()).await
+        self.start(launch, container_spec.as_ref()).await
+    }
+
+    /// The secrets it names, as soon as the controller gives them.
+    async fn secrets(&self) -> Step<BTreeMap<String, Hidden>> {
+        let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
+        if self.record.spec.secrets.is_empty() {
+            return Continue(BTreeMap::new());
+        }
+        loop {
+            let asked = self.worker.secrets.read(&self.record.replica);
+            match self.unless_stopped(asked).await? {
+                Answer::Are(secrets) => {
+                    self.say(&usual);
+                    return Continue(secrets);
+                }
+                Answer::Refused(fault) => return Break(End::Failed(fault)),
+                Answer::Away(why) => {
+                    let what = format!("for the controller, which keeps its secrets: {why}");
+                    self.unless_stopped(self.wait(&mut backoff, &what)).await?;
+                }
+            }
+        }
     }
 
     /// What its shim is told.
     fn order(
         &self,
         environment: &EnvLease,
-        enclosure: Option<&Enclosure>,
+        container_spec: Option<&ContainerSpec>,
         user: Option<&JobUser>,
         lease_until: Option<Boot>,
+        seating: Option<&Seating>,
     ) -> Result<Launch, Fault> {
         let facts = Facts {
             replica: &self.record.replica,
@@ -59,34 +90,39 @@ impl<J: Journal> Runner<J> {
             dir: &self.dir,
             host: &self.worker.config.host,
             user,
-            image: enclosure.map(|enclosure| &enclosure.image),
+            image: container_spec.map(|container_spec| &container_spec.image),
             log_quota: self.worker.config.log_quota,
             path_entries: environment.path_entries(),
             environment: environment.vars(),
             tracking_uri: &self.worker.tracking.uri(),
+            tracking_port: self.worker.tracking.port(),
             tracking_token: &self.record.token,
             experiment_id: &experiment_id(&self.record.spec.experiment),
             gpus: &self.record.gpus,
+            usual_memory: self.worker.job_memory,
+            private: container_spec.is_none() && user.is_some() && self.worker.gives_tmp(),
+            metadata: self.worker.config.jobs.metadata,
             lease_until,
+            seating,
         };
         facts.launch()
     }
 
     /// Gives the user in a container a home, and the job's files where it was not known before that it would be one.
     async fn give_home(&self, user: Option<JobUser>) -> Result<(), Fault> {
-        let known = enclosure::is_sure(&self.record.spec.environment);
+        let known = containers::is_sure(&self.record.spec.environment);
         fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error, false))
     }
 
     /// Starts it, as soon as its container stands there and the node has what a start takes.
-    async fn start(&mut self, mut launch: Launch, enclosure: Option<&Enclosure>) -> Step<Running> {
+    async fn start(&mut self, mut launch: Launch, container_spec: Option<&ContainerSpec>) -> Step<Running> {
         let usual = self.view.borrow().detail.clone();
         let (begun, mut backoff) = (Instant::now(), Backoff::default());
         loop {
-            if let Some(enclosure) = enclosure {
-                self.prepare(&mut launch, enclosure).await?;
+            if let Some(container_spec) = container_spec {
+                self.prepare(&mut launch, container_spec).await?;
             }
-            let error = match self.worker.executor.launch(&self.dir, &launch, enclosure).await {
+            let error = match self.worker.executor.launch(&self.dir, &launch, container_spec).await {
                 Ok(running) => return Continue(running),
                 Err(error) => error,
             };
@@ -130,10 +166,10 @@ impl<J: Journal> Runner<J> {
 
     /// Has the container stand there. An engine that is away is waited for; whoever asks why is told. It may take long,
     /// so until when the job may run is asked again.
-    async fn prepare(&mut self, launch: &mut Launch, enclosure: &Enclosure) -> Step<()> {
+    async fn prepare(&mut self, launch: &mut Launch, container_spec: &ContainerSpec) -> Step<()> {
         let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
         loop {
-            let prepare = self.worker.executor.prepare(&self.dir, launch, enclosure);
+            let prepare = self.worker.executor.prepare(&self.dir, launch, container_spec);
             let error = match self.unless_stopped(prepare).await? {
                 Ok(()) => break,
                 Err(error) => error,
@@ -168,7 +204,7 @@ impl<J: Journal> Runner<J> {
         };
         self.record.gpus = gpus;
         let detail = format!("{detail}; on {}", self.record.gpus.join(", "));
-        self.enter(ReplicaStep::Launching, &detail).await
+        self.note(&detail).await
     }
 
     /// Waits for leave to start; gives until when it holds. The lease of a job that may be replaced must be
@@ -177,10 +213,13 @@ impl<J: Journal> Runner<J> {
     pub(super) async fn leave_to_start(&mut self) -> Step<Option<Boot>> {
         let (policy, detail) = (self.record.spec.limits.on_disconnect, self.view.borrow().detail.clone());
         loop {
-            let until = match &*self.desired.borrow_and_update() {
-                Desired::Run { until } => *until,
+            let (until, go) = match &*self.desired.borrow_and_update() {
+                Desired::Run { until, gang } => (*until, gang.as_ref().and_then(|gang| gang.go)),
                 _ => return Break(End::Stopped),
             };
+            if go.is_some_and(|go| go <= self.worker.clock.boot()) {
+                return Break(End::Failed(self.late()));
+            }
             let deadline = until.map_or(Deadline::found(policy), |until| Deadline::new(Some(until)));
             if !deadline.is_over(self.worker.clock.boot()) {
                 self.say(&detail);

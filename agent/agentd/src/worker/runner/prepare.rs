@@ -14,6 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use agent_cas::snapshot::Laid;
+use agent_model::machine::ReplicaEvent;
 use agent_model::{Digest, EnvSpec, ReplicaStep, Stream, causes};
 use agent_runtime::env::{AcquireError, EnvLease, GpuVerdict, Phase, Progress, describe, judge_gpu, note};
 use tokio::sync::watch;
@@ -25,8 +26,8 @@ use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
 use crate::worker::fetch::{self, FetchError};
 use crate::worker::journal::Journal;
-use crate::worker::spares::Wish;
-use crate::worker::{enclosure, faults, outputs, recover};
+use crate::worker::prestaged_trees::Wish;
+use crate::worker::{containers, faults, outputs, recover};
 
 /// For how long a store is asked again for what it lacks or holds damaged, after everybody else was asked for it.
 const DOUBT: Duration = Duration::from_secs(20);
@@ -47,29 +48,34 @@ impl<J: Journal> Runner<J> {
         while let Err(error) = recover::prepare(&self.dir, &self.record).await {
             self.room_for(&error, &mut in_vain).await?;
         }
-        self.enter(ReplicaStep::Accepted, "").await
+        self.note("").await
     }
 
     /// Lays out the code and the inputs.
     pub(super) async fn fetch(&mut self) -> Step<()> {
-        self.enter(ReplicaStep::Fetching, "").await?;
+        self.choose_user().await?;
+        self.enter(ReplicaEvent::StepDone, "").await?;
         self.admit().await?;
-        let user = self.user(enclosure::is_sure(&self.record.spec.environment));
+        let user = self.user(containers::is_sure(&self.record.spec.environment));
         let laid = self.unless_stopped(self.lay_out(user.as_ref())).await?;
         let laid = or_end(laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere())))?;
-        let owner = user.as_ref().map(fetch::owner);
-        self.laid = laid.into_iter().map(|(root, laid)| Wish { root, laid, owner }).collect();
+        let owner = user.as_ref().and_then(fetch::owner);
+        // A tree of a user who never comes again helps nobody.
+        let again = user.as_ref().is_none_or(|user| !self.worker.config.jobs.uids.contains(&user.uid));
+        let wishes = laid.into_iter().map(|(root, laid)| Wish { root, laid, owner });
+        self.laid = wishes.filter(|_| again).collect();
         Continue(())
     }
 
     /// Everything the job reads, as soon as the store that holds it gives it; trees that wait for jobs to come make
     /// room for it.
     async fn lay_out(&self, user: Option<&JobUser>) -> Result<Vec<(Digest, Laid)>, FetchError> {
-        let (store, spares, spec) = (&self.worker.store, &self.worker.spares, &self.record.spec);
+        let (store, prestaged_trees, spec) =
+            (&self.worker.store, &self.worker.prestaged_trees, &self.record.spec);
         let (mut backoff, mut unsound) = (Backoff::default(), None);
         loop {
-            let error = match fetch::lay_out(store, &spares.list(), spec, &self.dir, user).await {
-                Err(error) if faults::is_no_space(&error) && spares.give_way().await => continue,
+            let error = match fetch::lay_out(store, &prestaged_trees.list(), spec, &self.dir, user).await {
+                Err(error) if faults::is_no_space(&error) && prestaged_trees.give_way().await => continue,
                 Err(error) if faults::is_no_space(&error) && self.worker.disk.room().is_err() => {
                     self.until_room().await;
                     continue;
@@ -92,7 +98,7 @@ impl<J: Journal> Runner<J> {
     /// Gets the environment, and ships what its builder prints meanwhile.
     pub(super) async fn build(&mut self) -> Step<EnvLease> {
         let wanted = self.record.spec.environment.clone();
-        self.enter(ReplicaStep::Building, wanted.kind()).await?;
+        self.enter(ReplicaEvent::StepDone, wanted.kind()).await?;
         self.admit().await?;
         let log = self.dir.log(Stream::Build);
         let told = watch::Sender::new(None);
@@ -166,9 +172,21 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Whom the command runs as; the daemon's own user when nobody is named.
+    /// Finds out whom the job runs as; the next record says it, before anything is his. Root's own jobs in containers
+    /// are nobody's.
+    async fn choose_user(&mut self) -> Step<()> {
+        let (worker, record) = (self.worker.clone(), self.record.clone());
+        let chosen = agent_cas::blocking(move || worker.users.user(&worker.config, &record)).await;
+        self.record.user = match chosen {
+            Err(_) if containers::is_sure(&self.record.spec.environment) => None,
+            chosen => or_end(chosen)?,
+        };
+        Continue(())
+    }
+
+    /// Whom the command runs as; the daemon's own user when it is nobody else.
     pub(super) fn user(&self, in_container: bool) -> Option<JobUser> {
-        let config = &self.worker.config;
-        if in_container { enclosure::user(config) } else { config.job_user.clone() }
+        let user = self.record.user.clone();
+        if in_container { containers::user(&self.worker.config, user) } else { user }
     }
 }

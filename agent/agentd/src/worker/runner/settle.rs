@@ -1,11 +1,11 @@
 //! From the end of a command to a replica of which nothing is left: `Releasing`, `Uploading`, `Reported`, forgotten.
 //!
-//! Owns what came of the command ([`Ending`], decided once), the outcome, and the way of the directory into the attic.
-//! No step here fails and none is left out, whatever came before: what is not stored is named in the outcome, and stays
-//! in the directory. A step that cannot be written down is taken even so.
+//! Owns what came of the command ([`Ending`], decided once), the outcome, and the way of the directory into the
+//! retention. No step here fails and none is left out, whatever came before: what is not stored is named in the
+//! outcome, and stays in the directory. A step that cannot be written down is taken even so.
 //!
-//! Outputs are safe in the directory as long as they wait for a store; the wait ends when they are stored, when somebody
-//! cancels the job, or when the disk runs short.
+//! Outputs are safe in the directory as long as they wait for a store; the wait ends when they are stored, when
+//! somebody cancels the job, or when the disk runs short.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,6 +13,7 @@ use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;
 
 use agent_cas::snapshot::Unread;
+use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::orders::Desired;
 use agent_model::{Fault, Outcome, ReplicaStep, Verdict, causes};
 use agent_runtime::exec::is_stopping;
@@ -22,23 +23,23 @@ use tracing::warn;
 
 use super::shipping::Shipped;
 use super::{End, Runner};
-use crate::worker::attic::Stay;
 use crate::worker::backoff::Backoff;
 use crate::worker::faults::{self, Ending};
 use crate::worker::journal::{Journal, JournalError};
 use crate::worker::outputs;
 use crate::worker::outputs::{CollectError, Collected};
 use crate::worker::report::Delivered;
+use crate::worker::retention::Stay;
 
 /// How often storing outputs is tried where the store is not what fails.
 const ATTEMPTS: u32 = 3;
 
-/// How long outputs wait for room in a store that is on this disk: they take room themselves as long as they wait, and a
-/// slot. After that they stay where they are, and can be stored later.
+/// How long outputs wait for room in a store that is on this disk: they take room themselves as long as they wait, and
+/// a slot. After that they stay where they are, and can be stored later.
 const FOR_ROOM: Duration = Duration::from_secs(10 * 60);
 
-/// How many files that change each time they are read are left out. Where there are more, the outputs are not those that
-/// the job left.
+/// How many files that change each time they are read are left out. Where there are more, the outputs are not those
+/// that the job left.
 const UNSTEADY: usize = 16;
 
 /// How often the logs are sent again to a controller that finds them incomplete. What differs still will not be
@@ -51,6 +52,14 @@ const QUIET: Duration = Duration::from_secs(5);
 impl<J: Journal> Runner<J> {
     /// Lets go of what the command used, and decides what came of it.
     pub(super) async fn release(&mut self, end: End) -> Ending {
+        let has_run = match end {
+            End::Settled(_) => false, // and released before
+            End::Exited(_) | End::EndedHere(_) => true,
+            End::Failed(_) | End::Stopped => self.record.step >= ReplicaStep::Running,
+        };
+        if has_run {
+            self.enter_anyway(ReplicaEvent::Ended, "").await;
+        }
         let now = self.worker.clock.now();
         let ending = match end {
             End::Settled(ending) => {
@@ -69,7 +78,8 @@ impl<J: Journal> Runner<J> {
         let ending = faults::gpu_lost(ending, &trouble);
         self.tracked = None;
         self.record.ending = Some(ending.clone());
-        self.enter_anyway(ReplicaStep::Uploading, "").await;
+        let event = if has_run { ReplicaEvent::StepDone } else { ReplicaEvent::GaveUp };
+        self.enter_anyway(event, "").await;
         ending
     }
 
@@ -94,7 +104,6 @@ impl<J: Journal> Runner<J> {
     }
 
     async fn judge(&mut self, exit: &ExitRecord) -> Ending {
-        self.enter_anyway(ReplicaStep::Releasing, "").await;
         let tail = outputs::tail(self.dir.clone()).await;
         let went_down = faults::is_from_elsewhere(exit) && self.went_down().await;
         faults::judge(exit, &self.record.spec, faults::tail_lines(&tail), went_down)
@@ -125,21 +134,21 @@ impl<J: Journal> Runner<J> {
             Ok(Collected { artifacts, missing }) => {
                 outcome.artifacts = artifacts;
                 if !missing.is_empty() {
-                    self.keep_outputs(&mut outcome, faults::outputs_missing(&missing, self.dir.path()));
+                    self.keep_outputs(&mut outcome, faults::outputs_missing(&missing, self.dir.data()));
                 }
             }
             Err(error) => {
-                let fault = faults::outputs(&error, self.dir.path(), &self.record.replica.job);
+                let fault = faults::outputs(&error, self.dir.data(), &self.record.replica.job);
                 self.keep_outputs(&mut outcome, fault);
             }
         }
         self.record.outcome = Some(outcome);
-        self.enter_anyway(ReplicaStep::Reported, "").await;
+        self.enter_anyway(ReplicaEvent::StepDone, "").await;
     }
 
     /// Not all outputs are stored, so the job did not complete; they are kept here.
     fn keep_outputs(&mut self, outcome: &mut Outcome, fault: Fault) {
-        warn!(replica = %self.record.replica, %fault, "the outputs are kept here");
+        warn!(replica = %self.record.replica, %fault, "keeping outputs on this node");
         self.record.precious = true;
         if outcome.verdict == Verdict::Completed {
             outcome.verdict = Verdict::Failed;
@@ -183,7 +192,7 @@ impl<J: Journal> Runner<J> {
                 }
             } else if attempts < ATTEMPTS {
                 attempts += 1;
-                warn!(replica = %self.record.replica, %error, "the outputs are not stored yet");
+                warn!(replica = %self.record.replica, %error, "cannot store outputs yet");
                 self.make_room_for(&error).await;
                 tokio::time::sleep(backoff.next()).await;
             } else if faults::is_no_space(&error) && begun.elapsed() < FOR_ROOM {
@@ -257,6 +266,7 @@ impl<J: Journal> Runner<J> {
                     self.refusals += 1;
                     self.shipping.doubt();
                     self.record.outcome = None;
+                    self.advance(ReplicaEvent::Refused);
                     self.upload(ending).await;
                 }
             }
@@ -275,18 +285,20 @@ impl<J: Journal> Runner<J> {
             if self.record.precious { Stay::Original } else { Stay::Copy(self.worker.config.keep_jobs) };
         if let Err(error) = self.put_away(stay).await {
             // Its record stays, so that the next life of the daemon tries again.
-            warn!(dir = %self.dir.path().display(), %error, "the job directory cannot be put away");
+            warn!(dir = %self.dir.path().display(), %error, "cannot retire job directory");
         } else if let Err(error) = self.strike_off().await {
-            warn!(replica = %self.record.replica, %error, "the replica cannot be struck off the journal");
+            warn!(replica = %self.record.replica, %error, "cannot remove replica from journal");
+        } else {
+            self.worker.users.give_back(&self.record.replica);
         }
         self.view.send_modify(|view| view.over = true);
         self.changed.notify_one();
     }
 
     async fn put_away(&self, stay: Stay) -> io::Result<()> {
-        match self.worker.attic.put(&self.dir, stay).await {
+        match self.worker.retention.put(&self.dir, stay).await {
             Err(error) if faults::is_no_space(&error) && self.worker.disk.give_way() => {
-                self.worker.attic.put(&self.dir, stay).await
+                self.worker.retention.put(&self.dir, stay).await
             }
             put => put,
         }

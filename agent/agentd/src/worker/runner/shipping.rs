@@ -1,13 +1,13 @@
 //! The files of a replica on their way to the controller, and what it has of them in the end.
 //!
 //! Owns what an outcome may say of them: a length or an end is stated only of what the controller has whole, so that
-//! nothing it lacks can keep the outcome back. What it lacks is named instead. Called by `super`.
+//! nothing it lacks can keep the outcome back. What it lacks is named instead.
 
 use agent_model::{Digest, ReplicaId, Stream, StreamEnd, size};
 use agent_shim::JobDir;
 
 use crate::worker::outputs::{self, LogEnd};
-use crate::worker::telemetry::{Kept, Shipper, Telemetry};
+use crate::worker::telemetry::{ShipEnd, Shipper, Telemetry};
 
 /// The files of a replica that are shipped.
 pub(super) struct Shipping {
@@ -81,18 +81,18 @@ impl Shipped {
     }
 
     /// Takes note of one file; whether the controller has it whole.
-    fn add(&mut self, what: &str, kept: &Kept, length: u64, hopeless: bool) -> bool {
+    fn add(&mut self, what: &str, kept: &ShipEnd, length: u64, hopeless: bool) -> bool {
         let lack = match kept {
-            Kept::Part { stored, why } => {
+            ShipEnd::Part { stored, why } => {
                 let [stored, length] = [*stored, length].map(size::binary);
                 format!("the controller has {stored} of the {length} of the {what}: {why}")
             }
-            Kept::Whole if hopeless && length > 0 => {
+            ShipEnd::Whole if hopeless && length > 0 => {
                 format!(
                     "what the controller has of the {what} is not what was written, however often it is sent"
                 )
             }
-            Kept::Whole => return !hopeless,
+            ShipEnd::Whole => return !hopeless,
         };
         self.missing.push(lack);
         false

@@ -1,6 +1,4 @@
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::OnceLock;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -9,22 +7,24 @@ use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_model::disk::Watermarks;
 use agent_model::job::{Limits, OnDisconnect};
 use agent_model::{Boot, Code, ExitStatus, JobDraft, Outcome, ReplicaId, Stream, SystemClock, Verdict};
-use agent_runtime::docker::Docker;
-use agent_runtime::env::{EnvConfig, Environments};
-use agent_runtime::exec::{Containers, Launcher, Process};
+use agent_runtime::docker::DockerError;
+use agent_runtime::env::{EnvBuilder, EnvConfig, Environments, Image, Script, Scripted};
+use agent_runtime::exec::{Fake, LaunchError};
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
 use crate::cli::Flags;
 use crate::config::{Config, Variables};
 use crate::disk::DiskKeeper;
-use crate::worker::attic::Attic;
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
+use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::report::Outbox;
-use crate::worker::spares::Spares;
+use crate::worker::retention::Retention;
+use crate::worker::secrets::Secrets;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::tracking::Tracking;
+use crate::worker::users::Users;
 use crate::worker::{faults, recover};
 
 /// A journal that fails when it is told to, or lets the daemon die right after a record.
@@ -78,23 +78,6 @@ impl Journal for Twin {
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "builds what it tests")]
-fn shim() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let test = std::env::current_exe().unwrap();
-        let profile = test.ancestors().find(|dir| dir.join("deps").is_dir()).unwrap();
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "-p", "agent-shim", "--target-dir"]).arg(profile.join(".."));
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
-        assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
-        profile.join("agent-shim")
-    };
-    BUILT.get_or_init(build).clone()
-}
-
 /// A controller that is not there.
 fn nobody() -> Channel {
     Endpoint::from_static("http://127.0.0.1:1").connect_lazy()
@@ -102,45 +85,57 @@ fn nobody() -> Channel {
 
 /// A node of its own below `state`, whose controller is away.
 async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
+    node_with(state, left, &Fake::default(), []).await
+}
+
+/// The same with this executor, and builds that go like this.
+async fn node_with(
+    state: &Path,
+    left: usize,
+    executor: &Fake,
+    builds: impl IntoIterator<Item = Script>,
+) -> Arc<Worker<Twin>> {
     let flags = Flags { user: true, state_dir: Some(state.display().to_string()), ..Flags::default() };
     let mut config = Config::resolve(&flags, &Variables::of_process()).unwrap();
     config.disk_reserve = 0;
     std::fs::create_dir_all(crate::worker::jobs_dir(state)).unwrap();
-    let (root, path, vars) = (state.join("envs"), config.host.path.clone(), config.host.builder.clone());
-    let environments = EnvConfig { vars, stall: Duration::from_secs(60), ..EnvConfig::plain(root, path) };
+    let environments = EnvConfig::plain(state.join("envs"), String::new());
+    let builders: [Arc<dyn EnvBuilder>; 1] = [Arc::new(Scripted::new(builds))];
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let clock: Arc<dyn agent_model::Clock> = Arc::new(SystemClock);
     // It waits for that of the node before, whose tasks end meanwhile.
     let place = state.join("cas");
     let blobs = tokio::task::spawn_blocking(move || Disk::open(&place)).await.unwrap().unwrap();
     let (store, disk) = (Store::Disk(blobs.clone()), DiskKeeper::open(state, 0));
-    let limits = gc::Limits { size: u64::MAX, marks: Watermarks::new(0), lease: Duration::ZERO };
+    let limits = gc::StoreLimits { size: u64::MAX, marks: Watermarks::new(0), lease: Duration::ZERO };
     Arc::new(Worker {
         clock: clock.clone(),
         boot_id: "this boot".into(),
         journal: Arc::new(Twin::open(state, left).await),
-        spares: Spares::new(state, store.clone(), disk.clone()),
+        prestaged_trees: PrestagedTrees::new(state, store.clone(), disk.clone()),
         store,
         collector: Collector::new(blobs, limits, &[], clock.clone()),
-        environments: Environments::open(environments).unwrap(),
+        environments: Environments::with_builders(&environments, Arc::new(builders)).unwrap(),
         built: Arc::default(),
-        executor: Launcher {
-            processes: Process { shim: shim() },
-            containers: Containers::new(Docker::at("/nowhere"), shim(), "test"),
-        },
+        executor: Arc::new(executor.clone()),
         gpus: Gpus::new(Looker::new(&config), watch::Sender::default(), watch::Sender::default(), []),
         telemetry: Telemetry::new(nobody()).0,
         outbox: Outbox::new(nobody(), config.node_name.clone()),
         tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
-        attic: Attic::new(crate::worker::jobs_dir(state), clock, "this boot"),
+        users: Users::new(&config, crate::worker::jobs_dir(state), &[]),
+        secrets: Secrets::new(nobody(), config.node_name.clone()),
+        job_memory: 0,
+        retention: Retention::new(crate::worker::jobs_dir(state), clock, "this boot"),
         disk,
         config,
     })
 }
 
-/// A job that writes nothing to its log, so that its controller is not needed before the outcome.
+/// A command that writes nothing to its log, so that its controller is not needed before the outcome.
+const ONCE: &str = "echo once >> outputs/starts; exit 7";
+
 fn record() -> Record {
-    let draft = JobDraft { command: "echo once >> outputs/starts; exit 7".into(), ..JobDraft::default() };
+    let draft = JobDraft { command: ONCE.into(), ..JobDraft::default() };
     Record::accepted("job.1.0".parse().unwrap(), draft.validate().unwrap(), "this boot", "token".into())
 }
 
@@ -149,9 +144,10 @@ fn runner(
     worker: &Arc<Worker<Twin>>,
     record: Record,
 ) -> (Runner<Twin>, watch::Sender<Desired>, watch::Receiver<ReplicaView>) {
-    let (desired, wanted) = watch::channel(Desired::Run { until: None });
+    let (desired, wanted) = watch::channel(Desired::Run { until: None, gang: None });
     let step = Some(record.step);
-    let view = ReplicaView { step, detail: String::new(), started_at: None, alive: true, over: false };
+    let view =
+        ReplicaView { step, detail: String::new(), started_at: None, alive: true, over: false, ready: None };
     let (publish, view) = watch::channel(view);
     (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)
 }
@@ -165,11 +161,24 @@ fn fault(step: Step<impl Sized>) -> Code {
 
 /// Lives until the daemon dies or the outcome is written down.
 async fn live(worker: &Arc<Worker<Twin>>, record: Record) {
-    let (runner, _desired, mut view) = runner(worker, record);
+    live_while(worker, record, async |_, _| {}).await;
+}
+
+/// The same with something that happens meanwhile.
+async fn live_while(
+    worker: &Arc<Worker<Twin>>,
+    record: Record,
+    meanwhile: impl AsyncFnOnce(&watch::Sender<Desired>, watch::Receiver<ReplicaView>),
+) {
+    let (runner, desired, mut view) = runner(worker, record);
+    let follow = async {
+        meanwhile(&desired, view.clone()).await;
+        view.wait_for(|view| view.step == Some(ReplicaStep::Reported)).await.map(drop)
+    };
     tokio::select! {
         () = worker.journal.died.notified() => {}
         () = runner.live() => panic!("nobody gave leave to go"),
-        _ = view.wait_for(|view| view.step == Some(ReplicaStep::Reported)) => {}
+        _ = follow => {}
         () = tokio::time::sleep(Duration::from_secs(60)) => panic!("the replica makes no progress"),
     }
 }
@@ -188,7 +197,8 @@ async fn test_crash_after_any_record_gives_the_same_outcome() {
     assert_eq!(expected.exit, Some(ExitStatus::Code(7)));
     assert_eq!(expected.artifacts.unwrap().bytes, 5, "the command ran once");
 
-    for records in 1.. {
+    // A journal that is lost as well is made anew of the directories, in which every replica stands at its beginning.
+    for (records, lost) in (1..).flat_map(|records| [(records, false), (records, true)]) {
         let state = tempfile::tempdir().unwrap();
         let worker = node(state.path(), records).await;
         live(&worker, record()).await;
@@ -197,6 +207,11 @@ async fn test_crash_after_any_record_gives_the_same_outcome() {
             break;
         }
         drop(worker);
+        if lost {
+            let of_journal = |path: &std::path::PathBuf| path.to_string_lossy().contains("journal.db");
+            let files = std::fs::read_dir(state.path()).unwrap().map(|file| file.unwrap().path());
+            files.filter(of_journal).for_each(|file| std::fs::remove_file(file).unwrap());
+        }
         let worker = node(state.path(), NEVER).await;
         let jobs = crate::worker::jobs_dir(state.path());
         let found = recover::open_replicas(&*worker.journal, &jobs).await.unwrap().pop().unwrap();
@@ -205,7 +220,7 @@ async fn test_crash_after_any_record_gives_the_same_outcome() {
         let log = |outcome: &Outcome| outcome.streams.iter().find(|end| end.stream == Stream::Job).cloned();
         let same = (found.verdict, found.exit, found.artifacts, log(&found));
         let other = (expected.verdict, expected.exit, expected.artifacts, log(&expected));
-        assert_eq!(same, other, "after record {records}");
+        assert_eq!(same, other, "after record {records}, journal lost: {lost}");
     }
 }
 
@@ -299,8 +314,16 @@ async fn test_record_that_finds_no_room_is_waited_for() {
 
 /// A job that may be replaced while its node is silent.
 fn replaced() -> Record {
-    let limits = Limits { on_disconnect: OnDisconnect::Replace, ..Limits::default() };
-    let draft = JobDraft { command: "sleep 1000".into(), limits, ..JobDraft::default() };
+    sleeper(OnDisconnect::Replace)
+}
+
+fn sleeper(on_disconnect: OnDisconnect) -> Record {
+    job("sleep 1000", on_disconnect)
+}
+
+fn job(command: &str, on_disconnect: OnDisconnect) -> Record {
+    let limits = Limits { on_disconnect, ..Limits::default() };
+    let draft = JobDraft { command: command.into(), limits, ..JobDraft::default() };
     Record { spec: draft.validate().unwrap(), ..record() }
 }
 
@@ -312,13 +335,13 @@ async fn test_nothing_that_may_be_replaced_starts_without_a_lease_that_holds() {
     let now = worker.clock.boot();
     let later = now + Duration::from_secs(3600);
     for over in [None, Some(now)] {
-        desired.send_replace(Desired::Run { until: over });
+        desired.send_replace(Desired::Run { until: over, gang: None });
         tokio::select! {
             _ = runner.leave_to_start() => panic!("no lease holds"),
             seen = view.wait_for(|view| view.detail.starts_with("waiting for the controller")) => drop(seen.unwrap()),
         }
     }
-    desired.send_replace(Desired::Run { until: Some(later) });
+    desired.send_replace(Desired::Run { until: Some(later), gang: None });
     assert!(matches!(runner.leave_to_start().await, Continue(Some(until)) if until == later));
     desired.send_replace(Desired::Disown);
     assert!(matches!(runner.leave_to_start().await, Break(End::Stopped)));
@@ -327,10 +350,11 @@ async fn test_nothing_that_may_be_replaced_starts_without_a_lease_that_holds() {
 #[tokio::test]
 async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
     let state = tempfile::tempdir().unwrap();
-    let worker = node(state.path(), usize::MAX).await;
+    let executor = Fake::default();
+    let worker = node_with(state.path(), usize::MAX, &executor, []).await;
     let (runner, desired, mut view) = runner(&worker, replaced());
     let now = worker.clock.boot();
-    desired.send_replace(Desired::Run { until: Some(now + Duration::from_secs(3600)) });
+    desired.send_replace(Desired::Run { until: Some(now + Duration::from_secs(3600)), gang: None });
     let dir = runner.dir.clone();
     let live = runner.live();
     tokio::pin!(live);
@@ -339,11 +363,8 @@ async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
         seen = view.wait_for(|view| view.step == Some(ReplicaStep::Running)) => drop(seen.unwrap()),
     }
     // A stopped supervisor is not there; and by now its lease is long over.
-    let shim = agent_shim::process::Process::find(dir.read_hello().unwrap().unwrap().pid).unwrap();
-    let signal =
-        |signal| rustix::process::kill_process(rustix::process::Pid::from_raw(shim.pid).unwrap(), signal);
-    signal(rustix::process::Signal::STOP).unwrap();
-    desired.send_replace(Desired::Run { until: Some(Boot::from_millis(2)) });
+    executor.halt(&dir);
+    desired.send_replace(Desired::Run { until: Some(Boot::from_millis(2)), gang: None });
     tokio::select! {
         () = &mut live => panic!("nobody gave leave to go"),
         seen = view.wait_for(|view| !view.alive && view.detail.ends_with("ended by the agent")) => drop(seen.unwrap()),
@@ -357,6 +378,149 @@ async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
     }
     let outcome = outcome(&worker).await.unwrap();
     assert_eq!((outcome.verdict, outcome.fault.unwrap().code), (Verdict::Failed, Code::LeaseOver));
+}
+
+/// A start for which the node lacks something, and one whose container engine is away.
+fn lack() -> LaunchError {
+    LaunchError::Spawn { shim: "agent-shim".into(), source: std::io::Error::from_raw_os_error(11) }
+}
+
+fn away() -> LaunchError {
+    DockerError::Absent { socket: "docker.sock".into(), detail: "nobody is there".into() }.into()
+}
+
+/// A job that was started once, and wrote down that it was.
+fn assert_started_once(outcome: &Outcome) {
+    assert_eq!(outcome.exit, Some(ExitStatus::Code(7)), "{outcome:?}");
+    assert_eq!(outcome.artifacts.as_ref().unwrap().bytes, 5, "the command ran once");
+}
+
+#[tokio::test]
+async fn test_start_that_lacks_something_or_is_not_answered_is_tried_again() {
+    let silent = LaunchError::Silent { dir: "job".into(), after: Duration::ZERO };
+    for errors in [vec![lack()], vec![silent], vec![lack(), lack()]] {
+        let (state, executor) = (tempfile::tempdir().unwrap(), Fake::default());
+        executor.refuse(errors);
+        let worker = node_with(state.path(), usize::MAX, &executor, []).await;
+        live_while(&worker, record(), async |_, mut view| {
+            view.wait_for(|view| view.detail.starts_with("waiting for what the node lacks: ")).await.unwrap();
+        })
+        .await;
+        assert_started_once(&outcome(&worker).await.unwrap());
+    }
+}
+
+/// A build of an environment that is an image.
+fn image() -> Script {
+    Script { image: Some(Image::default()), ..Script::default() }
+}
+
+#[tokio::test]
+async fn test_container_engine_that_is_away_is_waited_for_until_somebody_cancels() {
+    for canceled in [false, true] {
+        let (state, executor) = (tempfile::tempdir().unwrap(), Fake::default());
+        executor.refuse((0..if canceled { 1000 } else { 2 }).map(|_| away()));
+        let worker = node_with(state.path(), usize::MAX, &executor, [image()]).await;
+        live_while(&worker, record(), async |desired, mut view| {
+            view.wait_for(|view| view.detail.starts_with("waiting for the container engine: "))
+                .await
+                .unwrap();
+            if canceled {
+                let reason = "canceled by uid 7".to_owned();
+                desired.send_replace(Desired::Stop { grace: Duration::ZERO, reason });
+            }
+        })
+        .await;
+        let outcome = outcome(&worker).await.unwrap();
+        match canceled {
+            false => assert_started_once(&outcome),
+            true => assert_eq!((outcome.verdict, outcome.started_at), (Verdict::Canceled, None)),
+        }
+    }
+}
+
+#[tokio::test]
+async fn test_container_that_cannot_be_prepared_ends_the_job_before_it_starts() {
+    let source = DockerError::Refused { step: "make", status: 404, message: "no such image".into() };
+    let (state, executor) = (tempfile::tempdir().unwrap(), Fake::default());
+    executor.refuse([LaunchError::ImageGone { reference: "busybox".into(), source }]);
+    let worker = node_with(state.path(), usize::MAX, &executor, [image()]).await;
+    live(&worker, record()).await;
+    let outcome = outcome(&worker).await.unwrap();
+    assert_eq!((outcome.verdict, outcome.exit, outcome.started_at), (Verdict::Failed, None, None));
+    assert_eq!(outcome.fault.unwrap().code, Code::LaunchFailed);
+}
+
+#[tokio::test]
+async fn test_container_that_stands_waits_for_leave_and_serves_the_next_daemon() {
+    let (state, executor) = (tempfile::tempdir().unwrap(), Fake::default());
+    executor.refuse([away()]);
+    let worker = node_with(state.path(), usize::MAX, &executor, [image()]).await;
+    let record = job(ONCE, OnDisconnect::Replace);
+    let dir = worker.job_dir(&record.replica);
+    let leave = Desired::Run { until: Some(worker.clock.boot() + Duration::from_secs(3600)), gang: None };
+    let (first, desired, mut view) = runner(&worker, record);
+    desired.send_replace(leave.clone());
+    let stands = async {
+        view.wait_for(|view| view.detail.starts_with("waiting for the container engine: ")).await.unwrap();
+        desired.send_replace(Desired::Run { until: None, gang: None });
+        view.wait_for(|view| view.detail.starts_with("waiting for the controller to say")).await.map(drop)
+    };
+    tokio::select! {
+        () = first.live() => panic!("nobody gave leave to start"),
+        seen = stands => seen.unwrap(),
+    }
+    let stood = dir.read_hello().unwrap().unwrap();
+    assert!(!dir.is_started());
+    drop(worker);
+    let worker = node_with(state.path(), usize::MAX, &executor, []).await;
+    let found = worker.journal.open_replicas().await.unwrap().pop().unwrap();
+    live_while(&worker, found, async |desired, _| drop(desired.send_replace(leave))).await;
+    assert_started_once(&outcome(&worker).await.unwrap());
+    assert_eq!(dir.read_exit().unwrap().unwrap().instance, stood.instance);
+}
+
+#[tokio::test]
+async fn test_job_that_does_not_listen_is_canceled_when_its_grace_is_over() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    live_while(&worker, job("trap '' TERM; sleep 1000", OnDisconnect::Hold), async |desired, mut view| {
+        view.wait_for(|view| view.step == Some(ReplicaStep::Running)).await.unwrap();
+        let reason = "canceled by uid 7".to_owned();
+        desired.send_replace(Desired::Stop { grace: Duration::from_millis(100), reason });
+        view.wait_for(|view| view.detail == "stopping: canceled by uid 7").await.unwrap();
+    })
+    .await;
+    let outcome = outcome(&worker).await.unwrap();
+    assert_eq!((outcome.verdict, outcome.exit), (Verdict::Canceled, Some(ExitStatus::Signal(9))));
+}
+
+#[tokio::test]
+async fn test_job_that_is_lost_where_memory_ran_out_is_for_another_node() {
+    // Whoever finds it lost: the daemon that started it, or the next one.
+    for next in [false, true] {
+        let (state, executor) = (tempfile::tempdir().unwrap(), Fake::default());
+        let mut worker = node_with(state.path(), if next { 5 } else { usize::MAX }, &executor, []).await;
+        let record = sleeper(OnDisconnect::Hold);
+        let dir = worker.job_dir(&record.replica);
+        let lose = || {
+            executor.starve(&dir, 3).unwrap();
+            assert!(executor.kill(&dir));
+        };
+        live_while(&worker, record, async |_, mut view| {
+            view.wait_for(|view| view.step == Some(ReplicaStep::Running)).await.unwrap();
+            lose();
+        })
+        .await;
+        if next {
+            lose();
+            drop(worker);
+            worker = node_with(state.path(), usize::MAX, &executor, []).await;
+            live(&worker, worker.journal.open_replicas().await.unwrap().pop().unwrap()).await;
+        }
+        let fault = outcome(&worker).await.unwrap().fault.unwrap();
+        assert_eq!((fault.code, fault.blame), (Code::OutOfMemory, agent_model::Blame::Node), "{fault:?}");
+    }
 }
 
 /// A node whose blobs are at a server that is away, and a replica of it whose command ended well and left a file.

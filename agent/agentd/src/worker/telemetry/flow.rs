@@ -1,6 +1,6 @@
 //! What to do next for one file: pure, but for the reading at the end.
 //!
-//! Owns how far the hub is with a file on this connection. Called by `super`.
+//! Owns how far the hub is with a file on this connection.
 
 use std::io;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ pub(super) const PATIENCE_WITH_STOPPED: Duration = Duration::from_secs(10);
 
 /// Where the bytes are.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum FilePosition {
     /// The log of a job, which is trimmed as it is stored.
     Job(JobDir),
     /// The tracking records of a job, which stay: what a run recorded is asked for here too.
@@ -47,12 +47,12 @@ pub(super) enum Place {
     Plain(PathBuf),
 }
 
-impl Place {
+impl FilePosition {
     fn open(&self) -> io::Result<Reader> {
         match self {
-            Place::Job(dir) => Reader::of(dir),
-            Place::Tracking(dir) => Reader::of_tracking(dir),
-            Place::Plain(path) => Reader::plain(path),
+            FilePosition::Job(dir) => Reader::of(dir),
+            FilePosition::Tracking(dir) => Reader::of_tracking(dir),
+            FilePosition::Plain(path) => Reader::plain(path),
         }
     }
 }
@@ -70,7 +70,7 @@ pub(super) struct Stored {
 pub(super) struct Feed {
     pub(super) replica: ReplicaId,
     pub(super) content: Content,
-    pub(super) place: Place,
+    pub(super) place: FilePosition,
     pub(super) reader: Mutex<Option<Reader>>,
     /// How much of the file may be shipped.
     pub(super) written: AtomicU64,
@@ -85,7 +85,7 @@ pub(super) struct Feed {
 }
 
 impl Feed {
-    pub(super) fn new(replica: ReplicaId, content: Content, place: Place) -> Feed {
+    pub(super) fn new(replica: ReplicaId, content: Content, place: FilePosition) -> Feed {
         Feed {
             replica,
             content,
@@ -178,7 +178,7 @@ pub(super) struct Allowance {
 
 /// What is sent next.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum FlowRequest {
     /// Ask what the controller has.
     Ask,
     /// Send a part of the file.
@@ -221,10 +221,10 @@ impl Flow {
     }
 
     /// What to do next: `None` is nothing now.
-    pub(super) fn plan(&mut self, allowed: Allowance, now: Instant) -> Option<Request> {
+    pub(super) fn plan(&mut self, allowed: Allowance, now: Instant) -> Option<FlowRequest> {
         if self.feed.doubted.swap(false, Ordering::AcqRel) {
             (self.next, self.settling) = (None, true);
-            return Some(Request::Ask);
+            return Some(FlowRequest::Ask);
         }
         if self.resting.is_some_and(|until| now < until) {
             return None;
@@ -240,13 +240,13 @@ impl Flow {
                 return self.plan(allowed, now);
             }
             self.settling = true;
-            return Some(Request::Ask);
+            return Some(FlowRequest::Ask);
         };
         let unsent = unsent(next, written, allowed.chunk.min(allowed.budget));
         let length = unsent.map_or(0, |range| range.end - range.start);
         // The first bytes go at once; while they are being stored, what comes after them gathers.
         let worth_it = length == allowed.chunk || (length > 0 && self.pending == 0);
-        worth_it.then_some(Request::Send { offset: next, length })
+        worth_it.then_some(FlowRequest::Send { offset: next, length })
     }
 
     /// The controller has `stored` bytes, after a request of `bytes` that ended at `expected`.
@@ -306,7 +306,8 @@ impl Flow {
     fn should_trim(&mut self) -> Option<u64> {
         let stored = self.feed.stored.borrow().bytes;
         let step = if self.is_behind() { TRIM_EVERY } else { TRIM_IDLE };
-        let due = matches!(self.feed.place, Place::Job(_)) && stored >= self.trimmed_at.saturating_add(step);
+        let due =
+            matches!(self.feed.place, FilePosition::Job(_)) && stored >= self.trimmed_at.saturating_add(step);
         due.then(|| {
             self.trimmed_at = stored;
             stored
@@ -319,12 +320,13 @@ impl Flow {
         let feed = self.feed.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = feed.trim(stored) {
-                warn!(replica = %feed.replica, %error, "a log that is stored cannot be trimmed");
+                warn!(replica = %feed.replica, %error, "cannot trim stored log");
             }
         });
     }
 
-    /// A part of the file; `None` when it cannot be read now, or is not there, which is said once by giving the file up.
+    /// A part of the file; `None` when it cannot be read now, or is not there, which is said once by giving the file
+    /// up.
     pub(super) async fn read(&mut self, offset: u64, length: u64) -> Option<Vec<u8>> {
         let feed = self.feed.clone();
         let reading = tokio::task::spawn_blocking(move || {
@@ -340,14 +342,14 @@ impl Flow {
             Err(error) => {
                 let why = format!("the node cannot read it: {error}");
                 if is_lack(&error) {
-                    warn!(replica = %self.feed.replica, why, "a file rests");
+                    warn!(replica = %self.feed.replica, why, "paused shipping of file");
                     self.rest(&why, Instant::now());
                     return None;
                 }
                 why
             }
         };
-        error!(replica = %self.feed.replica, place = ?self.feed.place, offset, why, "a file is sent no further");
+        error!(replica = %self.feed.replica, place = ?self.feed.place, offset, why, "stopped shipping of file");
         self.feed.give_up(why);
         None
     }

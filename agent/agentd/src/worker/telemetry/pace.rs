@@ -7,7 +7,7 @@
 //! window smaller. When it had to be made smaller, the time of a lone answer is measured anew now and then, by
 //! letting everything on its way arrive first.
 //!
-//! Pure: whoever calls says when it is. Called by `super`.
+//! Pure: whoever calls says when it is.
 
 use std::time::Duration;
 

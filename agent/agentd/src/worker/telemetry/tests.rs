@@ -181,7 +181,7 @@ async fn test_whatever_a_controller_does_the_log_arrives_whole() {
         let log = numbered(3_000_000);
         writer.append(&log, std::time::Instant::now());
         let shipper = bench.telemetry.ship_job(&replica, &dir);
-        assert_eq!(shipper.stored(log.len() as u64).await, Kept::Whole);
+        assert_eq!(shipper.stored(log.len() as u64).await, ShipEnd::Whole);
         assert!(bench.stored("t.1.0") == log, "moods from {first}");
     }
 }
@@ -192,7 +192,7 @@ async fn test_controller_that_stops_answering_is_left_for_another_connection() {
     let (replica, dir) = bench.job("t.1.0");
     Writer::open(dir.segments(), LogPolicy::default()).unwrap().append(b"hello\n", std::time::Instant::now());
     let shipper = bench.telemetry.ship_job(&replica, &dir);
-    assert_eq!(shipper.stored(6).await, Kept::Whole);
+    assert_eq!(shipper.stored(6).await, ShipEnd::Whole);
     assert_eq!(
         (bench.stored("t.1.0"), *bench.controller.connections.lock().unwrap()),
         (b"hello\n".to_vec(), 2)
@@ -204,7 +204,7 @@ async fn test_file_that_lacks_what_was_promised_is_told_as_a_part() {
     let bench = Bench::new(&[]);
     let (replica, dir) = bench.job("t.1.0");
     dir.create().unwrap();
-    let part = |kept: &Kept| matches!(kept, Kept::Part { stored: 6, .. });
+    let part = |kept: &ShipEnd| matches!(kept, ShipEnd::Part { stored: 6, .. });
     let mut writer = Writer::open(dir.segments(), LogPolicy::default()).unwrap();
     writer.append(b"hello\n", std::time::Instant::now());
     let shipper = bench.telemetry.ship_job(&replica, &dir);
@@ -212,7 +212,7 @@ async fn test_file_that_lacks_what_was_promised_is_told_as_a_part() {
     let build = dir.log(agent_model::Stream::Build);
     std::fs::write(&build, "built\n").unwrap();
     let shipper = bench.telemetry.ship_build(&replica, build.clone());
-    assert_eq!(shipper.stored(6).await, Kept::Whole);
+    assert_eq!(shipper.stored(6).await, ShipEnd::Whole);
     std::fs::remove_file(&build).unwrap();
     let kept = shipper.stored(60).await;
     assert!(part(&kept), "the build log is gone: {kept:?}");
@@ -236,7 +236,7 @@ async fn test_controller_that_stores_nothing_is_waited_for_only_so_long() {
             shipper.hurry();
         }
         let kept = shipper.stored(6).await;
-        let is_given_up = matches!(&kept, Kept::Part { stored: 0, why } if why == "the disk is full");
+        let is_given_up = matches!(&kept, ShipEnd::Part { stored: 0, why } if why == "the disk is full");
         assert_eq!(is_given_up, least > Duration::ZERO, "{mood:?}: {kept:?}");
         assert!((least..most).contains(&begun.elapsed()), "{mood:?}: {:?}", begun.elapsed());
     }
@@ -245,7 +245,7 @@ async fn test_controller_that_stores_nothing_is_waited_for_only_so_long() {
     let mut writer = Writer::open(dir.segments(), LogPolicy::default()).unwrap();
     writer.append(b"hello\n", std::time::Instant::now());
     let shipper = bench.telemetry.ship_job(&replica, &dir);
-    assert_eq!(shipper.stored(6).await, Kept::Whole, "after {:?}", begun.elapsed());
+    assert_eq!(shipper.stored(6).await, ShipEnd::Whole, "after {:?}", begun.elapsed());
 }
 
 #[tokio::test]

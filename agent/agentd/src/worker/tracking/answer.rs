@@ -1,19 +1,33 @@
 //! Questions and answers in the shapes of MLflow's REST protocol.
 
+use std::time::Duration;
+
 use agent_model::Timestamp;
+use agent_model::tracking::OWN;
 use axum::Json;
 use axum::extract::{FromRequest, Query, Request};
-use axum::http::header::RETRY_AFTER;
+use axum::http::header::{CONNECTION, RETRY_AFTER};
 use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
-use super::book::{Data, OWN, Point, RUN};
+use super::book::{Data, Point, RUN};
 
 /// The largest body of a call that is not an artifact, in bytes; clients keep below 1 MiB.
 const MAX_BODY: usize = 8 << 20;
+
+/// How long such a body may take to come.
+const BODY_WITHIN: Duration = Duration::from_secs(30);
+
+/// The tag with the name of a run.
+pub(super) const RUN_NAME: &str = "mlflow.runName";
+/// Documents of a run: the data sets it read, the models it read, those it made.
+pub(super) const INPUT: &str = "input";
+pub(super) const MODEL_INPUT: &str = "model-input";
+pub(super) const OUTPUT: &str = "output";
 
 /// What a call comes to.
 pub(super) type Answer = Result<Json<Value>, Refusal>;
@@ -34,6 +48,11 @@ impl Refusal {
 
     pub(super) fn missing(message: impl Into<String>) -> Refusal {
         Refusal { status: StatusCode::NOT_FOUND, code: "RESOURCE_DOES_NOT_EXIST", message: message.into() }
+    }
+
+    /// There is one of that name.
+    pub(super) fn exists(message: impl Into<String>) -> Refusal {
+        Refusal { status: StatusCode::BAD_REQUEST, code: "RESOURCE_ALREADY_EXISTS", message: message.into() }
     }
 
     pub(super) fn denied(message: impl Into<String>) -> Refusal {
@@ -57,7 +76,7 @@ impl Refusal {
 
     /// The disk failed: the fault of the node, yet nothing that a client should repeat.
     pub(super) fn disk(what: &str, error: &std::io::Error) -> Refusal {
-        tracing::warn!(what, %error, "a tracking call failed");
+        tracing::warn!(what, %error, "failed tracking call");
         let message = format!("{what}: {error}");
         Refusal { status: StatusCode::BAD_REQUEST, code: "INTERNAL_ERROR", message }
     }
@@ -67,7 +86,9 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let body = json!({ "error_code": self.code, "message": self.message });
         let later = (self.status == StatusCode::TOO_MANY_REQUESTS).then_some([(RETRY_AFTER, "1")]);
-        (self.status, later, Json(body)).into_response()
+        // Who has no business here keeps no connection.
+        let close = (self.status == StatusCode::UNAUTHORIZED).then_some([(CONNECTION, "close")]);
+        (self.status, later, close, Json(body)).into_response()
     }
 }
 
@@ -83,7 +104,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
                 Query::try_from_uri(request.uri()).map_err(|e| Refusal::invalid(e.body_text()))?;
             return Ok(Asked(asked));
         }
-        let body = axum::body::to_bytes(request.into_body(), MAX_BODY).await;
+        let body = timeout(BODY_WITHIN, axum::body::to_bytes(request.into_body(), MAX_BODY)).await;
+        let body = body.map_err(|_| Refusal::invalid("the body did not come in time"))?;
         let body = body.map_err(|_| Refusal::invalid(format!("a body may have {MAX_BODY} bytes")))?;
         let body: &[u8] = if body.is_empty() { b"{}" } else { &body };
         serde_json::from_slice(body).map(Asked).map_err(|e| Refusal::invalid(e.to_string()))
@@ -168,29 +190,37 @@ pub(super) struct Identity<'a> {
 /// A whole run. What the endpoint remembers for itself is not shown.
 pub(super) fn run(identity: &Identity<'_>, data: &Data) -> Value {
     let metrics: Vec<Value> = data.metrics.iter().map(|(key, at)| point(key, at)).collect();
-    let tags = pairs(data.tags.iter().filter(|(key, _)| !key.starts_with(OWN)));
+    let info = info(identity, data);
+    let mut tags = pairs(data.tags.iter().filter(|(key, _)| !key.starts_with(OWN)));
+    if data.tag(RUN_NAME).is_none() {
+        tags.push(json!({ "key": RUN_NAME, "value": info["run_name"] }));
+    }
     json!({
-        "info": info(identity, data),
+        "info": info,
         "data": { "metrics": metrics, "params": pairs(data.params.iter()), "tags": tags },
-        "inputs": { "dataset_inputs": [] },
+        "inputs": {
+            "dataset_inputs": data.documents(INPUT).collect::<Vec<Value>>(),
+            "model_inputs": data.documents(MODEL_INPUT).collect::<Vec<Value>>(),
+        },
+        "outputs": { "model_outputs": data.documents(OUTPUT).collect::<Vec<Value>>() },
     })
 }
 
 pub(super) fn info(identity: &Identity<'_>, data: &Data) -> Value {
-    let name = data.own("mlflow.runName").or(data.own(RUN)).unwrap_or(identity.run_id);
-    let started = data.own("agentd.started").and_then(|at| at.parse().ok()).unwrap_or(identity.started.0);
+    let name = data.tag(RUN_NAME).or(data.tag(RUN)).unwrap_or(identity.run_id);
+    let started = data.tag("agentd.started").and_then(|at| at.parse().ok()).unwrap_or(identity.started.0);
     let mut info = json!({
         "run_id": identity.run_id,
         "run_uuid": identity.run_id,
         "experiment_id": identity.experiment_id,
-        "user_id": data.own("mlflow.user").unwrap_or_default(),
+        "user_id": data.tag("mlflow.user").unwrap_or_default(),
         "run_name": name,
-        "status": data.own("agentd.status").unwrap_or("RUNNING"),
+        "status": data.tag("agentd.status").unwrap_or("RUNNING"),
         "start_time": started,
         "artifact_uri": identity.artifact_uri,
-        "lifecycle_stage": data.own("agentd.lifecycle").unwrap_or("active"),
+        "lifecycle_stage": data.tag("agentd.lifecycle").unwrap_or("active"),
     });
-    if let Some(ended) = data.own("agentd.ended").and_then(|at| at.parse::<u64>().ok()) {
+    if let Some(ended) = data.tag("agentd.ended").and_then(|at| at.parse::<u64>().ok()) {
         info["end_time"] = json!(ended);
     }
     info

@@ -1,7 +1,7 @@
 //! Files that a job logs: bytes in, bytes out, never outside the job's own folder.
 //!
-//! The job can write to that folder as well, links included, so no path is ever followed by name: every step
-//! starts from an open directory and refuses links.
+//! The job can write to that folder as well, and put something else in its place, so every step starts from the open
+//! directory around it and passes no link ([`agent_fs::open_beneath`]).
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use agent_fs::{Links, open_beneath};
 use agent_model::failpoint;
 use axum::Json;
 use axum::body::Body;
@@ -16,7 +17,7 @@ use axum::extract::{Path, Request};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
-use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{self, AtFlags, Dir, FileType, Mode, OFlags};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
@@ -26,9 +27,7 @@ use super::Caller;
 use super::answer::{Answer, Asked, Refusal};
 use super::run::Run;
 
-const INSIDE: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
-const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY);
 
 /// The folder of a job's artifacts.
 #[derive(Debug, Clone)]
@@ -37,7 +36,7 @@ pub(super) struct Artifacts {
 }
 
 /// Where an artifact is: the segments below the folder.
-type Place = Vec<String>;
+type ArtifactPath = Vec<String>;
 
 impl Artifacts {
     pub(super) fn new(root: PathBuf) -> Artifacts {
@@ -46,19 +45,17 @@ impl Artifacts {
 
     /// What is directly in a folder of the run with this label; each path begins with `shown`.
     pub(super) fn list(&self, label: &str, path: &str, shown: &str) -> Result<Vec<Value>, Refusal> {
-        let place = segments(label)?.into_iter().chain(segments(path)?).collect::<Place>();
+        let place = segments(label)?.into_iter().chain(segments(path)?).collect::<ArtifactPath>();
         let entries = match self.entries(&place) {
-            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Vec::new()
-            }
+            Err(error) if is_absence(&error) => Vec::new(),
             other => other.map_err(|error| Refusal::disk("the artifacts cannot be listed", &error))?,
         };
         let prefix = if shown.is_empty() { String::new() } else { format!("{}/", shown.trim_matches('/')) };
         Ok(entries.into_iter().map(|entry| entry.show(&prefix)).collect())
     }
 
-    fn entries(&self, place: &[String]) -> io::Result<Vec<Entry>> {
-        let directory = fs::openat2(self.open_root()?, join(place), DIRECTORY, Mode::empty(), INSIDE)?;
+    fn entries(&self, place: &[String]) -> io::Result<Vec<FolderEntry>> {
+        let directory = inside(&self.open_root()?, &join(place), DIRECTORY, Mode::empty())?;
         let mut entries = Vec::new();
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
@@ -66,10 +63,13 @@ impl Artifacts {
             if name.starts_with(PART) || matches!(name.as_str(), "." | "..") {
                 continue;
             }
+            if entries.len() == MOST_LISTED {
+                return Err(io::Error::other(format!("there are more than {MOST_LISTED} of them")));
+            }
             let seen = fs::statat(&directory, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
             match FileType::from_raw_mode(seen.st_mode) {
-                FileType::Directory => entries.push(Entry { name, size: None }),
-                FileType::RegularFile => entries.push(Entry { name, size: Some(seen.st_size) }),
+                FileType::Directory => entries.push(FolderEntry { name, size: None }),
+                FileType::RegularFile => entries.push(FolderEntry { name, size: Some(seen.st_size) }),
                 _ => {}
             }
         }
@@ -78,52 +78,59 @@ impl Artifacts {
     }
 
     fn open_root(&self) -> io::Result<OwnedFd> {
-        Ok(fs::openat(CWD, &self.root, DIRECTORY, Mode::empty())?)
+        let (around, name) = self.around()?;
+        inside(&around, &name, DIRECTORY, Mode::empty())
+    }
+
+    /// The open directory around the folder, and the name of the folder in it.
+    fn around(&self) -> io::Result<(OwnedFd, String)> {
+        let name = self.root.file_name().and_then(|name| name.to_str()).ok_or(ErrorKind::InvalidInput)?;
+        let around = self.root.parent().ok_or(ErrorKind::InvalidInput)?;
+        Ok((agent_fs::open_directory(around)?, name.to_owned()))
     }
 
     fn open(&self, place: &[String]) -> io::Result<std::fs::File> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let file =
-            std::fs::File::from(fs::openat2(self.open_root()?, join(place), flags, Mode::empty(), INSIDE)?);
-        if file.metadata()?.is_file() { Ok(file) } else { Err(ErrorKind::NotFound.into()) }
+        agent_fs::open_file_beneath(self.open_root()?, join(place))
     }
 
     /// A new file beside the place it is to take, and the folders on the way.
-    fn create(&self, place: &[String]) -> io::Result<Upload> {
+    fn create(&self, place: &[String]) -> io::Result<ArtifactUpload> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        std::fs::create_dir_all(&self.root)?;
         let (name, folders) = place.split_last().ok_or(ErrorKind::InvalidInput)?;
-        let mut folder = self.open_root()?;
-        for segment in folders {
+        let (mut folder, root) = self.around()?;
+        for segment in std::iter::once(&root).chain(folders) {
             match fs::mkdirat(&folder, segment.as_str(), Mode::from_raw_mode(0o775)) {
                 Ok(()) | Err(rustix::io::Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
             }
-            folder = fs::openat2(&folder, segment.as_str(), DIRECTORY, Mode::empty(), INSIDE)?;
+            folder = inside(&folder, segment, DIRECTORY, Mode::empty())?;
         }
         let part = format!("{PART}{}", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let file = fs::openat2(&folder, part.as_str(), flags, Mode::from_raw_mode(0o664), INSIDE)?;
-        Ok(Upload { file: Some(file.into()), folder, part: Some(part), name: name.clone() })
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY;
+        let file = inside(&folder, &part, flags, Mode::from_raw_mode(0o664))?;
+        Ok(ArtifactUpload { file: Some(file.into()), folder, part: Some(part), name: name.clone() })
     }
 
     fn remove(&self, place: &[String]) -> io::Result<()> {
         let (name, folders) = place.split_last().ok_or(ErrorKind::InvalidInput)?;
-        let folder = fs::openat2(self.open_root()?, join(folders), DIRECTORY, Mode::empty(), INSIDE)?;
+        let folder = inside(&self.open_root()?, &join(folders), DIRECTORY, Mode::empty())?;
         Ok(fs::unlinkat(folder, name.as_str(), AtFlags::empty())?)
     }
 }
 
+/// How much of a folder is told at a time; clients ask for all of it.
+const MOST_LISTED: usize = 20_000;
+
 /// How the name of an upload begins that is not whole yet.
 const PART: &str = ".agentd-upload-";
 
-struct Entry {
+struct FolderEntry {
     name: String,
     /// Absent for a folder.
     size: Option<i64>,
 }
 
-impl Entry {
+impl FolderEntry {
     fn show(self, prefix: &str) -> Value {
         let path = format!("{prefix}{}", self.name);
         match self.size {
@@ -134,14 +141,14 @@ impl Entry {
 }
 
 /// A file that is not whole yet; removed unless it is finished.
-struct Upload {
+struct ArtifactUpload {
     file: Option<std::fs::File>,
     folder: OwnedFd,
     part: Option<String>,
     name: String,
 }
 
-impl Upload {
+impl ArtifactUpload {
     fn finish(mut self) -> io::Result<()> {
         if let Some(part) = self.part.take() {
             let renamed =
@@ -155,7 +162,7 @@ impl Upload {
     }
 }
 
-impl Drop for Upload {
+impl Drop for ArtifactUpload {
     fn drop(&mut self) {
         if let Some(part) = self.part.take() {
             let _ = fs::unlinkat(&self.folder, part.as_str(), AtFlags::empty()); // goes with the job otherwise
@@ -163,12 +170,16 @@ impl Drop for Upload {
     }
 }
 
+fn inside(folder: &OwnedFd, path: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    Ok(open_beneath(folder, path, flags, mode, Links::Never)?)
+}
+
 fn join(place: &[String]) -> String {
     if place.is_empty() { ".".to_owned() } else { place.join("/") }
 }
 
 /// The segments of a path that stays where it is.
-fn segments(path: &str) -> Result<Place, Refusal> {
+fn segments(path: &str) -> Result<ArtifactPath, Refusal> {
     let segments = path.split('/').filter(|segment| !segment.is_empty() && *segment != ".");
     segments
         .map(|segment| match segment {
@@ -181,14 +192,16 @@ fn segments(path: &str) -> Result<Place, Refusal> {
         .collect()
 }
 
-/// The place behind `EXPERIMENT/RUN/artifacts/PATH` or `EXPERIMENT/models/MODEL/artifacts/PATH`.
-async fn place(run: &Arc<Run>, address: &str) -> Result<Place, Refusal> {
+/// The place behind `EXPERIMENT/RUN/artifacts/PATH`, `EXPERIMENT/models/MODEL/artifacts/PATH` or the same of a trace.
+async fn place(run: &Arc<Run>, address: &str) -> Result<ArtifactPath, Refusal> {
     let missing = || Refusal::missing(format!("there are no artifacts at `{address}`"));
     let segments = segments(address)?;
     let parts: Vec<&str> = segments.iter().map(String::as_str).collect();
-    let (label, model, path) = match parts.as_slice() {
-        [experiment, "models", model, "artifacts", path @ ..] if *experiment == run.experiment_id => {
-            ("", Some(["models", model]), path)
+    let (label, owner, path) = match parts.as_slice() {
+        [experiment, kind @ ("models" | "traces"), id, "artifacts", path @ ..]
+            if *experiment == run.experiment_id =>
+        {
+            ("", Some([*kind, *id]), path)
         }
         [experiment, owner, "artifacts", path @ ..] if *experiment == run.experiment_id => {
             (run.label_in(owner).ok_or_else(missing)?, None, path)
@@ -196,17 +209,18 @@ async fn place(run: &Arc<Run>, address: &str) -> Result<Place, Refusal> {
         _ => return Err(missing()),
     };
     let wanted = label.to_owned();
-    let exists = run.clone().with(move |desk| Ok(desk.runs()?.contains_key(&wanted))).await?;
+    let exists = run.clone().with(move |open| Ok(open.runs()?.contains_key(&wanted))).await?;
     if !exists {
         return Err(missing());
     }
     let label = (!label.is_empty()).then_some(label);
-    let parts = label.into_iter().chain(model.into_iter().flatten()).chain(path.iter().copied());
+    let parts = label.into_iter().chain(owner.into_iter().flatten()).chain(path.iter().copied());
     Ok(parts.map(str::to_owned).collect())
 }
 
 /// `PUT`: stores the body.
 pub(super) async fn put(Caller(run): Caller, Path(address): Path<String>, request: Request) -> Answer {
+    let _turn = run.file_turn().await?;
     let place = place(&run, &address).await?;
     let artifacts = run.artifacts.clone();
     let mut upload = blocking("the artifact cannot be stored", move || artifacts.create(&place)).await?;
@@ -226,6 +240,7 @@ pub(super) async fn put(Caller(run): Caller, Path(address): Path<String>, reques
 
 /// `GET`: the bytes.
 pub(super) async fn fetch(Caller(run): Caller, Path(address): Path<String>) -> Result<Response, Refusal> {
+    let turn = run.file_turn().await?;
     let place = place(&run, &address).await?;
     let artifacts = run.artifacts.clone();
     let opened = blocking("the artifact cannot be read", move || match artifacts.open(&place) {
@@ -237,12 +252,16 @@ pub(super) async fn fetch(Caller(run): Caller, Path(address): Path<String>) -> R
     let (length, file) = found;
     let headers =
         [(CONTENT_LENGTH, length.to_string()), (CONTENT_TYPE, "application/octet-stream".to_owned())];
-    let body = Body::from_stream(ReaderStream::new(tokio::fs::File::from_std(file)));
+    let bytes = ReaderStream::new(tokio::fs::File::from_std(file));
+    let body = Body::from_stream(bytes.inspect(move |_| {
+        let _held = &turn;
+    }));
     Ok((headers, body).into_response())
 }
 
 /// `DELETE`: one file.
 pub(super) async fn delete(Caller(run): Caller, Path(address): Path<String>) -> Answer {
+    let _turn = run.file_turn().await?;
     let place = place(&run, &address).await?;
     let artifacts = run.artifacts.clone();
     let remove = move || match artifacts.remove(&place) {
@@ -261,6 +280,7 @@ pub(super) struct List {
 
 /// The same folder listed by the address of the bytes; here names are relative to the folder.
 pub(super) async fn list(Caller(run): Caller, Asked(asked): Asked<List>) -> Answer {
+    let _turn = run.file_turn().await?;
     let place = place(&run, &asked.path).await?;
     let artifacts = run.artifacts.clone();
     let listed = tokio::task::spawn_blocking(move || artifacts.list("", &join(&place), ""));

@@ -5,32 +5,28 @@
 //! was in it is known still, and a new life of the daemon knows what the old one knew, because the supervisor of the
 //! job keeps all of it in a stream ([`agent_shim::tracking`]).
 //!
-//! A job has one file, but a script may begin further runs in it. Their records carry the run's label and a
-//! slash before their names. What the endpoint must remember of a run beyond what the script recorded is a tag
-//! whose name begins with `agentd.`, never shown to the script.
+//! A job has one file, but a script may begin further runs in it; their records name the run. What the endpoint must
+//! remember of a run beyond what the script recorded is a tag whose name begins with `agentd.`, never shown to the
+//! script.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use agent_model::tracking::TrackingRecord;
+use agent_model::tracking::{OWN, TrackingLine, TrackingRecord};
 use agent_model::{Timestamp, failpoint};
 use agent_shim::segments::Reader;
 use agent_shim::source::{Piece, Source};
-use rustix::fs::OFlags;
+use serde_json::Value;
 
-/// Names of tags that are the endpoint's own begin so.
-pub(super) const OWN: &str = "agentd.";
 /// The tag whose presence makes a run; its value is the name people see.
 pub(super) const RUN: &str = "agentd.run";
 /// The longest line read, in bytes; longer ones are no records.
 const MAX_LINE: usize = 1 << 20;
 /// What a job's names and texts may take of the memory, in bytes: far more than any script that means well records.
-pub(super) const MOST_KEPT: usize = 64 << 20;
-/// What one of them takes beside its bytes.
-const ENTRY: usize = 96;
+pub(super) const MOST_KEPT: usize = 16 << 20;
+/// What one of them takes beside its bytes: most of it in an answer, where each is a map of its own.
+const ENTRY: usize = 640;
 /// How much one call reads of what was recorded, in bytes.
 const SCAN: u64 = 32 << 20;
 
@@ -40,6 +36,15 @@ pub(super) struct Point {
     pub(super) value: f64,
     pub(super) step: i64,
     pub(super) time: Timestamp,
+    /// When any value of it was recorded last.
+    pub(super) newest: Timestamp,
+}
+
+impl Point {
+    fn new(value: f64, step: i64, time: Option<Timestamp>) -> Point {
+        let time = time.unwrap_or_default();
+        Point { value, step, time, newest: time }
+    }
 }
 
 /// What one run recorded.
@@ -51,10 +56,42 @@ pub(super) struct Data {
 }
 
 impl Data {
-    /// A tag of the endpoint's own.
-    pub(super) fn own(&self, name: &str) -> Option<&str> {
+    /// The text of a tag.
+    pub(super) fn tag(&self, name: &str) -> Option<&str> {
         self.tags.get(name).map(String::as_str)
     }
+
+    /// What the endpoint keeps of one kind, in the order of ids.
+    pub(super) fn documents(&self, kind: &str) -> impl Iterator<Item = Value> {
+        let from = document(kind, "");
+        let tags = self.tags.range(from.clone()..).take_while(move |(name, _)| name.starts_with(&from));
+        tags.filter_map(|(_, text)| serde_json::from_str(text).ok())
+    }
+
+    /// Takes a value in; gives by how much more is kept.
+    fn measure(&mut self, metric: String, point: Point, room: bool) -> isize {
+        match self.metrics.get_mut(&metric) {
+            Some(latest) => {
+                let newest = latest.newest.max(point.newest);
+                if (point.step, point.time) >= (latest.step, latest.time) {
+                    *latest = point;
+                }
+                latest.newest = newest;
+            }
+            None if room => {
+                let size = size_of_pair(&metric, "");
+                self.metrics.insert(metric, point);
+                return size;
+            }
+            None => {}
+        }
+        0
+    }
+}
+
+/// The name of the tag that has a document of the endpoint's own.
+pub(super) fn document(kind: &str, id: &str) -> String {
+    format!("{OWN}{kind}.{id}")
 }
 
 /// What all runs of one job recorded.
@@ -79,9 +116,9 @@ impl Book {
     pub(super) fn runs(&mut self) -> io::Result<&BTreeMap<String, Data>> {
         let (runs, is_broken) = (&mut self.runs, &mut self.is_broken);
         let mut fold_line = |line: &[u8]| {
-            if let Some(record) = TrackingRecord::parse(line) {
-                *is_broken |= matches!(record, TrackingRecord::Note { .. });
-                runs.fold(record);
+            if let Some(line) = TrackingLine::parse(line) {
+                *is_broken |= matches!(line.record, TrackingRecord::Note { .. });
+                runs.fold(line);
             }
         };
         let reader = match &mut self.reader {
@@ -107,15 +144,10 @@ impl Book {
             text.push('\n'); // somebody died while writing it
         }
         for record in records {
-            text.push_str(&labeled(label, record).to_line());
+            text.push_str(&TrackingLine { run: label.to_owned(), record }.to_line());
         }
         // The job may have put a link or a pipe there.
-        let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
-        let flags = i32::try_from(flags).map_err(io::Error::other)?;
-        let mut file = OpenOptions::new().create(true).append(true).custom_flags(flags).open(&self.path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::other("something that is no file stands in its place"));
-        }
+        let mut file = agent_fs::append_plain(&self.path)?;
         failpoint::hit("node.tracking.write")?;
         file.write_all(text.as_bytes())?;
         failpoint::hit("node.tracking.sync")?;
@@ -139,7 +171,7 @@ impl Book {
                 TrackingRecord::Metric { metric, .. } => data.metrics.contains_key(metric),
                 TrackingRecord::Param { param, .. } => data.params.contains_key(param),
                 TrackingRecord::Tag { tag, .. } => data.tags.contains_key(tag),
-                TrackingRecord::Note { .. } => true,
+                TrackingRecord::Untag { .. } | TrackingRecord::Note { .. } => true,
             }
         };
         self.runs.kept < MOST_KEPT || records.iter().all(known)
@@ -155,9 +187,14 @@ pub(super) enum History {
 }
 
 impl History {
-    /// Up to `most` values of a metric from byte `from` on, and from which byte there may be more. Reads at most
-    /// [`SCAN`] bytes, and may find none in them.
-    pub(super) fn page(&self, name: &str, from: u64, most: usize) -> io::Result<(Vec<Point>, Option<u64>)> {
+    /// Up to `most` values of a metric of a run from byte `from` on, and from which byte there may be more. Reads at
+    /// most [`SCAN`] bytes, and may find none in them.
+    pub(super) fn page(
+        &self,
+        (run, name): (&str, &str),
+        from: u64,
+        most: usize,
+    ) -> io::Result<(Vec<Point>, Option<u64>)> {
         let mut reader = match self {
             History::File(path) => match Reader::plain(path) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), None)),
@@ -175,7 +212,7 @@ impl History {
                 return Ok((points, None));
             }
             for piece in buffer[..count].split_inclusive(|byte| *byte == b'\n') {
-                lines.add(piece, &mut |line| points.extend(value_of(line, name)));
+                lines.add(piece, &mut |line| points.extend(value_of(line, run, name)));
                 at += piece.len() as u64;
                 if piece.ends_with(b"\n") {
                     next = at;
@@ -192,27 +229,14 @@ impl History {
     }
 }
 
-fn value_of(line: &[u8], name: &str) -> Option<Point> {
-    match TrackingRecord::parse(line) {
-        Some(TrackingRecord::Metric { metric, value, step, time }) if metric == name => {
-            Some(Point { value, step, time: time.unwrap_or_default() })
+fn value_of(line: &[u8], run: &str, name: &str) -> Option<Point> {
+    let line = TrackingLine::parse(line).filter(|line| line.run == run)?;
+    match line.record {
+        TrackingRecord::Metric { metric, value, step, time } if metric == name => {
+            Some(Point::new(value, step, time))
         }
         _ => None,
     }
-}
-
-pub(super) fn full_name(label: &str, name: &str) -> String {
-    if label.is_empty() { name.to_owned() } else { format!("{label}/{name}") }
-}
-
-fn labeled(label: &str, mut record: TrackingRecord) -> TrackingRecord {
-    match &mut record {
-        TrackingRecord::Metric { metric: name, .. }
-        | TrackingRecord::Param { param: name, .. }
-        | TrackingRecord::Tag { tag: name, .. } => *name = full_name(label, name),
-        TrackingRecord::Note { .. } => {}
-    }
-    record
 }
 
 /// What runs recorded, by label; the job's own has the empty one.
@@ -232,59 +256,28 @@ impl Runs {
     }
 
     /// Takes a record in; what is new finds no room in a full book.
-    fn fold(&mut self, record: TrackingRecord) {
-        match record {
-            TrackingRecord::Metric { metric, value, step, time } => {
-                let room = self.room();
-                let (run, name) = self.owner(metric);
-                let point = Point { value, step, time: time.unwrap_or_default() };
-                let size = ENTRY + name.len();
-                match run.metrics.get_mut(&name) {
-                    Some(latest) if (point.step, point.time) >= (latest.step, latest.time) => *latest = point,
-                    Some(_) => {}
-                    None if room => {
-                        run.metrics.insert(name, point);
-                        self.kept += size;
-                    }
-                    None => {}
-                }
+    fn fold(&mut self, TrackingLine { run, record }: TrackingLine) {
+        let room = self.kept < MOST_KEPT;
+        let data = match self.by_label.get_mut(&run) {
+            Some(data) => data,
+            None if room && matches!(&record, TrackingRecord::Tag { tag, .. } if tag == RUN) => {
+                self.by_label.entry(run).or_default()
             }
-            TrackingRecord::Param { param, text } => {
-                let room = self.room();
-                let (run, name) = self.owner(param);
-                let change = put(&mut run.params, name, text, room);
-                self.kept = self.kept.saturating_add_signed(change);
-            }
-            TrackingRecord::Tag { tag, text } => {
-                let room = self.room();
-                if let Some((label, RUN)) = tag.split_once('/')
-                    && room
-                {
-                    self.by_label.entry(label.to_owned()).or_default();
-                }
-                let (run, name) = self.owner(tag);
-                let change = match text.as_str() {
-                    // There is no record that deletes.
-                    "" => run.tags.remove(&name).map_or(0, |old| -size_of_pair(&name, &old)),
-                    _ => put(&mut run.tags, name, text, room),
-                };
-                self.kept = self.kept.saturating_add_signed(change);
-            }
-            TrackingRecord::Note { .. } => {}
-        }
-    }
-
-    fn room(&self) -> bool {
-        self.kept < MOST_KEPT
-    }
-
-    /// The run a name belongs to, and what the run calls it. A slash may as well be part of the name.
-    fn owner(&mut self, name: String) -> (&mut Data, String) {
-        let (label, name) = match name.split_once('/') {
-            Some((label, rest)) if self.by_label.contains_key(label) => (label.to_owned(), rest.to_owned()),
-            _ => (String::new(), name),
+            // Of a run that nobody began.
+            None => return,
         };
-        (self.by_label.entry(label).or_default(), name)
+        let change = match record {
+            TrackingRecord::Metric { metric, value, step, time } => {
+                data.measure(metric, Point::new(value, step, time), room)
+            }
+            TrackingRecord::Param { param, text } => put(&mut data.params, param, text, room),
+            TrackingRecord::Tag { tag, text } => put(&mut data.tags, tag, text, room),
+            TrackingRecord::Untag { untag } => {
+                data.tags.remove(&untag).map_or(0, |old| -size_of_pair(&untag, &old))
+            }
+            TrackingRecord::Note { .. } => 0,
+        };
+        self.kept = self.kept.saturating_add_signed(change);
     }
 }
 
@@ -396,11 +389,15 @@ mod tests {
         TrackingRecord::Tag { tag: name.into(), text: text.into() }
     }
 
+    fn untag(name: &str) -> TrackingRecord {
+        TrackingRecord::Untag { untag: name.into() }
+    }
+
     /// The steps of all values of a metric, page by page.
     fn steps(book: &Book, name: &str) -> Vec<i64> {
         let (history, mut steps, mut next) = (book.history(), Vec::new(), Some(0));
         while let Some(from) = next {
-            let (points, more) = history.page(name, from, 1).unwrap();
+            let (points, more) = history.page(("", name), from, 1).unwrap();
             steps.extend(points.iter().map(|point| point.step));
             next = more;
         }
@@ -421,10 +418,10 @@ mod tests {
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         let before = file.metadata().unwrap().len();
         file.set_len(before + 100 * SCAN).unwrap();
-        let (points, next) = book.history().page("loss", before, 1).unwrap();
+        let (points, next) = book.history().page(("", "loss"), before, 1).unwrap();
         assert!(points.is_empty());
         assert_eq!(next.map(|next| (next - before) / SCAN), Some(1));
-        assert_eq!(book.history().page("loss", 0, 5).unwrap().0.len(), 5);
+        assert_eq!(book.history().page(("", "loss"), 0, 5).unwrap().0.len(), 5);
     }
 
     #[test]
@@ -434,7 +431,7 @@ mod tests {
         let text = "x".repeat(8000);
         let mut lines = String::new();
         for number in 0..10_000 {
-            lines.push_str(&tag(&format!("t{number}"), &text).to_line());
+            lines.push_str(&TrackingLine::from(tag(&format!("t{number}"), &text)).to_line());
         }
         std::fs::write(dir.path().join("tracking.jsonl"), lines).unwrap();
         let kept: usize = book.runs().unwrap()[""].tags.values().map(String::len).sum();
@@ -442,7 +439,7 @@ mod tests {
         // What is known can still be changed and removed, and what goes makes room.
         assert!(!book.has_room_for("", &[metric("loss", 1.0, 0)]));
         assert!(book.has_room_for("", &[tag("t0", "new")]));
-        book.append("", vec![tag("t0", ""), tag("t1", "")]).unwrap();
+        book.append("", vec![untag("t0"), untag("t1")]).unwrap();
         assert!(book.has_room_for("", &[metric("loss", 1.0, 0)]));
         assert_eq!(book.runs.kept, weighed(&book.runs));
     }
@@ -467,11 +464,11 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         book.append("", vec![metric("loss", 2.0, 2)]).unwrap();
         assert_eq!(steps(&book, "loss"), [0; 0], "the supervisor has not looked");
-        let note = TrackingRecord::Note { note: "replaced".into() }.to_line();
+        let note = TrackingLine::from(TrackingRecord::Note { note: "replaced".into() }).to_line();
         for part in [before, note.into_bytes(), std::fs::read(&path).unwrap()] {
             writer.append(&part, std::time::Instant::now());
         }
-        std::fs::write(&path, metric("acc", 0.5, 0).to_line()).unwrap();
+        std::fs::write(&path, TrackingLine::from(metric("acc", 0.5, 0)).to_line()).unwrap();
         let mut again = Book::new(path, stream);
         for book in [&mut book, &mut again] {
             let runs = book.runs().unwrap();
@@ -490,15 +487,18 @@ mod tests {
         book.append("", vec![metric("trial/loss", 3.0, 0), metric("loss", 1.0, 2), metric("loss", 2.0, 1)])
             .unwrap();
         book.append("trial", vec![tag(RUN, "Trial"), metric("loss", 0.5, 0)]).unwrap();
-        book.append("", vec![tag("a", "1"), tag("b", "2"), tag("a", "")]).unwrap();
+        book.append("", vec![metric("trial/loss", 4.0, 1), tag("trial/x", "y")]).unwrap();
+        book.append("nobody", vec![metric("loss", 9.0, 9)]).unwrap();
+        book.append("", vec![tag("a", "1"), tag("b", ""), untag("a")]).unwrap();
         let mut again = book_of(&path);
         for book in [&mut book, &mut again] {
             let runs = book.runs().unwrap();
             assert_eq!(runs[""].metrics["loss"].value, 1.0, "the value of the highest step");
-            assert_eq!(runs[""].metrics["trial/loss"].value, 3.0, "recorded before that run began");
+            assert_eq!(runs.len(), 2);
+            assert_eq!(runs[""].metrics["trial/loss"].value, 4.0, "a name of the job's own run");
             assert_eq!(runs["trial"].metrics["loss"].value, 0.5);
-            assert_eq!(runs["trial"].own(RUN), Some("Trial"));
-            assert_eq!(runs[""].tags.keys().collect::<Vec<_>>(), ["b"]);
+            assert_eq!((runs["trial"].tag(RUN), runs["trial"].tags.len()), (Some("Trial"), 1));
+            assert_eq!(runs[""].tags.keys().collect::<Vec<_>>(), ["b", "trial/x"], "an empty text is a text");
         }
         assert_eq!(steps(&again, "loss"), [2, 1]);
     }
@@ -516,7 +516,7 @@ mod tests {
 
         let mut long = vec![b'x'; MAX_LINE * 3];
         long.extend_from_slice(b"\n{\"param\":\"p\",\"text\":\"t\"}\n");
-        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        let mut file = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         file.write_all(&long).unwrap();
         assert_eq!(book.runs().unwrap()[""].params["p"], "t");
     }

@@ -5,16 +5,16 @@
 
 use std::sync::Arc;
 
-use agent_model::tracking::TrackingRecord;
+use agent_model::tracking::{EXPERIMENT, TrackingRecord};
 use axum::Json;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Caller;
 use super::answer::{self, Answer, Asked, Float, Integer, Pair, Refusal, moment};
-use super::book;
-use super::run::{self, Desk, Run, tag};
-use super::search;
+use super::models;
+use super::run::{self, OpenRun, Run, tag};
+use super::search::{self, Filter, Searched, SortKey};
 
 /// The longest name of a metric, parameter or tag, in bytes.
 const MAX_KEY: usize = 250;
@@ -40,9 +40,9 @@ impl Which {
 }
 
 pub(super) async fn get(Caller(run): Caller, Asked(which): Asked<Which>) -> Answer {
-    run.with(move |desk| {
-        let label = desk.label(which.id())?;
-        Ok(Json(json!({ "run": desk.show(&label, run::whole)? })))
+    run.with(move |open| {
+        let label = open.label(which.id())?;
+        Ok(Json(json!({ "run": open.show(&label, run::whole)? })))
     })
     .await
 }
@@ -56,14 +56,14 @@ pub(super) struct Create {
 }
 
 pub(super) async fn create(Caller(run): Caller, Asked(asked): Asked<Create>) -> Answer {
-    run.with(move |desk| {
+    run.with(move |open| {
         let tags = records_of(&[], &[], &asked.tags)?;
-        let named = asked.tags.iter().find(|tag| tag.key == "mlflow.runName").map(|tag| tag.value.as_str());
+        let named = asked.tags.iter().find(|tag| tag.key == answer::RUN_NAME).map(|tag| tag.value.as_str());
         let name = if asked.run_name.is_empty() { named.unwrap_or_default() } else { &asked.run_name };
-        let started = moment(asked.start_time).unwrap_or(desk.now());
-        let label = desk.begin(name, started)?;
-        desk.record(&label, tags)?;
-        Ok(Json(json!({ "run": desk.show(&label, run::whole)? })))
+        let started = moment(asked.start_time).unwrap_or(open.now());
+        let label = open.begin(name, started)?;
+        open.record(&label, tags)?;
+        Ok(Json(json!({ "run": open.show(&label, run::whole)? })))
     })
     .await
 }
@@ -79,11 +79,11 @@ pub(super) struct Update {
 }
 
 pub(super) async fn update(Caller(run): Caller, Asked(asked): Asked<Update>) -> Answer {
-    run.with(move |desk| {
-        let label = desk.label(asked.which.id())?;
+    run.with(move |open| {
+        let label = open.label(asked.which.id())?;
         let mut records = Vec::new();
         if !asked.run_name.is_empty() {
-            records.push(tag("mlflow.runName", &asked.run_name));
+            records.push(tag(answer::RUN_NAME, &asked.run_name));
         }
         if !label.is_empty() {
             let ended = moment(asked.end_time).map(|at| at.0.to_string());
@@ -93,8 +93,8 @@ pub(super) async fn update(Caller(run): Caller, Asked(asked): Asked<Update>) -> 
                 end.filter(|tag| !matches!(tag, TrackingRecord::Tag { text, .. } if text.is_empty())),
             );
         }
-        desk.record(&label, records)?;
-        Ok(Json(json!({ "run_info": desk.show(&label, run::info)? })))
+        open.record(&label, records)?;
+        Ok(Json(json!({ "run_info": open.show(&label, run::info)? })))
     })
     .await
 }
@@ -110,12 +110,12 @@ pub(super) async fn restore(Caller(run): Caller, Asked(which): Asked<Which>) -> 
 }
 
 async fn set_lifecycle(run: Arc<Run>, which: Which, stage: &'static str) -> Answer {
-    run.with(move |desk| {
-        let label = desk.label(which.id())?;
+    run.with(move |open| {
+        let label = open.label(which.id())?;
         if label.is_empty() {
             return Err(Refusal::denied("the run of a job lives as long as the job"));
         }
-        desk.record(&label, vec![tag("agentd.lifecycle", stage)])?;
+        open.record(&label, vec![tag("agentd.lifecycle", stage)])?;
         Ok(Json(json!({})))
     })
     .await
@@ -124,12 +124,19 @@ async fn set_lifecycle(run: Arc<Run>, which: Which, stage: &'static str) -> Answ
 /// A metric as clients send it.
 #[derive(Deserialize)]
 pub(super) struct Metric {
-    key: String,
-    value: Float,
+    pub(super) key: String,
+    pub(super) value: Float,
     #[serde(default)]
-    timestamp: Integer,
+    pub(super) timestamp: Integer,
     #[serde(default)]
-    step: Integer,
+    pub(super) step: Integer,
+    /// The model it was measured of, and the data set it was measured on.
+    #[serde(default)]
+    pub(super) model_id: String,
+    #[serde(default)]
+    pub(super) dataset_name: String,
+    #[serde(default)]
+    pub(super) dataset_digest: String,
 }
 
 #[derive(Deserialize)]
@@ -161,8 +168,12 @@ pub(super) async fn set_tag(Caller(run): Caller, Asked(asked): Asked<LogPair>) -
 }
 
 pub(super) async fn delete_tag(Caller(run): Caller, Asked(asked): Asked<LogPair>) -> Answer {
-    let gone = Pair { value: String::new(), ..asked.pair };
-    record(run, asked.which, Vec::new(), Vec::new(), vec![gone]).await
+    run.with(move |open| {
+        let label = open.label(asked.which.id())?;
+        open.record(&label, vec![TrackingRecord::Untag { untag: asked.pair.key }])?;
+        Ok(Json(json!({})))
+    })
+    .await
 }
 
 #[derive(Default, Deserialize)]
@@ -186,20 +197,36 @@ async fn record(
     params: Vec<Pair>,
     tags: Vec<Pair>,
 ) -> Answer {
-    run.with(move |desk| {
-        let label = desk.label(which.id())?;
-        let params = new_params(desk, &label, params)?;
+    run.with(move |open| {
+        let label = open.label(which.id())?;
+        let params = new_params(open, &label, params)?;
+        models::link(open, which.id(), &metrics)?;
+        let metrics = new_metrics(open, &label, metrics)?;
         let records = records_of(&metrics, &params, &tags)?;
-        desk.record(&label, records)?;
+        open.record(&label, records)?;
         Ok(Json(json!({})))
     })
     .await
 }
 
+/// The metrics that are not recorded yet. When a client stores a model, it says again what it recorded before, to tell of
+/// which model that was.
+fn new_metrics(open: &mut OpenRun<'_>, label: &str, metrics: Vec<Metric>) -> Result<Vec<Metric>, Refusal> {
+    let known = &open.data(label)?.metrics;
+    let is_new = |metric: &Metric| match (known.get(&metric.key), moment(metric.timestamp)) {
+        (Some(latest), Some(at)) if !metric.model_id.is_empty() => {
+            let is_same = latest.value.to_bits() == metric.value.0.to_bits() && latest.step == metric.step.0;
+            at > latest.newest || (at == latest.newest && !is_same)
+        }
+        _ => true,
+    };
+    Ok(metrics.into_iter().filter(is_new).collect())
+}
+
 /// The parameters that are not known yet. A parameter that was given a value keeps it.
-fn new_params(desk: &mut Desk<'_>, label: &str, params: Vec<Pair>) -> Result<Vec<Pair>, Refusal> {
-    let run_id = desk.run.id_of(label);
-    let known = &desk.data(label)?.params;
+fn new_params(open: &mut OpenRun<'_>, label: &str, params: Vec<Pair>) -> Result<Vec<Pair>, Refusal> {
+    let run_id = open.run.id_of(label);
+    let known = &open.data(label)?.params;
     let mut new: Vec<Pair> = Vec::new();
     for param in params {
         let earlier = new.iter().find(|other| other.key == param.key).map(|other| &other.value);
@@ -220,7 +247,7 @@ fn new_params(desk: &mut Desk<'_>, label: &str, params: Vec<Pair>) -> Result<Vec
 
 fn records_of(metrics: &[Metric], params: &[Pair], tags: &[Pair]) -> Result<Vec<TrackingRecord>, Refusal> {
     let mut records = Vec::with_capacity(metrics.len() + params.len() + tags.len());
-    for Metric { key, value, timestamp, step } in metrics {
+    for Metric { key, value, timestamp, step, .. } in metrics {
         fits("a metric's name", key, MAX_KEY)?;
         let (metric, value, step) = (key.clone(), value.0, step.0);
         records.push(TrackingRecord::Metric { metric, value, step, time: moment(*timestamp) });
@@ -252,32 +279,80 @@ fn fits(what: &str, text: &str, most: usize) -> Result<(), Refusal> {
 pub(super) struct LogInputs {
     #[serde(flatten)]
     which: Which,
-    datasets: Vec<DatasetInput>,
+    datasets: Vec<Value>,
+    models: Vec<Value>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct DatasetInput {
-    dataset: Dataset,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Dataset {
-    name: String,
-    digest: String,
-}
-
-/// Which data a run read; kept as a tag for each data set.
+/// Which data and models a run read.
 pub(super) async fn log_inputs(Caller(run): Caller, Asked(asked): Asked<LogInputs>) -> Answer {
-    let named = asked.datasets.into_iter().map(|input| input.dataset).filter(|data| !data.name.is_empty());
-    let tags = named.map(|data| Pair { key: format!("dataset.{}", data.name), value: data.digest });
-    record(run, asked.which, Vec::new(), Vec::new(), tags.collect()).await
+    run.with(move |open| {
+        let label = open.label(asked.which.id())?;
+        for input in &asked.datasets {
+            let data = &input["dataset"];
+            let id = [&data["name"], &data["digest"]].map(|part| part.as_str().unwrap_or_default());
+            open.keep_document(&label, answer::INPUT, &id.join("\t"), input)?;
+        }
+        keep_models(open, &label, answer::MODEL_INPUT, &asked.models)
+    })
+    .await
 }
 
-/// What needs no memory here: the files of a model are artifacts, and they are kept.
-pub(super) async fn accept(Caller(run): Caller, Asked(which): Asked<Which>) -> Answer {
-    run.with(move |desk| desk.label(which.id()).map(|_| Json(json!({})))).await
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct LogOutputs {
+    #[serde(flatten)]
+    which: Which,
+    models: Vec<Value>,
+}
+
+/// Which models a run made.
+pub(super) async fn log_outputs(Caller(run): Caller, Asked(asked): Asked<LogOutputs>) -> Answer {
+    run.with(move |open| {
+        let label = open.label(asked.which.id())?;
+        keep_models(open, &label, answer::OUTPUT, &asked.models)
+    })
+    .await
+}
+
+fn keep_models(open: &mut OpenRun<'_>, label: &str, kind: &str, models: &[Value]) -> Answer {
+    for model in models {
+        let id = model["model_id"].as_str().unwrap_or_default();
+        open.keep_document(label, kind, id, model)?;
+    }
+    Ok(Json(json!({})))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct LogModel {
+    #[serde(flatten)]
+    which: Which,
+    model_json: String,
+}
+
+/// Adds a model to the run's list of them, where clients before the third generation look; the oldest ones give way.
+pub(super) async fn log_model(Caller(run): Caller, Asked(asked): Asked<LogModel>) -> Answer {
+    const HISTORY: &str = "mlflow.log-model.history";
+    run.with(move |open| {
+        let label = open.label(asked.which.id())?;
+        let mut model: Value = serde_json::from_str(&asked.model_json)
+            .map_err(|error| Refusal::invalid(format!("`model_json` is no model: {error}")))?;
+        if let Some(fields) = model.as_object_mut() {
+            fields.remove("signature");
+        }
+        let known = open.data(&label)?.tag(HISTORY).and_then(|text| serde_json::from_str(text).ok());
+        let mut models: Vec<Value> = known.unwrap_or_default();
+        models.push(model);
+        let mut text = json!(models).to_string();
+        while text.len() > MAX_TAG && models.len() > 1 {
+            models.remove(0);
+            text = json!(models).to_string();
+        }
+        fits("a model's description", &text, MAX_TAG)?;
+        open.record(&label, vec![tag(HISTORY, &text)])?;
+        Ok(Json(json!({})))
+    })
+    .await
 }
 
 #[derive(Default, Deserialize)]
@@ -293,11 +368,11 @@ pub(super) struct History {
 pub(super) async fn history(Caller(run): Caller, Asked(asked): Asked<History>) -> Answer {
     let History { which, metric_key, page_token, max_results } = asked;
     let (label, history) = Arc::clone(&run)
-        .with(move |desk| desk.label(which.id()).map(|label| (label, desk.history())))
+        .with(move |open| open.label(which.id()).map(|label| (label, open.history())))
         .await?;
     let from: u64 = page_token.parse().unwrap_or(0);
     let most = max_results.and_then(|most| most.parse().ok()).unwrap_or(PAGE).clamp(1, PAGE);
-    let (points, next) = run.history(history, book::full_name(&label, &metric_key), from, most).await?;
+    let (points, next) = run.history(history, (label, metric_key.clone()), from, most).await?;
     let page: Vec<Value> = points.iter().map(|at| answer::point(&metric_key, at)).collect();
     let mut answer = json!({ "metrics": page });
     if let Some(next) = next {
@@ -317,30 +392,27 @@ pub(super) struct Search {
 }
 
 pub(super) async fn search_runs(Caller(run): Caller, Asked(asked): Asked<Search>) -> Answer {
-    run.with(move |desk| {
-        let filter = search::Filter::parse(&asked.filter)?;
-        let labels: Vec<String> = desk.runs()?.keys().cloned().collect();
+    run.with(move |open| {
+        let filter = Filter::parse(&asked.filter)?;
+        let labels: Vec<String> = open.runs()?.keys().cloned().collect();
         let mut runs = Vec::new();
         for label in labels {
-            let run = desk.show(&label, run::whole)?;
+            let run = open.show(&label, run::whole)?;
             let stage = run["info"]["lifecycle_stage"].as_str().unwrap_or_default();
             let wanted = match asked.run_view_type.as_str() {
                 "ALL" => true,
                 "DELETED_ONLY" => stage == "deleted",
                 _ => stage == "active",
             };
-            if wanted && filter.accepts(&run) {
+            if wanted && filter.accepts(Searched::RUN, &run) {
                 runs.push(run);
             }
         }
-        search::sort(&mut runs, &asked.order_by)?;
-        let from: usize = asked.page_token.parse().unwrap_or(0);
-        let most = usize::try_from(asked.max_results.0).ok().filter(|most| *most > 0).unwrap_or(PAGE);
-        let next = from.saturating_add(most);
-        let more = next < runs.len();
-        let page: Vec<Value> = runs.into_iter().skip(from).take(most).collect();
-        let token = if more { next.to_string() } else { String::new() };
-        Ok(Json(json!({ "runs": page, "next_page_token": token })))
+        let orders = asked.order_by.iter().map(String::as_str).chain(["start_time DESC", "run_id"]);
+        let keys = orders.map(SortKey::parse).collect::<Result<Vec<_>, _>>()?;
+        search::sort(&mut runs, Searched::RUN, &keys);
+        let (runs, token) = search::page(runs, &asked.page_token, asked.max_results, PAGE);
+        Ok(Json(json!({ "runs": runs, "next_page_token": token })))
     })
     .await
 }
@@ -392,16 +464,15 @@ pub(super) async fn create_experiment(Caller(run): Caller, Asked(which): Asked<W
 }
 
 async fn remember_name(run: Arc<Run>, name: String) -> Result<(), Refusal> {
-    const NAME: &str = "agentd.experiment";
     if name.is_empty() || name == run.facts.experiment {
         return Ok(());
     }
     fits("an experiment's name", &name, MAX_TAG)?;
-    run.with(move |desk| {
-        if desk.data("")?.own(NAME) == Some(&name) {
+    run.with(move |open| {
+        if open.data("")?.tag(EXPERIMENT) == Some(&name) {
             return Ok(());
         }
-        desk.record("", vec![tag(NAME, &name)])
+        open.record("", vec![tag(EXPERIMENT, &name)])
     })
     .await
 }
@@ -429,10 +500,10 @@ pub(super) struct ListArtifacts {
 }
 
 pub(super) async fn list_artifacts(Caller(run): Caller, Asked(asked): Asked<ListArtifacts>) -> Answer {
-    run.with(move |desk| {
-        let label = desk.label(asked.which.id())?;
-        let root_uri = desk.run.artifact_uri(asked.which.id());
-        let files = desk.run.artifacts.list(&label, &asked.path, &asked.path)?;
+    run.with(move |open| {
+        let label = open.label(asked.which.id())?;
+        let root_uri = open.run.artifact_uri(asked.which.id());
+        let files = open.run.artifacts.list(&label, &asked.path, &asked.path)?;
         Ok(Json(json!({ "root_uri": root_uri, "files": files })))
     })
     .await

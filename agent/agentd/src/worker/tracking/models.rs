@@ -1,7 +1,7 @@
 //! The calls about logged models, with which MLflow 3 stores a model beside its run.
 //!
-//! A model is remembered as one tag of the job's run whose text is the model as clients read it; its files are
-//! artifacts below `models/`.
+//! A model is a document of the job ([`OpenRun::document`]); its files are artifacts below `models/`. What is measured of
+//! a model is a document for each metric and data set, and put into the model where it is shown.
 
 use axum::Json;
 use axum::extract::Path;
@@ -9,11 +9,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Caller;
-use super::answer::{Answer, Asked, Pair, Refusal};
-use super::run::{Desk, tag};
+use super::answer::{self, Answer, Asked, Integer, Pair, Refusal, number};
+use super::calls::Metric;
+use super::run::OpenRun;
+use super::search::{self, Filter, Searched, SortKey};
 
-/// The name of the tag of a model begins so.
-const MODEL: &str = "agentd.model.";
+const MODEL: &str = "model";
+/// How many models are found at most when a client names no number.
+const PAGE: usize = 100;
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -26,19 +29,19 @@ pub(super) struct Create {
 }
 
 pub(super) async fn create(Caller(run): Caller, Asked(asked): Asked<Create>) -> Answer {
-    run.with(move |desk| {
-        let number = models(desk)?.len() + 1;
+    run.with(move |open| {
+        let number = open.documents("", MODEL)?.len() + 1;
         // Clients know an id from a name by its beginning.
-        let model_id = format!("m-{}-{number}", desk.run.facts.run_id);
-        let now = desk.now().0;
+        let model_id = format!("m-{}-{number}", open.run.facts.run_id);
+        let now = open.now().0;
         let model = json!({
             "info": {
                 "model_id": model_id,
-                "experiment_id": desk.run.experiment_id,
+                "experiment_id": open.run.experiment_id,
                 "name": if asked.name.is_empty() { &model_id } else { &asked.name },
                 "creation_timestamp_ms": now,
                 "last_updated_timestamp_ms": now,
-                "artifact_uri": desk.run.artifact_uri(&format!("models/{model_id}")),
+                "artifact_uri": open.run.artifact_uri(&format!("models/{model_id}")),
                 "status": "LOGGED_MODEL_PENDING",
                 "model_type": asked.model_type,
                 "source_run_id": asked.source_run_id,
@@ -46,13 +49,17 @@ pub(super) async fn create(Caller(run): Caller, Asked(asked): Asked<Create>) -> 
             },
             "data": { "params": pairs(&asked.params), "metrics": [] },
         });
-        keep(desk, model)
+        keep(open, model)
     })
     .await
 }
 
 pub(super) async fn get(Caller(run): Caller, Path(id): Path<String>) -> Answer {
-    run.with(move |desk| Ok(Json(json!({ "model": model(desk, &id)? })))).await
+    run.with(move |open| {
+        let model = model(open, &id)?;
+        Ok(Json(json!({ "model": with_metrics(open, model)? })))
+    })
+    .await
 }
 
 #[derive(Default, Deserialize)]
@@ -66,11 +73,20 @@ pub(super) async fn finalize(
     Path(id): Path<String>,
     Asked(asked): Asked<Finalize>,
 ) -> Answer {
-    run.with(move |desk| {
-        let mut model = model(desk, &id)?;
+    run.with(move |open| {
+        let mut model = model(open, &id)?;
         model["info"]["status"] = asked.status;
-        model["info"]["last_updated_timestamp_ms"] = json!(desk.now().0);
-        keep(desk, model)
+        keep(open, model)
+    })
+    .await
+}
+
+/// Forgets a model; its files stay, and so does its number: another one would find them.
+pub(super) async fn delete(Caller(run): Caller, Path(id): Path<String>) -> Answer {
+    run.with(move |open| {
+        model(open, &id)?;
+        open.keep_document("", MODEL, &id, &Value::Null)?;
+        Ok(Json(json!({})))
     })
     .await
 }
@@ -88,18 +104,119 @@ pub(super) async fn extend(
     Path(id): Path<String>,
     Asked(asked): Asked<Pairs>,
 ) -> Answer {
-    run.with(move |desk| {
-        let mut model = model(desk, &id)?;
+    run.with(move |open| {
+        let mut model = model(open, &id)?;
         merge(&mut model["info"]["tags"], asked.tags);
         merge(&mut model["data"]["params"], asked.params);
-        keep(desk, model)
+        keep(open, model)
     })
     .await
 }
 
-/// Every model of the job, oldest first; what a client filters by is not looked at when there is one job.
-pub(super) async fn search(Caller(run): Caller) -> Answer {
-    run.with(|desk| Ok(Json(json!({ "models": models(desk)? })))).await
+pub(super) async fn delete_tag(Caller(run): Caller, Path((id, tag)): Path<(String, String)>) -> Answer {
+    run.with(move |open| {
+        let mut model = model(open, &id)?;
+        remove(&mut model["info"]["tags"], &tag);
+        keep(open, model)
+    })
+    .await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Search {
+    filter: String,
+    datasets: Vec<DataSet>,
+    order_by: Vec<OrderBy>,
+    max_results: Integer,
+    page_token: String,
+}
+
+/// On which data a metric counts.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DataSet {
+    dataset_name: String,
+    dataset_digest: String,
+}
+
+#[derive(Deserialize)]
+struct OrderBy {
+    field_name: String,
+    #[serde(default = "yes")]
+    ascending: bool,
+    #[serde(default)]
+    dataset_name: String,
+    #[serde(default)]
+    dataset_digest: String,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The models that a client looks for, the newest first unless it says in which order.
+pub(super) async fn search(Caller(run): Caller, Asked(asked): Asked<Search>) -> Answer {
+    run.with(move |open| {
+        let filter = Filter::parse(&asked.filter)?;
+        let mut found = Vec::new();
+        for model in open.documents("", MODEL)?.into_iter().filter(|model| !model.is_null()) {
+            let model = with_metrics(open, model)?;
+            let of_data = on_data(&model, &asked.datasets);
+            if filter.accepts(Searched::MODEL, &of_data) {
+                found.push(model);
+            }
+        }
+        found.sort_by(newest_first);
+        for order in asked.order_by.iter().rev() {
+            let key = [SortKey::of(&order.field_name, !order.ascending)?];
+            let data = DataSet {
+                dataset_name: order.dataset_name.clone(),
+                dataset_digest: order.dataset_digest.clone(),
+            };
+            if data.dataset_name.is_empty() {
+                search::sort(&mut found, Searched::MODEL, &key);
+            } else {
+                let mut of_data: Vec<Value> =
+                    found.iter().map(|model| on_data(model, std::slice::from_ref(&data))).collect();
+                search::sort(&mut of_data, Searched::MODEL, &key);
+                let place = |model: &Value| {
+                    of_data.iter().position(|at| at["info"]["model_id"] == model["info"]["model_id"])
+                };
+                found.sort_by_key(place);
+            }
+        }
+        let (models, token) = search::page(found, &asked.page_token, asked.max_results, PAGE);
+        Ok(Json(json!({ "models": models, "next_page_token": token })))
+    })
+    .await
+}
+
+fn newest_first(a: &Value, b: &Value) -> std::cmp::Ordering {
+    let age = |model: &Value| {
+        let id = model["info"]["model_id"].as_str().unwrap_or_default();
+        let number: u64 = id.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(0);
+        (model["info"]["creation_timestamp_ms"].as_u64(), number)
+    };
+    age(b).cmp(&age(a))
+}
+
+/// The model with the metrics on these data alone; with all of them when none is named.
+fn on_data(model: &Value, data: &[DataSet]) -> Value {
+    let mut model = model.clone();
+    let counts = |metric: &Value| {
+        data.iter().any(|data| {
+            metric["dataset_name"] == data.dataset_name.as_str()
+                && (data.dataset_digest.is_empty()
+                    || metric["dataset_digest"] == data.dataset_digest.as_str())
+        })
+    };
+    if let Some(metrics) = model["data"]["metrics"].as_array_mut()
+        && !data.is_empty()
+    {
+        metrics.retain(counts);
+    }
+    model
 }
 
 #[derive(Default, Deserialize)]
@@ -113,20 +230,74 @@ pub(super) async fn directory(
     Path(id): Path<String>,
     Asked(asked): Asked<Directory>,
 ) -> Answer {
-    run.with(move |desk| {
-        let model = model(desk, &id)?;
+    run.with(move |open| {
+        let model = model(open, &id)?;
         let path = asked.artifact_directory_path;
-        let files = desk.run.artifacts.list(&format!("models/{id}"), &path, &path)?;
+        let files = open.run.artifacts.list(&format!("models/{id}"), &path, &path)?;
         Ok(Json(json!({ "root_uri": model["info"]["artifact_uri"], "files": files })))
     })
     .await
 }
 
-fn pairs(pairs: &[Pair]) -> Vec<Value> {
-    pairs.iter().map(|pair| json!({ "key": pair.key, "value": pair.value })).collect()
+/// Remembers what was measured of the models that these metrics name.
+pub(super) fn link(open: &mut OpenRun<'_>, run_id: &str, metrics: &[Metric]) -> Result<(), Refusal> {
+    for metric in metrics {
+        if metric.model_id.is_empty() {
+            continue;
+        }
+        model(open, &metric.model_id)?;
+        let measured = json!({
+            "key": metric.key,
+            "value": number(metric.value.0),
+            "timestamp": metric.timestamp.0,
+            "step": metric.step.0,
+            "run_id": run_id,
+            "model_id": metric.model_id,
+            "dataset_name": metric.dataset_name,
+            "dataset_digest": metric.dataset_digest,
+        });
+        let id = [&metric.key, &metric.dataset_name, &metric.dataset_digest].map(String::as_str);
+        open.keep_document("", &measured_of(&metric.model_id), &id.join("\t"), &measured)?;
+    }
+    Ok(())
 }
 
-fn merge(list: &mut Value, new: Vec<Pair>) {
+/// Where the files of a model are, by what follows `models:/` in its address.
+pub(super) fn artifact_uri(open: &mut OpenRun<'_>, id: &str) -> Result<Value, Refusal> {
+    Ok(model(open, id)?["info"]["artifact_uri"].take())
+}
+
+/// The kind of the documents with what was measured of a model.
+fn measured_of(id: &str) -> String {
+    format!("model-metric.{id}")
+}
+
+/// The run that made a model.
+pub(super) fn source_run(open: &mut OpenRun<'_>, id: &str) -> Result<Value, Refusal> {
+    Ok(model(open, id)?["info"]["source_run_id"].take())
+}
+
+fn with_metrics(open: &mut OpenRun<'_>, mut model: Value) -> Result<Value, Refusal> {
+    let id = model["info"]["model_id"].as_str().unwrap_or_default();
+    let mut metrics = open.documents("", &measured_of(id))?;
+    metrics.sort_by_key(|metric| metric["timestamp"].as_i64());
+    model["data"]["metrics"] = Value::Array(metrics);
+    Ok(model)
+}
+
+pub(super) fn pairs(pairs: &[Pair]) -> Vec<Value> {
+    answer::pairs(pairs.iter().map(|pair| (&pair.key, &pair.value)))
+}
+
+/// Takes an entry out of such a list.
+pub(super) fn remove(list: &mut Value, key: &str) {
+    if let Some(list) = list.as_array_mut() {
+        list.retain(|entry| entry["key"] != key);
+    }
+}
+
+/// Sets entries of a list of keys and values.
+pub(super) fn merge(list: &mut Value, new: Vec<Pair>) {
     let Some(list) = list.as_array_mut() else { return };
     for pair in new {
         list.retain(|old| old["key"] != pair.key.as_str());
@@ -134,21 +305,14 @@ fn merge(list: &mut Value, new: Vec<Pair>) {
     }
 }
 
-fn models(desk: &mut Desk<'_>) -> Result<Vec<Value>, Refusal> {
-    let tags = desk.data("")?.tags.iter().filter(|(name, _)| name.starts_with(MODEL));
-    let mut models: Vec<Value> = tags.filter_map(|(_, text)| serde_json::from_str(text).ok()).collect();
-    models.sort_by_key(|model| model["info"]["creation_timestamp_ms"].as_u64());
-    Ok(models)
-}
-
-fn model(desk: &mut Desk<'_>, id: &str) -> Result<Value, Refusal> {
-    let text = desk.data("")?.own(&format!("{MODEL}{id}"));
-    let model = text.and_then(|text| serde_json::from_str(text).ok());
+fn model(open: &mut OpenRun<'_>, id: &str) -> Result<Value, Refusal> {
+    let model = open.document("", MODEL, id)?.filter(|model| !model.is_null());
     model.ok_or_else(|| Refusal::missing(format!("Logged model with ID '{id}' not found.")))
 }
 
-fn keep(desk: &mut Desk<'_>, model: Value) -> Answer {
-    let name = format!("{MODEL}{}", model["info"]["model_id"].as_str().unwrap_or_default());
-    desk.record("", vec![tag(&name, &model.to_string())])?;
-    Ok(Json(json!({ "model": model })))
+fn keep(open: &mut OpenRun<'_>, mut model: Value) -> Answer {
+    model["info"]["last_updated_timestamp_ms"] = json!(open.now().0);
+    let id = model["info"]["model_id"].as_str().unwrap_or_default().to_owned();
+    open.keep_document("", MODEL, &id, &model)?;
+    Ok(Json(json!({ "model": with_metrics(open, model)? })))
 }

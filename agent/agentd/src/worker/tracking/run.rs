@@ -7,7 +7,7 @@ use agent_model::tracking::TrackingRecord;
 use agent_model::{Clock, Timestamp};
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::TrackedRun;
 use super::answer::{self, Identity, Refusal};
@@ -17,9 +17,11 @@ use super::book::{self, Book, Data, History, Point, RUN};
 /// Stands between the id of the job's run and the label of another.
 const BESIDE: &str = "--";
 /// Folders of a job's artifacts, and other names that cannot be labels.
-const TAKEN: [&str; 5] = ["", "logs", "models", "named-outputs", "outputs"];
+const TAKEN: [&str; 6] = ["", "logs", "models", "named-outputs", "outputs", "traces"];
 /// Calls of one job and kind that wait at most; clients come again when there are more.
 const MOST_WAITING: usize = 64;
+/// Files of one job that are sent or taken at a time.
+const FILES: usize = 4;
 /// The longest label, in bytes.
 const MAX_LABEL: usize = 48;
 
@@ -34,11 +36,12 @@ pub(super) struct Run {
     /// One call at a time works on the book, and one reads a history.
     book_turn: Turn,
     history_turn: Turn,
+    file_turn: Turn,
     /// The threads that the calls of all runs share.
     threads: Arc<Semaphore>,
 }
 
-/// Calls of one kind, one after the other.
+/// Calls of one kind, so many at a time.
 struct Turn {
     turn: Arc<Semaphore>,
     /// Those that wait, and the one at work.
@@ -46,9 +49,22 @@ struct Turn {
 }
 
 impl Turn {
-    fn new() -> Turn {
-        Turn { turn: Arc::new(Semaphore::new(1)), places: Arc::new(Semaphore::new(MOST_WAITING)) }
+    fn of(at_once: usize) -> Turn {
+        Turn { turn: Arc::new(Semaphore::new(at_once)), places: Arc::new(Semaphore::new(MOST_WAITING)) }
     }
+
+    /// Waits until it is there; too many do not wait.
+    async fn come(&self) -> Result<HeldTurn, Refusal> {
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Refusal::busy())?;
+        let turn = Arc::clone(&self.turn).acquire_owned().await;
+        Ok(HeldTurn { _place: place, _turn: turn.ok() })
+    }
+}
+
+/// A turn, until it is dropped.
+pub(super) struct HeldTurn {
+    _place: OwnedSemaphorePermit,
+    _turn: Option<OwnedSemaphorePermit>,
 }
 
 impl Run {
@@ -58,8 +74,9 @@ impl Run {
             artifacts: Artifacts::new(facts.artifacts.clone()),
             started: clock.now(),
             book: Mutex::new(Book::new(facts.tracking_file.clone(), facts.tracking_stream.clone())),
-            book_turn: Turn::new(),
-            history_turn: Turn::new(),
+            book_turn: Turn::of(1),
+            history_turn: Turn::of(1),
+            file_turn: Turn::of(FILES),
             threads,
             clock,
             facts,
@@ -69,12 +86,12 @@ impl Run {
     /// Works on the book on a thread that may block; one call of a job at a time.
     pub(super) async fn with<T: Send + 'static>(
         self: Arc<Run>,
-        work: impl FnOnce(&mut Desk<'_>) -> Result<T, Refusal> + Send + 'static,
+        work: impl FnOnce(&mut OpenRun<'_>) -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
         let run = Arc::clone(&self);
         self.blocking(&self.book_turn, move || {
             let mut book = run.book.lock();
-            work(&mut Desk { run: &run, book: &mut book })
+            work(&mut OpenRun { run: &run, book: &mut book })
         })
         .await
     }
@@ -83,15 +100,20 @@ impl Run {
     pub(super) async fn history(
         &self,
         history: History,
-        metric: String,
+        (label, metric): (String, String),
         from: u64,
         most: usize,
     ) -> Result<(Vec<Point>, Option<u64>), Refusal> {
-        let read = move || history.page(&metric, from, most);
+        let read = move || history.page((&label, &metric), from, most);
         self.blocking(&self.history_turn, move || {
             read().map_err(|error| Refusal::disk("the tracking file cannot be read", &error))
         })
         .await
+    }
+
+    /// The turn of a call that sends or takes files, to be held until it is done.
+    pub(super) async fn file_turn(&self) -> Result<HeldTurn, Refusal> {
+        self.file_turn.come().await
     }
 
     /// Waits for its turn before it takes a thread, so that no number of calls of one job keeps threads from others.
@@ -100,12 +122,11 @@ impl Run {
         turn: &Turn,
         work: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
     ) -> Result<T, Refusal> {
-        let place = Arc::clone(&turn.places).try_acquire_owned().map_err(|_| Refusal::busy())?;
-        let turn = Arc::clone(&turn.turn).acquire_owned().await;
+        let turn = turn.come().await?;
         let thread = Arc::clone(&self.threads).acquire_owned().await;
         let worked = tokio::task::spawn_blocking(move || {
             // Also when whoever called is gone, until the work is done.
-            let _held = (place, turn, thread);
+            let _held = (turn, thread);
             work()
         });
         worked.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))?
@@ -134,12 +155,12 @@ impl Run {
 }
 
 /// A run at work on its book.
-pub(super) struct Desk<'a> {
+pub(super) struct OpenRun<'a> {
     pub(super) run: &'a Run,
     book: &'a mut Book,
 }
 
-impl Desk<'_> {
+impl OpenRun<'_> {
     pub(super) fn now(&self) -> Timestamp {
         self.run.clock.now()
     }
@@ -174,6 +195,31 @@ impl Desk<'_> {
         appended.map_err(|error| Refusal::disk("the tracking file cannot be written", &error))
     }
 
+    /// What the endpoint keeps for clients of one kind, as clients read it: models, traces, data sets of a run, …. Each
+    /// is a tag of the run with this label, whose name says what it is and whose text is the document.
+    pub(super) fn documents(&mut self, label: &str, kind: &str) -> Result<Vec<Value>, Refusal> {
+        Ok(self.data(label)?.documents(kind).collect())
+    }
+
+    pub(super) fn document(&mut self, label: &str, kind: &str, id: &str) -> Result<Option<Value>, Refusal> {
+        let text = self.data(label)?.tag(&book::document(kind, id));
+        Ok(text.and_then(|text| serde_json::from_str(text).ok()))
+    }
+
+    pub(super) fn keep_document(
+        &mut self,
+        label: &str,
+        kind: &str,
+        id: &str,
+        document: &Value,
+    ) -> Result<(), Refusal> {
+        self.record(label, vec![tag(&book::document(kind, id), &document.to_string())])
+    }
+
+    pub(super) fn drop_document(&mut self, label: &str, kind: &str, id: &str) -> Result<(), Refusal> {
+        self.record(label, vec![TrackingRecord::Untag { untag: book::document(kind, id) }])
+    }
+
     /// Where the values of the metrics of this run are.
     pub(super) fn history(&self) -> History {
         self.book.history()
@@ -200,13 +246,7 @@ impl Desk<'_> {
     pub(super) fn begin(&mut self, name: &str, started: Timestamp) -> Result<String, Refusal> {
         let base = label(name);
         let data = self.runs()?;
-        let names = data[""].metrics.keys().chain(data[""].params.keys()).chain(data[""].tags.keys());
-        let folders: Vec<&str> = names.filter_map(|name| Some(name.split_once('/')?.0)).collect();
-        let is_free = |label: &String| {
-            !data.contains_key(label)
-                && !TAKEN.contains(&label.as_str())
-                && !folders.contains(&label.as_str())
-        };
+        let is_free = |label: &String| !data.contains_key(label) && !TAKEN.contains(&label.as_str());
         let numbered = (2..).map(|number: u32| format!("{base}-{number}"));
         let mut labels = std::iter::once(base.clone()).chain(numbered);
         let label = labels.find(is_free).ok_or_else(|| Refusal::invalid("too many runs of one name"))?;

@@ -1,4 +1,4 @@
-//! The part of MLflow's search language that scripts use on their own runs: comparisons joined by `and`.
+//! MLflow's search language, for runs, models, traces and the registry: comparisons joined by `and`, and orders.
 //!
 //! What is not understood is refused with words, never answered wrongly.
 
@@ -6,9 +6,83 @@ use std::cmp::Ordering;
 
 use serde_json::Value;
 
-use super::answer::Refusal;
+use super::answer::{Integer, Refusal};
 
-/// Which runs are wanted.
+/// What is searched in: where an entity, as clients read it, has the parts that comparisons name.
+#[derive(Clone, Copy)]
+pub(super) struct Searched {
+    /// The part with the attributes.
+    pub(super) attributes: &'static str,
+    pub(super) metrics: &'static str,
+    pub(super) params: &'static str,
+    pub(super) tags: &'static str,
+    /// Other names of attributes.
+    pub(super) aliases: &'static [(&'static str, &'static str)],
+}
+
+impl Searched {
+    pub(super) const RUN: Searched = Searched {
+        attributes: "/info",
+        metrics: "/data/metrics",
+        params: "/data/params",
+        tags: "/data/tags",
+        aliases: &[("created", "start_time"), ("Created", "start_time"), ("run name", "run_name")],
+    };
+    pub(super) const MODEL: Searched = Searched {
+        attributes: "/info",
+        metrics: "/data/metrics",
+        params: "/data/params",
+        tags: "/info/tags",
+        aliases: &[
+            ("creation_time", "creation_timestamp_ms"),
+            ("creation_timestamp", "creation_timestamp_ms"),
+            ("last_updated_timestamp", "last_updated_timestamp_ms"),
+        ],
+    };
+    /// A trace, whose metadata stand where others have parameters.
+    pub(super) const TRACE: Searched = Searched {
+        attributes: "",
+        metrics: "/none",
+        params: "/trace_metadata",
+        tags: "/tags",
+        aliases: &[
+            ("timestamp_ms", "request_time"),
+            ("timestamp", "request_time"),
+            ("status", "state"),
+            ("request_id", "trace_id"),
+        ],
+    };
+    /// A registered model or a version of one.
+    pub(super) const REGISTERED: Searched = Searched {
+        attributes: "",
+        metrics: "/none",
+        params: "/none",
+        tags: "/tags",
+        aliases: &[("version_number", "version"), ("source_path", "source")],
+    };
+
+    fn value<'a>(&self, field: &Field, of: &'a Value) -> Option<&'a Value> {
+        let list = match field.part {
+            FieldPart::Metric => self.metrics,
+            FieldPart::Param => self.params,
+            FieldPart::Tag => self.tags,
+            FieldPart::Attribute => {
+                let alias = self.aliases.iter().find(|(name, _)| *name == field.key).map(|(_, key)| *key);
+                return of.pointer(self.attributes)?.get(alias.unwrap_or(&field.key));
+            }
+            FieldPart::Dataset => return None, // of which a run may have several: see `Condition::accepts`
+        };
+        match of.pointer(list)? {
+            // Of several values the last one counts.
+            Value::Array(all) => {
+                all.iter().rev().find(|entry| entry["key"] == field.key.as_str()).map(|entry| &entry["value"])
+            }
+            map => map.get(&field.key),
+        }
+    }
+}
+
+/// Which entities are wanted.
 #[derive(Debug, PartialEq)]
 pub(super) struct Filter(Vec<Condition>);
 
@@ -16,15 +90,23 @@ pub(super) struct Filter(Vec<Condition>);
 struct Condition {
     field: Field,
     operator: Operator,
-    value: String,
+    values: Vec<String>,
 }
 
 /// What is compared: `metrics.loss`, `tags."mlflow.parentRunId"`, `attributes.status`, …
 #[derive(Debug, PartialEq)]
 struct Field {
-    /// The list below `data` that holds it; an attribute when absent.
-    list: Option<&'static str>,
+    part: FieldPart,
     key: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum FieldPart {
+    Attribute,
+    Metric,
+    Param,
+    Tag,
+    Dataset,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -35,122 +117,237 @@ enum Operator {
     LessOrEqual,
     Greater,
     GreaterOrEqual,
+    Like,
+    LikeInAnyCase,
+    In,
+    NotIn,
 }
 
 impl Filter {
     pub(super) fn parse(text: &str) -> Result<Filter, Refusal> {
-        let mut words = words(text).ok_or_else(|| not_understood(text))?.into_iter().peekable();
-        let mut conditions = Vec::new();
-        while words.peek().is_some() {
-            if !conditions.is_empty() && !words.next().is_some_and(|word| word.eq_ignore_ascii_case("and")) {
-                return Err(not_understood(text));
+        let words = words(text).ok_or_else(|| not_understood(text))?;
+        let (mut rest, mut conditions) = (words.as_slice(), Vec::new());
+        while !rest.is_empty() {
+            if !conditions.is_empty() {
+                let [and, after @ ..] = rest else { break };
+                if !and.eq_ignore_ascii_case("and") {
+                    return Err(not_understood(text));
+                }
+                rest = after;
             }
-            let condition = (|| {
-                let field = Field::parse(&words.next()?)?;
-                Some(Condition {
-                    field,
-                    operator: Operator::parse(&words.next()?)?,
-                    value: unquote(&words.next()?),
-                })
-            })();
-            conditions.push(condition.ok_or_else(|| not_understood(text))?);
+            let condition;
+            (condition, rest) = Condition::parse(rest).ok_or_else(|| not_understood(text))?;
+            conditions.push(condition);
         }
         Ok(Filter(conditions))
     }
 
-    pub(super) fn accepts(&self, run: &Value) -> bool {
-        self.0.iter().all(|condition| condition.accepts(run))
+    pub(super) fn accepts(&self, subject: Searched, entity: &Value) -> bool {
+        self.0.iter().all(|condition| condition.accepts(subject, entity))
     }
 }
 
 impl Condition {
-    fn accepts(&self, run: &Value) -> bool {
-        let Some(found) = self.field.of(run) else { return false };
-        let order = match (number(found), self.value.parse::<f64>()) {
+    /// The condition that begins here, and what follows it.
+    fn parse(words: &[String]) -> Option<(Condition, &[String])> {
+        let [field, rest @ ..] = words else { return None };
+        let field = Field::parse(field)?;
+        let (operator, rest) = Operator::parse(rest)?;
+        let (values, rest) = if matches!(operator, Operator::In | Operator::NotIn) {
+            list(rest)?
+        } else {
+            let [value, rest @ ..] = rest else { return None };
+            (vec![unquote(value)], rest)
+        };
+        let is_number = |value: &String| value.parse::<f64>().is_ok();
+        let fits = match field.part {
+            FieldPart::Metric => operator.is_for_numbers() && values.iter().all(is_number),
+            // As texts, 10 is less than 9.
+            FieldPart::Param | FieldPart::Tag | FieldPart::Dataset => operator.is_for_texts(),
+            FieldPart::Attribute => true,
+        };
+        fits.then_some((Condition { field, operator, values }, rest))
+    }
+
+    fn accepts(&self, subject: Searched, entity: &Value) -> bool {
+        if self.field.part == FieldPart::Dataset {
+            let inputs = entity["inputs"]["dataset_inputs"].as_array().into_iter().flatten();
+            let named = |input: &Value| match self.field.key.as_str() {
+                // Of one input, a tag says what it was used for.
+                "context" => {
+                    let tags = input["tags"].as_array()?;
+                    tags.iter()
+                        .find(|tag| tag["key"] == "mlflow.data.context")
+                        .map(|tag| tag["value"].clone())
+                }
+                key => input["dataset"].get(key).cloned(),
+            };
+            return inputs.filter_map(named).any(|found| self.holds(&found));
+        }
+        subject.value(&self.field, entity).is_some_and(|found| self.holds(found))
+    }
+
+    fn holds(&self, found: &Value) -> bool {
+        let value = self.values.first().map(String::as_str).unwrap_or_default();
+        let order = || match (found.as_f64(), value.parse::<f64>()) {
             (Some(found), Ok(wanted)) => found.partial_cmp(&wanted),
-            _ => Some(text(found).as_str().cmp(&self.value)),
+            _ => Some(text(found).as_str().cmp(value)),
         };
         match self.operator {
-            Operator::Equal => order == Some(Ordering::Equal),
-            Operator::NotEqual => order != Some(Ordering::Equal),
-            Operator::Less => order == Some(Ordering::Less),
-            Operator::LessOrEqual => matches!(order, Some(Ordering::Less | Ordering::Equal)),
-            Operator::Greater => order == Some(Ordering::Greater),
-            Operator::GreaterOrEqual => matches!(order, Some(Ordering::Greater | Ordering::Equal)),
+            Operator::Equal => order() == Some(Ordering::Equal),
+            Operator::NotEqual => order() != Some(Ordering::Equal),
+            Operator::Less => order() == Some(Ordering::Less),
+            Operator::LessOrEqual => matches!(order(), Some(Ordering::Less | Ordering::Equal)),
+            Operator::Greater => order() == Some(Ordering::Greater),
+            Operator::GreaterOrEqual => matches!(order(), Some(Ordering::Greater | Ordering::Equal)),
+            Operator::Like => is_like(&text(found), value),
+            Operator::LikeInAnyCase => is_like(&text(found).to_lowercase(), &value.to_lowercase()),
+            Operator::In => self.values.contains(&text(found)),
+            Operator::NotIn => !self.values.contains(&text(found)),
         }
     }
 }
 
 impl Field {
     fn parse(word: &str) -> Option<Field> {
+        if word.starts_with(['\'', '"', '(', ')', ',']) {
+            return None;
+        }
         let (kind, key) = word.split_once('.').unwrap_or(("attributes", word));
-        let list = match kind.to_ascii_lowercase().as_str() {
-            "metric" | "metrics" => Some("metrics"),
-            "param" | "params" | "parameter" | "parameters" => Some("params"),
-            "tag" | "tags" => Some("tags"),
-            "attribute" | "attributes" | "attr" | "run" => None,
+        let part = match kind.to_ascii_lowercase().as_str() {
+            "metric" | "metrics" => FieldPart::Metric,
+            "param" | "params" | "parameter" | "parameters" | "metadata" | "request_metadata" => {
+                FieldPart::Param
+            }
+            "tag" | "tags" => FieldPart::Tag,
+            "attribute" | "attributes" | "attr" | "run" | "trace" => FieldPart::Attribute,
+            "dataset" | "datasets" => FieldPart::Dataset,
             _ => return None,
         };
         let key = unquote(key);
-        Some(Field {
-            list,
-            key: if list.is_none() && key == "created" { "start_time".to_owned() } else { key },
-        })
-    }
-
-    fn of<'a>(&self, run: &'a Value) -> Option<&'a Value> {
-        let Some(list) = self.list else { return run["info"].get(&self.key) };
-        let all = run["data"][list].as_array()?;
-        all.iter().find(|entry| entry["key"] == self.key.as_str()).map(|entry| &entry["value"])
+        (part != FieldPart::Dataset || matches!(key.as_str(), "name" | "digest" | "context"))
+            .then_some(Field { part, key })
     }
 }
 
 impl Operator {
-    fn parse(word: &str) -> Option<Operator> {
-        Some(match word {
+    /// The operator that begins here, and what follows it.
+    fn parse(words: &[String]) -> Option<(Operator, &[String])> {
+        let [word, rest @ ..] = words else { return None };
+        let operator = match word.to_ascii_uppercase().as_str() {
             "=" | "==" => Operator::Equal,
-            "!=" => Operator::NotEqual,
+            "!=" | "<>" => Operator::NotEqual,
             "<" => Operator::Less,
             "<=" => Operator::LessOrEqual,
             ">" => Operator::Greater,
             ">=" => Operator::GreaterOrEqual,
+            "LIKE" => Operator::Like,
+            "ILIKE" => Operator::LikeInAnyCase,
+            "IN" => Operator::In,
+            "NOT" if rest.first().is_some_and(|next| next.eq_ignore_ascii_case("in")) => {
+                return Some((Operator::NotIn, &rest[1..]));
+            }
             _ => return None,
-        })
+        };
+        Some((operator, rest))
+    }
+
+    fn is_for_numbers(self) -> bool {
+        !matches!(self, Operator::Like | Operator::LikeInAnyCase | Operator::In | Operator::NotIn)
+    }
+
+    fn is_for_texts(self) -> bool {
+        !self.is_for_numbers() || matches!(self, Operator::Equal | Operator::NotEqual)
     }
 }
 
-/// Sorts by `metrics.loss DESC` and the like; runs without the value come last.
-pub(super) fn sort(runs: &mut [Value], order_by: &[String]) -> Result<(), Refusal> {
-    for order in order_by.iter().rev() {
-        let words = words(order).ok_or_else(|| not_understood(order))?;
-        let (field, direction) = match words.as_slice() {
-            [field] => (field, "asc".to_owned()),
-            [field, direction] => (field, direction.to_ascii_lowercase()),
-            _ => return Err(not_understood(order)),
+/// What is sorted by.
+pub(super) struct SortKey {
+    field: Field,
+    is_descending: bool,
+}
+
+impl SortKey {
+    /// Reads `metrics.loss DESC` and the like.
+    pub(super) fn parse(text: &str) -> Result<SortKey, Refusal> {
+        let words = words(text).ok_or_else(|| not_understood(text))?;
+        let (field, is_descending) = match words.as_slice() {
+            [field] => (field, false),
+            [field, to] if to.eq_ignore_ascii_case("asc") => (field, false),
+            [field, to] if to.eq_ignore_ascii_case("desc") => (field, true),
+            _ => return Err(not_understood(text)),
         };
-        let field = Field::parse(field).ok_or_else(|| not_understood(order))?;
-        runs.sort_by(|a, b| match (field.of(a), field.of(b)) {
-            (Some(a), Some(b)) if direction == "desc" => compare(b, a),
+        SortKey::of(field, is_descending)
+    }
+
+    pub(super) fn of(field: &str, is_descending: bool) -> Result<SortKey, Refusal> {
+        Ok(SortKey { field: Field::parse(field).ok_or_else(|| not_understood(field))?, is_descending })
+    }
+}
+
+/// Sorts by the first key, then by the second, …; what has no value comes last.
+pub(super) fn sort(entities: &mut [Value], subject: Searched, keys: &[SortKey]) {
+    for SortKey { field, is_descending } in keys.iter().rev() {
+        entities.sort_by(|a, b| match (subject.value(field, a), subject.value(field, b)) {
+            (Some(a), Some(b)) if *is_descending => compare(b, a),
             (Some(a), Some(b)) => compare(a, b),
             (a, b) => b.is_some().cmp(&a.is_some()),
         });
     }
-    Ok(())
+}
+
+/// The part that a page of an answer has, and the token of the next one; empty when there is none. A client that names
+/// no number gets the usual one.
+pub(super) fn page(found: Vec<Value>, token: &str, asked: Integer, usual: usize) -> (Vec<Value>, String) {
+    let most = usize::try_from(asked.0).ok().filter(|most| *most > 0).unwrap_or(usual);
+    let from: usize = token.parse().unwrap_or(0);
+    let next = from.saturating_add(most);
+    let token = if next < found.len() { next.to_string() } else { String::new() };
+    (found.into_iter().skip(from).take(most).collect(), token)
 }
 
 fn compare(a: &Value, b: &Value) -> Ordering {
-    match (number(a), number(b)) {
+    match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a.total_cmp(&b),
         _ => text(a).cmp(&text(b)),
     }
 }
 
-fn number(value: &Value) -> Option<f64> {
-    value.as_f64()
-}
-
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Whether a text is what a pattern describes: `%` stands for any characters, `_` for one.
+fn is_like(text: &str, pattern: &str) -> bool {
+    let (text, pattern): (Vec<char>, Vec<char>) = (text.chars().collect(), pattern.chars().collect());
+    let (mut at, mut seen) = (0, 0);
+    // Where the last `%` stands, and up to where it took the text.
+    let mut any = None;
+    while seen < text.len() {
+        match pattern.get(at) {
+            Some('%') => {
+                any = Some((at, seen));
+                at += 1;
+            }
+            Some(wanted) if *wanted == '_' || *wanted == text[seen] => (at, seen) = (at + 1, seen + 1),
+            _ => {
+                let Some((percent, taken)) = any else { return false };
+                any = Some((percent, taken + 1));
+                (at, seen) = (percent + 1, taken + 1);
+            }
+        }
+    }
+    pattern[at..].iter().all(|rest| *rest == '%')
+}
+
+/// The values of `('a', 'b')`, and what follows.
+fn list(words: &[String]) -> Option<(Vec<String>, &[String])> {
+    let [open, rest @ ..] = words else { return None };
+    let end = rest.iter().position(|word| word == ")")?;
+    let (inside, rest) = rest.split_at(end);
+    let values: Vec<&[String]> = inside.split(|word| word == ",").filter(|value| !value.is_empty()).collect();
+    let is_list = open == "(" && !values.is_empty() && values.iter().all(|value| value.len() == 1);
+    is_list.then(|| (values.iter().map(|value| unquote(&value[0])).collect(), &rest[1..]))
 }
 
 fn unquote(word: &str) -> String {
@@ -159,7 +356,8 @@ fn unquote(word: &str) -> String {
     quoted.unwrap_or(word).to_owned()
 }
 
-/// Splits at blanks and around operators, but not within quotes; `None` when a quote does not end.
+/// Splits at blanks, around operators and around what lists are made of, but not within quotes; `None` when a quote
+/// does not end.
 fn words(text: &str) -> Option<Vec<String>> {
     let mut words = vec![String::new()];
     let mut quote = None;
@@ -172,6 +370,7 @@ fn words(text: &str) -> Option<Vec<String>> {
                 quote = (c != open).then_some(open);
             }
             None if c.is_whitespace() => words.push(String::new()),
+            None if matches!(c, '(' | ')' | ',') => words.extend([c.to_string(), String::new()]),
             None => {
                 if matches!(c, '\'' | '"' | '`') {
                     quote = Some(c);
@@ -190,8 +389,8 @@ fn words(text: &str) -> Option<Vec<String>> {
 
 fn not_understood(text: &str) -> Refusal {
     Refusal::invalid(format!(
-        "`{text}` is not understood: inside a job, write comparisons such as `metrics.loss < 0.5` or \
-         `tags.team = 'vision'`, joined by `and`"
+        "`{text}` is not understood: inside a job, write comparisons such as `metrics.loss < 0.5`, \
+         `tags.team = 'vision'`, `params.kind LIKE 'a%'` or `attributes.run_id IN ('a', 'b')`, joined by `and`"
     ))
 }
 
@@ -203,17 +402,21 @@ mod tests {
 
     fn run(loss: f64, team: &str) -> Value {
         json!({
-            "info": { "status": "RUNNING", "start_time": loss },
+            "info": { "run_id": "r1", "status": "RUNNING", "start_time": loss },
             "data": {
                 "metrics": [{ "key": "loss", "value": loss }],
                 "params": [{ "key": "a b", "value": "7" }],
                 "tags": [{ "key": "mlflow.team", "value": team }],
             },
+            "inputs": { "dataset_inputs": [{
+                "dataset": { "name": "iris", "digest": "d1" },
+                "tags": [{ "key": "mlflow.data.context", "value": "train" }],
+            }] },
         })
     }
 
     fn accepts(filter: &str) -> bool {
-        Filter::parse(filter).unwrap().accepts(&run(0.5, "vision and more"))
+        Filter::parse(filter).unwrap().accepts(Searched::RUN, &run(0.5, "vision and more"))
     }
 
     #[test]
@@ -225,15 +428,55 @@ mod tests {
             "tags.`mlflow.team`!='x' AND params.\"a b\" = '7'",
             "attributes.status = 'RUNNING'",
             "status = 'RUNNING'",
+            "run_id IN ('r0','r1') and attributes.run_id not in ( 'r2' )",
+            "tags.mlflow.team LIKE 'vision%' and tags.mlflow.team like '%and_more'",
+            "tags.mlflow.team ILIKE 'VISION%MORE'",
+            "dataset.name = 'iris' and datasets.context IN ('train')",
         ] {
             assert!(accepts(yes), "{yes}");
         }
-        for no in ["metrics.loss > 0.5", "metrics.acc = 1", "metrics.loss < 0.6 and tags.x = 'y'"] {
+        for no in [
+            "metrics.loss > 0.5",
+            "metrics.acc = 1",
+            "metrics.loss < 0.6 and tags.x = 'y'",
+            "tags.mlflow.team LIKE 'VISION%'",
+            "tags.mlflow.team LIKE 'vision'",
+            "run_id NOT IN ('r1')",
+            "dataset.name = 'boston'",
+        ] {
             assert!(!accepts(no), "{no}");
         }
-        for bad in ["metrics.loss", "metrics.loss ~ 1", "x.y = 1", "a = 'b", "a = 1 or b = 2", "a = 1 b = 2"]
-        {
+        for bad in [
+            "metrics.loss",
+            "metrics.loss ~ 1",
+            "metrics.loss = 'much'",
+            "metrics.loss LIKE '1'",
+            "params.`a b` > '10'",
+            "x.y = 1",
+            "a = 'b",
+            "a = 1 or b = 2",
+            "a = 1 b = 2",
+            "a IN 'b'",
+            "a IN ()",
+            "a IN ('b'",
+            "dataset.profile = 'x'",
+        ] {
             assert!(Filter::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn test_patterns() {
+        for (text, pattern, is) in [
+            ("", "", true),
+            ("", "%", true),
+            ("abcabd", "a%abd", true),
+            ("abcabd", "%b_", true),
+            ("abc", "a_", false),
+            ("a%c", "a%c", true),
+            ("äß", "__", true),
+        ] {
+            assert_eq!(is_like(text, pattern), is, "{text} {pattern}");
         }
     }
 
@@ -242,8 +485,18 @@ mod tests {
         let mut runs = vec![json!({ "info": {}, "data": {} }), run(2.0, "a"), run(1.0, "a"), run(3.0, "b")];
         let losses =
             |runs: &[Value]| runs.iter().map(|run| run["info"]["start_time"].as_f64()).collect::<Vec<_>>();
-        sort(&mut runs, &["tags.mlflow.team DESC".into(), "metrics.loss ASC".into()]).unwrap();
+        let keys = ["tags.mlflow.team DESC", "metrics.loss ASC"].map(|key| SortKey::parse(key).unwrap());
+        sort(&mut runs, Searched::RUN, &keys);
         assert_eq!(losses(&runs), [Some(3.0), Some(1.0), Some(2.0), None]);
-        assert!(sort(&mut runs, &["nonsense of a kind".into()]).is_err());
+        assert!(SortKey::parse("nonsense of a kind").is_err() && SortKey::parse("metrics.a up").is_err());
+    }
+
+    #[test]
+    fn test_pages() {
+        let all: Vec<Value> = (0..5).map(|n| json!(n)).collect();
+        assert_eq!(page(all.clone(), "", Integer(2), 9), (vec![json!(0), json!(1)], "2".to_owned()));
+        assert_eq!(page(all.clone(), "4", Integer(2), 9), (vec![json!(4)], String::new()));
+        assert_eq!(page(all.clone(), "9", Integer(2), 9), (vec![], String::new()));
+        assert_eq!(page(all, "", Integer(0), 4).1, "4", "the usual number");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use agent_model::SystemClock;
-use agent_model::tracking::TrackingRecord;
+use agent_model::tracking::{TrackingLine, TrackingRecord};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -66,7 +66,7 @@ impl Fixture {
 
     fn records(&self) -> Vec<TrackingRecord> {
         let text = std::fs::read(self.file()).unwrap_or_default();
-        text.split(|byte| *byte == b'\n').filter_map(TrackingRecord::parse).collect()
+        text.split(|byte| *byte == b'\n').filter_map(TrackingLine::parse).map(|line| line.record).collect()
     }
 
     async fn exchange(&self, method: &str, path: &str, token: &str, body: &[u8]) -> (u16, Vec<u8>) {
@@ -215,6 +215,26 @@ async fn test_nested_runs_share_the_file_and_keep_their_names_apart() {
 }
 
 #[tokio::test]
+async fn test_a_slash_in_a_name_leads_to_no_other_run() {
+    let fixture = Fixture::new().await;
+    let (_, child) = fixture.post("runs/create", json!({"run_name": "trial"})).await;
+    let child = child["run"]["info"]["run_id"].as_str().unwrap().to_owned();
+    let batch = json!({
+        "run_id": "train",
+        "metrics": [{"key": "trial/loss", "value": 1}],
+        "params": [{"key": "trial/lr", "value": "2"}],
+        "tags": [{"key": "trial/team", "value": "a"}, {"key": "trial/agentd.lifecycle", "value": "deleted"}],
+    });
+    assert_eq!(fixture.post("runs/log-batch", batch).await.0, 200);
+    let (parent, child) = (fixture.run("train").await, fixture.run(&child).await);
+    for (list, key) in [("metrics", "loss"), ("params", "lr"), ("tags", "team")] {
+        assert_ne!(value(&parent, list, &format!("trial/{key}")), &Value::Null, "{list}");
+        assert_eq!(value(&child, list, key), &Value::Null, "{list}");
+    }
+    assert_eq!(child["info"]["lifecycle_stage"], "active");
+}
+
+#[tokio::test]
 async fn test_new_life_of_the_daemon_knows_what_was_recorded() {
     let mut fixture = Fixture::new().await;
     let (_, child) = fixture.post("runs/create", json!({"run_name": "trial"})).await;
@@ -325,9 +345,7 @@ async fn test_strangers_and_unknown_calls_are_refused_with_words() {
     let fixture = Fixture::new().await;
     let get = format!("{API}/runs/get?run_id=train");
     assert_eq!(fixture.exchange("GET", &get, "wrong", b"").await.0, 401);
-    for (method, path) in
-        [("GET", "/api/2.0/mlflow/registered-models/search"), ("POST", "/"), ("GET", "/version")]
-    {
+    for (method, path) in [("GET", "/api/2.0/mlflow/webhooks"), ("POST", "/"), ("GET", "/version")] {
         let (status, body) = fixture.exchange(method, path, "secret", b"").await;
         let body: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!((status, &body["error_code"]), (404, &json!("ENDPOINT_NOT_FOUND")), "{path}");
@@ -401,6 +419,161 @@ async fn test_logged_model_is_remembered_with_its_files() {
     assert_eq!(fixture.get("logged-models/m-none").await.0, 404);
 }
 
+/// Makes a model for each pair of a name and its accuracy.
+async fn logged_models(fixture: &Fixture, models: &[(&str, f64)]) -> Vec<String> {
+    let mut ids = Vec::new();
+    for (at, (name, accuracy)) in models.iter().enumerate() {
+        let (_, body) = fixture.post("logged-models", json!({"name": name, "source_run_id": "train"})).await;
+        let id = body["model"]["info"]["model_id"].as_str().unwrap().to_owned();
+        let metric = json!({
+            "run_id": "train", "key": "accuracy", "value": accuracy, "timestamp": 10 + at, "step": 0,
+            "model_id": id, "dataset_name": "iris", "dataset_digest": "d",
+        });
+        assert_eq!(fixture.post("runs/log-metric", metric).await.0, 200);
+        ids.push(id);
+    }
+    ids
+}
+
+#[tokio::test]
+async fn test_models_are_found_by_what_was_measured_of_them_and_in_the_order_asked_for() {
+    let fixture = Fixture::new().await;
+    let ids = logged_models(&fixture, &[("a", 0.5), ("b", 0.9), ("a", 0.7)]).await;
+    let found = async |search: Value| -> Vec<usize> {
+        let (status, body) = fixture.post("logged-models/search", search).await;
+        assert_eq!(status, 200, "{body}");
+        let models = body["models"].as_array().unwrap().clone();
+        models
+            .iter()
+            .map(|m| ids.iter().position(|id| m["info"]["model_id"] == id.as_str()).unwrap())
+            .collect()
+    };
+    let best = json!([{"field_name": "metrics.accuracy", "ascending": false}]);
+    assert_eq!(found(json!({})).await, [2, 1, 0], "the newest first");
+    assert_eq!(found(json!({"order_by": best})).await, [1, 2, 0]);
+    assert_eq!(found(json!({"order_by": best, "max_results": 1})).await, [1]);
+    assert_eq!(found(json!({"filter": "name = 'a' AND metrics.accuracy > 0.6"})).await, [2]);
+    assert_eq!(
+        found(json!({"filter": "metrics.accuracy > 0.6", "datasets": [{"dataset_name": "iris"}]})).await,
+        [2, 1]
+    );
+    assert_eq!(
+        found(json!({"filter": "metrics.accuracy > 0.6", "datasets": [{"dataset_name": "x"}]})).await,
+        [0; 0]
+    );
+    let (_, one) = fixture.get(&format!("logged-models/{}", ids[1])).await;
+    assert_eq!(one["model"]["data"]["metrics"][0]["value"], 0.9);
+    assert_eq!(fixture.post("logged-models/search", json!({"filter": "nonsense"})).await.0, 400);
+
+    // Said again to tell of which model it was: it stands once.
+    let again = json!({
+        "run_id": "train",
+        "metrics": [{"key": "accuracy", "value": 0.7, "timestamp": 12, "step": 0, "model_id": ids[0]}],
+    });
+    assert_eq!(fixture.post("runs/log-batch", again).await.0, 200);
+    let (_, history) = fixture.get("metrics/get-history?run_id=train&metric_key=accuracy").await;
+    assert_eq!(history["metrics"].as_array().unwrap().len(), 3);
+    let delete = format!("{API}/logged-models/{}", ids[1]);
+    assert_eq!(fixture.exchange("DELETE", &delete, "secret", b"").await.0, 200);
+    assert_eq!(found(json!({"order_by": best})).await, [2, 0]);
+    assert_eq!(fixture.get(&format!("logged-models/{}", ids[1])).await.0, 404);
+    let (_, another) = fixture.post("logged-models", json!({"name": "c"})).await;
+    assert!(ids.iter().all(|id| another["model"]["info"]["model_id"] != id.as_str()), "{another}");
+}
+
+#[tokio::test]
+async fn test_registered_models_have_versions_aliases_and_stages() {
+    let fixture = Fixture::new().await;
+    let model = logged_models(&fixture, &[("net", 0.5)]).await.remove(0);
+    assert_eq!(fixture.post("registered-models/create", json!({"name": "best net"})).await.0, 200);
+    let (status, again) = fixture.post("registered-models/create", json!({"name": "best net"})).await;
+    assert_eq!((status, &again["error_code"]), (400, &json!("RESOURCE_ALREADY_EXISTS")));
+    for (source, number) in [(format!("models:/{model}"), "1"), ("mlflow-artifacts:/x".to_owned(), "2")] {
+        let create = json!({"name": "best net", "source": source, "run_id": "train"});
+        let (_, body) = fixture.post("model-versions/create", create).await;
+        assert_eq!(
+            (&body["model_version"]["version"], &body["model_version"]["status"]),
+            (&json!(number), &json!("READY"))
+        );
+    }
+    let (_, uri) = fixture.get("model-versions/get-download-uri?name=best+net&version=1").await;
+    assert!(uri["artifact_uri"].as_str().unwrap().ends_with(&format!("models/{model}/artifacts")), "{uri}");
+
+    let alias = json!({"name": "best net", "alias": "champion", "version": "1"});
+    assert_eq!(fixture.post("registered-models/alias", alias).await.0, 200);
+    let (_, named) = fixture.get("registered-models/alias?name=best+net&alias=champion").await;
+    assert_eq!(
+        (&named["model_version"]["version"], &named["model_version"]["aliases"]),
+        (&json!("1"), &json!(["champion"]))
+    );
+    for version in ["1", "2"] {
+        let stage = json!({"name": "best net", "version": version, "stage": "production", "archive_existing_versions": true});
+        assert_eq!(fixture.post("model-versions/transition-stage", stage).await.0, 200);
+    }
+    let (_, latest) = fixture
+        .post("registered-models/get-latest-versions", json!({"name": "best net", "stages": ["Production"]}))
+        .await;
+    assert_eq!(latest["model_versions"][0]["version"], "2");
+    let (_, found) = fixture.get("model-versions/search?filter=name%3D%27best%20net%27").await;
+    assert_eq!(found["model_versions"].as_array().unwrap().len(), 2);
+    let (_, models) = fixture.get("registered-models/search?filter=name%20LIKE%20%27best%25%27").await;
+    assert_eq!(models["registered_models"][0]["name"], "best net");
+    let (status, missing) = fixture.get("registered-models/get?name=other").await;
+    assert_eq!((status, &missing["error_code"]), (404, &json!("RESOURCE_DOES_NOT_EXIST")));
+    let delete = format!("{API}/model-versions/delete");
+    let body = br#"{"name": "best net", "version": "2"}"#;
+    assert_eq!(fixture.exchange("DELETE", &delete, "secret", body).await.0, 200);
+    assert_eq!(fixture.get("model-versions/get?name=best+net&version=2").await.0, 404);
+}
+
+#[tokio::test]
+async fn test_traces_are_kept_and_found() {
+    let fixture = Fixture::new().await;
+    for (id, state) in [("tr-1", "OK"), ("tr-2", "ERROR")] {
+        let info = json!({"trace_id": id, "state": state, "request_time": format!("2026-01-01T00:00:0{}Z", &id[3..])});
+        let body = json!({"trace": {"trace_info": info}}).to_string();
+        let (status, answer) =
+            fixture.exchange("POST", "/api/3.0/mlflow/traces", "secret", body.as_bytes()).await;
+        let answer: Value = serde_json::from_slice(&answer).unwrap();
+        let files =
+            answer["trace"]["trace_info"]["tags"]["mlflow.artifactLocation"].as_str().unwrap_or_default();
+        assert!(status == 200 && files.ends_with(&format!("traces/{id}/artifacts")), "{answer}");
+        let file = format!("{BYTES}{}/traces.json", files.trim_start_matches("mlflow-artifacts:"));
+        assert_eq!(fixture.exchange("PUT", &file, "secret", b"{}").await.0, 200);
+    }
+    for (search, expected) in
+        [(json!({}), vec!["tr-2", "tr-1"]), (json!({"filter": "status = 'OK'"}), vec!["tr-1"])]
+    {
+        let (_, found) = fixture
+            .exchange("POST", "/api/3.0/mlflow/traces/search", "secret", search.to_string().as_bytes())
+            .await;
+        let found: Value = serde_json::from_slice(&found).unwrap();
+        let ids: Vec<_> =
+            found["traces"].as_array().unwrap().iter().map(|trace| trace["trace_id"].clone()).collect();
+        assert_eq!(ids, expected);
+    }
+    let bad = br#"{"trace": {"trace_info": {"trace_id": "../x"}}}"#;
+    assert_eq!(fixture.exchange("POST", "/api/3.0/mlflow/traces", "secret", bad).await.0, 400);
+}
+
+#[tokio::test]
+async fn test_inputs_and_models_of_a_run_are_told_and_empty_tags_are_tags() {
+    let fixture = Fixture::new().await;
+    let data = json!({"dataset": {"name": "iris", "digest": "d", "source_type": "local"}, "tags": []});
+    assert_eq!(fixture.post("runs/log-inputs", json!({"run_id": "train", "datasets": [data]})).await.0, 200);
+    let history = json!({"run_id": "train", "model_json": "{\"artifact_path\": \"m\", \"signature\": 1}"});
+    assert_eq!(fixture.post("runs/log-model", history).await.0, 200);
+    assert_eq!(
+        fixture.post("runs/set-tag", json!({"run_id": "train", "key": "empty", "value": ""})).await.0,
+        200
+    );
+    let run = fixture.run("train").await;
+    assert_eq!(run["inputs"]["dataset_inputs"], json!([data]));
+    assert_eq!(value(&run, "tags", "empty"), "");
+    assert_eq!(value(&run, "tags", "mlflow.runName"), "train");
+    assert_eq!(value(&run, "tags", "mlflow.log-model.history"), r#"[{"artifact_path":"m"}]"#);
+}
+
 #[test]
 fn test_experiment_ids_are_stable_numbers() {
     assert_eq!(experiment_id("exp one"), "921214234208740972");
@@ -420,7 +593,8 @@ fn test_calls_of_one_job_keep_nobody_waiting() {
     runtime.block_on(async {
         let fixture = Arc::new(Fixture::new().await);
         let other = fixture.answer_for("other", "other", fixture.dir.path().join("other.jsonl"));
-        let line = TrackingRecord::Metric { metric: "m".into(), value: 1.0, step: 1, time: None }.to_line();
+        let record = TrackingRecord::Metric { metric: "m".into(), value: 1.0, step: 1, time: None };
+        let line = TrackingLine::from(record).to_line();
         std::fs::write(fixture.file(), line.repeat(60_000)).unwrap();
         let done = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let mut flood = JoinSet::new();

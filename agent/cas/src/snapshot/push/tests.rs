@@ -137,7 +137,7 @@ impl BlobStore for Careless {
         self.forget(&digests);
         results
     }
-    async fn distrust(&self, _: Digest) {}
+    async fn quarantine(&self, _: Digest) {}
     async fn file(&self, _: Digest) -> Option<fs::File> {
         None
     }

@@ -268,7 +268,7 @@ fn test_walk_passes_no_link_that_took_the_place_of_a_directory() {
     let root = Arc::new(Root::open(dir.path()).unwrap());
     fs::rename(dir.path().join("a"), dir.path().join("moved")).unwrap();
     symlink(outside.path(), dir.path().join("a")).unwrap();
-    let file = Place { dir: Arc::new(Dir { root, path: "a/secret".to_owned() }), name: "x".into() };
+    let file = FilePlace { dir: Arc::new(Dir { root, path: "a/secret".to_owned() }), name: "x".into() };
     assert_eq!(rustix::io::Errno::from_io_error(&file.open().unwrap_err()), Some(rustix::io::Errno::LOOP));
     let snapshot = scan(dir.path()).unwrap();
     assert_eq!((snapshot.files, snapshot.warnings.len()), (1, 1));

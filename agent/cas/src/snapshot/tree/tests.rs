@@ -1,9 +1,13 @@
 use std::collections::BTreeMap;
 
+use bazel_remote_apis::build::bazel::remote::execution::v2 as reapi;
 use proptest::prelude::*;
+use prost::Message;
 
+use super::message::{MAX_ENTRY, is_segment};
 use super::*;
-use crate::Memory;
+use crate::remote::digest_to_wire;
+use crate::{Memory, digest_of};
 
 async fn keep(store: &Memory, directory: Directory) -> Digest {
     let (digest, bytes) = directory.encode();

@@ -1,8 +1,6 @@
 //! The directory of a store: its names, who may use it, and how much may be written there.
 //!
 //! Owns the lock of the directory: one process has a store open, because two would append to the same file.
-//!
-//! Callers: the parts of [`Disk`](super::Disk).
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -8,10 +8,8 @@
 //! makes it so. A segment with appends under way (`pending`) is neither listed in a note nor removed, because
 //! what they wrote is not in the index yet.
 //!
-//! Last use is in whole seconds. What is used after a census gets a later second than any the census told of,
+//! Last use is in whole seconds. What is used after a list gets a later second than any the list told of,
 //! so that nobody removes a blob for what he heard before it was used.
-//!
-//! Callers: the parts of [`Disk`](super::Disk).
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
@@ -28,7 +26,7 @@ const AHEAD: u32 = 60;
 
 /// Where a blob lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Place {
+pub(super) enum BlobLocation {
     /// In a file of its own.
     Loose,
     /// In the record that begins at this byte of a segment.
@@ -46,7 +44,7 @@ pub struct Kept {
 
 #[derive(Debug, Clone, Copy)]
 struct Entry {
-    place: Place,
+    place: BlobLocation,
     /// Seconds since 1970.
     used: u32,
 }
@@ -88,21 +86,21 @@ pub(super) struct Index {
 }
 
 /// Bytes that a blob in this place takes of the disk.
-fn weight(digest: &Digest, place: Place) -> u64 {
+fn weight(digest: &Digest, place: BlobLocation) -> u64 {
     match place {
-        Place::Loose => digest.size.div_ceil(BLOCK).saturating_mul(BLOCK),
-        Place::Record { .. } => record::length(digest.size),
+        BlobLocation::Loose => digest.size.div_ceil(BLOCK).saturating_mul(BLOCK),
+        BlobLocation::Record { .. } => record::length(digest.size),
     }
 }
 
 impl Index {
     /// Where a blob lies.
-    pub(super) fn find(&self, digest: &Digest) -> Option<Place> {
+    pub(super) fn find(&self, digest: &Digest) -> Option<BlobLocation> {
         self.blobs.get(digest).map(|entry| entry.place)
     }
 
     /// Where a blob lies that is used now.
-    pub(super) fn touch(&mut self, digest: &Digest, now: u32) -> Option<Place> {
+    pub(super) fn touch(&mut self, digest: &Digest, now: u32) -> Option<BlobLocation> {
         let used = self.stamp(now);
         self.blobs.get_mut(digest).map(|entry| {
             entry.used = used;
@@ -115,7 +113,7 @@ impl Index {
     }
 
     /// A blob was made durable in this place. One that is here already stays where it is.
-    pub(super) fn insert(&mut self, digest: Digest, place: Place, now: u32) {
+    pub(super) fn insert(&mut self, digest: Digest, place: BlobLocation, now: u32) {
         if self.touch(&digest, now).is_none() {
             let used = self.stamp(now);
             self.put(digest, Entry { place, used });
@@ -123,10 +121,10 @@ impl Index {
     }
 
     /// A blob that was given up is in this place after all; false when it is known by now.
-    pub(super) fn take_back(&mut self, digest: Digest, place: Place, now: u32) -> bool {
+    pub(super) fn take_back(&mut self, digest: Digest, place: BlobLocation, now: u32) -> bool {
         let new = self.find(&digest).is_none();
         self.insert(digest, place, now);
-        if let Place::Record { segment, .. } = place {
+        if let BlobLocation::Record { segment, .. } = place {
             self.segments.entry(segment).or_default().noted = false;
         }
         new
@@ -134,10 +132,10 @@ impl Index {
 
     /// A blob was found when the store was opened. A file of its own counts more than a record, and a later
     /// segment more than an earlier one.
-    pub(super) fn load(&mut self, digest: Digest, place: Place, used: u32) {
-        let rank = |place: Place| match place {
-            Place::Loose => u64::MAX,
-            Place::Record { segment, offset } => u64::from(segment) << 32 | u64::from(offset),
+    pub(super) fn load(&mut self, digest: Digest, place: BlobLocation, used: u32) {
+        let rank = |place: BlobLocation| match place {
+            BlobLocation::Loose => u64::MAX,
+            BlobLocation::Record { segment, offset } => u64::from(segment) << 32 | u64::from(offset),
         };
         match self.find(&digest) {
             Some(known) if rank(known) >= rank(place) => return,
@@ -153,20 +151,20 @@ impl Index {
     }
 
     /// The sum that counts what lies here.
-    fn live(&mut self, place: Place) -> &mut u64 {
+    fn live(&mut self, place: BlobLocation) -> &mut u64 {
         match place {
-            Place::Loose => &mut self.loose,
-            Place::Record { segment, .. } => &mut self.segments.entry(segment).or_default().live,
+            BlobLocation::Loose => &mut self.loose,
+            BlobLocation::Record { segment, .. } => &mut self.segments.entry(segment).or_default().live,
         }
     }
 
     /// Forgets a blob if it still lies there.
-    pub(super) fn remove(&mut self, digest: &Digest, place: Place) -> bool {
+    pub(super) fn remove(&mut self, digest: &Digest, place: BlobLocation) -> bool {
         let there = self.find(digest) == Some(place);
         if there {
             self.blobs.remove(digest);
             *self.live(place) -= weight(digest, place);
-            if let Place::Record { segment, .. } = place {
+            if let BlobLocation::Record { segment, .. } = place {
                 self.segments.entry(segment).or_default().noted = false;
             }
         }
@@ -174,14 +172,14 @@ impl Index {
     }
 
     /// A record was copied. One that is gone, or elsewhere by now, stays so.
-    pub(super) fn moved(&mut self, digest: &Digest, from: Place, to: Place) {
+    pub(super) fn moved(&mut self, digest: &Digest, from: BlobLocation, to: BlobLocation) {
         let Some(entry) = self.blobs.get(digest).copied().filter(|entry| entry.place == from) else { return };
         self.remove(digest, from);
         self.put(*digest, Entry { place: to, ..entry });
     }
 
     /// Every blob and when it was used last. From now on uses count as later than all that is told.
-    pub(super) fn census(&mut self, now: u32) -> Vec<Kept> {
+    pub(super) fn listing(&mut self, now: u32) -> Vec<Kept> {
         let mut newest = 0;
         let tell = |(digest, entry): (&Digest, &mut Entry)| {
             if entry.used > now.saturating_add(AHEAD) {
@@ -196,8 +194,8 @@ impl Index {
         all
     }
 
-    /// Forgets a blob if it was not used since the census told of it; where it lies and what it took.
-    pub(super) fn evict(&mut self, kept: &Kept) -> Option<(Place, u64)> {
+    /// Forgets a blob if it was not used since the list told of it; where it lies and what it took.
+    pub(super) fn evict(&mut self, kept: &Kept) -> Option<(BlobLocation, u64)> {
         let entry = *self.blobs.get(&kept.digest)?;
         let used = SystemTime::UNIX_EPOCH + Duration::from_secs(entry.used.into());
         let unused = used <= kept.used && self.remove(&kept.digest, entry.place);
@@ -205,7 +203,7 @@ impl Index {
     }
 
     /// Every blob and where it lies, those of a segment in their order.
-    pub(super) fn places(&self) -> Vec<(Place, Digest)> {
+    pub(super) fn places(&self) -> Vec<(BlobLocation, Digest)> {
         let mut all: Vec<_> = self.blobs.iter().map(|(digest, entry)| (entry.place, *digest)).collect();
         all.sort_unstable();
         all
@@ -272,7 +270,7 @@ impl Index {
         }
         if !notes.is_empty() {
             for (digest, entry) in &self.blobs {
-                if let Place::Record { segment, offset } = entry.place
+                if let BlobLocation::Record { segment, offset } = entry.place
                     && let Some((_, records)) = notes.get_mut(&segment)
                 {
                     records.push((*digest, offset));
@@ -301,7 +299,7 @@ impl Index {
     /// The blobs of a segment and where their records begin, in order.
     pub(super) fn wanted(&self, number: u32) -> Vec<(Digest, u32)> {
         let here = |(digest, entry): (&Digest, &Entry)| match entry.place {
-            Place::Record { segment, offset } if segment == number => Some((*digest, offset)),
+            BlobLocation::Record { segment, offset } if segment == number => Some((*digest, offset)),
             _ => None,
         };
         let mut wanted: Vec<_> = self.blobs.iter().filter_map(here).collect();
@@ -325,37 +323,37 @@ mod tests {
     use super::*;
     use crate::digest_of;
 
-    fn record(segment: u32, offset: u32) -> Place {
-        Place::Record { segment, offset }
+    fn record(segment: u32, offset: u32) -> BlobLocation {
+        BlobLocation::Record { segment, offset }
     }
 
     #[test]
-    fn test_what_is_used_after_a_census_is_not_removed_for_it() {
+    fn test_what_is_used_after_a_listing_is_not_removed_for_it() {
         let mut index = Index::default();
         let (a, b, c) = (digest_of(b"a"), digest_of(b"b"), digest_of(b"c"));
         for digest in [a, b, c] {
-            index.insert(digest, Place::Loose, 100);
+            index.insert(digest, BlobLocation::Loose, 100);
         }
-        let told = index.census(100);
+        let told = index.listing(100);
         index.touch(&a, 100).unwrap(); // within the same second
         index.insert(b, record(1, 0), 100); // as when it is sent again
         let gone: Vec<Digest> =
             told.iter().filter(|kept| index.evict(kept).is_some()).map(|k| k.digest).collect();
         assert_eq!(gone, [c]);
-        assert_eq!((index.find(&b), index.taken()), (Some(Place::Loose), 2 * BLOCK));
-        assert!(index.census(100).iter().all(|kept| index.evict(kept).is_some()), "unused since then");
+        assert_eq!((index.find(&b), index.taken()), (Some(BlobLocation::Loose), 2 * BLOCK));
+        assert!(index.listing(100).iter().all(|kept| index.evict(kept).is_some()), "unused since then");
     }
 
     #[test]
     fn test_clock_that_was_wrong_holds_no_blob_for_ever() {
         let mut index = Index::default();
         let digest = digest_of(b"a");
-        index.insert(digest, Place::Loose, 9000);
-        assert_eq!(index.census(100)[0].used, SystemTime::UNIX_EPOCH + Duration::from_secs(100));
+        index.insert(digest, BlobLocation::Loose, 9000);
+        assert_eq!(index.listing(100)[0].used, SystemTime::UNIX_EPOCH + Duration::from_secs(100));
         index.touch(&digest, 9000);
-        index.census(9000);
+        index.listing(9000);
         index.touch(&digest, 100);
-        assert_eq!(index.census(100)[0].used, SystemTime::UNIX_EPOCH + Duration::from_secs(100));
+        assert_eq!(index.listing(100)[0].used, SystemTime::UNIX_EPOCH + Duration::from_secs(100));
     }
 
     #[test]
@@ -389,8 +387,8 @@ mod tests {
             (record(1, 90), record(2, 80)),
             (record(2, 16), record(2, 80)),
             (record(3, 16), record(3, 16)),
-            (Place::Loose, Place::Loose),
-            (record(4, 16), Place::Loose),
+            (BlobLocation::Loose, BlobLocation::Loose),
+            (record(4, 16), BlobLocation::Loose),
         ] {
             index.load(digest, place, 7);
             assert_eq!(index.find(&digest), Some(counts));

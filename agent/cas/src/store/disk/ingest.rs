@@ -1,7 +1,6 @@
 //! A blob whose bytes come bit by bit.
 //!
-//! A small one is gathered in memory, because it ends up in a segment; a large one grows in a file below
-//! `temp/`. Callers: [`Disk::write`](super::BlobStore::write) and the controller's upload streams.
+//! A small one is gathered in memory, because it ends up in a segment; a large one grows in a file below `temp/`.
 
 use std::sync::Arc;
 

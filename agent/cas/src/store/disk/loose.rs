@@ -7,8 +7,6 @@
 //!
 //! Whoever removes a name below `blobs/` holds `names` alone and looks into the index then; whoever makes one
 //! holds it, shared, until the blob is in the index. So no newer copy is ever removed for an older one.
-//!
-//! Callers: [`Disk`](super::Disk), its ingests and its collector.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -23,8 +21,8 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::home::{Home, blob_name, hit, is_proof, now, prefix_name};
-use super::index::{Index, Kept, Place};
-use super::{CHUNK, OpenError, ReadError, Verdict, WriteError};
+use super::index::{BlobLocation, Index, Kept};
+use super::{BlobState, CHUNK, OpenError, ReadError, WriteError};
 use crate::{Hasher, holes, parallel};
 
 /// Flushes in flight for one batch. They wait for the disk, not for the processor.
@@ -80,7 +78,7 @@ impl Loose {
         }
         let mut index = self.index.lock();
         for (digest, used) in found {
-            index.load(digest, Place::Loose, used);
+            index.load(digest, BlobLocation::Loose, used);
         }
         Ok(suspects)
     }
@@ -107,7 +105,7 @@ impl Loose {
             Err(Errno::NOENT) => {
                 let _alone = self.removing();
                 if matches!(self.home.open_file(&name), Err(Errno::NOENT)) {
-                    self.index.lock().remove(&digest, Place::Loose);
+                    self.index.lock().remove(&digest, BlobLocation::Loose);
                 }
                 Err(ReadError::Absent { digest })
             }
@@ -153,14 +151,14 @@ impl Loose {
             let prefix = digest.hash[0];
             let flushed = flushed.get(&prefix).copied().unwrap_or(Ok(()));
             flushed.map_err(|source| self.home.write_error(&prefix_name(prefix), source))?;
-            self.index.lock().insert(digest, Place::Loose, now());
+            self.index.lock().insert(digest, BlobLocation::Loose, now());
             Ok(())
         };
         renamed.into_iter().map(keep).collect()
     }
 
     /// Reads a blob and moves its file out of the store if its bytes are not what its name says.
-    pub(super) fn judge(&self, digest: &Digest) -> io::Result<Verdict> {
+    pub(super) fn judge(&self, digest: &Digest) -> io::Result<BlobState> {
         let name = blob_name(digest);
         let inode = |file: &File| file.metadata().map(|meta| meta.ino());
         let open = || self.home.open_file(&name).map_err(io::Error::from);
@@ -168,7 +166,7 @@ impl Loose {
             Ok(file) => {
                 let inode = inode(&file)?;
                 match hash_of(file) {
-                    Ok(actual) if actual == *digest => return Ok(Verdict::Good),
+                    Ok(actual) if actual == *digest => return Ok(BlobState::Good),
                     Err(error) if !is_proof(&error) => return Err(error),
                     _ => Some(inode),
                 }
@@ -179,12 +177,12 @@ impl Loose {
         let _alone = self.removing();
         match open() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                self.index.lock().remove(digest, Place::Loose);
-                return Ok(Verdict::Changed);
+                self.index.lock().remove(digest, BlobLocation::Loose);
+                return Ok(BlobState::Changed);
             }
             Err(error) if !is_proof(&error) => return Err(error),
             // Another file took its place while this one was read.
-            Ok(file) if judged != Some(inode(&file)?) => return Ok(Verdict::Changed),
+            Ok(file) if judged != Some(inode(&file)?) => return Ok(BlobState::Changed),
             _ => {}
         }
         let moved = hit("cas.blob.quarantine").and_then(|()| match self.home.quarantine_name(digest) {
@@ -192,15 +190,15 @@ impl Loose {
             None => self.home.remove_file(&name),
         });
         if let Err(error) = moved {
-            tracing::warn!(%digest, %error, "cannot move a damaged blob away; a good one takes its place");
+            tracing::warn!(%digest, %error, "cannot move damaged blob away: a good one takes its place");
         }
-        self.index.lock().remove(digest, Place::Loose);
-        Ok(Verdict::Damaged)
+        self.index.lock().remove(digest, BlobLocation::Loose);
+        Ok(BlobState::Damaged)
     }
 
     /// Files whose bytes are those of a blob and that are not in the index; of those in quarantine, each is put back
     /// into its place. What cannot be read is left where it is.
-    pub(super) fn strays(&self) -> Vec<(Digest, Place)> {
+    pub(super) fn strays(&self) -> Vec<(Digest, BlobLocation)> {
         let names = |directory: String| {
             let entries = std::fs::read_dir(self.home.at(&directory)).into_iter().flatten().flatten();
             entries.map(move |entry| format!("{directory}/{}", entry.file_name().to_string_lossy()))
@@ -220,13 +218,13 @@ impl Loose {
             let root = &self.home.root;
             let back = known() || name == to || rustix::fs::renameat(root, &name, root, &to).is_ok();
             if back && self.home.flush_directory(&prefix_name(digest.hash[0])).is_ok() {
-                strays.push((digest, Place::Loose));
+                strays.push((digest, BlobLocation::Loose));
             }
         }
         strays
     }
 
-    /// Removes those that were not used since the census told of them: how many, and the bytes they took.
+    /// Removes those that were not used since the list told of them: how many, and the bytes they took.
     /// Those in segments only leave the index.
     pub(super) fn evict(&self, victims: &[Kept]) -> (u64, u64) {
         let _alone = self.removing();
@@ -234,10 +232,10 @@ impl Loose {
         for kept in victims {
             let evicted = self.index.lock().evict(kept);
             let Some((place, bytes)) = evicted else { continue };
-            if place == Place::Loose {
+            if place == BlobLocation::Loose {
                 let name = blob_name(&kept.digest);
                 if let Err(error) = hit("cas.blob.evict").and_then(|()| self.home.remove_file(&name)) {
-                    tracing::warn!(digest = %kept.digest, %error, "a blob that nobody needs cannot be removed");
+                    tracing::warn!(digest = %kept.digest, %error, "cannot remove unneeded blob");
                     self.index.lock().insert(kept.digest, place, 0);
                     continue;
                 }

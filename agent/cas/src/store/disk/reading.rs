@@ -2,8 +2,6 @@
 //!
 //! Of a batch, records that are near each other in a segment are read at once. Whatever does not come out right
 //! is read again alone, and carefully: it may have been moved meanwhile, or it is damaged and is put away.
-//!
-//! Callers: [`Disk`](super::Disk).
 
 use std::fs::File;
 use std::io::Read;
@@ -13,9 +11,9 @@ use agent_model::Digest;
 use bytes::Bytes;
 
 use super::home::{blob_name, is_proof, now};
-use super::index::Place;
+use super::index::BlobLocation;
 use super::segments::record;
-use super::{ReadError, Shared, Verdict};
+use super::{BlobState, ReadError, Shared};
 use crate::{digest_of, parallel};
 
 /// Bytes of a segment that are read at once.
@@ -48,14 +46,14 @@ struct Run {
 
 impl Shared {
     /// Where a blob lies that is used now.
-    pub(super) fn touch(&self, digest: &Digest) -> Option<Place> {
+    pub(super) fn touch(&self, digest: &Digest) -> Option<BlobLocation> {
         self.index.lock().touch(digest, now())
     }
 
     /// Opens a blob to be read.
     pub(super) fn open_blob(&self, digest: Digest) -> Result<Opened, ReadError> {
         match self.touch(&digest) {
-            Some(Place::Loose) => self.open_loose(digest).map(Opened::File),
+            Some(BlobLocation::Loose) => self.open_loose(digest).map(Opened::File),
             _ => self.read_whole(digest).map(Opened::Bytes),
         }
     }
@@ -63,7 +61,7 @@ impl Shared {
     fn open_loose(&self, digest: Digest) -> Result<File, ReadError> {
         // Its length may not be that of the blob.
         self.loose.open_blob(digest)?.ok_or_else(|| match self.judge(digest) {
-            Verdict::Unread => {
+            BlobState::Unread => {
                 let path = self.home.at(&blob_name(&digest));
                 ReadError::Disk { path, source: std::io::Error::other("it cannot be checked now") }
             }
@@ -73,7 +71,7 @@ impl Shared {
 
     /// The file of a blob that has one of its own.
     pub(super) fn file(&self, digest: Digest) -> Option<File> {
-        let loose = self.touch(&digest) == Some(Place::Loose);
+        let loose = self.touch(&digest) == Some(BlobLocation::Loose);
         loose.then(|| self.open_loose(digest).ok()).flatten()
     }
 
@@ -85,12 +83,12 @@ impl Shared {
         for _ in 0..CHASES {
             let Some(place) = self.touch(&digest) else { break };
             let (path, read) = match place {
-                Place::Loose => {
+                BlobLocation::Loose => {
                     let mut content = Vec::with_capacity(usize::try_from(digest.size).unwrap_or(0));
                     let read = self.open_loose(digest)?.read_to_end(&mut content);
                     (blob_name(&digest), read.map(|_| Bytes::from(content)))
                 }
-                Place::Record { segment, offset } => {
+                BlobLocation::Record { segment, offset } => {
                     ("segments".to_owned(), self.segments.read(segment, offset, &digest))
                 }
             };
@@ -102,7 +100,7 @@ impl Shared {
                 Err(source) => ReadError::Disk { path: self.home.at(&path), source },
             };
             let unread = matches!(&error, ReadError::Disk { source, .. } if !is_proof(source));
-            if unread || matches!(self.judge(digest), Verdict::Damaged | Verdict::Unread) {
+            if unread || matches!(self.judge(digest), BlobState::Damaged | BlobState::Unread) {
                 return Err(error);
             }
         }
@@ -131,7 +129,7 @@ impl Shared {
         {
             let (mut index, now) = (self.index.lock(), now());
             for (at, digest) in digests.iter().enumerate() {
-                if let Some(Place::Record { segment, offset }) = index.touch(digest, now) {
+                if let Some(BlobLocation::Record { segment, offset }) = index.touch(digest, now) {
                     places.push((segment, offset.into(), at));
                 }
             }
@@ -163,35 +161,35 @@ impl Shared {
     }
 
     /// Reads a blob and puts it away if its bytes are not what its digest says.
-    pub(super) fn judge(&self, digest: Digest) -> Verdict {
+    pub(super) fn judge(&self, digest: Digest) -> BlobState {
         for _ in 0..CHASES {
             let Some(place) = self.index.lock().find(&digest) else { break };
             match self.judge_at(&digest, place) {
-                Verdict::Changed => {}
+                BlobState::Changed => {}
                 verdict => return verdict,
             }
         }
-        Verdict::Changed
+        BlobState::Changed
     }
 
     /// As [`judge`](Self::judge), in one place.
-    pub(super) fn judge_at(&self, digest: &Digest, place: Place) -> Verdict {
+    pub(super) fn judge_at(&self, digest: &Digest, place: BlobLocation) -> BlobState {
         let judged = match place {
-            Place::Loose => self.loose.judge(digest),
-            Place::Record { segment, offset } => match self.segments.read(segment, offset, digest) {
-                Ok(bytes) if digest_of(&bytes) == *digest => Ok(Verdict::Good),
+            BlobLocation::Loose => self.loose.judge(digest),
+            BlobLocation::Record { segment, offset } => match self.segments.read(segment, offset, digest) {
+                Ok(bytes) if digest_of(&bytes) == *digest => Ok(BlobState::Good),
                 Err(error) if !is_proof(&error) => Err(error),
-                _ if self.segments.put_away(digest, segment, offset) => Ok(Verdict::Damaged),
-                _ => Ok(Verdict::Changed),
+                _ if self.segments.put_away(digest, segment, offset) => Ok(BlobState::Damaged),
+                _ => Ok(BlobState::Changed),
             },
         };
         let verdict = judged.unwrap_or_else(|error| {
-            tracing::error!(%digest, %error, "cannot read a blob to check it; it stays in the store");
-            Verdict::Unread
+            tracing::error!(%digest, %error, "cannot read blob to check it: it stays in the store");
+            BlobState::Unread
         });
-        if verdict == Verdict::Damaged {
+        if verdict == BlobState::Damaged {
             self.damaged.fetch_add(1, Ordering::Relaxed);
-            tracing::error!(%digest, "a blob is damaged: it was taken out of the store");
+            tracing::error!(%digest, "quarantined damaged blob");
         }
         verdict
     }

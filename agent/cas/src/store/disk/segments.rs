@@ -5,13 +5,11 @@
 //! it. **An append is acknowledged, and its blobs enter the index, after the flush.** A segment that is full is
 //! sealed and gets a [`note`]; opening the store reads notes, and scans only what none tells of.
 //!
-//! Nothing is removed in place: a blob that goes leaves the index, a sealed segment of which less than three quarters are
-//! wanted is copied forward and unlinked. Until then a scan may find such a blob again; it is still what its
-//! digest says. A damaged record is found by no scan, and the note that named it is written anew.
+//! Nothing is removed in place: a blob that goes leaves the index, a sealed segment of which less than three quarters
+//! are wanted is copied forward and unlinked. Until then a scan may find such a blob again; it is still what its digest
+//! says. A damaged record is found by no scan, and the note that named it is written anew.
 //!
 //! Lock order: `noting` or `flushing`, then `tail`, then the index. Who holds the index does no I/O.
-//!
-//! Callers: [`Disk`](super::Disk) and its collector.
 
 mod note;
 pub(super) mod record;
@@ -29,7 +27,7 @@ use rustix::io::Errno;
 
 use self::note::Note;
 use super::home::{Home, hit, is_proof, now};
-use super::index::{Index, Place};
+use super::index::{BlobLocation, Index};
 use super::{OpenError, WriteError, batches};
 use crate::{digest_of, parallel};
 
@@ -126,7 +124,7 @@ impl Segments {
                     Err(OpenError::Directory { path: home.at(&segment_name(*number)), source })
                 }
                 Err(error) => {
-                    tracing::error!(segment = segment_name(*number), %error, "a segment of the store cannot be read");
+                    tracing::error!(segment = segment_name(*number), %error, "cannot read segment");
                     Ok(None)
                 }
             }
@@ -160,11 +158,7 @@ impl Segments {
             let lost = meta.len().saturating_sub(found.end) + found.passed;
             if lost > 0 && chance.is_some() {
                 let segment = segment_name(number);
-                tracing::warn!(
-                    segment,
-                    lost,
-                    "bytes that were not finished, or do not hold, are passed over"
-                );
+                tracing::warn!(segment, lost, "skipped bytes of segment that are unfinished or damaged");
             }
             // They may have been written by a process that was killed before it flushed them.
             rustix::fs::fdatasync(&file)?;
@@ -180,7 +174,7 @@ impl Segments {
         let mut index = self.index.lock();
         index.open_segment(number, length, open.is_none(), noted == length);
         for (digest, offset) in records {
-            index.load(digest, Place::Record { segment: number, offset }, used);
+            index.load(digest, BlobLocation::Record { segment: number, offset }, used);
         }
         Ok(open)
     }
@@ -225,7 +219,11 @@ impl Segments {
             let mut index = self.index.lock();
             let now = now();
             for (digest, offset) in &appended.records {
-                index.insert(*digest, Place::Record { segment: appended.segment, offset: *offset }, now);
+                index.insert(
+                    *digest,
+                    BlobLocation::Record { segment: appended.segment, offset: *offset },
+                    now,
+                );
             }
         }
         self.write_notes(false);
@@ -342,12 +340,12 @@ impl Segments {
 
     /// Takes a damaged blob out of the index, if it is still there, and keeps its bytes for someone to look at.
     pub(super) fn put_away(&self, digest: &Digest, segment: u32, offset: u32) -> bool {
-        let there = self.index.lock().remove(digest, Place::Record { segment, offset });
+        let there = self.index.lock().remove(digest, BlobLocation::Record { segment, offset });
         if there {
             self.quarantine(digest, segment, offset);
             // A note that names it still costs one more look after the next start.
             if let Err(error) = self.forget_note(segment) {
-                tracing::warn!(segment = segment_name(segment), %error, "cannot forget a damaged blob for good");
+                tracing::warn!(segment = segment_name(segment), %error, "cannot forget damaged blob");
             }
         }
         there
@@ -381,7 +379,7 @@ impl Segments {
         for (number, (covered, records)) in due {
             if let Err(error) = self.write_note(number, covered, records) {
                 let segment = segment_name(number);
-                tracing::warn!(segment, %error, "what is in a segment could not be noted: it is read at the next start");
+                tracing::warn!(segment, %error, "cannot note content of segment: it is read at the next start");
             }
         }
     }
@@ -395,7 +393,7 @@ impl Segments {
     }
 
     /// Blobs whose records are whole and that are not in the index, with the place of each.
-    pub(super) fn strays(&self) -> io::Result<Vec<(Digest, Place)>> {
+    pub(super) fn strays(&self) -> io::Result<Vec<(Digest, BlobLocation)>> {
         let numbers = numbers(&self.home).map_err(io::Error::other)?;
         let mut strays = Vec::new();
         for number in numbers {
@@ -408,13 +406,13 @@ impl Segments {
             {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::error!(segment = segment_name(number), %error, "cannot look for blobs in a segment");
+                    tracing::error!(segment = segment_name(number), %error, "cannot look for blobs in segment");
                     continue;
                 }
             };
             let index = self.index.lock();
             let stray = |(digest, _): &(Digest, u32)| index.find(digest).is_none();
-            let place = |(digest, offset)| (digest, Place::Record { segment: number, offset });
+            let place = |(digest, offset)| (digest, BlobLocation::Record { segment: number, offset });
             strays.extend(found.records.into_iter().filter(stray).map(place));
         }
         Ok(strays)
@@ -462,8 +460,8 @@ impl Segments {
         }
         let copied = copies.iter().flat_map(|copy| copy.records.iter().map(|record| (copy.segment, *record)));
         for ((digest, from), (segment, (_, to))) in wanted.iter().zip(copied) {
-            let from = Place::Record { segment: number, offset: *from };
-            self.index.lock().moved(digest, from, Place::Record { segment, offset: to });
+            let from = BlobLocation::Record { segment: number, offset: *from };
+            self.index.lock().moved(digest, from, BlobLocation::Record { segment, offset: to });
         }
         drop(copies);
         self.remove(number);
@@ -480,7 +478,7 @@ impl Segments {
             .and_then(|()| self.home.remove_file(&segment_name(number)));
         if let Err(error) = removed {
             let segment = segment_name(number);
-            tracing::error!(segment, %error, "a segment that nobody needs cannot be removed");
+            tracing::error!(segment, %error, "cannot remove unneeded segment");
         }
     }
 }

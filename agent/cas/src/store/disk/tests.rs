@@ -335,8 +335,8 @@ async fn test_good_blob_is_not_put_away_on_a_readers_word() {
     let bytes = content(1, 100);
     let digest = digest_of(&bytes);
     disk.write(digest, source(&bytes, 10)).await.unwrap();
-    disk.distrust(digest).await;
-    disk.distrust(digest_of(b"absent")).await;
+    disk.quarantine(digest).await;
+    disk.quarantine(digest_of(b"absent")).await;
     assert_eq!((disk.damaged(), disk.missing(&[digest]).await.unwrap()), (0, vec![]));
 }
 
@@ -396,7 +396,7 @@ async fn test_disk_without_room_or_names_keeps_whole_blobs_or_none() {
         holds_all(&disk, &kept).await;
         assert_eq!(disk.missing(&digests(&refused)).await.unwrap(), digests(&refused), "and nothing else");
         // Room comes back without a restart.
-        let gone = evict(&disk, disk.census().await).await;
+        let gone = evict(&disk, disk.listing().await).await;
         assert_eq!(gone.blobs, kept.len() as u64);
         keep(&disk, &refused[..3]).await;
         assert_eq!(disk.damaged(), 0);

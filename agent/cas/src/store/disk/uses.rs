@@ -2,10 +2,8 @@
 //!
 //! Owns the file `uses`: for each blob the first eight bytes of its hash and the second of its last use, in the
 //! order of the hashes, and the SHA-256 of all that. It is written when the store is closed, and at most once
-//! an hour beside a census. It is never flushed: without it a blob counts as used when its file or its segment
+//! an hour beside a list. It is never flushed: without it a blob counts as used when its file or its segment
 //! was written last, which only makes a poorer choice of what goes first.
-//!
-//! Callers: [`Disk`](super::Disk) and its collector.
 
 use std::io::{self, Read};
 
@@ -55,7 +53,7 @@ pub(super) fn note(home: &Home, index: &Mutex<Index>) {
     entries.sort_unstable();
     let bytes = sealed(entries.as_flattened().to_vec());
     if let Err(error) = home.replace_file(NAME, &bytes, "cas.uses.write") {
-        tracing::warn!(%error, "when blobs were used last could not be noted");
+        tracing::warn!(%error, "cannot note last use of blobs");
     }
 }
 

@@ -3,7 +3,7 @@
 //! Owns a directory of small files, one for each action, named by the action's digest. Hides how they are kept and
 //! which give way: those that were not used for longest, when there are too many. Invariants: a result is told only
 //! while every blob it names is in the store; a file is told only as it was written, for it begins with the digest of
-//! the rest. It is a cache: nothing is forced to the disk, and what cannot be read is not there. Called by `api::cas`.
+//! the rest. It is a cache: nothing is forced to the disk, and what cannot be read is not there.
 
 use std::fs;
 use std::io;

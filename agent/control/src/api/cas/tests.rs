@@ -1,7 +1,7 @@
 //! The services as a client sees them: our own, and one that speaks the protocol by hand.
 
 use agent_cas::conformance::{self, content, read_all, source};
-use agent_cas::gc::{Goal, Limits};
+use agent_cas::gc::{Goal, StoreLimits};
 use agent_cas::remote::digest_to_wire;
 use agent_cas::{Disk, Remote, digest_of, snapshot};
 use agent_model::SystemClock;
@@ -34,7 +34,7 @@ impl Bench {
         let disk = Disk::open(&dir.path().join("store")).unwrap();
         let path = dir.path().join("socket");
         let listener = tokio::net::UnixListener::bind(&path).unwrap();
-        let limits = Limits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
+        let limits = StoreLimits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
         let collector = Collector::new(disk.clone(), limits, &[], Arc::new(SystemClock));
         let routes =
             add(Routes::default(), Store::Disk(disk.clone()), collector.clone(), dir.path().join("actions"));

@@ -1,7 +1,7 @@
 //! A tree for a client that asks for all its directories at once.
 //!
-//! What is in the store under the name of a directory may be anything: it is counted before it is understood,
-//! and a tree of more directories than a snapshot may have is not told to its end. Called by `api::cas`.
+//! What is in the store under the name of a directory may be anything: it is counted before it is understood, and a
+//! tree of more directories than a snapshot may have is not told to its end.
 
 use std::collections::{HashSet, VecDeque};
 

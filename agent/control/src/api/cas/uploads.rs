@@ -1,9 +1,9 @@
 //! Uploads that come as a stream.
 //!
-//! Owns [`Upload`], one that is going on, and [`Uploads`], all of them: how far the open ones are, and for a while the
-//! bytes of those that broke off, so that the client can ask how far it came and go on from there. A handful of
-//! these is kept; the oldest gives way. Offsets are of the blob itself; within a compressed stream they count on from its first by
-//! what came. Called by `api::cas`.
+//! Owns [`Upload`], one that is going on, and [`Uploads`], all of them: how far the open ones are, and for a while
+//! the bytes of those that broke off, so that the client can ask how far it came and go on from there. A handful of
+//! these is kept; the oldest gives way. Offsets are of the blob itself; within a compressed stream they count on from
+//! its first by what came.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,9 +1,7 @@
 //! Every call of every service, by whom it is not for.
 
-use std::path::Path;
-
 use agent_model::Code;
-use agent_proto::v1;
+use agent_proto::{declared_calls, v1};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Request, Status};
@@ -11,26 +9,6 @@ use tonic::{Request, Status};
 use super::super::access::{Rule, rule};
 use super::rig::{OWN, Rig, STRANGER, connect, request};
 use super::*;
-
-/// Every call of the product's own services, as the `.proto` files name them.
-fn calls() -> Vec<String> {
-    let protos = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto/agent/v1");
-    let mut calls = Vec::new();
-    for file in std::fs::read_dir(protos).unwrap() {
-        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
-        let mut service = "";
-        for line in text.lines() {
-            let words: Vec<&str> =
-                line.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).collect();
-            match words[..] {
-                ["service", name, ..] if line.starts_with("service") => service = name,
-                ["rpc", name, ..] => calls.push(format!("/agent.v1.{service}/{name}")),
-                _ => {}
-            }
-        }
-    }
-    calls
-}
 
 /// Makes a call with nothing but the name of a job, which is the first field of every message that names one.
 async fn call(channel: &Channel, path: &str) -> Result<(), Status> {
@@ -61,13 +39,18 @@ async fn test_every_call_has_a_rule_and_keeps_it() {
         sockets.push(connect(&dir.path().join(socket)).await);
     }
     let [stranger, operator, own] = &sockets[..] else { unreachable!() };
-    let calls = calls();
+    let calls = declared_calls();
+    // What takes the job away comes last.
+    let (mut calls, removals): (Vec<_>, Vec<_>) =
+        calls.into_iter().partition(|path| !path.contains("Remove"));
+    calls.extend(removals);
     assert!(calls.len() >= 19, "{calls:?}");
     for path in &calls {
         let rule = rule(path).unwrap_or_else(|| panic!("{path} has no rule"));
         let by_stranger = within("a call", call(stranger, path)).await;
         let by_operator = within("a call", call(operator, path)).await;
-        assert_eq!(is_denied(&by_stranger), rule != Rule::Anyone, "{path} by a stranger: {by_stranger:?}");
+        let everybody = matches!(rule, Rule::User | Rule::Member | Rule::Token);
+        assert_eq!(is_denied(&by_stranger), !everybody, "{path} by a stranger: {by_stranger:?}");
         assert_eq!(is_denied(&by_operator), rule == Rule::Node, "{path} by an operator: {by_operator:?}");
     }
     // What nobody wrote a rule for is not there, whoever asks.
@@ -132,5 +115,46 @@ async fn test_a_job_is_its_owners_after_a_restart_too() {
         code(&stranger.get(v1::GetJobRequest { job: "none".into() }).await.unwrap_err()),
         Code::JobNotFound
     );
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn test_secrets_are_their_owners_and_told_to_the_node_that_runs_the_job() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let [own, stranger] =
+        [connect(&dir.path().join("sock")).await, connect(&dir.path().join("stranger")).await];
+    let mut secrets = v1::secrets_client::SecretsClient::new(own.clone());
+    let value = b"hunter2".to_vec();
+    secrets.set(v1::SetSecretRequest { name: "wandb".into(), value }).await.unwrap();
+    let spec = |owner: &str| v1::JobSpec {
+        secrets: [("KEY".to_owned(), "wandb".to_owned())].into(),
+        owner: owner.to_owned(),
+        ..request("")
+    };
+    let job = rig.try_submit("r", spec(&format!("uid {STRANGER}"))).await.unwrap();
+    let shown = rig.jobs.get(v1::GetJobRequest { job: job.clone() }).await.unwrap().into_inner();
+    assert_eq!(shown.spec.as_ref().unwrap().owner, format!("uid {OWN}"), "a client does not say whose it is");
+    assert!(!format!("{shown:?}").contains("hunter2"));
+
+    // Another's is not to be named, whatever he calls himself.
+    let mut theirs = v1::jobs_client::JobsClient::new(stranger.clone());
+    let submit = v1::SubmitRequest {
+        request_id: "s".into(),
+        spec: Some(spec(&format!("uid {OWN}"))),
+        name_hint: String::new(),
+    };
+    let refused = theirs.submit(submit).await.unwrap_err();
+    assert_eq!((code(&refused), refused.message().contains("wandb")), (Code::JobInvalid, true), "{refused}");
+    let listed = |channel: Channel| async {
+        let mut secrets = v1::secrets_client::SecretsClient::new(channel);
+        secrets.list(v1::ListSecretsRequest {}).await.unwrap().into_inner().secrets
+    };
+    assert_eq!((listed(own.clone()).await.len(), listed(stranger).await.len()), (1, 0));
+
+    // A node that was not given the job is told nothing.
+    let mut worker = v1::worker_client::WorkerClient::new(own);
+    let ask = v1::ReadSecretsRequest { node: "n".into(), replica: format!("{job}.1.0") };
+    assert!(worker.read_secrets(ask).await.is_err());
     rig.stop().await;
 }

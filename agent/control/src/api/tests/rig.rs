@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use agent_cas::digest_of;
-use agent_cas::gc::{Collector, Limits};
+use agent_cas::gc::{Collector, StoreLimits};
 use agent_model::disk::Watermarks;
 use agent_model::{Principal, ReplicaStep, SystemClock};
 use agent_proto::v1;
@@ -173,7 +173,7 @@ pub(super) async fn open(dir: &Path, lease: Duration) -> Result<Controller, Open
     let blobs = dir.join("cas");
     // It waits for the store of the controller before, whose connections end meanwhile.
     let disk = tokio::task::spawn_blocking(move || agent_cas::Disk::open(&blobs)).await.unwrap().unwrap();
-    let limits = Limits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
+    let limits = StoreLimits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
     let clock = Arc::new(SystemClock);
     let collector = Collector::new(disk.clone(), limits, &[Controller::BLOB_USER], clock);
     let operators = Operators::new(OWN, |who| *who == Principal::Local { uid: OPERATOR });
@@ -198,7 +198,7 @@ impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
-        Peer(Some(Principal::Local { uid: self.uid }))
+        Peer::Local { uid: self.uid }
     }
 }
 
@@ -261,7 +261,7 @@ pub(super) struct Node {
     pub(super) boot_id: String,
     pub(super) held: Vec<v1::HeldReplica>,
     /// Of the latest orders that it heard.
-    life: u64,
+    controller_epoch: u64,
     reports: mpsc::Sender<v1::NodeReport>,
     pub(super) orders: Streaming<v1::NodeOrders>,
     appends: mpsc::Sender<v1::AppendRequest>,
@@ -284,7 +284,8 @@ impl Node {
         let mut telemetry = v1::telemetry_client::TelemetryClient::new(channel);
         let stored = telemetry.append(ReceiverStream::new(receiver)).await.unwrap().into_inner();
         let (name, boot_id) = ("box".to_owned(), boot_id.to_owned());
-        let mut node = Node { name, boot_id, held, life: 0, reports, orders, appends, stored, worker };
+        let mut node =
+            Node { name, boot_id, held, controller_epoch: 0, reports, orders, appends, stored, worker };
         node.send(Some(v1::Inventory { slots, ..Default::default() })).await;
         // As the daemon does: it echoes the first orders at once, and is believed from then on.
         node.until("the answer to the first report", |_| true).await;
@@ -295,7 +296,7 @@ impl Node {
     pub(super) async fn send(&mut self, inventory: Option<v1::Inventory>) {
         let report = v1::NodeReport {
             obeyed_ms: 0,
-            obeyed_life: self.life,
+            obeyed_controller_epoch: self.controller_epoch,
             sent_ms: 0,
             node: self.name.clone(),
             boot_id: self.boot_id.clone(),
@@ -322,6 +323,7 @@ impl Node {
             detail: String::new(),
             started_ms: if step >= ReplicaStep::Running { 5 } else { 0 },
             spec: None,
+            ready: None,
         });
         self.report().await;
     }
@@ -340,7 +342,7 @@ impl Node {
         within(what, async {
             loop {
                 let orders = self.orders.message().await.unwrap().expect("orders went on");
-                self.life = orders.life;
+                self.controller_epoch = orders.controller_epoch;
                 if wanted(&orders.orders) {
                     return orders.orders;
                 }

@@ -141,6 +141,9 @@ impl Book {
             cancel: None,
             replicas: vec![replica_of(report, held)],
             outcome: None,
+            removed_at: None,
+            go: None,
+            broken: None,
         };
         self.leases.grant(self.jobs.add(job), Some(report.sent), now.boot);
         self.fleet.assign(node, id);
@@ -163,7 +166,7 @@ impl Book {
         let replica = replica_of(report, held);
         self.jobs.edit(id, |job| {
             job.epoch = held.replica.epoch;
-            job.not_before = None;
+            (job.not_before, job.go, job.broken) = (None, None, None);
             job.replicas = vec![replica];
         });
         let Some(job) = self.jobs.get(id) else { return };
@@ -175,7 +178,7 @@ impl Book {
     fn adopted(&mut self, id: &JobId, node: &NodeId, replica: &ReplicaId, now: Moment, why: &str) {
         self.strangers.forget(replica);
         (self.urgent, self.replan) = (true, true);
-        tracing::warn!(%replica, %node, "taking over an attempt that is not on record");
+        tracing::warn!(%replica, %node, "adopting attempt that is not on record");
         self.jobs.tell(id, Some(node), now, format!("{why} {node} has attempt {} of it", replica.epoch));
     }
 
@@ -209,7 +212,7 @@ impl Book {
     fn meet_double(&mut self, report: &Report, held: &Held, now: Moment) {
         let (id, node) = (&held.replica.job, &report.node);
         if self.strangers.note(&held.replica, node, Known::Odd) {
-            tracing::error!(replica = %held.replica, %node, "two nodes have the same attempt");
+            tracing::error!(replica = %held.replica, %node, "found same attempt on two nodes");
             let text = format!(
                 "{node} has attempt {} too: both go on; cancel the job, and start it again, if that is not wanted",
                 held.replica.epoch
@@ -232,7 +235,7 @@ impl Book {
                 None => Known::Not,
             };
             if stranger.known != Known::Ended {
-                tracing::warn!(%replica, node = %stranger.node, "a node runs what is not on record");
+                tracing::warn!(%replica, node = %stranger.node, "found replica on node that is not on record");
             }
         }
     }

@@ -18,14 +18,15 @@ use std::time::Duration;
 
 use agent_model::machine::{Eligibility, EligibilityEvent, Liveness, LivenessEvent};
 use agent_model::node::{Finding, Gpu, Grade, Inventory, Load};
+use agent_model::protocol::gang::Ready;
 use agent_model::protocol::orders::Obeyed;
 use agent_model::{Boot, JobId, JobSpec, NodeId, ReplicaId, ReplicaStep, Timestamp};
 
 use super::jobs::Jobs;
 use super::{DeclaredLost, Moment};
 use crate::lease::Contacts;
-use crate::scheduler::{Pythons, Room, Taken};
-use crate::store::{Changes, NodeRecord};
+use crate::scheduler::{Pythons, Room, Size, Taken};
+use crate::store::{Changes, Document, NodeRecord};
 
 /// What a node says about itself and what it holds.
 #[derive(Debug, Clone)]
@@ -58,6 +59,8 @@ pub(crate) struct Held {
     pub(crate) alive: bool,
     /// What was ordered, when the node was asked for it.
     pub(crate) spec: Option<JobSpec>,
+    /// Of a rank of a gang, from when it could start.
+    pub(crate) ready: Option<Ready>,
 }
 
 /// A node and what is only known while the controller runs.
@@ -68,7 +71,7 @@ pub(crate) struct NodeState {
     /// When it sent the latest report, by its own clock.
     pub(crate) sent: Option<Boot>,
     /// See the module.
-    life: u64,
+    controller_epoch: u64,
     /// Its Sync stream is open.
     pub(crate) linked: bool,
     /// The jobs placed on it.
@@ -76,12 +79,19 @@ pub(crate) struct NodeState {
 }
 
 impl NodeState {
-    fn new(record: NodeRecord, life: u64) -> NodeState {
-        NodeState { record, load: Load::default(), sent: None, life, linked: false, jobs: BTreeSet::new() }
+    fn new(record: NodeRecord, controller_epoch: u64) -> NodeState {
+        NodeState {
+            record,
+            load: Load::default(),
+            sent: None,
+            controller_epoch,
+            linked: false,
+            jobs: BTreeSet::new(),
+        }
     }
 
     /// One that was never heard of.
-    fn unknown(id: &NodeId, life: u64, now: Moment) -> NodeState {
+    fn unknown(id: &NodeId, controller_epoch: u64, now: Moment) -> NodeState {
         let record = NodeRecord {
             id: id.clone(),
             boot_id: String::new(),
@@ -90,7 +100,7 @@ impl NodeState {
             last_seen: now.wall,
             inventory: Inventory::default(),
         };
-        NodeState::new(record, life)
+        NodeState::new(record, controller_epoch)
     }
 
     /// Takes in what the node says of itself; true when its record changed by it.
@@ -109,19 +119,27 @@ impl NodeState {
     }
 
     /// Its size, and what takes room on it.
-    fn room(&self, jobs: &Jobs) -> Room {
+    fn room(&self, jobs: &Jobs, now: Timestamp) -> Room {
         let inventory = &self.record.inventory;
         let taken = |id: &JobId| {
-            let wants = &jobs.get(id)?.spec.resources;
-            Some(Taken { job: id.clone(), gpus: wants.gpus, memory: wants.memory })
+            let job = jobs.get(id)?;
+            let longest = super::longest(&job.spec).zip(job.started_at);
+            let ends = longest.map(|(longest, started)| longest.saturating_sub(now.since(started)));
+            let owner = job.owner.as_ref().map(ToString::to_string);
+            Some(Taken { job: id.clone(), owner, size: Size::of(&job.spec.resources), ends })
         };
         Room {
             node: self.record.id.clone(),
             closed: self.closed(),
             slots: inventory.slots,
-            gpus: u32::try_from(inventory.gpus.iter().filter(|gpu| gpu.counts()).count()).unwrap_or(u32::MAX),
+            size: Size {
+                gpus: u32::try_from(inventory.gpus.iter().filter(|gpu| gpu.counts()).count())
+                    .unwrap_or(u32::MAX),
+                cpus: inventory.cpus,
+                memory: inventory.memory,
+            },
             unfit: unfit(inventory),
-            memory: inventory.memory,
+            labels: inventory.labels.clone(),
             gangs: inventory.gangs,
             taken: self.jobs.iter().filter_map(taken).collect(),
         }
@@ -187,8 +205,9 @@ pub(super) struct Fleet {
     /// After a loss: those that must be heard before anything is placed.
     awaited: BTreeSet<NodeId>,
     /// The last one that a node was given.
-    life: u64,
+    controller_epoch: u64,
     unwritten: BTreeSet<NodeId>,
+    removed: BTreeSet<NodeId>,
 }
 
 impl Fleet {
@@ -198,7 +217,7 @@ impl Fleet {
         records: Vec<NodeRecord>,
         lossy: bool,
         contact: Duration,
-        life: u64,
+        controller_epoch: u64,
         now: Boot,
     ) -> Fleet {
         let (mut contacts, mut awaited) = (Contacts::new(contact), BTreeSet::new());
@@ -210,9 +229,16 @@ impl Fleet {
                 awaited.insert(node.id.clone());
             }
         }
-        let state = |node: NodeRecord| (node.id.clone(), NodeState::new(node, life));
+        let state = |node: NodeRecord| (node.id.clone(), NodeState::new(node, controller_epoch));
         let nodes = records.into_iter().map(state).collect();
-        Fleet { nodes, contacts, awaited, life, unwritten: BTreeSet::new() }
+        Fleet {
+            nodes,
+            contacts,
+            awaited,
+            controller_epoch,
+            unwritten: BTreeSet::new(),
+            removed: BTreeSet::new(),
+        }
     }
 
     pub(super) fn get(&self, id: &NodeId) -> Option<&NodeState> {
@@ -229,21 +255,22 @@ impl Fleet {
     }
 
     /// The life of a node, or the one that a node would get which nobody heard yet.
-    pub(super) fn life_of(&self, id: &NodeId) -> u64 {
-        self.get(id).map_or(self.life, |node| node.life)
+    pub(super) fn controller_epoch_of(&self, id: &NodeId) -> u64 {
+        self.get(id).map_or(self.controller_epoch, |node| node.controller_epoch)
     }
 
     /// Takes in what a node says of itself; `None` when a later report overtook this one.
     pub(super) fn hear(&mut self, report: &Report, now: Moment) -> Option<Heard> {
-        let (id, life) = (&report.node, self.life);
-        let node = self.nodes.entry(id.clone()).or_insert_with(|| NodeState::unknown(id, life, now));
+        let (id, controller_epoch) = (&report.node, self.controller_epoch);
+        let node =
+            self.nodes.entry(id.clone()).or_insert_with(|| NodeState::unknown(id, controller_epoch, now));
         let rebooted = node.record.boot_id != report.boot_id;
         if !rebooted && node.sent.is_some_and(|latest| report.sent < latest) && !broken!(OvertakenReports) {
             return None;
         }
         if rebooted && !broken!(LifeOfAnotherBoot) {
-            self.life = life.wrapping_add(1);
-            node.life = self.life;
+            self.controller_epoch = controller_epoch.wrapping_add(1);
+            node.controller_epoch = self.controller_epoch;
         }
         let changed = node.hear(report, now);
         if changed {
@@ -256,8 +283,12 @@ impl Fleet {
     /// Whether what a report does not name is not there: it was made after its node obeyed orders of its present
     /// life, so it is no copy of before.
     pub(super) fn believes(&self, report: &Report) -> bool {
-        let present = |life| self.get(&report.node).is_some_and(|node| node.life == life);
-        report.obeyed.is_some_and(|obeyed| present(obeyed.life) || broken!(LifeNotChecked))
+        let present = |controller_epoch| {
+            self.get(&report.node).is_some_and(|node| node.controller_epoch == controller_epoch)
+        };
+        report
+            .obeyed
+            .is_some_and(|obeyed| present(obeyed.controller_epoch) || broken!(ControllerEpochNotChecked))
     }
 
     /// A node that was awaited has said what it runs.
@@ -354,8 +385,8 @@ impl Fleet {
     }
 
     /// The size of every node, and what of `jobs` takes room on it.
-    pub(super) fn rooms(&self, jobs: &Jobs) -> Vec<Room> {
-        self.iter().map(|node| node.room(jobs)).collect()
+    pub(super) fn rooms(&self, jobs: &Jobs, now: Timestamp) -> Vec<Room> {
+        self.iter().map(|node| node.room(jobs, now)).collect()
     }
 
     /// The interpreters that nodes say they have.
@@ -365,18 +396,29 @@ impl Fleet {
     }
 
     pub(super) fn is_written(&self) -> bool {
-        self.unwritten.is_empty()
+        self.unwritten.is_empty() && self.removed.is_empty()
+    }
+
+    /// Forgets a node. One that is heard again is a new one.
+    pub(super) fn remove(&mut self, id: &NodeId) {
+        self.nodes.remove(id);
+        self.awaited.remove(id);
+        self.unwritten.remove(id);
+        self.removed.insert(id.clone());
     }
 
     /// Adds what is not on disk yet to `changes`.
     pub(super) fn collect(&self, changes: &mut Changes) {
-        let records = self.unwritten.iter().filter_map(|id| self.get(id)).map(|node| node.record.clone());
-        changes.nodes.extend(records);
+        let nodes = self.unwritten.iter().filter_map(|id| self.get(id));
+        changes.documents.extend(nodes.map(|node| Document::Node(Box::new(node.record.clone()))));
+        let gone = self.removed.iter().filter(|id| self.get(id).is_none());
+        changes.dropped.extend(gone.map(Document::name_of_node));
     }
 
     /// Everything is on disk.
     pub(super) fn written(&mut self) {
         self.unwritten.clear();
+        self.removed.clear();
     }
 }
 

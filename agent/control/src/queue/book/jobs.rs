@@ -114,14 +114,21 @@ impl Jobs {
         self.amended.insert(job.id.clone(), job);
     }
 
+    /// Takes an ended job off the record.
+    pub(super) fn remove(&mut self, job: JobRecord, now: Moment) {
+        self.recent.retain(|known| known.id != job.id);
+        self.amended.insert(job.id.clone(), Arc::new(job.removed(now.wall)));
+    }
+
     pub(super) fn is_written(&self) -> bool {
         self.unwritten.is_empty() && self.amended.is_empty() && self.events.is_empty()
     }
 
     /// Adds what is not on disk yet to `changes`.
     pub(super) fn collect(&self, changes: &mut Changes) {
-        changes.jobs.extend(self.unwritten.iter().filter_map(|id| self.get(id)).cloned());
+        // A job that was removed frees its name for one that comes after it.
         changes.jobs.extend(self.amended.values().cloned());
+        changes.jobs.extend(self.unwritten.iter().filter_map(|id| self.get(id)).cloned());
         changes.events.extend(self.events.iter().cloned());
     }
 

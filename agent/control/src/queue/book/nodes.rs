@@ -22,6 +22,17 @@ pub(crate) enum DeclaredLost {
     Done(Vec<JobId>),
 }
 
+/// What came of removing a node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum RemovedNode {
+    /// There is no such node.
+    Unknown,
+    /// It has these jobs.
+    Busy(Vec<JobId>),
+    /// It is forgotten; these jobs were taken from it.
+    Done(Vec<JobId>),
+}
+
 impl Book {
     /// Takes in what a node says, whole.
     pub(crate) fn report(&mut self, report: &Report, now: Moment) {
@@ -77,7 +88,10 @@ impl Book {
             self.jobs.tell(id, Some(node), now, format!("{node} answers again"));
         }
         let Some(replica) = self.jobs.get(id).and_then(|job| job.rank(held.replica.rank)) else { return };
-        let stepped = replica.step != Some(held.step);
+        let (stepped, gang) = (
+            replica.step != Some(held.step),
+            self.jobs.get(id).is_some_and(|job| job.spec.resources.nodes > 1),
+        );
         if stepped || replica.detail != held.detail || replica.boot_id != boot_id {
             self.jobs.edit(id, |job| {
                 job.started_at = held.started_at.or(job.started_at);
@@ -93,12 +107,16 @@ impl Book {
             if !held.detail.is_empty() && held.detail != text {
                 text = format!("{text}: {}", held.detail);
             }
+            if gang {
+                text = format!("rank {}: {text}", held.replica.rank);
+            }
             self.jobs.tell(id, Some(node), now, text);
         }
         let running = |replica: &ReplicaRecord| replica.step >= Some(ReplicaStep::Running);
         if self.jobs.get(id).is_some_and(|job| job.replicas.iter().all(running)) {
             self.jobs.advance(id, JobEvent::AllRunning);
         }
+        self.hear_ready(report, held, now);
     }
 
     /// Declares the replicas of `job` lost that the node had and now has not. Those it never had are offered
@@ -183,6 +201,7 @@ impl Book {
             let what = format!("{node} gave no sign of the job for longer than it may run unheard");
             self.lose(&replica, Fault::new(Code::NodeLost, what), now);
         }
+        self.expire_gangs(now);
     }
 
     /// Takes the word of an operator that a silent node, and everything that ran on it, is gone for good.
@@ -196,6 +215,27 @@ impl Book {
             }
         }
         declared
+    }
+
+    /// Forgets a node. What it runs must be nothing, or may count as lost.
+    pub(crate) fn remove_node(
+        &mut self,
+        id: &NodeId,
+        lose_jobs: bool,
+        who: &str,
+        now: Moment,
+    ) -> RemovedNode {
+        let Some(node) = self.fleet.get(id) else { return RemovedNode::Unknown };
+        let jobs: Vec<JobId> = node.jobs.iter().cloned().collect();
+        if !jobs.is_empty() && !lose_jobs {
+            return RemovedNode::Busy(jobs);
+        }
+        (self.urgent, self.replan) = (true, true);
+        for job in &jobs {
+            self.lose_on(job, id, &Fault::new(Code::NodeLost, format!("{id} was removed by {who}")), now);
+        }
+        self.fleet.remove(id);
+        RemovedNode::Done(jobs)
     }
 
     /// Lets new work onto a node, or keeps it off; `None` when there is no such node. What was placed before
@@ -218,7 +258,7 @@ impl Book {
         let jobs = state.into_iter().flat_map(|node| &node.jobs).filter_map(|id| self.jobs.get(id));
         let settled = self.replicas.settled_on(node);
         Orders {
-            life: self.fleet.life_of(node),
+            controller_epoch: self.fleet.controller_epoch_of(node),
             answers: state.and_then(|node| node.sent).unwrap_or_default(),
             revision: 0,
             list: lease::orders(node, &self.leases, jobs.map(|job| &**job), settled)

@@ -2,7 +2,9 @@
 //!
 //! An attempt has its end when every rank has one. It completed if every rank did; otherwise the first rank that
 //! ended badly is the cause, and what came of the others, which were stopped for it, is not told again. A lost
-//! rank ended when its node was last heard: the others fail because of it, and are heard before it is given up.
+//! rank ended when its node was last heard: the others fail because of it, and are heard before it is given up. Before
+//! all that comes what broke an attempt as a whole. Where the first rank leads the others, what comes of it is what
+//! comes of the attempt once it completed.
 
 use agent_model::machine::Before;
 use agent_model::{Fault, JobState, NodeId, Outcome, Timestamp, Verdict};
@@ -28,13 +30,24 @@ impl JobRecord {
             | JobState::NotResponding(Before::Finalizing(Verdict::Canceled)) => {
                 Some(self.cancel.clone().unwrap_or_else(|| "canceled".to_owned()))
             }
+            _ if self.broken.is_some() => self.broken.as_ref().map(|broken| broken.fault.what.clone()),
+            _ if leader_completed(self) => Some("rank 0 of it, which leads, has ended".to_owned()),
             _ => cause(self).map(|cause| format!("rank {} of it, on {}, has ended", cause.rank, cause.node)),
         }
     }
 }
 
+/// The rank that leads the others completed, so whatever came of them is fine.
+fn leader_completed(job: &JobRecord) -> bool {
+    let completed = |end: &RankEnd| matches!(end, RankEnd::Told(Outcome { verdict: Verdict::Completed, .. }));
+    job.spec.is_led() && job.rank(0).and_then(|first| first.end.as_ref()).is_some_and(completed)
+}
+
 /// The rank because of which an attempt does not complete, if there is one.
 fn cause(job: &JobRecord) -> Option<&ReplicaRecord> {
+    if leader_completed(job) {
+        return None;
+    }
     let bad = |replica: &&ReplicaRecord| replica.end.as_ref().is_some_and(|end| rate(end) > 0);
     // What a user or an operator ended is a cause only if nothing failed.
     job.replicas.iter().filter(bad).min_by_key(|replica| {
@@ -52,6 +65,11 @@ pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
     if !(ended && (known || job.cancel.is_some()) || partly) {
         return None;
     }
+    let broken = job.broken.as_ref().and_then(|broken| Some((job.rank(broken.rank)?, &broken.fault)));
+    if let Some((cause, fault)) = broken {
+        let outcome = without_run(Verdict::Failed, Some(fault.clone()), now);
+        return Some(Joined { outcome, lost: false, node: cause.node.clone() });
+    }
     let told = cause(job).or_else(|| job.replicas.iter().min_by_key(|replica| replica.rank))?;
     let (mut outcome, lost) = match told.end.as_ref()? {
         RankEnd::Told(outcome) => (outcome.clone(), false),
@@ -59,6 +77,11 @@ pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
     };
     if job.spec.resources.nodes > 1 {
         let place = format!("rank {} of {}, on {}", told.rank, job.spec.resources.nodes, told.node);
+        // What it left is what its first rank left; what the others did is told with them.
+        outcome.artifacts = match job.rank(0).and_then(|first| first.end.as_ref()) {
+            Some(RankEnd::Told(first)) => first.artifacts,
+            _ => None,
+        };
         outcome.fault =
             outcome.fault.map(|fault| Fault { what: format!("{place}: {}", fault.what), ..fault });
     }
@@ -110,6 +133,38 @@ mod tests {
     fn lost(heard: u64) -> Option<RankEnd> {
         let fault = Fault::new(Code::NodeLost, "n0 is silent");
         Some(RankEnd::Lost { fault, heard: Timestamp(heard) })
+    }
+
+    #[test]
+    fn test_what_broke_an_attempt_comes_first_and_a_leader_that_completed_is_the_job() {
+        use Verdict::{Canceled, Completed, Failed};
+        let mut broken = gang(&[told(Canceled, 1), told(Failed, 2)]);
+        let fault = Fault::new(Code::GangLate, "rank 0 was late");
+        broken.broken = Some(crate::store::Broken { rank: 0, fault: fault.clone() });
+        broken.state = JobState::Preparing;
+        let joined = join(&broken, Timestamp(9)).unwrap();
+        assert_eq!(
+            (joined.outcome.verdict, joined.outcome.fault, joined.node.as_str()),
+            (Failed, Some(fault), "n0")
+        );
+        assert_eq!(broken.why_stopped().unwrap(), "rank 0 was late");
+
+        let led = |ends: &[Option<RankEnd>]| {
+            let record = gang(ends);
+            let draft = JobDraft {
+                distribution: Some(agent_model::job::Distribution::Mpi { processes: 1 }),
+                ..record.spec.clone().into()
+            };
+            JobRecord { spec: draft.validate().unwrap(), state: JobState::Running, ..record }
+        };
+        assert!(led(&[None, None]).why_stopped().is_none());
+        assert!(led(&[told(Completed, 1), None]).why_stopped().is_some());
+        assert!(gang(&[told(Completed, 1), None]).why_stopped().is_none(), "its ranks are equals");
+        let verdict = |ends: &[Option<RankEnd>]| join(&led(ends), Timestamp(9)).unwrap().outcome.verdict;
+        assert_eq!(verdict(&[told(Completed, 1), told(Canceled, 2)]), Completed);
+        assert_eq!(verdict(&[told(Completed, 1), lost(2)]), Completed);
+        assert_eq!(verdict(&[told(Failed, 1), told(Canceled, 2)]), Failed);
+        assert_eq!(verdict(&[told(Canceled, 3), told(Failed, 2)]), Failed);
     }
 
     #[test]

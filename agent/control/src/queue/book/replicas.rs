@@ -10,7 +10,7 @@ use agent_model::protocol::orders::Obeyed;
 use agent_model::{Boot, JobId, NodeId, ReplicaId};
 
 use super::Report;
-use crate::store::Changes;
+use crate::store::{Changes, Document, SettledRecord};
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(super) struct Replicas {
     settled: BTreeMap<ReplicaId, Settled>,
     /// When, by its clock, the node of a canceled replica sent the first report after the cancel.
     withdrawn: BTreeMap<ReplicaId, Boot>,
-    unwritten: Vec<(ReplicaId, NodeId)>,
+    unwritten: Vec<SettledRecord>,
     forgotten: Vec<ReplicaId>,
 }
 
@@ -45,15 +45,15 @@ impl Settled {
 
 impl Replicas {
     /// Those that are settled on disk.
-    pub(super) fn new(settled: Vec<(ReplicaId, NodeId)>) -> Replicas {
-        let named = |(replica, node)| (replica, Settled { node, named: true, absent: 0 });
+    pub(super) fn new(settled: Vec<SettledRecord>) -> Replicas {
+        let named = |SettledRecord { replica, node }| (replica, Settled { node, named: true, absent: 0 });
         Replicas { settled: settled.into_iter().map(named).collect(), ..Replicas::default() }
     }
 
     /// The outcome of a replica is in. `named`: its node told of it before.
     pub(super) fn settle(&mut self, replica: &ReplicaId, node: &NodeId, named: bool) {
         self.settled.insert(replica.clone(), Settled { node: node.clone(), named, absent: 0 });
-        self.unwritten.push((replica.clone(), node.clone()));
+        self.unwritten.push(SettledRecord { replica: replica.clone(), node: node.clone() });
     }
 
     pub(super) fn is_settled(&self, replica: &ReplicaId) -> bool {
@@ -112,8 +112,8 @@ impl Replicas {
 
     /// Adds what is not on disk yet to `changes`.
     pub(super) fn collect(&self, changes: &mut Changes) {
-        changes.settled.extend(self.unwritten.iter().cloned());
-        changes.forgotten.extend(self.forgotten.iter().cloned());
+        changes.documents.extend(self.unwritten.iter().cloned().map(Document::Settled));
+        changes.dropped.extend(self.forgotten.iter().map(Document::name_of_settled));
     }
 
     /// Everything is on disk.

@@ -30,6 +30,7 @@ pub(super) fn submission(name: &str, priority: Priority, attempts: u32) -> Submi
         id: name.parse().unwrap(),
         spec,
         owner: Principal::Local { uid: 1 },
+        after: Epoch::default(),
     }
 }
 
@@ -49,12 +50,12 @@ pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
 fn hear(book: &mut Book, mut report: Report, now: Moment) {
     book.report(&report, now);
     let orders = book.orders(&report.node);
-    report.obeyed = Some(Obeyed { life: orders.life, answers: orders.answers });
+    report.obeyed = Some(Obeyed { controller_epoch: orders.controller_epoch, answers: orders.answers });
     book.report(&report, now);
 }
 
 pub(super) fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
-    Held { replica, step, detail: String::new(), started_at: None, alive: true, spec: None }
+    Held { replica, step, detail: String::new(), started_at: None, alive: true, spec: None, ready: None }
 }
 
 fn ended(verdict: Verdict, fault: Option<Fault>) -> Outcome {
@@ -159,7 +160,7 @@ fn test_report_older_than_an_outcome_does_not_forget_the_replica() {
     assert_eq!(book.orders(&node).list, forget);
     hear(&mut book, report(1, "b1", Vec::new()), now);
     assert_eq!(book.orders(&node).list, []);
-    assert_eq!(book.changes().forgotten.len(), 1);
+    assert_eq!(book.changes().dropped.len(), 1);
 }
 
 #[derive(Debug, Clone)]
@@ -335,22 +336,25 @@ fn restarted() -> (Book, ReplicaId) {
     let replica = book.job(&id).unwrap().replica(0);
     hear(&mut book, report(1, "b1", vec![held(replica.clone(), ReplicaStep::Running)]), moment(2, START));
     let jobs = book.jobs().map(|job| (**job).clone()).collect();
-    let nodes = book.nodes().map(|node| node.record.clone()).collect();
-    let loaded = Loaded { jobs, nodes, ..Loaded::default() };
+    let documents = book.nodes().map(|node| Document::Node(Box::new(node.record.clone()))).collect();
+    let loaded = Loaded { jobs, documents, ..Loaded::default() };
     let mut book = Book::new(loaded, Duration::from_secs(15), Terms::default(), 1000, START);
     book.link(|_| true);
     (book, replica)
 }
 
 fn echoing(orders: &lease::Orders, report: Report) -> Report {
-    Report { obeyed: Some(Obeyed { life: orders.life, answers: orders.answers }), ..report }
+    Report {
+        obeyed: Some(Obeyed { controller_epoch: orders.controller_epoch, answers: orders.answers }),
+        ..report
+    }
 }
 
 #[test]
 fn test_copy_of_a_report_from_before_the_controller_started_costs_no_job() {
     let (mut book, replica) = restarted();
     let (now, state) = (moment(3, START), |book: &Book| book.job(&replica.job).unwrap().state);
-    let before = lease::Orders { life: 7, ..lease::Orders::default() };
+    let before = lease::Orders { controller_epoch: 7, ..lease::Orders::default() };
     for boot in ["b1", "b0", "b1"] {
         book.report(&echoing(&before, report(1, boot, Vec::new())), now);
         book.report(&report(1, boot, Vec::new()), now);

@@ -21,6 +21,7 @@ code: ./src
 environment:
   python: python3.11
   requirements: requirements.txt
+secrets: {WANDB_API_KEY: wandb}
 environment_variables:
   OMP_NUM_THREADS: 4
   EMPTY:
@@ -45,12 +46,12 @@ queue_settings: {job_tier: Spot, priority: High}
 "#;
 
 fn refused(text: &str) -> Fault {
-    command_job(text).expect_err(text)
+    command_job(text, &[]).expect_err(text)
 }
 
 #[test]
 fn test_every_key_reaches_the_draft() {
-    let job = command_job(FULL).unwrap();
+    let job = command_job(FULL, &[]).unwrap();
     assert_eq!(job.warnings, []);
     let draft = &job.draft;
     assert_eq!(draft.name.as_ref().unwrap().as_str(), "train-1");
@@ -67,8 +68,10 @@ fn test_every_key_reaches_the_draft() {
     );
     assert_eq!(draft.environment_variables["OMP_NUM_THREADS"], "4");
     assert_eq!(draft.environment_variables["EMPTY"], "");
+    assert_eq!(draft.secrets["WANDB_API_KEY"], "wandb");
     let docker_args = vec!["--cpus 2".to_owned()];
-    let resources = Resources { nodes: 2, gpus: 1, memory: 8 << 30, shm: 512 << 20, docker_args };
+    let resources =
+        Resources { nodes: 2, gpus: 1, memory: 8 << 30, shm: 512 << 20, docker_args, ..Resources::default() };
     assert_eq!(draft.resources, resources);
     assert_eq!(draft.limits.timeout, Some(Duration::from_secs(3600)));
     assert_eq!(draft.limits.grace, Some(Duration::from_secs(120)));
@@ -78,8 +81,16 @@ fn test_every_key_reaches_the_draft() {
 }
 
 #[test]
+fn test_the_kind_of_a_machine_is_a_label() {
+    let text = "command: x\nenvironment: host\nresources:\n  cpus: 8\n  instance_type: Standard_NC6\n  labels: {rack: 7}\n";
+    let resources = command_job(text, &[]).unwrap().draft.resources;
+    assert_eq!((resources.cpus, resources.labels["rack"].as_str()), (8, "7"));
+    assert_eq!(resources.labels["instance_type"], "Standard_NC6");
+}
+
+#[test]
 fn test_inputs_and_outputs_are_told_apart() {
-    let job = command_job(FULL).unwrap();
+    let job = command_job(FULL, &[]).unwrap();
     let literal = |text: &str| Input::Literal(text.to_owned());
     let expected = [
         ("flag", "true"),
@@ -99,7 +110,7 @@ fn test_inputs_and_outputs_are_told_apart() {
 #[test]
 fn test_smallest_job_and_json() {
     for text in ["command: true", r#"{"command": "true"}"#] {
-        let job = command_job(text).unwrap();
+        let job = command_job(text, &[]).unwrap();
         assert_eq!((job.draft.command.as_str(), job.code), ("true", None));
         assert_eq!(job.environment, EnvironmentRef::Spec(EnvSpec::host()));
     }
@@ -108,7 +119,7 @@ fn test_smallest_job_and_json() {
 #[test]
 fn test_what_has_no_effect_is_a_warning_with_its_place() {
     let text = "command: x\ncompute: azureml:cpu\nenviroment: y\nresources: {gpu: 1}\nfoo: 1\n";
-    let warnings = command_job(text).unwrap().warnings;
+    let warnings = command_job(text, &[]).unwrap().warnings;
     let warnings: Vec<_> = warnings.iter().map(|w| format!("{}: {}", w.place, w.message)).collect();
     assert_eq!(
         warnings,
@@ -128,7 +139,6 @@ fn test_what_is_not_run_is_refused_with_its_place_and_a_way_out() {
         ("jobs: {a: {}}\n", "line 1, column 7", "`jobs` makes this a pipeline job"),
         ("command: x\ncode: azureml:code:1\n", "line 2, column 7", "is not fetched"),
         ("command: x\ncode: git+https://h/x\n", "line 2, column 7", "is not fetched"),
-        ("command: x\ndistribution: {type: pytorch}\n", "line 2, column 15", "`distribution` is not run"),
         ("command: x\ninputs: {d: {path: azureml:d:1}}\n", "line 2, column 20", "is not fetched"),
         ("command: x\ninputs: {d: {path: 'wasbs://c@a/x'}}\n", "line 2, column 20", "is not fetched"),
         ("command: x\ninputs: {d: {path: 'https://h/x'}}\n", "line 2, column 20", "is not fetched"),
@@ -143,10 +153,10 @@ fn test_what_is_not_run_is_refused_with_its_place_and_a_way_out() {
 #[test]
 fn test_replacing_without_a_second_attempt_is_warned_of() {
     let text = "command: x\nlimits: {on_disconnect: replace}\n";
-    let warnings = command_job(text).unwrap().warnings;
+    let warnings = command_job(text, &[]).unwrap().warnings;
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].message.contains("`retry.max_attempts` allows no second attempt"));
-    assert_eq!(command_job(&format!("{text}retry: {{max_attempts: 2}}\n")).unwrap().warnings, []);
+    assert_eq!(command_job(&format!("{text}retry: {{max_attempts: 2}}\n"), &[]).unwrap().warnings, []);
 }
 
 #[test]
@@ -224,8 +234,8 @@ fn test_all_mistakes_are_told_at_once_the_first_one_first() {
     assert!(fault.why[0].contains("display_name"), "{}", fault.why[0]);
     // What is known of a kind of job that is not run is that, and nothing else.
     assert_eq!(refused("type: sweep\nname: my job\n").why, [""; 0]);
-    let text = "command: x\nresources: {cpus: 2}\n";
-    assert!(!command_job(text).unwrap().warnings[0].message.contains("did you mean"));
+    let text = "command: x\nresources: {colour: 2}\n";
+    assert!(!command_job(text, &[]).unwrap().warnings[0].message.contains("did you mean"));
 }
 
 #[test]
@@ -238,7 +248,7 @@ fn test_broken_text_is_a_file_fault() {
 proptest::proptest! {
     #[test]
     fn test_no_text_makes_the_reader_fail_otherwise(text in "[a-z: \n\\-\\[\\]{}\"'$#|>0-9]{0,120}") {
-        if let Err(fault) = command_job(&text) {
+        if let Err(fault) = command_job(&text, &[]) {
             assert!(fault.what.starts_with("line "), "{}", fault.what);
             assert!(fault.fix.is_some());
         }

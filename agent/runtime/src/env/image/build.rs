@@ -19,7 +19,7 @@ use futures_util::{FutureExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::super::{AcquireError, Bench, Built, EnvBuilder, EnvLease};
+use super::super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvLease};
 use super::context::{CA_FILE, Context};
 use super::credentials::Credentials;
 use super::held::Held;
@@ -72,11 +72,15 @@ impl Build {
     }
 
     /// Lays out the context and reads its Dockerfile.
-    async fn prepare(&self, spec: &EnvSpec, bench: &Bench) -> Result<(Context, String), AcquireError> {
+    async fn prepare(
+        &self,
+        spec: &EnvSpec,
+        workspace: &BuildWorkspace,
+    ) -> Result<(Context, String), AcquireError> {
         let (digest, dockerfile) = parts(spec)?;
         let contexts = self.access.config.contexts.as_ref();
         let contexts = contexts.ok_or(AcquireError::Unsupported { kind: spec.kind() })?;
-        let dir = bench.prefix().join("context");
+        let dir = workspace.prefix().join("context");
         let failed = |detail| AcquireError::Failed { step: "laying out the build context", detail };
         (contexts.0)(digest, dir.clone()).await.map_err(failed)?;
         let path = dir.join(&dockerfile);
@@ -87,7 +91,7 @@ impl Build {
         })?;
         let ca = self.access.config.build_ca.clone();
         if ca.is_some() {
-            bench.say(&format!(
+            workspace.say(&format!(
                 "more certificates are in the context: `COPY {CA_FILE} {CA_PLACE}` and `ARG PIP_CERT` in the \
                  Dockerfile let its programs trust them"
             ));
@@ -114,15 +118,15 @@ impl Build {
 
     /// Has the engine build it, and passes on what it prints. It is given up when nothing is printed for too long,
     /// and by dropping this, which the engine hears.
-    async fn run(&self, context: Context, tag: &str, bench: &Bench) -> Result<(), AcquireError> {
-        failpoint::hit("env.image.build").map_err(AcquireError::io("build in", bench.prefix()))?;
+    async fn run(&self, context: Context, tag: &str, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
+        failpoint::hit("env.image.build").map_err(AcquireError::io("build in", workspace.prefix()))?;
         let credentials = Credentials::read(self.access.config.registry_credentials.as_deref())?.all();
         let docker = &self.access.docker;
         let client = docker.client(BUILD).await.map_err(AcquireError::Engine)?;
         let options = self.options(&context, tag);
         let body = body_try_stream(context.stream());
         let mut told = std::pin::pin!(client.build_image(options, Some(credentials), Some(body)));
-        let (mut story, stall) = (Story::default(), bench.stall());
+        let (mut story, stall) = (Story::default(), workspace.stall());
         let mut last = tokio::time::Instant::now();
         loop {
             let next = tokio::time::timeout_at(last + stall, told.next()).await;
@@ -131,7 +135,7 @@ impl Build {
             match next {
                 None => return Ok(()),
                 Some(Ok(info)) => {
-                    if story.hear(info, bench) {
+                    if story.hear(info, workspace) {
                         last = tokio::time::Instant::now();
                     }
                 }
@@ -211,26 +215,26 @@ struct Story {
 
 impl Story {
     /// Passes on what was told; says whether it is about getting on.
-    fn hear(&mut self, info: BuildInfo, bench: &Bench) -> bool {
+    fn hear(&mut self, info: BuildInfo, workspace: &BuildWorkspace) -> bool {
         if info.status.is_some() {
             let BuildInfo { id, status, progress_detail, .. } = info;
             let layer = CreateImageInfo { id, status, progress_detail, ..CreateImageInfo::default() };
-            return follow(&mut self.layers, &layer, self.base.as_deref().unwrap_or_default(), bench);
+            return follow(&mut self.layers, &layer, self.base.as_deref().unwrap_or_default(), workspace);
         }
         self.rest.push_str(&info.stream.unwrap_or_default());
         while let Some(end) = self.rest.find('\n') {
             let line: String = self.rest.drain(..=end).collect();
-            self.line(line.trim_end().rsplit('\r').next().unwrap_or_default(), bench);
+            self.line(line.trim_end().rsplit('\r').next().unwrap_or_default(), workspace);
         }
         true
     }
 
-    fn line(&mut self, line: &str, bench: &Bench) {
+    fn line(&mut self, line: &str, workspace: &BuildWorkspace) {
         let shown = plain(line);
         if shown.trim().is_empty() {
             return;
         }
-        bench.say(&shown);
+        workspace.say(&shown);
         let Some((number, total, what)) = step_of(&shown) else {
             self.keep(shown.trim());
             return;
@@ -243,7 +247,7 @@ impl Story {
             .map(str::to_owned);
         self.done = number.saturating_sub(1);
         let what = what.to_owned();
-        bench.tell(Progress { done: self.done, total, ..Progress::of(Phase::Image, what) });
+        workspace.tell(Progress { done: self.done, total, ..Progress::of(Phase::Image, what) });
     }
 
     /// Keeps a line for an error, unless it is the engine's own.
@@ -389,16 +393,16 @@ impl EnvBuilder for Build {
     fn build<'a>(
         &'a self,
         spec: &'a EnvSpec,
-        bench: &'a Bench,
+        workspace: &'a BuildWorkspace,
     ) -> BoxFuture<'a, Result<Built, AcquireError>> {
         async move {
-            let (context, dockerfile) = self.prepare(spec, bench).await?;
+            let (context, dockerfile) = self.prepare(spec, workspace).await?;
             let (dir, named) = (context.dir.clone(), context.dockerfile.clone());
-            let key = bench.prefix().file_name().map(|name| name.to_string_lossy().into_owned());
+            let key = workspace.prefix().file_name().map(|name| name.to_string_lossy().into_owned());
             let tag = format!("agentd/{}:latest", key.unwrap_or_default());
-            let mut held = Held::beside(bench.prefix());
+            let mut held = Held::beside(workspace.prefix());
             held.intend(&tag)?;
-            self.run(context, &tag, bench).await?;
+            self.run(context, &tag, workspace).await?;
             let missing = || AcquireError::ImageBuild {
                 step: "building the image".to_owned(),
                 detail: "the engine ended without one".to_owned(),
@@ -409,7 +413,7 @@ impl EnvBuilder for Build {
             self.access.admit(&found)?;
             fs::remove_dir_all(&dir).map_err(AcquireError::io("remove", &dir))?;
             let record = Record { bases: self.bases(&dockerfile).await?, tag };
-            let path = bench.prefix().join(RECORD);
+            let path = workspace.prefix().join(RECORD);
             let written = failpoint::hit("env.image.record")
                 .and_then(|()| fs::write(&path, serde_json::to_vec(&record)?));
             written.map_err(AcquireError::io("write", &path))?;

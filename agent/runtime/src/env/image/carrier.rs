@@ -181,7 +181,7 @@ impl Drop for Probe {
 
 async fn remove(docker: &Docker, id: &str) {
     if let Err(error) = docker.remove_container(id, ASK).await {
-        tracing::warn!(%error, "a container that looked into an image stays for now");
+        tracing::warn!(%error, "cannot remove probe container yet");
     }
 }
 

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures_util::Stream;
-use ignore::gitignore::{Gitignore, GitignoreBuilder};
+use gix_glob::wildmatch;
 use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
@@ -73,7 +73,7 @@ impl Context {
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = if at.is_empty() { name } else { format!("{at}/{name}") };
             let kind = entry.file_type()?;
-            let excluded = rules.exclude(&path, kind.is_dir()) && !self.is_needed(&path);
+            let excluded = rules.exclude(&path) && !self.is_needed(&path);
             if kind.is_dir() {
                 if !excluded {
                     let mut header = header(EntryType::Directory, 0o755, 0);
@@ -133,8 +133,9 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
 /// What a `.dockerignore` says.
 #[derive(Debug, Default)]
 struct Rules {
-    /// Each pattern by itself, because the last that matches decides for a file and for what it is in.
-    patterns: Vec<(Gitignore, bool)>,
+    /// Each pattern, and whether it leaves out what it matches. The last that matches a file, or what it is in,
+    /// decides.
+    patterns: Vec<(String, bool)>,
 }
 
 impl Rules {
@@ -151,9 +152,14 @@ impl Rules {
         Rules { patterns: lines.filter_map(pattern).collect() }
     }
 
-    fn exclude(&self, path: &str, is_dir: bool) -> bool {
-        let matches = |rule: &Gitignore| rule.matched_path_or_any_parents(path, is_dir).is_ignore();
-        let decides = self.patterns.iter().rev().find(|(rule, _)| matches(rule));
+    fn exclude(&self, path: &str) -> bool {
+        let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+        let names: Vec<&str> = ends.map(|end| &path[..end]).collect();
+        let matches = |pattern: &str| {
+            let mode = wildmatch::Mode::NO_MATCH_SLASH_LITERAL;
+            names.iter().any(|name| gix_glob::wildmatch(pattern.into(), (*name).into(), mode))
+        };
+        let decides = self.patterns.iter().rev().find(|(pattern, _)| matches(pattern));
         decides.is_some_and(|(_, excludes)| *excludes)
     }
 
@@ -163,7 +169,7 @@ impl Rules {
 }
 
 /// One line: what it names, and whether that is left out.
-fn pattern(line: &str) -> Option<(Gitignore, bool)> {
+fn pattern(line: &str) -> Option<(String, bool)> {
     let line = line.trim();
     let (named, excludes) = match line.strip_prefix('!') {
         Some(rest) => (rest.trim(), false),
@@ -177,14 +183,7 @@ fn pattern(line: &str) -> Option<(Gitignore, bool)> {
             part => parts.push(part),
         }
     }
-    if parts.is_empty() {
-        return None;
-    }
-    // A brace is a brace there.
-    let literal = parts.join("/").replace('{', "\\{").replace('}', "\\}");
-    let mut builder = GitignoreBuilder::new("");
-    builder.add_line(None, &format!("/{literal}")).ok()?;
-    Some((builder.build().ok()?, excludes))
+    (!parts.is_empty()).then(|| (parts.join("/"), excludes))
 }
 
 /// Hands bytes to whoever reads the stream.
@@ -214,7 +213,7 @@ mod tests {
 
     fn excluded(rules: &str, paths: &[&str]) -> Vec<bool> {
         let rules = Rules::parse(rules);
-        paths.iter().map(|path| rules.exclude(path, false)).collect()
+        paths.iter().map(|path| rules.exclude(path)).collect()
     }
 
     #[test]

@@ -12,7 +12,7 @@ use agent_model::failpoint;
 use serde::{Deserialize, Serialize};
 
 use super::super::AcquireError;
-use super::super::shelf::{Place, Shelf};
+use super::super::cache::{EnvCache, EnvDir};
 use super::{ASK, Access};
 use crate::docker::DockerError;
 
@@ -63,7 +63,7 @@ impl Held {
     pub(super) fn give_up(&mut self, reference: &str) {
         self.images.retain(|entry| entry.reference != reference || entry.id.is_some());
         if let Err(error) = self.write() {
-            tracing::debug!(path = %self.path.display(), %error, "it is noted until it is looked at again");
+            tracing::debug!(path = %self.path.display(), %error, "cannot strike image off list");
         }
     }
 
@@ -86,15 +86,15 @@ impl Held {
 }
 
 /// Removes what was brought for environments that are gone, or have another image by now.
-pub(super) async fn discard(access: &Access, shelf: &Shelf) {
-    for place in shelf.with_images() {
+pub(super) async fn discard(access: &Access, cache: &EnvCache) {
+    for place in cache.with_images() {
         if let Err(error) = discard_of(access, &place).await {
-            tracing::debug!(place = place.name(), %error, "an image that is not needed stays for now");
+            tracing::debug!(place = place.name(), %error, "cannot remove unneeded image yet");
         }
     }
 }
 
-async fn discard_of(access: &Access, place: &Place) -> Result<(), DockerError> {
+async fn discard_of(access: &Access, place: &EnvDir) -> Result<(), DockerError> {
     let Ok(Some(_guard)) = place.hold_off() else { return Ok(()) };
     let needed = place.marker().and_then(|marker| marker.image).map(|image| image.id);
     let mut held = Held::read(&place.images());
@@ -115,7 +115,7 @@ async fn discard_of(access: &Access, place: &Place) -> Result<(), DockerError> {
         }
     }
     if let Err(error) = held.write() {
-        tracing::warn!(place = place.name(), %error, "which images are ours cannot be noted");
+        tracing::warn!(place = place.name(), %error, "cannot note which images are ours");
     }
     failed.map_or(Ok(()), Err)
 }

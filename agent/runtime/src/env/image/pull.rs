@@ -9,7 +9,7 @@ use bollard::query_parameters::CreateImageOptionsBuilder;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 
-use super::super::{AcquireError, Bench, Built, EnvBuilder, EnvLease};
+use super::super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvLease};
 use super::credentials::Credentials;
 use super::held::Held;
 use super::layers::{Layers, Told};
@@ -32,21 +32,22 @@ impl Pull {
 
     /// Fetches an image, and says of each layer how it gets on. It is given up when nothing arrives for too long,
     /// and by dropping this, which the engine hears.
-    async fn fetch(&self, reference: &Reference, bench: &Bench) -> Result<(), AcquireError> {
+    async fn fetch(&self, reference: &Reference, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
         let credentials = Credentials::read(self.access.config.registry_credentials.as_deref())?;
         let ours = credentials.of(reference);
         if ours.is_none() && credentials.has_elsewhere() {
-            bench.say("credentials that a helper program keeps are not used: only those in the file itself");
+            workspace
+                .say("credentials that a helper program keeps are not used: only those in the file itself");
         }
         let known = if ours.is_some() { " with credentials" } else { "" };
-        bench.say(&format!("pulling {} from {}{known}", reference.text, reference.host()));
-        bench.tell(Progress::of(Phase::Pull, &reference.text));
-        failpoint::hit("env.image.pull").map_err(AcquireError::io("pull into", bench.prefix()))?;
+        workspace.say(&format!("pulling {} from {}{known}", reference.text, reference.host()));
+        workspace.tell(Progress::of(Phase::Pull, &reference.text));
+        failpoint::hit("env.image.pull").map_err(AcquireError::io("pull into", workspace.prefix()))?;
         let docker = &self.access.docker;
         let client = docker.client(PULL).await.map_err(AcquireError::Engine)?;
         let options = CreateImageOptionsBuilder::new().from_image(&reference.text).build();
         let mut told = std::pin::pin!(client.create_image(Some(options), None, ours));
-        let (mut layers, stall) = (Layers::default(), bench.stall());
+        let (mut layers, stall) = (Layers::default(), workspace.stall());
         let mut last = tokio::time::Instant::now();
         loop {
             let next = tokio::time::timeout_at(last + stall, told.next()).await;
@@ -62,17 +63,21 @@ impl Pull {
                     return Err(refusal::judge(reference, docker.judge(PULL, error)).midway(done));
                 }
             };
-            if follow(&mut layers, &info, &reference.text, bench) {
+            if follow(&mut layers, &info, &reference.text, workspace) {
                 last = tokio::time::Instant::now();
             }
         }
     }
 
     /// The image, fetched unless it is there. Says whether we brought it.
-    async fn have(&self, reference: &Reference, bench: &Bench) -> Result<(super::Found, bool), AcquireError> {
-        let mut held = Held::beside(bench.prefix());
+    async fn have(
+        &self,
+        reference: &Reference,
+        workspace: &BuildWorkspace,
+    ) -> Result<(super::Found, bool), AcquireError> {
+        let mut held = Held::beside(workspace.prefix());
         if let Some(found) = self.access.inspect(&reference.text).await? {
-            bench.say(&format!("{} is on this machine: {}", reference.text, found.image.id));
+            workspace.say(&format!("{} is on this machine: {}", reference.text, found.image.id));
             let ours = held.owns(&reference.text, &found.image.id);
             if ours {
                 held.brought(&reference.text, &found.image.id)?;
@@ -89,7 +94,7 @@ impl Pull {
         }
         self.access.admit_gpu(&reference.text, gpu::of_name(&reference.text))?;
         held.intend(&reference.text)?;
-        if let Err(error) = self.fetch(reference, bench).await {
+        if let Err(error) = self.fetch(reference, workspace).await {
             if !matches!(error, AcquireError::Engine(_) | AcquireError::BrokenOff { .. }) {
                 held.give_up(&reference.text);
             }
@@ -105,7 +110,12 @@ impl Pull {
 }
 
 /// Passes on what the engine tells of layers; says whether it is about getting on.
-pub(super) fn follow(layers: &mut Layers, info: &CreateImageInfo, what: &str, bench: &Bench) -> bool {
+pub(super) fn follow(
+    layers: &mut Layers,
+    info: &CreateImageInfo,
+    what: &str,
+    workspace: &BuildWorkspace,
+) -> bool {
     let detail = info.progress_detail.as_ref();
     let told = Told {
         id: info.id.as_deref(),
@@ -114,10 +124,10 @@ pub(super) fn follow(layers: &mut Layers, info: &CreateImageInfo, what: &str, be
         total: detail.and_then(|detail| detail.total),
     };
     if let Some(line) = layers.hear(&told) {
-        bench.say(&line);
+        workspace.say(&line);
     }
     if let Some(progress) = layers.progress(what) {
-        bench.tell(progress);
+        workspace.tell(progress);
     }
     Layers::is_progress(&told)
 }
@@ -164,11 +174,11 @@ impl EnvBuilder for Pull {
     fn build<'a>(
         &'a self,
         spec: &'a EnvSpec,
-        bench: &'a Bench,
+        workspace: &'a BuildWorkspace,
     ) -> BoxFuture<'a, Result<Built, AcquireError>> {
         async move {
             let reference = reference(spec)?;
-            let (found, ours) = self.have(&reference, bench).await?;
+            let (found, ours) = self.have(&reference, workspace).await?;
             self.access.admit(&found)?;
             Ok(Built {
                 summary: format!("{} ({})", reference.text, size::decimal(found.size)),

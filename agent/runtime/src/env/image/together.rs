@@ -15,7 +15,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::super::glibc::{self, Glibc};
-use super::super::{AcquireError, Bench, Built, EnvBuilder, EnvLease, Image};
+use super::super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvLease, Image};
 use super::{Access, MISLEADING, carrier};
 
 /// Grows when the same identity would be made in another way.
@@ -49,7 +49,7 @@ impl Together {
     }
 
     /// The packages work with the C library of the image.
-    async fn check(&self, bench: &Bench) -> Result<(), AcquireError> {
+    async fn check(&self, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
         let refuse = |why| Err(AcquireError::CannotCarry { image: self.image.reference.clone(), why });
         let (prefix, glibc) = (self.prefix.clone(), self.glibc);
         let looked = tokio::task::spawn_blocking(move || glibc::too_new(&prefix, glibc)).await;
@@ -64,7 +64,7 @@ impl Together {
             return Ok(());
         }
         let python = self.prefix.join("bin/python").display().to_string();
-        bench.say(&format!("trying {python} in {}", self.image.reference));
+        workspace.say(&format!("trying {python} in {}", self.image.reference));
         let mounts = [self.prefix.display().to_string()];
         match carrier::try_python(&self.access, &self.image, &python, &mounts).await? {
             Some(why) => refuse(why),
@@ -91,12 +91,12 @@ impl EnvBuilder for Together {
     fn build<'a>(
         &'a self,
         spec: &'a EnvSpec,
-        bench: &'a Bench,
+        workspace: &'a BuildWorkspace,
     ) -> BoxFuture<'a, Result<Built, AcquireError>> {
         async move {
-            bench.tell(Progress::of(Phase::Check, &self.image.reference));
-            bench.say(&format!("{} has glibc {}", self.image.reference, self.glibc));
-            self.check(bench).await?;
+            workspace.tell(Progress::of(Phase::Check, &self.image.reference));
+            workspace.say(&format!("{} has glibc {}", self.image.reference, self.glibc));
+            self.check(workspace).await?;
             let mut image = Image { mounts: vec![self.prefix.clone()], ..self.image.clone() };
             MISLEADING.iter().for_each(|name| drop(image.env.remove(*name)));
             Ok(Built { summary: spec.summary(), image: Some(image), ..self.built.clone() })

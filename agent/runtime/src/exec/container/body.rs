@@ -1,37 +1,35 @@
 //! What the engine is asked to make: pure.
 //!
 //! The whole of what a job may do in its container is decided here. Nothing is given that is not named here: no
-//! privileges, no engine, no devices but the GPUs that were asked for, nothing of this machine's files but the job's own
-//! directory and, read-only, its environment and the shim.
+//! privileges, no engine, no devices but the GPUs that were asked for, nothing of this machine's files but the job's
+//! part of its directory and, read-only, its environment and the shim.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_model::container::Options;
-use agent_shim::{Launch, User};
+use agent_shim::door::DOOR;
+use agent_shim::{JobDir, Launch, User};
 use bollard::models::{
     ContainerCreateBody, DeviceRequest, HealthConfig, HostConfig, HostConfigCgroupnsModeEnum,
     HostConfigLogConfig, Mount, MountType, ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 
-use super::Enclosure;
-use super::carry::Carried;
+use super::ContainerSpec;
+use super::supervisor::{DOOR_INSIDE, PROGRAM};
 
 /// Shared memory where the job says nothing, in bytes: what the cloud gives.
 const SHM: u64 = 2 << 30;
 
-/// What the first process of a container needs of what user 0 may do: to become the job's user, to signal its
-/// processes and to own files that are both's. The job itself keeps none of it.
-const CAPABILITIES: [&str; 7] = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID"];
+/// What the first process of a container needs of what user 0 may do: to become the job's user and to signal its
+/// processes. It keeps the latter alone once the command is started, and the job itself has none of it.
+const CAPABILITIES: [&str; 4] = ["KILL", "SETGID", "SETPCAP", "SETUID"];
 
 /// What of a limited memory may be swapped out, in bytes: as good as nothing. A limit of nothing at all does not last
 /// where systemd makes the groups of version 2: the engine's runtime writes it without telling systemd, which lifts it
 /// at its next reload.
 const SWAP: u64 = 64 << 10;
-
-/// Variables by which an image would change programs that are not its own.
-const LOADER_VARIABLES: [&str; 4] = ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "LD_BIND_NOW"];
 
 /// What a container engine's own add-on for GPUs goes by.
 const GPU_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
@@ -42,16 +40,15 @@ const BEYOND_GRACE: Duration = Duration::from_secs(10);
 
 /// The container of one job.
 pub(super) fn body(
-    dir: &Path,
+    dir: &JobDir,
+    shim: &Path,
     launch: &Launch,
-    enclosure: &Enclosure,
-    carried: &Carried,
+    container_spec: &ContainerSpec,
     labels: HashMap<String, String>,
     shim_user: User,
 ) -> ContainerCreateBody {
-    let text = |path: &Path| path.display().to_string();
     let host_config = HostConfig {
-        mounts: Some(mounts(dir, &enclosure.image.mounts, carried)),
+        mounts: Some(mounts(dir, shim, &container_spec.image.mounts)),
         log_config: Some(first_words()),
         network_mode: Some("host".to_owned()),
         ipc_mode: Some("private".to_owned()),
@@ -64,15 +61,20 @@ pub(super) fn body(
         cap_drop: Some(vec!["ALL".to_owned()]),
         cap_add: (shim_user.uid == 0).then(|| CAPABILITIES.map(str::to_owned).to_vec()),
         security_opt: Some(vec!["no-new-privileges".to_owned()]),
-        device_requests: gpus(&enclosure.gpus),
-        ..limits(launch, enclosure)
+        device_requests: gpus(&container_spec.gpus),
+        ..limits(launch, container_spec)
     };
     ContainerCreateBody {
-        image: Some(enclosure.image.id.clone()),
+        image: Some(container_spec.image.id.clone()),
         user: Some(format!("{}:{}", shim_user.uid, shim_user.gid)),
-        entrypoint: Some(carried.command.iter().cloned().chain([text(dir)]).collect()),
+        entrypoint: Some(vec![
+            PROGRAM.to_owned(),
+            "--door".to_owned(),
+            DOOR_INSIDE.to_owned(),
+            dir.data().display().to_string(),
+        ]),
         cmd: Some(Vec::new()),
-        env: Some(variables(enclosure)),
+        env: Some(variables(container_spec)),
         working_dir: Some("/".to_owned()),
         labels: Some(labels),
         stop_signal: Some("SIGTERM".to_owned()),
@@ -91,8 +93,8 @@ fn first_words() -> HostConfigLogConfig {
 }
 
 /// What the container may take of the machine.
-fn limits(launch: &Launch, enclosure: &Enclosure) -> HostConfig {
-    let Options { cpus, shm, ulimits } = &enclosure.options;
+fn limits(launch: &Launch, container_spec: &ContainerSpec) -> HostConfig {
+    let Options { cpus, shm, ulimits } = &container_spec.options;
     let memory = launch.limits.memory;
     let ulimit = |limit: &agent_model::container::Ulimit| ResourcesUlimits {
         name: Some(limit.name.clone()),
@@ -106,15 +108,15 @@ fn limits(launch: &Launch, enclosure: &Enclosure) -> HostConfig {
         pids_limit: launch.limits.pids.map(signed),
         nano_cpus: cpus.map(signed),
         shm_size: Some(signed(
-            [enclosure.shm, shm.unwrap_or(0), SHM].into_iter().find(|size| *size > 0).unwrap_or(SHM),
+            [container_spec.shm, shm.unwrap_or(0), SHM].into_iter().find(|size| *size > 0).unwrap_or(SHM),
         )),
         ulimits: (!ulimits.is_empty()).then(|| ulimits.iter().map(ulimit).collect()),
         ..HostConfig::default()
     }
 }
 
-/// The job's own directory, where it is on the machine; its environment likewise, and the shim.
-fn mounts(dir: &Path, environment: &[PathBuf], carried: &Carried) -> Vec<Mount> {
+/// The job's part of its directory, where it is on the machine; its environment likewise, and the shim and its door.
+fn mounts(dir: &JobDir, shim: &Path, environment: &[PathBuf]) -> Vec<Mount> {
     let mount = |source: &Path, target: String, read_only| Mount {
         source: Some(source.display().to_string()),
         target: Some(target),
@@ -122,22 +124,23 @@ fn mounts(dir: &Path, environment: &[PathBuf], carried: &Carried) -> Vec<Mount> 
         read_only: Some(read_only),
         ..Mount::default()
     };
-    let own = mount(dir, dir.display().to_string(), false);
+    let own = mount(dir.data(), dir.data().display().to_string(), false);
     let environment = environment.iter().map(|path| mount(path, path.display().to_string(), true));
-    let carried = carried.files.iter().map(|(path, inside)| mount(path, inside.clone(), true));
-    std::iter::once(own).chain(environment).chain(carried).collect()
+    let supervisor = [(shim.to_owned(), PROGRAM), (dir.path().join(DOOR), DOOR_INSIDE)];
+    let supervisor = supervisor.map(|(path, inside)| mount(&path, inside.to_owned(), true));
+    std::iter::once(own).chain(environment).chain(supervisor).collect()
 }
 
 /// The variables of the first process. Those of the image are for the job, which gets them from its launch record: here
 /// each is taken away, which a name without a value says.
-fn variables(enclosure: &Enclosure) -> Vec<String> {
-    let mut variables: BTreeMap<&str, Option<String>> =
-        LOADER_VARIABLES.into_iter().map(|name| (name, None)).collect();
-    variables.extend(enclosure.image.env.keys().map(|name| (name.as_str(), None)));
+fn variables(container_spec: &ContainerSpec) -> Vec<String> {
+    let of_image = container_spec.image.env.keys();
+    let mut variables: BTreeMap<&str, Option<String>> = of_image.map(|name| (name.as_str(), None)).collect();
     // What the image says here would count: many say `all`.
-    let visible = if enclosure.gpus.is_empty() { "void".to_owned() } else { enclosure.gpus.join(",") };
+    let visible =
+        if container_spec.gpus.is_empty() { "void".to_owned() } else { container_spec.gpus.join(",") };
     variables.insert(GPU_VARIABLE, Some(visible));
-    let abilities = enclosure.image.env.get(GPU_ABILITIES).cloned();
+    let abilities = container_spec.image.env.get(GPU_ABILITIES).cloned();
     variables.insert(GPU_ABILITIES, Some(abilities.unwrap_or_else(|| "compute,utility".to_owned())));
     let plan = agent_model::failpoint::plan().and_then(|plan| plan.into_string().ok());
     if plan.is_some() {
@@ -175,7 +178,7 @@ mod tests {
                 "limits": {"memory": memory, "pids": 7},
             }))
             .unwrap();
-            let limits = limits(&launch, &Enclosure::default());
+            let limits = limits(&launch, &ContainerSpec::default());
             (limits.memory, limits.memory_swap, limits.pids_limit)
         };
         assert_eq!(limited(Some(1_u64 << 30)), (Some(1 << 30), Some((1 << 30) + (64 << 10)), Some(7)));

@@ -10,6 +10,7 @@ use bollard::query_parameters::{InspectContainerOptions, LogsOptionsBuilder};
 use futures_util::TryStreamExt as _;
 use tokio::time::Instant;
 
+use super::super::process::last_line;
 use super::note::Note;
 use crate::docker::{Docker, DockerError};
 
@@ -24,7 +25,8 @@ const AGAIN: Duration = Duration::from_millis(100);
 
 /// Why the container of a lost job ended; `None` for a job without one.
 pub(in super::super) async fn of(dir: &JobDir) -> Option<String> {
-    let note = Note::read(dir).ok().flatten()?;
+    // What an earlier release wrote down the job may have written anew.
+    let note = Note::read(dir).ok().flatten().filter(|_| !dir.is_shared())?;
     let docker = Docker::at(&note.socket);
     let deadline = Instant::now() + NOTICE;
     let found = loop {
@@ -58,8 +60,7 @@ pub(super) async fn last_words(docker: &Docker, key: &str) -> String {
     let options = LogsOptionsBuilder::default().stdout(true).stderr(true).tail("1").build();
     let read = |client: Client| async move { client.logs(key, Some(options)).try_collect::<Vec<_>>().await };
     let said = docker.ask("say what a container said", WITHIN, read).await.unwrap_or_default();
-    let said: String = said.iter().map(ToString::to_string).collect();
-    said.lines().last().unwrap_or_default().trim().to_owned()
+    last_line(&said.iter().map(ToString::to_string).collect::<String>())
 }
 
 fn told(state: &ContainerState) -> String {

@@ -1,7 +1,6 @@
 //! What a job directory says about its container, written before the engine hears of it: a daemon that is killed at any
 //! instruction leaves a name to look for.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 const FILE: &str = "container.json";
+
+/// More than it ever is, in bytes.
+const LARGEST: u64 = 64 << 10;
 
 /// Which container is a job's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,7 +56,7 @@ impl Note {
 
     /// The note of a job that has, or may have, a container.
     pub(in super::super) fn read(dir: &JobDir) -> io::Result<Option<Note>> {
-        match fs::read(dir.path().join(FILE)) {
+        match agent_fs::read_plain(&dir.path().join(FILE), LARGEST) {
             Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),

@@ -15,9 +15,9 @@ fn limited_bench() -> Option<Bench> {
     None
 }
 
-fn limited(bench: &Bench, limit: u64, script: &str) -> Launch {
+fn limited(limit: u64, script: &str) -> Launch {
     let limits = Limits { memory: Some(limit), pids: Some(200) };
-    Launch { limits, ..bench.launch_of(&["bash", "-c", script]) }
+    Launch { limits, ..launch_of(&["bash", "-c", script]) }
 }
 
 #[tokio::test]
@@ -26,7 +26,7 @@ async fn test_limits_are_in_effect_and_groups_are_removed() {
     let script = "for g in /sys/fs/cgroup/*/agentd-* $(awk -F: '$2==\"memory\" {print \"/sys/fs/cgroup/memory\"$3}' \
                   /proc/self/cgroup); do grep -qx $$ $g/cgroup.procs && cat $g/pids.max $g/memory.limit_in_bytes; done \
                   2>/dev/null; echo ready; while [ ! -e go ]; do sleep 0.05; done";
-    let running = bench.executor.launch(&bench.dir, &limited(&bench, 64 * MIB, script)).await.unwrap();
+    let running = bench.executor.launch(&bench.dir, &limited(64 * MIB, script), None).await.unwrap();
     bench.until_log_has("ready").await;
     let hello = bench.dir.read_hello().unwrap().unwrap();
     assert!(hello.groups.iter().any(|group| group.exists()), "{hello:?}");
@@ -64,8 +64,8 @@ async fn test_out_of_memory_is_told_from_every_other_end() {
     ] {
         for _ in 0..3 {
             let Some(bench) = limited_bench() else { return };
-            let launch = limited(&bench, 24 * MIB, script);
-            let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+            let launch = limited(24 * MIB, script);
+            let record = ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
             assert_eq!((record.end, record.oom), (End::Exited(end), oom), "{script}");
             assert_eq!(record.oom_kills, kills, "{script}");
             let peak = record.memory_peak.unwrap();
@@ -88,8 +88,8 @@ async fn test_memory_of_others_is_not_the_jobs_fault() {
     fs::create_dir(&around).unwrap();
     fs::write(format!("{around}/memory.limit_in_bytes"), (48 * MIB).to_string()).unwrap();
     let executor = bench.executor_after(&format!("echo $$ > {around}/cgroup.procs"));
-    let launch = limited(&bench, 200 * MIB, "tail /dev/zero; exit 1");
-    let record = ended(&executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let launch = limited(200 * MIB, "tail /dev/zero; exit 1");
+    let record = ended(&executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!((record.end.clone(), record.oom), (End::Exited(ExitStatus::Code(1)), Some(OomScope::Parent)));
 
     // Without a group of its own the job shares the count with others: only an end that looks like it counts.
@@ -97,8 +97,8 @@ async fn test_memory_of_others_is_not_the_jobs_fault() {
         let bench = Bench::new();
         let executor = bench.executor_after(&format!("echo $$ > {around}/cgroup.procs"));
         let cgroup = Some(CgroupRequest { root: None, without: vec![Controller::Memory] });
-        let launch = Launch { cgroup, ..limited(&bench, 200 * MIB, script) };
-        let record = ended(&executor.launch(&bench.dir, &launch).await.unwrap()).await;
+        let launch = Launch { cgroup, ..limited(200 * MIB, script) };
+        let record = ended(&executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
         assert_eq!((record.oom, record.oom_kills), (oom, 0), "{script} {record:?}");
         assert_eq!(record.limits_unmet, ["memory 209715200: no control group here can limit it"]);
     }
@@ -110,8 +110,8 @@ async fn test_job_without_groups_is_a_tree_of_processes() {
     use Controller::{Freezer, Memory, Pids, Unified};
     let bench = Bench::new();
     let cgroup = Some(CgroupRequest { root: None, without: vec![Unified, Memory, Pids, Freezer] });
-    let launch = Launch { cgroup, ..limited(&bench, 64 * MIB, "true") };
-    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let launch = Launch { cgroup, ..limited(64 * MIB, "true") };
+    let record = ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!((record.containment.as_str(), record.limits), ("process group", Limits::default()));
     assert_eq!(record.limits_unmet.len(), 2, "{record:?}");
     assert!(fs::read_to_string(bench.dir.shim_log()).unwrap().contains("limit not in effect: memory"));
@@ -120,7 +120,7 @@ async fn test_job_without_groups_is_a_tree_of_processes() {
 #[tokio::test]
 async fn test_groups_of_a_shim_that_died_before_the_start_are_removed_by_the_next() {
     let bench = Bench::new();
-    let launch = bench.launch_of(&["true"]);
+    let launch = launch_of(&["true"]);
     drop(bench.executor.start_shim(&bench.dir, &launch).await.unwrap().unwrap());
     bench.kill_shim();
     until(|| !bench.dir.has_shim().unwrap()).await;
@@ -131,7 +131,7 @@ async fn test_groups_of_a_shim_that_died_before_the_start_are_removed_by_the_nex
     let made = agent_shim::cgroup::make(&places, &name, Limits::default());
     hello.groups = made.groups.dirs().to_vec();
     bench.dir.write_hello(&hello).unwrap();
-    ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert!(!hello.groups.iter().any(|group| group.exists()), "{hello:?}");
 }
 
@@ -163,11 +163,11 @@ async fn test_failures_of_the_shim_leave_the_job_started_at_most_once_and_honest
         let executor = bench.executor_after(&format!("export AGENTD_FAILPOINTS='{plan}'"));
         let launch = Launch {
             limits: Limits { memory: None, pids: Some(100) },
-            ..bench.launch_of(&["bash", "-c", "echo x >> ../executions"])
+            ..launch_of(&["bash", "-c", "echo x >> ../executions"])
         };
-        let mut launched = executor.launch(&bench.dir, &launch).await;
+        let mut launched = executor.launch(&bench.dir, &launch, None).await;
         if matches!(launched, Err(LaunchError::Talk { .. })) {
-            launched = bench.executor.launch(&bench.dir, &launch).await; // as a daemon that looks again
+            launched = bench.executor.launch(&bench.dir, &launch, None).await; // as a daemon that looks again
         }
         let told = match launched {
             Err(LaunchError::Refused { .. }) => "refused",
@@ -180,7 +180,7 @@ async fn test_failures_of_the_shim_leave_the_job_started_at_most_once_and_honest
                 Ok(_) => "ended",
             },
         };
-        let executions = fs::read_to_string(bench.dir.path().join("executions")).unwrap_or_default();
+        let executions = fs::read_to_string(bench.dir.data().join("executions")).unwrap_or_default();
         let executions = executions.lines().count();
         let expected = if expected == "fresh" { "ended" } else { expected };
         assert_eq!(told, expected, "{plan}");

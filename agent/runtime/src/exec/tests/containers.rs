@@ -13,7 +13,6 @@ use futures_util::TryStreamExt as _;
 use tokio::sync::OnceCell;
 
 use super::*;
-use crate::docker::Docker;
 use crate::env::Image;
 
 const SOCKET: &str = "/var/run/docker.sock";
@@ -21,7 +20,7 @@ const WITHIN: Duration = Duration::from_secs(120);
 const MIB: u64 = 1 << 20;
 
 /// Whom the jobs run as, when the tests may choose.
-const NOBODY: User = User { uid: 65_534, gid: 65_534 };
+const NOBODY: User = User { uid: 65_534, gid: 65_534, groups: Vec::new() };
 
 /// The images of these tests: one with a shell and little else, and one with nothing.
 struct Images {
@@ -116,7 +115,8 @@ pub(super) struct Case {
     docker: Docker,
     pub(super) dir: JobDir,
     pub(super) containers: Containers,
-    pub(super) enclosure: Enclosure,
+    pub(super) executor: Local,
+    pub(super) container_spec: ContainerSpec,
     replica: String,
     _keep: tempfile::TempDir,
 }
@@ -130,14 +130,18 @@ impl Case {
         let dir = JobDir::new(keep.path().join("d".repeat(120)).join(&replica));
         dir.create().unwrap();
         if own_user().is_some() {
-            chown(dir.path(), None, Some(NOBODY.gid)).unwrap();
-            fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o710)).unwrap();
-            chown(dir.work(), Some(NOBODY.uid), Some(NOBODY.gid)).unwrap();
+            chown(dir.data(), None, Some(NOBODY.gid)).unwrap();
+            fs::set_permissions(dir.data(), fs::Permissions::from_mode(0o710)).unwrap();
+            fs::write(dir.tracking(), "").unwrap();
+            for own in [dir.work(), dir.tracking()] {
+                chown(own, Some(NOBODY.uid), Some(NOBODY.gid)).unwrap();
+            }
         }
         let node = keep.path().display().to_string();
         let containers = Containers::new(docker.clone(), shim(), node);
-        let enclosure = Enclosure { image: image.clone(), ..Enclosure::default() };
-        Case { docker, dir, containers, enclosure, replica, _keep: keep }
+        let container_spec = ContainerSpec { image: image.clone(), ..ContainerSpec::default() };
+        let executor = Local::new(shim(), containers.clone());
+        Case { docker, dir, containers, executor, container_spec, replica, _keep: keep }
     }
 
     async fn busybox() -> Option<Case> {
@@ -145,28 +149,14 @@ impl Case {
     }
 
     pub(super) fn launch_of(&self, argv: &[&str]) -> Launch {
-        let mut env: BTreeMap<String, String> = self.enclosure.image.env.clone();
+        let mut env: BTreeMap<String, String> = self.container_spec.image.env.clone();
         env.remove("LD_PRELOAD");
-        Launch {
-            version: VERSION,
-            replica: self.replica.parse().unwrap(),
-            argv: argv.iter().map(|arg| (*arg).to_owned()).collect(),
-            env,
-            cwd: "work".into(),
-            grace: Duration::from_secs(1),
-            timeout: None,
-            user: own_user(),
-            log: LogPolicy::default(),
-            limits: Limits::default(),
-            open_files: None,
-            lease_until: None,
-            cgroup: None,
-            container: true,
-        }
+        let replica = self.replica.parse().unwrap();
+        Launch { replica, env, user: own_user(), container: true, ..launch_of(argv) }
     }
 
     pub(super) async fn launch(&self, launch: &Launch) -> Running {
-        self.containers.within(&self.enclosure).launch(&self.dir, launch).await.unwrap()
+        self.executor.launch(&self.dir, launch, Some(&self.container_spec)).await.unwrap()
     }
 
     pub(super) async fn start(&self, script: &str) -> Running {
@@ -299,6 +289,51 @@ async fn test_job_has_its_directory_and_variables_and_no_rights() {
 }
 
 #[tokio::test]
+async fn test_job_sees_its_part_and_nothing_of_its_supervisor() {
+    let Some(bench) = Case::busybox().await else { return };
+    let data = bench.dir.data().display().to_string();
+    let script = format!(
+        "ls {data}/..; echo -; ls /proc/1/cwd/ /proc/1/fd/ /proc/1/root/ 2>/dev/null; cat /proc/1/environ; echo -; \
+         find / -xdev -name launch.json; echo -; /.agentd/agent-shim --door /.agentd/door {data}; echo $?; \
+         grep ^Cap /proc/1/status | grep -v CapBnd; sed -n 's/^Uid:.//p' /proc/1/status"
+    );
+    assert_eq!(bench.run(&script).await.end, End::Exited(ExitStatus::Code(0)));
+    let text = bench.text();
+    assert!(text.contains("\njob\n-\n") || text.starts_with("job\n-\n"), "{text}");
+    assert!(!text.contains("launch.json") && text.contains("\n74\n"), "{text}");
+    let kept = if own_user().is_some() { "0000000000000020" } else { "0000000000000000" };
+    for set in ["CapPrm", "CapEff"] {
+        assert!(text.contains(&format!("{set}:\t{kept}\n")), "{set}: {text}");
+    }
+    assert!(!bench.dir.path().join(agent_shim::door::DOOR).exists(), "the door is shut");
+}
+
+#[tokio::test]
+async fn test_supervisor_with_a_loader_is_refused_and_says_why() {
+    let Some(bench) = Case::busybox().await else { return };
+    let containers = Containers::new(client(), std::env::current_exe().unwrap(), "none");
+    let launch = bench.launch_of(&["true"]);
+    let error = containers.prepare(&bench.dir, &launch, &bench.container_spec).await.unwrap_err();
+    assert!(error.to_string().contains("supervisor"), "{error}");
+    assert!(bench.inspect().await.is_none());
+}
+
+#[tokio::test]
+async fn test_container_that_a_file_names_is_not_removed_unless_it_is_the_jobs() {
+    let Some(bench) = Case::busybox().await else { return };
+    let other = Case::busybox().await.unwrap();
+    let running = other.start("echo ready; exec sleep 1000").await;
+    other.until_log_has("ready").await;
+    assert_eq!(bench.run("true").await.end, End::Exited(ExitStatus::Code(0)));
+    let note = |case: &Case| case.dir.path().join("container.json");
+    fs::copy(note(&other), note(&bench)).unwrap();
+    bench.containers.clear(&bench.dir).await.unwrap();
+    assert!(other.dir.has_shim().unwrap() && other.inspect().await.is_some());
+    running.stop(Duration::ZERO, "enough").await.unwrap();
+    over(&running).await;
+}
+
+#[tokio::test]
 async fn test_want_of_memory_is_told_from_any_other_kill() {
     let Some(bench) = Case::busybox().await else { return };
     let limits = Limits { memory: Some(32 * MIB), pids: None };
@@ -331,8 +366,9 @@ async fn test_job_that_runs_is_found_again_and_started_once() {
     let script = "echo one; while ! test -e go; do sleep 0.05; done; echo two; exit 7";
     drop(bench.start(script).await);
     bench.until_log_has("one").await;
-    let executor = bench.containers.within(&bench.enclosure);
-    let Found::Running(running) = executor.reattach(&bench.dir).await.unwrap() else { panic!("it runs") };
+    let Found::Running(running) = bench.executor.reattach(&bench.dir).await.unwrap() else {
+        panic!("it runs")
+    };
     let again = bench.start("echo never").await;
     assert_eq!(bench.containers.sweep(|_| false).await.unwrap(), 0);
     bench.containers.clear(&bench.dir).await.unwrap();
@@ -350,12 +386,12 @@ async fn test_job_that_runs_is_found_again_and_started_once() {
 async fn test_container_of_a_daemon_that_died_before_go_is_used_or_replaced() {
     let Some(bench) = Case::busybox().await else { return };
     let launch = bench.launch_of(&["sh", "-c", "echo once"]);
-    let prepare = || bench.containers.prepare(&bench.dir, &launch, &bench.enclosure);
+    let prepare = || bench.containers.prepare(&bench.dir, &launch, &bench.container_spec);
     prepare().await.unwrap();
     let first = bench.dir.read_hello().unwrap().unwrap();
     prepare().await.unwrap();
     assert_eq!(bench.dir.read_hello().unwrap().unwrap(), first);
-    let reattached = bench.containers.within(&bench.enclosure).reattach(&bench.dir).await.unwrap();
+    let reattached = bench.executor.reattach(&bench.dir).await.unwrap();
     assert!(matches!(reattached, Found::NotStarted));
     bench.kill("KILL").await;
     until(|| !bench.dir.has_shim().unwrap()).await;
@@ -368,15 +404,15 @@ async fn test_container_of_a_daemon_that_died_before_go_is_used_or_replaced() {
 async fn test_container_of_somebody_else_is_left_alone_and_named() {
     let Some(bench) = Case::busybox().await else { return };
     let body = bollard::models::ContainerCreateBody {
-        image: Some(bench.enclosure.image.id.clone()),
+        image: Some(bench.container_spec.image.id.clone()),
         cmd: Some(vec!["true".into()]),
         ..Default::default()
     };
     let options = CreateContainerOptionsBuilder::default().name(&bench.name()).build();
     let create = |client: bollard::Docker| async move { client.create_container(Some(options), body).await };
     let id = client().ask("make", WITHIN, create).await.unwrap().id;
-    let executor = bench.containers.within(&bench.enclosure);
-    let error = executor.launch(&bench.dir, &bench.launch_of(&["true"])).await.unwrap_err();
+    let launch = bench.launch_of(&["true"]);
+    let error = bench.executor.launch(&bench.dir, &launch, Some(&bench.container_spec)).await.unwrap_err();
     assert!(error.to_string().contains(&bench.name()) && error.to_string().contains(&id[..12]), "{error}");
     assert_eq!(bench.inspect().await.unwrap().id.unwrap(), id);
 }
@@ -399,8 +435,8 @@ async fn test_container_that_is_killed_or_removed_loses_the_job_with_the_reason(
         let lost = lost(&running).await;
         assert!(lost.why.as_ref().is_some_and(|said| said.contains(why)), "{lost:?}");
         assert_eq!((lost.left, lost.rebooted), (0, false));
-        let again = bench.containers.within(&bench.enclosure);
-        let again = again.launch(&bench.dir, &bench.launch_of(&["true"])).await;
+        let launch = bench.launch_of(&["true"]);
+        let again = bench.executor.launch(&bench.dir, &launch, Some(&bench.container_spec)).await;
         assert!(matches!(again, Err(LaunchError::Lost { .. })), "{again:?}");
         bench.containers.sweep(|_| true).await.unwrap();
         assert_eq!(bench.inspect().await.is_none(), by_removal);
@@ -440,7 +476,7 @@ async fn test_supervisor_that_does_not_start_says_why() {
     fs::copy(static_busybox(), &program).unwrap();
     let containers = Containers::new(client(), program, "none");
     let error =
-        containers.prepare(&bench.dir, &bench.launch_of(&["true"]), &bench.enclosure).await.unwrap_err();
+        containers.prepare(&bench.dir, &bench.launch_of(&["true"]), &bench.container_spec).await.unwrap_err();
     let LaunchError::Unready { status: 127, said, .. } = error else { panic!("{error}") };
     assert_eq!(said, "agent-shim: applet not found");
 }
@@ -451,11 +487,13 @@ async fn test_absent_engine_is_said_and_nothing_is_lost() {
     let socket = bench.dir.path().join("no.sock");
     let containers = Containers::new(Docker::at(socket), shim(), "none");
     let launch = bench.launch_of(&["sh", "-c", "exit 3"]);
-    let error = containers.prepare(&bench.dir, &launch, &bench.enclosure).await.unwrap_err();
+    let error = containers.prepare(&bench.dir, &launch, &bench.container_spec).await.unwrap_err();
     assert!(error.is_engine_away(), "{error}");
     assert_eq!(over(&bench.launch(&launch).await).await.end, End::Exited(ExitStatus::Code(3)));
-    let gone =
-        Enclosure { image: Image { id: "sha256:00".into(), ..Image::default() }, ..Enclosure::default() };
+    let gone = ContainerSpec {
+        image: Image { id: "sha256:00".into(), ..Image::default() },
+        ..ContainerSpec::default()
+    };
     let bench = Case::busybox().await.unwrap();
     let error = bench.containers.prepare(&bench.dir, &launch, &gone).await.unwrap_err();
     assert!(!error.is_engine_away(), "{error}");
@@ -472,7 +510,7 @@ async fn measure_start_beside_the_engines_own_client() {
         let limits = Limits { memory: Some(512 * MIB), pids: Some(1000) };
         let launch = Launch { limits, ..bench.launch_of(&["sh", "-c", "true"]) };
         let from = Instant::now();
-        bench.containers.prepare(&bench.dir, &launch, &bench.enclosure).await.unwrap();
+        bench.containers.prepare(&bench.dir, &launch, &bench.container_spec).await.unwrap();
         let stood = from.elapsed();
         let running = bench.launch(&launch).await;
         let started = from.elapsed();
@@ -492,7 +530,9 @@ async fn measure_start_beside_the_engines_own_client() {
         ]);
         run.args(["--memory=512m", "--memory-swap=512m", "--pids-limit=1000", "--shm-size=2g"]);
         run.args(["--security-opt=no-new-privileges", "--user=65534:65534", "-v", &format!("{dir}:{dir}")]);
-        assert!(run.arg(&bench.enclosure.image.id).args(["sh", "-c", "true"]).status().unwrap().success());
+        assert!(
+            run.arg(&bench.container_spec.image.id).args(["sh", "-c", "true"]).status().unwrap().success()
+        );
         theirs.push(from.elapsed());
     }
     ours.sort();

@@ -5,7 +5,6 @@ use std::process::{Child, Stdio};
 
 use super::containers::{Case, busybox, lost, over};
 use super::*;
-use crate::docker::Docker;
 
 /// An engine below a directory of its own; killed, with what it started, when the test ends.
 struct Engine {
@@ -132,7 +131,7 @@ async fn test_frozen_engine_holds_up_no_job_that_runs_and_is_named_to_others() {
     second.stop(Duration::from_millis(200), "enough").await.unwrap();
     assert_eq!(over(&second).await.stopped.as_deref(), Some("enough"));
     let launch = next.launch_of(&["sh", "-c", "exit 3"]);
-    let error = next.containers.prepare(&next.dir, &launch, &next.enclosure).await.unwrap_err();
+    let error = next.containers.prepare(&next.dir, &launch, &next.container_spec).await.unwrap_err();
     assert!(error.is_engine_away(), "{error}");
     engine.signal(Signal::SIGCONT);
     assert_eq!(over(&next.launch(&launch).await).await.end, End::Exited(ExitStatus::Code(3)));
@@ -147,13 +146,12 @@ async fn test_engine_that_restores_what_runs_may_be_killed_again_and_again() {
     case.until_log_has("ready").await;
     for _ in 0..3 {
         engine.end(Signal::SIGKILL).await;
-        let Found::Running(_) = case.containers.within(&case.enclosure).reattach(&case.dir).await.unwrap()
-        else {
+        let Found::Running(_) = case.executor.reattach(&case.dir).await.unwrap() else {
             panic!("it runs");
         };
         let other = Case::of(engine.docker(), &image);
         let launch = other.launch_of(&["sh", "-c", "true"]);
-        let error = other.containers.prepare(&other.dir, &launch, &other.enclosure).await.unwrap_err();
+        let error = other.containers.prepare(&other.dir, &launch, &other.container_spec).await.unwrap_err();
         assert!(error.is_engine_away(), "{error}");
         engine.again().await;
         assert_eq!(over(&other.launch(&launch).await).await.end, End::Exited(ExitStatus::Code(0)));
@@ -178,7 +176,7 @@ async fn test_engine_that_ends_its_containers_is_named_as_the_reason() {
         assert!(case.dir.has_shim().unwrap(), "it runs without its engine");
         if grace > Duration::from_secs(1) {
             let hello = case.dir.read_hello().unwrap().unwrap();
-            let ended = end_all(&case.dir, LONG).await.unwrap();
+            let ended = case.executor.end(&case.dir, LONG).await.unwrap();
             assert!(ended.0 >= 2 && ended.1 == 0, "{ended:?}");
             assert!(marked(MARK, &hello.instance).is_empty());
             let lost = lost(&running).await;

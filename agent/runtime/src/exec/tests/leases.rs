@@ -16,12 +16,12 @@ async fn test_end_of_the_lease_ends_the_tree_without_a_daemon() {
     let launch = Launch {
         grace: Duration::from_millis(300),
         lease_until: until,
-        ..bench.launch_of(&["bash", "-c", script])
+        ..launch_of(&["bash", "-c", script])
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (dir, executor, handle) = (bench.dir.clone(), bench.executor.clone(), runtime.handle().clone());
     tokio::task::spawn_blocking(move || {
-        std::mem::forget(handle.block_on(executor.launch(&dir, &launch)).unwrap());
+        std::mem::forget(handle.block_on(executor.launch(&dir, &launch, None)).unwrap());
         runtime.shutdown_background(); // as a daemon that is killed
     })
     .await
@@ -38,9 +38,8 @@ async fn test_end_of_the_lease_ends_the_tree_without_a_daemon() {
 async fn test_renewed_lease_lets_the_job_run_and_is_never_shortened() {
     let bench = Bench::new();
     let first = soon(1500);
-    let launch =
-        Launch { lease_until: first, ..bench.launch_of(&["bash", "-c", "echo ready; exec sleep 1000"]) };
-    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    let launch = Launch { lease_until: first, ..launch_of(&["bash", "-c", "echo ready; exec sleep 1000"]) };
+    let running = bench.executor.launch(&bench.dir, &launch, None).await.unwrap();
     running.renew(soon(600_000).unwrap()).await.unwrap();
     running.renew(Boot::from_millis(1)).await.unwrap();
     while SystemClock.boot() < first.unwrap() + Duration::from_millis(300) {
@@ -59,42 +58,12 @@ async fn test_renewed_lease_lets_the_job_run_and_is_never_shortened() {
 }
 
 #[tokio::test]
-async fn test_job_that_is_being_ended_or_has_no_lease_takes_none() {
-    let bench = Bench::new();
-    let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
-    let launch = Launch { lease_until: soon(600_000), ..bench.launch_of(&["bash", "-c", script]) };
-    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
-    bench.until_log_has("ready").await;
-    running.stop(LONG, "enough").await.unwrap();
-    let refused = running.renew(soon(900_000).unwrap()).await;
-    assert!(matches!(refused, Err(RenewError::Refused { .. })), "{refused:?}");
-    running.stop(Duration::ZERO, "now").await.unwrap();
-    ended(&running).await;
-
-    let held = Bench::new();
-    let running = held.start("exec sleep 1000").await;
-    let refused = running.renew(soon(1).unwrap()).await;
-    assert!(matches!(refused, Err(RenewError::Refused { .. })), "{refused:?}");
-    assert!(!held.dir.exit().exists());
-}
-
-#[tokio::test]
-async fn test_job_whose_lease_is_over_is_never_started() {
-    let bench = Bench::new();
-    let launch = Launch { lease_until: Some(Boot::from_millis(1)), ..bench.launch_of(&["true"]) };
-    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
-    let record = ended(&running).await;
-    assert_eq!((record.lease_over, record.end), (true, End::NeverStarted(NotStarted::LeaseOver)));
-    assert!(!bench.dir.is_started());
-}
-
-#[tokio::test]
 async fn test_shim_of_an_earlier_daemon_takes_the_lease_of_the_present_one() {
     let bench = Bench::new();
-    let old = Launch { lease_until: Some(Boot::from_millis(1)), ..bench.launch_of(&["true"]) };
+    let old = Launch { lease_until: Some(Boot::from_millis(1)), ..launch_of(&["true"]) };
     drop(bench.executor.start_shim(&bench.dir, &old).await.unwrap().unwrap());
     let new = Launch { lease_until: soon(600_000), ..old };
-    let record = ended(&bench.executor.launch(&bench.dir, &new).await.unwrap()).await;
+    let record = ended(&bench.executor.launch(&bench.dir, &new, None).await.unwrap()).await;
     assert_eq!((record.lease_over, record.end), (false, End::Exited(ExitStatus::Code(0))));
 }
 
@@ -104,9 +73,9 @@ async fn test_time_limit_and_lease_are_told_apart() {
     let launch = Launch {
         timeout: Some(Duration::from_millis(300)),
         lease_until: soon(600_000),
-        ..bench.launch_of(&["sleep", "1000"])
+        ..launch_of(&["sleep", "1000"])
     };
-    let record = ended(&bench.executor.launch(&bench.dir, &launch).await.unwrap()).await;
+    let record = ended(&bench.executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!((record.timed_out, record.lease_over), (true, false));
     assert_eq!(record.end, End::Exited(ExitStatus::Signal(15)));
 }

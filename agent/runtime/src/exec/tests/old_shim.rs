@@ -57,8 +57,13 @@ fn stand(bench: &Bench) {
 
 #[tokio::test]
 async fn test_shim_of_the_former_version_is_followed_stopped_and_understood() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
+    // It had one directory for everything.
+    fs::remove_dir_all(bench.dir.data()).unwrap();
+    fs::create_dir(bench.dir.path().join("work")).unwrap();
     stand(&bench);
+    bench.dir = JobDir::new(bench.dir.path());
+    assert!(bench.dir.is_shared() && bench.dir.tracking() == bench.dir.path().join("tracking.jsonl"));
     let Found::Running(running) = bench.executor.reattach(&bench.dir).await.unwrap() else {
         panic!("it runs")
     };

@@ -92,12 +92,12 @@ async fn grow_and_end(name: &str, script: &str, way: Way, without: Vec<Controlle
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let word = format!("{}", 7_000_000_000 + u64::from(std::process::id()) * 1000 + u64::from(number));
     let (replica, script) = (format!("tree-{word}.1.0"), script.replace("$T", &word));
-    let mut launch = bench.launch_of(&["bash", "-c", &script]);
+    let mut launch = launch_of(&["bash", "-c", &script]);
     launch.env.insert("AGENTD_TEST".into(), replica.clone());
     launch.replica = replica.parse().unwrap();
     launch.limits = Limits { memory: None, pids: Some(100) };
     launch.cgroup = Some(CgroupRequest { root: None, without });
-    let running = bench.executor.launch(&bench.dir, &launch).await.unwrap();
+    let running = bench.executor.launch(&bench.dir, &launch, None).await.unwrap();
     let ready = tokio::time::timeout(LONG / 2, bench.until_log_has("ready")).await;
     assert!(ready.is_ok(), "{what}: {}", String::from_utf8_lossy(&bench.log()));
     let groups = bench.dir.read_hello().unwrap().unwrap().groups;

@@ -5,20 +5,20 @@ const WINDOW: u64 = 16 * CHUNK;
 
 fn flow(written: u64) -> Flow {
     let content = Content::Log(agent_model::Stream::Job);
-    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Plain("/nowhere".into()));
+    let feed = Feed::new("t.1.0".parse().unwrap(), content, FilePosition::Plain("/nowhere".into()));
     feed.written.store(written, Ordering::Release);
     Flow::new(Arc::new(feed))
 }
 
 /// Lets the flow send, without a wire; gives what it asked for.
-fn push(flow: &mut Flow) -> Option<Request> {
+fn push(flow: &mut Flow) -> Option<FlowRequest> {
     push_at(flow, Instant::now())
 }
 
-fn push_at(flow: &mut Flow, now: Instant) -> Option<Request> {
+fn push_at(flow: &mut Flow, now: Instant) -> Option<FlowRequest> {
     let request = flow.plan(Allowance { budget: u64::MAX, chunk: CHUNK, share: WINDOW }, now)?;
     flow.pending += 1;
-    if let Request::Send { length, .. } = request {
+    if let FlowRequest::Send { length, .. } = request {
         flow.in_flight += length;
         flow.next = flow.next.map(|next| next + length);
     }
@@ -28,7 +28,7 @@ fn push_at(flow: &mut Flow, now: Instant) -> Option<Request> {
 #[test]
 fn test_small_file_is_sent_without_asking() {
     let mut flow = flow(100);
-    assert_eq!(push(&mut flow), Some(Request::Send { offset: 0, length: 100 }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: 0, length: 100 }));
     assert_eq!(push(&mut flow), None);
     flow.answered(100, 100, 100);
     assert!(!flow.is_behind());
@@ -37,10 +37,10 @@ fn test_small_file_is_sent_without_asking() {
 #[test]
 fn test_large_file_goes_on_where_the_controller_says() {
     let mut flow = flow(10 * CHUNK);
-    assert_eq!(push(&mut flow), Some(Request::Ask));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Ask));
     assert_eq!(push(&mut flow), None, "nothing is sent before the answer");
     flow.answered(0, 0, 9 * CHUNK + 1);
-    assert_eq!(push(&mut flow), Some(Request::Send { offset: 9 * CHUNK + 1, length: CHUNK - 1 }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: 9 * CHUNK + 1, length: CHUNK - 1 }));
     assert_eq!(push(&mut flow), None);
 }
 
@@ -52,7 +52,7 @@ fn test_window_bounds_what_is_on_its_way() {
     let sent = std::iter::from_fn(|| push(&mut flow)).count() as u64;
     assert_eq!((sent, flow.in_flight), (WINDOW / CHUNK, WINDOW));
     flow.answered(CHUNK, CHUNK, CHUNK);
-    assert_eq!(push(&mut flow), Some(Request::Send { offset: WINDOW, length: CHUNK }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: WINDOW, length: CHUNK }));
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn test_small_pieces_gather_behind_the_one_on_its_way() {
     flow.feed.written.store(30, Ordering::Release);
     assert_eq!(push(&mut flow), None);
     flow.answered(10, 10, 10);
-    assert_eq!(push(&mut flow), Some(Request::Send { offset: 10, length: 20 }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: 10, length: 20 }));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn test_gap_is_settled_once() {
         assert_eq!(push(&mut flow), None, "older requests are still on their way");
     }
     flow.answered(CHUNK, 3 * CHUNK, 5);
-    assert_eq!(push(&mut flow), Some(Request::Send { offset: 5, length: CHUNK }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: 5, length: CHUNK }));
 }
 
 #[test]
@@ -98,9 +98,9 @@ fn test_reconnect_forgets_offsets_but_not_lengths() {
     flow.answered(0, 0, 0);
     push(&mut flow);
     flow.reconnect();
-    assert_eq!(push(&mut flow), Some(Request::Ask));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Ask));
     flow.answered(0, 0, CHUNK);
-    assert_eq!(push(&mut flow), Some(Request::Send { offset: CHUNK, length: CHUNK }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: CHUNK, length: CHUNK }));
 }
 
 #[test]
@@ -109,9 +109,9 @@ fn test_doubt_asks_again() {
     push(&mut flow);
     flow.answered(10, 10, 10);
     flow.feed.doubted.store(true, Ordering::Release);
-    assert_eq!(push(&mut flow), Some(Request::Ask));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Ask));
     flow.answered(0, 0, 4);
-    assert_eq!(push(&mut flow), Some(Request::Send { offset: 4, length: 6 }));
+    assert_eq!(push(&mut flow), Some(FlowRequest::Send { offset: 4, length: 6 }));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn test_what_could_not_be_stored_is_offered_again_after_a_rest() {
     flow.failed(10, "the disk is full", now);
     assert!(flow.is_behind() && flow.resting().is_some());
     assert_eq!(push_at(&mut flow, now), None);
-    assert_eq!(push_at(&mut flow, now + REST), Some(Request::Send { offset: 0, length: 10 }));
+    assert_eq!(push_at(&mut flow, now + REST), Some(FlowRequest::Send { offset: 0, length: 10 }));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn flow_of_segments() -> (tempfile::TempDir, Flow) {
     let mut writer = agent_shim::segments::Writer::open(dir.segments(), policy).unwrap();
     writer.append(&vec![b'x'; 10_000], std::time::Instant::now());
     let content = Content::Log(agent_model::Stream::Job);
-    let feed = Feed::new("t.1.0".parse().unwrap(), content, Place::Job(dir));
+    let feed = Feed::new("t.1.0".parse().unwrap(), content, FilePosition::Job(dir));
     feed.written.store(10_000, Ordering::Release);
     let flow = Flow::new(Arc::new(feed));
     (temp, flow)
@@ -187,7 +187,7 @@ async fn test_controller_that_lost_what_was_trimmed_is_told_once() {
     flow.feed.trim(8192).unwrap();
     push(&mut flow);
     flow.answered(0, 0, 100);
-    let Some(Request::Send { offset: 100, length }) = push(&mut flow) else {
+    let Some(FlowRequest::Send { offset: 100, length }) = push(&mut flow) else {
         panic!("it offers what it can")
     };
     assert_eq!(flow.read(100, length).await, None);

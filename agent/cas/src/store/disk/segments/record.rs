@@ -82,7 +82,7 @@ pub(in super::super) fn parse(bytes: &[u8], segment: u32, offset: u32) -> Option
 
 /// What was found in a segment.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct ScannedRecord {
     /// Blobs whose bytes are right, and where their records begin.
     pub(super) records: Vec<(Digest, u32)>,
     /// The end of the last of them.
@@ -92,9 +92,9 @@ pub(super) struct Found {
 }
 
 /// Reads a segment from the byte `from` on and hashes every blob.
-pub(super) fn scan(file: &File, segment: u32, from: u64) -> io::Result<Found> {
+pub(super) fn scan(file: &File, segment: u32, from: u64) -> io::Result<ScannedRecord> {
     let mut window = Window { file, length: file.metadata()?.len(), bytes: Vec::new(), at: 0 };
-    let mut found = Found { end: from, ..Found::default() };
+    let mut found = ScannedRecord { end: from, ..ScannedRecord::default() };
     let mut at = from;
     while at < window.length {
         let Ok(offset) = u32::try_from(at) else { break };
@@ -182,7 +182,7 @@ mod tests {
         (bytes, records)
     }
 
-    fn found(bytes: &[u8], number: u32) -> Found {
+    fn found(bytes: &[u8], number: u32) -> ScannedRecord {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
         scan(&file, number, PREFACE as u64).unwrap()

@@ -1,4 +1,4 @@
-//! What stays and what goes: the census, evictions beside writes and reads, and segments that are copied forward.
+//! What stays and what goes: the list, evictions beside writes and reads, and segments that are copied forward.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,9 +15,9 @@ fn segment_files(disk: &Disk) -> usize {
     all.filter(|entry| !entry.as_ref().unwrap().file_name().to_str().unwrap().ends_with(".note")).count()
 }
 
-async fn census_of(disk: &Disk, some: &[(Digest, Bytes)]) -> Vec<Kept> {
+async fn listing_of(disk: &Disk, some: &[(Digest, Bytes)]) -> Vec<Kept> {
     let wanted: BTreeSet<Digest> = digests(some).into_iter().collect();
-    disk.census().await.into_iter().filter(|kept| wanted.contains(&kept.digest)).collect()
+    disk.listing().await.into_iter().filter(|kept| wanted.contains(&kept.digest)).collect()
 }
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn test_eviction_gives_the_disk_back_and_leaves_the_others() {
     let (full, before) = (disk.taken(), segment_files(&disk));
     let (stay, go): (Vec<_>, Vec<_>) = kept.into_iter().enumerate().partition(|(n, _)| n % 4 == 0);
     let [stay, go] = [stay, go].map(|part| part.into_iter().map(|(_, blob)| blob).collect::<Vec<_>>());
-    let evicted = evict(&disk, census_of(&disk, &go).await).await;
+    let evicted = evict(&disk, listing_of(&disk, &go).await).await;
     assert_eq!(evicted.blobs, go.len() as u64);
     assert!(evicted.bytes >= go.iter().map(|(digest, _)| digest.size).sum());
     assert_eq!(disk.missing(&digests(&go)).await.unwrap(), digests(&go));
@@ -41,18 +41,18 @@ async fn test_eviction_gives_the_disk_back_and_leaves_the_others() {
     let disk = Disk::open_with(dir.path(), 0, TINY).unwrap();
     assert_eq!(disk.missing(&digests(&go)).await.unwrap(), digests(&go), "they do not come back");
     holds_all(&disk, &stay).await;
-    evict(&disk, disk.census().await).await;
+    evict(&disk, disk.listing().await).await;
     assert_eq!((disk.taken(), segment_files(&disk)), (0, 0));
     keep(&disk, &go).await;
     holds_all(&disk, &go).await;
 }
 
 #[tokio::test]
-async fn test_blob_used_since_the_census_stays() {
+async fn test_blob_used_since_the_listing_stays() {
     let (_dir, disk) = open();
     let kept = blobs(1, &[10, 10, 10, 10, LARGE, LARGE, LARGE, LARGE]);
     keep(&disk, &kept).await;
-    let told = disk.census().await;
+    let told = disk.listing().await;
     disk.missing(&[kept[0].0, kept[4].0]).await.unwrap();
     disk.read_batch(vec![kept[1].0, kept[5].0]).await;
     keep(&disk, &[kept[2].clone(), kept[6].clone()]).await;
@@ -66,13 +66,13 @@ async fn test_last_use_is_known_after_a_restart() {
     let kept = blobs(1, &[10, LARGE, 10, LARGE]);
     let disk = Disk::open(dir.path()).unwrap();
     keep(&disk, &kept).await;
-    let then = disk.census().await[0].used - Duration::from_secs(5_000_000);
+    let then = disk.listing().await[0].used - Duration::from_secs(5_000_000);
     let second = then.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as u32;
     disk.shared.index.lock().remember(|digest| digests(&kept[..2]).contains(digest).then_some(second));
     drop(disk);
     let told = |disk: Disk| async move {
         let old = |kept: &Kept| kept.used == then;
-        disk.census().await.into_iter().filter(old).map(|kept| kept.digest).collect::<BTreeSet<_>>()
+        disk.listing().await.into_iter().filter(old).map(|kept| kept.digest).collect::<BTreeSet<_>>()
     };
     let old: BTreeSet<Digest> = digests(&kept[..2]).into_iter().collect();
     assert_eq!(told(Disk::open(dir.path()).unwrap()).await, old);
@@ -108,7 +108,7 @@ async fn test_damaged_blob_is_not_copied_forward() {
     let kept = blobs(1, &[3000; 40]);
     keep(&disk, &kept).await;
     damage(dir.path(), &kept[0].0, |bytes| bytes[1] ^= 1);
-    evict(&disk, census_of(&disk, &kept[2..]).await).await;
+    evict(&disk, listing_of(&disk, &kept[2..]).await).await;
     assert_eq!(disk.missing(&digests(&kept[..2])).await.unwrap(), [kept[0].0]);
     assert_eq!((disk.damaged(), segment_files(&disk)), (1, 1));
     holds_all(&disk, &kept[1..2]).await;
@@ -142,7 +142,7 @@ async fn test_what_is_held_stays_while_others_are_removed() {
     }
     let mut removed = 0;
     while !tasks.is_empty() {
-        let told = disk.census().await;
+        let told = disk.listing().await;
         let free = |kept: &Kept| held.lock().get(&kept.digest).is_none_or(|holders| *holders == 0);
         let victims: Vec<Kept> = told.into_iter().filter(free).collect();
         removed += evict(&disk, victims).await.blobs;
@@ -152,10 +152,10 @@ async fn test_what_is_held_stays_while_others_are_removed() {
     }
     assert!(removed > 0);
     assert_eq!(disk.check(|_| {}).await.damaged, 0);
-    let kept: BTreeSet<Digest> = disk.census().await.into_iter().map(|kept| kept.digest).collect();
+    let kept: BTreeSet<Digest> = disk.listing().await.into_iter().map(|kept| kept.digest).collect();
     drop(disk);
     let disk = Disk::open_with(dir.path(), 0, TINY).unwrap();
-    assert_eq!(disk.census().await.into_iter().map(|kept| kept.digest).collect::<BTreeSet<_>>(), kept);
+    assert_eq!(disk.listing().await.into_iter().map(|kept| kept.digest).collect::<BTreeSet<_>>(), kept);
     assert_eq!(disk.check(|_| {}).await.damaged, 0);
 }
 
@@ -195,7 +195,7 @@ async fn live(steps: Vec<Step>) {
             Step::Evict(which) => {
                 let some: Vec<_> = which.iter().map(|n| pool[*n].clone()).collect();
                 let there = which.iter().filter(|n| model.contains(*n)).collect::<BTreeSet<_>>().len();
-                assert_eq!(evict(&disk, census_of(&disk, &some).await).await.blobs, there as u64);
+                assert_eq!(evict(&disk, listing_of(&disk, &some).await).await.blobs, there as u64);
                 which.iter().for_each(|n| _ = model.remove(n));
             }
             Step::Damage(n) => {
@@ -211,7 +211,7 @@ async fn live(steps: Vec<Step>) {
         }
         let there: Vec<_> = model.iter().map(|n| pool[*n].clone()).collect();
         holds_all(&disk, &there).await;
-        assert_eq!(disk.census().await.len(), there.len());
+        assert_eq!(disk.listing().await.len(), there.len());
         let on_disk = std::fs::read_dir(dir.path().join("segments")).unwrap().map(|entry| entry.unwrap());
         let segments = on_disk.filter(|entry| entry.path().extension().is_none_or(|end| end != "note"));
         let bytes: u64 = segments.map(|entry| entry.metadata().unwrap().len()).sum();

@@ -49,7 +49,7 @@ async fn test_life_that_others_kill() {
             // Of every second batch nothing stays, so that segments are copied forward.
             let going: HashSet<Digest> = digests(&batch(life, number - 1)[1..]).into_iter().collect();
             going.iter().for_each(|digest| writeln!(said, "evicted {digest}").unwrap());
-            let told = disk.census().await;
+            let told = disk.listing().await;
             evict(&disk, told.into_iter().filter(|kept| going.contains(&kept.digest)).collect()).await;
         }
     }
@@ -87,7 +87,7 @@ async fn is_whole(dir: &Path, when: &str) {
     let more = batch(99, 0);
     keep(&disk, &more).await;
     holds_all(&disk, &more).await;
-    let told = disk.census().await;
+    let told = disk.listing().await;
     let more = digests(&more);
     evict(&disk, told.into_iter().filter(|kept| more.contains(&kept.digest)).collect()).await;
 }

@@ -36,7 +36,7 @@ async fn test_process_that_is_short() {
         assert!(disk.read_batch(digests(&kept)).await.iter().all(is_short));
         for (digest, _) in &kept {
             assert!(is_short(&disk.read(*digest, 0).await.map(drop)), "{digest}");
-            disk.distrust(*digest).await;
+            disk.quarantine(*digest).await;
         }
         disk.compact().await;
         disk.check(|_| {}).await

@@ -9,7 +9,7 @@ use agent_model::{Boot, Code, Fault, JobDraft, Outcome, ReplicaStep, Timestamp, 
 
 use super::*;
 use crate::store::tests::job;
-use crate::store::{Loaded, NodeRecord};
+use crate::store::{Document, Loaded, NodeRecord};
 
 fn now(seconds: u64) -> Moment {
     Moment { wall: Timestamp(seconds * 1000), boot: Boot(Duration::from_secs(1000 + seconds)) }
@@ -29,8 +29,8 @@ fn node(name: &str) -> NodeRecord {
 /// A controller that starts from these jobs and nodes after its database was mended.
 fn mended(jobs: Vec<JobRecord>, nodes: &[&str]) -> Book {
     let last_seq = jobs.len() as u64;
-    let nodes = nodes.iter().map(|name| node(name)).collect();
-    let loaded = Loaded { jobs, nodes, last_seq, mended: true, ..Loaded::default() };
+    let documents = nodes.iter().map(|name| Document::Node(Box::new(node(name)))).collect();
+    let loaded = Loaded { jobs, documents, last_seq, mended: true };
     Book::new(loaded, Duration::from_secs(15), Terms::default(), 7, now(0).boot)
 }
 
@@ -42,6 +42,7 @@ fn holding(replica: &str, step: ReplicaStep) -> Held {
         started_at: Some(Timestamp(5)),
         alive: true,
         spec: None,
+        ready: None,
     }
 }
 
@@ -58,7 +59,7 @@ fn hear(book: &mut Book, from: &str, at: u64, replicas: Vec<Held>) {
     };
     book.report(&report, now(at));
     let orders = book.orders(&report.node);
-    report.obeyed = Some(Obeyed { life: orders.life, answers: orders.answers });
+    report.obeyed = Some(Obeyed { controller_epoch: orders.controller_epoch, answers: orders.answers });
     book.report(&report, now(at));
     book.link(|_| true);
     book.schedule(now(at));
@@ -158,6 +159,7 @@ fn test_later_attempt_than_the_record_counts_wherever_the_record_has_the_job() {
         boot_id: "b".into(),
         step: Some(ReplicaStep::Running),
         detail: String::new(),
+        ready: None,
     }];
     for old_first in [true, false] {
         let mut book = mended(vec![waiting.clone(), placed.clone()], &["old", "box"]);
@@ -218,6 +220,7 @@ fn test_name_of_a_stranger_is_taken() {
         id: "train".parse().unwrap(),
         spec,
         owner: agent_model::Principal::Local { uid: 1 },
+        after: agent_model::Epoch::default(),
     };
     assert_eq!(book.submit(new, now(2)), None);
 }

@@ -1,0 +1,71 @@
+//! `rm`: take jobs that have ended off the record.
+
+use std::time::Duration;
+
+use agent_model::{Clock, SystemClock, Timestamp, size};
+use agent_proto::v1;
+
+use super::cancel::choose;
+use super::lost::await_word;
+use super::view::JobView;
+use crate::cli::RmArgs;
+use crate::client::{Client, Target, answer};
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::output::text::count;
+
+/// Removes each job. Every one is tried; the first failure is given.
+pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
+    let fits = |job: &JobView| is_older(job, args.older_than, SystemClock.now());
+    let names = choose(&client, &args.choice, fits, output).await?;
+    if args.choice.jobs.is_empty() && !args.yes {
+        confirm(&names, output)?;
+    }
+    let (mut first, mut removed, mut left) = (None, 0, 0);
+    for given in &names {
+        match remove(&client, given, output).await {
+            Ok(size) => (removed, left) = (removed + 1, left + size),
+            Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
+            Err(failure) => first = Some(failure),
+        }
+    }
+    if removed > 1 {
+        output.note(&format!("removed {removed} jobs"));
+    }
+    if left > 0 {
+        let left = size::decimal(left);
+        output.note(&format!("{left} of outputs go when room is needed, or with: agentctl gc --all"));
+    }
+    first.map_or(Ok(()), Err)
+}
+
+/// Gives the size of what the job left.
+async fn remove(client: &Client, given: &str, output: &mut Output) -> Result<u64, Failure> {
+    let job = client.named(given).await?;
+    let request = v1::RemoveJobRequest { job: job.clone() };
+    let left = answer(client.jobs().remove(request)).await?.output_bytes;
+    output.note(&format!("{job}: removed"));
+    Ok(left)
+}
+
+/// It has ended, and so long ago.
+fn is_older(job: &JobView, than: Option<Duration>, now: Timestamp) -> bool {
+    job.has_ended()
+        && than.is_none_or(|than| job.ended_ms.is_some_and(|ended| now.since(Timestamp(ended)) >= than))
+}
+
+/// Says how many jobs are meant, and waits for a yes.
+fn confirm(names: &[String], output: &mut Output) -> Result<(), Failure> {
+    let some = match names {
+        [] => return Ok(()),
+        [first, .., last] if names.len() > 3 => format!("{first} ... {last}"),
+        names => names.join(", "),
+    };
+    let what = format!("{}, with logs, metrics and outputs: {some}", count(names.len() as u64, "job"));
+    let unconfirmed = format!("nobody confirmed the removal of {what}");
+    match await_word("yes", &format!("This removes {what}.\n"), unconfirmed, output)? {
+        true => Ok(()),
+        false => Err(Failure::refused("nothing was removed", "type yes to go on")),
+    }
+}

@@ -1,0 +1,80 @@
+//! This node among others: what jobs can ask for to come here, how it is reached, and how long ranks wait for each other.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use super::read::Layers;
+use super::{ConfigError, Setting, values};
+
+/// See the module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GangSettings {
+    /// Where other nodes reach this one; chosen among its addresses when absent.
+    pub(crate) address: Option<IpAddr>,
+    /// The ports that ranks of jobs are given.
+    pub(crate) ports: RangeInclusive<u16>,
+    /// How long ranks that could start wait for those that could not yet.
+    pub(crate) wait: Duration,
+    /// What its operators say of this node.
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+impl GangSettings {
+    /// Reads its keys; gives them with what was said.
+    pub(super) fn resolve(layers: &Layers) -> Result<(GangSettings, Vec<Setting>), ConfigError> {
+        let [address, ports, wait, said] =
+            ["node_address", "gang_ports", "gang_wait", "labels"].map(|key| layers.get(key));
+        let settings = GangSettings {
+            address: address.parse("an IP address, or nothing", |text| {
+                if text.is_empty() { Some(None) } else { text.parse().ok().map(Some) }
+            })?,
+            ports: ports.parse("a range of at least 16 ports, for example `20000-20999`", range)?,
+            wait: wait.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
+            labels: said.parse("labels such as `rack=7, instance_type=Standard_NC6`", labels)?,
+        };
+        Ok((settings, vec![address, ports, wait, said]))
+    }
+}
+
+fn labels(text: &str) -> Option<BTreeMap<String, String>> {
+    let plain = |word: &str| {
+        (1..=63).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',')
+    };
+    let label = |pair: &str| {
+        let (key, value) = pair.trim().split_once('=')?;
+        (plain(key) && plain(value)).then(|| (key.to_owned(), value.to_owned()))
+    };
+    text.split(',').filter(|pair| !pair.trim().is_empty()).map(label).collect()
+}
+
+fn range(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last): (u16, u16) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    (first >= 1024 && last >= first.saturating_add(15)).then_some(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_labels_are_pairs() {
+        let expected = [("rack", "7"), ("instance_type", "Standard_NC6")];
+        let expected = expected.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(labels("rack=7, instance_type=Standard_NC6"), Some(expected.into()));
+        assert_eq!(labels(""), Some(BTreeMap::new()));
+        for bad in ["rack", "=7", "rack=", "rack=a b"] {
+            assert_eq!(labels(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn test_ports_are_a_range_that_ordinary_users_may_have() {
+        assert_eq!(range("20000-20999"), Some(20_000..=20_999));
+        for bad in ["", "20000", "20000-20001", "80-8000", "2-1", "20000-99999"] {
+            assert_eq!(range(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Whom jobs run as, and what keeps one from another and from the machine.
+
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use super::read::Layers;
+use super::{ConfigError, JobUser, Setting, Share, people, values};
+
+/// Whom jobs run as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum RunAs {
+    /// Whoever submitted the job, by the account he has here; without one, as [`PerRun`](RunAs::PerRun).
+    Owner,
+    /// A user of each job's own, out of [`JobSettings::uids`].
+    PerRun,
+    /// The daemon's own user.
+    Daemon,
+    /// One user of the machine.
+    Named(JobUser),
+}
+
+/// How jobs are kept apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct JobSettings {
+    pub(crate) user: RunAs,
+    /// The numbers of users that no account has: the first is that of builders, the others are for jobs.
+    pub(crate) uids: RangeInclusive<u32>,
+    /// Whether jobs that root submits run as root; by who else may submit when nobody said it.
+    pub(crate) root: Option<bool>,
+    /// Where the helper listens that does what root alone can; the daemon does it itself when absent.
+    pub(crate) helper: Option<PathBuf>,
+    /// Each job has a `/tmp` and a `/dev/shm` of its own, and sees its own processes alone.
+    pub(crate) private: bool,
+    /// The memory of a job that says nothing, as a part of the machine's; 0 is no limit.
+    pub(crate) memory: Share,
+    /// Jobs may ask the cloud for the machine's identity.
+    pub(crate) metadata: bool,
+}
+
+const RANGE: &str = "two numbers such as `2000000000-2000065535`, from 100000 on, 100 at least";
+
+impl JobSettings {
+    /// Reads its keys; gives them with what was said. `own` is a user's own daemon.
+    pub(super) fn resolve(layers: &Layers, own: bool) -> Result<(JobSettings, Vec<Setting>), ConfigError> {
+        let [user, uids, root] = ["job_user", "job_uids", "root_jobs"].map(|key| layers.get(key));
+        let [private, memory] = ["private_tmp", "job_memory"].map(|key| layers.get(key));
+        let [metadata, helper] = ["allow_metadata", "spawn_socket"].map(|key| layers.get(key));
+        let usual = if own { RunAs::Daemon } else { RunAs::Owner };
+        let yes = |text: &str| values::word(text, &[("true", true), ("false", false)]);
+        let settings = JobSettings {
+            user: user.parse("`owner`, `per-run`, `daemon` or a user of this machine", |text| {
+                run_as(text, &usual)
+            })?,
+            uids: uids.parse(RANGE, range)?,
+            root: root.parse("`true` or `false`, or nothing", |text| match text {
+                "" => Some(None),
+                text => yes(text).map(Some),
+            })?,
+            helper: helper.parse("an absolute path, or nothing", values::path_or_none)?,
+            private: private.parse("`true` or `false`", yes)?,
+            memory: memory.parse("a size such as `8GiB`, a part such as `90%`, or 0", values::share)?,
+            metadata: metadata.parse("`true` or `false`", yes)?,
+        };
+        Ok((settings, vec![user, uids, root, helper, private, memory, metadata]))
+    }
+}
+
+fn run_as(text: &str, usual: &RunAs) -> Option<RunAs> {
+    match text {
+        "" => Some(usual.clone()),
+        "owner" => Some(RunAs::Owner),
+        "per-run" => Some(RunAs::PerRun),
+        "daemon" => Some(RunAs::Daemon),
+        name => people::job_user(name)?.map(RunAs::Named),
+    }
+}
+
+/// Numbers that no account has by chance; enough of them that one comes again only after long.
+fn range(text: &str) -> Option<RangeInclusive<u32>> {
+    let (first, last) = text.split_once('-')?;
+    let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+    // The last one of all means nobody to the kernel.
+    (first >= 100_000 && last < u32::MAX && last >= first + 99).then_some(first..=last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_words_and_numbers() {
+        assert_eq!(run_as("", &RunAs::Owner), Some(RunAs::Owner));
+        assert_eq!(run_as("per-run", &RunAs::Daemon), Some(RunAs::PerRun));
+        assert!(matches!(run_as("root", &RunAs::Owner), Some(RunAs::Named(user)) if user.uid == 0));
+        assert_eq!(run_as("no-such-user", &RunAs::Owner), None);
+        assert_eq!(range("2000000000-2000065535"), Some(2_000_000_000..=2_000_065_535));
+        for odd in ["", "1000-2000", "200000", "200000-200010", "200000-4294967295", "9-x"] {
+            assert_eq!(range(odd), None, "{odd}");
+        }
+    }
+}

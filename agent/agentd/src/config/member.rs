@@ -1,0 +1,59 @@
+//! What the identity of a machine that joined a controller says of its configuration.
+//!
+//! It stands below everything that was said elsewhere: a key in the file, a variable or a flag wins, and where that
+//! would make the machine another node than the controller knows, it is an error.
+
+use std::path::{Path, PathBuf};
+
+use super::read::Layers;
+use super::{ConfigError, Origin, Setting, values};
+use crate::cli::Flags;
+use crate::membership;
+
+/// See the module; empty for a machine of its own.
+pub(super) struct Member {
+    path: PathBuf,
+    controller: Option<String>,
+    name: Option<String>,
+}
+
+impl Member {
+    /// As it is on the disk; a machine that is about to join counts as having done so.
+    pub(super) fn read(flags: &Flags, state_dir: &Path) -> Result<Member, ConfigError> {
+        let path = membership::file(state_dir);
+        let said = membership::said(state_dir);
+        let said = said.map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let (controller, name) = said.unzip();
+        let joining =
+            flags.controller.as_deref().map(|controller| controller.trim_end_matches('/').to_owned());
+        Ok(Member { path, controller: joining.or(controller), name })
+    }
+
+    fn setting(&self, key: &'static str, value: &str) -> Setting {
+        Setting { key, value: value.to_owned(), origin: Origin::Joined(self.path.clone()) }
+    }
+
+    /// Its controller, if it has one elsewhere.
+    pub(super) fn controller(&self) -> Option<Setting> {
+        self.controller.as_deref().map(|controller| self.setting("controller", controller))
+    }
+
+    /// A node of somebody else is no controller, unless somebody says so.
+    pub(super) fn roles(&self, layers: &Layers) -> Setting {
+        match (layers.said("roles"), &self.controller) {
+            (None, Some(_)) => self.setting("roles", "node"),
+            _ => layers.get("roles"),
+        }
+    }
+
+    /// The name in its certificate is the only one under which it is taken in.
+    pub(super) fn name(&self, layers: &Layers) -> Result<Setting, ConfigError> {
+        let Some(name) = &self.name else { return Ok(layers.or("node_name", values::host_name)) };
+        match layers.said("node_name") {
+            Some(said) if said.value != *name => Err(said.wrong(format!(
+                "this machine joined as `{name}`; to give it another name: `agentd leave`, then join again"
+            ))),
+            _ => Ok(self.setting("node_name", name)),
+        }
+    }
+}

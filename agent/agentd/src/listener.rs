@@ -1,0 +1,220 @@
+//! The controller's listener for everybody who is elsewhere.
+//!
+//! Owns who gets as far as the services: a connection counts from before its handshake, has little time for it and for
+//! its first words, and ends when the certificate that it showed does. Who shows no certificate comes for a token
+//! alone: there are few of those at a time, and not for long.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use agent_control::{IdentityConfig, Peer};
+use agent_identity::{Authority, Presented, ServerStream, ServerTls};
+use agent_model::{Address, Clock};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::{Connected, Router};
+use tracing::{debug, error, info, warn};
+
+use crate::config::Config;
+use crate::limits::{Connection, Connections, Reads};
+use crate::roles::StartError;
+use crate::supervisor::{Supervisor, TaskKind};
+
+/// How long a handshake may take, and then the first words.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Handshakes at a time.
+const HANDSHAKES: usize = 256;
+/// How long somebody without a certificate may stay: he makes one call.
+const STRANGER: Duration = Duration::from_secs(30);
+/// And how many of them.
+const STRANGERS: usize = 32;
+/// The wait after the system gave no connection.
+const AGAIN: Duration = Duration::from_millis(200);
+/// A renewal is looked for this often at least.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// How long a certificate of the controller's own is good.
+const OWN_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// A connection that got as far as the services.
+type Admitted = Connection<ServerStream, Until>;
+
+/// What says who is who, if anybody elsewhere is served.
+pub(crate) fn authority(
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+) -> Result<Option<IdentityConfig>, StartError> {
+    let Some((host, port)) = &config.listen else { return Ok(None) };
+    let path = config.state_dir.join("controller/authority.json");
+    let authority = Authority::open(&path, clock.now()).map_err(StartError::Authority)?;
+    // Nobody can go to `any address`: the machine's name is what others may know it by.
+    let host = match host.as_str() {
+        "0.0.0.0" | "::" => config.host_name.clone(),
+        host => host.to_owned(),
+    };
+    let usual = IdentityConfig::new(Arc::new(authority), Address::Tls { host, port: *port }.to_string());
+    Ok(Some(match config.certificate_life {
+        Some(life) => IdentityConfig { node_life: life, user_life: life, ..usual },
+        None => usual,
+    }))
+}
+
+/// Serves everybody elsewhere, at the same services.
+pub(crate) async fn serve(
+    (host, port): &(String, u16),
+    identity: IdentityConfig,
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+    supervisor: &Supervisor,
+    server: Router,
+) -> Result<(), StartError> {
+    let life = config.certificate_life.unwrap_or(OWN_LIFE);
+    let tls = ServerTls::new(identity.authority, clock.clone(), life).map_err(StartError::Tls)?;
+    let at = format!("{host}:{port}");
+    let failed = |source| StartError::Listen { at: at.clone(), source };
+    let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(failed)?;
+    let (shown, time) = (tls.clone(), clock.clone());
+    supervisor.spawn_again(TaskKind::Upkeep, "own certificate", move || renew(shown.clone(), time.clone()));
+    let listener = Listener { listener, tls, connections: Connections::of_a_fleet(), clock: clock.clone() };
+    let (admitted, connections) = mpsc::channel(16);
+    let stop = supervisor.stopping(TaskKind::Api);
+    supervisor.spawn_infallible(TaskKind::Api, "listener", listener.run(admitted, stop.clone()));
+    let serve = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), stop.cancelled_owned());
+    supervisor.spawn(TaskKind::Api, "fleet", serve);
+    info!(at, "serving everybody who has a certificate");
+    Ok(())
+}
+
+/// What takes connections.
+struct Listener {
+    listener: TcpListener,
+    tls: ServerTls,
+    connections: Connections,
+    clock: Arc<dyn Clock>,
+}
+
+impl Listener {
+    /// Takes connections until `stop`; those that get through come out at `admitted`.
+    async fn run(self, admitted: mpsc::Sender<io::Result<Admitted>>, stop: CancellationToken) {
+        let mut handshakes = JoinSet::new();
+        let strangers = Arc::new(Semaphore::new(STRANGERS));
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(_) = handshakes.join_next() => {}
+                accepted = self.listener.accept(), if handshakes.len() < HANDSHAKES => match accepted {
+                    Ok((stream, from)) => {
+                        // One too many is closed: descriptors are left for the daemon's own files.
+                        let Some(permit) = self.connections.permit() else { continue };
+                        let (tls, clock) = (self.tls.clone(), Arc::clone(&self.clock));
+                        let (admitted, strangers) = (admitted.clone(), Arc::clone(&strangers));
+                        handshakes.spawn(async move {
+                            let shaken = timeout(HANDSHAKE, shake(&tls, stream, from, &*clock, &strangers)).await;
+                            match shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+                                Ok((stream, until)) => {
+                                    let _ = admitted.send(Ok(Connection::new(stream, until, permit))).await;
+                                }
+                                Err(error) => debug!(%from, %error, "a connection was not taken"),
+                            }
+                        });
+                    }
+                    Err(error) => {
+                        warn!(%error, "the system gives no connection");
+                        sleep(AGAIN).await;
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// The handshake, and how long whoever made it may stay.
+async fn shake(
+    tls: &ServerTls,
+    stream: TcpStream,
+    from: SocketAddr,
+    clock: &dyn Clock,
+    strangers: &Arc<Semaphore>,
+) -> io::Result<(ServerStream, Until)> {
+    stream.set_nodelay(true)?;
+    let (stream, presented) = tls.accept(stream).await?;
+    let from = from.to_string();
+    let (peer, stays, stranger) = match presented {
+        Presented::Certificate(certificate) => {
+            let stays = certificate.until.since(clock.now());
+            (Peer::Certified { certificate, from }, stays, None)
+        }
+        Presented::Nothing => {
+            let one = Arc::clone(strangers).try_acquire_owned();
+            let one = one.map_err(|_| io::Error::other("there are too many without a certificate"))?;
+            (Peer::Nobody { from }, STRANGER, Some(one))
+        }
+    };
+    let now = Instant::now();
+    let speaks = Box::pin(sleep_until(now + HANDSHAKE));
+    Ok((stream, Until { peer, end: speaks, stays: Some(now + stays), _stranger: stranger }))
+}
+
+/// Ends a connection whose time is over.
+pub(crate) struct Until {
+    peer: Peer,
+    /// Until then something must have come; then until then it may stay.
+    end: Pin<Box<Sleep>>,
+    /// Set until the first words came.
+    stays: Option<Instant>,
+    _stranger: Option<OwnedSemaphorePermit>,
+}
+
+impl<S: AsyncRead> Reads<S> for Until {
+    fn poll_read(
+        &mut self,
+        stream: Pin<&mut S>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = stream.poll_read(cx, buffer);
+        if buffer.filled().len() > before
+            && let Some(stays) = self.stays.take()
+        {
+            self.end.as_mut().reset(stays);
+        }
+        if self.end.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "its time is over")));
+        }
+        read
+    }
+}
+
+impl Connected for Admitted {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.reads().peer.clone()
+    }
+}
+
+/// Shows another certificate before the present one ends; nobody who is connected notices.
+async fn renew(tls: ServerTls, clock: Arc<dyn Clock>) {
+    loop {
+        let left = tls.renew_at().since(clock.now());
+        if left.is_zero() {
+            match tls.renew() {
+                Ok(()) => debug!("the controller's own certificate was renewed"),
+                Err(error) => {
+                    error!(error = &error as &dyn std::error::Error, "the controller's certificate ends soon")
+                }
+            }
+        }
+        sleep(left.clamp(AGAIN, LOOK)).await;
+    }
+}

@@ -1,0 +1,376 @@
+//! This machine as a node of a controller elsewhere: how it joins, what it keeps, and how it stays one.
+//!
+//! Owns one file of the state directory, which is both who this machine is and whose it is: where it exists, the daemon
+//! is a node of that controller unless the configuration says otherwise. Hides tokens and certificates.
+//!
+//! Invariants: a key is on the disk before it is shown to anybody, so that an answer that was lost can be had again;
+//! nothing is replaced by less: an identity goes when its machine leaves, or for the next one of the same controller.
+
+use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_identity::{Certified, Credentials, Dialer, PrivateKey, ShownIdentity, Token, TokenKind, Trust};
+use agent_model::{Address, Clock, Code, Fault, Principal};
+use agent_proto::transport::{self, Way};
+use agent_proto::v1;
+use agent_proto::v1::identity_client::IdentityClient;
+use tokio::time::{sleep, timeout};
+use tonic::transport::Channel;
+use tonic::{Response, Status};
+use tracing::{info, warn};
+
+use crate::cli::JoinArgs;
+use crate::config::Config;
+use crate::supervisor::{Supervisor, TaskKind};
+
+/// The longest a controller may take to answer.
+const CALL: Duration = Duration::from_secs(20);
+/// A renewal is looked for this often at least, and tried again after this long.
+const LOOK: Duration = Duration::from_secs(60);
+const AGAIN: Duration = Duration::from_secs(1);
+/// Longer than any token.
+const LONGEST_TOKEN: u64 = 4096;
+
+/// The file of an identity, and that of a key for which none was given yet.
+pub(crate) fn file(state_dir: &Path) -> PathBuf {
+    state_dir.join("identity.json")
+}
+
+fn pending(state_dir: &Path) -> PathBuf {
+    state_dir.join("identity.key")
+}
+
+/// What a joined machine says of itself: its controller and its name.
+pub(crate) fn said(state_dir: &Path) -> io::Result<Option<(String, String)>> {
+    let Some(credentials) = Credentials::read(&file(state_dir))? else { return Ok(None) };
+    let name = match credentials.certified().map_err(io::Error::other)?.subject.who {
+        Principal::Node { name } => name.to_string(),
+        who => return Err(io::Error::other(format!("it is the identity of {who}, and not of a node"))),
+    };
+    Ok(Some((credentials.controller, name)))
+}
+
+/// The way of a node to its controller.
+#[derive(Debug, Clone)]
+pub(crate) struct Uplink {
+    pub(crate) way: Way,
+    /// What this process calls itself.
+    pub(crate) session: String,
+    /// What it shows there, if it is elsewhere.
+    held: Option<ShownIdentity>,
+}
+
+impl Uplink {
+    /// Fails if the identity that the controller knows is not here.
+    pub(crate) fn new(config: &Config, clock: &Arc<dyn Clock>) -> io::Result<Uplink> {
+        let session = agent_identity::random_name().map_err(|error| io::Error::other(error.to_string()))?;
+        let (host, port) = match &config.controller {
+            Address::Unix(socket) => {
+                return Ok(Uplink { way: Way::Unix(socket.clone()), session, held: None });
+            }
+            Address::Tls { host, port } => (host.as_str(), *port),
+        };
+        let missing = || {
+            io::Error::new(io::ErrorKind::NotFound, "this machine has not joined; `agentd join` does that")
+        };
+        let credentials = Credentials::read(&file(&config.state_dir))?.ok_or_else(missing)?;
+        let held = ShownIdentity::new(&credentials).map_err(io::Error::other)?;
+        let trust = Trust::Authority(credentials.authority().map_err(io::Error::other)?);
+        let dialer =
+            Dialer::new((host, port), trust, Some(held.clone()), config.proxy.clone(), Arc::clone(clock));
+        Ok(Uplink { way: Way::Tls(dialer.map_err(io::Error::other)?), session, held: Some(held) })
+    }
+}
+
+/// Has the certificate of this machine renewed for as long as it runs.
+pub(crate) fn look_after(
+    supervisor: &Supervisor,
+    uplink: &Uplink,
+    config: &Config,
+    controller: &Channel,
+    clock: &Arc<dyn Clock>,
+) {
+    let (uplink, state_dir) = (uplink.clone(), config.state_dir.clone());
+    let (controller, clock) = (controller.clone(), Arc::clone(clock));
+    supervisor.spawn_again(TaskKind::Upkeep, "certificate", move || {
+        stay(uplink.clone(), state_dir.clone(), controller.clone(), Arc::clone(&clock))
+    });
+}
+
+/// Renews the certificate of a node when two thirds of its life are over, for as long as it runs.
+async fn stay(uplink: Uplink, state_dir: PathBuf, controller: Channel, clock: Arc<dyn Clock>) {
+    let Some(held) = uplink.held else { return std::future::pending().await };
+    loop {
+        match renew_if_due(&state_dir, &controller, &held, &*clock).await {
+            Ok(left) => sleep(left.clamp(AGAIN, LOOK)).await,
+            Err(fault) => {
+                warn!(%fault, "the certificate of this machine is not renewed yet");
+                sleep(AGAIN * 5).await;
+            }
+        }
+    }
+}
+
+/// Gives how long it may go on as it is.
+async fn renew_if_due(
+    state_dir: &Path,
+    controller: &Channel,
+    held: &ShownIdentity,
+    clock: &dyn Clock,
+) -> Result<Duration, Fault> {
+    let path = file(state_dir);
+    let unreadable = |error: &dyn std::fmt::Display| {
+        Fault::new(Code::StateUnusable, format!("cannot use {}", path.display())).why(error.to_string())
+    };
+    let credentials = Credentials::read(&path).map_err(|error| unreadable(&error))?;
+    let credentials = credentials.ok_or_else(|| unreadable(&"it is gone"))?;
+    let due = credentials.certified().map_err(|error| unreadable(&error))?.renew_at();
+    let left = due.since(clock.now());
+    if !left.is_zero() {
+        return Ok(left);
+    }
+    let new = renew(&credentials, controller).await?;
+    new.write(&path).map_err(|error| unreadable(&error))?;
+    held.replace(&new).map_err(|error| unreadable(&error))?;
+    info!("the certificate of this machine was renewed");
+    Ok(AGAIN)
+}
+
+/// Another certificate for another key.
+async fn renew(credentials: &Credentials, controller: &Channel) -> Result<Credentials, Fault> {
+    let odd = |error: &agent_identity::KeyError| {
+        Fault::new(Code::Bug, "the identity cannot be renewed").because(error)
+    };
+    let key = PrivateKey::generate().map_err(|error| odd(&error))?;
+    let request = v1::RenewRequest { request: key.request().map_err(|error| odd(&error))? };
+    let answer = within(IdentityClient::new(controller.clone()).renew(request)).await?;
+    let authority = credentials.authority().map_err(|error| odd(&error))?;
+    Ok(Credentials::new(&credentials.controller, &authority, &answer.certificate, &key))
+}
+
+async fn within<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Fault> {
+    match timeout(CALL, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) => Err(agent_proto::fault(&status)),
+        Err(_) => Err(Fault::new(
+            Code::Unreachable,
+            format!("the controller did not answer within {} s", CALL.as_secs()),
+        )),
+    }
+}
+
+/// Makes this machine a node; gives what to say of it. Doing it again changes nothing.
+pub(crate) async fn join(config: &Config, args: &JoinArgs, clock: Arc<dyn Clock>) -> Result<String, Fault> {
+    let place = match args.controller.parse::<Address>() {
+        Ok(Address::Tls { host, port }) => (host, port),
+        _ => {
+            return Err(Fault::new(Code::ConfigInvalid, format!("`{}` is no controller", args.controller))
+                .fix("write it as `https://HOST:7443`"));
+        }
+    };
+    require_node(config, args)?;
+    let path = file(&config.state_dir);
+    let unusable = |error: &dyn std::fmt::Display| {
+        Fault::new(Code::StateUnusable, format!("cannot use {}", path.display())).why(error.to_string())
+    };
+    let known = Credentials::read(&path).map_err(|error| unusable(&error))?;
+    let same_place = known.as_ref().is_some_and(|known| known.controller == address(&place));
+    // Who is a node already needs no token to find that out.
+    if let Some(known) = known.as_ref().filter(|_| same_place)
+        && let Ok(certified) = known.certified()
+        && still_member(config, known, &certified, &place, &clock).await?
+    {
+        return Ok(format!(
+            "this machine is a node of {} already, as {}",
+            address(&place),
+            name_of(&certified)
+        ));
+    }
+    let token = read_token(args)?;
+    let ours = |known: &Credentials| {
+        known
+            .authority()
+            .is_ok_and(|authority| agent_identity::is_fingerprint(&authority, &token.authority()))
+    };
+    if let Some(known) = known.as_ref().filter(|known| !ours(known)) {
+        return Err(Fault::new(
+            Code::JoinedElsewhere,
+            format!("this machine belongs to {}", known.controller),
+        )
+        .fix("if it should leave that one: drain it there, run `agentd leave` here, then join again"));
+    }
+    let key = pending_key(config, known.as_ref()).map_err(|error| unusable(&error))?;
+    let trust = Trust::Fingerprint(token.authority());
+    let dialer = dialer(&place, trust, None, config, &clock)?;
+    let authority = dialer.authority().await.map_err(|error| unreachable(&place, &error))?;
+    let request = v1::JoinRequest {
+        node: config.node_name.to_string(),
+        secret: token.secret(),
+        request: key.request().map_err(|error| unusable(&error))?,
+        clock_ms: clock.now().0,
+    };
+    let channel = transport::dial(transport::endpoint(), Way::Tls(dialer));
+    let answer = within(IdentityClient::new(channel).join(request)).await?;
+    let credentials = Credentials::new(&address(&place), &authority, &answer.certificate, &key);
+    credentials.write(&path).map_err(|error| unusable(&error))?;
+    let _ = std::fs::remove_file(pending(&config.state_dir)); // it is in the identity now
+    Ok(format!("joined {} as {}; from now on `agentd run` is its node", address(&place), answer.name))
+}
+
+/// Forgets the controller; what it keeps of jobs stays where it is.
+pub(crate) fn leave(config: &Config) -> Result<String, Fault> {
+    let path = file(&config.state_dir);
+    match std::fs::remove_file(&path) {
+        Ok(()) => {
+            let _ = std::fs::remove_file(pending(&config.state_dir));
+            Ok("this machine belongs to no controller any more; tell an operator: `agentctl node remove`"
+                .to_owned())
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Ok("this machine belonged to no controller".to_owned())
+        }
+        Err(error) => {
+            Err(Fault::new(Code::StateUnusable, format!("cannot remove {}", path.display())).because(&error))
+        }
+    }
+}
+
+/// What the configuration says must not be against it.
+fn require_node(config: &Config, args: &JoinArgs) -> Result<(), Fault> {
+    let said =
+        |key: &str| config.settings.iter().find(|setting| setting.key == key).map(|s| s.origin.to_string());
+    let against = |key: &str, what: &str| {
+        Fault::new(Code::ConfigInvalid, format!("the configuration says that this machine {what}"))
+            .why(format!("{key}: {}", said(key).unwrap_or_default()))
+            .fix(format!("remove `{key}` there; joining says it"))
+    };
+    if config.roles.controller {
+        return Err(against("roles", "is a controller itself"));
+    }
+    if config.controller.to_string() != args.controller.trim_end_matches('/') {
+        return Err(against("controller", "belongs to another controller"));
+    }
+    Ok(())
+}
+
+/// Asks with the identity that there is. One that is refused must be had again; one that cannot be tried now stands.
+async fn still_member(
+    config: &Config,
+    known: &Credentials,
+    certified: &Certified,
+    place: &(String, u16),
+    clock: &Arc<dyn Clock>,
+) -> Result<bool, Fault> {
+    if certified.until < clock.now() {
+        return Ok(false);
+    }
+    let odd = |error: &agent_identity::KeyError| {
+        Fault::new(Code::StateUnusable, "the identity cannot be used").because(error)
+    };
+    let trust = Trust::Authority(known.authority().map_err(|error| odd(&error))?);
+    let held = ShownIdentity::new(known).map_err(|error| odd(&error))?;
+    let dialer = dialer(place, trust, Some(held), config, clock)?;
+    let channel = transport::dial(transport::endpoint(), Way::Tls(dialer));
+    match renew(known, &channel).await {
+        Ok(new) => {
+            let path = file(&config.state_dir);
+            let failed = |error: io::Error| {
+                Fault::new(Code::StateUnusable, format!("cannot write {}", path.display())).because(&error)
+            };
+            new.write(&path).map_err(failed)?;
+            Ok(true)
+        }
+        Err(fault) if fault.code == Code::Unidentified => Ok(false),
+        Err(fault) => Err(fault),
+    }
+}
+
+fn name_of(certified: &Certified) -> String {
+    match &certified.subject.who {
+        Principal::Node { name } => name.to_string(),
+        who => who.to_string(),
+    }
+}
+
+/// The key to join with: that of the identity there is, or of an attempt whose answer was lost, or a new one.
+fn pending_key(config: &Config, known: Option<&Credentials>) -> Result<PrivateKey, io::Error> {
+    if let Some(known) = known {
+        return known.key().map_err(io::Error::other);
+    }
+    let path = pending(&config.state_dir);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => return PrivateKey::from_text(&text).map_err(io::Error::other),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(_) => {}
+    }
+    let key = PrivateKey::generate().map_err(io::Error::other)?;
+    agent_fs::write_durable(&path, key.to_text().as_bytes())?;
+    Ok(key)
+}
+
+fn dialer(
+    place: &(String, u16),
+    trust: Trust,
+    held: Option<ShownIdentity>,
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+) -> Result<Dialer, Fault> {
+    let (host, port) = (place.0.as_str(), place.1);
+    Dialer::new((host, port), trust, held, config.proxy.clone(), Arc::clone(clock))
+        .map_err(|error| Fault::new(Code::StateUnusable, "the identity cannot be used").because(&error))
+}
+
+fn unreachable(place: &(String, u16), error: &io::Error) -> Fault {
+    Fault::new(Code::Unreachable, format!("no controller that gave the token answers at {}", address(place)))
+        .because(error)
+        .fix("check the address, the firewall, and that the token is of this controller: `agentctl token create`")
+}
+
+fn address((host, port): &(String, u16)) -> String {
+    Address::Tls { host: host.clone(), port: *port }.to_string()
+}
+
+/// The token: of a file, of standard input, or of the command line, where others can read it.
+fn read_token(args: &JoinArgs) -> Result<Token, Fault> {
+    let unreadable =
+        |error: &io::Error| Fault::new(Code::TokenRefused, "the token cannot be read").because(error);
+    let text = match (&args.token, &args.token_file) {
+        (Some(token), _) => {
+            let _ = writeln!(
+                io::stderr(),
+                "warning: everybody on this machine can read a command line; next time use --token-file"
+            );
+            token.clone()
+        }
+        (None, Some(path)) if path != Path::new("-") => {
+            let mut text = String::new();
+            let file = std::fs::File::open(path).map_err(|error| unreadable(&error))?;
+            file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(|error| unreadable(&error))?;
+            text
+        }
+        _ => {
+            if io::stdin().is_terminal() {
+                let _ = write!(io::stderr(), "Token: ");
+            }
+            let mut text = String::new();
+            io::stdin()
+                .lock()
+                .take(LONGEST_TOKEN)
+                .read_line(&mut text)
+                .map_err(|error| unreadable(&error))?;
+            text
+        }
+    };
+    let fix = "an operator makes one: `agentctl token create`";
+    let token: Token = text
+        .parse()
+        .map_err(|error| Fault::new(Code::TokenRefused, "this is no token").because(&error).fix(fix))?;
+    match token.kind() {
+        TokenKind::Join => Ok(token),
+        TokenKind::Login => Err(Fault::new(Code::TokenRefused, "this is the code of a user").fix(
+            "a user logs in with it: `agentctl login`; a machine joins with a token: `agentctl token create`",
+        )),
+    }
+}

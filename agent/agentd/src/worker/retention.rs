@@ -1,0 +1,302 @@
+//! Directories of replicas that are over: each stays for the time that was set for it, then it is removed.
+//!
+//! A directory says itself how long it stays, in the file `remove-after`; so the retention needs no memory and
+//! the daemon may be restarted meanwhile. Time counts while the machine is up, sleep included, and never by
+//! the wall clock: an administrator who sets the clock ten years ahead removes nothing. A machine that was
+//! off keeps things for longer, which harms nobody.
+//!
+//! While the disk is low, those go before their date of which the controller has everything, the oldest first.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_cas::blocking;
+use agent_model::{Boot, Clock, failpoint};
+use agent_shim::JobDir;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use crate::disk::Reclaimer;
+
+/// How long the outputs of a replica stay that the controller did not take.
+pub(crate) const ORPHANS_STAY: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// How often the directories are looked through.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+const MARK: &str = "remove-after";
+/// How the name of a directory begins that is being removed.
+const GONE: &str = ".gone-";
+
+/// Until when a directory stays.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Mark {
+    /// What was left of its time when this was written, in milliseconds.
+    left_ms: u64,
+    /// The boot in which it was written, and when.
+    boot_id: String,
+    at: Boot,
+    /// Something in it is nowhere else, so it stays until then whatever happens.
+    #[serde(default = "yes")]
+    precious: bool,
+}
+
+/// Of a mark that does not say it.
+fn yes() -> bool {
+    true
+}
+
+impl Mark {
+    /// What is left now. In another boot all of that boot has passed at least.
+    fn left(&self, boot_id: &str, now: Boot) -> Duration {
+        let passed = if self.boot_id == boot_id { now.since(self.at) } else { now.0 };
+        Duration::from_millis(self.left_ms).saturating_sub(passed)
+    }
+}
+
+/// Keeps directories for a while. Clones are the same retention.
+#[derive(Clone)]
+pub(crate) struct Retention {
+    jobs: PathBuf,
+    clock: Arc<dyn Clock>,
+    boot_id: Arc<str>,
+}
+
+/// How long a directory stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// So long, for people to look at; the controller has everything.
+    Copy(Duration),
+    /// [`ORPHANS_STAY`], because something in it is nowhere else.
+    Original,
+}
+
+/// Whether the replica of this directory is over.
+pub(crate) fn is_over(dir: &JobDir) -> bool {
+    dir.path().join(MARK).exists()
+}
+
+impl Retention {
+    pub(crate) fn new(jobs: PathBuf, clock: Arc<dyn Clock>, boot_id: &str) -> Retention {
+        Retention { jobs, clock, boot_id: boot_id.into() }
+    }
+
+    /// The replica of this directory is over: the directory goes after `stay`.
+    pub(crate) async fn put(&self, dir: &JobDir, stay: Stay) -> io::Result<()> {
+        let (left, precious) = match stay {
+            Stay::Copy(left) => (left, false),
+            Stay::Original => (ORPHANS_STAY, true),
+        };
+        let (dir, mark) = (dir.clone(), self.mark(left, precious));
+        let put = move || match stay {
+            Stay::Copy(Duration::ZERO) => discard(dir.path()),
+            _ => write(dir.path(), &mark),
+        };
+        tokio::task::spawn_blocking(put).await.map_err(io::Error::other).flatten()
+    }
+
+    fn mark(&self, left: Duration, precious: bool) -> Mark {
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        Mark { left_ms, boot_id: self.boot_id.to_string(), at: self.clock.boot(), precious }
+    }
+
+    async fn swept(self, is_low: bool) {
+        if let Err(error) = blocking(move || self.sweep(is_low)).await {
+            warn!(%error, "cannot list job directories");
+        }
+    }
+
+    /// Removes the directories that are due, and while the disk `is_low` the oldest of those that are only copies.
+    fn sweep(&self, is_low: bool) -> io::Result<()> {
+        failpoint::hit("node.retention.sweep")?;
+        let mut copies = Vec::new();
+        for entry in std::fs::read_dir(&self.jobs)? {
+            let path = entry?.path();
+            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(GONE.as_bytes())) {
+                tell(&path, agent_spawn::remove_tree(&path));
+                continue;
+            }
+            match self.look(&path) {
+                Some((Duration::ZERO, _)) => tell(&path, discard(&path)),
+                Some((left, false)) => copies.push((left, path)),
+                Some((_, true)) | None => {}
+            }
+        }
+        if is_low && let Some((_, path)) = copies.into_iter().min() {
+            tell(&path, discard(&path));
+        }
+        Ok(())
+    }
+
+    /// What is left of the time of a directory, and whether it is precious; `None` when its replica is not over.
+    fn look(&self, path: &Path) -> Option<(Duration, bool)> {
+        let text = match std::fs::read(path.join(MARK)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            text => text.unwrap_or_default(),
+        };
+        let mark: Mark = serde_json::from_slice(&text).unwrap_or_else(|_| {
+            warn!(path = %path.display(), "cannot read retention of directory: its time begins anew");
+            Mark { boot_id: String::new(), ..self.mark(ORPHANS_STAY + self.clock.boot().0, true) }
+        });
+        let left = mark.left(&self.boot_id, self.clock.boot());
+        if mark.boot_id != *self.boot_id
+            && let Err(error) = write(path, &self.mark(left, mark.precious))
+        {
+            warn!(path = %path.display(), %error, "cannot note retention of directory");
+        }
+        Some((left, mark.precious))
+    }
+}
+
+impl Reclaimer for Retention {
+    fn tidy(&self) -> BoxFuture<'_, Duration> {
+        self.clone().swept(false).map(|()| LOOK_EVERY).boxed()
+    }
+    /// One at a time: how much it frees is seen by whoever asks.
+    fn reclaim(&self, _: u64) -> BoxFuture<'_, ()> {
+        self.clone().swept(true).boxed()
+    }
+}
+
+fn tell(path: &Path, removed: io::Result<()>) {
+    match removed {
+        Ok(()) => info!(path = %path.display(), "removed the directory of a replica that is over"),
+        Err(error) => warn!(path = %path.display(), %error, "a job directory cannot be removed"),
+    }
+}
+
+/// Removes a directory. Half of one would tell another story than the whole, so it loses its name first.
+fn discard(path: &Path) -> io::Result<()> {
+    failpoint::hit("node.retention.remove")?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let gone = path.with_file_name(format!("{GONE}{name}"));
+    match std::fs::rename(path, &gone) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        renamed => renamed?,
+    }
+    agent_spawn::remove_tree(&gone)
+}
+
+/// Writes a mark that lasts, and is there whole or not at all.
+fn write(dir: &Path, mark: &Mark) -> io::Result<()> {
+    failpoint::hit("node.retention.write")?;
+    agent_fs::write_durable(&dir.join(MARK), &serde_json::to_vec(mark)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_model::{ManualClock, Timestamp};
+
+    use super::*;
+
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+
+    /// Wall and boot time that move apart.
+    #[derive(Default)]
+    struct Apart {
+        wall: ManualClock,
+        boot: ManualClock,
+    }
+
+    impl Clock for Apart {
+        fn now(&self) -> Timestamp {
+            self.wall.now()
+        }
+        fn boot(&self) -> Boot {
+            self.boot.boot()
+        }
+    }
+
+    fn retention(jobs: &Path, clock: &Arc<Apart>, boot_id: &str) -> Retention {
+        Retention::new(jobs.to_owned(), clock.clone(), boot_id)
+    }
+
+    fn dirs<const N: usize>(jobs: &Path, names: [&str; N]) -> [JobDir; N] {
+        names.map(|name| {
+            let dir = JobDir::new(jobs.join(name));
+            dir.create().unwrap();
+            dir
+        })
+    }
+
+    fn left(retention: &Retention, dir: &JobDir) -> Duration {
+        retention.sweep(false).unwrap();
+        retention.look(dir.path()).map_or(Duration::ZERO, |(left, _)| left)
+    }
+
+    #[tokio::test]
+    async fn test_directory_goes_when_its_time_is_over() {
+        let (temp, clock) = (tempfile::tempdir().unwrap(), Arc::new(Apart::default()));
+        let retention = retention(temp.path(), &clock, "boot");
+        let [a, b, c, open] = dirs(temp.path(), ["a", "b", "c", "open"]);
+        for (dir, seconds) in [(&a, 0), (&b, 1), (&c, 9)] {
+            retention.put(dir, Stay::Copy(Duration::from_secs(seconds))).await.unwrap();
+        }
+        assert!(!a.path().exists() && is_over(&b) && !is_over(&open));
+        clock.boot.advance(Duration::from_secs(2));
+        let [half] = dirs(temp.path(), [".gone-d"]);
+        assert_eq!(left(&retention, &c), Duration::from_secs(7));
+        assert!(!half.path().exists(), "one that a crash left half removed");
+        assert!(".gone-a.1.0".parse::<agent_model::ReplicaId>().is_err(), "it is taken for no replica");
+        assert!(!b.path().exists() && c.path().exists() && open.path().exists());
+    }
+
+    #[tokio::test]
+    async fn test_low_disk_costs_copies_one_by_one_and_no_original() {
+        let (temp, clock) = (tempfile::tempdir().unwrap(), Arc::new(Apart::default()));
+        let retention = retention(temp.path(), &clock, "boot");
+        let [newer, older, original, open] = dirs(temp.path(), ["newer", "older", "original", "open"]);
+        retention.put(&older, Stay::Copy(DAY)).await.unwrap();
+        retention.put(&newer, Stay::Copy(2 * DAY)).await.unwrap();
+        retention.put(&original, Stay::Original).await.unwrap();
+        retention.reclaim(1).await;
+        assert!(!older.path().exists() && newer.path().exists());
+        retention.reclaim(1).await;
+        retention.reclaim(1).await;
+        assert!(!newer.path().exists() && original.path().exists() && open.path().exists());
+    }
+
+    #[tokio::test]
+    async fn test_results_stay_for_seven_days_whatever_the_wall_clock_says() {
+        let (temp, clock) = (tempfile::tempdir().unwrap(), Arc::new(Apart::default()));
+        clock.boot.advance(DAY);
+        let before = retention(temp.path(), &clock, "first boot");
+        let [dir] = dirs(temp.path(), ["a"]);
+        before.put(&dir, Stay::Original).await.unwrap();
+        clock.wall.advance(3653 * DAY);
+        assert_eq!(left(&before, &dir), 7 * DAY);
+        clock.boot.advance(3 * DAY);
+        assert_eq!(left(&before, &dir), 4 * DAY);
+
+        // Restarts of the machine: only what certainly passed counts, and it counts once.
+        let clock = Arc::new(Apart::default());
+        clock.boot.advance(2 * DAY);
+        let after = retention(temp.path(), &clock, "second boot");
+        assert_eq!(left(&after, &dir), 5 * DAY);
+        clock.boot.advance(DAY);
+        assert_eq!(left(&after, &dir), 4 * DAY);
+        clock.boot.advance(4 * DAY);
+        assert_eq!(left(&after, &dir), Duration::ZERO);
+        assert!(!dir.path().exists());
+    }
+
+    #[tokio::test]
+    async fn test_unreadable_date_begins_anew() {
+        for text in ["", "17", "{\"left_ms\":"] {
+            let (temp, clock) = (tempfile::tempdir().unwrap(), Arc::new(Apart::default()));
+            clock.boot.advance(30 * DAY);
+            let [dir] = dirs(temp.path(), ["a"]);
+            std::fs::write(dir.path().join(MARK), text).unwrap();
+            let retention = retention(temp.path(), &clock, "boot");
+            assert_eq!(left(&retention, &dir), ORPHANS_STAY, "{text}");
+            clock.boot.advance(DAY);
+            assert_eq!(left(&retention, &dir), 6 * DAY, "{text}");
+            retention.reclaim(1).await;
+            assert!(dir.path().exists(), "it may be precious");
+        }
+    }
+}

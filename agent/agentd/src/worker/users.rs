@@ -1,0 +1,314 @@
+//! Whom a job runs as: the account of its owner, or a number that nobody else has.
+//!
+//! Owns the numbers for users of single runs. One is given again only when its run is over, its directory is gone and
+//! no process has it, and the longest unused comes first; the journal, the directories and the kernel say which are
+//! taken, so a restart forgets none.
+//!
+//! [`choose`] is pure; [`Users::take`] looks at the machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use agent_model::{Code, Fault, Principal, ReplicaId};
+use agent_shim::JobDir;
+use parking_lot::Mutex;
+use tracing::warn;
+
+use super::journal::Record;
+use crate::config::{Config, JobUser, RunAs};
+
+/// Whom a job is to run as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Choice {
+    /// Whoever the daemon runs as.
+    Daemon,
+    /// Somebody who has an account.
+    Account(JobUser),
+    /// Nobody else.
+    OfItsOwn,
+    /// Root, who may not.
+    Root,
+}
+
+/// What the choice depends on.
+struct Policy<'a> {
+    user: &'a RunAs,
+    /// The daemon can become somebody else.
+    is_root: bool,
+    /// Jobs may run as root.
+    allows_root: bool,
+    /// Users of the controller's machine are those of this one.
+    knows_owners: bool,
+}
+
+fn choose(
+    policy: &Policy<'_>,
+    owner: Option<&Principal>,
+    account: impl FnOnce(u32) -> Option<JobUser>,
+) -> Choice {
+    match (policy.user, owner) {
+        (_, _) if !policy.is_root => Choice::Daemon,
+        (RunAs::Daemon, _) => Choice::Daemon,
+        (RunAs::Named(user), _) => Choice::Account(user.clone()),
+        (RunAs::PerRun, _) => Choice::OfItsOwn,
+        (RunAs::Owner, Some(_)) if !policy.knows_owners => Choice::OfItsOwn,
+        (RunAs::Owner, Some(Principal::Local { uid: 0 })) => {
+            if policy.allows_root {
+                Choice::Daemon
+            } else {
+                Choice::Root
+            }
+        }
+        (RunAs::Owner, Some(Principal::Local { uid })) => {
+            account(*uid).map_or(Choice::OfItsOwn, Choice::Account)
+        }
+        // A user of the fleet has no account here, whatever he is called.
+        (RunAs::Owner, Some(Principal::User { .. } | Principal::Node { .. })) => Choice::OfItsOwn,
+        // Where root alone has jobs, one that nobody remembers is root's.
+        (RunAs::Owner, None) => {
+            if policy.allows_root {
+                Choice::Daemon
+            } else {
+                Choice::OfItsOwn
+            }
+        }
+    }
+}
+
+/// Gives jobs their users. Clones give from the same numbers.
+#[derive(Debug, Clone)]
+pub(crate) struct Users {
+    uids: RangeInclusive<u32>,
+    jobs: PathBuf,
+    given: Arc<Mutex<Given>>,
+}
+
+#[derive(Debug, Default)]
+struct Given {
+    held: BTreeMap<ReplicaId, u32>,
+    last: Option<u32>,
+}
+
+impl Users {
+    /// Of the node whose job directories are in `jobs`, with the replicas of an earlier life.
+    pub(crate) fn new(config: &Config, jobs: PathBuf, found: &[Record]) -> Users {
+        let users = Users { uids: runs(config), jobs, given: Arc::default() };
+        {
+            let mut given = users.given.lock();
+            let held =
+                found.iter().filter_map(|record| Some((record.replica.clone(), record.user.as_ref()?.uid)));
+            given.held = held.filter(|(_, uid)| users.uids.contains(uid)).collect();
+            given.last = given.held.values().copied().chain(users.of_directories()).max();
+        }
+        users
+    }
+
+    /// Whom the job of this record runs as on the machine itself; `None` is the daemon's own user. The same answer for
+    /// as long as the record lasts. Blocking: asks the system for the account.
+    pub(crate) fn user(&self, config: &Config, record: &Record) -> Result<Option<JobUser>, Fault> {
+        if let Some(user) = &record.user {
+            return Ok(Some(user.clone()));
+        }
+        let policy = Policy {
+            user: &config.jobs.user,
+            is_root: agent_spawn::serves_others(),
+            allows_root: config.runs_as_root(),
+            knows_owners: config.knows_owners(),
+        };
+        match choose(&policy, record.spec.owner.as_ref(), account) {
+            Choice::Daemon if !agent_spawn::has_helper() => Ok(None),
+            // The daemon itself runs nothing of anybody then.
+            Choice::Daemon if policy.allows_root && is_roots(record) => Ok(account(0)),
+            Choice::Daemon => self.take(&record.replica).map(Some),
+            Choice::Account(user) => Ok(Some(user)),
+            Choice::OfItsOwn => self.take(&record.replica).map(Some),
+            Choice::Root => Err(refused_root()),
+        }
+    }
+
+    /// A user that nobody else has. Blocking: looks at every process.
+    fn take(&self, replica: &ReplicaId) -> Result<JobUser, Fault> {
+        if !are_here(&self.uids, &uid_map()) {
+            return Err(Fault::new(
+                Code::LaunchFailed,
+                "the job is to run as a user that this machine cannot have",
+            )
+            .why(format!("{} to {} are not all among its numbers", self.uids.start(), self.uids.end()))
+            .fix("configure `job_uids` with numbers that `/proc/self/uid_map` names"));
+        }
+        let mut given = self.given.lock();
+        let taken: BTreeSet<u32> =
+            given.held.values().copied().chain(self.of_directories()).chain(of_processes()).collect();
+        let uid = next(&self.uids, given.last, &taken).ok_or_else(|| {
+            Fault::new(Code::LaunchFailed, "no user is free for the job")
+                .why(format!("each of {} to {} has a run or files", self.uids.start(), self.uids.end()))
+                .fix("configure more `job_uids`, or let directories of ended jobs go: `keep_jobs`")
+        })?;
+        given.last = Some(uid);
+        given.held.insert(replica.clone(), uid);
+        Ok(JobUser { name: format!("job-{uid}"), uid, gid: uid, groups: Vec::new(), home: String::new() })
+    }
+
+    /// The replica is over; its directory may stay, and keeps its number then.
+    pub(crate) fn give_back(&self, replica: &ReplicaId) {
+        self.given.lock().held.remove(replica);
+    }
+
+    /// The numbers that job directories belong to.
+    fn of_directories(&self) -> Vec<u32> {
+        let entries = fs::read_dir(&self.jobs).into_iter().flatten().flatten();
+        let numbers = entries.filter_map(|entry| {
+            let tmp = JobDir::new(entry.path()).tmp().symlink_metadata().ok().map(|found| found.uid());
+            Some([Some(entry.metadata().ok()?.gid()), tmp])
+        });
+        numbers.flatten().flatten().filter(|number| self.uids.contains(number)).collect()
+    }
+}
+
+fn is_roots(record: &Record) -> bool {
+    matches!(record.spec.owner, Some(Principal::Local { uid: 0 }))
+}
+
+/// The numbers for runs: the first of the range is that of builders.
+fn runs(config: &Config) -> RangeInclusive<u32> {
+    config.jobs.uids.start() + 1..=*config.jobs.uids.end()
+}
+
+/// The user that builds environments, where that is not the daemon's own.
+pub(crate) fn builder(config: &Config) -> Option<u32> {
+    if !agent_spawn::serves_others() || !config.builds_apart() {
+        return None;
+    }
+    let id = *config.jobs.uids.start();
+    if !are_here(&(id..=id), &uid_map()) {
+        warn!(id, "builders run as root: the machine has no such user; configure `job_uids`");
+        return None;
+    }
+    Some(id)
+}
+
+/// The numbers of users that this machine has, when it is part of another one.
+fn uid_map() -> String {
+    fs::read_to_string("/proc/self/uid_map").unwrap_or_default()
+}
+
+/// Whether one line of the map has all of these.
+fn are_here(uids: &RangeInclusive<u32>, map: &str) -> bool {
+    map.lines().any(|line| {
+        let mut numbers = line.split_whitespace().map(|word| word.parse::<u64>().unwrap_or(0));
+        let (first, _, count) = (numbers.next(), numbers.next(), numbers.next().unwrap_or(0));
+        first.is_some_and(|first| first <= u64::from(*uids.start()) && u64::from(*uids.end()) < first + count)
+    })
+}
+
+/// The first number after `last` that is not taken, and after the end the first of all.
+fn next(uids: &RangeInclusive<u32>, last: Option<u32>, taken: &BTreeSet<u32>) -> Option<u32> {
+    let after =
+        last.filter(|last| uids.contains(last) && last != uids.end()).map_or(*uids.start(), |last| last + 1);
+    (after..=*uids.end()).chain(*uids.start()..after).find(|uid| !taken.contains(uid))
+}
+
+/// The users of all processes.
+fn of_processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes =
+        entries.filter(|entry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit));
+    processes.filter_map(|process| Some(process.metadata().ok()?.uid())).collect()
+}
+
+/// An account whose home is not there has one in the directory of the job.
+fn account(uid: u32) -> Option<JobUser> {
+    let user = JobUser::of(uid)?;
+    let home = if Path::new(&user.home).is_dir() { user.home.clone() } else { String::new() };
+    Some(JobUser { home, ..user })
+}
+
+fn refused_root() -> Fault {
+    Fault::new(Code::Denied, "jobs of root do not run on this machine, which several people use")
+        .why("what a job of root does, it does to everybody here")
+        .fix("submit it as another user, or set `root_jobs: true` in the daemon's configuration")
+}
+
+#[cfg(test)]
+mod tests {
+    use agent_runtime::exec::own_user;
+
+    use super::*;
+
+    fn ada() -> JobUser {
+        JobUser { name: "ada".into(), uid: 1000, gid: 100, groups: vec![44], home: "/home/ada".into() }
+    }
+
+    #[test]
+    fn test_who_runs_what() {
+        let local = |uid| Some(Principal::Local { uid });
+        let named = RunAs::Named(JobUser { uid: 7, ..ada() });
+        let its_own = Choice::OfItsOwn;
+        for (user, is_root, allows_root, knows_owners, owner, expected) in [
+            (&RunAs::Owner, true, false, true, local(1000), Choice::Account(ada())),
+            (&RunAs::Owner, true, false, true, local(0), Choice::Root),
+            (&RunAs::Owner, true, true, true, local(0), Choice::Daemon),
+            (&RunAs::Owner, true, true, true, local(1001), its_own.clone()), // no account
+            (&RunAs::Owner, true, true, false, local(1000), its_own.clone()), // somebody else's account here
+            (&RunAs::Owner, true, true, false, local(0), its_own.clone()),
+            (&RunAs::Owner, true, false, true, None, its_own.clone()),
+            (&RunAs::Owner, true, true, true, None, Choice::Daemon),
+            (&RunAs::PerRun, true, true, true, local(0), its_own),
+            (&RunAs::Daemon, true, false, true, local(0), Choice::Daemon),
+            (&named, true, false, true, local(0), Choice::Account(JobUser { uid: 7, ..ada() })),
+            (&named, false, false, true, local(1000), Choice::Daemon),
+            (&RunAs::PerRun, false, false, true, local(1000), Choice::Daemon),
+        ] {
+            let policy = Policy { user, is_root, allows_root, knows_owners };
+            let chosen = choose(&policy, owner.as_ref(), |uid| (uid == 1000).then(ada));
+            assert_eq!(chosen, expected, "{user:?} {owner:?} {is_root} {allows_root} {knows_owners}");
+        }
+    }
+
+    #[test]
+    fn test_a_machine_within_another_has_fewer_numbers() {
+        let uids = 2_000_000_000..=2_000_065_535;
+        assert!(are_here(&uids, "         0          0 4294967295\n"));
+        assert!(!are_here(&uids, "         0     100000      65536\n"));
+        assert!(are_here(&(1000..=1999), "0 0 1000\n1000 101000 1000\n"));
+        assert!(!are_here(&(999..=1999), "0 0 1000\n1000 101000 1000\n"));
+    }
+
+    #[test]
+    fn test_numbers_come_round_and_are_never_given_twice() {
+        let uids = 10..=14;
+        let taken = |taken: &[u32]| taken.iter().copied().collect::<BTreeSet<_>>();
+        for (last, held, expected) in [
+            (None, &[][..], Some(10)),
+            (Some(10), &[], Some(11)),
+            (Some(14), &[], Some(10)),
+            (Some(13), &[14, 10], Some(11)),
+            (Some(3), &[10], Some(11)),
+            (Some(12), &[10, 11, 12, 13, 14], None),
+        ] {
+            assert_eq!(next(&uids, last, &taken(held)), expected, "{last:?} {held:?}");
+        }
+    }
+
+    #[test]
+    fn test_a_number_is_free_when_its_run_its_directory_and_its_processes_are_gone() {
+        let temp = tempfile::tempdir().unwrap();
+        let jobs = temp.path().join("jobs");
+        fs::create_dir(&jobs).unwrap();
+        let own = fs::metadata(&jobs).unwrap().gid();
+        let users = Users { uids: own..=own + 1, jobs: jobs.clone(), given: Arc::default() };
+        let [one, other]: [ReplicaId; 2] = ["a.1.0", "b.1.0"].map(|id| id.parse().unwrap());
+        fs::create_dir(jobs.join("c.1.0")).unwrap();
+        assert_eq!(users.of_directories(), [own]);
+        let taken = users.take(&one).unwrap();
+        assert_eq!((taken.uid, taken.gid), (own + 1, own + 1));
+        assert_eq!(users.take(&other).unwrap_err().code, Code::LaunchFailed);
+        users.give_back(&one);
+        assert_eq!(users.take(&other).unwrap().uid, own + 1);
+        assert!(of_processes().contains(&own_user().uid), "this process");
+    }
+}

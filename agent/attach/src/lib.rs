@@ -1,0 +1,491 @@
+//! A machine that is reached by SSH becomes a node, and stops being one.
+//!
+//! ```text
+//! SshWish ─▶ target ─▶ session: connect, key, login ─▶ host.sh: probe ─▶ report: findings, plan
+//!                                                        └─ lock ─ part, upload ─ place ─ join ─ start │ remove
+//! ```
+//!
+//! Owns one connection ([`SshHost`]) and what is done over it; who calls owns the controller and the terminal ([`Desk`]).
+//! Everything that is done on the host is in `host.sh`.
+//!
+//! Invariants: nothing on the host changes before all findings are known; each step may be cut at any byte and done
+//! again; a secret goes over the standard input of a command and stands in none.
+
+mod config;
+mod known_hosts;
+mod package;
+mod report;
+mod session;
+mod target;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use agent_model::node::{Finding, Grade};
+use agent_model::{Clock, SystemClock};
+use tokio::time::{Instant, sleep};
+
+pub use config::ConfigError;
+pub use known_hosts::Place;
+pub use package::{Package, PackageError};
+pub use report::{InstallPlan, Mode, Service};
+pub use session::{CommandError, ConnectError};
+pub use target::{Person, SshWish, TargetError};
+
+use report::{Facts, Installed, Needs, Sudo};
+use session::{Command, Ran, Session};
+use target::Route;
+
+const SCRIPT: &str = include_str!("host.sh");
+const UNIT: &str = include_str!("../../../systemd/agentd.service");
+const SLICE: &str = include_str!("../../../systemd/agent-jobs.slice");
+
+/// Every shell that people log in to understands this; what follows is read by `sh`. The first line tells whether sudo
+/// took the password or left it to the script.
+const GUARD: &str = r#"sh -c 'IFS= read -r first; [ "$first" = agentd-attach ] || exit 97; exec sh -s'"#;
+/// The exit code of the guard.
+const PASSWORD_LEFT: u32 = 97;
+
+const STEP: Duration = Duration::from_secs(60);
+/// Unpacking on a slow disk, and the end of a daemon that has much to write.
+const LONG_STEP: Duration = Duration::from_secs(300);
+/// The whole upload, however slow the line.
+const UPLOAD: Duration = Duration::from_secs(3600);
+/// For as long another attach of the host is waited for.
+const OTHERS: Duration = Duration::from_secs(60);
+
+/// Who attaches, before a terminal or not.
+pub trait Desk {
+    /// Asks for a secret; nothing if nobody is there.
+    fn secret(&self, question: &str) -> Option<String>;
+    /// Whether the key of a host that nothing is known of is taken for its own.
+    fn trusts(&self, key: &HostKey<'_>) -> bool;
+    /// Is told what is waited for.
+    fn waits(&self, what: &str);
+    /// Is told how much of the package has arrived, of how much.
+    fn sent(&self, bytes: u64, of: u64);
+}
+
+/// A key nobody vouches for.
+#[derive(Debug)]
+pub struct HostKey<'a> {
+    /// Whose it is said to be.
+    pub host: &'a str,
+    /// Its fingerprint.
+    pub fingerprint: &'a str,
+}
+
+/// Why a host is no node, or still one.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// It is not clear which host is meant.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// There is no connection.
+    #[error(transparent)]
+    Connect(Box<ConnectError>),
+    /// A step brought nothing.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The host's shell did not answer as one.
+    #[error("{doing}: the host answers nothing that can be understood")]
+    Odd {
+        /// What was done.
+        doing: &'static str,
+        /// What it said instead.
+        said: String,
+    },
+    /// A step failed on the host.
+    #[error("{doing}: {why}")]
+    Step {
+        /// What was done.
+        doing: &'static str,
+        /// In the host's words.
+        why: String,
+    },
+    /// Somebody else attaches it.
+    #[error("another attach or detach of this host is at work, from {0}")]
+    Held(String),
+    /// The package cannot be read.
+    #[error("the package cannot be read")]
+    Package(#[source] std::io::Error),
+}
+
+impl From<ConnectError> for AttachError {
+    fn from(error: ConnectError) -> AttachError {
+        AttachError::Connect(Box::new(error))
+    }
+}
+
+/// A host that is logged in to.
+pub struct SshHost {
+    session: Session,
+    /// Which attach this is.
+    id: String,
+    /// How it is named to people.
+    pub shown_as: String,
+    password: Option<String>,
+    facts: Facts,
+    plan: Option<InstallPlan>,
+}
+
+/// A node that attach installed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Membership {
+    /// Its controller.
+    pub controller: String,
+    /// What it is called there.
+    pub name: String,
+}
+
+/// What a step is told besides what all are told.
+type Variables<'a> = Vec<(&'a str, &'a str)>;
+
+impl SshHost {
+    /// Connects, logs in and looks around; nothing is changed. `id` is a word of this attach alone.
+    pub async fn open(
+        wish: &SshWish,
+        person: &Person,
+        id: &str,
+        controller: Option<(&str, u16)>,
+        desk: &dyn Desk,
+    ) -> Result<SshHost, AttachError> {
+        let target = Route::new(wish, person)?;
+        let session = Session::open(&target, desk).await?;
+        let mut host = SshHost {
+            session,
+            id: id.to_owned(),
+            shown_as: target.host().to_string(),
+            password: target.password.clone(),
+            facts: Facts::default(),
+            plan: None,
+        };
+        let port = controller.map(|(_, port)| port.to_string()).unwrap_or_default();
+        let name = controller.map_or("", |(name, _)| name);
+        let variables = vec![("CONTROLLER_HOST", name), ("CONTROLLER_PORT", &port)];
+        host.facts = host.step("probe", "looking around", &variables, STEP).await?;
+        host.plan = Some(host.ask_for_root(&target, desk).await?);
+        Ok(host)
+    }
+
+    /// Finds out whether root can be had, and what only root may see.
+    async fn ask_for_root(&mut self, target: &Route, desk: &dyn Desk) -> Result<InstallPlan, AttachError> {
+        let sudo = report::sudo(&self.facts);
+        let mut plan = report::plan(&self.facts, sudo != Sudo::None);
+        let given = self.password.is_some();
+        for _ in 0..3 {
+            if sudo == Sudo::Password && self.password.is_none() {
+                let question = format!(
+                    "Password of {} for sudo on {} (empty: install it for this user alone): ",
+                    target.host().user,
+                    target.host()
+                );
+                self.password = desk.secret(&question).filter(|password| !password.is_empty());
+                if self.password.is_none() {
+                    plan = report::plan(&self.facts, false);
+                }
+            }
+            self.plan = Some(plan);
+            match self.step("look", "looking around as root", &Vec::new(), STEP).await {
+                Ok(seen) => {
+                    self.facts = self.facts.clone().with(seen);
+                    return Ok(plan);
+                }
+                Err(AttachError::Odd { .. }) if plan.mode == Mode::System => {
+                    desk.waits("sudo does not take the password");
+                    self.password = None;
+                    if given {
+                        break;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let plan = report::plan(&self.facts, false);
+        self.plan = Some(plan);
+        let seen = self.step("look", "looking around", &Vec::new(), STEP).await?;
+        self.facts = self.facts.clone().with(seen);
+        Ok(plan)
+    }
+
+    /// How it would be installed.
+    pub fn plan(&self) -> Option<InstallPlan> {
+        self.plan
+    }
+
+    /// What the host calls itself.
+    pub fn own_name(&self) -> &str {
+        self.facts.get("host").unwrap_or_default()
+    }
+
+    /// The node that attach installed there before.
+    pub fn node(&self) -> Option<Membership> {
+        report::installed(&self.facts)
+            .map(|Installed { controller, name, .. }| Membership { controller, name })
+    }
+
+    /// Everything there is to say of it; whether it can be a node is whether none of that is bad.
+    pub fn findings(&self, controller: &str, package: &Package) -> Vec<Finding> {
+        let needs = Needs {
+            controller,
+            packed: package.packed,
+            unpacked: package.unpacked,
+            glibc: package.glibc,
+            now: SystemClock.now().0 / 1000,
+        };
+        self.plan.map(|plan| report::findings(&self.facts, plan, &needs)).unwrap_or_default()
+    }
+
+    /// Takes the host for this attach, after those that are at work.
+    pub async fn lock(&self, desk: &dyn Desk) -> Result<(), AttachError> {
+        let end = Instant::now() + OTHERS;
+        let session = self.facts.get("session").unwrap_or("0 0").to_owned();
+        loop {
+            let answer = self.step("lock", "taking the host", &vec![("SESSION", &session)], STEP).await?;
+            let Some(by) = answer.get("held") else { return Ok(()) };
+            if Instant::now() >= end {
+                return Err(AttachError::Held(by.to_owned()));
+            }
+            desk.waits(&format!("another attach or detach is at work, from {by}"));
+            sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Lets go of it. It goes by itself with the connection, too.
+    pub async fn unlock(self) {
+        let _ = self.step("unlock", "letting go of the host", &Vec::new(), STEP).await;
+        self.session.close().await;
+    }
+
+    /// Sends what the host lacks of a package, installs it and lets it join. What failed and was not there before is
+    /// taken away again, unless the connection is gone. A node that the controller sees now needs no token.
+    pub async fn install(
+        &self,
+        package: &Package,
+        node: &Membership,
+        is_seen: bool,
+        token: impl AsyncFnOnce() -> Result<String, String>,
+        desk: &dyn Desk,
+    ) -> Result<(), AttachError> {
+        let is_new = self.node().is_none();
+        let installing = async {
+            self.upload(package, desk).await?;
+            let service = self.service();
+            let about: Variables<'_> = vec![
+                ("HASH", &package.hash),
+                ("NAME", &node.name),
+                ("CONTROLLER", &node.controller),
+                ("SERVICE", service),
+            ];
+            self.step("place", "installing", &about, LONG_STEP).await?;
+            let no_token = |why| AttachError::Step { doing: "asking the controller for a token", why };
+            let token = if is_seen { String::new() } else { token().await.map_err(no_token)? };
+            let mut joining = about.clone();
+            joining.push(("TOKEN", &token));
+            joining.push(("SEEN", if is_seen { "yes" } else { "no" }));
+            self.step("join", "joining", &joining, STEP).await?;
+            self.step("start", "starting the daemon", &about, LONG_STEP).await
+        };
+        match installing.await {
+            Err(error @ AttachError::Step { .. }) if is_new => {
+                let undone = self.step("remove", "taking it away again", &Vec::new(), LONG_STEP).await;
+                undone.and(Err(error))
+            }
+            done => done.map(drop),
+        }
+    }
+
+    async fn upload(&self, package: &Package, desk: &dyn Desk) -> Result<(), AttachError> {
+        let about = vec![("HASH", package.hash.as_str())];
+        let there =
+            self.step_of("part", "looking for what was sent before", &about, STEP, Sudo::Root).await?;
+        let mut words = there.get("part").unwrap_or("0 -").split(' ');
+        let length: u64 = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let hash = words.next().unwrap_or("-");
+        let mut start = length;
+        let is_ours =
+            length <= package.packed && package.hash_of_first(length).map_err(AttachError::Package)? == hash;
+        if length > 0 && !is_ours {
+            self.step_of("drop_part", "dropping what is damaged", &about, STEP, Sudo::Root).await?;
+            start = 0;
+        }
+        if start == package.packed {
+            return Ok(());
+        }
+        let file = package.from(start).map_err(AttachError::Package)?;
+        let line = format!("exec sh -c 'cat >>/var/tmp/agentd-attach-{}/{}.part'", self.uid(), package.hash);
+        let told = |sent: u64| desk.sent(start + sent, package.packed);
+        let command = Command {
+            line: &line,
+            input: &[],
+            file: Some((tokio::fs::File::from_std(file), &told)),
+            doing: "sending the package",
+            limit: UPLOAD,
+        };
+        let ran = self.session.run(command).await?;
+        if ran.code == Some(0) {
+            return Ok(());
+        }
+        let why = ran.err.lines().last().unwrap_or("it ended early").to_owned();
+        // Half of it must not fill a disk that is full.
+        let _ = self.step_of("drop_part", "dropping what was sent", &about, STEP, Sudo::Root).await;
+        Err(AttachError::Step { doing: "sending the package", why })
+    }
+
+    /// What the daemon there said last, for whoever waits for it in vain.
+    pub async fn trouble(&self) -> Result<String, AttachError> {
+        let said = self
+            .step(
+                "trouble",
+                "reading the daemon's log",
+                &vec![("SERVICE", self.service()), ("HASH", "-")],
+                STEP,
+            )
+            .await?;
+        Ok(said.all("log").join(" | "))
+    }
+
+    /// Takes away all that attach installed. Gives what was kept because somebody else uses it.
+    pub async fn remove(&self) -> Result<Vec<String>, AttachError> {
+        let removed = self.step("remove", "taking it away", &Vec::new(), LONG_STEP).await?;
+        Ok(removed.all("kept").to_vec())
+    }
+
+    fn service(&self) -> &'static str {
+        match self.plan.map(|plan| plan.service) {
+            Some(Service::Systemd) => "systemd",
+            Some(Service::UserUnit) => "user",
+            _ => "plain",
+        }
+    }
+
+    fn uid(&self) -> u32 {
+        self.facts.get("uid").and_then(|uid| uid.parse().ok()).unwrap_or(0)
+    }
+
+    /// Does one function of `host.sh` with the rights of the plan.
+    async fn step(
+        &self,
+        verb: &'static str,
+        doing: &'static str,
+        variables: &Variables<'_>,
+        limit: Duration,
+    ) -> Result<Facts, AttachError> {
+        let sudo = self.plan.map_or(Sudo::Root, |plan| plan.sudo);
+        self.step_of(verb, doing, variables, limit, sudo).await
+    }
+
+    /// The same, with these.
+    async fn step_of(
+        &self,
+        verb: &'static str,
+        doing: &'static str,
+        variables: &Variables<'_>,
+        limit: Duration,
+        sudo: Sudo,
+    ) -> Result<Facts, AttachError> {
+        let mut line = String::from("exec ");
+        let mut input = String::new();
+        match sudo {
+            Sudo::Root | Sudo::None => {}
+            Sudo::Free => line.push_str("sudo -k -n -- "),
+            Sudo::Password => {
+                line.push_str("sudo -k -S -p \"\" -- ");
+                input.push_str(self.password.as_deref().unwrap_or_default());
+                input.push('\n');
+            }
+        }
+        line.push_str(GUARD);
+        input.push_str("agentd-attach\n");
+        input.push_str(&self.script(verb, variables));
+        let command = Command { line: &line, input: input.as_bytes(), file: None, doing, limit };
+        understand(self.session.run(command).await?, doing)
+    }
+
+    fn script(&self, verb: &str, variables: &Variables<'_>) -> String {
+        let mode = match self.plan.map(|plan| plan.mode) {
+            Some(Mode::System) => "system",
+            _ => "user",
+        };
+        // `$(id -u)` is another one's after sudo, and what is sent belongs to whoever logged in.
+        let stage = match self.facts.get("uid") {
+            Some(uid) => quoted(&format!("/var/tmp/agentd-attach-{uid}")),
+            None => "/var/tmp/agentd-attach-$(id -u)".to_owned(),
+        };
+        let mut text = format!("STAGE={stage}\n");
+        for (name, value) in [("VERB", verb), ("MODE", mode), ("ID", &self.id)].iter().chain(variables) {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{name}={}", quoted(value));
+        }
+        if verb == "place" {
+            let _ = write!(text, "unit() {{\ncat <<'END-OF-UNIT'\n{UNIT}END-OF-UNIT\n}}\n");
+            let _ = write!(text, "slice() {{\ncat <<'END-OF-UNIT'\n{SLICE}END-OF-UNIT\n}}\n");
+        }
+        text.push_str(SCRIPT);
+        text
+    }
+}
+
+/// Whether any of them stands against it.
+pub fn is_unfit(findings: &[Finding]) -> bool {
+    findings.iter().any(|finding| finding.grade == Grade::Bad)
+}
+
+/// A text as one word of a shell.
+fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+fn understand(ran: Ran, doing: &'static str) -> Result<Facts, AttachError> {
+    let facts = Facts::parse(&ran.out);
+    if let Some(why) = facts.get("failed") {
+        return Err(AttachError::Step { doing, why: why.to_owned() });
+    }
+    if ran.code == Some(0)
+        && (facts.has("done") || facts.has("part") || facts.has("locked") || facts.has("held"))
+    {
+        return Ok(facts);
+    }
+    // What sudo left to the script is a password: nothing of that is shown.
+    let said = if ran.code == Some(PASSWORD_LEFT) { "" } else { ran.err.trim() };
+    let said = match (said.lines().last(), ran.code) {
+        (Some(line), _) => line.to_owned(),
+        (None, Some(code)) => format!("exit code {code}"),
+        (None, None) => "it was killed".to_owned(),
+    };
+    Err(AttachError::Odd { doing, said })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ran(code: Option<u32>, out: &str, err: &str) -> Result<Facts, String> {
+        let ran = Ran { code, out: out.to_owned(), err: err.to_owned() };
+        understand(ran, "trying").map_err(|error| match error {
+            AttachError::Odd { said, .. } => format!("odd: {said}"),
+            other => other.to_string(),
+        })
+    }
+
+    #[test]
+    fn test_answers_among_noise() {
+        let noisy = "fortune: be glad\nagentd-attach uid 7\n  agentd-attach no answer\nagentd-attach done\n";
+        assert_eq!(ran(Some(0), noisy, "").unwrap().get("uid"), Some("7"));
+        assert_eq!(ran(Some(3), "agentd-attach failed no room\n", "").unwrap_err(), "trying: no room");
+        assert_eq!(ran(Some(0), "agentd-attach uid 7\n", "").unwrap_err(), "odd: exit code 0");
+        assert_eq!(ran(Some(1), "", "a\nsudo: wrong\n").unwrap_err(), "odd: sudo: wrong");
+        assert_eq!(ran(Some(PASSWORD_LEFT), "", "hunter2").unwrap_err(), "odd: exit code 97");
+    }
+
+    #[test]
+    fn test_words_of_a_shell() {
+        assert_eq!(quoted("it's $HOME"), r"'it'\''s $HOME'");
+    }
+
+    #[test]
+    fn test_units_end_in_a_line_of_their_own() {
+        assert!(UNIT.ends_with('\n') && SLICE.ends_with('\n'));
+        assert!(UNIT.contains("ExecStart=/usr/bin/agentd run"));
+    }
+}

@@ -1,0 +1,512 @@
+//! What a host is like, what that means for a node there, and how it is to be installed. Pure.
+//!
+//! Invariant: everything that stands against it is found before anything is changed, and all of it at once.
+
+use std::collections::BTreeMap;
+
+use agent_model::node::{Finding, Grade};
+use agent_model::size;
+
+/// What the script of the host answered: a key may come more than once.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Facts(BTreeMap<String, Vec<String>>);
+
+/// Whatever else a shell prints does not begin so.
+const MARK: &str = "agentd-attach ";
+
+impl Facts {
+    pub(crate) fn parse(text: &str) -> Facts {
+        let mut facts: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for line in text.lines().filter_map(|line| line.strip_prefix(MARK)) {
+            let (key, value) = line.split_once(' ').unwrap_or((line, ""));
+            facts.entry(key.to_owned()).or_default().push(value.trim().to_owned());
+        }
+        Facts(facts)
+    }
+
+    /// What was said of it, if it is not nothing.
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.last().map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.0.contains_key(key)
+    }
+
+    pub(crate) fn all(&self, key: &str) -> &[String] {
+        self.0.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    /// These and others.
+    pub(crate) fn with(mut self, more: Facts) -> Facts {
+        self.0.extend(more.0);
+        self
+    }
+
+    fn number(&self, key: &str) -> Option<u64> {
+        self.get(key)?.parse().ok()
+    }
+}
+
+/// How the daemon runs there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// For the machine, as root.
+    System,
+    /// For the user who logs in.
+    User,
+}
+
+/// What starts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// A unit of the machine.
+    Systemd,
+    /// A unit of the user.
+    UserUnit,
+    /// Nobody: it is a process that runs until the machine is restarted.
+    Plain,
+}
+
+/// How root is become.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sudo {
+    /// It is root already.
+    Root,
+    /// No password is wanted.
+    Free,
+    Password,
+    None,
+}
+
+/// What is asked of a host.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Needs<'a> {
+    pub(crate) controller: &'a str,
+    /// Of the package, as it is sent and as it lies there.
+    pub(crate) packed: u64,
+    pub(crate) unpacked: u64,
+    /// The C library its programs want.
+    pub(crate) glibc: (u32, u32),
+    /// The time here, in seconds since 1970.
+    pub(crate) now: u64,
+}
+
+/// Left free for jobs.
+const ROOM: u64 = 1 << 30;
+const LITTLE_MEMORY: u64 = 1 << 30;
+/// Seconds between clocks that are told of, and with which no machine can join.
+const SKEW: (u64, u64) = (5, 3600);
+
+/// How it would be installed, if nothing stands against it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InstallPlan {
+    /// For whom.
+    pub mode: Mode,
+    /// By what.
+    pub service: Service,
+    pub(crate) sudo: Sudo,
+}
+
+/// What attach installed there already.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Installed {
+    pub(crate) mode: Mode,
+    pub(crate) controller: String,
+    pub(crate) name: String,
+}
+
+pub(crate) fn sudo(facts: &Facts) -> Sudo {
+    match facts.get("sudo") {
+        Some("root") => Sudo::Root,
+        Some("free") => Sudo::Free,
+        Some("password") => Sudo::Password,
+        _ => Sudo::None,
+    }
+}
+
+/// For the machine if `is_root` can be had, else for the user.
+pub(crate) fn plan(facts: &Facts, is_root: bool) -> InstallPlan {
+    let mode = if is_root { Mode::System } else { Mode::User };
+    let service = match mode {
+        Mode::System if facts.has("systemd") => Service::Systemd,
+        Mode::User if facts.has("user_systemd") => Service::UserUnit,
+        _ => Service::Plain,
+    };
+    InstallPlan { mode, service, sudo: if is_root { sudo(facts) } else { Sudo::None } }
+}
+
+pub(crate) fn installed(facts: &Facts) -> Option<Installed> {
+    let of = |mode, word: &str| {
+        facts.has(&format!("{word}_manifest")).then(|| Installed {
+            mode,
+            controller: facts.get(&format!("{word}_controller")).unwrap_or_default().to_owned(),
+            name: facts.get(&format!("{word}_name")).unwrap_or_default().to_owned(),
+        })
+    };
+    of(Mode::System, "system").or_else(|| of(Mode::User, "user"))
+}
+
+/// Everything that was found, good or not.
+pub(crate) fn findings(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Vec<Finding> {
+    let mut found = vec![os(facts), architecture(facts), glibc(facts, needs), rights(facts, plan)];
+    found.extend(tools(facts));
+    found.push(disk(facts, plan, needs));
+    found.push(memory(facts));
+    found.push(clock(facts, needs));
+    found.push(controller(facts, needs));
+    found.push(agent(facts, plan, needs));
+    found.push(service(facts, plan));
+    found.push(python(facts));
+    found.push(docker(facts));
+    found.extend(gpu(facts));
+    found
+}
+
+fn finding(topic: &str, grade: Grade, found: impl Into<String>, means: &str, fix: Option<&str>) -> Finding {
+    Finding {
+        topic: topic.to_owned(),
+        grade,
+        found: found.into(),
+        means: means.to_owned(),
+        fix: fix.map(str::to_owned),
+    }
+}
+
+fn good(topic: &str, found: impl Into<String>, means: &str) -> Finding {
+    finding(topic, Grade::Good, found, means, None)
+}
+
+fn version(text: &str) -> (u32, u32) {
+    let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+fn os(facts: &Facts) -> Finding {
+    let id = facts.get("os_id").unwrap_or("nothing that /etc/os-release names");
+    let said = facts.get("os_version").unwrap_or("");
+    let name = facts.get("os_name").map_or_else(|| format!("{id} {said}"), str::to_owned);
+    let least = match id {
+        "ubuntu" => (20, 4),
+        "debian" => (11, 0),
+        _ => {
+            let means = "a node is Ubuntu 20.04 or later, or Debian 11 or later: nothing else is tested";
+            return finding("os", Grade::Bad, name, means, Some("take a machine with one of these"));
+        }
+    };
+    // Debian's testing has no number.
+    if version(said) < least && !said.is_empty() {
+        let means = "it is too old: a node is Ubuntu 20.04 or later, or Debian 11 or later";
+        return finding("os", Grade::Bad, name, means, Some("upgrade the machine's system"));
+    }
+    good("os", name, "it is supported")
+}
+
+fn architecture(facts: &Facts) -> Finding {
+    match facts.get("arch").unwrap_or("unknown") {
+        "x86_64" => good("architecture", "amd64", "the programs are made for it"),
+        other => finding(
+            "architecture",
+            Grade::Bad,
+            other,
+            "the programs are made for amd64 alone",
+            Some("take a machine with an x86-64 processor"),
+        ),
+    }
+}
+
+fn glibc(facts: &Facts, needs: &Needs<'_>) -> Finding {
+    let (major, minor) = needs.glibc;
+    match facts.get("glibc") {
+        Some(there) if version(there) >= needs.glibc => good("glibc", there, "the programs run with it"),
+        there => {
+            let found = format!("{}, and the programs need {major}.{minor}", there.unwrap_or("none"));
+            let fix = "use the package of a release, which is made for old systems: --package FILE";
+            finding("glibc", Grade::Bad, found, "the programs would not start", Some(fix))
+        }
+    }
+}
+
+fn rights(facts: &Facts, plan: InstallPlan) -> Finding {
+    let found = match sudo(facts) {
+        Sudo::Root => "root",
+        Sudo::Free => "sudo without a password",
+        Sudo::Password if plan.mode == Mode::System => "sudo with a password",
+        Sudo::Password => "no sudo that is granted",
+        Sudo::None => "no sudo",
+    };
+    if plan.mode == Mode::System {
+        return good("rights", found, "it is installed for the machine");
+    }
+    let means = "it is installed for this user alone, and jobs run as him";
+    if facts.get("home_writable") == Some("yes") {
+        let fix = Some("for a node of the machine log in as somebody who may use sudo");
+        return finding("rights", Grade::Limited, found, means, fix);
+    }
+    let home = facts.get("home").unwrap_or("the home");
+    finding(
+        "rights",
+        Grade::Bad,
+        format!("{found}, and {home} is read-only"),
+        "there is no place where it could be installed",
+        Some("log in as somebody who may use sudo, or who has a home"),
+    )
+}
+
+fn tools(facts: &Facts) -> Option<Finding> {
+    let lacking = facts.all("lacks").join(", ");
+    let means = "installing needs it";
+    let fix = format!("there: apt-get install tar gzip coreutils util-linux; it lacks {lacking}");
+    (!lacking.is_empty()).then(|| finding("tools", Grade::Bad, format!("no {lacking}"), means, Some(&fix)))
+}
+
+fn disk(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
+    let free = |key| facts.number(key).unwrap_or(0) * 1024;
+    let places = match plan.mode {
+        Mode::System => [("/usr/local", free("system_kb")), ("/var/lib", free("state_kb"))],
+        Mode::User => [("the home", free("home_kb")), ("the home", free("home_kb"))],
+    };
+    // While it is unpacked, the package lies beside what comes of it.
+    let wanted = needs.unpacked + needs.packed;
+    let short = |(place, free): (&str, u64), wanted| {
+        (free < wanted).then(|| {
+            format!("{} free of the {} needed in {place}", size::decimal(free), size::decimal(wanted))
+        })
+    };
+    let stage = (facts.get("stage_writable") != Some("yes")).then(|| "/var/tmp is not writable".to_owned());
+    let short = [
+        stage,
+        short(("/var/tmp", free("stage_kb")), needs.packed),
+        short(places[0], wanted),
+        short(places[1], ROOM),
+    ];
+    let short: Vec<String> = short.into_iter().flatten().collect();
+    if short.is_empty() {
+        return good("disk", format!("{} free", size::decimal(places[1].1)), "there is room");
+    }
+    finding("disk", Grade::Bad, short.join("; "), "there is no room for it", Some("make room there"))
+}
+
+fn memory(facts: &Facts) -> Finding {
+    let bytes = facts.number("memory_kb").unwrap_or(0) * 1024;
+    if bytes >= LITTLE_MEMORY {
+        return good("memory", size::decimal(bytes), "the daemon itself needs little");
+    }
+    finding("memory", Grade::Limited, size::decimal(bytes), "few jobs will find room", None)
+}
+
+fn clock(facts: &Facts, needs: &Needs<'_>) -> Finding {
+    let apart = facts.number("now").unwrap_or(0).abs_diff(needs.now);
+    let found = format!("{apart} s from this machine's");
+    let fix = Some("there: timedatectl set-ntp true");
+    match apart {
+        _ if apart <= SKEW.0 => good("clock", found, "times of logs are right"),
+        _ if apart <= SKEW.1 => finding("clock", Grade::Limited, found, "times of logs are off by that", fix),
+        _ => finding("clock", Grade::Bad, found, "a certificate would not be good there", fix),
+    }
+}
+
+fn controller(facts: &Facts, needs: &Needs<'_>) -> Finding {
+    match facts.get("reach") {
+        Some("yes") => good("controller", needs.controller, "it can be reached from there"),
+        Some(why) => finding(
+            "controller",
+            Grade::Bad,
+            format!("{}: {why}", needs.controller),
+            "the node could not reach it",
+            Some(
+                "open its port for this host, or name the controller as the host knows it: --controller https://HOST:7443",
+            ),
+        ),
+        None => finding(
+            "controller",
+            Grade::Limited,
+            "not tried: neither bash nor python3 is there",
+            "joining will tell",
+            None,
+        ),
+    }
+}
+
+fn agent(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
+    let bad = |found: String, means: &str, fix: &str| finding("agent", Grade::Bad, found, means, Some(fix));
+    let joined = facts.get("joined").map(str::to_owned);
+    if let Some(there) = installed(facts) {
+        let of = joined.unwrap_or(there.controller);
+        if of != needs.controller {
+            let fix = format!("let go of it there first: agentctl detach, of a user of {of}");
+            return bad(format!("a node of {of}"), "it belongs to another controller", &fix);
+        }
+        if there.mode != plan.mode {
+            return bad(
+                "attached before, with other rights".to_owned(),
+                "two daemons would run there",
+                "detach it as the one who attached it",
+            );
+        }
+        return good("agent", "attached before", "what is missing is done");
+    }
+    if let Some(of) = joined {
+        let fix = "let go of it there: stop agentd, then `agentd leave`";
+        return bad(format!("a node of {of}, which attach did not install"), "it would be torn in two", fix);
+    }
+    if facts.has("packaged") {
+        let fix = "there: sudo agentd join, with a token of `agentctl token create`, and sudo systemctl start agentd";
+        return bad("the package agentd is installed".to_owned(), "it needs no second one", fix);
+    }
+    let state = match plan.mode {
+        Mode::System => "system_state",
+        Mode::User => "user_state",
+    };
+    if facts.has(state) {
+        return bad(
+            "a state directory that attach did not make".to_owned(),
+            "a daemon keeps jobs there, or did",
+            "there: move /var/lib/agentd, or ~/.local/share/agentd, away, or join with the daemon that is there",
+        );
+    }
+    good("agent", "none", "it is installed anew")
+}
+
+fn service(facts: &Facts, plan: InstallPlan) -> Finding {
+    match plan.service {
+        Service::Systemd => good("service", "systemd", "it starts with the machine"),
+        Service::UserUnit => {
+            good("service", "systemd of the user", "it starts with the machine, as its user")
+        }
+        Service::Plain => {
+            let found = if facts.has("systemd") { "systemd, but none of this user" } else { "no systemd" };
+            let means = "it runs until the machine is restarted; attach it again then";
+            finding("service", Grade::Limited, found, means, None)
+        }
+    }
+}
+
+fn python(facts: &Facts) -> Finding {
+    let fix = Some("there: apt-get install python3-venv");
+    match (facts.get("python"), facts.has("venv") && facts.get("venv").is_some()) {
+        (Some(version), true) => good("python", version, "jobs may use it and its packages"),
+        (Some(version), false) => {
+            finding("python", Grade::Limited, format!("{version} without venv"), "no packages of pip", fix)
+        }
+        (None, _) => finding("python", Grade::Limited, "none", "jobs need conda or a container", fix),
+    }
+}
+
+fn docker(facts: &Facts) -> Finding {
+    if facts.has("docker") {
+        return good("docker", "there", "jobs may run in containers");
+    }
+    let fix = Some("there: apt-get install docker.io");
+    finding("docker", Grade::Limited, "none", "no jobs in containers", fix)
+}
+
+fn gpu(facts: &Facts) -> Option<Finding> {
+    match facts.get("gpu")? {
+        "none" => {
+            let fix = Some("there: install the driver of NVIDIA, for example nvidia-driver-535-server");
+            Some(finding("gpu", Grade::Limited, "a card without a driver", "jobs cannot use it", fix))
+        }
+        version => Some(good("gpu", format!("driver {version}"), "jobs may use GPUs")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BARE: &str = "Welcome!\nagentd-attach os_id ubuntu\nagentd-attach os_version 22.04\n\
+        agentd-attach os_name Ubuntu 22.04.4 LTS\nagentd-attach arch x86_64\nagentd-attach glibc 2.35\n\
+        agentd-attach sudo free\nagentd-attach home /home/ada\nagentd-attach home_writable yes\n\
+        agentd-attach stage_writable yes\nagentd-attach stage_kb 9000000\nagentd-attach system_kb 9000000\n\
+        agentd-attach state_kb 9000000\nagentd-attach home_kb 9000000\nagentd-attach memory_kb 8000000\n\
+        agentd-attach now 1000\nagentd-attach python 3.10.12\nagentd-attach venv yes\nagentd-attach docker yes\n\
+        agentd-attach systemd yes\nagentd-attach reach yes\nagentd-attach done\nbye\n";
+
+    fn needs() -> Needs<'static> {
+        Needs {
+            controller: "https://c:7443",
+            packed: 50 << 20,
+            unpacked: 150 << 20,
+            glibc: (2, 31),
+            now: 1001,
+        }
+    }
+
+    /// The bare host with other lines.
+    fn found(lines: &str, is_root: bool) -> Vec<(String, Grade, String)> {
+        let facts = Facts::parse(&format!("{BARE}{lines}"));
+        let found = findings(&facts, plan(&facts, is_root), &needs());
+        found.into_iter().map(|f| (f.topic, f.grade, f.found)).collect()
+    }
+
+    #[test]
+    fn test_a_bare_host_is_good() {
+        let all = found("", true);
+        assert!(all.iter().all(|(_, grade, _)| *grade == Grade::Good), "{all:?}");
+        let facts = Facts::parse(BARE);
+        let wanted = InstallPlan { mode: Mode::System, service: Service::Systemd, sudo: Sudo::Free };
+        assert_eq!(plan(&facts, true), wanted);
+        assert_eq!(plan(&facts, false).service, Service::Plain);
+    }
+
+    #[test]
+    fn test_each_thing_that_stands_against_it() {
+        use Grade::{Bad, Limited};
+        let rows = [
+            ("os_version 18.04", true, "os", Bad),
+            ("os_id alpine", true, "os", Bad),
+            ("arch aarch64", true, "architecture", Bad),
+            ("glibc 2.28", true, "glibc", Bad),
+            ("glibc ", true, "glibc", Bad),
+            ("sudo none", false, "rights", Limited),
+            ("home_writable no", false, "rights", Bad),
+            ("lacks flock", true, "tools", Bad),
+            ("system_kb 100000", true, "disk", Bad),
+            ("stage_writable no", true, "disk", Bad),
+            ("home_kb 100", false, "disk", Bad),
+            ("memory_kb 500000", true, "memory", Limited),
+            ("now 1100", true, "clock", Limited),
+            ("now 9000", true, "clock", Bad),
+            ("reach Connection refused", true, "controller", Bad),
+            ("packaged yes", true, "agent", Bad),
+            ("system_state yes", true, "agent", Bad),
+            ("joined https://c:7443", true, "agent", Bad),
+            ("system_manifest yes\nagentd-attach system_controller https://d:7443", true, "agent", Bad),
+            ("user_manifest yes\nagentd-attach user_controller https://c:7443", true, "agent", Bad),
+            ("venv ", true, "python", Limited),
+            ("gpu none", true, "gpu", Limited),
+        ];
+        for (line, is_root, topic, grade) in rows {
+            let all = found(&format!("agentd-attach {line}\n"), is_root);
+            let one = all.iter().find(|(found, ..)| found == topic).unwrap();
+            assert_eq!(one.1, grade, "{line}: {one:?}");
+        }
+    }
+
+    #[test]
+    fn test_what_is_well_all_the_same() {
+        let rows = [
+            ("os_id debian\nagentd-attach os_version 12", "os"),
+            ("os_id debian\nagentd-attach os_version ", "os"),
+            (
+                "system_manifest yes\nagentd-attach system_controller https://c:7443\nagentd-attach system_state yes",
+                "agent",
+            ),
+        ];
+        for (line, topic) in rows {
+            let all = found(&format!("agentd-attach {line}\n"), true);
+            assert!(
+                all.iter().any(|(found, grade, _)| found == topic && *grade == Grade::Good),
+                "{line}: {all:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn test_all_findings_come_at_once() {
+        let lines = "agentd-attach os_id alpine\nagentd-attach arch aarch64\nagentd-attach reach refused\n";
+        let bad = found(lines, true).into_iter().filter(|(_, grade, _)| *grade == Grade::Bad).count();
+        assert_eq!(bad, 3);
+    }
+}

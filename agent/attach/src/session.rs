@@ -1,0 +1,399 @@
+//! One SSH connection to a host, by way of others if need be: trying until it answers, its key, logging in, commands.
+//!
+//! Hides russh. Invariant: nothing is sent to a host, a password least of all, before its key is the one that is
+//! known of it or that somebody who was asked takes for it. One command runs at a time: a host may allow no more.
+
+mod login;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_model::{Clock, SystemClock};
+use russh::client::{self, Config, Handle};
+use russh::keys::{Algorithm, HashAlg, PublicKey, PublicKeyOrCertificate};
+use russh::{ChannelMsg, Disconnect};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::known_hosts::{KeyVerdict, KnownHosts, Place};
+use crate::target::{Hop, Route};
+use crate::{Desk, HostKey};
+
+/// A dead peer is noticed after three of these.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// One try to connect and to agree on keys.
+const HANDSHAKE: Duration = Duration::from_secs(20);
+/// Between tries, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
+/// The answer of a command is ours, and short.
+const LONGEST_ANSWER: usize = 256 * 1024;
+/// A piece of what is sent.
+const PIECE: usize = 128 * 1024;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answers in time.
+    #[error("{host} does not answer as an SSH server within {} s", waited.as_secs())]
+    Unreachable {
+        /// Which host.
+        host: String,
+        /// For how long it was tried.
+        waited: Duration,
+        /// The last try.
+        #[source]
+        source: russh::Error,
+    },
+    /// Its key is not the one that is known.
+    #[error("{host} shows another key than the one that is known of it: {shown}")]
+    KeyChanged {
+        /// Which host.
+        host: String,
+        /// The fingerprint it shows.
+        shown: String,
+        /// Where the known one stands.
+        known: Place,
+    },
+    /// Its key is marked as revoked.
+    #[error("{host} shows a key that is revoked: {shown}")]
+    KeyRevoked {
+        /// Which host.
+        host: String,
+        /// The fingerprint it shows.
+        shown: String,
+        /// Where that is said.
+        said: Place,
+    },
+    /// Nobody vouches for its key.
+    #[error("the key of {host} is not known: {shown}")]
+    KeyUnknown {
+        /// Which host.
+        host: String,
+        /// The fingerprint it shows.
+        shown: String,
+    },
+    /// A file that is needed cannot be read.
+    #[error("a file of ssh cannot be read")]
+    File(#[source] std::io::Error),
+    /// The host accepts nothing of what there is.
+    #[error("{host} lets nobody in as {user}")]
+    Refused {
+        /// Which host.
+        host: String,
+        /// As whom.
+        user: String,
+        /// What was tried and what the host would have liked.
+        tried: String,
+    },
+    /// It ended the connection.
+    #[error("the connection to {host} ended while logging in")]
+    Ended {
+        /// Which host.
+        host: String,
+        /// How.
+        #[source]
+        source: russh::Error,
+    },
+    /// The protocol went wrong, in words for `from`.
+    #[error(transparent)]
+    Protocol(#[from] russh::Error),
+}
+
+/// Why a command brought nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// The connection is gone.
+    #[error("the connection ended while {doing}")]
+    Cut {
+        /// What the command was for.
+        doing: &'static str,
+    },
+    /// It takes too long.
+    #[error("{doing} was not done within {} s", limit.as_secs())]
+    TooLong {
+        /// What the command was for.
+        doing: &'static str,
+        /// How long it might take.
+        limit: Duration,
+    },
+    /// A file to send cannot be read.
+    #[error("cannot read what is to be sent")]
+    Source(#[source] std::io::Error),
+}
+
+/// What came of a command.
+#[derive(Debug, Default)]
+pub(crate) struct Ran {
+    /// `None` if it was killed.
+    pub(crate) code: Option<u32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+/// A command and what it is told.
+pub(crate) struct Command<'a> {
+    pub(crate) line: &'a str,
+    /// What it reads first.
+    pub(crate) input: &'a [u8],
+    /// And then, with how much of it was taken so far.
+    pub(crate) file: Option<(tokio::fs::File, &'a dyn Fn(u64))>,
+    pub(crate) doing: &'static str,
+    pub(crate) limit: Duration,
+}
+
+/// A host that is logged in to.
+pub(crate) struct Session {
+    handle: Handle<Judge>,
+    /// Those in between, which must stay as long.
+    _before: Vec<Handle<Judge>>,
+}
+
+impl Session {
+    /// Connects and logs in, by way of the hosts before it.
+    pub(crate) async fn open(target: &Route, desk: &dyn Desk) -> Result<Session, ConnectError> {
+        let end = Instant::now() + target.deadline;
+        let mut before: Vec<Handle<Judge>> = Vec::new();
+        for (index, hop) in target.hops.iter().enumerate() {
+            let is_last = index + 1 == target.hops.len();
+            let mut handle = connect(target, hop, before.last(), end, desk).await?;
+            login::login(&mut handle, hop, is_last.then_some(target), desk).await?;
+            before.push(handle);
+        }
+        let handle = before.pop().ok_or(russh::Error::Disconnect)?;
+        Ok(Session { handle, _before: before })
+    }
+
+    /// Runs a command to its end.
+    pub(crate) async fn run(&self, command: Command<'_>) -> Result<Ran, CommandError> {
+        let (doing, limit) = (command.doing, command.limit);
+        match timeout(limit, self.run_unlimited(command)).await {
+            Ok(ran) => ran,
+            Err(_) => Err(CommandError::TooLong { doing, limit }),
+        }
+    }
+
+    async fn run_unlimited(&self, command: Command<'_>) -> Result<Ran, CommandError> {
+        let cut = |_| CommandError::Cut { doing: command.doing };
+        let channel = self.channel(command.doing).await?;
+        channel.exec(true, command.line).await.map_err(cut)?;
+        let (mut read, write) = channel.split();
+        let send = async {
+            if !command.input.is_empty() && write.data_bytes(command.input.to_vec()).await.is_err() {
+                return Ok(()); // how it ended is told below
+            }
+            if let Some((mut file, taken)) = command.file {
+                let (mut piece, mut sent) = (vec![0; PIECE], 0);
+                loop {
+                    let length = file.read(&mut piece).await.map_err(CommandError::Source)?;
+                    if length == 0 || write.data_bytes(piece[..length].to_vec()).await.is_err() {
+                        break;
+                    }
+                    sent += length as u64;
+                    taken(sent);
+                }
+            }
+            let _ = write.eof().await;
+            Ok(())
+        };
+        let receive = async {
+            let (mut ran, mut has_ended) = (Ran::default(), false);
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            let keep = |kept: &mut Vec<u8>, data: &[u8]| {
+                kept.extend_from_slice(&data[..data.len().min(LONGEST_ANSWER.saturating_sub(kept.len()))]);
+            };
+            while let Some(message) = read.wait().await {
+                match message {
+                    ChannelMsg::Data { data } => keep(&mut out, &data),
+                    ChannelMsg::ExtendedData { data, ext: 1 } => keep(&mut err, &data),
+                    ChannelMsg::ExitStatus { exit_status } => {
+                        (ran.code, has_ended) = (Some(exit_status), true)
+                    }
+                    ChannelMsg::ExitSignal { .. } => has_ended = true,
+                    ChannelMsg::Close => break,
+                    _ => {}
+                }
+            }
+            ran.out = String::from_utf8_lossy(&out).into_owned();
+            ran.err = String::from_utf8_lossy(&err).into_owned();
+            if has_ended { Ok(ran) } else { Err(CommandError::Cut { doing: command.doing }) }
+        };
+        // A command that ended early reads no more, so the end is what counts and not what was sent.
+        let (mut send, mut receive) = (std::pin::pin!(send), std::pin::pin!(receive));
+        tokio::select! {
+            biased;
+            ran = &mut receive => ran,
+            sent = &mut send => {
+                sent?;
+                receive.await
+            }
+        }
+    }
+
+    /// A channel for one command. A host that allows one at a time may still be at the end of the last.
+    async fn channel(&self, doing: &'static str) -> Result<russh::Channel<client::Msg>, CommandError> {
+        for _ in 0..20 {
+            match self.handle.channel_open_session().await {
+                Ok(channel) => return Ok(channel),
+                Err(russh::Error::ChannelOpenFailure(_)) => sleep(PAUSE.0).await,
+                Err(_) => break,
+            }
+        }
+        Err(CommandError::Cut { doing })
+    }
+
+    /// Says goodbye.
+    pub(crate) async fn close(self) {
+        let _ = self.handle.disconnect(Disconnect::ByApplication, "", "en").await;
+    }
+}
+
+/// Tries until a host answers; what its key says is final.
+async fn connect(
+    target: &Route,
+    hop: &Hop,
+    by: Option<&Handle<Judge>>,
+    end: Instant,
+    desk: &dyn Desk,
+) -> Result<Handle<Judge>, ConnectError> {
+    let (started, mut pause) = (Instant::now(), PAUSE.0);
+    loop {
+        let known = KnownHosts::read(&hop.known_hosts).map_err(ConnectError::File)?;
+        let limit = end.min(Instant::now() + HANDSHAKE);
+        let judge = Judge::new(target, hop, known);
+        let config = Arc::new(config(&judge));
+        let seen = Arc::clone(&judge.seen);
+        let tried = timeout_at(limit, dial(hop, by, config, judge));
+        let error = match tried.await {
+            Ok(Ok(handle)) => return Ok(handle),
+            Ok(Err(ConnectError::Protocol(error))) => error,
+            // Whom to ask sits before a terminal, and takes longer than the host waits: it is asked between two tries.
+            Ok(Err(ConnectError::KeyUnknown { host, shown })) => {
+                let key = seen.lock().ok().and_then(|mut seen| seen.take());
+                let Some(key) = key.filter(|_| desk.trusts(&HostKey { host: &host, fingerprint: &shown }))
+                else {
+                    return Err(ConnectError::KeyUnknown { host, shown });
+                };
+                learn(hop, &key).map_err(ConnectError::File)?;
+                continue;
+            }
+            Ok(Err(other)) => return Err(other),
+            Err(_) => russh::Error::ConnectionTimeout,
+        };
+        if Instant::now() + pause >= end {
+            return Err(ConnectError::Unreachable {
+                host: hop.to_string(),
+                waited: started.elapsed(),
+                source: error,
+            });
+        }
+        desk.waits(&format!("{hop} does not answer yet ({error})"));
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE.1);
+    }
+}
+
+async fn dial(
+    hop: &Hop,
+    by: Option<&Handle<Judge>>,
+    config: Arc<Config>,
+    judge: Judge,
+) -> Result<Handle<Judge>, ConnectError> {
+    match by {
+        None => {
+            let stream = TcpStream::connect((hop.host.as_str(), hop.port)).await.map_err(russh::Error::IO)?;
+            let _ = stream.set_nodelay(true);
+            client::connect_stream(config, stream, judge).await
+        }
+        Some(gate) => {
+            let channel = gate.channel_open_direct_tcpip(&hop.host, hop.port.into(), "127.0.0.1", 0).await?;
+            client::connect_stream(config, channel.into_stream(), judge).await
+        }
+    }
+}
+
+fn config(judge: &Judge) -> Config {
+    let mut config = Config {
+        keepalive_interval: Some(KEEPALIVE),
+        keepalive_max: 3,
+        inactivity_timeout: None,
+        nodelay: true,
+        ..Config::default()
+    };
+    // A host with several keys shows the one that is known.
+    let kinds = judge.known.kinds(&judge.host, judge.port);
+    let mut wanted: Vec<Algorithm> = config.preferred.key.to_vec();
+    let is_known = |wanted: &Algorithm| {
+        kinds.iter().any(|kind| std::mem::discriminant(kind) == std::mem::discriminant(wanted))
+    };
+    wanted.sort_by_key(|algorithm| !is_known(algorithm));
+    if judge.known.has_authority(&judge.host, judge.port) {
+        config.preferred.host_key_certificates = wanted.clone().into();
+    }
+    config.preferred.key = wanted.into();
+    config
+}
+
+/// Writes down the key of a host.
+fn learn(hop: &Hop, key: &PublicKey) -> std::io::Result<()> {
+    let Some(file) = hop.known_hosts.first() else { return Ok(()) };
+    russh::keys::known_hosts::learn_known_hosts_path(&hop.host, hop.port, key, file)
+        .map_err(std::io::Error::other)
+}
+
+/// Judges the key of one host.
+struct Judge {
+    host: String,
+    port: u16,
+    shown_as: String,
+    known: KnownHosts,
+    /// The key it must have, whatever is known.
+    expected: Option<String>,
+    /// The key that nobody knows yet.
+    seen: Arc<std::sync::Mutex<Option<PublicKey>>>,
+}
+
+impl Judge {
+    fn new(target: &Route, hop: &Hop, known: KnownHosts) -> Judge {
+        let is_last = target.hops.last().is_some_and(|last| std::ptr::eq(last, hop));
+        Judge {
+            host: hop.host.clone(),
+            port: hop.port,
+            shown_as: hop.to_string(),
+            known,
+            expected: target.fingerprint.clone().filter(|_| is_last),
+            seen: Arc::default(),
+        }
+    }
+}
+
+impl client::Handler for Judge {
+    type Error = ConnectError;
+
+    async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, ConnectError> {
+        let plain = key.public_key();
+        let shown = plain.fingerprint(HashAlg::Sha256).to_string();
+        let host = self.shown_as.clone();
+        let now = SystemClock.now().0 / 1000;
+        let verdict = match key.certificate() {
+            Some(certificate) => self.known.judge_certificate(&self.host, self.port, certificate, now),
+            None => self.known.judge(&self.host, self.port, &plain),
+        };
+        match verdict {
+            KeyVerdict::Revoked(said) => Err(ConnectError::KeyRevoked { host, shown, said }),
+            KeyVerdict::Known => Ok(true),
+            _ if self.expected.as_ref() == Some(&shown) => Ok(true),
+            KeyVerdict::Changed(known) | KeyVerdict::OtherKind(known) => {
+                Err(ConnectError::KeyChanged { host, shown, known })
+            }
+            KeyVerdict::Unknown => {
+                if self.expected.is_none()
+                    && let Ok(mut seen) = self.seen.lock()
+                {
+                    *seen = Some(plain);
+                }
+                Err(ConnectError::KeyUnknown { host, shown })
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What git would ignore, by the lines of one ignore file.
+//!
+//! The library reads and matches patterns as git does, with one exception that is made up for here: git compares
+//! what stands before the first special character by itself, so in `a**/b` the stars begin a pattern and stand for
+//! directories. Pure.
+
+use gix_glob::Pattern;
+use gix_glob::pattern::Mode;
+use gix_glob::wildmatch;
+
+/// The patterns of a file, each with the number of its line.
+#[derive(Debug, Default)]
+pub(super) struct Ignore {
+    file: &'static str,
+    patterns: Vec<(Pattern, usize)>,
+}
+
+impl Ignore {
+    /// The patterns of `text`, which is what `file` holds.
+    pub(super) fn parse(file: &'static str, mut text: Vec<u8>) -> Ignore {
+        text.push(b'\n'); // before it a carriage return ends the last line as well
+        let patterns = gix_ignore::parse(&text, false).map(|(pattern, line, _)| (pattern, line)).collect();
+        Ignore { file, patterns }
+    }
+
+    /// No line says anything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.patterns.is_empty()
+    }
+
+    /// The rule that leaves out the entry `name`, whose path is `path`, for people. The last that matches decides.
+    pub(super) fn rule(&self, name: &str, path: &str, is_dir: bool) -> Option<String> {
+        let matching = |(pattern, _): &&(Pattern, usize)| matches(pattern, name, path, is_dir);
+        let (pattern, line) = self.patterns.iter().rev().find(matching)?;
+        (!pattern.is_negative()).then(|| format!("{}:{line}: {pattern}", self.file))
+    }
+}
+
+fn matches(pattern: &Pattern, name: &str, path: &str, is_dir: bool) -> bool {
+    const MODE: wildmatch::Mode = wildmatch::Mode::NO_MATCH_SLASH_LITERAL;
+    match pattern.first_wildcard_pos {
+        _ if pattern.mode.contains(Mode::MUST_BE_DIR) && !is_dir => false,
+        _ if (pattern.mode & (Mode::NO_SUB_DIR | Mode::ABSOLUTE)) == Mode::NO_SUB_DIR => {
+            pattern.matches(name.into(), MODE)
+        }
+        Some(plain) => {
+            let (before, special) = pattern.text.split_at(plain);
+            let rest = path.as_bytes().strip_prefix(before);
+            rest.is_some_and(|rest| gix_glob::wildmatch(special.into(), rest.into(), MODE))
+        }
+        None => pattern.text == path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_stars_after_a_plain_beginning_are_directories_or_nothing() {
+        let ignored = |line: &str, path: &str| {
+            let name = path.rsplit('/').next().unwrap_or(path);
+            Ignore::parse("f", line.into()).rule(name, path, false).is_some()
+        };
+        for path in ["ab", "a/b", "ax/c/b"] {
+            assert!(ignored("a**/b", path), "{path}");
+        }
+        assert!(ignored("/.a**/**", ".a") && !ignored("a**/b", "c/ab") && !ignored("a**/b", "abb"));
+    }
+
+    #[test]
+    fn test_the_last_line_that_matches_is_named() {
+        let ignore = Ignore::parse("f", b"# big\r\n*.ckpt\n!last.ckpt\nruns/\n\\#x\r".to_vec());
+        let rule = |name: &str, is_dir| ignore.rule(name, name, is_dir);
+        assert_eq!(rule("a.ckpt", false).unwrap(), "f:2: *.ckpt");
+        assert_eq!(rule("runs", true).unwrap(), "f:4: runs/");
+        assert_eq!(rule("#x", false).unwrap(), "f:5: #x");
+        assert_eq!((rule("last.ckpt", false), rule("runs", false)), (None, None));
+        assert!(Ignore::parse("f", b"# nothing\n\n".to_vec()).is_empty());
+    }
+}

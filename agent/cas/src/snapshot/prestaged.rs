@@ -1,0 +1,329 @@
+//! Trees that were laid out ahead of time, so that a job which wants one of them, or nearly, has it at once.
+//!
+//! A [`PrestagedTree`] is a private copy of a tree that no job has seen. [`materialize`] gives a job the prestaged tree
+//! that is nearest to what it wants: it proves that nobody touched it, moves it to the job's place, and changes there
+//! what differs. It is used up by that. Where there is none that is near, or anything about it is odd, the tree is laid
+//! out anew; a prestaged tree only ever saves time.
+//!
+//! Invariants:
+//! - A prestaged tree counts from when it was read back: [`SETTLING`] after its stamps were taken every name in it is looked at
+//!   and every byte hashed, so that whatever happened to it while it was laid out is found. From then on its stamps
+//!   vouch for it: of each file, link and directory what the system tells, with the change time, which no program can
+//!   set; a change after the reading has a later time on the coarsest clock. They are looked at once more after the
+//!   reading, and when it is used. They are in memory alone, where no job writes; so a prestaged tree does not outlive the process.
+//! - A prestaged tree is claimed once. Who claims it moves or removes it, whatever comes of that.
+//! - No file of a prestaged tree was ever shared, with the store or with another tree.
+//!
+//! What it cannot see is what the cache of stamps cannot: a store through a mapping that somebody who may enter the
+//! agent's own directories keeps from before it was read back.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use agent_fs::{Links, open_beneath};
+use agent_model::{Digest, causes, failpoint};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
+
+use super::difference::Difference;
+use super::ground::{Ground, Manner, Owner};
+use super::materialize::{Laid, MaterializeError, lay, lay_files, publish, staging_path};
+use super::scan::hash_content;
+use super::tree::{self, Branch, Directory, Tree};
+use super::walk::Stamp;
+use crate::holes;
+use crate::parallel::{self, blocking};
+use crate::store::{BlobStore, remove_tree};
+
+/// How long a new prestaged tree is left alone before its stamps count: a tick of the coarsest clock of a file system.
+const SETTLING: Duration = Duration::from_secs(2);
+
+/// Why there is no prestaged tree, or none any more.
+#[derive(Debug, thiserror::Error)]
+pub enum PrestageError {
+    /// It could not be written.
+    #[error("the prestaged could not be laid out")]
+    Lay(#[source] MaterializeError),
+    /// Something in it could not be looked at, or it could not be moved or removed.
+    #[error("cannot work on {path}")]
+    Disk {
+        /// The file, directory or link.
+        path: PathBuf,
+        #[source]
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something in it is not as it was made.
+    #[error("somebody changed {path}")]
+    Touched {
+        /// The directory in which that is.
+        path: PathBuf,
+    },
+}
+
+/// A tree that was laid out for a job to come.
+#[derive(Debug)]
+pub struct PrestagedTree {
+    path: PathBuf,
+    tree: Arc<Tree>,
+    owner: Option<Owner>,
+    /// Of each directory in the order of the tree: its own, then those of its files, then those of its links.
+    stamps: Vec<Vec<Stamp>>,
+    claimed: AtomicBool,
+}
+
+impl PrestagedTree {
+    /// Lays the tree out at `path`, which must not exist and which nobody but the caller may know, for jobs of
+    /// `owner`. Takes [`SETTLING`] longer than that, and as much memory as the names in the tree, as long as it lives.
+    pub async fn lay(
+        store: &impl BlobStore,
+        root: Digest,
+        path: &Path,
+        owner: Option<Owner>,
+    ) -> Result<PrestagedTree, PrestageError> {
+        PrestagedTree::lay_settled(store, root, path, owner, SETTLING).await
+    }
+
+    async fn lay_settled(
+        store: &impl BlobStore,
+        root: Digest,
+        path: &Path,
+        owner: Option<Owner>,
+        settling: Duration,
+    ) -> Result<PrestagedTree, PrestageError> {
+        let failed = |source| PrestageError::Lay(MaterializeError::Tree(source));
+        let tree = Arc::new(tree::fetch(store, root).await.map_err(failed)?);
+        lay(store, &tree, path, Manner::Job(owner)).await.map_err(PrestageError::Lay)?;
+        PrestagedTree::settle(path.to_owned(), tree, owner, settling).await
+    }
+
+    /// Makes sure that what was laid out at `path` is the tree and stays it.
+    async fn settle(
+        path: PathBuf,
+        tree: Arc<Tree>,
+        owner: Option<Owner>,
+        settling: Duration,
+    ) -> Result<PrestagedTree, PrestageError> {
+        let claimed = AtomicBool::new(false);
+        let prestaged = blocking(move || {
+            let stamps = stamps(&path, &tree)?;
+            Ok(PrestagedTree { path, tree, owner, stamps, claimed })
+        });
+        let prestaged = prestaged.await?;
+        tokio::time::sleep(settling).await;
+        blocking(move || {
+            prestaged.read_back()?;
+            prestaged.prove().map(|()| prestaged)
+        })
+        .await
+    }
+
+    /// The root of its tree.
+    pub fn root(&self) -> Digest {
+        self.tree.root()
+    }
+
+    /// Whom its files belong to.
+    pub fn owner(&self) -> Option<Owner> {
+        self.owner
+    }
+
+    /// A job has it, or it was removed.
+    pub fn is_claimed(&self) -> bool {
+        self.claimed.load(Ordering::Acquire)
+    }
+
+    /// Removes it, unless somebody claimed it.
+    pub async fn discard(self: Arc<PrestagedTree>) -> Result<(), PrestageError> {
+        blocking(move || match self.claim() {
+            true => remove_tree(&self.path)
+                .map_err(|source| PrestageError::Disk { path: self.path.clone(), source }),
+            false => Ok(()),
+        })
+        .await
+    }
+
+    fn claim(&self) -> bool {
+        !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    /// It is what its tree says, to the last byte.
+    fn read_back(&self) -> Result<(), PrestageError> {
+        let root = open(&self.path)?;
+        let branches: Vec<Branch<'_>> = self.tree.branches().collect();
+        let read = parallel::map(&branches, parallel::cores(), |branch| match holds(&root, branch) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(PrestageError::Touched { path: self.path.join(&branch.path) }),
+            Err(source) => Err(PrestageError::Disk { path: self.path.join(&branch.path), source }),
+        });
+        read.into_iter().collect()
+    }
+
+    /// It is to the last bit of its stamps as it was made.
+    fn prove(&self) -> Result<(), PrestageError> {
+        let root = open(&self.path)?;
+        let known: Vec<_> = self.tree.branches().zip(&self.stamps).collect();
+        let proven = parallel::map(&known, parallel::cores(), |(branch, stamps)| {
+            let (mut then, mut is_same) = (stamps.iter(), true);
+            let looked = look(&root, branch, |now| is_same &= then.next() == Some(&now));
+            let path = || self.path.join(&branch.path);
+            match looked {
+                Err(source) => Err(PrestageError::Disk { path: path(), source }),
+                Ok(()) if !is_same => Err(PrestageError::Touched { path: path() }),
+                Ok(()) => Ok(()),
+            }
+        });
+        proven.into_iter().collect()
+    }
+
+    /// Moves it to `to`, where what may be is removed, if it is proven. It is gone from its own place in any case.
+    fn take(&self, to: &Path) -> Result<(), PrestageError> {
+        let take = || {
+            self.prove()?;
+            let moved = failpoint::hit("cas.prestaged.take")
+                .and_then(|()| remove_tree(to))
+                .and_then(|()| std::fs::rename(&self.path, to));
+            moved.map_err(|source| PrestageError::Disk { path: self.path.clone(), source })
+        };
+        take().inspect_err(|_| {
+            // Why it cannot be used says more; what is left of it goes when its directory does.
+            let _ = remove_tree(&self.path);
+        })
+    }
+
+    /// Makes this claimed prestaged tree the tree at `dest`, which it differs from by so much.
+    async fn become_tree(
+        self: &Arc<PrestagedTree>,
+        store: &impl BlobStore,
+        mut difference: Difference,
+        dest: &Path,
+    ) -> Result<(), PrestageError> {
+        let (prestaged, dest) = (Arc::clone(self), dest.to_owned());
+        let staging = staging_path(&dest).map_err(PrestageError::Lay)?;
+        let (to, extent) = (staging.clone(), difference.extent());
+        let files = std::mem::take(&mut difference.files);
+        let begun = blocking(move || {
+            prestaged.take(&to)?;
+            let prepared = Ground::open(to, Manner::Job(prestaged.owner)).and_then(|ground| {
+                ground.demand_room(extent)?;
+                difference.unlinked.iter().try_for_each(|path| ground.unlink(path))?;
+                difference.emptied.iter().try_for_each(|path| ground.remove_directory(path))?;
+                difference.directories.iter().try_for_each(|path| ground.directory(path))?;
+                Ok((Arc::new(ground), difference.links))
+            });
+            prepared.map_err(PrestageError::Lay)
+        });
+        let (ground, links) = begun.await?;
+        lay_files(store, &ground, files.into_iter()).await.map_err(PrestageError::Lay)?;
+        let finish = move || {
+            links.iter().try_for_each(|(path, to)| ground.link(path, to))?;
+            publish(&staging, &dest)
+        };
+        blocking(finish).await.map_err(PrestageError::Lay)
+    }
+}
+
+/// What the system tells of everything in the tree at `path`.
+fn stamps(path: &Path, tree: &Tree) -> Result<Vec<Vec<Stamp>>, PrestageError> {
+    let root = open(path)?;
+    let branches: Vec<Branch<'_>> = tree.branches().collect();
+    let looked = parallel::map(&branches, parallel::cores(), |branch| {
+        let mut stamps = Vec::new();
+        let looked = look(&root, branch, |stamp| stamps.push(stamp));
+        looked
+            .map(|()| stamps)
+            .map_err(|source| PrestageError::Disk { path: path.join(&branch.path), source })
+    });
+    looked.into_iter().collect()
+}
+
+fn open(path: &Path) -> Result<OwnedFd, PrestageError> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|source| PrestageError::Disk { path: path.to_owned(), source: source.into() })
+}
+
+/// Tells of a directory, its files and its links. The names in a directory are vouched for by its own stamp: one that
+/// comes or goes changes its times.
+fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io::Result<()> {
+    let dir =
+        open_beneath(root, &branch.path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty(), Links::Never)?;
+    tell(Stamp::of(&rustix::fs::fstat(&dir)?));
+    let (files, links) = (&branch.directory.files, &branch.directory.links);
+    for name in files.iter().map(|(name, ..)| name).chain(links.iter().map(|(name, _)| name)) {
+        tell(Stamp::of(&rustix::fs::statat(&dir, name.as_str(), AtFlags::SYMLINK_NOFOLLOW)?));
+    }
+    Ok(())
+}
+
+/// Whether a directory holds just what it should: these names, and files that nobody else has, with this content.
+fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
+    let dir =
+        open_beneath(root, &branch.path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty(), Links::Never)?;
+    let Directory { files, directories, links } = branch.directory;
+    let mut names = 0;
+    for entry in Dir::read_from(&dir)? {
+        names += usize::from(!matches!(entry?.file_name().to_bytes(), b"." | b".."));
+    }
+    if names != files.len() + directories.len() + links.len() {
+        return Ok(false);
+    }
+    for (name, digest, _) in files {
+        let file = File::from(open_beneath(&dir, name, OFlags::RDONLY, Mode::empty(), Links::Never)?);
+        let stat = rustix::fs::fstat(&file)?;
+        let is_own = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_mode & 0o7777 == 0o775
+            && stat.st_nlink == 1;
+        let mut file = holes::Reader::new(file);
+        let read = hash_content(&mut file, digest.size, &mut Vec::new(), &AtomicBool::new(false))?;
+        if !is_own || read != Some(*digest) {
+            return Ok(false);
+        }
+    }
+    for (name, target) in links {
+        if rustix::fs::readlinkat(&dir, name.as_str(), Vec::new())?.to_bytes() != target.as_bytes() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Writes the tree to `dest` for a job of `owner` to work in, out of the nearest of `prestaged_trees` where that is
+/// less work. Directories and files have mode 0775, so that a script runs whether or not it was executable where it
+/// came from. `dest` must not exist, or be empty.
+pub async fn materialize(
+    store: &impl BlobStore,
+    root: Digest,
+    dest: &Path,
+    owner: Option<Owner>,
+    prestaged_trees: &[Arc<PrestagedTree>],
+) -> Result<Laid, MaterializeError> {
+    let usable: Vec<&Arc<PrestagedTree>> =
+        prestaged_trees.iter().filter(|prestaged| prestaged.owner == owner).collect();
+    let known: Vec<Arc<Tree>> = usable.iter().map(|prestaged| Arc::clone(&prestaged.tree)).collect();
+    let tree = Arc::new(tree::fetch_beside(store, root, &known).await.map_err(MaterializeError::Tree)?);
+    let mut near: Vec<(Difference, &Arc<PrestagedTree>)> = Vec::new();
+    for prestaged in usable.into_iter().filter(|prestaged| !prestaged.is_claimed()) {
+        near.extend(Difference::between(&prestaged.tree, &tree).map(|difference| (difference, prestaged)));
+    }
+    near.sort_by_key(|(difference, _)| difference.cost);
+    for (difference, prestaged) in near {
+        if prestaged.claim() {
+            match prestaged.become_tree(store, difference, dest).await {
+                Ok(()) => return Ok(Laid::of(&tree)),
+                Err(error) => {
+                    let error = causes::tell(&error);
+                    tracing::warn!(error, "cannot use prestaged tree: laying out anew");
+                }
+            }
+        }
+    }
+    lay(store, &tree, dest, Manner::Job(owner)).await
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,389 @@
+//! `Identity`: how a machine becomes a node and somebody a user, and who takes that back.
+//!
+//! A token is checked, a request is signed, and what was decided is on the disk before the certificate leaves. The
+//! time of whoever asks is looked at first: a clock that is far off would make his certificate useless to him.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_identity::{Authority, CLOCK_TOLERANCE, IssueError, Subject, Token, TokenKind};
+use agent_model::{Code, Fault, NodeId, Principal, Role, Timestamp, UserName};
+use agent_proto::v1;
+use tonic::{Request, Response, Status};
+
+use super::access::About;
+use super::nodes::unknown_node;
+use super::{Caller, Refusal, Services, invalid};
+use crate::queue::RemovedNode;
+use crate::registry::TokenRefused;
+use crate::store::TokenRecord;
+
+/// How long a token or a code is good unless somebody says.
+const HOUR: Duration = Duration::from_secs(3600);
+/// And at most.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What signs certificates, and for how long they are good.
+#[derive(Clone)]
+pub struct IdentityConfig {
+    /// What signs.
+    pub authority: Arc<Authority>,
+    /// Where people who are told of the controller find it: `https://host:port`.
+    pub address: String,
+    /// How long a node's certificate is good.
+    pub node_life: Duration,
+    /// How long a user's is.
+    pub user_life: Duration,
+}
+
+impl IdentityConfig {
+    /// The usual lives of certificates.
+    pub fn new(authority: Arc<Authority>, address: String) -> IdentityConfig {
+        const DAY: Duration = Duration::from_secs(24 * 3600);
+        IdentityConfig { authority, address, node_life: DAY, user_life: DAY * 30 }
+    }
+}
+
+impl fmt::Debug for IdentityConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdentityConfig").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl Services {
+    fn identity(&self) -> Result<&IdentityConfig, Refusal> {
+        self.identity.as_ref().ok_or_else(|| {
+            Fault::new(Code::NoListener, "this controller serves its own machine alone")
+                .fix("set `listen: 0.0.0.0:7443` in its configuration and start it again")
+                .into()
+        })
+    }
+
+    /// A certificate for the key of a request.
+    fn sign(
+        &self,
+        request: &agent_identity::SigningRequest,
+        subject: &Subject,
+    ) -> Result<v1::CertificateResponse, Refusal> {
+        let identity = self.identity()?;
+        let (life, name) = match &subject.who {
+            Principal::Node { name } => (identity.node_life, name.to_string()),
+            Principal::User { name } => (identity.user_life, name.to_string()),
+            Principal::Local { .. } => return Err(invalid("this machine needs no certificate").into()),
+        };
+        let made = identity.authority.issue(request, subject, self.gate.clock.now(), life);
+        Ok(v1::CertificateResponse { certificate: made.map_err(|error| unsigned(&error))?, name })
+    }
+
+    async fn join(&self, asked: v1::JoinRequest) -> Result<v1::CertificateResponse, Refusal> {
+        self.identity()?;
+        let (node, now): (NodeId, _) = (asked.node.parse()?, self.gate.clock.now());
+        require_time(asked.clock_ms, now)?;
+        let request = read(&asked.request)?;
+        let subject = self.gate.registry.join(&asked.secret, &node, &request.key(), now).await;
+        let subject = subject.map_err(|refused| not_taken(refused, Some(&node)))?;
+        tracing::info!(%node, "joined");
+        self.sign(&request, &subject)
+    }
+
+    async fn log_in(&self, asked: v1::LoginRequest) -> Result<v1::CertificateResponse, Refusal> {
+        self.identity()?;
+        let now = self.gate.clock.now();
+        require_time(asked.clock_ms, now)?;
+        let request = read(&asked.request)?;
+        let subject = self.gate.registry.log_in(&asked.secret, now).await;
+        let subject = subject.map_err(|refused| not_taken(refused, None))?;
+        tracing::info!(who = %subject.who, "logged in");
+        self.sign(&request, &subject)
+    }
+
+    async fn renew(
+        &self,
+        subject: &Subject,
+        asked: v1::RenewRequest,
+    ) -> Result<v1::CertificateResponse, Refusal> {
+        let request = read(&asked.request)?;
+        if let Principal::Node { name } = &subject.who {
+            self.gate.registry.rekey(name, &request.key()).await?;
+        }
+        self.sign(&request, subject)
+    }
+
+    /// Makes a token, of which the hash alone stays.
+    async fn give_token(
+        &self,
+        token: TokenRecord,
+        kind: TokenKind,
+    ) -> Result<v1::CreateTokenResponse, Refusal> {
+        let identity = self.identity()?;
+        let made = Token::generate(kind, identity.authority.fingerprint());
+        let made =
+            made.map_err(|error| Fault::new(Code::Bug, "the system gave no random numbers").because(&error))?;
+        let hash = agent_model::ids::hex(&Token::hash(&made.secret()));
+        let token = TokenRecord { hash, ..token };
+        let (until, id) = (token.until, token.id().to_owned());
+        self.gate.registry.give(token, self.gate.clock.now()).await?;
+        Ok(v1::CreateTokenResponse {
+            token: made.to_string(),
+            address: identity.address.clone(),
+            until_ms: until.0,
+            id,
+        })
+    }
+
+    async fn create_token(
+        &self,
+        asked: v1::CreateTokenRequest,
+        by: &Caller,
+    ) -> Result<v1::CreateTokenResponse, Refusal> {
+        for (key, value) in &asked.labels {
+            let plain = |text: &str| {
+                !text.is_empty() && text.len() <= 63 && text.bytes().all(|b| b.is_ascii_graphic())
+            };
+            if !plain(key) || !plain(value) {
+                return Err(invalid(format!(
+                    "the label `{key}={value}` is not plain text of 1 to 63 characters"
+                ))
+                .into());
+            }
+        }
+        let token = TokenRecord {
+            hash: String::new(),
+            user: None,
+            labels: asked.labels.into_iter().collect(),
+            uses_left: asked.uses.max(1),
+            until: self.gate.clock.now() + life(asked.seconds),
+            by: by.to_string(),
+        };
+        self.give_token(token, TokenKind::Join).await
+    }
+
+    async fn add_user(
+        &self,
+        asked: v1::AddUserRequest,
+        by: &Caller,
+    ) -> Result<v1::CreateTokenResponse, Refusal> {
+        self.identity()?;
+        let (name, now): (UserName, _) = (asked.name.parse()?, self.gate.clock.now());
+        let role = match asked.role.as_str() {
+            "" => None,
+            text => Some(
+                Role::parse(text)
+                    .ok_or_else(|| invalid(format!("`{text}` is not submit, operate or admin")))?,
+            ),
+        };
+        self.gate.registry.add_user(&name, role, now).await.map_err(|refused| not_taken(refused, None))?;
+        let token = TokenRecord {
+            hash: String::new(),
+            user: Some(name),
+            labels: Default::default(),
+            uses_left: 1,
+            until: now + life(asked.seconds),
+            by: by.to_string(),
+        };
+        self.give_token(token, TokenKind::Login).await
+    }
+
+    /// First the certificates, so that it cannot come back; then what it has.
+    async fn remove_node(
+        &self,
+        asked: v1::RemoveNodeRequest,
+        by: &Caller,
+    ) -> Result<v1::RemoveNodeResponse, Refusal> {
+        let node: NodeId = asked.node.parse()?;
+        let known = self.queue.nodes().await?.into_iter().find(|known| known.record.id == node);
+        if let Some(known) = known.filter(|known| !known.jobs.is_empty() && !asked.lose_jobs) {
+            return Err(busy(&node, known.jobs.iter()).into());
+        }
+        let was_member = self.gate.registry.remove_node(&node).await?;
+        self.gate.sessions.forget(&node);
+        match self.queue.remove_node(&node, asked.lose_jobs || was_member, &by.to_string()).await? {
+            RemovedNode::Done(jobs) => {
+                Ok(v1::RemoveNodeResponse { jobs: jobs.into_iter().map(String::from).collect() })
+            }
+            RemovedNode::Unknown if was_member => Ok(v1::RemoveNodeResponse::default()),
+            RemovedNode::Unknown => Err(unknown_node(&node).into()),
+            RemovedNode::Busy(jobs) => Err(busy(&node, jobs.iter()).into()),
+        }
+    }
+}
+
+fn busy<'a>(node: &NodeId, jobs: impl Iterator<Item = &'a agent_model::JobId>) -> Fault {
+    let jobs: Vec<&str> = jobs.map(agent_model::JobId::as_str).collect();
+    Fault::new(Code::NodeBusy, format!("{node} still has jobs"))
+        .why(jobs.join(", "))
+        .fix(format!("let it run empty first: agentctl drain {node}; or take them for lost with --lose-jobs"))
+}
+
+fn life(seconds: u64) -> Duration {
+    if seconds == 0 { HOUR } else { Duration::from_secs(seconds).min(LONGEST) }
+}
+
+fn read(request: &[u8]) -> Result<agent_identity::SigningRequest, Refusal> {
+    agent_identity::SigningRequest::read(request)
+        .map_err(|error| invalid("the signing request is not valid").because(&error).into())
+}
+
+fn unsigned(error: &IssueError) -> Fault {
+    Fault::new(Code::Bug, "the certificate could not be made").because(error)
+}
+
+/// Both clocks are named: which of them is wrong, nobody here can tell.
+fn require_time(theirs: u64, ours: Timestamp) -> Result<(), Fault> {
+    let theirs = Timestamp(theirs);
+    let apart = theirs.since(ours).max(ours.since(theirs));
+    if apart <= CLOCK_TOLERANCE {
+        return Ok(());
+    }
+    Err(Fault::new(Code::ClocksApart, "the clocks of this machine and of the controller are too far apart")
+        .why(format!("this machine says {}, the controller {}", theirs.utc(), ours.utc()))
+        .why(format!(
+            "they differ by {} min, and may by {}",
+            apart.as_secs() / 60,
+            CLOCK_TOLERANCE.as_secs() / 60
+        ))
+        .fix("set the one that is wrong, best by NTP: `timedatectl set-ntp true`"))
+}
+
+fn not_taken(refused: TokenRefused, node: Option<&NodeId>) -> Refusal {
+    match (refused, node) {
+        (TokenRefused::Ask(error), _) => error.into(),
+        (TokenRefused::Chance, _) => Fault::new(Code::Bug, "the system gave no random numbers").into(),
+        (TokenRefused::NameTaken, Some(node)) => Fault::new(
+            Code::NodeTaken,
+            format!("there is a machine `{node}` already, and this is another one"),
+        )
+        .why("it has another key: either it is another machine, or this one lost what it kept")
+        .fix(format!(
+            "give this machine another `node_name`; or, if the old one is gone: agentctl node remove {node}"
+        ))
+        .into(),
+        (refused, node) => {
+            let fix = match node {
+                Some(_) => "ask an operator for a new one: `agentctl token create`",
+                None => "ask an operator for a new code: `agentctl user add NAME`",
+            };
+            Fault::new(Code::TokenRefused, "the token is not accepted").because(&refused).fix(fix).into()
+        }
+    }
+}
+
+fn unknown(what: String, list: &str) -> Refusal {
+    Fault::new(Code::NotKnownHere, what).fix(format!("list them with `{list}`")).into()
+}
+
+#[tonic::async_trait]
+impl v1::identity_server::Identity for Services {
+    async fn join(
+        &self,
+        request: Request<v1::JoinRequest>,
+    ) -> Result<Response<v1::CertificateResponse>, Status> {
+        About::of(&request).inspect(|about| about.say(format!("node {}", request.get_ref().node)));
+        Ok(Response::new(Services::join(self, request.into_inner()).await?))
+    }
+
+    async fn login(
+        &self,
+        request: Request<v1::LoginRequest>,
+    ) -> Result<Response<v1::CertificateResponse>, Status> {
+        let about = About::of(&request);
+        let made = self.log_in(request.into_inner()).await?;
+        about.inspect(|about| about.say(format!("user {}", made.name)));
+        Ok(Response::new(made))
+    }
+
+    async fn renew(
+        &self,
+        request: Request<v1::RenewRequest>,
+    ) -> Result<Response<v1::CertificateResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let subject =
+            caller.subject().ok_or_else(|| Refusal::from(invalid("this machine needs no certificate")))?;
+        Ok(Response::new(Services::renew(self, &subject, request.into_inner()).await?))
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<v1::CreateTokenRequest>,
+    ) -> Result<Response<v1::CreateTokenResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let made = Services::create_token(self, request.into_inner(), &caller).await?;
+        caller.concerns(format!("token {}", made.id));
+        Ok(Response::new(made))
+    }
+
+    async fn list_tokens(
+        &self,
+        _: Request<v1::ListTokensRequest>,
+    ) -> Result<Response<v1::ListTokensResponse>, Status> {
+        let info = |token: TokenRecord| v1::TokenInfo {
+            id: token.id().to_owned(),
+            kind: if token.user.is_some() { "login" } else { "join" }.to_owned(),
+            uses_left: token.uses_left,
+            until_ms: token.until.0,
+            by: token.by,
+            labels: token.labels.into_iter().collect(),
+            user: token.user.map(String::from).unwrap_or_default(),
+        };
+        let tokens = self.gate.registry.tokens().into_iter().map(info).collect();
+        Ok(Response::new(v1::ListTokensResponse { tokens }))
+    }
+
+    async fn revoke_token(
+        &self,
+        request: Request<v1::RevokeTokenRequest>,
+    ) -> Result<Response<v1::RevokeTokenResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let asked = request.into_inner().id;
+        caller.concerns(format!("token {asked}"));
+        let revoked = self.gate.registry.revoke(&asked).await.map_err(Refusal::from)?;
+        let id = revoked.ok_or_else(|| {
+            unknown(format!("no token begins with `{asked}`, or several do"), "agentctl token list")
+        })?;
+        Ok(Response::new(v1::RevokeTokenResponse { id }))
+    }
+
+    async fn add_user(
+        &self,
+        request: Request<v1::AddUserRequest>,
+    ) -> Result<Response<v1::CreateTokenResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        caller.concerns(format!("user {}: {}", request.get_ref().name, request.get_ref().role));
+        Ok(Response::new(Services::add_user(self, request.into_inner(), &caller).await?))
+    }
+
+    async fn list_users(
+        &self,
+        _: Request<v1::ListUsersRequest>,
+    ) -> Result<Response<v1::ListUsersResponse>, Status> {
+        let users = self.gate.registry.users().into_iter().map(|user| v1::User {
+            name: user.name.into(),
+            role: user.role.name().to_owned(),
+            added_ms: user.added_at.0,
+        });
+        Ok(Response::new(v1::ListUsersResponse { users: users.collect() }))
+    }
+
+    async fn remove_user(
+        &self,
+        request: Request<v1::RemoveUserRequest>,
+    ) -> Result<Response<v1::RemoveUserResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let name: UserName = request.into_inner().name.parse().map_err(Refusal::from)?;
+        caller.concerns(format!("user {name}"));
+        match self.gate.registry.remove_user(&name).await.map_err(Refusal::from)? {
+            true => Ok(Response::new(v1::RemoveUserResponse {})),
+            false => Err(unknown(format!("there is no user `{name}`"), "agentctl user list").into()),
+        }
+    }
+
+    async fn remove_node(
+        &self,
+        request: Request<v1::RemoveNodeRequest>,
+    ) -> Result<Response<v1::RemoveNodeResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        caller.concerns(format!("node {}", request.get_ref().node));
+        Ok(Response::new(Services::remove_node(self, request.into_inner(), &caller).await?))
+    }
+}

@@ -1,0 +1,44 @@
+//! Jobs that are taken off the record.
+
+use super::*;
+
+async fn remove(rig: &Rig, job: &str) -> Result<v1::RemoveJobResponse, Status> {
+    let called = rig.jobs.clone().remove(v1::RemoveJobRequest { job: job.into() }).await;
+    called.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn test_a_removed_job_is_gone_and_its_name_is_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let mut node = Node::join(&rig, 1).await;
+    rig.submit("a").await;
+    node.ordered("a.1.0").await;
+    node.step("a.1.0", ReplicaStep::Running).await;
+    let refused = remove(&rig, "a").await.unwrap_err();
+    assert_eq!(code(&refused), Code::JobActive, "{refused}");
+
+    node.append("a.1.0", "job", 0, b"line\n").await;
+    node.deliver("a.1.0", outcome(0, b"line\n")).await.unwrap();
+    rig.ended("a").await;
+    node.forgets("a.1.0").await;
+    let logs = dir.path().join("controller/archive/a");
+    assert!(logs.exists());
+    remove(&rig, "a").await.unwrap();
+    assert!(!logs.exists());
+    assert_eq!(code(&remove(&rig, "a").await.unwrap_err()), Code::JobNotFound);
+    let get = v1::GetJobRequest { job: "a".into() };
+    assert_eq!(code(&rig.jobs.get(get).await.unwrap_err()), Code::JobNotFound);
+    let left = rig.jobs.list(v1::ListJobsRequest::default()).await.unwrap().into_inner().jobs;
+    assert!(left.is_empty(), "{left:?}");
+
+    // No node takes the new job of this name for the one that it had, not even after a restart.
+    rig.kill().await;
+    let mut rig = Rig::start(dir.path()).await;
+    let mut node = Node::join(&rig, 1).await;
+    rig.try_submit("again", request("a")).await.unwrap();
+    node.ordered("a.2.0").await;
+    node.deliver("a.2.0", outcome(0, b"")).await.unwrap();
+    assert_eq!(rig.ended("a").await.state, "Completed");
+    rig.stop().await;
+}

@@ -1,0 +1,241 @@
+//! The book, and everybody who waits for word of it: watchers of jobs, nodes with an open stream, and those who
+//! wait until something became of an environment.
+//!
+//! Hides who waits. Invariant: nobody is told anything but by [`Publisher::publish`] and by the answers that
+//! [`Publisher::handle`] leaves, and the task lets neither happen before what they rest on is durable.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use agent_model::{JobId, NodeId, ReplicaId};
+use tokio::sync::{oneshot, watch};
+
+use super::book::{Book, Moment, RemovedNode, Report, Wish, WishState};
+use super::{Answer, JobView, OrdersReceiver, Request, Saved, Wished};
+use crate::lease::Orders;
+use crate::store::JobRecord;
+
+/// See the module.
+pub(super) struct Publisher {
+    pub(super) book: Book,
+    watchers: HashMap<JobId, watch::Sender<JobView>>,
+    links: BTreeMap<NodeId, Link>,
+    last_link: u64,
+    /// Those who wait until something became of an environment.
+    wishers: Vec<(Wish, watch::Sender<WishState>)>,
+    /// Those who wait until a node has stored the outputs of a replica that is over.
+    savers: Vec<Saver>,
+}
+
+/// Somebody who waits for outputs.
+struct Saver {
+    replica: ReplicaId,
+    node: NodeId,
+    told: oneshot::Sender<Saved>,
+}
+
+/// One open Sync stream.
+struct Link {
+    id: u64,
+    orders: watch::Sender<Arc<Orders>>,
+    /// A report came that was not answered yet.
+    owed: bool,
+}
+
+impl Publisher {
+    /// A publisher at which nobody waits.
+    pub(super) fn new(book: Book) -> Publisher {
+        Publisher {
+            book,
+            watchers: HashMap::new(),
+            links: BTreeMap::new(),
+            last_link: 0,
+            wishers: Vec::new(),
+            savers: Vec::new(),
+        }
+    }
+
+    /// Does what is asked; the answer may be told once everything it rests on is durable.
+    pub(super) fn handle(&mut self, request: Request, now: Moment) -> Answer {
+        tracing::trace!(?request);
+        let book = &mut self.book;
+        match request {
+            Request::Submit(new, reply) => reply.hold(book.submit(new, now)),
+            Request::Cancel { job, who, reply } => {
+                let known = book.cancel(&job, &who, now);
+                reply.hold(known.and_then(|()| self.view(&job)))
+            }
+            Request::Job(id, reply) => reply.hold(self.view(&id)),
+            Request::Jobs(reply) => reply.hold(book.jobs().map(|job| show(book, job)).collect()),
+            Request::Watch(id, reply) => reply.hold(self.watch(&id)),
+            Request::ComeRound(reply) => reply.hold(()),
+            Request::Nodes(reply) => reply.hold(book.nodes().cloned().collect()),
+            Request::SetEligibility { node, event, who, reply } => {
+                let state = book.set_eligibility(&node, event).cloned();
+                let eligibility = state.as_ref().map(|state| state.record.eligibility);
+                tracing::info!(%node, who, ?eligibility, "asked to set eligibility of node");
+                reply.hold(state)
+            }
+            Request::DeclareLost { node, who, reply } => {
+                let declared = book.declare_lost(&node, &who, now);
+                tracing::warn!(%node, who, ?declared, "asked to declare the node lost");
+                reply.hold(declared)
+            }
+            Request::Wish { wish, who, reply } => reply.hold(self.wish(wish, &who)),
+            Request::Flush(reply) => {
+                book.hurry();
+                reply.hold(())
+            }
+            Request::RemoveNode { node, lose_jobs, who, reply } => {
+                reply.hold(self.remove_node(&node, lose_jobs, &who, now))
+            }
+            Request::Write { documents, dropped, reply } => {
+                book.write(documents, dropped);
+                reply.hold(())
+            }
+            Request::Link(report, reply) => reply.hold(self.link(&report, now)),
+            Request::Report { link, report, reply } => reply.hold(self.report(link, &report, now)),
+            Request::Standing { replica, node, reply } => reply.hold(book.standing(&replica, &node)),
+            Request::WantsLog(replica, reply) => reply.hold(book.wants_log(&replica)),
+            Request::Settle { replica, node, outcome, reply } => {
+                reply.hold(book.settle(&replica, &node, outcome, now))
+            }
+            Request::WantOutputs { replica, node, reply } => reply.hold(self.want_outputs(replica, node)),
+            Request::TellOutputs { replica, saved, reply } => {
+                self.tell_outputs(&replica, &saved);
+                reply.hold(())
+            }
+            Request::OutputsStored { job, node, artifacts, reply } => {
+                book.stored_later(*job, &node, artifacts, now);
+                reply.hold(())
+            }
+            Request::Remove { job, reply } => reply.hold(book.remove(*job, now)),
+        }
+    }
+
+    fn want_outputs(&mut self, replica: ReplicaId, node: NodeId) -> Option<oneshot::Receiver<Saved>> {
+        self.links.get(&node).filter(|link| !link.orders.is_closed())?;
+        let (told, receiver) = oneshot::channel();
+        self.savers.push(Saver { replica, node, told });
+        Some(receiver)
+    }
+
+    fn tell_outputs(&mut self, replica: &ReplicaId, saved: &Saved) {
+        for saver in self.savers.extract_if(.., |saver| saver.replica == *replica) {
+            let _ = saver.told.send(saved.clone()); // whoever waited may have gone
+        }
+    }
+
+    fn remove_node(&mut self, node: &NodeId, lose_jobs: bool, who: &str, now: Moment) -> RemovedNode {
+        let removed = self.book.remove_node(node, lose_jobs, who, now);
+        if matches!(removed, RemovedNode::Done(_)) {
+            self.links.remove(node); // ends its stream
+        }
+        tracing::warn!(%node, who, ?removed, "asked to remove the node");
+        removed
+    }
+
+    fn wish(&mut self, wish: Wish, who: &str) -> Wished {
+        let Wish { node, key, want } = &wish;
+        let before = self.book.environment(node, key).cloned();
+        let state = self.book.wish(&wish);
+        tracing::info!(%node, key, who, want = want.name(), ?state, "asked to manage environment");
+        let (sender, receiver) = watch::channel(state);
+        self.wishers.push((wish, sender));
+        (before, receiver)
+    }
+    fn view(&self, id: &JobId) -> Option<JobView> {
+        self.book.job(id).map(|job| show(&self.book, job))
+    }
+
+    fn watch(&mut self, id: &JobId) -> Option<watch::Receiver<JobView>> {
+        let view = self.view(id)?;
+        if view.job.state.is_terminal() {
+            return Some(watch::channel(view).1);
+        }
+        Some(self.watchers.entry(id.clone()).or_insert_with(|| watch::channel(view).0).subscribe())
+    }
+
+    fn link(&mut self, report: &Report, now: Moment) -> (u64, OrdersReceiver) {
+        self.last_link += 1;
+        let (orders, receiver) = watch::channel(Arc::default());
+        self.links.insert(report.node.clone(), Link { id: self.last_link, orders, owed: true });
+        self.book.report(report, now);
+        (self.last_link, receiver)
+    }
+
+    fn report(&mut self, id: u64, report: &Report, now: Moment) -> bool {
+        let Some(link) = self.links.get_mut(&report.node).filter(|link| link.id == id) else { return false };
+        link.owed = true;
+        self.book.report(report, now);
+        true
+    }
+
+    /// Rules that need no message, then the scheduler.
+    pub(super) fn settle_rules(&mut self, now: Moment) {
+        self.book.expire(now);
+        self.links.retain(|_, link| !link.orders.is_closed());
+        let links = &self.links;
+        self.book.link(|node| links.contains_key(node));
+        self.book.schedule(now);
+    }
+
+    /// Tells those who wait for an environment how their wishes stand; a wish nobody waits for is forgotten.
+    fn attend_wishers(&mut self) {
+        let book = &mut self.book;
+        self.wishers.retain(|(wish, told)| {
+            let state = book.wish_state(wish, false);
+            let open = matches!(state, WishState::Open { .. }) && told.receiver_count() > 0;
+            told.send_if_modified(|known| {
+                let settled = !matches!(known, WishState::Open { .. });
+                let changed = !settled && *known != state;
+                if changed {
+                    *known = state;
+                }
+                changed
+            });
+            if !open {
+                book.unwish(wish);
+            }
+            open
+        });
+    }
+
+    /// Tells watchers and nodes what changed.
+    pub(super) fn publish(&mut self) {
+        self.attend_wishers();
+        let book = &self.book;
+        self.watchers.retain(|id, watcher| {
+            let Some(job) = book.job(id) else { return false };
+            let view = show(book, job);
+            let over = view.job.state.is_terminal();
+            watcher.send_if_modified(|shown| {
+                let changed = !shown.same(&view);
+                *shown = view;
+                changed
+            });
+            !over && watcher.receiver_count() > 0
+        });
+        self.savers.retain(|saver| !saver.told.is_closed());
+        for (node, link) in &mut self.links {
+            let mut orders = book.orders(node);
+            let wanted = self.savers.iter().filter(|saver| saver.node == *node);
+            orders.outputs = wanted.map(|saver| saver.replica.clone()).collect();
+            let owed = std::mem::take(&mut link.owed);
+            let revision = link.orders.borrow().revision;
+            let same = {
+                let told = link.orders.borrow();
+                told.list == orders.list
+                    && told.environments == orders.environments
+                    && told.outputs == orders.outputs
+            };
+            if owed || !same {
+                link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));
+            }
+        }
+    }
+}
+
+fn show(book: &Book, job: &Arc<JobRecord>) -> JobView {
+    JobView { job: Arc::clone(job), detail: book.detail(job) }
+}

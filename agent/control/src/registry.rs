@@ -1,0 +1,259 @@
+//! Who is one of the controller's: its nodes, its users, and the tokens that make more of them.
+//!
+//! Owns the records and the rules of tokens. Hides hashes and the database. Whoever asks is answered from memory, so
+//! every call of every connection can ask; one change is made at a time.
+//!
+//! Invariants: what gives somebody rights counts when it is on the disk; what takes them away counts at once, also
+//! when the disk fails; a token is never used more often than it says, and is looked for without telling by the time it
+//! takes how much of it is right.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_identity::{Subject, Token, same};
+use agent_model::{NodeId, Principal, Role, Timestamp, UserName};
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
+
+use crate::queue::{AskError, Queue};
+use crate::store::{Document, Loaded, MemberRecord, TokenRecord, UserRecord};
+
+/// How long a token that is over is remembered, to say what became of it.
+const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Why a token makes nobody anything.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TokenRefused {
+    #[error("there is no such token: it was revoked, is of another controller, or was over long ago")]
+    Unknown,
+    #[error("it is for something else: a machine joins with a token, a user logs in with his code")]
+    Kind,
+    #[error("it was used as often as it may be")]
+    Used,
+    #[error("its time is over")]
+    Over,
+    #[error("there is a machine of this name already, with another key")]
+    NameTaken,
+    #[error("the user was removed")]
+    NoUser,
+    #[error("the system gave no random numbers")]
+    Chance,
+    #[error(transparent)]
+    Ask(#[from] AskError),
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    members: BTreeMap<NodeId, MemberRecord>,
+    users: BTreeMap<UserName, UserRecord>,
+    tokens: BTreeMap<String, TokenRecord>,
+}
+
+impl Known {
+    /// As it stands now.
+    fn put(&mut self, document: Document) {
+        match document {
+            Document::Member(member) => drop(self.members.insert(member.node.clone(), member)),
+            Document::User(user) => drop(self.users.insert(user.name.clone(), user)),
+            Document::Token(token) => drop(self.tokens.insert(token.hash.clone(), token)),
+            Document::Node(_) | Document::Settled(_) => {}
+        }
+    }
+}
+
+/// See the module. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Registry {
+    known: Arc<RwLock<Known>>,
+    /// Held by whoever changes something.
+    changing: Arc<Mutex<()>>,
+    queue: Queue,
+}
+
+impl Registry {
+    pub(crate) fn new(loaded: &Loaded, queue: Queue) -> Registry {
+        let mut known = Known::default();
+        loaded.documents.iter().cloned().for_each(|document| known.put(document));
+        Registry { known: Arc::new(RwLock::new(known)), changing: Arc::default(), queue }
+    }
+
+    /// Whoever has a certificate of this name is still one of the controller's.
+    pub(crate) fn knows(&self, subject: &Subject) -> bool {
+        let known = self.known.read();
+        let enrollment = match &subject.who {
+            Principal::Node { name } => known.members.get(name).map(|member| &member.enrollment),
+            Principal::User { name } => known.users.get(name).map(|user| &user.enrollment),
+            Principal::Local { .. } => None,
+        };
+        enrollment == Some(&subject.enrollment)
+    }
+
+    /// What somebody may do who comes from elsewhere.
+    pub(crate) fn role(&self, who: &Principal) -> Option<Role> {
+        let Principal::User { name } = who else { return None };
+        self.known.read().users.get(name).map(|user| user.role)
+    }
+
+    pub(crate) fn labels(&self, node: &NodeId) -> BTreeMap<String, String> {
+        self.known.read().members.get(node).map(|member| member.labels.clone()).unwrap_or_default()
+    }
+
+    pub(crate) fn has_node(&self, node: &NodeId) -> bool {
+        self.known.read().members.contains_key(node)
+    }
+
+    /// All users, by name.
+    pub(crate) fn users(&self) -> Vec<UserRecord> {
+        self.known.read().users.values().cloned().collect()
+    }
+
+    /// All tokens that are remembered.
+    pub(crate) fn tokens(&self) -> Vec<TokenRecord> {
+        self.known.read().tokens.values().cloned().collect()
+    }
+
+    /// Makes a machine a node that has a key; the same key again is the same node, and costs nothing.
+    pub(crate) async fn join(
+        &self,
+        secret: &str,
+        node: &NodeId,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Subject, TokenRefused> {
+        let _one = self.changing.lock().await;
+        let mut token = self.find(secret, now)?;
+        if token.user.is_some() {
+            return Err(TokenRefused::Kind);
+        }
+        let who = Principal::Node { name: node.clone() };
+        let old = self.known.read().members.get(node).cloned();
+        match old {
+            Some(old) if old.key == key => {
+                return Subject::new(who, old.enrollment).ok_or(TokenRefused::Chance);
+            }
+            Some(_) => return Err(TokenRefused::NameTaken),
+            None => {}
+        }
+        token.uses_left = token.uses_left.checked_sub(1).ok_or(TokenRefused::Used)?;
+        let enrollment = agent_identity::random_name().map_err(|_| TokenRefused::Chance)?;
+        let (key, labels) = (key.to_owned(), token.labels.clone());
+        let member =
+            MemberRecord { node: node.clone(), enrollment: enrollment.clone(), key, labels, joined_at: now };
+        self.add(vec![Document::Member(member), Document::Token(token)]).await?;
+        Subject::new(who, enrollment).ok_or(TokenRefused::Chance)
+    }
+
+    /// The user whose code this is; it is used up.
+    pub(crate) async fn log_in(&self, secret: &str, now: Timestamp) -> Result<Subject, TokenRefused> {
+        let _one = self.changing.lock().await;
+        let mut token = self.find(secret, now)?;
+        let name = token.user.clone().ok_or(TokenRefused::Kind)?;
+        token.uses_left = token.uses_left.checked_sub(1).ok_or(TokenRefused::Used)?;
+        let user = self.known.read().users.get(&name).cloned().ok_or(TokenRefused::NoUser)?;
+        self.add(vec![Document::Token(token)]).await?;
+        Subject::new(Principal::User { name }, user.enrollment).ok_or(TokenRefused::Chance)
+    }
+
+    /// A node has a certificate for another key.
+    pub(crate) async fn rekey(&self, node: &NodeId, key: &str) -> Result<(), AskError> {
+        let _one = self.changing.lock().await;
+        let member = self.known.read().members.get(node).cloned();
+        let Some(member) = member else { return Ok(()) }; // it was removed meanwhile, and its next call is refused
+        self.add(vec![Document::Member(MemberRecord { key: key.to_owned(), ..member })]).await
+    }
+
+    /// Gives a token out. What is over for long is forgotten.
+    pub(crate) async fn give(&self, token: TokenRecord, now: Timestamp) -> Result<(), AskError> {
+        let _one = self.changing.lock().await;
+        let over = |token: &&TokenRecord| token.until + REMEMBERED < now;
+        let old: Vec<TokenRecord> = self.known.read().tokens.values().filter(over).cloned().collect();
+        self.add(vec![Document::Token(token)]).await?;
+        self.withdraw(old.into_iter().map(Document::Token).collect()).await
+    }
+
+    /// Takes tokens back whose id begins so; gives the whole id if it was one.
+    pub(crate) async fn revoke(&self, id: &str) -> Result<Option<String>, AskError> {
+        let _one = self.changing.lock().await;
+        let all = self.tokens();
+        let meant: Vec<&TokenRecord> =
+            all.iter().filter(|token| !id.is_empty() && token.id().starts_with(id)).collect();
+        let [token] = meant[..] else { return Ok(None) };
+        self.withdraw(vec![Document::Token(token.clone())]).await?;
+        Ok(Some(token.id().to_owned()))
+    }
+
+    /// Adds a user, or changes his role.
+    pub(crate) async fn add_user(
+        &self,
+        name: &UserName,
+        role: Option<Role>,
+        now: Timestamp,
+    ) -> Result<(), TokenRefused> {
+        let _one = self.changing.lock().await;
+        let old = self.known.read().users.get(name).cloned();
+        let enrollment = agent_identity::random_name().map_err(|_| TokenRefused::Chance)?;
+        let new = UserRecord { name: name.clone(), role: Role::Submit, enrollment, added_at: now };
+        let user = old.unwrap_or(new);
+        let role = role.unwrap_or(user.role);
+        Ok(self.add(vec![Document::User(UserRecord { role, ..user })]).await?)
+    }
+
+    /// Removes a user with all his codes; false if there is none.
+    pub(crate) async fn remove_user(&self, name: &UserName) -> Result<bool, AskError> {
+        let _one = self.changing.lock().await;
+        let user = self.known.read().users.get(name).cloned();
+        let Some(user) = user else { return Ok(false) };
+        let codes = self.tokens().into_iter().filter(|token| token.user.as_ref() == Some(name));
+        self.withdraw(codes.map(Document::Token).chain([Document::User(user)]).collect()).await?;
+        Ok(true)
+    }
+
+    /// From here on no certificate of the node is good; false if none had one.
+    pub(crate) async fn remove_node(&self, node: &NodeId) -> Result<bool, AskError> {
+        let _one = self.changing.lock().await;
+        let member = self.known.read().members.get(node).cloned();
+        let Some(member) = member else { return Ok(false) };
+        self.withdraw(vec![Document::Member(member)]).await?;
+        Ok(true)
+    }
+
+    fn find(&self, secret: &str, now: Timestamp) -> Result<TokenRecord, TokenRefused> {
+        let hash = agent_model::ids::hex(&Token::hash(secret));
+        let known = self.known.read();
+        // Every one is compared, whole, whether one was found or not.
+        let found = known.tokens.values().fold(None, |found, token| {
+            if same(token.hash.as_bytes(), hash.as_bytes()) { Some(token) } else { found }
+        });
+        let token = found.cloned().ok_or(TokenRefused::Unknown)?;
+        if token.until < now { Err(TokenRefused::Over) } else { Ok(token) }
+    }
+
+    /// Counts when it is on the disk.
+    async fn add(&self, documents: Vec<Document>) -> Result<(), AskError> {
+        self.queue.write(documents.clone(), Vec::new()).await?;
+        let mut known = self.known.write();
+        documents.into_iter().for_each(|document| known.put(document));
+        Ok(())
+    }
+
+    /// Counts at once.
+    async fn withdraw(&self, documents: Vec<Document>) -> Result<(), AskError> {
+        if documents.is_empty() {
+            return Ok(());
+        }
+        let names = documents.iter().map(Document::name).collect();
+        {
+            let mut known = self.known.write();
+            for document in documents {
+                match document {
+                    Document::Member(member) => drop(known.members.remove(&member.node)),
+                    Document::User(user) => drop(known.users.remove(&user.name)),
+                    Document::Token(token) => drop(known.tokens.remove(&token.hash)),
+                    Document::Node(_) | Document::Settled(_) => {}
+                }
+            }
+        }
+        self.queue.write(Vec::new(), names).await
+    }
+}

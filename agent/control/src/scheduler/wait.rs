@@ -1,0 +1,238 @@
+//! Why each job waits, in words for people.
+//!
+//! Jobs of one size and interpreter have one text: a long line of them must not cost a text each.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent_model::job::Resources;
+use agent_model::node::Interpreter;
+use agent_model::{JobId, NodeId, size};
+
+use super::{Pending, Pythons, Room, Size, suits};
+
+impl Room {
+    /// What a job that wants GPUs is told of those it cannot get.
+    fn without(&self, wants_gpus: bool) -> String {
+        match wants_gpus && !self.unfit.is_empty() {
+            true => format!(" ({})", self.unfit),
+            false => String::new(),
+        }
+    }
+
+    /// `both slots of box busy: train-a, train-b`
+    fn describe(&self, wants: Size) -> String {
+        const SHOWN: usize = 4;
+        let names: Vec<&str> = self.taken.iter().take(SHOWN).map(|taken| taken.job.as_str()).collect();
+        let more = match self.taken.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let busy = match (self.free_slots(), self.slots) {
+            (0, 1) => format!("the slot of {} busy", self.node),
+            (0, 2) => format!("both slots of {} busy", self.node),
+            (0, slots) => format!("all {slots} slots of {} busy", self.node),
+            (free, slots) => {
+                let Size { gpus, cpus, memory } = self.free();
+                // Processors are told where somebody counts on them.
+                let counted = self.taken.iter().any(|taken| taken.size.cpus > 0) || wants.cpus > 0;
+                let cpus = match counted {
+                    true => format!("{cpus} of {} CPUs, ", self.size.cpus),
+                    false => String::new(),
+                };
+                let memory = size::binary(memory);
+                format!(
+                    "{} has {free} of {slots} slots, {cpus}{gpus} of {} GPUs and {memory} of memory free",
+                    self.node, self.size.gpus
+                )
+            }
+        };
+        let busy = format!("{busy}{}", self.without(wants.gpus > 0));
+        if names.is_empty() { busy } else { format!("{busy}: {}{more}", names.join(", ")) }
+    }
+}
+
+/// Why a job waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// There is no node at all.
+    NoNode,
+    /// It asks for several nodes at once, and so many could ever run a rank of it.
+    Gang { nodes: u32, fit: usize },
+    /// No node could ever hold it.
+    TooLarge { wants: String, largest: String },
+    /// Nodes could hold it, but none has its interpreter.
+    NoPython { python: String, have: Arc<str> },
+    /// Nodes could hold it, but too few are what it asks for.
+    NoLabel { label: String, have: String },
+    /// Nodes could hold it, but none takes work now.
+    Closed { why: Arc<str> },
+    /// The room it needs is taken, or promised to jobs before it. It starts `within` that at the latest, if anybody knows.
+    Busy { ahead: usize, busy: Arc<str>, within: Option<Duration> },
+    /// Its next attempt has a date.
+    Date,
+    /// After a loss of records, these nodes must first say what they run.
+    Unheard { nodes: Arc<str> },
+}
+
+impl Wait {
+    /// It waits for something else than `other` does; a mere change of numbers is no change of kind.
+    pub(crate) fn differs_in_kind(&self, other: &Wait) -> bool {
+        std::mem::discriminant(self) != std::mem::discriminant(other)
+    }
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Wait::NoNode => f.write_str("no node has joined yet"),
+            Wait::Gang { nodes, fit: 0 } => {
+                write!(f, "it asks for {nodes} nodes at once, and no node runs a part of a job yet")
+            }
+            Wait::Gang { nodes, fit } => {
+                write!(f, "it asks for {nodes} nodes at once, and {fit} could run it")
+            }
+            Wait::TooLarge { wants, largest } => write!(f, "no node is large enough for {wants}: {largest}"),
+            Wait::NoPython { python, have } => write!(f, "no node has a Python called {python}; {have}"),
+            Wait::NoLabel { label, have } => {
+                write!(
+                    f,
+                    "too few nodes have the label {label}{have}; `labels` of a node's configuration gives it one"
+                )
+            }
+            Wait::Closed { why } => write!(f, "no node takes work now: {why}"),
+            Wait::Busy { ahead, busy, within } => {
+                match ahead {
+                    0 => f.write_str("next in line"),
+                    1 => f.write_str("1 job ahead"),
+                    ahead => write!(f, "{ahead} jobs ahead"),
+                }?;
+                if let Some(within) = within {
+                    write!(f, ", starts in {} min at the latest", within.as_secs().div_ceil(60))?;
+                }
+                write!(f, ", {busy}")
+            }
+            Wait::Unheard { nodes } => write!(
+                f,
+                "the controller's database was mended: {nodes} must first say what runs there, or be declared \
+                 lost (`agentctl node lost NODE`)"
+            ),
+            Wait::Date => f.write_str("waits for the date of its next attempt"),
+        }
+    }
+}
+
+/// What the text of a job that waits depends on: whether it has several ranks, its size, labels and interpreter.
+type Kind<'a> = (bool, Size, &'a BTreeMap<String, String>, Option<&'a str>);
+
+/// A job that was not placed.
+pub(super) struct Waiting<'a> {
+    pub(super) job: &'a Pending,
+    /// How many wait before it for room; `None` where room is not what it lacks.
+    pub(super) ahead: Option<usize>,
+    /// How long from now it starts at the latest, if anybody knows.
+    pub(super) within: Option<Duration>,
+}
+
+/// Why each of them waits.
+pub(super) fn reasons<'a>(
+    waiting: &[Waiting<'a>],
+    nodes: &[Room],
+    pythons: &Pythons<'_>,
+) -> Vec<(JobId, Wait)> {
+    // Jobs of one size and interpreter have one text; a long line of them must not cost a text each.
+    let mut texts: HashMap<(bool, Kind<'_>), Arc<str>> = HashMap::new();
+    let mut text = |job: &'a Pending, open: bool| -> Arc<str> {
+        let Pending { wants, python, .. } = job;
+        let size = Size::of(wants);
+        let need = (wants.nodes > 1, size, &wants.labels, python.as_deref());
+        Arc::clone(texts.entry((open, need)).or_insert_with(|| {
+            let usable = nodes.iter().filter(|node| suits(node, job, pythons));
+            let parts: Vec<String> = match open {
+                true => {
+                    let open = usable.filter(|node| node.closed.is_none());
+                    open.map(|node| node.describe(size)).take(3).collect()
+                }
+                false => usable
+                    .filter_map(|node| node.closed.as_ref().map(|why| format!("{} {why}", node.node)))
+                    .take(3)
+                    .collect(),
+            };
+            parts.join("; ").into()
+        }))
+    };
+    let have: Arc<str> = have(pythons).into();
+    waiting
+        .iter()
+        .map(|Waiting { job, ahead, within }| {
+            let wants = &job.wants;
+            let fit = || nodes.iter().filter(|node| suits(node, job, pythons)).count();
+            let wait = match (*ahead, &job.python) {
+                (Some(ahead), _) => Wait::Busy { ahead, busy: text(job, true), within: *within },
+                _ if nodes.is_empty() => Wait::NoNode,
+                _ if fit() >= wants.nodes as usize => Wait::Closed { why: text(job, false) },
+                _ if lacks_label(wants, nodes) => no_label(wants, nodes),
+                _ if wants.nodes > 1 => Wait::Gang { nodes: wants.nodes, fit: fit() },
+                (None, Some(python)) if nodes.iter().any(|node| node.could_hold(wants)) => {
+                    Wait::NoPython { python: python.clone(), have: have.clone() }
+                }
+                _ => too_large(wants, nodes),
+            };
+            (job.job.clone(), wait)
+        })
+        .collect()
+}
+
+/// `box has python3 (3.11.7), python (3.11.7)`
+fn have(pythons: &Pythons<'_>) -> String {
+    const NODES: usize = 3;
+    let of_node = |(node, said): (&&NodeId, &&[Interpreter])| {
+        let names: Vec<_> = said.iter().map(|one| format!("{} ({})", one.name, one.version)).collect();
+        format!("{node} has {}", names.join(", "))
+    };
+    let mut parts: Vec<String> = pythons.iter().take(NODES).map(of_node).collect();
+    parts.extend((pythons.len() > NODES).then(|| format!("and {} more nodes", pythons.len() - NODES)));
+    parts.join("; ")
+}
+
+/// Enough nodes could hold it, and too few of them are what it asks for.
+fn lacks_label(wants: &Resources, nodes: &[Room]) -> bool {
+    let could_hold = || nodes.iter().filter(|node| node.could_hold(wants));
+    let enough = |count: usize| count >= wants.nodes as usize;
+    enough(could_hold().count()) && !enough(could_hold().filter(|node| node.lacks(wants).is_none()).count())
+}
+
+/// Names the first label that is missing somewhere, and what those nodes say instead.
+fn no_label(wants: &Resources, nodes: &[Room]) -> Wait {
+    const SHOWN: usize = 3;
+    let first = nodes.iter().find_map(|node| node.lacks(wants));
+    let label = first.map_or_else(String::new, |(key, value)| format!("{key}={value}"));
+    let value = |node: &Room| {
+        let (key, _) = first?;
+        Some(format!("{} has {key}={}", node.node, node.labels.get(key)?))
+    };
+    let mut have: Vec<String> = nodes.iter().filter_map(value).collect();
+    let more = have.len().saturating_sub(SHOWN);
+    have.truncate(SHOWN);
+    have.extend((more > 0).then(|| format!("and {more} more")));
+    let have = if have.is_empty() { String::new() } else { format!(": {}", have.join(", ")) };
+    Wait::NoLabel { label, have }
+}
+
+fn too_large(wants: &Resources, nodes: &[Room]) -> Wait {
+    let needs = |Size { gpus, cpus, memory }: Size| {
+        let cpus = if wants.cpus > 0 { format!("{cpus} CPUs, ") } else { String::new() };
+        match memory {
+            0 => format!("{cpus}{gpus} GPUs"),
+            memory => format!("{cpus}{gpus} GPUs and {} of memory", size::binary(memory)),
+        }
+    };
+    let size = |node: &&Room| (node.size.gpus, node.size.memory, node.size.cpus);
+    let largest = nodes.iter().max_by_key(size).map(|node| {
+        let has = needs(node.size);
+        format!("{} has {} slots, {has}{}", node.node, node.slots, node.without(wants.gpus > 0))
+    });
+    Wait::TooLarge { wants: needs(Size::of(wants)), largest: largest.unwrap_or_default() }
+}

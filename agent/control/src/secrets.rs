@@ -1,0 +1,173 @@
+//! Secrets: what only the jobs of their owner are told.
+//!
+//! Owns the folder `controller/secrets`: one for each owner, one file for each secret, which nobody but the
+//! controller's own user can read. They are in no database, no backup of one, and no answer to a client.
+//!
+//! Invariant: a secret belongs to one owner for ever, and whoever else names it is told that it is not there.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use agent_model::access::is_secret_name;
+use agent_model::{Principal, Timestamp, ids};
+
+/// What one may hold, in bytes: it travels in one line to the supervisor of a job, and is an environment variable.
+pub(crate) const LARGEST: usize = 8 << 10;
+
+/// How many an owner may have.
+const MOST: usize = 200;
+
+/// Why a secret is not kept.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SecretError {
+    #[error("`{0}` cannot be the name of a secret")]
+    Name(String),
+    #[error("its value is not text of at most {LARGEST} bytes, and not empty")]
+    Value,
+    #[error("you have {MOST} secrets already")]
+    Many,
+    #[error("you have no secret `{0}`")]
+    Unknown(String),
+    #[error("the secrets in {} cannot be used", path.display())]
+    Store {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The secrets of everybody. Clones are the same. Every call blocks, briefly.
+#[derive(Debug, Clone)]
+pub(crate) struct Secrets {
+    dir: PathBuf,
+}
+
+impl Secrets {
+    /// Those below the controller's own directory.
+    pub(crate) fn new(home: &Path) -> Secrets {
+        Secrets { dir: home.join("secrets") }
+    }
+
+    fn of(&self, owner: &Principal) -> PathBuf {
+        self.dir.join(ids::hex(owner.to_string().as_bytes()))
+    }
+
+    /// The file of a secret.
+    fn at(&self, owner: &Principal, name: &str) -> Result<PathBuf, SecretError> {
+        match is_secret_name(name) {
+            true => Ok(self.of(owner).join(name)),
+            false => Err(SecretError::Name(name.escape_debug().to_string())),
+        }
+    }
+
+    /// Keeps a value, in place of the one before; it is on disk when this returns.
+    pub(crate) fn set(&self, owner: &Principal, name: &str, value: &[u8]) -> Result<(), SecretError> {
+        let path = self.at(owner, name)?;
+        if value.is_empty()
+            || value.len() > LARGEST
+            || value.contains(&0)
+            || std::str::from_utf8(value).is_err()
+        {
+            return Err(SecretError::Value);
+        }
+        if !path.exists() && self.list(owner)?.len() >= MOST {
+            return Err(SecretError::Many);
+        }
+        let dir = self.of(owner);
+        let keep = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+            agent_fs::write_durable(&path, value)
+        };
+        keep().map_err(|source| SecretError::Store { path: dir.clone(), source })
+    }
+
+    /// The names of an owner's, and when each was set.
+    pub(crate) fn list(&self, owner: &Principal) -> Result<Vec<(String, Timestamp)>, SecretError> {
+        let dir = self.of(owner);
+        let fail = |source| SecretError::Store { path: dir.clone(), source };
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(fail)?,
+        };
+        let mut list = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(fail)?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let set = entry.metadata().and_then(|seen| seen.modified()).unwrap_or(UNIX_EPOCH);
+            let since = set.duration_since(UNIX_EPOCH).unwrap_or_default();
+            list.push((name, Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))));
+        }
+        list.sort_unstable();
+        Ok(list)
+    }
+
+    /// Forgets one.
+    pub(crate) fn remove(&self, owner: &Principal, name: &str) -> Result<(), SecretError> {
+        let path = self.at(owner, name)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(SecretError::Unknown(name.to_owned()))
+            }
+            removed => removed.map_err(|source| SecretError::Store { path, source }),
+        }
+    }
+
+    /// What one of an owner's holds.
+    pub(crate) fn read(&self, owner: &Principal, name: &str) -> Result<String, SecretError> {
+        let path = self.at(owner, name)?;
+        match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(SecretError::Unknown(name.to_owned()))
+            }
+            read => read.map_err(|source| SecretError::Store { path, source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn test_a_secret_is_its_owners_and_nobody_elses() {
+        let temp = tempfile::tempdir().unwrap();
+        let secrets = Secrets::new(temp.path());
+        let [ada, eve] = [1000, 1001].map(|uid| Principal::Local { uid });
+        assert!(secrets.list(&ada).unwrap().is_empty());
+        secrets.set(&ada, "wandb", b"one").unwrap();
+        secrets.set(&ada, "wandb", b"two").unwrap();
+        assert_eq!(secrets.read(&ada, "wandb").unwrap(), "two");
+        let file = secrets.at(&ada, "wandb").unwrap();
+        for (path, mode) in [(file.as_path(), 0o600), (file.parent().unwrap(), 0o700), (&secrets.dir, 0o700)]
+        {
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, mode, "{}", path.display());
+        }
+        let list = secrets.list(&ada).unwrap();
+        assert!(matches!(&list[..], [(name, set)] if name == "wandb" && set.0 > 0), "{list:?}");
+
+        assert!(matches!(secrets.read(&eve, "wandb"), Err(SecretError::Unknown(_))));
+        assert!(matches!(secrets.remove(&eve, "wandb"), Err(SecretError::Unknown(_))));
+        assert!(secrets.list(&eve).unwrap().is_empty());
+        for name in ["../../db", "", ".x", "a/b"] {
+            assert!(matches!(secrets.read(&ada, name), Err(SecretError::Name(_))), "{name}");
+            assert!(matches!(secrets.set(&ada, name, b"x"), Err(SecretError::Name(_))), "{name}");
+        }
+        let long = vec![b'x'; LARGEST + 1];
+        for value in [&b""[..], b"a\0b", b"\xff", &long] {
+            assert!(matches!(secrets.set(&ada, "v", value), Err(SecretError::Value)));
+        }
+        secrets.set(&ada, "v", &long[1..]).unwrap();
+        secrets.remove(&ada, "wandb").unwrap();
+        assert!(matches!(secrets.read(&ada, "wandb"), Err(SecretError::Unknown(_))));
+        for number in 1..MOST {
+            secrets.set(&ada, &format!("n{number}"), b"x").unwrap();
+        }
+        assert!(matches!(secrets.set(&ada, "more", b"x"), Err(SecretError::Many)));
+        secrets.set(&ada, "v", b"y").unwrap();
+    }
+}

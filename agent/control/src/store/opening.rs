@@ -1,0 +1,361 @@
+//! What a start makes of the database's file.
+//!
+//! Owns the schema and its versions (`PRAGMA user_version`), and the order of a start: refuse what a later
+//! version wrote, check every page and every row, salvage what does not hold, take up what only the second
+//! copy ([`redo`]) knows, and say what happened ([`Recovery`]). Invariants: a file that is damaged is set
+//! aside and never replaced by an empty one; one that is newer than this program, or missing beside an
+//! archive that proves it once was there, is refused in words.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use futures_util::TryStreamExt;
+use sqlx::sqlite::{SqliteConnection, SqlitePool, SqliteRow};
+use sqlx::{AssertSqlSafe, Connection};
+
+use super::Recovery;
+use super::redo::{self, Line, Remembered};
+use super::rows::{self, RowError};
+use super::salvage::{self, SalvageError, WAL_COPY};
+use super::sqlite::{connect, is_damage, last_commit, options, random_name, with_suffix, words};
+
+/// One step per version of the schema, oldest first. A step that was released never changes.
+const VERSIONS: [&str; 3] =
+    [include_str!("schema.sql"), include_str!("schema_2.sql"), include_str!("schema_3.sql")];
+
+/// Why the controller's database cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenStoreError {
+    /// The file cannot be opened as a database.
+    #[error("cannot open the controller's database {}", path.display())]
+    File {
+        /// The database.
+        path: PathBuf,
+        /// What SQLite said.
+        source: sqlx::Error,
+    },
+    /// A file beside it cannot be used.
+    #[error("cannot use {}", path.display())]
+    Beside {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is damaged, and nothing new could be made of it.
+    #[error("the controller's database {} is damaged ({problem}) and could not be salvaged", path.display())]
+    Damaged {
+        /// The database.
+        path: PathBuf,
+        /// The first thing found.
+        problem: String,
+        /// Why.
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// There is an archive of logs but no database.
+    #[error("the controller's database {} is gone, but its archive {} is not", path.display(), archive.display())]
+    Gone {
+        /// The database.
+        path: PathBuf,
+        /// The archive.
+        archive: PathBuf,
+    },
+    /// A later version of the program wrote it.
+    #[error("the controller's database {} has version {found}; this program knows {known}", path.display())]
+    Newer {
+        /// The database.
+        path: PathBuf,
+        /// Its version.
+        found: usize,
+        /// The highest version known here.
+        known: usize,
+    },
+    /// The schema could not be brought up to date.
+    #[error("cannot bring the controller's database {} to version {version}", path.display())]
+    Upgrade {
+        /// The database.
+        path: PathBuf,
+        /// The version that was being made.
+        version: usize,
+        /// What SQLite said.
+        source: sqlx::Error,
+    },
+}
+
+/// A database that holds.
+pub(super) struct Opened {
+    pub(super) writer: SqlitePool,
+    /// Another one after it was rebuilt, or found to be older than it should be.
+    pub(super) incarnation: String,
+    pub(super) mended: bool,
+    pub(super) recovery: Option<Recovery>,
+}
+
+/// Opens the database at `path`, made when absent, checks it, mends it and brings its schema up to date.
+pub(super) async fn open(path: &Path, archive: &Path) -> Result<Opened, OpenStoreError> {
+    if !path.exists() && archive.exists() {
+        return Err(OpenStoreError::Gone { path: path.to_owned(), archive: archive.to_owned() });
+    }
+    refuse_newer(path)?;
+    let copy = redo::beside(path);
+    let mut remembered = redo::read(&copy).unwrap_or_else(|error| {
+        tracing::warn!(path = %copy.display(), %error, "cannot read second copy of the database");
+        None
+    });
+    keep_log(path)?;
+    let is_empty = path.metadata().is_ok_and(|file| file.len() == 0);
+    let looked = if is_empty && (archive.exists() || remembered.is_some()) {
+        Looked::Damaged("it is empty".to_owned())
+    } else {
+        look(path).await?
+    };
+    let (writer, mut mended) = match looked {
+        Looked::Whole(writer) => (writer, false),
+        Looked::Damaged(problem) => (mend(path, problem, remembered.take().unwrap_or_default()).await?, true),
+    };
+    let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
+    let mut recovery = {
+        let mut to = writer.acquire().await.map_err(cannot)?;
+        recall(&mut to).await.map_err(cannot)?
+    };
+    if let Err(source) = demand_writable(&writer).await {
+        writer.close().await; // what is open for reading alone is shared with whoever opens it next
+        return Err(cannot(source));
+    }
+    if let Some(behind) = catch_up(&writer, remembered, mended).await.map_err(cannot)? {
+        mended = true;
+        recovery = Some(behind);
+    }
+    let incarnation = incarnate(&writer, mended).await.map_err(cannot)?;
+    Ok(Opened { writer, incarnation, mended, recovery })
+}
+
+/// What a look at the database found.
+enum Looked {
+    Whole(SqlitePool),
+    Damaged(String),
+}
+
+/// Refuses what a later version wrote before anything touches it: the number stands at a fixed place.
+fn refuse_newer(path: &Path) -> Result<(), OpenStoreError> {
+    let mut head = [0; 64];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut head));
+    if read.is_err() || !head.starts_with(b"SQLite format 3\0") {
+        return Ok(()); // absent or damaged: that is found out later
+    }
+    let found = u32::from_be_bytes([head[60], head[61], head[62], head[63]]);
+    let (found, known) = (usize::try_from(found).unwrap_or(usize::MAX), VERSIONS.len());
+    if found > known { Err(OpenStoreError::Newer { path: path.to_owned(), found, known }) } else { Ok(()) }
+}
+
+/// Copies the log of a process that did not end in order, before SQLite takes it in or throws it away.
+fn keep_log(path: &Path) -> Result<(), OpenStoreError> {
+    let (log, copy) = (with_suffix(path, "-wal"), with_suffix(path, WAL_COPY));
+    if log.metadata().is_ok_and(|file| file.len() > 0) {
+        if let Err(error) = std::fs::copy(&log, &copy) {
+            // Most likely a full disk; without a copy a damaged log is only less well salvaged.
+            tracing::warn!(path = %copy.display(), %error, "cannot copy log of database");
+            let _ = std::fs::remove_file(&copy);
+        }
+        return Ok(());
+    }
+    match std::fs::remove_file(&copy) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(OpenStoreError::Beside { path: copy, source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Opens and checks everything that jobs rest on.
+async fn look(path: &Path) -> Result<Looked, OpenStoreError> {
+    let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
+    let writer = match connect(options(path)).await {
+        Ok(writer) => writer,
+        Err(error) if is_damage(&error) => return Ok(Looked::Damaged(words(&error))),
+        Err(source) => return Err(cannot(source)),
+    };
+    let problem = match check(&writer, path).await {
+        Ok(()) => return Ok(Looked::Whole(writer)),
+        Err(CheckEnd::Refused(error)) => Err(error),
+        Err(CheckEnd::Row(RowError::Store(error))) => Ok(error.to_string()),
+        Err(CheckEnd::Row(RowError::Sql(error))) if is_damage(&error) => Ok(words(&error)),
+        Err(CheckEnd::Row(RowError::Sql(source))) => Err(cannot(source)),
+        Err(CheckEnd::Found(problem)) => Ok(problem),
+    };
+    writer.close().await;
+    problem.map(Looked::Damaged)
+}
+
+/// What a check may end with.
+enum CheckEnd {
+    /// Nothing can be said about the content.
+    Refused(OpenStoreError),
+    Row(RowError),
+    /// SQLite's own check found this.
+    Found(String),
+}
+
+impl From<sqlx::Error> for CheckEnd {
+    fn from(error: sqlx::Error) -> CheckEnd {
+        CheckEnd::Row(error.into())
+    }
+}
+
+async fn check(writer: &SqlitePool, path: &Path) -> Result<(), CheckEnd> {
+    let found: i64 = sqlx::query_scalar("PRAGMA user_version").fetch_one(writer).await?;
+    let (found, known) = (usize::try_from(found).unwrap_or(usize::MAX), VERSIONS.len());
+    if found > known {
+        return Err(CheckEnd::Refused(OpenStoreError::Newer { path: path.to_owned(), found, known }));
+    }
+    let problem: String = sqlx::query_scalar("PRAGMA integrity_check(1)").fetch_one(writer).await?;
+    if problem != "ok" {
+        return Err(CheckEnd::Found(problem.lines().last().unwrap_or_default().trim().to_owned()));
+    }
+    upgrade(writer, path, found).await?;
+    let jobs = format!("SELECT {} FROM jobs", rows::JOB);
+    believe(writer, &jobs, |row| rows::job(row).map(drop)).await?;
+    let documents = format!("SELECT {} FROM documents", rows::DOCUMENT);
+    believe(writer, &documents, |row| rows::kept(row).map(drop)).await
+}
+
+/// Reads every row of a query.
+async fn believe(
+    writer: &SqlitePool,
+    query: &str,
+    read: impl Fn(&SqliteRow) -> Result<(), RowError>,
+) -> Result<(), CheckEnd> {
+    let mut rows = sqlx::query(AssertSqlSafe(query.to_owned())).fetch(writer);
+    while let Some(row) = rows.try_next().await? {
+        read(&row).map_err(CheckEnd::Row)?;
+    }
+    Ok(())
+}
+
+/// SQLite opens a database that it may only read, too. Nobody would hear of that before the first job.
+async fn demand_writable(pool: &SqlitePool) -> Result<(), sqlx::Error> {
+    let stamp = AssertSqlSafe(format!("PRAGMA user_version = {}", VERSIONS.len()));
+    match sqlx::raw_sql(stamp).execute(pool).await {
+        Err(error) if is_read_only(&error) => Err(error),
+        _ => Ok(()), // a disk that is full is no reason not to begin
+    }
+}
+
+fn is_read_only(error: &sqlx::Error) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code()?.parse::<i32>().ok());
+    code.is_some_and(|code| code & 0xff == 8)
+}
+
+async fn upgrade(pool: &SqlitePool, path: &Path, found: usize) -> Result<(), CheckEnd> {
+    for (step, sql) in VERSIONS.iter().enumerate().skip(found) {
+        let version = step + 1;
+        let failed = |source| {
+            if is_damage(&source) {
+                return CheckEnd::from(source);
+            }
+            CheckEnd::Refused(OpenStoreError::Upgrade { path: path.to_owned(), version, source })
+        };
+        let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await.map_err(failed)?;
+        sqlx::raw_sql(*sql).execute(&mut *transaction).await.map_err(failed)?;
+        let stamp = AssertSqlSafe(format!("PRAGMA user_version = {version}")); // takes no parameter
+        sqlx::raw_sql(stamp).execute(&mut *transaction).await.map_err(failed)?;
+        transaction.commit().await.map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Puts a new database in the place of a damaged one.
+async fn mend(path: &Path, problem: String, remembered: Remembered) -> Result<SqlitePool, OpenStoreError> {
+    tracing::error!(path = %path.display(), problem, "salvaging database of controller: it is damaged");
+    let damaged = |problem: String, source: Option<SalvageError>| OpenStoreError::Damaged {
+        path: path.to_owned(),
+        problem,
+        source: source.map(Into::into),
+    };
+    let fresh = with_suffix(path, ".new");
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(with_suffix(&fresh, suffix)); // of a start that was cut short
+    }
+    match look(&fresh).await? {
+        Looked::Whole(new) => new.close().await,
+        Looked::Damaged(worse) => return Err(damaged(worse, None)),
+    }
+    let done = salvage::salvage(path, &problem, remembered, &fresh).await;
+    let recovery = done.map_err(|error| damaged(problem.clone(), Some(error)))?;
+    tracing::error!(
+        kept = ?recovery.kept, rows = recovery.rows, copied = recovery.copied, bad = recovery.bad,
+        lost = ?recovery.lost, "rebuilt database of controller"
+    );
+    match look(path).await? {
+        Looked::Whole(writer) => Ok(writer),
+        Looked::Damaged(worse) => Err(damaged(worse, None)),
+    }
+}
+
+async fn recall(from: &mut SqliteConnection) -> Result<Option<Recovery>, sqlx::Error> {
+    let text = rows::get(from, "recovery").await?;
+    let told: Option<Recovery> = text.and_then(|text| serde_json::from_str(&text).ok());
+    Ok(told.filter(|told| told.kept.as_ref().is_some_and(|kept| kept.exists())))
+}
+
+/// Takes up what the second copy says of commits that the database does not have. One commit is what a crash
+/// may leave; more, or another database's copy, or none at all, says that this database is an older one.
+async fn catch_up(
+    writer: &SqlitePool,
+    remembered: Option<Remembered>,
+    mended: bool,
+) -> Result<Option<Recovery>, sqlx::Error> {
+    let mut to = writer.acquire().await?;
+    let known = rows::get(&mut to, "incarnation").await?;
+    let rev = last_commit(&mut to).await?;
+    let older =
+        |problem: &str, copied| Recovery { problem: problem.to_owned(), copied, ..Recovery::default() };
+    if mended {
+        return Ok(None);
+    }
+    let Some(remembered) = remembered else {
+        let gone = || older("its second copy is gone: it may have been restored from a backup", 0);
+        return Ok(known.map(|_| gone()));
+    };
+    // A database without a name lost even its first commit: then the copy has everything.
+    if let (Some(known), Some(copied)) = (&known, &remembered.incarnation)
+        && known != copied
+    {
+        return Ok(Some(older("its second copy is of another database: it was restored from a backup", 0)));
+    }
+    let behind = remembered.rev.saturating_sub(rev);
+    if behind == 0 {
+        return Ok(None);
+    }
+    let mut line = remembered.since(rev);
+    let copied = line.jobs.len();
+    let mut transaction = to.begin_with("BEGIN IMMEDIATE").await?;
+    let events = std::mem::take(&mut line.events);
+    rows::write_all(&mut transaction, &line).await?;
+    for (number, event) in events {
+        let id = event.job.as_str();
+        let found: Option<i64> = sqlx::query_scalar("SELECT 1 FROM jobs WHERE id = ?")
+            .bind(id)
+            .fetch_optional(&mut *transaction)
+            .await?;
+        if found.is_some() {
+            let only = Line { rev: line.rev, events: vec![(number, event)], ..Line::default() };
+            rows::write_all(&mut transaction, &only).await?;
+        }
+    }
+    transaction.commit().await?;
+    tracing::warn!(behind, copied, "recovered commits from second copy of the database");
+    Ok((behind > 1).then(|| older(&format!("it had lost its last {behind} commits"), copied)))
+}
+
+/// The name of this database; a new one when it is new, or not the one it was.
+async fn incarnate(writer: &SqlitePool, anew: bool) -> Result<String, sqlx::Error> {
+    let mut to = writer.acquire().await?;
+    if let Some(known) = rows::get(&mut to, "incarnation").await?.filter(|_| !anew) {
+        return Ok(known);
+    }
+    let name = random_name()?;
+    rows::set(&mut to, "incarnation", &name).await?;
+    Ok(name)
+}

@@ -1,0 +1,181 @@
+//! What a node or a user holds: a key, its certificate, and the authority it trusts.
+//!
+//! All of it is one file of mode 0600, replaced whole. [`ShownIdentity`] is the part that a connection shows; it can be replaced
+//! while connections are made, and each new one shows what is held then.
+
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::path::Path;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use parking_lot::RwLock;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::SignatureScheme;
+use rustls::client::ResolvesClientCert;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::sign::CertifiedKey;
+use serde::{Deserialize, Serialize};
+
+use crate::{Certified, SubjectError};
+
+/// Why a key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The system made none, or the text is none.
+    #[error("the key cannot be made or read")]
+    Key(#[source] rcgen::Error),
+    /// A text is damaged.
+    #[error("the file of the identity is damaged")]
+    Damaged,
+    /// The certificate is none of a controller.
+    #[error(transparent)]
+    Subject(#[from] SubjectError),
+    /// Key and certificate do not fit.
+    #[error("the key of the identity does not fit its certificate")]
+    Mismatch(#[source] rustls::Error),
+}
+
+/// A private key.
+pub struct PrivateKey(KeyPair);
+
+impl PrivateKey {
+    /// A new one.
+    pub fn generate() -> Result<PrivateKey, KeyError> {
+        KeyPair::generate().map(PrivateKey).map_err(KeyError::Key)
+    }
+
+    /// The one that [`PrivateKey::to_text`] wrote down.
+    pub fn from_text(text: &str) -> Result<PrivateKey, KeyError> {
+        let der = STANDARD.decode(text.trim()).map_err(|_| KeyError::Damaged)?;
+        let der = PrivatePkcs8KeyDer::from(der);
+        KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ECDSA_P256_SHA256)
+            .map(PrivateKey)
+            .map_err(KeyError::Key)
+    }
+
+    /// For the file that keeps it.
+    pub fn to_text(&self) -> String {
+        STANDARD.encode(self.0.serialized_der())
+    }
+
+    /// A request for a certificate of this key.
+    pub fn request(&self) -> Result<Vec<u8>, KeyError> {
+        let request = CertificateParams::default().serialize_request(&self.0).map_err(KeyError::Key)?;
+        Ok(request.der().to_vec())
+    }
+}
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrivateKey").finish_non_exhaustive()
+    }
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    version: u32,
+    /// The controller, as it was named: `https://host:port`.
+    pub controller: String,
+    authority: String,
+    certificate: String,
+    key: String,
+}
+
+impl Credentials {
+    /// Puts together what a controller gave for a key.
+    pub fn new(controller: &str, authority: &[u8], certificate: &[u8], key: &PrivateKey) -> Credentials {
+        Credentials {
+            version: 1,
+            controller: controller.to_owned(),
+            authority: STANDARD.encode(authority),
+            certificate: STANDARD.encode(certificate),
+            key: key.to_text(),
+        }
+    }
+
+    /// Those in a file, if there is one.
+    pub fn read(path: &Path) -> io::Result<Option<Credentials>> {
+        match std::fs::read(path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(io::Error::other),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces the file; it lasts when this returns.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        agent_fs::write_durable(path, &serde_json::to_vec_pretty(self).map_err(io::Error::other)?)
+    }
+
+    /// What the certificate says.
+    pub fn certified(&self) -> Result<Certified, KeyError> {
+        Ok(Certified::read(&decode(&self.certificate)?)?)
+    }
+
+    /// The certificate of the authority.
+    pub fn authority(&self) -> Result<Vec<u8>, KeyError> {
+        decode(&self.authority)
+    }
+
+    /// The private key.
+    pub fn key(&self) -> Result<PrivateKey, KeyError> {
+        PrivateKey::from_text(&self.key)
+    }
+
+    fn shown(&self) -> Result<CertifiedKey, KeyError> {
+        let chain = vec![CertificateDer::from(decode(&self.certificate)?)];
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(decode(&self.key)?));
+        CertifiedKey::from_der(chain, key, &crate::tls::provider()).map_err(KeyError::Mismatch)
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("controller", &self.controller).finish_non_exhaustive()
+    }
+}
+
+fn decode(text: &str) -> Result<Vec<u8>, KeyError> {
+    STANDARD.decode(text).map_err(|_| KeyError::Damaged)
+}
+
+/// What connections show, now. Clones share it.
+#[derive(Clone)]
+pub struct ShownIdentity(Arc<RwLock<Arc<CertifiedKey>>>);
+
+impl ShownIdentity {
+    /// Shows these.
+    pub fn new(credentials: &Credentials) -> Result<ShownIdentity, KeyError> {
+        Ok(ShownIdentity(Arc::new(RwLock::new(Arc::new(credentials.shown()?)))))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn shown(&self) -> Arc<CertifiedKey> {
+        Arc::clone(&self.0.read())
+    }
+
+    /// Shows others from now on.
+    pub fn replace(&self, credentials: &Credentials) -> Result<(), KeyError> {
+        *self.0.write() = Arc::new(credentials.shown()?);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for ShownIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ShownIdentity").finish_non_exhaustive()
+    }
+}
+
+impl ResolvesClientCert for ShownIdentity {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0.read()))
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,270 @@
+//! Where one build happens: its directory, its log, and the way to run a command there.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use agent_model::{failpoint, size};
+use agent_shim::kills::on_machine;
+use serde::{Deserialize, Serialize};
+
+use super::AcquireError;
+use super::Progress;
+use super::builder::Builder;
+use super::single_flight::Transcript;
+use crate::exec::{Command, MemoryGroup, says_lack};
+
+/// How much of a command's output is kept to judge it by, in bytes.
+const KEPT: usize = 64 << 10;
+
+/// How much builders give way to jobs.
+const NICE: i32 = 5;
+
+/// What a builder made of its directory.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Built {
+    /// The variables a command needs to use it, besides `PATH`.
+    pub vars: BTreeMap<String, String>,
+    /// What goes first on `PATH`.
+    pub path_entries: Vec<PathBuf>,
+    /// The version of its interpreter, which is `python` in one of these places; empty for none.
+    pub python_version: String,
+    /// What it was built from, for people.
+    pub summary: String,
+    /// How many packages it has.
+    pub packages: u32,
+    /// The explicit list of its packages; `None` when nothing can be locked.
+    pub lock: Option<String>,
+    /// It holds the files of its packages, which nothing but a builder may change. Not so for what only refers to an
+    /// interpreter elsewhere.
+    pub holds_files: bool,
+    /// Its Python files are compiled already.
+    pub compiled: bool,
+    /// The image that commands run in; `None` for those that run on the machine itself.
+    pub image: Option<Image>,
+    /// What removing it frees elsewhere, in bytes: the image that was brought for it.
+    pub elsewhere: u64,
+    /// The environments it is put together from, by their keys.
+    pub parts: Vec<String>,
+}
+
+/// An image that is on this machine, and what commands find in it.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Image {
+    /// The engine's name of its content, `sha256:` and so on.
+    pub id: String,
+    /// What the job calls it, for people.
+    pub reference: String,
+    /// The variables that the image sets, `PATH` among them.
+    pub env: BTreeMap<String, String>,
+    /// Directories of this machine that are mounted into its containers at the same path, read-only.
+    pub mounts: Vec<PathBuf>,
+    /// It is made for GPUs, or not, as far as it says.
+    pub gpu: Option<bool>,
+}
+
+/// How a command of a builder ended.
+pub(super) struct Ran {
+    pub(super) success: bool,
+    /// The end of what it printed.
+    pub(super) text: String,
+}
+
+/// Where one build happens.
+pub struct BuildWorkspace {
+    prefix: PathBuf,
+    transcript: Arc<Transcript>,
+    stall: Duration,
+    /// The limit of memory, and the group that has it once a command was run.
+    memory: u64,
+    builder: Option<Builder>,
+    group: OnceLock<Option<Arc<MemoryGroup>>>,
+}
+
+impl BuildWorkspace {
+    pub(super) fn new(
+        prefix: PathBuf,
+        transcript: Arc<Transcript>,
+        stall: Duration,
+        memory: u64,
+        builder: Option<Builder>,
+    ) -> BuildWorkspace {
+        BuildWorkspace { prefix, transcript, stall, memory, builder, group: OnceLock::new() }
+    }
+
+    /// A command that runs code of others: as whoever builds.
+    pub(super) fn apart(&self, command: Command) -> Command {
+        match &self.builder {
+            Some(builder) => command.run_as(&builder.shim, builder.id),
+            None => command,
+        }
+    }
+
+    /// What was made here is nobody's but the daemon's. Blocking: looks at each file.
+    pub(super) fn take_back(&self) -> io::Result<()> {
+        self.builder.as_ref().map_or(Ok(()), |builder| builder.take_back(&self.prefix))
+    }
+
+    /// The directory to build in, empty at first. The environment stays there.
+    pub fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    /// How long a builder may be silent.
+    pub(super) fn stall(&self) -> Duration {
+        self.stall
+    }
+
+    /// Adds a line of the agent's own to the build log.
+    pub fn say(&self, line: &str) {
+        self.transcript.write(format!("{line}\n").as_bytes());
+    }
+
+    /// Tells how far the build is.
+    pub fn tell(&self, progress: Progress) {
+        self.transcript.tell(Some(progress));
+    }
+
+    /// Runs a command; what it prints goes to the build log. It is ended when it is silent for too long, when the
+    /// build is dropped, and, by its mark, when the daemon dies.
+    pub(super) async fn run(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
+        let (mut kept, deaths) = (Kept::default(), Deaths::watch());
+        let sink = |bytes: &[u8]| {
+            self.transcript.write(bytes);
+            kept.add(bytes);
+        };
+        let status = self.prepare(command)?.stream(sink).await.map_err(AcquireError::command(step))?;
+        deaths.check(step, status)?;
+        Ok(kept.ran(status))
+    }
+
+    /// As [`BuildWorkspace::run`] of a command that talks to us on its standard output: only its standard error goes to
+    /// the build log.
+    pub(super) async fn talk(
+        &self,
+        step: &'static str,
+        command: Command,
+        output: impl FnMut(&[u8]) + Send,
+    ) -> Result<Ran, AcquireError> {
+        let (mut kept, deaths) = (Kept::default(), Deaths::watch());
+        let error = |bytes: &[u8]| {
+            self.transcript.write(bytes);
+            kept.add(bytes);
+        };
+        let status = self.prepare(command)?.talk(output, error).await.map_err(AcquireError::command(step))?;
+        deaths.check(step, status)?;
+        Ok(kept.ran(status))
+    }
+
+    /// Runs a command that only answers a question; nothing of it goes to the build log.
+    pub(super) async fn ask(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
+        let deaths = Deaths::watch();
+        let output = self.prepare(command)?.capture().await.map_err(AcquireError::command(step))?;
+        deaths.check(step, output.status)?;
+        let text = String::from_utf8_lossy(&output.text).into_owned();
+        Ok(Ran { success: output.status.success(), text })
+    }
+
+    fn prepare(&self, command: Command) -> Result<Command, AcquireError> {
+        let lend = || match self.builder.as_ref().filter(|_| command.is_somebody_else()) {
+            Some(builder) => builder.lend(&self.prefix),
+            None => Ok(()),
+        };
+        failpoint::hit("env.build.spawn")
+            .and_then(|()| lend())
+            .map_err(AcquireError::io("build in", &self.prefix))?;
+        let command = command.cwd(&self.prefix).mark(&self.prefix.to_string_lossy()).stall(self.stall);
+        Ok(command.nice(NICE).within(self.group()))
+    }
+
+    /// The group that limits the memory of this build, if there is a limit and it can be had.
+    fn group(&self) -> Option<Arc<MemoryGroup>> {
+        let make = || match self.memory {
+            0 => None,
+            limit => MemoryGroup::make(limit)
+                .inspect_err(|why| {
+                    let limit = size::binary(limit);
+                    self.say(&format!("the memory of this build is not limited to {limit}: {why}"));
+                })
+                .ok()
+                .map(Arc::new),
+        };
+        self.group.get_or_init(make).clone()
+    }
+}
+
+/// The end of what a command printed.
+#[derive(Default)]
+struct Kept(Vec<u8>);
+
+impl Kept {
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+        let excess = self.0.len().saturating_sub(2 * KEPT);
+        if excess > 0 {
+            self.0.drain(..excess + KEPT);
+        }
+    }
+
+    fn ran(&self, status: ExitStatus) -> Ran {
+        Ran { success: status.success(), text: String::from_utf8_lossy(&self.0).into_owned() }
+    }
+}
+
+/// How often a command is begun that somebody kills.
+pub(super) const ATTEMPTS: u32 = 5;
+
+/// How long it is waited before a command that was killed so often is begun anew.
+pub(super) fn pause(killed: u32) -> Duration {
+    Duration::from_millis(125) * 2_u32.pow(killed.min(ATTEMPTS))
+}
+
+/// Tells a command that others ended from one that failed.
+pub(super) struct Deaths {
+    /// How many processes the kernel had ended for want of memory when the command began.
+    before: Option<u64>,
+}
+
+impl Deaths {
+    /// Before the command begins.
+    pub(super) fn watch() -> Deaths {
+        Deaths { before: on_machine() }
+    }
+
+    /// Refuses an end that is not the command's own.
+    pub(super) fn check(&self, step: &'static str, status: ExitStatus) -> Result<(), AcquireError> {
+        let Some(signal) = killed_by(status) else { return Ok(()) };
+        Err(AcquireError::Killed { step, signal, starved: signal == KILL && on_machine() > self.before })
+    }
+}
+
+const KILL: i32 = 9;
+const TERM: i32 = 15;
+
+/// The signal with which somebody ended a command for good; a shell says it of its child by its own code.
+fn killed_by(status: ExitStatus) -> Option<i32> {
+    let by_shell = status.code().map(|code| code - 128).filter(|signal| [KILL, TERM].contains(signal));
+    status.signal().or(by_shell)
+}
+
+impl Ran {
+    /// What it printed of descriptors, processes or memory that it lacked, as the reason why `step` failed.
+    pub(super) fn lack(&self, step: &'static str) -> Option<AcquireError> {
+        let said = self.text.lines().rfind(|line| says_lack(line))?;
+        Some(AcquireError::Failed { step, detail: said.trim().to_owned() })
+    }
+
+    /// The last lines printed, for an error that has no better words.
+    pub(super) fn tail(&self) -> String {
+        const LINES: usize = 5;
+        let lines: Vec<&str> = self.text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+        match lines.len() {
+            0 => "it printed nothing".to_owned(),
+            count => lines[count.saturating_sub(LINES)..].join(" | "),
+        }
+    }
+}

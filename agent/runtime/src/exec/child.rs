@@ -1,0 +1,35 @@
+//! A process that was started for the daemon: its own child, or that of the helper.
+
+use std::io;
+use std::process::ExitStatus;
+use std::sync::Arc;
+
+use agent_spawn::Started;
+
+/// A process that is waited for. Dropping it leaves it be, but for a builder of the helper, which ends then.
+#[derive(Debug)]
+pub(super) enum Child {
+    Own(tokio::process::Child),
+    Helped(Arc<Started>),
+}
+
+impl Child {
+    /// Its number, until its end was waited for.
+    pub(super) fn id(&self) -> Option<i32> {
+        match self {
+            Child::Own(child) => child.id().and_then(|id| i32::try_from(id).ok()),
+            Child::Helped(started) => Some(started.pid),
+        }
+    }
+
+    /// Waits for its end, and for how it ended.
+    pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
+        match self {
+            Child::Own(child) => child.wait().await,
+            Child::Helped(started) => {
+                let started = Arc::clone(started);
+                tokio::task::spawn_blocking(move || started.wait()).await.map_err(io::Error::other).flatten()
+            }
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! An executor that makes no process: its shims are tasks ([`supervisor`]).
+//!
+//! Directory, records, lock and socket of a job are as a shim makes them, so whoever looks finds no difference; only
+//! who stands there is another. It lives as long as the runtime it was launched in, whatever becomes of the executor
+//! and of whoever launched it: as a shim outlives the daemon.
+//!
+//! Owns what a test does to them: starts that fail, supervisors that are killed or halted. Users, limits and variables
+//! mean nothing, and a container is none. It promises what `conformance` asks; the rest is for tests of what is real.
+
+mod supervisor;
+
+use std::collections::{HashMap, VecDeque};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use agent_shim::{JobDir, Launch};
+use futures_util::future::{BoxFuture, FutureExt as _};
+use parking_lot::Mutex;
+use tokio::net::UnixListener;
+use tokio::task::AbortHandle;
+
+use super::connection::JobTrace;
+use super::local::{begin, reattach, told_by};
+use super::process::remove_if_there;
+use super::{ContainerSpec, Executor, Found, LaunchError, ReattachError, Running};
+use crate::docker::DockerError;
+use supervisor::{Job, kills, supervise};
+
+/// See the module. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub struct Fake {
+    shared: Arc<FakeState>,
+}
+
+#[derive(Debug, Default)]
+struct FakeState {
+    supervisors: Mutex<HashMap<PathBuf, FakeSupervisor>>,
+    refusals: Mutex<VecDeque<LaunchError>>,
+}
+
+/// The task of a supervisor, and whether it is halted.
+#[derive(Debug)]
+struct FakeSupervisor {
+    task: AbortHandle,
+    halted: Arc<AtomicBool>,
+}
+
+impl Fake {
+    /// The next of what is prepared or launched fails so, one after the other.
+    pub fn refuse(&self, errors: impl IntoIterator<Item = LaunchError>) {
+        self.shared.refusals.lock().extend(errors);
+    }
+
+    /// Has the kernel end so many processes for want of memory beside the supervisor of a job.
+    pub fn starve(&self, dir: &JobDir, processes: u64) -> io::Result<()> {
+        std::fs::write(kills(dir), format!("oom_kill {processes}\n"))
+    }
+
+    /// Ends a supervisor as the final signal does: its command goes with it, and nothing is written down. Says whether
+    /// there was one.
+    pub fn kill(&self, dir: &JobDir) -> bool {
+        let found = self.shared.supervisors.lock().remove(dir.path());
+        found.inspect(|supervisor| supervisor.task.abort()).is_some()
+    }
+
+    /// Stops a supervisor, and its command: it lives and does nothing any more.
+    pub fn halt(&self, dir: &JobDir) {
+        if let Some(supervisor) = self.shared.supervisors.lock().get(dir.path()) {
+            supervisor.halted.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn refusal(&self) -> Result<(), LaunchError> {
+        self.shared.refusals.lock().pop_front().map_or(Ok(()), Err)
+    }
+
+    /// Has a supervisor stand at a directory where nothing was started yet, unless another one has the place.
+    fn stand(&self, dir: &JobDir, launch: &Launch) -> Result<(), LaunchError> {
+        remove_if_there(dir.exit())?;
+        dir.write_launch(launch)?;
+        let talk = |source| LaunchError::Talk { dir: dir.path().to_owned(), source };
+        let Some(place) = dir.take_place().map_err(talk)?.filter(|_| !dir.is_started()) else {
+            return Ok(());
+        };
+        let job = Job::new(dir, launch.clone()).map_err(talk)?;
+        dir.write_hello(&job.hello())?;
+        let _ = std::fs::remove_file(dir.socket());
+        let listener = dir.short_socket_path().and_then(|(_keep, path)| UnixListener::bind(path));
+        let halted = Arc::new(AtomicBool::new(false));
+        let task = supervise(job, place, listener.map_err(talk)?);
+        #[allow(clippy::disallowed_methods, reason = "a supervisor outlives whoever started it")]
+        let task = tokio::spawn(unless(halted.clone(), task)).abort_handle();
+        self.shared.supervisors.lock().insert(dir.path().to_owned(), FakeSupervisor { task, halted });
+        Ok(())
+    }
+}
+
+impl Executor for Fake {
+    fn prepare<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        launch: &'a Launch,
+        _: &'a ContainerSpec,
+    ) -> BoxFuture<'a, Result<(), LaunchError>> {
+        async move {
+            self.refusal()?;
+            match told_by(dir).await? {
+                JobTrace::Fresh => self.stand(dir, launch),
+                _ => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn launch<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        launch: &'a Launch,
+        _: Option<&'a ContainerSpec>,
+    ) -> BoxFuture<'a, Result<Running, LaunchError>> {
+        async move {
+            self.refusal()?;
+            begin(dir, launch, || std::future::ready(self.stand(dir, launch).map(|()| None))).await
+        }
+        .boxed()
+    }
+
+    fn reattach<'a>(&'a self, dir: &'a JobDir) -> BoxFuture<'a, Result<Found, ReattachError>> {
+        reattach(dir).boxed()
+    }
+
+    fn is_halted(&self, dir: &JobDir) -> bool {
+        let supervisors = self.shared.supervisors.lock();
+        supervisors.get(dir.path()).is_some_and(|found| found.halted.load(Ordering::Relaxed))
+    }
+
+    fn end<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        _: Duration,
+    ) -> BoxFuture<'a, Result<(usize, usize), ReattachError>> {
+        async { Ok((usize::from(self.kill(dir)), 0)) }.boxed()
+    }
+
+    fn clear<'a>(&'a self, _: &'a JobDir) -> BoxFuture<'a, Result<(), DockerError>> {
+        async { Ok(()) }.boxed()
+    }
+}
+
+/// Does `work` until somebody halts it.
+async fn unless(halted: Arc<AtomicBool>, work: impl Future<Output = ()>) {
+    let mut work = pin!(work);
+    poll_fn(|context| match halted.load(Ordering::Relaxed) {
+        true => Poll::Pending,
+        false => work.as_mut().poll(context),
+    })
+    .await;
+}

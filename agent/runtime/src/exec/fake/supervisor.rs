@@ -1,0 +1,351 @@
+//! A supervisor that is a task, and a command that is a few words of shell.
+//!
+//! A command is words with `;` between: `true`, `echo WORDS`, `echo WORDS >> FILE`, `sleep SECONDS`, `exit CODE` and
+//! `trap '' TERM`, after which only the final signal ends it. Anything else is a program that is not there.
+//!
+//! Owns the life of one job, from the first client to the exit record. Hides that there is no process. Invariant: all
+//! of it is one future, so whoever drops that, or polls it no more, has killed or halted everything of the job at once.
+
+use std::fs::OpenOptions;
+use std::future::Future;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use agent_model::protocol::start::Deadline;
+use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, Timestamp};
+use agent_shim::kills::KillCount;
+use agent_shim::segments::Writer;
+use agent_shim::tracking::Intake;
+use agent_shim::wire::{Event, Progress, Request};
+use agent_shim::{End, ExitRecord, Hello, JobDir, Launch, NotStarted, ShimPlace, VERSION, process};
+use futures_util::future::FutureExt as _;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+
+/// How long it waits to be told to go, and how long those who hear of the end may take to leave.
+const GO: Duration = Duration::from_secs(60);
+const FAREWELL: Duration = Duration::from_secs(1);
+
+const TERM: i32 = 15;
+const KILL: i32 = 9;
+
+/// Where the kernel counts what it ends beside the supervisor of a job.
+pub(super) fn kills(dir: &JobDir) -> PathBuf {
+    dir.path().join("kills")
+}
+
+/// A command and what it writes.
+pub(super) struct Job {
+    dir: JobDir,
+    launch: Launch,
+    instance: String,
+    log: Writer,
+    tracking: Intake,
+    life: watch::Sender<Life>,
+}
+
+/// What has happened to a job.
+#[derive(Debug, Default, Clone)]
+struct Life {
+    told_to_go: bool,
+    started_at: Option<Timestamp>,
+    progress: Progress,
+    /// The polite signal does nothing.
+    stubborn: bool,
+    lease: Deadline,
+    /// It is being ended, and the final signal comes then.
+    kill_at: Option<Boot>,
+    stopped: Option<String>,
+    timed_out: bool,
+    lease_over: bool,
+    /// Its exit record is there.
+    over: bool,
+}
+
+impl Life {
+    /// The polite signal now, the final one after `grace`; a shorter grace counts.
+    fn end(&mut self, now: Boot, grace: Duration) {
+        let kill_at = now + grace;
+        self.kill_at = Some(self.kill_at.map_or(kill_at, |other| other.min(kill_at)));
+    }
+
+    /// How the command is ended now by somebody else than itself, or when to look again.
+    fn keep_time(
+        &mut self,
+        now: Boot,
+        launch: &Launch,
+        timeout: Option<Boot>,
+    ) -> Result<ExitStatus, Option<Boot>> {
+        let is_over = |date: Option<Boot>| date.is_some_and(|date| now >= date);
+        if self.kill_at.is_none() {
+            self.timed_out = is_over(timeout);
+            self.lease_over = !self.timed_out && self.lease.is_over(now);
+            if !self.timed_out && !self.lease_over {
+                return Err(timeout.into_iter().chain(self.lease.at()).min());
+            }
+            self.end(now, launch.grace);
+        }
+        match is_over(self.kill_at) {
+            _ if !self.stubborn => Ok(ExitStatus::Signal(TERM)),
+            true => Ok(ExitStatus::Signal(KILL)),
+            false => Err(self.kill_at),
+        }
+    }
+
+    /// Lets it run until `until` at least, or says why not.
+    fn renew(&mut self, until: Boot) -> Event {
+        let refused = |why: &str| Event::Refused { why: why.to_owned() };
+        match self.lease.at() {
+            None => refused("this job has no lease"),
+            Some(_) if self.kill_at.is_some() || self.over => refused("the job is being ended"),
+            Some(known) => {
+                self.lease.hear(until);
+                Event::Renewed { until_ms: known.max(until).millis() }
+            }
+        }
+    }
+}
+
+impl Job {
+    pub(super) fn new(dir: &JobDir, launch: Launch) -> io::Result<Job> {
+        let instance = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?.trim().to_owned();
+        let log = Writer::open(dir.segments(), launch.log)?;
+        OpenOptions::new().append(true).create(true).open(dir.tracking())?;
+        let tracking = Intake::open(dir, launch.log)?;
+        let life = watch::Sender::new(Life { lease: Deadline::new(launch.lease_until), ..Life::default() });
+        Ok(Job { dir: dir.clone(), launch, instance, log, tracking, life })
+    }
+
+    pub(super) fn hello(&self) -> Hello {
+        Hello {
+            version: VERSION,
+            instance: self.instance.clone(),
+            replica: self.launch.replica.clone(),
+            // A number that means nothing here, as that in a container: nobody signals, or moves, whose it is.
+            pid: 1,
+            container: true,
+            boot_id: process::boot_id(),
+            at: SystemClock.now(),
+            containment: String::new(),
+            groups: Vec::new(),
+            kills: Some(KillCount { file: kills(&self.dir), kills: 0 }),
+        }
+    }
+
+    /// From the wait for `go` to the end.
+    async fn live(&mut self) -> End {
+        let never = End::NeverStarted;
+        let mut life = self.life.subscribe();
+        let told = life.wait_for(|life| life.told_to_go || life.kill_at.is_some()).map(drop);
+        if tokio::time::timeout(GO, told).await.is_err() {
+            return never(NotStarted::NoGo);
+        }
+        if self.life.borrow().kill_at.is_some() {
+            return never(NotStarted::Stopped);
+        }
+        let begun = SystemClock.boot();
+        if self.life.borrow().lease.is_over(begun) {
+            self.life.send_modify(|life| life.lease_over = true);
+            return never(NotStarted::LeaseOver);
+        }
+        if let Err(error) = self.dir.mark_started(&self.instance) {
+            let os_error = error.raw_os_error().unwrap_or(0);
+            return never(NotStarted::Setup { step: "mark the start".to_owned(), os_error });
+        }
+        self.life.send_modify(|life| life.started_at = Some(SystemClock.now()));
+        let ended = self.ended_by_others(begun);
+        tokio::select! {
+            biased;
+            status = ended => End::Exited(status),
+            status = self.run() => End::Exited(status),
+        }
+    }
+
+    /// Waits until somebody ends the command: by an order, or because its time or its lease is over.
+    fn ended_by_others(&self, begun: Boot) -> impl Future<Output = ExitStatus> + use<> {
+        let (life, launch) = (self.life.clone(), self.launch.clone());
+        let timeout = launch.timeout.map(|timeout| begun + timeout);
+        async move {
+            let mut changes = life.subscribe();
+            loop {
+                let now = SystemClock.boot();
+                let mut kept = Err(None);
+                life.send_if_modified(|life| {
+                    kept = life.keep_time(now, &launch, timeout);
+                    false
+                });
+                let date = match kept {
+                    Ok(status) => return status,
+                    Err(date) => date,
+                };
+                // Of every change it is told anyway.
+                let pause = date.map_or(GO, |date| date.since(now));
+                let _ = tokio::time::timeout(pause, changes.changed()).await;
+            }
+        }
+    }
+
+    /// Does what the command says.
+    async fn run(&mut self) -> ExitStatus {
+        let script = self.launch.argv.last().cloned().unwrap_or_default();
+        for command in script.split(';') {
+            let words: Vec<&str> = command.split_whitespace().collect();
+            match words.as_slice() {
+                [] | ["true"] => {}
+                ["trap", "''", "TERM"] => self.life.send_modify(|life| life.stubborn = true),
+                ["sleep", seconds] => {
+                    let seconds = seconds.parse().unwrap_or_default();
+                    tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+                }
+                ["exit", code] => return ExitStatus::Code(code.parse().unwrap_or_default()),
+                ["echo", words @ .., ">>", file] => {
+                    let path = self.dir.data().join(&self.launch.cwd).join(file);
+                    if append(&path, &words.join(" ")).is_err() {
+                        return ExitStatus::Code(1);
+                    }
+                }
+                ["echo", words @ ..] => {
+                    let line = words.join(" ") + "\n";
+                    self.log.append(line.as_bytes(), Instant::now());
+                }
+                _ => return ExitStatus::Code(127),
+            }
+            self.tracking.take(Instant::now());
+            self.publish();
+        }
+        ExitStatus::Code(0)
+    }
+
+    /// Tells whoever watches how much there is.
+    fn publish(&self) {
+        let now = Progress { log_bytes: self.log.len(), tracking_bytes: self.tracking.bytes() };
+        self.life.send_modify(|life| life.progress = now);
+    }
+
+    /// Writes down how it ended.
+    fn finish(&mut self, end: End) {
+        self.log.finish();
+        self.log.sync();
+        self.tracking.finish();
+        self.publish();
+        let life = self.life.borrow().clone();
+        let record = ExitRecord {
+            version: VERSION,
+            instance: self.instance.clone(),
+            replica: self.launch.replica.clone(),
+            end,
+            started_at: life.started_at,
+            ended_at: SystemClock.now(),
+            stopped: life.stopped,
+            stop_signal: None,
+            stop_sender: None,
+            timed_out: life.timed_out,
+            lease_over: life.lease_over,
+            oom: None,
+            oom_kills: 0,
+            memory_peak: None,
+            limits: self.launch.limits,
+            limits_unmet: Vec::new(),
+            containment: "process group".to_owned(),
+            log_bytes: self.log.len(),
+            log_dropped: self.log.gaps().bytes,
+            log_error: self.log.error().map(str::to_owned),
+            gaps: self.log.gaps(),
+            log_sha256: Some(self.log.sha256()),
+            tracking_bytes: self.tracking.bytes(),
+            tracking_error: self.tracking.error(),
+            max_rss: 0,
+            cpu_ms: 0,
+            leftovers: 0,
+            unkilled: 0,
+        };
+        // Whoever removed the directory does not want to know.
+        let text = serde_json::to_vec(&record).unwrap_or_default();
+        let _ = agent_fs::write_durable(&self.dir.exit(), &text);
+        self.life.send_modify(|life| life.over = true);
+    }
+}
+
+fn append(path: &Path, line: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+    file.write_all(format!("{line}\n").as_bytes())
+}
+
+/// Stands by a job, as its shim does, until its end is written down and told.
+pub(super) async fn supervise(mut job: Job, place: ShimPlace, listener: UnixListener) {
+    let (life, instance, socket) = (job.life.clone(), job.instance.clone(), job.dir.socket());
+    let mut clients = FuturesUnordered::new();
+    let end = {
+        let mut ended = pin!(job.live());
+        loop {
+            tokio::select! {
+                end = &mut ended => break end,
+                Ok((stream, _)) = listener.accept() => {
+                    clients.push(serve(stream, life.clone(), instance.clone()));
+                }
+                Some(_) = clients.next() => {} // whoever it was has left
+            }
+        }
+    };
+    job.finish(end);
+    let _ = tokio::time::timeout(FAREWELL, clients.for_each(|_| std::future::ready(()))).await;
+    let _ = std::fs::remove_file(socket);
+    drop(place);
+}
+
+/// One conversation.
+async fn serve(stream: UnixStream, life: watch::Sender<Life>, instance: String) -> io::Result<()> {
+    let (input, mut output) = stream.into_split();
+    let (mut lines, mut changes) = (BufReader::new(input).lines(), life.subscribe());
+    let mut say = async |event: Event| output.write_all(event.to_line().as_bytes()).await;
+    let (gone, mut watches, mut sent) = (life.borrow().told_to_go, false, None);
+    say(Event::Hello { version: VERSION, instance, gone }).await?;
+    loop {
+        let (progress, over) = {
+            let now = changes.borrow_and_update();
+            (now.progress, now.over)
+        };
+        if watches && sent.replace(progress) != Some(progress) {
+            say(Event::Progress(progress)).await?;
+        }
+        if over {
+            return say(Event::Ended).await;
+        }
+        let line = tokio::select! {
+            _ = changes.changed() => continue,
+            line = lines.next_line() => line?,
+        };
+        let Some(line) = line else { return Ok(()) };
+        let answer = match serde_json::from_str(&line) {
+            Err(error) => Event::Refused { why: error.to_string() },
+            Ok(Request::Watch) => {
+                watches = true;
+                continue;
+            }
+            Ok(Request::Go) => {
+                life.send_modify(|life| life.told_to_go = true);
+                let _ = changes.wait_for(|life| life.started_at.is_some() || life.over).await;
+                Event::Going
+            }
+            Ok(Request::Secret { .. }) => Event::Taken,
+            Ok(Request::Stop { grace_ms, reason }) => {
+                let grace = Duration::from_millis(grace_ms);
+                life.send_modify(|life| {
+                    life.stopped.get_or_insert(reason);
+                    life.end(SystemClock.boot(), grace);
+                });
+                Event::Stopping
+            }
+            Ok(Request::Renew { until_ms }) => {
+                let mut answer = Event::Unknown;
+                life.send_modify(|life| answer = life.renew(Boot::from_millis(until_ms)));
+                answer
+            }
+        };
+        say(answer).await?;
+    }
+}

@@ -1,0 +1,190 @@
+//! The executor of a real machine: every job under a shim, as processes of the machine or in a container.
+//!
+//! Owns what both ways have in common, and the fake with them: looking who is there before anything is started, saying
+//! `go` ([`begin`]), and finding a job again ([`reattach`]). Hides which way a job was started. How a shim comes to
+//! stand at a job directory is [`super::process`] and [`super::container`].
+//!
+//! Invariants: no shim is started where one stands, or where a command was started before; whoever says `go` has looked
+//! who listens.
+
+use std::future::Future;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use agent_model::Boot;
+use agent_shim::wire::{Event, Request};
+use agent_shim::{JobDir, Launch, process};
+use futures_util::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
+use tokio::time::Instant;
+
+use super::child::Child;
+use super::connection::{AGAIN, ANSWER, Connection, JobTrace, LEASES, clear_lost, end_all, look};
+use super::process::enclose;
+use super::{ContainerSpec, Containers, Executor, Found, LaunchError, ReattachError, Running};
+use crate::docker::DockerError;
+
+/// Runs jobs on this machine. Clones share what they know.
+#[derive(Debug, Clone)]
+pub struct Local {
+    /// The shim's program; see [`find_shim`](super::find_shim).
+    pub(super) shim: PathBuf,
+    pub(super) containers: Containers,
+}
+
+impl Local {
+    /// With this program as the shim, and these containers for jobs that have a container.
+    pub fn new(shim: PathBuf, containers: Containers) -> Local {
+        Local { shim, containers }
+    }
+}
+
+impl Executor for Local {
+    fn prepare<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        launch: &'a Launch,
+        container_spec: &'a ContainerSpec,
+    ) -> BoxFuture<'a, Result<(), LaunchError>> {
+        self.containers.prepare(dir, launch, container_spec).boxed()
+    }
+
+    fn launch<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        launch: &'a Launch,
+        container_spec: Option<&'a ContainerSpec>,
+    ) -> BoxFuture<'a, Result<Running, LaunchError>> {
+        match container_spec {
+            None => begin(dir, launch, || self.start_shim(dir, launch)).boxed(),
+            Some(container_spec) => {
+                let stand = || self.containers.stand(dir, launch, container_spec).map_ok(|()| None);
+                begin(dir, launch, stand).boxed()
+            }
+        }
+    }
+
+    fn reattach<'a>(&'a self, dir: &'a JobDir) -> BoxFuture<'a, Result<Found, ReattachError>> {
+        reattach(dir).boxed()
+    }
+
+    fn is_halted(&self, dir: &JobDir) -> bool {
+        let hello = dir.read_hello().ok().flatten();
+        hello.is_some_and(|hello| !hello.container && process::is_halted(hello.pid))
+    }
+
+    fn end<'a>(
+        &'a self,
+        dir: &'a JobDir,
+        within: Duration,
+    ) -> BoxFuture<'a, Result<(usize, usize), ReattachError>> {
+        end_all(dir, within).boxed()
+    }
+
+    fn clear<'a>(&'a self, dir: &'a JobDir) -> BoxFuture<'a, Result<(), DockerError>> {
+        self.containers.clear(dir).boxed()
+    }
+}
+
+/// Starts the command of a job once, whoever else does so. `stand` has a shim stand at a directory where nothing was
+/// started; it gives the conversation with one that it must reap, or nothing when it is to be looked who is there.
+pub(super) async fn begin<S>(
+    dir: &JobDir,
+    launch: &Launch,
+    mut stand: impl FnMut() -> S,
+) -> Result<Running, LaunchError>
+where
+    S: Future<Output = Result<Option<(Connection, Child)>, LaunchError>>,
+{
+    let deadline = Instant::now() + ANSWER;
+    loop {
+        match told_by(dir).await? {
+            JobTrace::Live(connection) => return say_go(dir, launch, connection, None).await,
+            JobTrace::Ended(_) => return Ok(Running::ended(dir.clone())),
+            JobTrace::Lost => return Err(lost(dir).await?),
+            JobTrace::Fresh if Instant::now() < deadline => {
+                if let Some((connection, child)) = stand().await? {
+                    return say_go(dir, launch, connection, Some(child)).await;
+                }
+            }
+            JobTrace::Fresh => return Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER }),
+        }
+        tokio::time::sleep(AGAIN).await;
+    }
+}
+
+/// What became of a job, however it was started.
+pub(super) async fn reattach(dir: &JobDir) -> Result<Found, ReattachError> {
+    Ok(match look(dir).await? {
+        JobTrace::Live(connection) if connection.gone => {
+            Found::Running(Running::follow(dir.clone(), connection, None))
+        }
+        JobTrace::Live(_) | JobTrace::Fresh => Found::NotStarted,
+        JobTrace::Ended(record) => Found::Ended(record),
+        JobTrace::Lost => Found::Lost(clear_lost(dir).await?),
+    })
+}
+
+/// What there is at the directory of a job that is to be started.
+pub(super) async fn told_by(dir: &JobDir) -> Result<JobTrace, LaunchError> {
+    look(dir).await.map_err(|source| LaunchError::Look { dir: dir.path().to_owned(), source })
+}
+
+/// The error for a job that cannot be started because it was lost before; what is left of it is killed.
+async fn lost(dir: &JobDir) -> Result<LaunchError, LaunchError> {
+    let path = || dir.path().to_owned();
+    let lost = clear_lost(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
+    Ok(LaunchError::Lost { dir: path(), lost })
+}
+
+/// Says `go` and waits until the command is started, or could not be. The shim may have been started by an
+/// earlier life of the daemon, whose lease was another.
+async fn say_go(
+    dir: &JobDir,
+    launch: &Launch,
+    mut connection: Connection,
+    child: Option<Child>,
+) -> Result<Running, LaunchError> {
+    let source = match tell(dir, launch, &mut connection).await {
+        Ok(()) => return Ok(Running::follow(dir.clone(), connection, child)),
+        Err(source) => source,
+    };
+    if source.kind() == io::ErrorKind::TimedOut {
+        return Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER });
+    }
+    // It may have ended under our hands.
+    match told_by(dir).await? {
+        JobTrace::Ended(_) => Ok(Running::ended(dir.clone())),
+        _ => Err(LaunchError::Talk { dir: dir.path().to_owned(), source }),
+    }
+}
+
+async fn tell(dir: &JobDir, launch: &Launch, connection: &mut Connection) -> io::Result<()> {
+    if !connection.gone {
+        enclose(dir, launch).await;
+        if let Some(until) = launch.lease_until {
+            renew(dir, connection, until).await?;
+        }
+        for (name, value) in &launch.secrets {
+            let secret = Request::Secret { name: name.clone(), value: value.clone() };
+            let answered =
+                |event: &Event| matches!(event, Event::Taken | Event::Refused { .. } | Event::Ended);
+            if let Event::Refused { why } = connection.ask(&secret, answered).await? {
+                return Err(io::Error::other(format!("the supervisor does not take secrets: {why}")));
+            }
+        }
+    }
+    connection.ask(&Request::Go, |event| matches!(event, Event::Going | Event::Ended)).await.map(drop)
+}
+
+async fn renew(dir: &JobDir, connection: &mut Connection, until: Boot) -> io::Result<()> {
+    let dir = dir.path().display();
+    if connection.version < LEASES {
+        tracing::warn!(%dir, "found supervisor of an earlier release: only the daemon ends the job when its lease is over");
+        return Ok(());
+    }
+    if let Event::Refused { why } = connection.renew(until).await? {
+        tracing::warn!(%dir, why, "cannot give lease to supervisor: it takes none");
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! What keeps a process apart from the others of the machine: its user, its rights, and what it sees of the file
+//! system.
+//!
+//! [`hide`] gives this process and its children places of their own; [`run_as`] becomes somebody else for good and
+//! executes a program; a supervisor that somebody else started becomes the [`Assigned`] one. Everything that must be privileged for a job or a builder is here and in
+//! [`sys`](crate::sys).
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{Gid, Uid};
+
+use crate::record::User;
+use crate::sys;
+
+/// The first argument of a supervisor that is started by somebody who does not trust its directory; the order is next.
+pub const ASSIGNED: &str = "--assigned";
+
+/// What comes before the name of each variable for a program that is started by [`run_as`], so that none means anything
+/// to whatever is root until then.
+pub const FOR_PROGRAM: &str = "as:";
+
+/// The variable that says where that program runs: it goes there as who it has become.
+pub const WORKS_IN: &str = "as-in";
+
+/// Who a supervisor is to be, and whom its job is to run as, whatever its directory says. It is the user of the daemon,
+/// so that nothing of what the daemon may have put into the directory leads it further than the daemon itself; beside
+/// that it has what it needs to become the job's user and to end its processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Assigned {
+    /// The daemon's user and group.
+    pub keeper: (u32, u32),
+    /// The job's.
+    pub user: User,
+}
+
+impl Assigned {
+    /// Reads what `Display` writes.
+    pub fn parse(text: &str) -> Option<Assigned> {
+        let numbers =
+            |text: &str| text.split(',').map(|word| word.parse().ok()).collect::<Option<Vec<u32>>>();
+        let all = numbers(text)?;
+        let [keeper, keeper_group, uid, gid, groups @ ..] = all.as_slice() else { return None };
+        let user = User { uid: *uid, gid: *gid, groups: groups.to_vec() };
+        Some(Assigned { keeper: (*keeper, *keeper_group), user })
+    }
+
+    /// Becomes the daemon's user. Root alone can, while it has one thread.
+    pub fn enter(&self) -> io::Result<()> {
+        let _ = sys::ask_for_oom_protection(); // told when it is tried again
+        sys::become_with(self.keeper.0, self.keeper.1, sys::ON_MACHINE)?;
+        // What is in `/proc` of this process is its own again: the job writes its score there.
+        Ok(nix::sys::prctl::set_dumpable(true)?)
+    }
+}
+
+impl fmt::Display for Assigned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let User { uid, gid, groups } = &self.user;
+        write!(f, "{},{},{uid},{gid}", self.keeper.0, self.keeper.1)?;
+        groups.iter().try_for_each(|group| write!(f, ",{group}"))
+    }
+}
+
+/// The first kernel on which each `/proc` hides for itself; before, hiding was for all who share process numbers.
+const HIDES: (u32, u32) = (5, 8);
+
+/// Gives this process, and what it starts from here on, `tmp` as `/tmp`, an empty `/dev/shm`, and a `/proc` that shows
+/// processes of the same user alone. Root alone can. Says what could not be had; that stays as the machine has it.
+pub fn hide(tmp: &Path) -> Vec<String> {
+    const NONE: Option<&str> = None;
+    let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    // What is mounted on the machine later is seen all the same.
+    let own = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| mount(NONE, "/", NONE, slave, NONE));
+    if let Err(error) = own {
+        return vec![format!("a /tmp of its own: {error}")];
+    }
+    let plain = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    let hidden = || match kernel() >= HIDES {
+        true => mount(Some("proc"), "/proc", Some("proc"), plain | MsFlags::MS_NOEXEC, Some("hidepid=2")),
+        false => Err(nix::errno::Errno::ENOSYS),
+    };
+    let tried = [
+        ("a /tmp of its own", mount(Some(tmp), "/tmp", NONE, MsFlags::MS_BIND, NONE)),
+        ("a /dev/shm of its own", mount(Some("shm"), "/dev/shm", Some("tmpfs"), plain, Some("mode=1777"))),
+        ("processes of others hidden", hidden()),
+    ];
+    tried.into_iter().filter_map(|(what, done)| Some(format!("{what}: {}", done.err()?))).collect()
+}
+
+/// Major and minor number of the running kernel.
+fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// Becomes `program` as the user and group of this number, with no other group, no capability and no way to gain
+/// any. What it starts ends with it.
+pub fn run_as(id: u32, program: &mut Command) -> io::Result<Infallible> {
+    use std::os::unix::process::CommandExt as _;
+    sys::enter_own_processes()?;
+    sys::narrow_capabilities();
+    nix::unistd::setgroups(&[])?;
+    let (uid, gid) = (Uid::from_raw(id), Gid::from_raw(id));
+    nix::unistd::setresgid(gid, gid, gid)?;
+    nix::unistd::setresuid(uid, uid, uid)?;
+    nix::sys::prctl::set_no_new_privs()?;
+    sys::drop_capabilities()?;
+    Err(program.exec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_an_order_is_read_as_it_was_written_and_not_otherwise() {
+        for groups in [vec![], vec![4, 27]] {
+            let order = Assigned { keeper: (990, 991), user: User { uid: 1000, gid: 100, groups } };
+            assert_eq!(Assigned::parse(&order.to_string()), Some(order));
+        }
+        for text in ["", "1,2,3", "1,2,3,x", "1,2,3,4,", "-1,2,3,4", "1, 2,3,4"] {
+            assert_eq!(Assigned::parse(text), None, "{text}");
+        }
+    }
+}

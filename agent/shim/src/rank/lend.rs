@@ -1,0 +1,207 @@
+//! A rank that lends itself to the `mpirun` of the first: both ends of the way by which that starts its daemons.
+//!
+//! `mpirun` takes [`rsh`] for a remote shell, with words as `ssh` would get them. The rank at the other end runs the
+//! command line with its own variables, and gives back what it says and its exit code. So no machine needs a
+//! server for remote shells, and what is started is part of the job there: in its control group, as its user, in its
+//! container.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{self, Read, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{ChildStderr, ChildStdout, ExitCode, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use agent_model::protocol::gang::Secret;
+use agent_shim::gang::{GangLaunch, Host};
+
+use super::mpi::FailedProcess;
+use super::wire::{self, PIECE, Told};
+use super::{RankError, code_of, command, own_words, quoted, say, write};
+
+/// How long whoever asks may take for that.
+const ASKS: Duration = Duration::from_secs(20);
+/// How long a rank that is asked may take to be there.
+const THERE: Duration = Duration::from_secs(60);
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(200);
+/// What a process that has ended left to be read comes within this time.
+const REST: Duration = Duration::from_secs(2);
+
+/// What a remote shell says of a machine that it does not reach.
+const UNREACHED: u8 = 255;
+
+/// The file with the order, and the program that is taken for a remote shell.
+const ORDER: &str = "order.json";
+const RSH: &str = "rsh";
+
+/// Runs what the first rank asks for, until this process is ended, or a process of the command has failed here and nobody
+/// does anything about it.
+pub(super) fn run(order: &GangLaunch) -> Result<u8, RankError> {
+    let own = order.hosts.get(order.rank as usize).cloned();
+    let at = own.map_or(SocketAddr::from(([127, 0, 0, 1], 0)), |own| SocketAddr::new(own.address, own.port));
+    let listener =
+        TcpListener::bind(at).map_err(|source| RankError::Listen { at: at.to_string(), source })?;
+    listener.set_nonblocking(true).map_err(RankError::Wait)?;
+    let mut failure = FailedProcess::default();
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                let secret = order.secret.clone();
+                thread::spawn(move || serve(stream, &secret));
+            }
+            Err(_) => thread::sleep(AGAIN),
+        }
+        if let Some(code) = failure.look() {
+            return Ok(code);
+        }
+    }
+}
+
+fn serve(mut stream: TcpStream, secret: &Secret) {
+    let heard = stream
+        .set_nonblocking(false)
+        .and_then(|()| stream.set_read_timeout(Some(ASKS)))
+        .and_then(|()| wire::asked(&mut stream, secret));
+    let done = heard.and_then(|line| run_line(&line, &stream));
+    if let Err(error) = done {
+        say(&format!("somebody asked this rank to start something: {error}"));
+    }
+}
+
+/// Runs a command line, and tells what comes of it.
+fn run_line(line: &str, stream: &TcpStream) -> io::Result<()> {
+    let back = Arc::new(Mutex::new(stream.try_clone()?));
+    let mut child = command(&["sh", "-c", line])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let out = child.stdout.take().map(|out: ChildStdout| relay(out, &back, Told::Out));
+    let err = child.stderr.take().map(|err: ChildStderr| relay(err, &back, Told::Err));
+    let status = child.wait()?;
+    // A daemon that it left behind may hold them open.
+    let end = Instant::now() + REST;
+    while [&out, &err].into_iter().flatten().any(|thread| !thread.is_finished()) && Instant::now() < end {
+        thread::sleep(Duration::from_millis(10));
+    }
+    let mut back = back.lock().unwrap_or_else(PoisonError::into_inner);
+    wire::tell(&mut *back, &Told::Exit(code_of(status)))
+}
+
+fn relay(
+    mut from: impl Read + Send + 'static,
+    back: &Arc<Mutex<TcpStream>>,
+    told: fn(Vec<u8>) -> Told,
+) -> thread::JoinHandle<()> {
+    let back = Arc::clone(back);
+    thread::spawn(move || {
+        let mut piece = vec![0; PIECE];
+        while let Ok(length) = from.read(&mut piece) {
+            if length == 0 {
+                return;
+            }
+            let mut back = back.lock().unwrap_or_else(PoisonError::into_inner);
+            // Whoever asked may be gone; the process must not wait for that.
+            let _ = wire::tell(&mut *back, &told(piece[..length].to_vec()));
+        }
+    })
+}
+
+/// Writes the program that `mpirun` takes for a remote shell; gives its path.
+pub(super) fn write_rsh(order: &GangLaunch) -> Result<String, RankError> {
+    let failed = |source| RankError::Write { path: Path::new(super::FOLDER).join(RSH), source };
+    let text = serde_json::to_vec(order).map_err(io::Error::other).map_err(failed)?;
+    write(ORDER, &text, 0o600)?;
+    let folder = std::env::current_dir().map_err(failed)?.join(super::FOLDER);
+    let words = own_words().map_err(failed)?;
+    let words: Vec<String> = words
+        .iter()
+        .map(OsStr::new)
+        .chain([OsStr::new(agent_shim::RSH), folder.join(ORDER).as_os_str()])
+        .map(quoted)
+        .collect();
+    write(RSH, format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" ")).as_bytes(), 0o700)?;
+    Ok(folder.join(RSH).display().to_string())
+}
+
+/// `agent-shim rsh ORDER [-FLAGS] HOST WORD…`: has the rank of a host run a command line.
+pub(crate) fn rsh(words: &[OsString]) -> ExitCode {
+    let Some((order, words)) = words.split_first() else { return ExitCode::from(UNREACHED) };
+    let text = |word: &OsString| word.to_string_lossy().into_owned();
+    let mut words = words.iter().map(text).skip_while(|word| word.starts_with('-'));
+    let (host, line) = (words.next().unwrap_or_default(), words.collect::<Vec<_>>().join(" "));
+    let read = fs::read(order).and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other));
+    let order: GangLaunch = match read {
+        Ok(order) => order,
+        Err(error) => {
+            say(&format!("the ranks of this job cannot be read: {error}"));
+            return ExitCode::from(UNREACHED);
+        }
+    };
+    let found = order.hosts.iter().position(|known| known.address.to_string() == host);
+    match found {
+        Some(rank) if rank != order.rank as usize => {
+            let told = reach(&order.hosts[rank], &order.secret, &line).unwrap_or_else(|error| {
+                say(&format!("rank {rank} at {host} does not start what it is asked to: {error}"));
+                UNREACHED
+            });
+            ExitCode::from(told)
+        }
+        // This machine needs nobody's help.
+        Some(_) => {
+            let error = command(&["sh", "-c", &line]).exec();
+            say(&format!("a shell cannot be started: {error}"));
+            ExitCode::from(UNREACHED)
+        }
+        None => {
+            say(&format!("no rank of this job is at `{host}`"));
+            ExitCode::from(UNREACHED)
+        }
+    }
+}
+
+fn reach(host: &Host, secret: &Secret, line: &str) -> io::Result<u8> {
+    let (at, end) = (SocketAddr::new(host.address, host.port), Instant::now() + THERE);
+    let mut stream = loop {
+        match TcpStream::connect_timeout(&at, ASKS) {
+            Ok(stream) => break stream,
+            Err(error) if Instant::now() >= end => return Err(error),
+            Err(_) => thread::sleep(AGAIN),
+        }
+    };
+    stream.set_read_timeout(Some(ASKS))?;
+    wire::ask(&mut stream, secret, line)?;
+    stream.set_read_timeout(None)?;
+    loop {
+        match wire::told(&mut stream)? {
+            Told::Out(data) => io::stdout().write_all(&data).and_then(|()| io::stdout().flush())?,
+            Told::Err(data) => io::stderr().write_all(&data)?,
+            Told::Exit(code) => return Ok(code),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_a_command_line_runs_elsewhere_and_tells_its_end() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let host = Host { address: at.ip(), port: at.port(), ports: (0, 0), slots: 1 };
+        let secret = Secret::new("s");
+        let known = secret.clone();
+        thread::spawn(move || listener.incoming().flatten().for_each(|stream| serve(stream, &known)));
+        assert_eq!(reach(&host, &secret, "exit 7").unwrap(), 7);
+        assert_eq!(reach(&host, &secret, "kill -9 $$").unwrap(), 137);
+        // One that leaves a daemon behind keeps nobody waiting for it.
+        assert_eq!(reach(&host, &secret, "sleep 600 & exit 0").unwrap(), 0);
+        assert!(reach(&host, &Secret::new("other"), "exit 0").is_err());
+    }
+}

@@ -1,0 +1,289 @@
+//! The helper: takes verbs from the daemon's user, asks the limits, and does them.
+//!
+//! A thread for each connection, which lasts as long as what it started. The helper keeps nothing: when it is killed,
+//! supervisors and jobs go on, and the next one knows them by what the kernel says of them.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use agent_fs::Links;
+use agent_shim::apart::Assigned;
+use agent_shim::cgroup::{Groups, SCOPE_PREFIX};
+use agent_shim::process::{self, Process};
+use agent_shim::sys;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+use nix::unistd::Pid;
+use rustix::fs::{Mode, OFlags};
+
+use crate::limits::{HelperLimits, LimitError};
+use crate::wire::{self, GivenPart, RootAnswer, RootVerb};
+use crate::{Program, Scope, files, scope, start};
+
+/// Connections at a time: each supervisor has one while the daemon that asked for it lives.
+const MOST: usize = 4096;
+
+/// What a thread needs; a tree is walked on it as deep as it is.
+const STACK: usize = 2 << 20;
+
+/// How long a request may take to come, in seconds.
+const REQUEST: i64 = 10;
+
+/// The longest that a kill may take.
+const LONGEST_KILL: Duration = Duration::from_secs(60);
+
+/// Why a verb was not done.
+enum Undone {
+    Refused(LimitError),
+    Failed(io::Error),
+}
+
+impl From<LimitError> for Undone {
+    fn from(refusal: LimitError) -> Undone {
+        Undone::Refused(refusal)
+    }
+}
+
+impl<E: Into<io::Error>> From<E> for Undone {
+    fn from(error: E) -> Undone {
+        Undone::Failed(error.into())
+    }
+}
+
+/// Serves whoever connects, for ever.
+pub fn serve(listener: BorrowedFd<'_>, limits: HelperLimits) -> io::Result<()> {
+    let (limits, taken) = (Arc::new(limits), Arc::new(AtomicUsize::new(0)));
+    loop {
+        let stream = match sys::accept(listener) {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Err(error), // nobody listens
+            Err(_) => {
+                thread::sleep(Duration::from_millis(100)); // others give descriptors back
+                continue;
+            }
+        };
+        let (limits, of) = (Arc::clone(&limits), Taken(Arc::clone(&taken)));
+        if of.0.fetch_add(1, Ordering::Relaxed) >= MOST || !is_keeper(&stream, &limits) {
+            continue;
+        }
+        let serve = move || {
+            let _of = of;
+            let _ = converse(&stream, &limits); // whoever asked is gone
+        };
+        let _ = thread::Builder::new().stack_size(STACK).spawn(serve); // as if it had been closed
+    }
+}
+
+/// One of the connections that are open.
+struct Taken(Arc<AtomicUsize>);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The socket belongs to the daemon's user; the kernel says who is there all the same.
+fn is_keeper(stream: &OwnedFd, limits: &HelperLimits) -> bool {
+    getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == limits.keeper.0)
+}
+
+fn converse(stream: &OwnedFd, limits: &HelperLimits) -> io::Result<()> {
+    setsockopt(stream, sockopt::ReceiveTimeout, &TimeVal::seconds(REQUEST))?;
+    let (verb, descriptors) = match wire::receive::<RootVerb>(stream.as_fd()) {
+        Ok(Some(request)) => request,
+        Ok(None) => return Ok(()),
+        Err(error) => return wire::send(stream.as_fd(), &RootAnswer::failed(&error), &[]),
+    };
+    let answer = match obey(stream, limits, verb, descriptors) {
+        Ok(answer) => answer,
+        Err(Undone::Refused(refusal)) => RootAnswer::Refused { why: refusal.to_string() },
+        Err(Undone::Failed(error)) => RootAnswer::failed(&error),
+    };
+    wire::send(stream.as_fd(), &answer, &[])
+}
+
+fn obey(
+    stream: &OwnedFd,
+    limits: &HelperLimits,
+    verb: RootVerb,
+    descriptors: Vec<OwnedFd>,
+) -> Result<RootAnswer, Undone> {
+    let wanted = match verb {
+        RootVerb::Supervise { .. } => 1,
+        RootVerb::Build(_) => 3,
+        _ => 0,
+    };
+    if descriptors.len() != wanted {
+        return Err(LimitError::Descriptors.into());
+    }
+    match verb {
+        RootVerb::Give { path, uid, kind } => give(limits, &path, uid, kind),
+        RootVerb::Take { path } => {
+            files::take(&open(limits, &path)?, limits.keeper, &|uid| limits.may_be(uid).is_ok())?;
+            Ok(RootAnswer::Done)
+        }
+        RootVerb::Supervise { replica, uid } => {
+            let (mut child, pidfd) = supervise(limits, &replica, uid, descriptors)?;
+            wire::send(stream.as_fd(), &RootAnswer::Started { pid: child.id() as i32 }, &[pidfd.as_fd()])?;
+            Ok(RootAnswer::Ended { status: child.wait()?.into_raw() })
+        }
+        RootVerb::Build(program) => {
+            let (child, pidfd) = build(limits, &program, descriptors)?;
+            follow(stream, child, &pidfd)
+        }
+        RootVerb::Enclose { pid, scope } => enclose(limits, pid, &scope),
+        RootVerb::Kill { groups, mark, within_ms } => {
+            limits.targets(&groups, &mark)?;
+            let within = Duration::from_millis(within_ms.into()).min(LONGEST_KILL);
+            let (found, left) = process::kill_all(&Groups::new(groups), agent_shim::MARK, &mark, within);
+            Ok(RootAnswer::Killed { found, left })
+        }
+    }
+}
+
+/// A directory in one of the trees, through no link.
+fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
+    let path = limits.tree(path)?;
+    let state = agent_fs::open_directory(&limits.state_dir)?;
+    Ok(agent_fs::open_beneath(state, path, OFlags::DIRECTORY, Mode::empty(), Links::Never)?)
+}
+
+fn give(limits: &HelperLimits, path: &Path, uid: u32, kind: GivenPart) -> Result<RootAnswer, Undone> {
+    let user = limits.user(uid)?;
+    // What a job's user has already the daemon could have him copy.
+    let is_due = |uid| uid == limits.keeper.0 || limits.may_be(uid).is_ok();
+    files::give(&open(limits, path)?, (user.uid, user.gid), &is_due, kind)?;
+    Ok(RootAnswer::Done)
+}
+
+fn supervise(
+    limits: &HelperLimits,
+    replica: &str,
+    uid: u32,
+    mut descriptors: Vec<OwnedFd>,
+) -> Result<(Child, OwnedFd), Undone> {
+    let replica = limits.replica(replica)?;
+    let assigned = Assigned { keeper: limits.keeper, user: limits.user(uid)? };
+    let below = Path::new("jobs").join(replica.to_string());
+    let owner = rustix::fs::fstat(open(limits, &below)?)?.st_uid;
+    if owner != limits.keeper.0 {
+        return Err(LimitError::Path(below).into());
+    }
+    let greeting = descriptors.pop().filter(is_pipe).ok_or(LimitError::Descriptors)?;
+    let mut command = start::supervisor(&limits.shim, &limits.state_dir.join(below), Some(&assigned));
+    command.current_dir("/").stdin(Stdio::null()).stdout(greeting).stderr(Stdio::null());
+    spawn(&mut command)
+}
+
+fn build(
+    limits: &HelperLimits,
+    program: &Program,
+    descriptors: Vec<OwnedFd>,
+) -> Result<(Child, OwnedFd), Undone> {
+    let [input, output, error]: [OwnedFd; 3] = descriptors.try_into().map_err(|_| LimitError::Descriptors)?;
+    if !is_pipe(&output) || !is_pipe(&error) {
+        return Err(LimitError::Descriptors.into());
+    }
+    let mut command = start::builder(&limits.shim, limits.builder(), program);
+    command.stdin(input).stdout(output).stderr(error).process_group(0);
+    let started = spawn(&mut command)?;
+    if program.nice > 0 {
+        start::give_way(started.0.id() as i32, program.nice);
+    }
+    Ok(started)
+}
+
+/// What is handed to a child is the daemon's end of a pipe, and nothing that root could write into.
+fn is_pipe(descriptor: &OwnedFd) -> bool {
+    let seen = rustix::fs::fstat(descriptor);
+    seen.is_ok_and(|seen| rustix::fs::FileType::from_raw_mode(seen.st_mode).is_fifo())
+}
+
+fn spawn(command: &mut Command) -> Result<(Child, OwnedFd), Undone> {
+    let child = command.spawn()?;
+    let pidfd = sys::pidfd_open(child.id() as i32)?;
+    Ok((child, pidfd))
+}
+
+/// A builder ends with whoever waits for it.
+fn follow(stream: &OwnedFd, mut child: Child, pidfd: &OwnedFd) -> Result<RootAnswer, Undone> {
+    let pid = child.id() as i32;
+    let told = wire::send(stream.as_fd(), &RootAnswer::Started { pid }, &[pidfd.as_fd()]);
+    let mut waits =
+        [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN), PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+    let ended = told.and_then(|()| {
+        loop {
+            match poll(&mut waits, PollTimeout::NONE) {
+                Err(nix::errno::Errno::EINTR) => {}
+                ready => break ready.map(drop).map_err(io::Error::from),
+            }
+        }
+    });
+    let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL); // not reaped yet, so the number is its own
+    let status = child.wait()?;
+    ended?;
+    Ok(RootAnswer::Ended { status: status.into_raw() })
+}
+
+fn enclose(limits: &HelperLimits, pid: i32, wanted: &Scope) -> Result<RootAnswer, Undone> {
+    let is_due = match wanted {
+        Scope::Job { .. } => is_supervisor(limits, pid),
+        Scope::Builder { .. } => {
+            Process::find(pid).is_some_and(|found| found.parent == std::process::id() as i32)
+        }
+    };
+    if !is_due {
+        return Err(LimitError::Process(pid).into());
+    }
+    let group = scope::make(pid, wanted).map_err(io::Error::other)?;
+    if matches!(wanted, Scope::Job { .. }) && is_supervisor(limits, pid) {
+        delegate(pid, limits.keeper)?;
+    }
+    Ok(RootAnswer::Enclosed { group })
+}
+
+/// It runs the supervisor's program as the daemon's user: who else could is the daemon itself.
+fn is_supervisor(limits: &HelperLimits, pid: i32) -> bool {
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let shim = fs::canonicalize(&limits.shim).unwrap_or_else(|_| limits.shim.clone());
+    // An upgrade replaces the file under those that run.
+    let is_program = exe == shim
+        || exe.to_str().and_then(|exe| exe.strip_suffix(" (deleted)")).map(Path::new) == Some(&shim);
+    let owner = fs::metadata(format!("/proc/{pid}")).map(|found| found.uid());
+    is_program && owner.is_ok_and(|uid| uid == limits.keeper.0)
+}
+
+/// Lets the supervisor make groups for its job in its scope, in every hierarchy that has it.
+fn delegate(pid: i32, (uid, gid): (u32, u32)) -> io::Result<()> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(hierarchy), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let is_scope = path.rsplit('/').next().is_some_and(|name| name.starts_with(SCOPE_PREFIX));
+        let root = Path::new("/sys/fs/cgroup").join(hierarchy.trim_start_matches("name="));
+        let roots = if hierarchy.is_empty() { vec![root.join("unified"), root] } else { vec![root] };
+        let group =
+            roots.into_iter().map(|root| root.join(path.trim_start_matches('/'))).find(|dir| dir.is_dir());
+        let Some(group) = group.filter(|_| is_scope) else { continue };
+        chown(&group, Some(uid), Some(gid))?;
+        for file in ["cgroup.procs", "cgroup.threads", "cgroup.subtree_control", "tasks"] {
+            match chown(group.join(file), Some(uid), Some(gid)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! What a helper does at most, whatever the daemon asks.
+
+use std::ffi::CString;
+use std::ops::RangeInclusive;
+use std::path::{Component, Path, PathBuf};
+
+use agent_model::ReplicaId;
+use agent_shim::User;
+use nix::unistd::{Gid, Uid, getgrouplist};
+
+/// The trees below the state directory in which files of others are.
+pub const ROOTS: [&str; 4] = ["jobs", "envs", "packages", "prestaged"];
+
+/// The first number that a system gives to people.
+const PEOPLE: u32 = 1000;
+
+/// The last of them, on every distribution.
+const LAST_PERSON: u32 = 59_999;
+
+/// The longest mark, and most groups of a job.
+const LONGEST_MARK: usize = 4096;
+const MOST_GROUPS: usize = 16;
+
+/// Fixed when the helper starts, by root alone.
+#[derive(Debug, Clone)]
+pub struct HelperLimits {
+    /// The daemon's state directory.
+    pub state_dir: PathBuf,
+    /// The daemon's user and group.
+    pub keeper: (u32, u32),
+    /// Numbers for users of single jobs; the first is that of builders.
+    pub job_uids: RangeInclusive<u32>,
+    /// Accounts that jobs may have although they are the system's.
+    pub accounts: Vec<u32>,
+    /// Jobs may be root's.
+    pub root_jobs: bool,
+    /// The supervisor's program.
+    pub shim: PathBuf,
+}
+
+/// Why something is not done.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum LimitError {
+    /// A path is outside of the trees.
+    #[error("{} is no tree of jobs or environments", _0.display())]
+    Path(PathBuf),
+    /// Nothing is done for this user.
+    #[error("jobs may not run as user {0}")]
+    User(u32),
+    /// It is no name of a replica.
+    #[error("`{0}` names no replica")]
+    Replica(String),
+    /// A process is not one that may be put into a scope.
+    #[error("process {0} is neither a supervisor nor a builder")]
+    Process(i32),
+    /// What is to be killed is no job's.
+    #[error("{0} is nothing of a job")]
+    Target(String),
+    /// Other descriptors came than belong to the verb.
+    #[error("the descriptors are not those of the verb")]
+    Descriptors,
+}
+
+impl HelperLimits {
+    /// The user of builders.
+    pub fn builder(&self) -> u32 {
+        *self.job_uids.start()
+    }
+
+    /// Whom a job or a builder may be.
+    pub fn may_be(&self, uid: u32) -> Result<(), LimitError> {
+        let is_person = (PEOPLE..=LAST_PERSON).contains(&uid) && uid != self.keeper.0;
+        let is_named = self.accounts.contains(&uid) && uid != 0;
+        let is_root = uid == 0 && self.root_jobs;
+        match self.job_uids.contains(&uid) || is_person || is_named || is_root {
+            true => Ok(()),
+            false => Err(LimitError::User(uid)),
+        }
+    }
+
+    /// Groups are those of the account, and not what the daemon says; who has no account has his own alone.
+    pub(crate) fn user(&self, uid: u32) -> Result<User, LimitError> {
+        self.may_be(uid)?;
+        let alone = User { uid, gid: uid, groups: Vec::new() };
+        let Ok(Some(account)) = nix::unistd::User::from_uid(Uid::from_raw(uid)) else {
+            // A number of people without a name is nobody's; its group may be anybody's.
+            return if self.job_uids.contains(&uid) { Ok(alone) } else { Err(LimitError::User(uid)) };
+        };
+        let name = CString::new(account.name).map_err(|_| LimitError::User(uid))?;
+        let groups = getgrouplist(&name, account.gid).unwrap_or_default();
+        let groups = groups.into_iter().map(Gid::as_raw).filter(|group| *group != account.gid.as_raw());
+        Ok(User { uid, gid: account.gid.as_raw(), groups: groups.collect() })
+    }
+
+    /// A path of names alone, below one of the trees; where it leads is another question.
+    pub(crate) fn tree<'a>(&self, path: &'a Path) -> Result<&'a Path, LimitError> {
+        let refused = || LimitError::Path(path.to_owned());
+        let mut names = path.components();
+        let first = names.next().ok_or_else(refused)?;
+        let is_root = ROOTS.iter().any(|root| first == Component::Normal(root.as_ref()));
+        let mut rest = names.peekable();
+        let has_more = rest.peek().is_some();
+        match is_root && has_more && rest.all(|name| matches!(name, Component::Normal(_))) {
+            true => Ok(path),
+            false => Err(refused()),
+        }
+    }
+
+    pub(crate) fn replica(&self, name: &str) -> Result<ReplicaId, LimitError> {
+        name.parse().map_err(|_| LimitError::Replica(name.chars().take(100).collect()))
+    }
+
+    /// Groups of jobs have a name of theirs and are nowhere but in the file system of groups; marks are random numbers
+    /// and paths of environments.
+    pub(crate) fn targets(&self, groups: &[PathBuf], mark: &str) -> Result<(), LimitError> {
+        let is_group = |group: &PathBuf| {
+            let plain =
+                group.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+            let name = group.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            plain && group.starts_with("/sys/fs/cgroup") && name.starts_with(agent_shim::cgroup::NAME_PREFIX)
+        };
+        if let Some(odd) = groups.iter().find(|group| !is_group(group)) {
+            return Err(LimitError::Target(odd.display().to_string()));
+        }
+        let is_instance =
+            mark.len() == 36 && mark.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        let is_environment =
+            mark.len() <= LONGEST_MARK && Path::new(mark).starts_with(self.state_dir.join("envs"));
+        match groups.len() <= MOST_GROUPS && (is_instance || is_environment) {
+            true => Ok(()),
+            false => Err(LimitError::Target("what bears this mark".to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> HelperLimits {
+        HelperLimits {
+            state_dir: "/var/lib/agentd".into(),
+            keeper: (990, 990),
+            job_uids: 2_000_000_000..=2_000_065_535,
+            accounts: vec![70],
+            root_jobs: false,
+            shim: "/usr/bin/agent-shim".into(),
+        }
+    }
+
+    #[test]
+    fn test_jobs_are_of_people_of_the_range_and_of_who_is_named() {
+        let limits = limits();
+        for uid in [1000, 59_999, 2_000_000_000, 2_000_065_535, 70] {
+            assert_eq!(limits.may_be(uid), Ok(()), "{uid}");
+        }
+        for uid in [0, 1, 33, 990, 999, 60_000, 65_534, 1_999_999_999, 2_000_065_536, u32::MAX] {
+            assert_eq!(limits.may_be(uid), Err(LimitError::User(uid)));
+        }
+        let person = HelperLimits { keeper: (1000, 1000), ..limits.clone() };
+        assert_eq!(person.may_be(1000), Err(LimitError::User(1000)), "the daemon is no job's user");
+        let zero = HelperLimits { accounts: vec![0], ..limits.clone() };
+        assert_eq!(zero.may_be(0), Err(LimitError::User(0)), "root takes its own key");
+        assert_eq!(HelperLimits { root_jobs: true, ..limits.clone() }.may_be(0), Ok(()));
+        assert_eq!(limits.user(2_000_000_007).unwrap().groups, Vec::<u32>::new());
+        assert!(limits.user(59_998).is_err(), "nobody has this number");
+    }
+
+    #[test]
+    fn test_only_trees_below_the_state_directory_are_named() {
+        let limits = limits();
+        for path in ["jobs/a.1.0", "jobs/a.1.0/job/work", "envs/pip-1", "packages/uv", "prestaged/x"] {
+            limits.tree(Path::new(path)).unwrap();
+        }
+        for path in [
+            "",
+            ".",
+            "/",
+            "..",
+            "jobs",
+            "jobs/",
+            "jobs/.",
+            "jobs/..",
+            "jobs/../controller/secrets",
+            "/etc/shadow",
+            "/var/lib/agentd/jobs/a",
+            "controller/secrets",
+            "./jobs/a",
+            "jobs/a/../../controller",
+            "cas/x",
+            "lock",
+        ] {
+            limits.tree(Path::new(path)).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn test_only_jobs_and_builders_are_killed() {
+        let limits = limits();
+        let instance = "0f0e0d0c-0b0a-0908-0706-050403020100";
+        let groups = |path: &str| vec![PathBuf::from(path)];
+        limits.targets(&[], instance).unwrap();
+        limits.targets(&[], "/var/lib/agentd/envs/pip-1").unwrap();
+        limits.targets(&groups("/sys/fs/cgroup/x.slice/agentd-train.1.0-01234567"), instance).unwrap();
+        for path in [
+            "/sys/fs/cgroup",
+            "/sys/fs/cgroup/system.slice",
+            "/sys/fs/cgroup/agentd-a/..",
+            "/tmp/agentd-a",
+            "/sys/fs/cgroup/../../../tmp/agentd-a",
+            "agentd-a",
+        ] {
+            limits.targets(&groups(path), instance).unwrap_err();
+        }
+        for mark in ["", "x", "1", "/etc", "/var/lib/agentd/jobs/x"] {
+            limits.targets(&[], mark).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The command lines of supervisors and builders. Whoever runs them may be root, so nothing that the daemon says is in
+//! their environment, and they are root's own program until they have become who they are to be.
+
+use std::path::Path;
+use std::process::Command;
+
+use agent_model::failpoint;
+use agent_shim::apart::{ASSIGNED, Assigned, FOR_PROGRAM, WORKS_IN};
+
+use crate::Program;
+
+/// A supervisor at a job directory, which is who it is told to be.
+#[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
+pub fn supervisor(shim: &Path, dir: &Path, assigned: Option<&Assigned>) -> Command {
+    let mut command = Command::new(shim);
+    if let Some(assigned) = assigned {
+        command.arg(ASSIGNED).arg(assigned.to_string());
+    }
+    command.arg(dir).env_clear();
+    if let Some(plan) = failpoint::plan() {
+        command.env(failpoint::VARIABLE, plan);
+    }
+    command
+}
+
+/// A program of somebody who builds.
+#[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
+pub(crate) fn builder(shim: &Path, id: u32, program: &Program) -> Command {
+    let mut command = Command::new(shim);
+    command.arg("as").arg(id.to_string()).args(&program.argv).env_clear();
+    command.envs(program.env.iter().map(|(name, value)| (format!("{FOR_PROGRAM}{name}"), value)));
+    command.env(WORKS_IN, &program.cwd).current_dir("/");
+    command
+}
+
+/// How readily the kernel ends a child that gives way to others, of 1000.
+const OOM_SCORE: &str = "500";
+
+/// Has a child give way to others: this much more than this process, and first when memory runs out. One that ended
+/// already needs no slowing down.
+pub fn give_way(pid: i32, nice: i32) {
+    let child = rustix::process::Pid::from_raw(pid);
+    let own = rustix::process::getpriority_process(None).unwrap_or(0);
+    let _ = rustix::process::setpriority_process(child, (own + nice).min(19));
+    let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), OOM_SCORE);
+}

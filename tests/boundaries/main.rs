@@ -1,0 +1,55 @@
+//! The table of boundaries: what a hostile job, image or user of the machine tries, done for real against the real
+//! programs, and whether it held. How rows are chosen and told: [`agent_tests::table`].
+//!
+//! | File | What is tried |
+//! |---|---|
+//! | `links` | what a job puts in the place of its files, before, while and after the daemon looks |
+//! | `containers` | images and jobs in containers against the supervisor, the machine and other containers |
+//! | `users` | whom jobs and builders run as, and what they reach of others; secrets |
+//! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
+//! | `ports` | who takes the daemon's place at its port |
+//! | `quotas` | what one job takes of the daemon: memory, threads, connections, disk |
+//!
+//! A row runs jobs that attack, and looks at the machine from outside afterwards: a secret that only root may read must
+//! be nowhere, a file that only root may write must be as it was. Races are tried some hundred times, and a thousand
+//! with `--full`.
+
+#![allow(clippy::print_stderr, reason = "says where a case failed")]
+
+mod containers;
+mod links;
+mod ports;
+mod prey;
+mod quotas;
+mod split;
+mod users;
+
+use std::process::ExitCode;
+
+use agent_tests::engine::end_shared;
+use agent_tests::table::{Row, Table};
+
+/// Every row, in the order of the table.
+fn rows() -> Vec<&'static Row> {
+    [links::ROWS, containers::ROWS, quotas::ROWS, users::ROWS, split::ROWS, ports::ROWS]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// Makes what every row needs, so that no row is charged for it.
+fn prepare() {
+    agent_tests::binaries();
+}
+
+fn main() -> ExitCode {
+    // What a panic says is told with its case; here it is only where.
+    std::panic::set_hook(Box::new(|panic| {
+        if let Some(place) = panic.location() {
+            eprintln!("  at {place}");
+        }
+    }));
+    let code = Table { name: "boundaries", rows: rows(), cases: &[], prepare }.main();
+    end_shared();
+    code
+}

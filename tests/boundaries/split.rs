@@ -1,0 +1,417 @@
+//! The privilege split: the daemon of a machine that is an ordinary user, with the helper that does what root alone can;
+//! and what somebody who has taken the daemon over asks of that helper.
+
+#![allow(clippy::disallowed_methods, reason = "starts the helper, and is who attacks it")]
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use agent_tests::table::{Row, Scale, Tally};
+use agent_tests::{Host, SOON, eventually, root};
+use serde_json::{Value, json};
+
+use crate::users::{ENDED, GAMES, NOBODY, serve, submitted};
+
+pub(crate) const ROWS: &[Row] = &[
+    Row {
+        id: "H1",
+        promise: "an ordinary user's daemon runs, ends and keeps jobs of others, through its restarts and its helper's",
+        run: jobs,
+    },
+    Row {
+        id: "H2",
+        promise: "a daemon that was taken over gets nothing of root's from its helper",
+        run: attacks,
+    },
+    Row { id: "H3", promise: "what the service may is little, and is not more one day", run: exposure },
+];
+
+/// The daemon: `www-data` of every Debian.
+const KEEPER: u32 = 33;
+
+/// Listens as a service manager does, and becomes the helper.
+const LISTEN: &str = r"
+import os, socket, sys
+path, keeper, program = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+if os.path.exists(path): os.unlink(path)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(path)
+os.chown(path, keeper, keeper)
+os.chmod(path, 0o600)
+listener.listen(64)
+os.dup2(listener.fileno(), 0)
+os.execv(program[0], program)
+";
+
+struct Helper {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Helper {
+    fn start(home: &Path, state: &Path) -> Helper {
+        let socket = home.join("run/spawn.sock");
+        let program = home.join("bin/agent-spawn");
+        let child = Command::new("python3")
+            .args(["-c", LISTEN])
+            .arg(&socket)
+            .arg(KEEPER.to_string())
+            .arg(program)
+            .arg("--state-dir")
+            .arg(state)
+            .args(["--user", "www-data", "--account", "games"])
+            .stdin(Stdio::null())
+            .spawn()
+            .expect("Python runs");
+        eventually("the helper listens", SOON, || socket.exists().then_some(()));
+        Helper { child, socket }
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("its own child");
+        self.child.wait().expect("its own child");
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The daemon of a machine that `nogroup` may use, as an ordinary user, and its helper.
+fn split() -> (Host, Helper) {
+    let mut host = Host::for_everybody_below(Path::new("/var/tmp"));
+    let (home, state) = (host.home().to_owned(), host.state());
+    let socket = home.join("run/agentd.sock");
+    for dir in [&home.join("run"), &state] {
+        fs::create_dir_all(dir).expect("a directory");
+        chown(dir, Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
+    }
+    let helper = Helper::start(&home, &state);
+    let script = format!(
+        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup AGENTD_SPAWN_SOCKET={}\n\
+         exec setpriv --reuid {KEEPER} --regid {KEEPER} --groups {NOBODY} --inh-caps=-all --bounding-set=-all \
+         --no-new-privs \"$1\" run --state-dir {} --socket {}\n",
+        helper.socket.display(),
+        state.display(),
+        socket.display()
+    );
+    serve(&mut host, &script, &socket, &[GAMES, 54_321]);
+    (host, helper)
+}
+
+fn job_dir(host: &Host, job: &str) -> PathBuf {
+    host.state().join("jobs").join(format!("{job}.1.0"))
+}
+
+/// What a job printed, once it is over.
+fn says(host: &Host, user: u32, command: &str) -> String {
+    let job = submitted(host, user, command, "");
+    let state = host.wait_for(&job, ENDED);
+    let logs = host.ctl(&["logs", &job]).ok().stdout;
+    assert_eq!(state, "Completed", "{logs}{}", host.ctl(&["show", &job]).stdout);
+    logs
+}
+
+fn status_of(pid: u32, name: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
+    line.trim().to_owned()
+}
+
+fn jobs(tally: &mut Tally, _: &Scale) {
+    let (mut host, mut helper) = split();
+    tally.case("the daemon has no right of root's", || {
+        for set in ["CapEff:", "CapPrm:", "CapBnd:", "CapAmb:"] {
+            assert_eq!(status_of(host.pid(), set), "0000000000000000", "{set}");
+        }
+        assert!(status_of(host.pid(), "Uid:").starts_with("33\t33"));
+    });
+    tally.case("a job is its owner's, and has nothing else", || {
+        let said =
+            says(&host, GAMES, "id -u; id -G; cat /proc/self/status; ls -ln; echo $HOME; touch outputs/x");
+        assert!(said.starts_with("5\n60\n"), "{said}");
+        assert!(said.contains("CapEff:\t0000000000000000") && said.contains("NoNewPrivs:\t1"), "{said}");
+        assert!(said.lines().any(|line| line.contains(" 5 ") && line.ends_with("job.yml")), "{said}");
+    });
+    tally.case("who has no account has a number of the range", || {
+        let said = says(&host, 54_321, "id -u; id -g; echo x > $HOME/x; cat $HOME/x");
+        let uid: u32 = said.lines().next().expect("a line").parse().expect("a number");
+        assert!((2_000_000_001..=2_000_065_535).contains(&uid), "{said}");
+    });
+    tally.case("it has its own /tmp, and sees its own processes", || {
+        let said =
+            says(&host, GAMES, "ls -a /tmp | wc -l; ls -d /proc/[0-9]* | wc -l; touch /tmp/x && echo made");
+        assert!(said.contains("made") && said.starts_with("2\n"), "{said}");
+    });
+    tally.case("outputs are stored, whatever the job closed, and its directory goes", || {
+        let command =
+            "umask 077; mkdir outputs/d; echo kept >outputs/d/f; chmod 000 outputs/d/f; chmod 500 outputs/d";
+        let job = submitted(&host, GAMES, command, "");
+        assert_eq!(host.wait_for(&job, ENDED), "Completed");
+        let to = host.home().join("got");
+        host.ctl(&["download", &job, "--output", to.to_str().expect("UTF-8")]).ok();
+        let found = Command::new("grep").args(["-r", "kept"]).arg(&to).output().expect("grep runs");
+        assert!(found.status.success(), "nothing was downloaded");
+        eventually("the directory is removed", SOON, || (!job_dir(&host, &job).exists()).then_some(()));
+    });
+    tally.case("metrics are recorded", || {
+        let wrote = r#"echo '{"metric":"loss","value":0.5}' >> $AGENTD_METRICS"#;
+        let job = submitted(&host, GAMES, wrote, "");
+        assert_eq!(host.wait_for(&job, ENDED), "Completed");
+        let listed = host.ctl(&["metrics", &job, "--json"]).ok().json();
+        assert_eq!(listed["metrics"][0]["last"], 0.5, "{listed}");
+    });
+    tally.case("cancel ends all of it, what hid from the command too", || {
+        let command =
+            "setsid sleep 600 & (setsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' &) ; echo up; wait";
+        let job = submitted(&host, GAMES, command, "");
+        host.wait_for(&job, &["Running"]);
+        eventually("it is up", SOON, || host.ctl(&["logs", &job]).stdout.contains("up").then_some(()));
+        host.ctl(&["cancel", &job]).ok();
+        assert_eq!(host.wait_for(&job, ENDED), "Canceled");
+        assert!(of_user(GAMES).is_empty(), "{:?}", of_user(GAMES));
+    });
+    through_restarts(tally, &mut host, &mut helper);
+    tally.case("a job of root's is refused", || {
+        let root = host.project("root", &[("job.yml", "command: id\ncode: .\nenvironment: host\n")]);
+        let job = host.ctl(&["submit", root.to_str().expect("UTF-8")]).ok().stdout.trim().to_owned();
+        assert_eq!(host.wait_for(&job, ENDED), "Failed");
+    });
+}
+
+fn through_restarts(tally: &mut Tally, host: &mut Host, helper: &mut Helper) {
+    let long = "i=0; while [ $i -lt 8 ]; do echo line $i; i=$((i+1)); sleep 1; done; echo done >outputs/x";
+    tally.case("jobs go on while daemon and helper are killed and started again", || {
+        let job = submitted(host, GAMES, long, "");
+        host.wait_for(&job, &["Running"]);
+        helper.kill();
+        host.kill();
+        *helper = Helper::start(host.home(), &host.state());
+        host.start();
+        assert_eq!(host.wait_for(&job, ENDED), "Completed");
+        let lines: Vec<String> = (0..8).map(|n| format!("line {n}")).collect();
+        let said = host.ctl(&["logs", &job]).ok().stdout;
+        assert_eq!(said.lines().collect::<Vec<_>>(), lines, "no line is lost or twice");
+    });
+    tally.case("a supervisor that is killed leaves nobody behind", || {
+        let job = submitted(host, GAMES, "setsid sleep 600 & sleep 600", "");
+        host.wait_for(&job, &["Running"]);
+        eventually("it is up", SOON, || (!of_user(GAMES).is_empty()).then_some(()));
+        let hello = fs::read_to_string(job_dir(host, &job).join("hello.json")).expect("a record");
+        let hello: Value = serde_json::from_str(&hello).expect("JSON");
+        let supervisor = hello["pid"].as_u64().expect("a number") as u32;
+        assert_eq!(fs::metadata(format!("/proc/{supervisor}")).expect("it runs").uid(), KEEPER);
+        agent_tests::signal(supervisor, rustix::process::Signal::KILL);
+        host.wait_for(&job, ENDED);
+        eventually("nobody is left", SOON, || of_user(GAMES).is_empty().then_some(()));
+    });
+}
+
+fn of_user(uid: u32) -> Vec<PathBuf> {
+    let entries = fs::read_dir("/proc").expect("a directory").flatten().map(|entry| entry.path());
+    let is_its =
+        |path: &PathBuf| path.join("stat").exists() && path.metadata().is_ok_and(|found| found.uid() == uid);
+    entries.filter(is_its).collect()
+}
+
+/// Asks the helper as a daemon that was taken over, or as somebody else; says what it answered.
+const ASK: &str = r"
+import json, os, socket, sys
+path, order = sys.argv[1], json.loads(sys.argv[2])
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.settimeout(20)
+try:
+    s.connect(path)
+    body = order.get('raw', '').encode() * order.get('times', 1) or json.dumps(order['verb']).encode()
+    fds = [os.pipe()[1] if fd == 'pipe' else os.open(fd, os.O_RDONLY) for fd in order.get('fds', [])]
+    socket.send_fds(s, [body], fds) if fds else s.send(body)
+    print((s.recv(1 << 17) or b'closed').decode())
+except OSError as error:
+    print('closed', error)
+";
+
+fn ask(helper: &Helper, user: u32, order: &Value) -> String {
+    let uid = user.to_string();
+    let asked = Command::new("setpriv")
+        .args(["--reuid", &uid, "--regid", &uid, "--clear-groups", "/usr/bin/python3", "-c", ASK])
+        .arg(&helper.socket)
+        .arg(order.to_string())
+        .output()
+        .expect("Python runs");
+    format!("{}{}", String::from_utf8_lossy(&asked.stdout), String::from_utf8_lossy(&asked.stderr))
+}
+
+type Order = (&'static str, Value);
+
+fn give(path: &str, uid: u32) -> Value {
+    json!({"verb": {"give": {"path": path, "uid": uid, "kind": "everything"}}})
+}
+
+fn of_files(secret: &str) -> Vec<Order> {
+    vec![
+        ("a path above the state directory", give("../secret", 2_000_000_001)),
+        ("a path with dots inside", give("jobs/../../secret", 2_000_000_001)),
+        ("an absolute path", give(secret, 2_000_000_001)),
+        ("a whole root", give("jobs", 2_000_000_001)),
+        ("the controller's secrets", give("controller/secrets", 2_000_000_001)),
+        ("a link in the path", give("jobs/a.1.0/out", 2_000_000_001)),
+        ("a link to a directory", give("envs/root", 2_000_000_001)),
+        ("a file", give("jobs/a.1.0/hard", 2_000_000_001)),
+        ("giving to root", give("jobs/a.1.0", 0)),
+        ("giving to a system account", give("jobs/a.1.0", 2)),
+        ("giving to nobody", give("jobs/a.1.0", NOBODY)),
+        ("taking through a link", json!({"verb": {"take": {"path": "envs/root"}}})),
+        ("taking above", json!({"verb": {"take": {"path": "envs/../.."}}})),
+    ]
+}
+
+fn of_processes(helper: u32, daemon: u32) -> Vec<Order> {
+    let supervise = |replica: &str, uid: u32, fds: &[&str]| json!({"verb": {"supervise": {"replica": replica, "uid": uid}}, "fds": fds});
+    let kill = |groups: &[&str], mark: &str| json!({"verb": {"kill": {"groups": groups, "mark": mark, "within_ms": 1000}}});
+    let build = |fds: &[&str]| json!({"verb": {"build": {"argv": ["/usr/bin/id"], "env": [], "cwd": "/", "nice": 0}}, "fds": fds});
+    let scope = |pid: u32| {
+        json!({"verb": {"enclose": {"pid": pid, "scope": {"job": {
+            "replica": "a.1.0", "instance": "0123456789", "metadata": false}}}}})
+    };
+    let uuid = "0f0e0d0c-0b0a-0908-0706-050403020100";
+    vec![
+        ("a supervisor for root", supervise("a.1.0", 0, &["pipe"])),
+        ("a supervisor for the daemon itself", supervise("a.1.0", KEEPER, &["pipe"])),
+        ("a supervisor for a number of nobody", supervise("a.1.0", 59_998, &["pipe"])),
+        ("a supervisor elsewhere", supervise("../../etc", 2_000_000_001, &["pipe"])),
+        ("a supervisor that is not there", supervise("none.1.0", 2_000_000_001, &["pipe"])),
+        ("a greeting to a file", supervise("a.1.0", 2_000_000_001, &["/dev/null"])),
+        ("a supervisor without a pipe", supervise("a.1.0", 2_000_000_001, &[])),
+        ("too many pipes", supervise("a.1.0", 2_000_000_001, &["pipe", "pipe"])),
+        ("more descriptors than there is room", supervise("a.1.0", 2_000_000_001, &["pipe"; 9])),
+        ("a builder that writes to files", build(&["/dev/null", "/dev/null", "/dev/null"])),
+        ("a builder without streams", build(&[])),
+        ("killing the machine's groups", kill(&["/sys/fs/cgroup/system.slice"], uuid)),
+        ("killing through dots", kill(&["/sys/fs/cgroup/agentd-x/../init.scope"], uuid)),
+        ("killing by another mark", kill(&[], "/")),
+        ("a scope for the first process", scope(1)),
+        ("a scope for the helper", scope(helper)),
+        ("a scope for the daemon", scope(daemon)),
+        ("a verb that is none", json!({"verb": {"exec": {"argv": ["id"]}}})),
+        ("a field too many", json!({"verb": {"take": {"path": "jobs/a.1.0", "as": "root"}}})),
+        ("no JSON", json!({"raw": "{"})),
+        ("deep JSON", json!({"raw": "[", "times": 100_000})),
+        ("a frame that is too long", json!({"raw": "x", "times": 131_073})),
+    ]
+}
+
+fn attacks(tally: &mut Tally, _: &Scale) {
+    let (mut host, helper) = split();
+    let (state, daemon) = (host.state(), host.pid());
+    host.kill(); // it would remove what it does not know
+    let secret = host.home().join("secret");
+    fs::write(&secret, "root's").expect("a file");
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).expect("its own file");
+    let tree = state.join("jobs/a.1.0");
+    fs::create_dir_all(&tree).expect("a directory");
+    fs::hard_link(&secret, tree.join("hard")).expect("one file system");
+    symlink(&secret, tree.join("soft")).expect("a link");
+    symlink(host.home(), tree.join("out")).expect("a link");
+    for path in [&tree, &tree.join("soft")] {
+        std::os::unix::fs::lchown(path, Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
+    }
+    symlink("/root", state.join("envs/root")).expect("a link");
+    let secret_path = secret.to_str().expect("UTF-8");
+    let orders = of_files(secret_path).into_iter().chain(of_processes(helper.child.id(), daemon));
+    for (what, order) in orders {
+        tally.case(what, || {
+            let said = ask(&helper, KEEPER, &order);
+            let is_no = ["refused", "failed", "closed"].iter().any(|word| said.contains(word));
+            assert!(is_no && !said.contains("Traceback"), "{said}");
+        });
+    }
+    for user in [GAMES, NOBODY, 1000, 2_000_000_001] {
+        tally.case("somebody else asks", || {
+            let said = ask(&helper, user, &give("jobs/a.1.0", 2_000_000_001));
+            assert!(said.contains("closed"), "{user}: {said}");
+        });
+    }
+    tally.case("what was refused did nothing, and what is done leaves root's files alone", || {
+        let said = ask(&helper, KEEPER, &give("jobs/a.1.0", 2_000_000_001));
+        assert!(said.contains("done"), "{said}");
+        assert_eq!(tree.metadata().expect("a directory").uid(), 2_000_000_001);
+        for path in [&secret, &tree.join("hard"), host.home()] {
+            assert_eq!(path.metadata().expect("it is there").uid(), 0, "{}", path.display());
+        }
+        assert_eq!(fs::read_to_string(&secret).expect("root reads it"), "root's");
+        let said = ask(&helper, KEEPER, &json!({"verb": {"take": {"path": "jobs/a.1.0"}}}));
+        assert!(said.contains("done"), "{said}");
+        assert_eq!(secret.metadata().expect("it is there").uid(), 0);
+    });
+    wrong_launch(tally, &host, &helper);
+}
+
+/// The launch record is the daemon's own: what it says of users counts for nothing, and its supervisor writes nowhere
+/// that the daemon could not.
+fn wrong_launch(tally: &mut Tally, host: &Host, helper: &Helper) {
+    let dir = host.state().join("jobs/b.1.0");
+    for part in ["", "log", "job", "job/work"] {
+        fs::create_dir_all(dir.join(part)).expect("a directory");
+        chown(dir.join(part), Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
+    }
+    let roots = host.home().join("roots");
+    fs::write(&roots, "as it was\n").expect("a file");
+    let launch = json!({"version": 2, "replica": "b.1.0", "argv": ["/bin/sh", "-c", "id"], "env": {},
+        "cwd": "work", "grace_ms": 1000, "user": {"uid": 0, "gid": 0, "groups": [0]}});
+    for (name, text) in [("launch.json", launch.to_string()), ("job/tracking.jsonl", String::new())] {
+        fs::write(dir.join(name), text).expect("a file");
+        chown(dir.join(name), Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
+    }
+    symlink(&roots, dir.join("shim.log")).expect("a link");
+    let order = json!({"verb": {"supervise": {"replica": "b.1.0", "uid": 2_000_000_001}}, "fds": ["pipe"]});
+    tally.case("a supervisor follows no link further than the daemon", || {
+        ask(helper, KEEPER, &order);
+        std::thread::sleep(std::time::Duration::from_secs(1)); // it would have written at once
+        assert_eq!(fs::read_to_string(&roots).expect("root reads it"), "as it was\n");
+    });
+    tally.case("a launch record makes nobody root", || {
+        fs::remove_file(dir.join("shim.log")).expect("a link");
+        ask(helper, KEEPER, &order);
+        eventually("the supervisor stands", SOON, || dir.join("shim.sock").exists().then_some(()));
+        let go = "import socket,sys\ns=socket.socket(socket.AF_UNIX);s.settimeout(20);s.connect(sys.argv[1])\n\
+                  s.recv(4096);s.sendall(b'{\"verb\":\"go\"}\\n');print(s.recv(4096))";
+        let told = Command::new("setpriv")
+            .args(["--reuid", "33", "--regid", "33", "--clear-groups", "/usr/bin/python3", "-c", go])
+            .arg(dir.join("shim.sock"))
+            .output()
+            .expect("Python runs");
+        let exit = eventually("the job is over", SOON, || fs::read_to_string(dir.join("exit.json")).ok());
+        let log = Command::new("grep").args(["-rah", "uid="]).arg(dir.join("log")).output().expect("grep runs");
+        let said = String::from_utf8_lossy(&log.stdout).into_owned();
+        assert!(said.contains("uid=2000000001 gid=2000000001"), "{said} {exit} {told:?}");
+    });
+}
+
+/// What `systemd-analyze` says of the unit, at most.
+const EXPOSURE: f64 = 3.0;
+
+/// As the manager puts the two together: what comes later counts.
+fn exposure(tally: &mut Tally, _: &Scale) {
+    tally.case("the exposure of the service", || {
+        let temp = tempfile::tempdir().expect("a temporary directory");
+        let unit = temp.path().join("agentd.service");
+        let part = |name: &str| fs::read_to_string(root().join("systemd").join(name)).expect("a unit");
+        fs::write(&unit, part("agentd.service") + &part("agentd-split.conf")).expect("a file");
+        let told = Command::new("systemd-analyze")
+            .args(["security", "--offline=true", "--no-pager"])
+            .arg(unit)
+            .output()
+            .expect("systemd-analyze runs: install systemd");
+        let said = String::from_utf8_lossy(&told.stdout).into_owned();
+        let score = said.lines().find_map(|line| {
+            let (_, rest) = line.split_once("exposure level for agentd.service: ")?;
+            rest.split_whitespace().next()?.parse::<f64>().ok()
+        });
+        assert!(score.is_some_and(|score| score <= EXPOSURE), "{said}");
+    });
+}
