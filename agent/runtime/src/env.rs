@@ -232,6 +232,7 @@ impl Environments {
                     return Ok(lease.with_variables(builder.variables(spec)));
                 };
                 place.condemn()?;
+                tracing::warn!(key = lease.key(), damage, "rebuilding changed environment");
                 note(
                     log,
                     &format!("{} was changed since it was built: {damage}; it is built anew\n", lease.key()),

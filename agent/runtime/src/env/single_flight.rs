@@ -206,6 +206,7 @@ async fn build(
             let taken = tokio::task::spawn_blocking(move || made.take_back()).await.map_err(io::Error::other);
             taken.flatten().map_err(AcquireError::io("take over", place.prefix()))?;
             scaffold.finish(built).await?;
+            tracing::info!(key = place.name(), seconds = started.elapsed().as_secs(), "built environment");
             workspace.say(&format!(
                 "{} is ready after {:.1} s",
                 place.name(),
