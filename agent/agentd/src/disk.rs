@@ -7,15 +7,15 @@
 //! ```
 //!
 //! Owns: how full the disk is, measured in one place and told as a watched value; the [`Ballast`]; in which order room
-//! is made. Hides: the marks ([`Watermarks`]) and how often anything is looked at. What holds something that can go is
-//! a [`Reclaimer`]: it knows what goes first and what never does, and nothing of the disk.
+//! is made. Hides: the marks ([`Watermarks`]) and how often anything is looked at. Each part that can free disk
+//! space is a [`Reclaimer`]: it chooses what to remove, and does not look at the disk.
 //!
 //! Invariants: no work that fills the disk begins while it is low ([`DiskKeeper::room`]); room is made in the order in
 //! which the reclaimers are given, and each is asked only while there is still too little; a reclaimer that takes long
 //! holds up only those of its own lane, and never the measurement.
 //!
-//! Tasks: [`DiskKeeper::measure`], and [`DiskKeeper::reclaim`] once for each lane. They hold nothing that matters, so
-//! they may be started again at any time. Started by `crate::roles`.
+//! Tasks: [`DiskKeeper::measure`], and [`DiskKeeper::reclaim`] once for each lane. They have no state of their own,
+//! so they may be started again at any time. Started by `crate::roles`.
 
 mod ballast;
 pub(crate) mod blobs;

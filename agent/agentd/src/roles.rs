@@ -454,7 +454,8 @@ async fn start_node(
     Ok((adopted, lane))
 }
 
-/// What can go when the disk is low: what goes at once, and what takes long. What is cheapest to have again goes first.
+/// What can be removed when the disk is low, in two lanes, each in the order of removal: what is cheapest to make again
+/// goes first. What may take minutes belongs into the second lane, so that the first does not wait for it.
 fn lanes(
     config: &Config,
     prestaged_trees: &PrestagedTrees,

@@ -5,11 +5,12 @@
 //!                                                        └─ lock ─ part, upload ─ place ─ join ─ start │ remove
 //! ```
 //!
-//! Owns one connection ([`SshHost`]) and what is done over it; who calls owns the controller and the terminal ([`Desk`]).
+//! Owns one connection ([`SshHost`]) and what is done over it; the caller owns the connection to the
+//! controller and the terminal ([`Desk`]).
 //! Everything that is done on the host is in `host.sh`.
 //!
-//! Invariants: nothing on the host changes before all findings are known; each step may be cut at any byte and done
-//! again; a secret goes over the standard input of a command and stands in none.
+//! Invariants: nothing on the host changes before all findings are known; each step may be interrupted at any
+//! byte and repeated; a secret goes over the standard input of a command, never on a command line.
 
 mod config;
 mod known_hosts;

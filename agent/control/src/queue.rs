@@ -141,7 +141,7 @@ pub(crate) struct Task {
 /// What came of storing outputs: nothing for a job that left nothing.
 type Saved = Result<Option<Artifacts>, Fault>;
 
-/// The queue of a controller that starts from `loaded`; `life` is random, and tells it from those before.
+/// The queue of a controller that starts from `loaded`; `controller_epoch` is random, and tells it from those before.
 pub(crate) fn queue(
     loaded: Loaded,
     contact: Duration,

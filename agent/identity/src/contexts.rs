@@ -1,6 +1,6 @@
 //! The controllers that a user has logged in to, by names of his own.
 //!
-//! One file of mode 0600 in his configuration directory, replaced whole. Whatever else is in it stays.
+//! One file of mode 0600 in his configuration directory, replaced whole. Other files there are left alone.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};

@@ -1,7 +1,7 @@
 //! Tokens: what makes a machine a node, or somebody a user.
 //!
-//! A token is 256 random bits and the fingerprint of the authority that gave it. The controller keeps a hash of the
-//! bits alone; whoever uses it checks with the fingerprint whom he speaks to, before he shows the bits.
+//! A token is 256 random bits and the fingerprint of the authority that gave it. The controller keeps only a hash
+//! of the bits. The client verifies the controller by the fingerprint before it sends the bits.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,7 +1,8 @@
 //! Time as a value that is passed in.
 //!
-//! Wall time ([`Timestamp`]) is a label for people. Leases and limits count [`Boot`] time, which no
-//! administrator sets and which goes on while the machine sleeps. Nothing compares the clocks of two machines.
+//! Wall time ([`Timestamp`]) is for people: what is displayed, and the dates they set. Leases and limits count
+//! [`Boot`] time, which no administrator sets and which goes on while the machine sleeps. Nothing compares the clocks
+//! of two machines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};

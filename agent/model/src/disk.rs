@@ -1,4 +1,4 @@
-//! How full a disk may get. Pure: whoever fills a disk and whoever makes room on it judges by the same marks.
+//! How full a disk may get. Pure: those who write to a disk and those who free space on it use the same watermarks.
 
 use crate::size;
 

@@ -11,9 +11,9 @@
 //! Node     liveness × eligibility: placed on only when Ready and Open
 //! ```
 //!
-//! Invariants: a terminal state never changes; a verdict, once fixed, never becomes another one (a node lost
-//! before the outputs are stored may cost the whole attempt, which then is made again); an event that does
-//! not apply leaves the state as it was (reports are levels, so late and repeated ones are normal).
+//! Invariants: a terminal state never changes; a verdict, once fixed, never becomes another one (when a node is lost
+//! before the outputs are stored, the attempt may be discarded and a new one started); an event that does not apply
+//! leaves the state as it was (each report carries the whole current state, so late and repeated ones are normal).
 
 use std::fmt;
 

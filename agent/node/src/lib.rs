@@ -1,11 +1,10 @@
-//! Knows this machine.
+//! Inspects the local machine.
 //!
-//! Owns the look at the machine a daemon runs on: what it has ([`probe`]), how full it is ([`load`]), and which boot
-//! this is ([`boot_id`]); what the driver says of its GPUs ([`gpu`]), and where other
-//! machines reach it ([`net`]). Hides procfs, sysfs, the file system calls
-//! and the ways of distributions.
+//! Owns what can be found out about it: what it has ([`probe`]), how full it is ([`load`]), and which boot this is
+//! ([`boot_id`]); what the driver says of its GPUs ([`gpu`]), and where other machines reach it ([`net`]). Hides
+//! procfs, sysfs, the file system calls and the differences between distributions.
 //!
-//! Invariants: nothing here starts a process, needs a right, or waits longer than a second, but for
+//! Invariants: nothing here starts a process, needs a privilege, or waits longer than a second, but for
 //! [`gpu::look`], which is called in a process of its own; what cannot be found out is absent or said to be
 //! unknown, never invented. A finding always says what it means for jobs *in
 //! this version*. There are no tasks: every function is a plain, blocking call, made by the worker when it

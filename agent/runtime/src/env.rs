@@ -76,7 +76,7 @@ use image::Images;
 use install::Installer;
 use interpreter::Interpreters;
 use pip::Pip;
-use single_flight::SingleFlights;
+use single_flight::{Made, SingleFlights};
 
 /// Makes environments of one kind.
 pub trait EnvBuilder: Send + Sync + 'static {
@@ -238,8 +238,8 @@ impl Environments {
                     &format!("{} was changed since it was built: {damage}; it is built anew\n", lease.key()),
                 );
             }
-            reused = false;
-            SingleFlights::join(&self.flights, &place, builder, spec)?.follow(log, told).await?;
+            let flight = SingleFlights::join(&self.flights, &place, builder, spec)?;
+            reused &= flight.follow(log, told).await? == Made::Before;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The one clock that wakes the shim: it counts the time the machine sleeps, as leases and limits do.
+//! The shim's only timer. Time in suspend counts, as it does for leases and limits.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

@@ -75,7 +75,7 @@ pub struct Made {
     /// The limits that were asked for and are not, each with the reason.
     pub unmet: Vec<String>,
     /// Open files by which a process enters each group: it writes `0`.
-    pub doors: Vec<OwnedFd>,
+    pub procs_files: Vec<OwnedFd>,
 }
 
 /// What the groups of one run are called. The instance makes it differ from any other, the replica is for people.
@@ -91,15 +91,15 @@ pub fn paths(places: &[GroupPlace], name: &str) -> Vec<PathBuf> {
 /// Makes the groups called `name` at `places` and sets their limits. What cannot be made is left out.
 pub fn make(places: &[GroupPlace], name: &str, limits: Limits) -> Made {
     let mut made = Vec::new();
-    let mut doors = Vec::new();
+    let mut procs_files = Vec::new();
     for place in places {
         if place.v2 {
             open_to_children(place);
         }
         match make_one(&place.parent.join(name)) {
-            Ok(door) => {
+            Ok(file) => {
                 made.push(place);
-                doors.push(OwnedFd::from(door));
+                procs_files.push(OwnedFd::from(file));
             }
             Err(_) => drop(fs::remove_dir(place.parent.join(name))), // read-only, not ours, or out of groups
         }
@@ -121,7 +121,7 @@ pub fn make(places: &[GroupPlace], name: &str, limits: Limits) -> Made {
         memory: set("memory", limits.memory, limit_memory),
         pids: set("pids", limits.pids.map(|limit| limit.min(half_of_all_pids())), limit_pids),
     };
-    Made { groups, containment, limits, unmet, doors }
+    Made { groups, containment, limits, unmet, procs_files }
 }
 
 /// The groups of the container this process is in, as they are seen from inside: all hierarchies that count or limit

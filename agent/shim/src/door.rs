@@ -1,8 +1,8 @@
 //! How the supervisor of a job in a container comes to the job directory.
 //!
-//! The container sees the job's part of the directory alone. The rest is handed to the supervisor open, through a
-//! socket at which somebody listens only until it stands there: before anything of the job is started. It becomes the
-//! current directory of the supervisor, which no process of the job may look at (`PR_SET_DUMPABLE`), and no path in the
+//! The container sees the job's part of the directory alone. The rest is passed to the supervisor as an open
+//! descriptor, through a socket whose listener is closed before anything of the job is started. It becomes the current
+//! directory of the supervisor, which no process of the job may look at (`PR_SET_DUMPABLE`), and no path in the
 //! container leads there.
 
 use std::io;

@@ -27,15 +27,14 @@ pub(crate) struct Started {
     pub(crate) capacity: usize,
 }
 
-/// Marks the job as started, durably, and executes the command in the groups behind `doors`; `folder` is the job's part
-/// of the directory, as the job finds it. After an error
-/// it must not be tried again.
+/// Marks the job as started, durably, and executes the command in the groups of `procs_files`; `folder` is the job's
+/// part of the directory, as the job finds it. After an error it must not be tried again.
 pub(crate) fn start(
     dir: &JobDir,
     folder: &Path,
     launch: &Launch,
     instance: &str,
-    doors: Vec<OwnedFd>,
+    procs_files: Vec<OwnedFd>,
 ) -> Result<Started, NotStarted> {
     let failed = |step: &str| {
         let step = step.to_owned();
@@ -69,7 +68,7 @@ pub(crate) fn start(
     command.envs(launch.secrets.iter().map(|(name, value)| (name, &value.0)));
     let error_input = input.try_clone().map_err(failed("make a pipe for the output"))?;
     command.stdin(order).stdout(input).stderr(error_input);
-    sys::start_as_job(&mut command, launch.user.clone(), doors, launch.container);
+    sys::start_as_job(&mut command, launch.user.clone(), procs_files, launch.container);
     match failpoint::hit("shim.exec").and_then(|()| command.spawn()) {
         Ok(child) => Ok(Started { pid: child.id() as i32, output, capacity }),
         Err(error) if let Some(os_error) = sys::not_entered(&error) => {
@@ -83,8 +82,9 @@ pub(crate) fn start(
     }
 }
 
-/// The command line by which this program starts the command of a rank, and what that finds on standard input. Its own
-/// ends with the job directory, before which may stand who it is to be, or in a container with the way to that directory.
+/// The command line by which this program starts the command of a rank, and what that finds on standard input. Its
+/// own ends with the job directory, before which may stand who it is to be, or in a container with the way to that
+/// directory.
 fn through_rank(launch: &Launch, gang: &GangLaunch) -> io::Result<(Vec<String>, Stdio)> {
     let line = fs::read("/proc/self/cmdline")?;
     let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());

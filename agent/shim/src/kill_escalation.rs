@@ -1,11 +1,11 @@
-//! When to signal the processes of a job that must end. Pure: time is passed in; a sleeping machine does not
-//! make a grace longer, because whoever waits for its end on another machine does not sleep.
+//! When to signal the processes of a job that must end. Pure: time is passed in; time in suspend
+//! counts, because the controller keeps waiting.
 //!
 //! ```text
 //! quiet ──stop──▶ Term once ──grace over──▶ Kill, again and again ──30 s──▶ GiveUp
 //! ```
 //!
-//! A stop during the grace may shorten it, never lengthen it. A grace of zero skips the polite signal.
+//! A stop during the grace may shorten it, never lengthen it. A grace of zero skips SIGTERM.
 
 use std::time::Duration;
 

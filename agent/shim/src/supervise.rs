@@ -274,8 +274,8 @@ impl Supervisor<'_> {
             self.life.lease_over = true;
             return self.over(End::NeverStarted(NotStarted::LeaseOver));
         }
-        let doors = match self.contain() {
-            Ok(doors) => doors,
+        let procs_files = match self.contain() {
+            Ok(procs_files) => procs_files,
             Err(error) => {
                 self.notes.error(&error);
                 let step = error.to_string();
@@ -284,7 +284,7 @@ impl Supervisor<'_> {
         };
         self.hide();
         self.life.started_at = Some(SystemClock.now());
-        match job::start(&self.dir, &self.folder, &self.launch, &self.hello.instance, doors) {
+        match job::start(&self.dir, &self.folder, &self.launch, &self.hello.instance, procs_files) {
             Ok(started) => {
                 if self.gives_up
                     && let Err(error) = sys::keep_only_kill()
@@ -335,7 +335,7 @@ impl Supervisor<'_> {
         if let Err(error) = self.dir.write_hello(&self.hello) {
             self.notes.error(&error); // what matters is in the first
         }
-        Ok(made.doors)
+        Ok(made.procs_files)
     }
 
     /// The container keeps the job together, and its limits are those of the job: they are there, and only looked at.

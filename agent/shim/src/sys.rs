@@ -116,20 +116,20 @@ pub fn not_entered(error: &io::Error) -> Option<i32> {
     error.raw_os_error().filter(|number| *number >= NOT_ENTERED).map(|number| number - NOT_ENTERED)
 }
 
-/// Makes `command` start as a job must: in the control groups behind `doors`, in a session of its own, as `user` with
-/// his groups alone, with default signals, the usual file mode mask, no capability in any set, no way to gain
+/// Makes `command` start as a job must: in the control groups of `procs_files`, in a session of its own, as `user`
+/// with his groups alone, with default signals, the usual file mode mask, no capability in any set, no way to gain
 /// privileges, and before the machine's own processes when the kernel must end one for want of memory. What runs as
 /// root on the machine itself keeps what root may.
-pub fn start_as_job(command: &mut Command, user: Option<User>, doors: Vec<OwnedFd>, container: bool) {
+pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<OwnedFd>, container: bool) {
     let groups: Vec<Gid> =
         user.iter().flat_map(|user| &user.groups).map(|group| Gid::from_raw(*group)).collect();
     let user = user.map(|user| (Uid::from_raw(user.uid), Gid::from_raw(user.gid)));
     let uid = user.map_or_else(nix::unistd::geteuid, |(uid, _)| uid);
     let gives_up = container || !uid.is_root();
     let prepare = move || {
-        for door in &doors {
+        for file in &procs_files {
             // SAFETY: the pointer is to a constant of the stated length.
-            if unsafe { libc::write(door.as_raw_fd(), c"0".as_ptr().cast(), 1) } != 1 {
+            if unsafe { libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) } != 1 {
                 let number = io::Error::last_os_error().raw_os_error().unwrap_or(0);
                 return Err(io::Error::from_raw_os_error(NOT_ENTERED + number));
             }

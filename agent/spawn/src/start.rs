@@ -1,5 +1,5 @@
-//! The command lines of supervisors and builders. Whoever runs them may be root, so nothing that the daemon says is in
-//! their environment, and they are root's own program until they have become who they are to be.
+//! The command lines of supervisors and builders. They may run as root, so nothing that the daemon says is in their
+//! environment, and they stay our own program until they have switched to their target user.
 
 use std::path::Path;
 use std::process::Command;

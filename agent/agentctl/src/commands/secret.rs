@@ -1,4 +1,4 @@
-//! `secret`: what jobs are told and nobody else. A value comes in on standard input and never out.
+//! `secret`: the caller's secrets, which only jobs read. A value is read from standard input and never printed.
 
 use std::io::Read;
 

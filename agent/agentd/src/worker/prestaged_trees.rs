@@ -1,13 +1,13 @@
 //! Trees that jobs may want next, laid out while the ones before them run.
 //!
 //! Owns `prestaged/` of the state directory, closed to everybody else. After a job was started this makes a prestaged
-//! tree of each of its trees that is worth it; the next job whose tree is near takes that
-//! ([`agent_cas::snapshot::PrestagedTree`]) and has it in a moment, where writing all of it takes seconds.
+//! tree of each of its trees that is worth it; the next job with a similar tree takes it
+//! over ([`agent_cas::snapshot::PrestagedTree`]) and has it in a moment, where writing all of it takes seconds.
 //!
 //! Invariants: a prestaged tree is made for a job that runs already, one at a time, and never on a disk that would be
-//! low then; at most [`KEPT`] are kept, and the one that was of no use for longest goes; when the disk is low all go,
-//! before anything waits for room. A prestaged tree does not outlive the daemon, so a crash leaves nothing to be
-//! trusted: what is found at the start is removed.
+//! low then; at most [`KEPT`] are kept, and the least recently used is removed first; when the disk is low all are
+//! removed, before anything waits for room. A prestaged tree does not outlive the daemon, so a crash leaves nothing
+//! to be trusted: what is found at the start is removed.
 //!
 //! Tasks: one ([`PrestagedTrees::run`]), which may be started again at any time.
 

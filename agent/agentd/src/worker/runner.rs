@@ -14,7 +14,8 @@
 //! and outputs are stored whatever it was; a job that may be replaced is never started, and never goes on,
 //! beyond the time the controller granted, which a restart of the daemon does not prolong.
 //!
-//! Channels: [`Desired`] in, [`ReplicaView`] out, both as watched levels. Spawned by `worker::reconcile`.
+//! Channels: [`Desired`] in, [`ReplicaView`] out, both as watch channels, which hold the latest value. Spawned by
+//! `worker::reconcile`.
 
 mod follow;
 mod gang;

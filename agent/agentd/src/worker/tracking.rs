@@ -5,9 +5,9 @@
 //! the rest of the daemon, a script that uses MLflow appends lines to its tracking file, as any script may.
 //!
 //! Invariants: a record is on the disk, in that file, before the call is answered; what a run recorded is the fold of
-//! the file ([`book`]), so nothing is lost with the daemon; a refusal of a call is never a status that clients repeat,
-//! because they repeat for minutes (only too many connections and calls are: [`doors`], [`run`]); artifacts never leave
-//! the job's folder ([`artifacts`]).
+//! the file ([`book`]), so nothing is lost with the daemon; a refusal of a call is never a status that clients
+//! repeat, because they repeat for minutes (only too many connections and calls are: [`listener`], [`run`]);
+//! artifacts never leave the job's folder ([`artifacts`]).
 //!
 //! Tasks: the future that [`Tracking::start`] returns, run by `roles`.
 
@@ -15,7 +15,7 @@ mod answer;
 mod artifacts;
 mod book;
 mod calls;
-mod doors;
+mod listener;
 mod models;
 mod registry;
 mod run;
@@ -46,7 +46,7 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 use answer::Refusal;
-use doors::Doors;
+use listener::LimitedListener;
 use run::Run;
 
 /// Threads that the calls of all jobs have together: the daemon has others to do with the rest.
@@ -105,15 +105,15 @@ impl Tracking {
         let router = router(tracking.runs.clone());
         let serve = async move {
             let stop = stop.shared();
-            let doors = Doors::new(listener);
-            let taken = doors.taken();
+            let limited = LimitedListener::new(listener);
+            let taken = limited.taken();
             let router = router.layer(map_response(move |mut answer: Response| {
                 if taken.are_scarce() {
                     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
                 std::future::ready(answer)
             }));
-            let serve = axum::serve(doors, router).with_graceful_shutdown(stop.clone());
+            let serve = axum::serve(limited, router).with_graceful_shutdown(stop.clone());
             tokio::select! {
                 _ = serve.into_future() => {} // it never fails
                 () = stop.then(|()| tokio::time::sleep(LAST_CALLS)) => {}

@@ -1,4 +1,4 @@
-//! The client against a server that may be told to be difficult in the ways real ones are.
+//! The client against a server with injected faults, such as real ones were seen to have.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

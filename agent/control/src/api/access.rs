@@ -4,8 +4,8 @@
 //! [`guard`] stands before all services; it lets a call through with its [`Caller`], or answers itself. What belongs to
 //! a job asks further: [`Services::owned`] gives a job to its owner and to operators alone.
 //!
-//! Who is there says the transport ([`Peer`]), never the caller. A certificate says who somebody is and never what he
-//! may: that is looked up at each call, and so is whether he is still one of the controller's.
+//! The transport identifies the caller ([`Peer`]), who is not asked for it. A certificate says who somebody is and
+//! never what he may: that is looked up at each call, and so is whether he is still one of the controller's.
 //!
 //! Every call that may change something, and every refusal, is written down: [`Audit`].
 
@@ -165,8 +165,8 @@ const IDENTITY: &[(&str, Rule)] = &[
     ("RemoveNode", Rule::Admin),
 ];
 
-/// Calls that change nothing, or that nodes make all the time. All others are written down.
-const UNTOLD: &[&str] = &[
+/// Calls that change nothing, or that nodes make all the time. All others go into the audit log.
+const UNAUDITED: &[&str] = &[
     "/agent.v1.Jobs/Get",
     "/agent.v1.Jobs/List",
     "/agent.v1.Jobs/Watch",
@@ -210,11 +210,11 @@ pub(super) fn rule(path: &str) -> Option<Rule> {
     methods.iter().find(|(name, _)| *name == method).map(|(_, rule)| *rule)
 }
 
-/// Whether a call is written down that was allowed.
-fn is_told(path: &str) -> bool {
+/// Whether a call that was allowed goes into the audit log.
+fn is_audited(path: &str) -> bool {
     let is_blob =
         BLOBS.iter().any(|service| path.strip_prefix('/').is_some_and(|path| path.starts_with(service)));
-    !is_blob && !UNTOLD.contains(&path)
+    !is_blob && !UNAUDITED.contains(&path)
 }
 
 /// What the rules are looked up in. Cheap to clone.
@@ -366,7 +366,7 @@ pub(super) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
             tonic::Code::PermissionDenied | tonic::Code::Unauthenticated | tonic::Code::Unimplemented
         )
     };
-    if is_told(&path) || answer.as_ref().is_some_and(refused) {
+    if is_audited(&path) || answer.as_ref().is_some_and(refused) {
         let entry = AuditEntry {
             at_ms: gate.clock.now(),
             who: peer.who().map_or_else(|| "nobody".to_owned(), |who| who.to_string()),

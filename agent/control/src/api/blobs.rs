@@ -1,6 +1,6 @@
 //! The part of `Nodes` that is about the store of blobs: making room in it, and checking it.
 //!
-//! Neither loses anything: nothing goes that anybody needs, and what is damaged is of no use.
+//! Both are safe: only blobs that nobody needs, or that are damaged, are removed.
 
 use agent_cas::Checked;
 use agent_cas::gc::{Collected, Goal, Holder, Reason, Stay};

@@ -1,7 +1,7 @@
 //! `Jobs`: what clients ask of a controller.
 //!
-//! A submission is answered when it is on disk. A watcher sees the job as it stands, then each change that
-//! it is fast enough to see one by one, and always the last.
+//! A submission is answered when it is on disk. A watcher sees the job as it is, then its changes:
+//! a slow one may miss some in between, never the last.
 
 use std::pin::Pin;
 

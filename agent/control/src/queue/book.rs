@@ -2,8 +2,8 @@
 //!
 //! Pure: messages and the time go in; changed records, history and waiting reasons come out through
 //! [`Book::changes`]. Each part owns its state and what of it is not on disk yet: the records of [`jobs`], the
-//! waiting [`line`], the [`fleet`] of nodes, the [`replicas`] between a decision and the word of their node, the
-//! strangers of [`adopt`]. Here and in [`nodes`] are the rules that touch several of them.
+//! waiting [`line`], the [`fleet`] of nodes, the [`replicas`] that were ordered and that their nodes have not
+//! reported yet, the unknown jobs of [`adopt`]. Here and in [`nodes`] are the rules that touch several of them.
 //!
 //! Invariants: every placed job has the epoch of its replicas; an outcome counts once; a terminal job is never
 //! touched again and leaves the book when it is written ([`Book::retire`]).
@@ -95,8 +95,8 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// What a controller starts from. Every node counts as just heard and every lease as just answered:
-    /// neither is remembered. `contact` is how long a node counts as connected after a report; `life` is random.
+    /// What a controller starts from. Every node counts as just heard and every lease as just answered: neither is
+    /// remembered. `contact` is how long a node counts as connected after a report; `controller_epoch` is random.
     pub(crate) fn new(
         loaded: Loaded,
         contact: Duration,

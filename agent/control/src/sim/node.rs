@@ -1,8 +1,8 @@
 //! A machine of the simulation: its clock, its disk, its supervisors, its agent.
 //!
 //! What the agent and the supervisors decide comes from `agent_model::protocol`, as in the programs. What is
-//! modelled here is what those programs do about it, and what survives which kind of end: the agent's memory
-//! its process, a supervisor its boot, a job directory everything.
+//! modelled here is what those programs do about it, and what is lost when: the memory of the agent when its
+//! process ends, a supervisor at a reboot, a job directory never.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

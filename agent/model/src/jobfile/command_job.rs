@@ -62,7 +62,7 @@ fn read(node: Node, given: &[(String, String)]) -> Result<CommandJob, Fault> {
     // What is no command job has other rules: nothing else is said of it.
     refuse_other_kinds(&mut top)?;
     top.ignore(&["$schema", "properties", "parent_job_name", "identity"]);
-    top.warn_of(&[("services", "the agent does not open doors into a running job")], &mut warnings);
+    top.warn_of(&[("services", "services of a running job cannot be reached")], &mut warnings);
     wrong.note(read_compute(&mut top, &mut warnings));
     let code = wrong.note(read_code(&mut top));
     let environment =

@@ -1,9 +1,9 @@
-//! Conda environments: what a file of the user means on this node, made by the engine and, for its pip part, by
-//! the installer of pip packages.
+//! Conda environments: resolves a user's file for this node, and lets the engine build it and, for its pip part, the
+//! installer of pip packages.
 //!
-//! What makes an environment what it is: the platform, the channels, what is asked for and what the machine
-//! offers, in versions that do not change with every update; or a lock, and then nothing else. Not the names,
-//! variables and comments of the file.
+//! The cache key of an environment: the platform, the channels, the packages asked for, and the machine's virtual
+//! packages in versions that do not change with every update. With a lock file the key is the lock file alone. Names,
+//! variables and comments of the file are not part of it.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,7 +1,7 @@
 //! Environments that jobs name instead of defining them.
 //!
-//! A name leads to a file in a directory of the node, else to a definition that comes with the program. What it
-//! leads to is what is built and kept, so two names of one definition are one environment.
+//! A name resolves to a file in a directory of the node, else to a definition that comes with the program. The cache
+//! key is that of the definition, so two names of one definition are one environment.
 
 use std::collections::BTreeSet;
 use std::fs;

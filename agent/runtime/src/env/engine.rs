@@ -1,7 +1,6 @@
-//! The conda engine: a program of its own that is asked, followed and, when nobody waits any more, killed.
+//! The conda engine: a child process that takes requests and streams progress. It is killed when nobody waits for it.
 //!
-//! Owns what a request of this node looks like, where the answer of a probe is remembered, and what an answer means
-//! here. Hides the protocol of `agent-env`.
+//! Builds requests, remembers the answers of probes and interprets results. Hides the protocol of `agent-env`.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

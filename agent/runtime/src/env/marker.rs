@@ -184,7 +184,12 @@ fn survey(prefix: &Path) -> io::Result<(Extent, u64)> {
     while let Some(dir) = dirs.pop() {
         for entry in dir.read_dir()? {
             let entry = entry?;
-            let (path, seen) = (entry.path(), entry.metadata()?);
+            let path = entry.path();
+            // Bytecode and the marker are written under other names first, which may be gone by now.
+            let seen = match entry.metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                seen => seen?,
+            };
             if seen.is_dir() {
                 dirs.push(path);
                 continue;

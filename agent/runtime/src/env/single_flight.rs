@@ -32,7 +32,16 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// How often an engine may break off a build without getting further than before.
 const BREAKS: u32 = 3;
 
-type Outcome = Result<(), AcquireError>;
+/// How an environment came to be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Made {
+    /// It was built, here or by another agent that was waited for.
+    Anew,
+    /// It was there already: who looked before this one came at a moment when somebody else looked at it.
+    Before,
+}
+
+type Outcome = Result<Made, AcquireError>;
 type Build = Shared<BoxFuture<'static, Outcome>>;
 
 /// The builds of this process.
@@ -178,12 +187,18 @@ async fn build(
     transcript: &Arc<Transcript>,
     flights: &SingleFlights,
 ) -> Outcome {
+    let mut waited = false;
     let waiting = || {
+        waited = true;
         transcript.write(b"waiting for another agent that works on this environment\n");
         transcript.tell(Some(Progress::of(Phase::Waiting, "another agent")));
     };
     let Some(lock) = place.exclusive(waiting).await? else {
-        return transcript.repeat(place);
+        if !waited {
+            return Ok(Made::Before);
+        }
+        transcript.repeat(place);
+        return Ok(Made::Anew);
     };
     transcript.keep(place)?;
     let scaffold = lock.scaffold().await?;
@@ -212,7 +227,7 @@ async fn build(
                 place.name(),
                 started.elapsed().as_secs_f64()
             ));
-            Ok(())
+            Ok(Made::Anew)
         }
         Err(error) => {
             workspace.say(&format!("{} could not be built: {error}", place.name()));
@@ -289,7 +304,7 @@ impl Transcript {
     }
 
     /// Becomes the log of the place: this is the process that builds.
-    fn keep(&self, place: &EnvDir) -> Outcome {
+    fn keep(&self, place: &EnvDir) -> Result<(), AcquireError> {
         match fs::rename(&self.path, place.log()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(AcquireError::io("keep", &self.path)(error))
@@ -299,11 +314,10 @@ impl Transcript {
     }
 
     /// Repeats the log of the place, which another process built meanwhile.
-    fn repeat(&self, place: &EnvDir) -> Outcome {
+    fn repeat(&self, place: &EnvDir) {
         if let Ok(text) = fs::read(place.log()) {
             self.write(&text);
         }
-        Ok(())
     }
 
     fn copy(&self, mut from: u64, log: &mut File) -> io::Result<u64> {

@@ -391,6 +391,19 @@ async fn test_two_processes_on_one_directory_build_once() {
 }
 
 #[tokio::test]
+async fn test_environment_that_is_there_after_all_is_not_said_to_be_built() {
+    let fixture = Fixture::new();
+    let environments = fixture.scripted([Script::default()]);
+    let spec = EnvSpec::host();
+    let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
+    let (builder, place) = (&environments.builders[0], environments.cache.found(lease.key()).unwrap());
+    // As one who found the lock taken by somebody who only looked.
+    let flight = SingleFlights::join(&environments.flights, &place, builder, &spec).unwrap();
+    let made = flight.follow(&fixture.path("second"), &nobody()).await.unwrap();
+    assert_eq!((made, fixture.log("second").as_str()), (Made::Before, ""));
+}
+
+#[tokio::test]
 async fn test_build_goes_on_while_one_waits_and_ends_with_the_last() {
     let fixture = Fixture::new();
     let pid_file = fixture.path("pid");

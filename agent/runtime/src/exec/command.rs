@@ -31,8 +31,8 @@ use super::memory_group::{Kills, MemoryGroup};
 /// The most output [`Command::capture`] keeps, in bytes; what comes later is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
 
-/// Enters the groups whose doors come first and becomes the program. Before it, since what a program starts while it
-/// is being moved stays outside.
+/// Enters the groups whose `cgroup.procs` files come first and becomes the program. Before it, since what a program
+/// starts while it is being moved stays outside.
 const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ 2>/dev/null > "$1"; shift; done; shift; exec "$@""#;
 
 /// A short child to run. Its environment is what [`envs`](Command::envs) gives it and nothing else, its
@@ -364,7 +364,7 @@ impl Command {
             None => tokio::process::Command::new(first),
             Some(limited) => {
                 let mut shell = tokio::process::Command::new("/bin/sh");
-                shell.args(["-c", ENTER, "sh"]).args(limited.doors()).arg("--").arg(first);
+                shell.args(["-c", ENTER, "sh"]).args(limited.procs_files()).arg("--").arg(first);
                 shell
             }
         };

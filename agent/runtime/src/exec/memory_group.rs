@@ -57,7 +57,7 @@ impl MemoryGroup {
     }
 
     /// The files by which a process enters the group: it writes its number.
-    pub(super) fn doors(&self) -> impl Iterator<Item = PathBuf> + '_ {
+    pub(super) fn procs_files(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs"))
     }
 

@@ -1,7 +1,7 @@
-//! Jobs as processes of this machine: how a shim comes to stand at a job directory, in a scope of its own.
+//! Jobs as processes of this machine: how a shim is started for a job directory, in a scope of its own.
 //!
-//! Owns the start of the shim's program, and what of an earlier one goes before that. It is told to go, and found
-//! again, by [`super::local`].
+//! Owns the start of the shim's program, and the removal of an earlier one's exit record before it. [`super::local`]
+//! finds a running shim again and tells it to end.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;

@@ -57,7 +57,7 @@ fn test_limit_that_does_not_take_effect_is_told() {
     fs::write(root.path().join("g/cgroup.procs"), "").unwrap();
     fs::write(root.path().join("g/pids.max"), "0").unwrap();
     let made = make(&[place], "g", limits);
-    assert_eq!((made.containment, made.doors.len()), (Containment::V1, 1));
+    assert_eq!((made.containment, made.procs_files.len()), (Containment::V1, 1));
     assert_eq!(made.limits, Limits { memory: None, pids: Some(7) });
     assert_eq!(made.unmet, ["memory 1048576: no control group here can limit it"]);
     fs::write(root.path().join("g/pids.max"), "99").unwrap();

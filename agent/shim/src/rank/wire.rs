@@ -3,12 +3,12 @@
 //! ```text
 //! who lends                                who leads
 //!   nonce ──────────────────────────────────▶
-//!        ◀── nonce, command line, their code under the secret of the attempt
+//!        ◀── nonce, command line, their MAC with the secret of the attempt
 //!   out, err, …, exit code ─────────────────▶
 //! ```
 //!
-//! The code covers both nonces and the command line, so nothing can be repeated and nothing be changed. What is said
-//! is not hidden: the network between the nodes of a job carries its data as it is, too.
+//! The MAC covers both nonces and the command line, so replayed or altered messages are rejected. Nothing is encrypted:
+//! the network between the nodes of a job carries its data in the clear, too.
 
 use std::io::{self, Read, Write};
 

@@ -3,8 +3,8 @@
 //! Owns what stands between the two: the GPUs it has, the other ranks of its gang, the leave to start, the container
 //! around it. In this order, because each may take long: GPUs are taken before a rank says that it could start, and
 //! leave is asked for again after each wait.
-//! A stop ends every wait; the launch itself is never dropped, for whoever drops it cannot tell whether the command
-//! runs. From there on only its shim ends it.
+//! A stop ends every wait; the launch itself is never dropped, because then it would be unknown whether the
+//! command runs. From there on only its shim ends it.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};

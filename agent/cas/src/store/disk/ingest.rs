@@ -1,4 +1,4 @@
-//! A blob whose bytes come bit by bit.
+//! Streaming ingest of one blob.
 //!
 //! A small one is gathered in memory, because it ends up in a segment; a large one grows in a file below `temp/`.
 

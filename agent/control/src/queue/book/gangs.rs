@@ -1,11 +1,11 @@
 //! The part of the book that starts attempts of several ranks: all of them together, or none.
 //!
-//! What each step rests on is in `agent_model::protocol::gang`. Here is when the controller says that a gang goes
+//! The protocol is explained in `agent_model::protocol::gang`. Here is when the controller lets a gang start
 //! ([`Assembly`]), and what it does when that, or a start, takes too long ([`Gangs`]).
 //!
-//! Invariants: an attempt goes at most once, and that is on disk before any node hears of it; it goes only when every
-//! rank has said, in this life of the controller, that it could start and reaches the others; an attempt that is to
-//! be stopped never goes, so its ranks were never started, and it waits for none whose node is silent.
+//! Invariants: an attempt is started at most once, and that is on disk before any node hears of it; it is started only
+//! when every rank has said, since this controller was started, that it is ready and reaches the others; an attempt
+//! that is to be stopped is not started any more, and waits for no rank whose node is silent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

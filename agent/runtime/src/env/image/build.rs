@@ -1,8 +1,8 @@
 //! Images that are built from a context: a Dockerfile and what it copies.
 //!
-//! What makes such an image what it is: the files of the context, which Dockerfile, the extra certificates and the
-//! platform. What its base images were is noted beside the record, and one that names another image by now is
-//! reason to build anew.
+//! The cache key of such an image: the files of the context, which Dockerfile, the extra certificates and the platform.
+//! The digests of its base images are noted beside the record; when a base tag points to another digest, it is built
+//! again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;

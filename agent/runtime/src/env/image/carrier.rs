@@ -1,4 +1,4 @@
-//! Which images can carry a conda environment of this machine: those with a C library that is new enough for it.
+//! Which images can run a conda environment of this machine: those with a C library that is new enough for it.
 //!
 //! The library is read from a container of the image that is made and never started, so that nothing of the image
 //! runs. Asked once for each image.

@@ -1,4 +1,4 @@
-//! Why a container ended that left no exit record. For people: that the job is over is certain before anybody asks.
+//! Why a container ended that left no exit record. For display only: the caller already knows that the job has ended.
 
 use std::time::Duration;
 

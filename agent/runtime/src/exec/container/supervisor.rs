@@ -1,8 +1,8 @@
-//! The shim on its way into any image, and to its job directory.
+//! How the shim gets into a container of any image, and to its job directory.
 //!
 //! It is linked statically, so that its program alone is mounted, read-only, and nothing of an image runs in it: no
 //! loader, no library, whatever the image has. The job directory is handed to it through a socket
-//! ([`agent_shim::door`]), which nobody listens at any more when the command is started.
+//! ([`agent_shim::door`]), whose listener is closed before the command is started.
 
 use std::convert::Infallible;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Trees of processes that do not want to end: none may be left, however the job ends.
+//! Process trees that ignore signals: no process may be left, however the job ends.
 
 use agent_shim::{CgroupRequest, Controller, Limits};
 use tokio::task::JoinSet;

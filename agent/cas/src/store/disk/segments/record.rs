@@ -1,7 +1,7 @@
 //! What a segment is made of, byte by byte.
 //!
-//! A segment begins with a preface of 16 bytes: eight that say what it is, and eight of chance that its note
-//! repeats. Then follow records, each a header of 56 bytes and the bytes of one blob:
+//! A segment begins with a preface of 16 bytes: eight that say what it is, and eight random ones, which its
+//! index file repeats. Then follow records, each a header of 56 bytes and the bytes of one blob:
 //!
 //! | Bytes | What |
 //! |---|---|
@@ -12,9 +12,9 @@
 //! | 16–48 | SHA-256 of the blob |
 //! | 48–56 | the first bytes of the SHA-256 of all that |
 //!
-//! Numbers are little-endian. A header says where it is, so a copy of it elsewhere is none. The reader trusts
-//! nothing: a blob counts when its bytes have its hash, and what does not hold is passed over up to the next
-//! record that does, because what was acknowledged may follow it.
+//! Numbers are little-endian. A header contains its own offset, so a copy of it elsewhere is invalid. The reader
+//! trusts nothing: a blob counts when its bytes have its hash. Invalid bytes are skipped up to the next valid record,
+//! because acknowledged blobs may follow.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! A registry of one image, as small as the engine takes it, that can misbehave.
+//! A minimal image registry with one image, which can inject faults.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};

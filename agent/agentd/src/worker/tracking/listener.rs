@@ -1,8 +1,8 @@
 //! The connections of the tracking endpoint: how many there are, and for how long a silent one stays.
 //!
-//! Any process of the machine may connect, so no number of silent connections may keep a job from its endpoint or
-//! the daemon from its files. A connection on which nothing came for a while is closed, sooner if no request ever
-//! came whole up to its body; a stranger's ends with the refusal, and any with its answer when more than half are taken.
+//! Any process of the machine may connect, so no number of silent connections may keep a job from its endpoint or the
+//! daemon from its files. A connection on which nothing came for a while is closed, sooner if no request ever came
+//! whole up to its body; a stranger's ends with the refusal, and any with its answer when more than half are taken.
 //! One too many is told to come later (503), which clients of MLflow do by themselves.
 
 use std::io;
@@ -29,14 +29,14 @@ const COME_LATER: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 /// The listener of the endpoint.
-pub(super) struct Doors {
+pub(super) struct LimitedListener {
     listener: TcpListener,
     taken: Connections,
 }
 
-impl Doors {
-    pub(super) fn new(listener: TcpListener) -> Doors {
-        Doors { listener, taken: Connections::new() }
+impl LimitedListener {
+    pub(super) fn new(listener: TcpListener) -> LimitedListener {
+        LimitedListener { listener, taken: Connections::new() }
     }
 
     /// The connections, to be asked how many are left.
@@ -45,7 +45,7 @@ impl Doors {
     }
 }
 
-impl Listener for Doors {
+impl Listener for LimitedListener {
     type Io = Connection<TcpStream, Silence>;
     type Addr = SocketAddr;
 
