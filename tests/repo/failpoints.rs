@@ -48,6 +48,7 @@ const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/runtime/src/env/single_flight.rs", "log.write_all(", "a build log is for people"),
     ("agent/runtime/src/env/kept.rs", "fs::write(&pin", "it is there or not, and who asked is told"),
     ("agent/runtime/src/env/marker.rs", "agent_fs::write_whole(path", "without it more files are compared"),
+    ("agent/runtime/src/env/interpreter.rs", "agent_fs::write_whole(path", "without it they are asked again"),
     (
         "agent/runtime/src/exec/command.rs",
         ".spawn()?);",

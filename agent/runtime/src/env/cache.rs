@@ -10,6 +10,7 @@
 //! ROOT/image-3f0a….image     the images that were brought for it, see [`held`](super::image)
 //! ROOT/pip-3f0a….pin         it is not removed to make room
 //! ROOT/.trash-pip-3f0a…-1    what was removed, until its files are gone
+//! ROOT/interpreters.json     what interpreters said of themselves, see [`interpreter`](super::interpreter)
 //! ```
 //!
 //! Lock files are never removed: a lock on a removed file locks nothing.

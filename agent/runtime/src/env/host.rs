@@ -32,7 +32,7 @@ impl Host {
     }
 
     /// The interpreter, which has what the job lists.
-    async fn interpreter(&self, spec: &EnvSpec) -> Result<Arc<Interpreter>, AcquireError> {
+    async fn interpreter(&self, spec: &EnvSpec) -> Result<Interpreter, AcquireError> {
         let EnvSpec::Host { python, requirements } = spec else {
             return Err(AcquireError::Unsupported { kind: spec.kind() });
         };

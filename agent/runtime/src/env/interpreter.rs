@@ -1,20 +1,25 @@
 //! Which file is behind the name of a Python, and what does it say about itself?
 //!
 //! A name may lead to a script of a version manager, which takes a tenth of a second to find the real file; so it
-//! is asked once, and again only when one of the files that could change its answer changed.
+//! is asked once, and again only when one of the files that could change its answer changed. The answers outlive the
+//! daemon in `ROOT/interpreters.json`; without that file everything is asked again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use serde::Deserialize;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::build_workspace::Deaths;
 use super::{AcquireError, EnvConfig};
-use crate::exec::Command;
+use crate::exec::{Command, CommandError};
 
 /// How long an interpreter may take to answer, on a machine that is busy with other jobs.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,7 +30,7 @@ print(json.dumps(dict(
     base_prefix=sys.base_prefix, stdlib=sysconfig.get_path('stdlib'), implementation=sys.implementation.name, platform=sysconfig.get_platform())))";
 
 /// What an interpreter says about itself.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Interpreter {
     /// The real file, behind wrappers of version managers.
     pub(super) executable: PathBuf,
@@ -57,7 +62,7 @@ impl Interpreter {
 }
 
 /// Which file it is, and whether it changed: path, device, inode, modification time.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp(PathBuf, Option<(u64, u64, i64, i64)>);
 
 impl Stamp {
@@ -72,32 +77,69 @@ impl Stamp {
     }
 }
 
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Known {
     stamps: Vec<Stamp>,
-    interpreter: Arc<Interpreter>,
+    interpreter: Interpreter,
+}
+
+impl Known {
+    fn still_holds(&self) -> bool {
+        still_hold(&self.stamps)
+    }
+}
+
+/// What is known, as it is kept for the next start of the daemon.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Saved {
+    /// The digest of what every answer depends on: the search path, the variables, and who asks.
+    asked_with: String,
+    known: BTreeMap<String, Known>,
+    /// Names whose files do not work.
+    broken: BTreeMap<String, Vec<Stamp>>,
+}
+
+impl Saved {
+    fn read(path: &Path, asked_with: String) -> Saved {
+        let read = || -> Option<Saved> { serde_json::from_slice(&fs::read(path).ok()?).ok() };
+        let found = read().filter(|saved| saved.asked_with == asked_with);
+        found.unwrap_or_else(|| Saved { asked_with, ..Saved::default() })
+    }
+
+    fn write(&self, path: &Path) {
+        let text = serde_json::to_vec(self).map_err(io::Error::other);
+        if let Err(error) = text.and_then(|text| agent_fs::write_whole(path, &text)) {
+            tracing::debug!(path = %path.display(), %error, "cannot note interpreters");
+        }
+    }
 }
 
 /// The interpreters of this node, each asked once.
 pub(super) struct Interpreters {
     config: Arc<EnvConfig>,
-    known: tokio::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<Option<Known>>>>>,
-    /// Names whose files do not work, for [`Interpreters::all`]: one that hangs is not tried again and again.
-    broken: tokio::sync::Mutex<HashMap<String, Vec<Stamp>>>,
+    /// Held while a name is asked: it is asked once, however many want it, and nobody waits for another name.
+    asking: tokio::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    saved: Mutex<Saved>,
 }
 
 impl Interpreters {
     pub(super) fn new(config: Arc<EnvConfig>) -> Interpreters {
-        Interpreters { config, known: tokio::sync::Mutex::default(), broken: tokio::sync::Mutex::default() }
+        let asker = config.builder.as_ref().map(|builder| builder.id);
+        // Variables may hold what nobody else should read, such as the password of a proxy.
+        let asked_with = format!("{} {:?} {asker:?}", config.path, config.vars_of_questions());
+        let asked_with = agent_model::ids::hex(&Sha256::digest(asked_with));
+        let saved = Mutex::new(Saved::read(&place(&config), asked_with));
+        Interpreters { config, asking: tokio::sync::Mutex::default(), saved }
     }
 
     /// What jobs can call by a name, best first: `python3`, `python`, then the versions, the newest first. What does
-    /// not work is left out.
+    /// not work is left out, and not tried again before its files change.
     pub(super) async fn all(&self) -> Vec<agent_model::node::Interpreter> {
         let path = self.config.path.clone();
         let names = tokio::task::spawn_blocking(move || names(&path)).await.unwrap_or_default();
-        let mut broken = self.broken.lock().await;
-        broken.retain(|_, stamps| stamps.iter().all(Stamp::still_holds));
-        let tried = names.iter().filter(|name| !broken.contains_key(*name));
+        let broken = self.saved.lock().broken.clone();
+        let is_broken = |name: &String| broken.get(name).is_some_and(|stamps| still_hold(stamps));
+        let tried = names.iter().filter(|name| !is_broken(name));
         let found = join_all(tried.map(async |name| (name, self.find(name).await))).await;
         let mut all = Vec::new();
         for (name, found) in found {
@@ -106,38 +148,40 @@ impl Interpreters {
                     name: name.clone(),
                     version: found.version.clone(),
                 }),
-                Err(AcquireError::Killed { .. }) => {}
-                Err(_) => {
-                    let stamps = candidates(name, &self.config.path).into_iter().map(Stamp::of);
-                    broken.insert(name.clone(), stamps.collect());
+                Err(AcquireError::PythonUnusable { .. } | AcquireError::PythonMissing { .. }) => {
+                    let stamps = candidates(name, &self.config.path).into_iter().map(Stamp::of).collect();
+                    self.note(|saved| drop(saved.broken.insert(name.clone(), stamps)));
                 }
+                Err(error) => tracing::debug!(name, %error, "cannot ask interpreter now"),
             }
         }
         all
     }
 
     /// The interpreter of this name or absolute path.
-    pub(super) async fn find(&self, name: &str) -> Result<Arc<Interpreter>, AcquireError> {
-        // One name is asked once, however many want it; nobody waits for another name.
-        let slot = self.known.lock().await.entry(name.to_owned()).or_default().clone();
-        let mut slot = slot.lock().await;
-        if let Some(found) = slot.as_ref()
-            && found.stamps.iter().all(Stamp::still_holds)
-        {
-            return Ok(found.interpreter.clone());
+    pub(super) async fn find(&self, name: &str) -> Result<Interpreter, AcquireError> {
+        let turn = self.asking.lock().await.entry(name.to_owned()).or_default().clone();
+        let _turn = turn.lock().await;
+        let known = self.saved.lock().known.get(name).cloned();
+        if let Some(known) = known.filter(Known::still_holds) {
+            return Ok(known.interpreter);
         }
         let mut refusal = AcquireError::PythonMissing { name: name.to_owned() };
         for candidate in candidates(name, &self.config.path) {
             match self.ask(&candidate).await {
                 Ok(interpreter) => {
-                    let interpreter = Arc::new(interpreter);
                     let stamps = stamps(&candidate, &interpreter);
-                    *slot = Some(Known { stamps, interpreter: interpreter.clone() });
+                    let known = Known { stamps, interpreter: interpreter.clone() };
+                    self.note(|saved| {
+                        saved.broken.remove(name);
+                        saved.known.insert(name.to_owned(), known);
+                    });
                     return Ok(interpreter);
                 }
                 Err(AcquireError::PythonUnusable { path, detail }) => {
                     refusal = AcquireError::PythonUnusable { path, detail };
                 }
+                // Another one in its place would be another environment, for this moment only.
                 Err(other) => return Err(other),
             }
         }
@@ -145,13 +189,18 @@ impl Interpreters {
     }
 
     async fn ask(&self, path: &Path) -> Result<Interpreter, AcquireError> {
+        const STEP: &str = "asking a Python what it is";
         let unusable = |detail| AcquireError::PythonUnusable { path: path.to_owned(), detail };
         let deaths = Deaths::watch();
         let command = Command::new(path).args(["-I", "-c", QUESTION]).stall(PATIENCE);
         let command = command.cwd(&self.config.root).envs(self.config.vars_of_questions());
         let command = self.config.apart(command.envs([("PATH", &self.config.path)]));
-        let output = command.capture().await.map_err(|error| unusable(error.to_string()))?;
-        deaths.check("asking a Python what it is", output.status)?;
+        let output = command.capture().await.map_err(|error| match error {
+            CommandError::Stalled { .. } => unusable(error.to_string()),
+            CommandError::Spawn { ref source, .. } if is_of_the_file(source) => unusable(error.to_string()),
+            error => AcquireError::command(STEP)(error),
+        })?;
+        deaths.check(STEP, output.status)?;
         let text = String::from_utf8_lossy(&output.text);
         let last = text.lines().last().unwrap_or_default();
         serde_json::from_str(last).map_err(|_| match last {
@@ -159,6 +208,28 @@ impl Interpreters {
             said => unusable(said.to_owned()),
         })
     }
+
+    /// Changes what is known, here and for the next start. Blocking, briefly.
+    fn note(&self, change: impl FnOnce(&mut Saved)) {
+        let mut saved = self.saved.lock();
+        change(&mut saved);
+        saved.write(&place(&self.config));
+    }
+}
+
+/// That a program was not started because of its file, and not for want of something on the machine.
+fn is_of_the_file(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    const OF_THE_FILE: [Errno; 5] = [Errno::NOENT, Errno::ACCESS, Errno::NOEXEC, Errno::NOTDIR, Errno::LOOP];
+    Errno::from_io_error(error).is_some_and(|error| OF_THE_FILE.contains(&error))
+}
+
+fn place(config: &EnvConfig) -> PathBuf {
+    config.root.join("interpreters.json")
+}
+
+fn still_hold(stamps: &[Stamp]) -> bool {
+    stamps.iter().all(Stamp::still_holds)
 }
 
 /// The names of interpreters that the search path has files for.
@@ -247,6 +318,8 @@ mod tests {
             let all: Vec<_> = all.iter().map(|one| (one.name.as_str(), one.version.as_str())).collect();
             assert_eq!(all, [("python3", "3.11.7"), ("python3.11", "3.11.7"), ("python3.9", "3.9.2")]);
         }
+        // Neither does the next life of the daemon, unless somebody else is to ask.
+        assert_eq!(Interpreters::new(interpreters.config.clone()).all().await.len(), 3);
         for name in ["python3", "python3.8", "python3.11"] {
             let asked = fs::read_to_string(dir.path().join(format!("{name}.asked"))).unwrap();
             assert_eq!(asked, "asked\n", "{name}");
