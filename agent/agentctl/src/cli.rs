@@ -1,6 +1,7 @@
 //! The command line, as types; and the variables of the environment it honours.
 
 mod attach;
+mod metrics;
 mod token;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::failure::{EXIT_CODES, JOB_CODES};
 
 pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
+pub(crate) use metrics::MetricsArgs;
 pub(crate) use token::TokenVerb;
 
 /// Submit jobs to agentd, follow them, look at them, end them.
@@ -53,8 +55,8 @@ pub(crate) enum Verb {
     /// Print the output of a job; with -f the exit code is the job's.
     #[command(after_help = JOB_CODES)]
     Logs(LogsArgs),
-    /// Show what a job recorded: metrics, parameters and tags.
-    Metrics(JobJsonArgs),
+    /// Show what jobs recorded: metrics, parameters and tags; with --history every point.
+    Metrics(MetricsArgs),
     /// Wait until jobs have ended; the exit code is that of the first that did not complete.
     #[command(after_help = format!("Example:\n  agentctl wait train-a train-b && agentctl run report\n\n{JOB_CODES}"))]
     Wait(WaitArgs),

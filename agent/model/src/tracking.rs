@@ -42,7 +42,7 @@ pub enum TrackingRecord {
         /// The step it belongs to.
         #[serde(default)]
         step: i64,
-        /// When it was recorded; the time of arrival when absent.
+        /// When it was recorded; not known when absent.
         #[serde(default)]
         time: Option<Timestamp>,
     },

@@ -1,12 +1,15 @@
-//! `metrics`: what a job recorded.
+//! `metrics`: what jobs recorded.
+
+mod history;
 
 use std::collections::BTreeMap;
 
 use agent_model::tracking::{EXPERIMENT, OWN, TrackingLine, TrackingRecord};
 use serde_json::{Value, json};
 
+use self::history::Point;
 use super::view::JobView;
-use crate::cli::JobJsonArgs;
+use crate::cli::MetricsArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
@@ -15,25 +18,68 @@ use crate::output::{Output, Paper};
 
 /// Shows metrics, parameters and tags.
 pub(super) async fn metrics(
-    args: &JobJsonArgs,
+    args: &MetricsArgs,
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
     let client = Client::find(to).await?;
-    let view = JobView::try_from(client.job(&args.job).await?)?;
-    let (job, ranks) = (view.job.clone(), view.ranks());
-    let recorded = Recorded::read(&client.tracking(&job, ranks).await?);
-    if args.json {
-        return output.json(&recorded.json(&job));
+    let mut jobs = Vec::new();
+    for job in &args.jobs {
+        let view = JobView::try_from(client.job(job).await?)?;
+        let records = client.tracking(&view.job, view.ranks()).await?;
+        jobs.push((view.job, records));
     }
-    if recorded.is_empty() {
-        output.note(&format!(
-            "{job} has recorded nothing so far; scripts use mlflow.log_metric, or append to $AGENTD_METRICS"
-        ));
+    if args.history {
+        return every_point(&jobs, args, output);
+    }
+    let summed = jobs.iter().map(|(job, records)| (job, Recorded::read(records, &args.metric)));
+    let summed: Vec<_> = summed.collect();
+    if args.json {
+        let mut all: Vec<Value> = summed.iter().map(|(job, recorded)| recorded.json(job)).collect();
+        return match all.len() {
+            1 => output.json(&all.remove(0)),
+            _ => output.json(&all),
+        };
+    }
+    let paper = output.paper();
+    for (place, (job, recorded)) in summed.iter().enumerate() {
+        if summed.len() > 1 {
+            output.print(&format!("{}{job}\n", if place > 0 { "\n" } else { "" }))?;
+        }
+        match recorded.is_empty() {
+            true => output.note(&nothing(job, &args.metric)),
+            false => output.print(&recorded.render(paper))?,
+        }
+    }
+    Ok(())
+}
+
+/// Shows all that was recorded of metrics.
+fn every_point(jobs: &[(String, Vec<u8>)], args: &MetricsArgs, output: &mut Output) -> Result<(), Failure> {
+    let points = jobs.iter().flat_map(|(job, records)| Point::read(job, records, &args.metric));
+    let points: Vec<Point> = points.collect();
+    if args.json {
+        return output.json(&history::json(&points));
+    }
+    if args.csv {
+        return output.print(&history::csv(&points));
+    }
+    if points.is_empty() {
+        let names: Vec<&str> = jobs.iter().map(|(job, _)| job.as_str()).collect();
+        output.note(&nothing(&names.join(", "), &args.metric));
         return Ok(());
     }
     let paper = output.paper();
-    output.print(&recorded.render(paper))
+    output.print(&history::table(&points, paper))
+}
+
+fn nothing(job: &str, wanted: &[String]) -> String {
+    match wanted {
+        [] => format!(
+            "{job} has recorded nothing so far; scripts use mlflow.log_metric, or append to $AGENTD_METRICS"
+        ),
+        names => format!("{job} has recorded nothing called {}", names.join(" or ")),
+    }
 }
 
 /// What a job recorded, summed up.
@@ -59,17 +105,21 @@ pub(super) struct Series {
 }
 
 impl Recorded {
-    /// From tracking records, one a line; what is no record is passed over. Names of a run that the script began have
-    /// its name and a slash before them.
-    pub(super) fn read(lines: &[u8]) -> Recorded {
+    /// From tracking records, one a line; what is no record is passed over. If metrics are named, only those. Names of a
+    /// run that the script began have its name and a slash before them.
+    pub(super) fn read(lines: &[u8], wanted: &[String]) -> Recorded {
         let mut recorded = Recorded::default();
         for TrackingLine { run, record } in lines.split(|byte| *byte == b'\n').filter_map(TrackingLine::parse)
         {
-            let full = |name: String| if run.is_empty() { name } else { format!("{run}/{name}") };
+            let full = |name: String| full_name(&run, name);
             match record {
                 TrackingRecord::Metric { metric, value, step, .. } => {
-                    recorded.metrics.entry(full(metric)).or_insert(Series::EMPTY).add(value, step);
+                    let name = full(metric);
+                    if wanted.is_empty() || wanted.contains(&name) {
+                        recorded.metrics.entry(name).or_insert(Series::EMPTY).add(value, step);
+                    }
                 }
+                _ if !wanted.is_empty() => {}
                 TrackingRecord::Param { param, text } => drop(recorded.params.insert(full(param), text)),
                 TrackingRecord::Tag { tag, .. } if tag.starts_with(OWN) && tag != EXPERIMENT => {}
                 TrackingRecord::Tag { tag, text } => drop(recorded.tags.insert(full(tag), text)),
@@ -153,6 +203,11 @@ impl Series {
     }
 }
 
+/// What a record of a run is called outside of it; the job's own run has no name.
+fn full_name(run: &str, name: String) -> String {
+    if run.is_empty() { name } else { format!("{run}/{name}") }
+}
+
 /// A number, or the word for what JSON has no number for.
 fn value(value: f64) -> Value {
     match value {
@@ -183,7 +238,7 @@ nonsense
     #[test]
     fn test_tables_show_last_least_and_greatest() {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
-        insta::assert_snapshot!(Recorded::read(LINES).render(paper), @r"
+        insta::assert_snapshot!(Recorded::read(LINES, &[]).render(paper), @r"
             METRIC    LAST    MIN  MAX  COUNT
             loss     0.125  0.125  0.5      3
             nothing    NaN    NaN  NaN      1
@@ -201,6 +256,6 @@ nonsense
 
     #[test]
     fn test_json_has_words_for_what_is_no_number() {
-        insta::assert_snapshot!("json", pretty(&Recorded::read(LINES).json("j")));
+        insta::assert_snapshot!("json", pretty(&Recorded::read(LINES, &[]).json("j")));
     }
 }

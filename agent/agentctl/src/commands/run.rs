@@ -90,7 +90,7 @@ fn how_to_go_on(job: &str, output: &mut Output) {
 }
 
 async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(), Failure> {
-    let recorded = Recorded::read(&client.tracking(&job.job, job.ranks()).await?);
+    let recorded = Recorded::read(&client.tracking(&job.job, job.ranks()).await?, &[]);
     let entries = match job.outcome.as_ref().and_then(|outcome| outcome.artifacts) {
         // The job is over and told; a listing that fails must not make it look otherwise.
         Some(artifacts) => snapshot::list(&client.blobs(), artifacts.root).await.unwrap_or_default(),
@@ -147,7 +147,7 @@ mod tests {
             executable: false,
         };
         let entries = [entry("outputs/best.json", 96), entry("outputs/model.bin", 1_200_000)];
-        insta::assert_snapshot!(summary(&ended(), &Recorded::read(lines), &entries, PAPER), @r"
+        insta::assert_snapshot!(summary(&ended(), &Recorded::read(lines, &[]), &entries, PAPER), @r"
             train-1 Completed after 12 s, exit code 0
 
             METRIC  LAST   MIN  MAX  COUNT
