@@ -74,9 +74,9 @@ fn test_lists_of_some_jobs_and_those_who_watch_see_the_end() {
         let jobs = listed["jobs"].as_array().unwrap().clone();
         jobs.iter().map(|job| job["job"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!(names(&["--state", "failed", "--mine"]), [second.clone()]);
-    assert_eq!(names(&["--active"]), [first.clone()]);
-    assert_eq!(names(&["--limit", "1"]), [second.clone()]);
+    assert_eq!(names(&["--state", "failed", "--mine"]), [second.as_str()]);
+    assert_eq!(names(&["--active"]), [first.as_str()]);
+    assert_eq!(names(&["--limit", "1"]), [second.as_str()]);
     assert_eq!(names(&["--experiment", "none"]), [""; 0]);
 
     let mut watching = host.client(&["jobs", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -90,6 +90,14 @@ fn test_lists_of_some_jobs_and_those_who_watch_see_the_end() {
     until("Completed");
     watching.kill().unwrap();
     watching.wait().unwrap();
+}
+
+/// A shell with the variables of a command of ours.
+#[allow(clippy::disallowed_methods, reason = "completes as a user's shell does")]
+fn of_bash(of_ours: &Command) -> Command {
+    let mut bash = Command::new("bash");
+    bash.envs(of_ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    bash
 }
 
 #[test]
@@ -109,10 +117,7 @@ fn test_bash_completes_names_of_jobs() {
             words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
             words.len() - 1,
         );
-        let mut bash = Command::new("bash");
-        bash.args(["-c", &line]);
-        of_ours.get_envs().for_each(|(name, value)| drop(value.map(|value| bash.env(name, value))));
-        finish(&mut bash).ok().stdout.trim().to_owned()
+        finish(of_bash(&of_ours).args(["-c", &line])).ok().stdout.trim().to_owned()
     };
     assert_eq!(complete(&["agentctl", "show", "tr"]), "train-2 train-1");
     assert_eq!(complete(&["agentctl", "submit", "p", "--after", "o"]), "other");

@@ -41,7 +41,8 @@ impl Reloader {
                 return;
             }
         };
-        let Changed { live, restart } = changed(&self.settings, &new.settings);
+        let changed = changed(&self.settings, &new.settings);
+        let live = &changed.live;
         if live.contains(&"log") {
             // It was checked with the configuration.
             let filter = new.log.parse::<Targets>().unwrap_or_default();
@@ -52,14 +53,7 @@ impl Reloader {
         // What counts after a restart is named again the next time.
         self.settings.retain(|setting| !live.contains(&setting.key));
         self.settings.extend(new.settings.into_iter().filter(|setting| live.contains(&setting.key)));
-        match restart.is_empty() {
-            true => info!(changed = live.join(", "), "read configuration anew"),
-            false => warn!(
-                changed = live.join(", "),
-                after_restart = restart.join(", "),
-                "read configuration anew: some of it counts from the next start on, which jobs outlive"
-            ),
-        }
+        changed.tell();
     }
 }
 
@@ -70,6 +64,20 @@ struct Changed {
     live: Vec<&'static str>,
     /// Counts from the next start on.
     restart: Vec<&'static str>,
+}
+
+impl Changed {
+    fn tell(&self) {
+        let (changed, after_restart) = (self.live.join(", "), self.restart.join(", "));
+        if after_restart.is_empty() {
+            return info!(changed, "read configuration anew");
+        }
+        warn!(
+            changed,
+            after_restart,
+            "read configuration anew: some of it counts from the next start on, which jobs outlive"
+        );
+    }
 }
 
 fn changed(old: &[Setting], new: &[Setting]) -> Changed {
