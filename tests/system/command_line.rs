@@ -92,6 +92,19 @@ fn test_lists_of_some_jobs_and_those_who_watch_see_the_end() {
     watching.wait().unwrap();
 }
 
+#[test]
+fn test_whoever_stops_reading_is_told_why_it_ends() {
+    let host = Host::started();
+    let job = host.submit("head -c 3000000 /dev/zero | tr '\\0' x");
+    host.wait_for(&job, &["Completed"]);
+    let mut reading =
+        host.client(&["logs", &job]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(reading.stdout.take());
+    let ended = reading.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!((ended.status.code(), told.trim()), (Some(3), "nobody reads the output any more"));
+}
+
 /// A shell with the variables of a command of ours.
 #[allow(clippy::disallowed_methods, reason = "completes as a user's shell does")]
 fn of_bash(of_ours: &Command) -> Command {

@@ -54,7 +54,7 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
         match &failure {
             Failure::Fault(fault) => output.fault(fault),
             Failure::Refused { what, fix } => output.refusal(what, fix),
-            Failure::PipeClosed => {}
+            Failure::PipeClosed => output.note("nobody reads the output any more"),
         }
         if of_a_job { ExitCode::from(NOT_THE_JOBS) } else { failure.exit_code() }
     })
