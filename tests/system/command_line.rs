@@ -93,10 +93,12 @@ fn test_lists_of_some_jobs_and_those_who_watch_see_the_end() {
 }
 
 #[test]
-fn test_whoever_stops_reading_is_told_why_it_ends() {
+fn test_what_a_job_took_is_told_and_why_a_command_ends_that_nobody_reads() {
     let host = Host::started();
     let job = host.submit("head -c 3000000 /dev/zero | tr '\\0' x");
     host.wait_for(&job, &["Completed"]);
+    let used = &host.show(&job)["usage"];
+    assert!(used["memory_peak_bytes"].as_u64() > Some(0) && used["cpu_s"].is_number(), "{used}");
     let mut reading =
         host.client(&["logs", &job]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(reading.stdout.take());
