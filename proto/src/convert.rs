@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use agent_model::job::{self, JobDraft};
 use agent_model::node::{CachedEnvironment, Finding, Gpu, Grade, Interpreter, Inventory, Load};
-use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd};
+use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
 use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
 
 use crate::v1;
@@ -108,7 +108,22 @@ impl From<JobSpec> for v1::JobSpec {
             owner: draft.owner.map(String::from).unwrap_or_default(),
             distribution: draft.distribution.map(Into::into),
             visible_to_all: draft.visible_to_all,
+            predecessors: draft.predecessors.into_iter().map(Into::into).collect(),
         }
+    }
+}
+
+impl From<job::Predecessor> for v1::Predecessor {
+    fn from(predecessor: job::Predecessor) -> v1::Predecessor {
+        v1::Predecessor { job: predecessor.job.into(), end: predecessor.end.name().to_owned() }
+    }
+}
+
+impl TryFrom<v1::Predecessor> for job::Predecessor {
+    type Error = WireError;
+    fn try_from(wire: v1::Predecessor) -> Result<job::Predecessor, WireError> {
+        let end = job::WantedEnd::parse(&wire.end).ok_or_else(|| value("end", &wire.end))?;
+        Ok(job::Predecessor { job: wire.job.parse()?, end })
     }
 }
 
@@ -169,6 +184,7 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             owner: optional(wire.owner).and_then(|owner| owner.parse().ok()),
             distribution: wire.distribution.map(TryInto::try_into).transpose()?,
             visible_to_all: wire.visible_to_all,
+            predecessors: wire.predecessors.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
         };
         Ok(draft.validate()?)
     }
@@ -270,6 +286,10 @@ impl From<Outcome> for v1::Outcome {
                 .collect(),
             tracking_bytes: outcome.tracking_bytes,
             artifacts: outcome.artifacts.map(v1::Artifacts::from),
+            usage: outcome.usage.map(|usage| v1::Usage {
+                cpu_ms: u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX),
+                memory_peak_bytes: usage.memory_peak,
+            }),
         }
     }
 }
@@ -312,6 +332,10 @@ impl TryFrom<v1::Outcome> for Outcome {
                 .collect::<Result<_, WireError>>()?,
             tracking_bytes: wire.tracking_bytes,
             artifacts: wire.artifacts.map(Artifacts::try_from).transpose()?,
+            usage: wire.usage.map(|usage| Usage {
+                cpu: Duration::from_millis(usage.cpu_ms),
+                memory_peak: usage.memory_peak_bytes,
+            }),
         })
     }
 }
@@ -566,6 +590,9 @@ mod tests {
             secrets: [("KEY".to_owned(), "wandb".to_owned())].into(),
             owner: Some(agent_model::Principal::Local { uid: 1000 }),
             visible_to_all: true,
+            predecessors: job::WantedEnd::ALL
+                .map(|end| job::Predecessor { job: "train-0".parse().unwrap(), end })
+                .into(),
             ..JobDraft::default()
         };
         draft.validate().unwrap()
@@ -601,6 +628,7 @@ mod tests {
             streams: vec![StreamEnd { stream: Stream::Job, digest: Digest::EMPTY }],
             tracking_bytes: 12,
             artifacts: Some(Artifacts { root: Digest::EMPTY, files: 1, bytes: 2 }),
+            usage: Some(Usage { cpu: Duration::from_millis(1234), memory_peak: 5 }),
         };
         assert_eq!(Outcome::try_from(v1::Outcome::from(outcome.clone())).unwrap(), outcome);
     }

@@ -4,6 +4,7 @@
 
 mod cancel;
 mod codes;
+mod command_line;
 mod daemons;
 mod descriptors;
 mod environments;
@@ -19,4 +20,5 @@ mod removal;
 mod resubmit;
 mod retry;
 mod rootless;
+mod service;
 mod survive;

@@ -1,7 +1,9 @@
 //! The command line, as types; and the variables of the environment it honours.
 
 mod attach;
+mod choose;
 mod metrics;
+mod submit;
 mod token;
 
 use std::path::PathBuf;
@@ -12,7 +14,10 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use crate::failure::{EXIT_CODES, JOB_CODES};
 
 pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
+pub(crate) use choose::{CancelArgs, JobsArgs, RmArgs, Selection};
 pub(crate) use metrics::MetricsArgs;
+use submit::pair;
+pub(crate) use submit::{Needs, RunArgs, SubmitArgs};
 pub(crate) use token::TokenVerb;
 
 /// Submit jobs to agentd, follow them, look at them, end them.
@@ -49,11 +54,12 @@ pub(crate) enum Verb {
         target: PathBuf,
     },
     /// Show everything about one job.
+    #[command(alias = "describe")]
     Show(JobJsonArgs),
     /// Tell the story of one job: what happened when, and whose fault it was.
     Why(JobJsonArgs),
     /// Print the output of a job; with -f the exit code is the job's.
-    #[command(after_help = JOB_CODES)]
+    #[command(after_help = JOB_CODES, alias = "log")]
     Logs(LogsArgs),
     /// Show what jobs recorded: metrics, parameters and tags; with --history every point.
     Metrics(MetricsArgs),
@@ -63,8 +69,13 @@ pub(crate) enum Verb {
     /// Ask jobs to end, with everything they started.
     #[command(visible_alias = "kill")]
     Cancel(CancelArgs),
+    /// Keep jobs that wait from starting, until they are released.
+    Hold(Selection),
+    /// Let jobs start that are held.
+    Release(Selection),
     /// Remove jobs that have ended, with their logs, metrics and outputs; their names are free again.
     #[command(
+        alias = "delete",
         after_help = "What they left in the store goes when room is needed, or with: agentctl gc --all\n\n\
                             Examples:\n  \
                             agentctl rm train-a train-b\n  \
@@ -145,65 +156,15 @@ pub(crate) enum Verb {
         /// The shell.
         shell: clap_complete::Shell,
     },
+    /// Print the names of jobs, for a shell that completes them.
+    #[command(hide = true)]
+    JobNames,
     /// Write the manual pages, for whoever makes a package.
     #[command(hide = true)]
     Man {
         /// The directory to write them into.
         into: PathBuf,
     },
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct SubmitArgs {
-    /// A directory (with a job.yml or without), a job file, or a script.
-    #[arg(default_value = ".")]
-    pub(crate) target: PathBuf,
-    /// The job's name; otherwise one is made.
-    #[arg(long)]
-    pub(crate) name: Option<String>,
-    /// Another value for an input, for example `inputs.lr=0.2`.
-    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
-    pub(crate) set: Vec<(String, String)>,
-    /// A variable for the command.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
-    pub(crate) env: Vec<(String, String)>,
-    /// Read every file again, also those that look as they did at the last submit.
-    #[arg(long)]
-    pub(crate) rehash: bool,
-    /// Send nothing: list what would be sent, and which rule leaves out the rest.
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-    /// Send a home directory, or the root of the machine, all the same.
-    #[arg(long)]
-    pub(crate) yes: bool,
-    /// The command, instead of the job file's; for a script, its arguments.
-    #[arg(last = true, value_name = "COMMAND")]
-    pub(crate) command: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) submit: SubmitArgs,
-    /// Do not follow: print the job's name and return.
-    #[arg(long, short)]
-    pub(crate) detach: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct JobsArgs {
-    /// Every job there is.
-    #[arg(long, conflicts_with = "limit")]
-    pub(crate) all: bool,
-    /// At most this many.
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) limit: u32,
-    /// Only jobs that have not ended.
-    #[arg(long)]
-    pub(crate) active: bool,
-    /// As JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -469,49 +430,6 @@ pub(crate) struct WaitArgs {
     pub(crate) timeout: Option<u64>,
 }
 
-/// Some of the caller's own jobs: by name, or by what they are.
-#[derive(Debug, Args)]
-#[group(id = "chosen", required = true, multiple = true)]
-pub(crate) struct Selection {
-    /// The jobs' names, or the beginnings of them; `-` is your last one.
-    #[arg(conflicts_with_all = ["all", "state", "experiment"])]
-    pub(crate) jobs: Vec<String>,
-    /// Every one of yours.
-    #[arg(long)]
-    pub(crate) all: bool,
-    /// Those of yours in this state.
-    #[arg(long, value_name = "STATE", ignore_case = true, value_parser = STATES)]
-    pub(crate) state: Option<String>,
-    /// Those of yours of this experiment.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) experiment: Option<String>,
-}
-
-/// What `agentctl jobs` shows as a job's state.
-const STATES: [&str; 8] =
-    ["Queued", "Preparing", "Running", "Finalizing", "NotResponding", "Completed", "Failed", "Canceled"];
-
-#[derive(Debug, Args)]
-pub(crate) struct RmArgs {
-    #[command(flatten)]
-    pub(crate) choice: Selection,
-    /// Of those only jobs that ended so long ago, for example 12h or 30d.
-    #[arg(long, value_name = "TIME", value_parser = lasting, group = "chosen", conflicts_with = "jobs")]
-    pub(crate) older_than: Option<Duration>,
-    /// Do not ask before several are removed.
-    #[arg(long)]
-    pub(crate) yes: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct CancelArgs {
-    #[command(flatten)]
-    pub(crate) choice: Selection,
-    /// Return when they have ended.
-    #[arg(long)]
-    pub(crate) wait: bool,
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct DownloadArgs {
     /// The job's name, or the beginning of it; `-` is your last one.
@@ -542,19 +460,11 @@ impl Verb {
 /// The same of a command line that cannot be understood: by the first word that names a verb, and `-f` behind `logs`.
 pub(crate) fn is_about_a_jobs_end(words: impl Iterator<Item = String>) -> bool {
     let command = Cli::command();
-    let mut words =
-        words.skip(1).skip_while(|word| !command.get_subcommands().any(|verb| verb.get_name() == word));
-    match words.next().as_deref() {
+    let mut words = words.skip(1);
+    match words.find_map(|word| Some(command.find_subcommand(word)?.get_name())) {
         Some("run" | "wait") => true,
         Some("logs") => words.any(|word| matches!(&*word, "-f" | "--follow")),
         _ => false,
-    }
-}
-
-fn pair(text: &str) -> Result<(String, String), &'static str> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("write it as NAME=VALUE"),
     }
 }
 
@@ -615,9 +525,13 @@ mod tests {
     #[test]
     fn test_a_wrong_command_line_is_not_taken_for_a_job_that_returned_2() {
         let is = |line: &str| is_about_a_jobs_end(line.split(' ').map(str::to_owned));
-        for line in
-            ["agentctl run --bogus", "agentctl -q wait", "agentctl logs -f", "agentctl logs j --follow --x"]
-        {
+        for line in [
+            "agentctl run --bogus",
+            "agentctl log -f",
+            "agentctl -q wait",
+            "agentctl logs -f",
+            "agentctl logs j --follow --x",
+        ] {
             assert!(is(line), "{line}");
         }
         for line in ["agentctl logs --x", "agentctl jobs -f", "agentctl", "agentctl cancel run"] {

@@ -7,6 +7,7 @@
 mod attach;
 mod cancel;
 mod cloud_init;
+mod completions;
 mod doctor;
 mod download;
 mod drain;
@@ -16,6 +17,7 @@ mod files;
 mod follow;
 mod gc;
 mod gpus;
+mod hold;
 mod jobs;
 mod login;
 mod logs;
@@ -52,7 +54,7 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
         match &failure {
             Failure::Fault(fault) => output.fault(fault),
             Failure::Refused { what, fix } => output.refusal(what, fix),
-            Failure::PipeClosed => {}
+            Failure::PipeClosed => output.note("nobody reads the output any more"),
         }
         if of_a_job { ExitCode::from(NOT_THE_JOBS) } else { failure.exit_code() }
     })
@@ -82,6 +84,8 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Wait(args) => return wait::wait(&args, to, output).await,
         Verb::Metrics(args) => metrics::metrics(&args, to, output).await?,
         Verb::Cancel(args) => cancel::cancel(&args, to, output).await?,
+        Verb::Hold(choice) => hold::hold(&choice, true, to, output).await?,
+        Verb::Release(choice) => hold::hold(&choice, false, to, output).await?,
         Verb::Rm(args) => rm::rm(&args, to, output).await?,
         Verb::Download(args) => download::download(&args, to, output).await?,
         Verb::Status(args) => status::status(&args, to, output).await?,
@@ -105,11 +109,8 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Gc(args) => return gc::gc(&args, to, output).await,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
         Verb::Stop => stop::stop(to, output).await?,
-        Verb::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "agentctl", &mut script);
-            output.print(&String::from_utf8_lossy(&script))?;
-        }
+        Verb::Completions { shell } => completions::script(shell, output)?,
+        Verb::JobNames => completions::job_names(to, output).await?,
         Verb::Man { into } => clap_mangen::generate_to(Cli::command(), &into).map_err(|error| {
             let what = format!("the manual pages cannot be written into {}: {error}", into.display());
             Failure::refused(what, "name a directory that is yours")

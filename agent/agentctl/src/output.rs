@@ -85,6 +85,13 @@ impl Output {
         write_out(text.as_bytes())
     }
 
+    /// The same in place of what is on the screen, if it goes to one.
+    pub(crate) fn print_anew(&mut self, text: &str) -> Result<(), Failure> {
+        const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
+        let clear = if self.filter.is_some() { CLEAR } else { "" };
+        self.print(&format!("{clear}{text}"))
+    }
+
     /// Writes one JSON document to standard output.
     pub(crate) fn json(&mut self, value: &impl Serialize) -> Result<(), Failure> {
         self.print(&(pretty(value) + "\n"))

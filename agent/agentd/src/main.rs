@@ -21,6 +21,7 @@ mod limits;
 mod listener;
 mod membership;
 mod notify;
+mod reload;
 mod roles;
 mod supervisor;
 mod worker;
@@ -40,6 +41,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use cli::{Cli, Verb};
 use config::{Config, Variables};
 use notify::Notifier;
+use reload::{LogFilter, Reloader};
 use roles::StartError;
 use supervisor::Supervisor;
 
@@ -84,7 +86,7 @@ fn main() -> ExitCode {
         }
     };
     match cli.verb.unwrap_or(Verb::Run) {
-        Verb::Run => run(config),
+        Verb::Run => run(config, flags),
         Verb::Join(args) => change_membership(&config, Some(&args)),
         Verb::Leave => change_membership(&config, None),
         Verb::CheckConfig => print("the configuration is valid\n"),
@@ -95,8 +97,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(mut config: Config) -> ExitCode {
-    start_log(&config);
+fn run(mut config: Config, flags: cli::Flags) -> ExitCode {
+    let reloader = Reloader::new(flags, start_log(&config), &config);
     if let Some(helper) = &config.jobs.helper {
         agent_spawn::use_helper(helper, &config.state_dir);
     }
@@ -105,7 +107,7 @@ fn run(mut config: Config) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build();
     match runtime {
         Ok(runtime) => {
-            let code = runtime.block_on(serve(config));
+            let code = runtime.block_on(serve(config, reloader));
             // Work that hangs in the kernel must not keep the daemon from ending.
             runtime.shutdown_timeout(LINGER);
             code
@@ -135,13 +137,17 @@ fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode 
 }
 
 /// Runs until someone asks for the end.
-async fn serve(config: Config) -> ExitCode {
+async fn serve(config: Config, mut reloader: Reloader) -> ExitCode {
     let supervisor = Supervisor::new();
     let notifier = Notifier::new(config.manager.address.as_deref(), config.manager.patience);
     // Heard from the first moment on, so that a stop during the start is a stop.
-    let (mut term, mut int) = match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(term), Ok(int)) => (term, int),
-        (Err(error), _) | (_, Err(error)) => {
+    let hear = || {
+        let [term, int, hup] = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        std::io::Result::Ok((signal(term)?, signal(int)?, signal(hup)?))
+    };
+    let (mut term, mut int, mut hup) = match hear() {
+        Ok(heard) => heard,
+        Err(error) => {
             return fail(&Fault::new(Code::Bug, "agentd cannot hear signals").because(&error), BUG);
         }
     };
@@ -152,9 +158,12 @@ async fn serve(config: Config) -> ExitCode {
     notifier.ready(&running.describe());
     let stopped = supervisor
         .run(async {
-            tokio::select! {
-                _ = term.recv() => info!("asked to stop; jobs go on"),
-                _ = int.recv() => info!("interrupted; jobs go on"),
+            loop {
+                tokio::select! {
+                    _ = term.recv() => break info!("asked to stop; jobs go on"),
+                    _ = int.recv() => break info!("interrupted; jobs go on"),
+                    Some(()) = hup.recv() => reloader.reload(),
+                }
             }
             notifier.stopping("stopping; jobs go on");
         })
@@ -176,18 +185,20 @@ fn exit_code(error: &StartError) -> u8 {
 }
 
 /// Logs to standard error. Under journald the time is not repeated.
-fn start_log(config: &Config) {
+fn start_log(config: &Config) -> LogFilter {
     // It was checked with the configuration.
     let filter: Targets = config.log.parse().unwrap_or_default();
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
+    let (filter, handle) = tracing_subscriber::reload::Layer::new(filter);
     let registry = tracing_subscriber::registry().with(filter);
     let started = match config.journald {
         true => tracing::subscriber::set_global_default(registry.with(lines.without_time())),
         false => tracing::subscriber::set_global_default(registry.with(lines)),
     };
     debug_assert!(started.is_ok(), "the log is started once");
+    handle
 }
 
 fn probe(config: &Config, json: bool) -> ExitCode {

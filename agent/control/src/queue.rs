@@ -97,6 +97,7 @@ impl<T> fmt::Debug for Reply<T> {
 enum Request {
     Submit(Submission, Reply<Option<JobId>>),
     Cancel { job: JobId, who: String, reply: Reply<Option<JobView>> },
+    Hold { job: JobId, held: bool, who: String, reply: Reply<Option<JobView>> },
     Job(JobId, Reply<Option<JobView>>),
     Jobs(Reply<Vec<JobView>>),
     Watch(JobId, Reply<Option<watch::Receiver<JobView>>>),
@@ -175,6 +176,16 @@ impl Queue {
     /// Asks for the end of a job; `None` when it is not active.
     pub(crate) async fn cancel(&self, id: &JobId, who: String) -> Result<Option<JobView>, AskError> {
         self.ask(|reply| Request::Cancel { job: id.clone(), who, reply }).await
+    }
+
+    /// Keeps a job that waits from starting, or lets it go; `None` when it does not wait.
+    pub(crate) async fn hold(
+        &self,
+        id: &JobId,
+        held: bool,
+        who: String,
+    ) -> Result<Option<JobView>, AskError> {
+        self.ask(|reply| Request::Hold { job: id.clone(), held, who, reply }).await
     }
 
     /// A job that has not ended, or ended just now.
@@ -365,13 +376,21 @@ impl Task {
         }
     }
 
-    /// Asks the store about replicas that nodes hold and that no active job has.
+    /// Asks the store about replicas that nodes hold and that no active job has, and about jobs that others wait for.
     async fn look_up_strangers(&mut self) {
         for replica in self.publisher.book.unresolved() {
             match self.store.job(&replica.job).await {
                 Ok(job) => self.publisher.book.resolve(&replica, job.as_ref()),
                 Err(error) => {
                     tracing::error!(%replica, error = &error as &dyn std::error::Error, "cannot read job of replica: looking again soon");
+                }
+            }
+        }
+        for id in self.publisher.book.unknown_predecessors() {
+            match self.store.job(&id).await {
+                Ok(job) => self.publisher.book.resolve_predecessor(&id, job.as_ref()),
+                Err(error) => {
+                    tracing::error!(job = %id, error = &error as &dyn std::error::Error, "cannot read job that others wait for: looking again soon");
                 }
             }
         }

@@ -23,7 +23,7 @@ use agent_model::node::Interpreter;
 use agent_model::{EnvSpec, JobId, NodeId};
 
 use reserve::Promises;
-pub(crate) use wait::Wait;
+pub(crate) use wait::{Wait, blocked};
 use wait::{Waiting, reasons};
 
 /// A job that may start now.

@@ -23,7 +23,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent_model::job::JobSpec;
+use agent_model::job::{JobSpec, Predecessor};
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
 use agent_model::protocol::gang::{Ready, Roster};
@@ -75,6 +75,12 @@ pub(crate) struct JobRecord {
     /// Why the job is to end early, in the words of whoever asked: `canceled by uid 1000`.
     #[serde(default)]
     pub(crate) cancel: Option<String>,
+    /// Who keeps it from starting, in words: `held by uid 1000`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) held: Option<String>,
+    /// The jobs it comes after that have not ended yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) waits_for: Vec<Predecessor>,
     /// The replicas of the latest attempt; none while the job waits.
     #[serde(default)]
     pub(crate) replicas: Vec<ReplicaRecord>,

@@ -82,6 +82,8 @@ codes! {
     JobNotFound "JOB-104" User Retry::Never, "there is no such job";
     JobConflict "JOB-105" User Retry::Never, "a job of this name exists already";
     JobActive "JOB-106" User Retry::Never, "the job has not ended";
+    JobNotWaiting "JOB-107" User Retry::Never, "the job does not wait";
+    JobNeverDue "JOB-108" User Retry::Never, "a job that it comes after ended otherwise";
     SnapshotUnreadable "SNP-101" User Retry::Never, "the code directory cannot be read";
     SnapshotUnsafe "SNP-102" User Retry::Never, "the code directory holds something that cannot be shipped";
     SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";

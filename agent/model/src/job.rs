@@ -7,6 +7,7 @@
 mod distribution;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
-use crate::{Digest, EnvSpec, JobId, Principal};
+use crate::{Digest, EnvSpec, JobId, JobState, Principal, Verdict};
 pub use distribution::{Distribution, MAX_PROCESSES};
 
 /// A job as someone wrote it; see [`JobDraft::validate`] for what must hold.
@@ -63,6 +64,9 @@ pub struct JobDraft {
     pub owner: Option<Principal>,
     /// Every user may read it, not only its owner.
     pub visible_to_all: bool,
+    /// Jobs that must have ended before it may start.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub predecessors: Vec<Predecessor>,
 }
 
 impl Default for JobDraft {
@@ -87,6 +91,7 @@ impl Default for JobDraft {
             secrets: BTreeMap::new(),
             owner: None,
             visible_to_all: false,
+            predecessors: Vec::new(),
         }
     }
 }
@@ -108,6 +113,80 @@ impl JobDraft {
             _ => None,
         };
         self.code.into_iter().chain(inputs).chain(context).collect()
+    }
+}
+
+/// A job that another one comes after.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Predecessor {
+    /// Its name.
+    pub job: JobId,
+    /// How it must end.
+    pub end: WantedEnd,
+}
+
+/// How a job must end for what comes after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WantedEnd {
+    /// It completes.
+    Completed,
+    /// It fails.
+    Failed,
+    /// However it ends.
+    Any,
+}
+
+impl WantedEnd {
+    /// Every word for it.
+    pub const ALL: [WantedEnd; 3] = [WantedEnd::Completed, WantedEnd::Failed, WantedEnd::Any];
+
+    /// From the word for it.
+    pub fn parse(word: &str) -> Option<WantedEnd> {
+        WantedEnd::ALL.into_iter().find(|end| end.name() == word)
+    }
+
+    /// The word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            WantedEnd::Completed => "completed",
+            WantedEnd::Failed => "failed",
+            WantedEnd::Any => "any",
+        }
+    }
+
+    /// Whether a job that ended so is what was wanted.
+    pub fn is_met_by(self, verdict: Verdict) -> bool {
+        match self {
+            WantedEnd::Completed => verdict == Verdict::Completed,
+            WantedEnd::Failed => verdict == Verdict::Failed,
+            WantedEnd::Any => true,
+        }
+    }
+}
+
+impl Predecessor {
+    /// What a job is told whose turn never comes because this one ended so; `None` when nobody knows how it ended.
+    pub fn never_due(&self, verdict: Option<Verdict>) -> Fault {
+        let ended = match verdict {
+            Some(verdict) => JobState::from(verdict).name(),
+            None => "not on record any more",
+        };
+        Fault::new(Code::JobNeverDue, format!("it was to {self}, and that job is {ended}"))
+            .why("so its turn never comes")
+            .fix(format!("see `agentctl why {}`; run that job again and submit this one after it", self.job))
+    }
+}
+
+/// `start when train-a has completed`
+impl fmt::Display for Predecessor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = match self.end {
+            WantedEnd::Completed => "has completed",
+            WantedEnd::Failed => "has failed",
+            WantedEnd::Any => "has ended",
+        };
+        write!(f, "start when {} {how}", self.job)
     }
 }
 

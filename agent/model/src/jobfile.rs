@@ -16,4 +16,4 @@ pub(crate) mod section;
 pub use command_job::{CommandJob, InputRef, command_job};
 pub use environment::{EnvironmentRef, environment_document};
 pub(crate) use section::{Rejection, Section, UnknownKey, within};
-pub use section::{Warning, nearest};
+pub use section::{Warning, nearest, size};

@@ -72,6 +72,8 @@ pub enum JobEvent {
     Placed,
     /// Someone asked for the end.
     CancelRequested,
+    /// A job that it comes after ended otherwise than it must.
+    NeverDue,
     /// Every replica's command runs.
     AllRunning,
     /// Every replica exited 0.
@@ -107,6 +109,7 @@ impl JobState {
         let next = match (self, event) {
             (S::Queued, E::Placed) => S::Preparing,
             (S::Queued, E::CancelRequested) => S::Canceled,
+            (S::Queued, E::NeverDue) => S::Failed,
             (S::Preparing, E::AllRunning) => S::Running,
             (S::Preparing | S::Running, E::ReplicaFailed { retry: true }) => S::Queued,
             (S::Preparing | S::Running, E::ReplicaFailed { retry: false }) => S::Finalizing(Verdict::Failed),
@@ -135,6 +138,16 @@ impl JobState {
     /// The job ended; nothing changes any more.
     pub fn is_terminal(self) -> bool {
         matches!(self, JobState::Completed | JobState::Failed | JobState::Canceled)
+    }
+
+    /// How the job ended, if it has.
+    pub fn verdict(self) -> Option<Verdict> {
+        match self {
+            JobState::Completed => Some(Verdict::Completed),
+            JobState::Failed => Some(Verdict::Failed),
+            JobState::Canceled => Some(Verdict::Canceled),
+            _ => None,
+        }
     }
 
     /// The job holds resources on a node.

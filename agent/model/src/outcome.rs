@@ -1,5 +1,7 @@
 //! What came of a replica: the one true result.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Digest, Fault, Stream, Timestamp, Verdict};
@@ -50,6 +52,15 @@ pub struct Artifacts {
     pub bytes: u64,
 }
 
+/// What a command took of its machine, with all that it started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Time of processors.
+    pub cpu: Duration,
+    /// The most memory it had at a time, in bytes; of its largest process alone where no more is known.
+    pub memory_peak: u64,
+}
+
 /// What came of a replica. Kept by the node until the controller has it; the same for every delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
@@ -69,4 +80,7 @@ pub struct Outcome {
     pub tracking_bytes: u64,
     /// What was stored of the outputs; nothing when there were none.
     pub artifacts: Option<Artifacts>,
+    /// What it took, if it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
 }

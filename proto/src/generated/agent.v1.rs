@@ -1206,6 +1206,14 @@ pub struct CancelJobRequest {
     pub job: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct HoldJobRequest {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    /// False lets it go.
+    #[prost(bool, tag = "2")]
+    pub held: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveJobRequest {
     #[prost(string, tag = "1")]
     pub job: ::prost::alloc::string::String,
@@ -1343,6 +1351,18 @@ pub struct JobSpec {
     /// Every user may read it, not only its owner.
     #[prost(bool, tag = "19")]
     pub visible_to_all: bool,
+    /// Jobs that must have ended before it may start.
+    #[prost(message, repeated, tag = "20")]
+    pub predecessors: ::prost::alloc::vec::Vec<Predecessor>,
+}
+/// A job that another one comes after.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Predecessor {
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    /// How it must end: completed, failed or any.
+    #[prost(string, tag = "2")]
+    pub end: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Distribution {
@@ -1548,6 +1568,18 @@ pub struct Outcome {
     pub tracking_bytes: u64,
     #[prost(message, optional, tag = "8")]
     pub artifacts: ::core::option::Option<Artifacts>,
+    /// What it took of its machine, if it ran.
+    #[prost(message, optional, tag = "9")]
+    pub usage: ::core::option::Option<Usage>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Usage {
+    /// Of processors.
+    #[prost(uint64, tag = "1")]
+    pub cpu_ms: u64,
+    /// The most at a time.
+    #[prost(uint64, tag = "2")]
+    pub memory_peak_bytes: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Exit {
@@ -2233,6 +2265,26 @@ pub mod jobs_client {
             req.extensions_mut().insert(GrpcMethod::new("agent.v1.Jobs", "Cancel"));
             self.inner.unary(req, path, codec).await
         }
+        /// Keeps a job that waits from starting, or lets it go again. Repeating it changes nothing; one that does not wait is an
+        /// error.
+        pub async fn hold(
+            &mut self,
+            request: impl tonic::IntoRequest<super::HoldJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Jobs/Hold");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Jobs", "Hold"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Takes an ended job off the record: its history, logs and metrics go at once, and nothing keeps its outputs from
         /// being collected. Its name is free again. Repeating it is an error: there is no such job.
         pub async fn remove(
@@ -2326,6 +2378,12 @@ pub mod jobs_server {
         async fn cancel(
             &self,
             request: tonic::Request<super::CancelJobRequest>,
+        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
+        /// Keeps a job that waits from starting, or lets it go again. Repeating it changes nothing; one that does not wait is an
+        /// error.
+        async fn hold(
+            &self,
+            request: tonic::Request<super::HoldJobRequest>,
         ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
         /// Takes an ended job off the record: its history, logs and metrics go at once, and nothing keeps its outputs from
         /// being collected. Its name is free again. Repeating it is an error: there is no such job.
@@ -2622,6 +2680,49 @@ pub mod jobs_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CancelSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Jobs/Hold" => {
+                    #[allow(non_camel_case_types)]
+                    struct HoldSvc<T: Jobs>(pub Arc<T>);
+                    impl<T: Jobs> tonic::server::UnaryService<super::HoldJobRequest>
+                    for HoldSvc<T> {
+                        type Response = super::Job;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::HoldJobRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Jobs>::hold(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = HoldSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -48,13 +48,10 @@ pub(super) async fn choose(
     }
     let own = person(&client.own());
     let meant = |job: &JobView| {
-        job.owner == own
-            && fit(job)
-            && choice.state.as_ref().is_none_or(|state| state.eq_ignore_ascii_case(&job.state))
-            && choice.experiment.as_ref().is_none_or(|experiment| *experiment == job.experiment)
+        job.owner == own && fit(job) && job.is_such(choice.state.as_deref(), choice.experiment.as_deref())
     };
-    let (jobs, _) = list(client, u32::MAX, false).await?;
-    let names: Vec<String> = jobs.iter().filter(|job| meant(job)).map(|job| job.job.clone()).collect();
+    let (jobs, _) = list(client, u32::MAX, false, meant).await?;
+    let names: Vec<String> = jobs.into_iter().map(|job| job.job).collect();
     if names.is_empty() {
         output.note("no job of yours is such a one");
     }

@@ -111,7 +111,7 @@ async fn find(client: &Client, name: &str) -> Result<NodeView, Failure> {
 
 /// The jobs that have not ended and are on this machine.
 async fn jobs_on(client: &Client, node: &str) -> Result<Vec<JobView>, Failure> {
-    let (mut all, _) = jobs::list(client, u32::MAX, true).await?;
+    let (mut all, _) = jobs::list(client, u32::MAX, true, |_| true).await?;
     all.retain(|job| job.replicas.iter().any(|replica| replica.node == node));
     Ok(all)
 }

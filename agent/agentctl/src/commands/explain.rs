@@ -65,6 +65,8 @@ fn page(code: Code) -> &'static str {
         Code::JobNotFound => page!("JOB-104"),
         Code::JobConflict => page!("JOB-105"),
         Code::JobActive => page!("JOB-106"),
+        Code::JobNotWaiting => page!("JOB-107"),
+        Code::JobNeverDue => page!("JOB-108"),
         Code::SnapshotUnreadable => page!("SNP-101"),
         Code::SnapshotUnsafe => page!("SNP-102"),
         Code::SnapshotMissing => page!("SNP-103"),

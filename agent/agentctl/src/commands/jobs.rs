@@ -1,12 +1,13 @@
 //! `jobs`: what waits, runs and ended.
 
-use agent_model::{Clock, SystemClock, Timestamp};
+use agent_model::{Clock, Code, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde_json::json;
+use tokio::time::{Duration, Instant, sleep};
 
 use super::view::JobView;
 use crate::cli::JobsArgs;
-use crate::client::{Client, Target, answer};
+use crate::client::{Client, Target, answer, person};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age, duration};
@@ -14,17 +15,32 @@ use crate::output::{Output, Paper};
 
 /// Jobs asked for at a time.
 const PAGE: u32 = 500;
+/// How often those who watch are told.
+const BETWEEN: Duration = Duration::from_secs(1);
+/// How long a daemon that went away is waited for.
+const AWAY: Duration = Duration::from_secs(60);
 
 /// Lists jobs, newest first.
 pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let limit = if args.all { u32::MAX } else { args.limit };
-    let (jobs, more) = list(&client, limit, args.active).await?;
+    let own = args.mine.then(|| person(&client.own()));
+    let meant = |job: &JobView| {
+        own.as_ref().is_none_or(|own| job.owner == *own)
+            && job.is_such(args.state.as_deref(), args.experiment.as_deref())
+    };
+    if args.watch {
+        return watch(&client, limit, args.active, meant, output).await;
+    }
+    let (jobs, more) = list(&client, limit, args.active, meant).await?;
     if args.json {
         return output.json(&json!({ "jobs": jobs, "more": more }));
     }
     if jobs.is_empty() {
-        output.note("no jobs; submit one with `agentctl run DIR -- python train.py`");
+        output.note(match args.mine || args.active || args.state.is_some() || args.experiment.is_some() {
+            true => "no job is such a one; `agentctl jobs` lists those of every kind",
+            false => "no jobs; submit one with `agentctl run DIR -- python train.py`",
+        });
         return Ok(());
     }
     let paper = output.paper();
@@ -35,20 +51,61 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
     Ok(())
 }
 
-/// At most `limit` jobs, and whether there are more.
-pub(super) async fn list(client: &Client, limit: u32, active: bool) -> Result<(Vec<JobView>, bool), Failure> {
-    let mut jobs: Vec<JobView> = Vec::new();
+/// Shows them anew whenever they changed, for ever. Ends with whoever reads it, and with the daemon if that stays away.
+async fn watch(
+    client: &Client,
+    limit: u32,
+    active: bool,
+    meant: impl Fn(&JobView) -> bool,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let mut shown = String::new();
     loop {
-        let left = limit - u32::try_from(jobs.len()).unwrap_or(limit);
-        let after = jobs.last().map(|job| job.job.clone()).unwrap_or_default();
-        let request = v1::ListJobsRequest { limit: left.min(PAGE), active, after };
+        match list(client, limit, active, &meant).await {
+            Ok((jobs, _)) => {
+                let text = match jobs.is_empty() {
+                    true => "no jobs\n".to_owned(),
+                    false => table(&jobs, SystemClock.now(), output.paper()),
+                };
+                if text != shown {
+                    output.print_anew(&text)?;
+                    shown = text;
+                }
+            }
+            Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
+                if !client.until_back(Instant::now() + AWAY).await {
+                    return Err(Failure::Fault(fault));
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
+        sleep(BETWEEN).await;
+    }
+}
+
+/// At most `limit` jobs that are meant, and whether there are more that may be.
+pub(super) async fn list(
+    client: &Client,
+    limit: u32,
+    active: bool,
+    meant: impl Fn(&JobView) -> bool,
+) -> Result<(Vec<JobView>, bool), Failure> {
+    let mut jobs: Vec<JobView> = Vec::new();
+    let mut after = String::new();
+    loop {
+        let request = v1::ListJobsRequest { limit: limit.clamp(100, PAGE), active, after };
         let page = answer(client.jobs().list(request)).await?;
-        let empty = page.jobs.is_empty();
+        let Some(last) = page.jobs.last() else { return Ok((jobs, false)) };
+        after = last.job.clone();
         for job in page.jobs {
             jobs.push(JobView::try_from(job)?);
+            jobs.pop_if(|job| !meant(job));
         }
-        if !page.more || empty || jobs.len() >= limit as usize {
-            return Ok((jobs, page.more));
+        let enough = jobs.len() >= limit as usize;
+        let more = page.more || jobs.len() > limit as usize;
+        jobs.truncate(limit as usize);
+        if enough || !page.more {
+            return Ok((jobs, more));
         }
     }
 }

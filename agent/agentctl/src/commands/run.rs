@@ -60,7 +60,7 @@ async fn attempt(
             Ok(Some(Ended::Detached.exit_code()))
         }
         Err(Failure::PipeClosed) => {
-            output.note("nobody reads its output any more; the job goes on");
+            output.note("the job goes on");
             how_to_go_on(&job, output);
             Err(Failure::PipeClosed)
         }

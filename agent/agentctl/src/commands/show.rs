@@ -1,6 +1,7 @@
 //! `show`: everything about one job.
 
 use agent_model::node::Gpu;
+use agent_model::outcome::Usage;
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use super::view::{JobView, NodeView, environment_words};
 use crate::cli::JobJsonArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
-use crate::output::text::{Tone, age, clean, count, duration, moment, wrap};
+use crate::output::text::{Tone, ago, clean, count, duration, moment, wrap};
 use crate::output::{Output, Paper, fault};
 
 /// Shows one job.
@@ -36,6 +37,10 @@ pub(super) async fn show(
 fn document(job: &JobView, gpus: &[(&str, &Gpu)]) -> Value {
     let mut document = serde_json::to_value(job).unwrap_or_default(); // our own plain struct
     document["spec"] = job.spec_json();
+    document["usage"] = match job.usage() {
+        Some(usage) => json!({ "cpu_s": usage.cpu.as_secs_f64(), "memory_peak_bytes": usage.memory_peak }),
+        None => Value::Null,
+    };
     let gpu = |(node, gpu): &(&str, &Gpu)| json!({ "node": node, "gpu": gpu });
     document["gpus"] = gpus.iter().map(gpu).collect();
     document
@@ -75,10 +80,21 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("environment", Some(environment_words(&spec.environment)));
     add("variables", pairs(&spec.environment_variables));
     add("needs", needs(job));
+    let after: Vec<String> = spec.predecessors.iter().map(ToString::to_string).collect();
+    add("is to", some(&after.join("\n")));
     let submitted = Timestamp(job.submitted_ms);
     let by = if job.owner.is_empty() { String::new() } else { format!(" by {}", job.owner) };
-    add("submitted", Some(format!("{} ({} ago){by}", moment(submitted), age(submitted, now))));
+    add("submitted", Some(format!("{} ({}){by}", moment(submitted), ago(submitted, now))));
     add("ran for", job.duration(now).map(duration));
+    let used = |usage: Usage| {
+        let each = if job.ranks() > 1 { " on a node" } else { "" };
+        format!(
+            "{} of CPU time, at most {} of memory{each}",
+            duration(usage.cpu),
+            size::binary(usage.memory_peak)
+        )
+    };
+    add("used", job.usage().map(used));
     let alone = job.replicas.first().filter(|_| job.ranks() == 1);
     let node = alone.map(|replica| format!(" on {}", replica.node)).unwrap_or_default();
     add("attempt", (job.attempt > 0).then(|| format!("{}{node}", job.attempt)));
@@ -155,6 +171,7 @@ mod tests {
             environment  python3 of the machine, as it is
             submitted    1970-01-01 00:16:39 UTC (1 min ago) by root
             ran for      0.4 s
+            used         0.7 s of CPU time, at most 143.1 MiB of memory
             attempt      1 on box
 
             error[RUN-101]: the command returned 3

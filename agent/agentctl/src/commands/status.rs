@@ -34,7 +34,7 @@ struct Glance {
 pub(super) async fn status(args: &JsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let v1::ListNodesResponse { nodes, controller } = client.machines().await?;
-    let (jobs, _) = jobs::list(&client, 500, true).await?;
+    let (jobs, _) = jobs::list(&client, 500, true, |_| true).await?;
     let glance = Glance {
         controller: controller.unwrap_or_default().into(),
         nodes: nodes.into_iter().map(NodeView::try_from).collect::<Result<_, _>>()?,

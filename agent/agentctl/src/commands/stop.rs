@@ -1,5 +1,7 @@
 //! `stop`: end the daemon. Running jobs go on, and the next daemon takes them up.
 
+use std::fs;
+
 use agent_model::{Code, Fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -34,6 +36,8 @@ pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(),
             .fix("check that it runs on this machine: `agentctl status`"),
     };
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| failed(Errno::SRCH))?;
+    let is_service =
+        fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| is_service(&groups));
     // The descriptor stands for this process and no other, also when its number is used again.
     let process = pidfd_open(process, PidfdFlags::NONBLOCK).map_err(failed)?;
     pidfd_send_signal(&process, Signal::TERM).map_err(failed)?;
@@ -59,5 +63,34 @@ pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(),
         jobs => format!("; {} go on and are taken up by the next one", count(jobs.into(), "job")),
     };
     output.note(&format!("{whom} has ended{running}"));
+    if is_service {
+        output.warn(
+            "it is a service, so systemd starts it again; to have it stay down: sudo systemctl stop agentd",
+        );
+    }
     Ok(())
+}
+
+/// The process whose control groups these are was started by the machine's systemd as the service that packages install.
+fn is_service(groups: &str) -> bool {
+    groups.lines().any(|line| line.contains(":/system.slice/agentd.service"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_a_service_is_told_by_its_control_group() {
+        for (groups, service) in [
+            ("0::/system.slice/agentd.service\n", true),
+            ("12:pids:/\n1:name=systemd:/system.slice/agentd.service/main\n0::/\n", true),
+            ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/agentd.service\n", false),
+            ("0::/system.slice/ssh.service\n", false),
+            ("0::/user.slice/user-0.slice/session-3.scope\n", false),
+            ("", false),
+        ] {
+            assert_eq!(is_service(groups), service, "{groups}");
+        }
+    }
 }

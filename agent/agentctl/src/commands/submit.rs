@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use agent_model::job::Predecessor;
 use agent_model::{Code, Fault, JobSpec};
 use agent_proto::v1;
 use tokio::time::{Duration, Instant};
@@ -37,8 +38,24 @@ pub(super) async fn dry_run(
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let SubmitArgs { target, name, set, env, command, .. } = args;
-    files::list(&Plan::read(&target, Changes { name, command, set, env })?, to, output).await
+    files::list(&plan(&args)?, to, output).await
+}
+
+fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
+    let SubmitArgs { target, name, set, env, command, needs, .. } = args.clone();
+    Plan::read(&target, Changes { name, command, set, env, needs })
+}
+
+/// The jobs that it comes after, by their whole names.
+async fn predecessors(client: &Client, args: &SubmitArgs) -> Result<Vec<Predecessor>, Failure> {
+    let mut predecessors = Vec::new();
+    for (given, end) in args.after.jobs() {
+        let job = client.named(given).await?.parse().map_err(|error| {
+            Fault::new(Code::JobNotFound, format!("there is no job `{given}`")).because(&error)
+        })?;
+        predecessors.push(Predecessor { job, end });
+    }
+    Ok(predecessors)
 }
 
 /// Submits; gives the daemon it went to and the job's name.
@@ -47,13 +64,14 @@ pub(super) async fn place(
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(Client, String), Failure> {
-    let SubmitArgs { target, name, set, env, rehash, dry_run: _, yes, command } = args;
-    let plan = Plan::read(&target, Changes { name, command, set, env })?;
-    if !yes {
+    let mut plan = plan(&args)?;
+    if !args.yes {
         plan.refuse_homes(variable("HOME").map(PathBuf::from).as_deref())?;
     }
     plan.warnings.iter().for_each(|warning| output.warn(warning));
     let client = Client::find_or_start(to, output).await?;
+    plan.draft.predecessors = predecessors(&client, &args).await?;
+    let rehash = args.rehash;
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
     let spec = plan.clone().ship(&client.blobs(), &never, rehash, output).await?;

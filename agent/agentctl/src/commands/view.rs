@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use agent_model::job::{Input, Output as JobOutput};
 use agent_model::node::{CachedEnvironment, Inventory, Load};
-use agent_model::outcome::Outcome;
+use agent_model::outcome::{Outcome, Usage};
 use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde::Serialize;
@@ -171,6 +171,12 @@ impl JobView {
         matches!(self.state.as_str(), "Completed" | "Failed" | "Canceled")
     }
 
+    /// It is in this state, and of this experiment, as far as that is asked.
+    pub(crate) fn is_such(&self, state: Option<&str>, experiment: Option<&str>) -> bool {
+        state.is_none_or(|state| state.eq_ignore_ascii_case(&self.state))
+            && experiment.is_none_or(|experiment| *experiment == self.experiment)
+    }
+
     /// What went wrong, if it is known.
     pub(crate) fn cause(&self) -> Option<&Fault> {
         self.outcome.as_ref()?.fault.as_ref()
@@ -182,6 +188,15 @@ impl JobView {
         let started = outcome.and_then(|o| o.started_at).or(self.started_ms.map(Timestamp))?;
         let ended = outcome.map(|o| o.ended_at).or(self.ended_ms.map(Timestamp)).unwrap_or(now);
         Some(ended.since(started))
+    }
+
+    /// What its command took of its machines, of all ranks together: time of processors, and the most memory of a rank.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        let of_ranks = (0..self.ranks()).filter_map(|rank| self.outcome_of(rank)?.usage);
+        of_ranks.reduce(|one, other| Usage {
+            cpu: one.cpu + other.cpu,
+            memory_peak: one.memory_peak.max(other.memory_peak),
+        })
     }
 
     /// How many ranks it has.
@@ -269,6 +284,7 @@ impl JobView {
                 "shm_bytes": spec.resources.shm,
             },
             "distribution": spec.distribution,
+            "predecessors": spec.predecessors,
             "limits": {
                 "timeout_s": spec.limits.timeout.map(|t| t.as_secs_f64()),
                 "grace_s": spec.limits.grace().as_secs_f64(),
@@ -490,6 +506,7 @@ pub(crate) mod tests {
                 fault: Some(fault.into()),
                 started_ms: 1_000_000,
                 ended_ms: 1_000_400,
+                usage: Some(v1::Usage { cpu_ms: 700, memory_peak_bytes: 150_000_000 }),
                 ..Default::default()
             },
         ))

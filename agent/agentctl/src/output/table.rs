@@ -36,6 +36,8 @@ pub(crate) struct Table {
 
 /// The fewest columns the last cell of a row is cut to.
 const LEAST: usize = 8;
+/// The same of the first.
+const LEAST_NAME: usize = 16;
 
 impl Table {
     /// An empty table; the columns `right` hold numbers.
@@ -48,7 +50,8 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// The table as text. Only its last column is ever cut to fit.
+    /// The table as text. Its last column is cut to fit; where that is not enough, the first too: the beginning of a name is
+    /// as good as the name.
     pub(crate) fn render(&self, paper: Paper) -> String {
         let heading = |text: &&str| Cell::new(Tone::Strong, text);
         let head: Vec<Cell> = self.headings.iter().map(heading).collect();
@@ -58,7 +61,12 @@ impl Table {
             cells.map(|cell| cell.text.width()).max().unwrap_or(0)
         };
         let mut widths: Vec<usize> = (0..=last).map(width).collect();
-        let before: usize = widths[..last].iter().map(|width| width + 2).sum();
+        let before = |widths: &[usize]| widths[..last].iter().map(|width| width + 2).sum::<usize>();
+        let over = (before(&widths) + widths[last].min(LEAST)).saturating_sub(paper.width);
+        if last > 0 {
+            widths[0] = widths[0].saturating_sub(over).max(widths[0].min(LEAST_NAME));
+        }
+        let before = before(&widths);
         widths[last] = widths[last].min(paper.width.saturating_sub(before).max(LEAST));
         let mut text = String::new();
         for row in [&head].into_iter().chain(&self.rows) {
@@ -99,6 +107,18 @@ mod tests {
             NAME     EXIT  TITLE
             train-1   137  a long titl…
             x              short
+        ");
+    }
+
+    #[test]
+    fn test_a_long_name_leaves_room_for_the_other_columns() {
+        let mut table = table();
+        table.row(["a-name-that-is-very-long-1".into(), "0".into(), "title".into()]);
+        insta::assert_snapshot!(table.render(Paper { ink: Ink::new(false), width: 34 }), @r"
+            NAME                EXIT  TITLE
+            train-1              137  a long …
+            x                         short
+            a-name-that-is-ve…     0  title
         ");
     }
 

@@ -104,6 +104,14 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     }
 }
 
+/// The same in a sentence: `just now`, `3 min ago`.
+pub(crate) fn ago(since: Timestamp, now: Timestamp) -> String {
+    match now.since(since).as_secs() {
+        0 => "just now".to_owned(),
+        _ => format!("{} ago", age(since, now)),
+    }
+}
+
 /// A moment as `2024-05-06 07:08:09 UTC`.
 pub(crate) fn moment(at: Timestamp) -> String {
     at.utc()

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use agent_model::jobfile::{self, CommandJob, EnvironmentRef, InputRef};
 use agent_model::{Code, EnvSpec, Fault, JobDraft};
 
+use crate::cli::Needs;
+
 use super::{conda, in_file, requirements, unreadable};
 
 /// The names a job file may have in a directory.
@@ -23,6 +25,8 @@ pub(crate) struct Changes {
     pub(crate) set: Vec<(String, String)>,
     /// More variables for the command.
     pub(crate) env: Vec<(String, String)>,
+    /// What else it needs.
+    pub(crate) needs: Needs,
 }
 
 /// A job that is complete but for its files.
@@ -199,6 +203,11 @@ impl Plan {
             self.draft.command = shell_line(&changes.command);
         }
         self.draft.environment_variables.extend(changes.env);
+        let (needs, resources) = (changes.needs, &mut self.draft.resources);
+        resources.gpus = needs.gpus.unwrap_or(resources.gpus);
+        resources.cpus = needs.cpus.unwrap_or(resources.cpus);
+        resources.memory = needs.memory.unwrap_or(resources.memory);
+        self.draft.limits.timeout = needs.time.or(self.draft.limits.timeout);
         Ok(())
     }
 }
@@ -281,7 +290,9 @@ fn shell_line(words: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use agent_model::job::Input;
+    use std::time::Duration;
+
+    use agent_model::job::{Input, Resources};
 
     use super::super::tests::project;
     use super::*;
@@ -334,7 +345,7 @@ mod tests {
             set: vec![("inputs.n".into(), "7".into())],
             env: vec![("A".into(), "1".into())],
             name: Some("j-1".into()),
-            command: Vec::new(),
+            ..Changes::default()
         };
         let plan = Plan::read(&dir.path().join("job.yaml"), changes).unwrap();
         assert_eq!(plan.code, Some(dir.path().join("src")));
@@ -463,6 +474,20 @@ mod tests {
                 if input.contains("uri") { (1, 0) } else { (0, 1) }
             );
         }
+    }
+
+    #[test]
+    fn test_needs_of_the_command_line_go_before_those_of_the_job_file() {
+        let job = "command: x\ncode: .\nresources: {gpus: 4, cpus: 2, memory: 1g}\nlimits: {timeout: 60}\n";
+        let dir = project(&[("job.yml", job)]);
+        let needs = Needs { gpus: Some(0), memory: Some(2 << 30), ..Needs::default() };
+        let draft = Plan::read(dir.path(), Changes { needs, ..Changes::default() }).unwrap().draft;
+        let Resources { gpus, cpus, memory, .. } = draft.resources;
+        assert_eq!((gpus, cpus, memory), (0, 2, 2 << 30));
+        assert_eq!(draft.limits.timeout, Some(Duration::from_secs(60)));
+        let needs = Needs { cpus: Some(8), time: Some(Duration::from_secs(5)), ..Needs::default() };
+        let draft = Plan::read(dir.path(), Changes { needs, ..Changes::default() }).unwrap().draft;
+        assert_eq!((draft.resources.cpus, draft.limits.timeout), (8, Some(Duration::from_secs(5))));
     }
 
     #[test]

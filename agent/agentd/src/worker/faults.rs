@@ -13,6 +13,7 @@ use agent_cas::remote::told;
 use agent_cas::snapshot::{TreeError, Unread};
 use agent_cas::{MissingError, ReadError, WriteError};
 use agent_model::disk::Shortfall;
+use agent_model::outcome::Usage;
 use agent_model::{Blame, Code, ExitStatus, Fault, JobId, Retry, Timestamp, Verdict, causes, size};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{self, LaunchError, Lost};
@@ -34,17 +35,23 @@ pub(crate) struct Ending {
     pub(crate) fault: Option<Fault>,
     pub(crate) started_at: Option<Timestamp>,
     pub(crate) ended_at: Timestamp,
+    #[serde(default)]
+    pub(crate) usage: Option<Usage>,
 }
 
 impl Ending {
     /// Of a command that never ran because something failed.
     pub(crate) fn failed(fault: Fault, at: Timestamp) -> Ending {
-        Ending { verdict: Verdict::Failed, exit: None, fault: Some(fault), started_at: None, ended_at: at }
+        Ending { fault: Some(fault), ..Ending::never_ran(Verdict::Failed, at) }
     }
 
     /// Of a command that never ran because someone asked for the end.
     pub(crate) fn canceled(at: Timestamp) -> Ending {
-        Ending { verdict: Verdict::Canceled, exit: None, fault: None, started_at: None, ended_at: at }
+        Ending::never_ran(Verdict::Canceled, at)
+    }
+
+    fn never_ran(verdict: Verdict, ended_at: Timestamp) -> Ending {
+        Ending { verdict, exit: None, fault: None, started_at: None, ended_at, usage: None }
     }
 }
 

@@ -125,6 +125,7 @@ const JOBS: &[(&str, Rule)] = &[
     ("List", Rule::User), // of others' jobs it hides what is private
     ("Watch", Rule::Owner),
     ("Cancel", Rule::Owner),
+    ("Hold", Rule::Owner),
     ("Remove", Rule::Owner),
     ("History", Rule::Owner),
 ];

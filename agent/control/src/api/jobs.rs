@@ -5,7 +5,7 @@
 
 use std::pin::Pin;
 
-use agent_model::{Code, Fault, JobId, JobSpec, Principal};
+use agent_model::{Code, Fault, JobId, JobSpec};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::watch;
@@ -23,7 +23,8 @@ const LARGEST_PAGE: u32 = 1000;
 const NAME_TRIES: usize = 8;
 
 impl Services {
-    async fn submit_job(&self, request: v1::SubmitRequest, owner: &Principal) -> Result<JobId, Refusal> {
+    async fn submit_job(&self, request: v1::SubmitRequest, caller: &Caller) -> Result<JobId, Refusal> {
+        let owner = caller.who();
         if request.request_id.is_empty() {
             return Err(invalid("`request_id` is empty").into());
         }
@@ -37,6 +38,7 @@ impl Services {
         let _relied = self.collector.rely_on(pins::of_spec(&spec)).await;
         self.require_blobs(&spec).await?;
         self.require_secrets(&spec, owner).await?;
+        self.require_predecessors(&spec, caller).await?;
         let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
         let hint = hint.cloned().unwrap_or_default();
         for _ in 0..NAME_TRIES {
@@ -55,7 +57,10 @@ impl Services {
             let taken = known.is_some_and(|job| !job.is_removed());
             let accepted = if taken { None } else { self.queue.submit(new).await? };
             match accepted {
-                Some(id) => return Ok(id),
+                Some(id) => {
+                    tracing::info!(job = %id, who = %caller, "queued job");
+                    return Ok(id);
+                }
                 None if spec.name.is_some() => {
                     return Err(Fault::new(Code::JobConflict, format!("there is a job `{id}` already"))
                         .fix(format!(
@@ -94,6 +99,18 @@ impl Services {
             .fix("submit the job again: `agentctl` uploads what is missing")
             .into()),
         }
+    }
+
+    /// The jobs that it comes after are there, and its turn may still come. Of those that end from now on it hears.
+    async fn require_predecessors(&self, spec: &JobSpec, caller: &Caller) -> Result<(), Refusal> {
+        for wanted in &spec.predecessors {
+            let state = self.readable(&wanted.job, caller).await?.job.state;
+            let verdict = state.verdict();
+            if verdict.is_some_and(|verdict| !wanted.end.is_met_by(verdict)) {
+                return Err(wanted.never_due(verdict).into());
+            }
+        }
+        Ok(())
     }
 
     async fn list_jobs(
@@ -149,6 +166,20 @@ impl Services {
         match self.queue.cancel(id, caller.to_string()).await? {
             Some(view) => Ok(view),
             None => self.view(id).await,
+        }
+    }
+
+    async fn hold_job(&self, id: &JobId, held: bool, caller: &Caller) -> Result<JobView, Refusal> {
+        self.owned(id, caller).await?;
+        match self.queue.hold(id, held, caller.to_string()).await? {
+            Some(view) => Ok(view),
+            None => {
+                let state = self.view(id).await?.job.state;
+                Err(Fault::new(Code::JobNotWaiting, format!("`{id}` does not wait"))
+                    .why(format!("it is {state}"))
+                    .fix(format!("see how it stands: agentctl show {id}"))
+                    .into())
+            }
         }
     }
 
@@ -218,7 +249,7 @@ impl v1::jobs_server::Jobs for Services {
         request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let job = self.submit_job(request.into_inner(), caller.who()).await?;
+        let job = self.submit_job(request.into_inner(), &caller).await?;
         caller.concerns(format!("job {job}"));
         Ok(Response::new(v1::SubmitResponse { job: job.into() }))
     }
@@ -249,6 +280,13 @@ impl v1::jobs_server::Jobs for Services {
     async fn cancel(&self, request: Request<v1::CancelJobRequest>) -> Result<Response<v1::Job>, Status> {
         let caller = Caller::of(&request)?;
         let view = self.cancel_job(&id(&request.into_inner().job)?, &caller).await?;
+        Ok(Response::new(to_wire(&view)))
+    }
+
+    async fn hold(&self, request: Request<v1::HoldJobRequest>) -> Result<Response<v1::Job>, Status> {
+        let caller = Caller::of(&request)?;
+        let v1::HoldJobRequest { job, held } = request.into_inner();
+        let view = self.hold_job(&id(&job)?, held, &caller).await?;
         Ok(Response::new(to_wire(&view)))
     }
 

@@ -11,6 +11,7 @@
 //! Owned by the one task of `queue`; nobody else sees it.
 
 mod adopt;
+mod blocked;
 mod environments;
 mod fleet;
 mod gangs;
@@ -32,6 +33,7 @@ use agent_model::{
     Artifacts, Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome,
     Principal, ReplicaId, Retry, Timestamp, Verdict,
 };
+use blocked::Predecessors;
 pub(crate) use environments::{Wish, WishState};
 use fleet::Fleet;
 pub(crate) use fleet::{Held, NodeState, Report};
@@ -84,6 +86,7 @@ pub(crate) struct Book {
     gangs: Gangs,
     replicas: Replicas,
     strangers: Strangers,
+    predecessors: Predecessors,
     /// What is wanted of the environments that nodes keep, while somebody waits for it.
     wishes: environments::Wishes,
     /// Documents that only pass through here on their way to the disk.
@@ -115,6 +118,7 @@ impl Book {
             gangs: Gangs::new(terms.gather),
             replicas: Replicas::new(settled),
             strangers: Strangers::default(),
+            predecessors: Predecessors::default(),
             wishes: environments::Wishes::new(),
             passing: Changes::default(),
             urgent: false,
@@ -133,6 +137,7 @@ impl Book {
             }
             book.jobs.load(job);
         }
+        book.await_predecessors_again();
         book
     }
 
@@ -189,6 +194,7 @@ impl Book {
             return None;
         }
         let id = new.id;
+        let waits_for = new.spec.predecessors.clone();
         let job = self.jobs.add(JobRecord {
             id: id.clone(),
             seq: 0,
@@ -204,6 +210,8 @@ impl Book {
             started_at: None,
             ended_at: None,
             cancel: None,
+            held: None,
+            waits_for,
             replicas: Vec::new(),
             outcome: None,
             removed_at: None,
@@ -211,6 +219,7 @@ impl Book {
             broken: None,
         });
         self.line.join(job);
+        self.await_predecessors(&id);
         (self.urgent, self.replan) = (true, true);
         self.jobs.tell(&id, None, now, format!("queued by {}", new.owner));
         Some(id)
@@ -360,6 +369,7 @@ impl Book {
 
     /// Places what can be placed, if anything changed since the last time.
     pub(crate) fn schedule(&mut self, now: Moment) {
+        self.settle_predecessors(now);
         let come = self.line.come(now.wall);
         if !std::mem::take(&mut self.replan) && !come {
             return;
@@ -369,6 +379,8 @@ impl Book {
         for job in self.line.iter().filter_map(|id| self.jobs.get(id)) {
             if let Some(nodes) = unheard.clone() {
                 waiting.push((job.id.clone(), Wait::Unheard { nodes }));
+            } else if let Some(wait) = scheduler::blocked(job.held.as_deref(), &job.waits_for) {
+                waiting.push((job.id.clone(), wait));
             } else if self.line.has_date(&job.id) {
                 waiting.push((job.id.clone(), Wait::Date));
             } else {
@@ -460,6 +472,7 @@ impl Book {
             // What the node of a lost rank may still deliver is fenced.
             job.replicas.retain(|replica| !matches!(replica.end, Some(RankEnd::Lost { .. })));
         });
+        self.predecessors.has_ended(id, self.jobs.verdict(id));
         let state = self.jobs.state(id).map_or("", JobState::name);
         self.jobs.tell(id, None, now, format!("ended: {state}"));
     }
@@ -554,6 +567,7 @@ fn without_run(verdict: Verdict, fault: Option<Fault>, ended_at: Timestamp) -> O
         streams: Vec::new(),
         tracking_bytes: 0,
         artifacts: None,
+        usage: None,
     }
 }
 

@@ -65,6 +65,10 @@ impl Publisher {
                 let known = book.cancel(&job, &who, now);
                 reply.hold(known.and_then(|()| self.view(&job)))
             }
+            Request::Hold { job, held, who, reply } => {
+                let waits = book.hold(&job, held, &who, now);
+                reply.hold(self.view(&job).filter(|_| waits))
+            }
             Request::Job(id, reply) => reply.hold(self.view(&id)),
             Request::Jobs(reply) => reply.hold(book.jobs().map(|job| show(book, job)).collect()),
             Request::Watch(id, reply) => reply.hold(self.watch(&id)),

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::job::Resources;
+use agent_model::job::{Predecessor, Resources};
 use agent_model::node::Interpreter;
 use agent_model::{JobId, NodeId, size};
 
@@ -71,6 +71,10 @@ pub(crate) enum Wait {
     Closed { why: Arc<str> },
     /// The room it needs is taken, or promised to jobs before it. It starts `within` that at the latest, if anybody knows.
     Busy { ahead: usize, busy: Arc<str>, within: Option<Duration> },
+    /// Somebody keeps it from starting: `held by uid 1000`.
+    Held { by: String },
+    /// It comes after these jobs.
+    Predecessors { when: String },
     /// Its next attempt has a date.
     Date,
     /// After a loss of records, these nodes must first say what they run.
@@ -119,9 +123,23 @@ impl fmt::Display for Wait {
                 "the controller's database was mended: {nodes} must first say what runs there, or be declared \
                  lost (`agentctl node lost NODE`)"
             ),
+            Wait::Held { by } => write!(f, "{by}; `agentctl release` lets it go"),
+            Wait::Predecessors { when } => write!(f, "is to {when}"),
             Wait::Date => f.write_str("waits for the date of its next attempt"),
         }
     }
+}
+
+/// Why a job must not start yet, however much room there is.
+pub(crate) fn blocked(held: Option<&str>, waits_for: &[Predecessor]) -> Option<Wait> {
+    const SHOWN: usize = 3;
+    if let Some(by) = held {
+        return Some(Wait::Held { by: by.to_owned() });
+    }
+    let mut when: Vec<String> = waits_for.iter().take(SHOWN).map(Predecessor::to_string).collect();
+    let more = waits_for.len().saturating_sub(SHOWN);
+    when.extend((more > 0).then(|| format!("{more} more have ended")));
+    (!when.is_empty()).then(|| Wait::Predecessors { when: when.join(" and ") })
 }
 
 /// What the text of a job that waits depends on: whether it has several ranks, its size, labels and interpreter.

@@ -212,6 +212,7 @@ pub(super) fn outcome(ending: &(Verdict, Option<Fault>)) -> Outcome {
         streams: Vec::new(),
         tracking_bytes: 0,
         artifacts: None,
+        usage: None,
     }
 }
 

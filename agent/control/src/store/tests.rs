@@ -1,6 +1,6 @@
 use super::sqlite::Sqlite;
 use super::*;
-use agent_model::job::JobDraft;
+use agent_model::job::{JobDraft, WantedEnd};
 use agent_model::{Code, Digest, Fault, Verdict};
 
 /// A job that waits.
@@ -20,6 +20,8 @@ pub(crate) fn job(name: &str, seq: u64) -> JobRecord {
         started_at: None,
         ended_at: None,
         cancel: None,
+        held: None,
+        waits_for: Vec::new(),
         replicas: Vec::new(),
         outcome: None,
         removed_at: None,
@@ -43,6 +45,8 @@ fn full(name: &str, seq: u64) -> JobRecord {
         not_before: Some(Timestamp(9)),
         avoid: Some("box".parse().unwrap()),
         cancel: Some("canceled by uid 1".into()),
+        held: Some("held by uid 1".into()),
+        waits_for: vec![Predecessor { job: "z".parse().unwrap(), end: WantedEnd::Any }],
         replicas: vec![ReplicaRecord {
             end: None,
             rank: 0,
@@ -61,6 +65,10 @@ fn full(name: &str, seq: u64) -> JobRecord {
             streams: vec![agent_model::StreamEnd { stream: agent_model::Stream::Job, digest: Digest::EMPTY }],
             tracking_bytes: 0,
             artifacts: None,
+            usage: Some(agent_model::outcome::Usage {
+                cpu: std::time::Duration::from_millis(7),
+                memory_peak: 8,
+            }),
         }),
         go: Some(Go { roster: Roster::default(), until: vec![Boot::from_millis(9)] }),
         broken: Some(Broken { rank: 1, fault: Fault::new(Code::GangLate, "x") }),

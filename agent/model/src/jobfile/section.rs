@@ -119,6 +119,12 @@ impl Section {
 
     /// The value of `key`; a value of nothing counts as absent.
     pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
+        #[cfg(test)]
+        ASKED.with_borrow_mut(|asked| asked.insert(self.name(key)));
+        self.take(key)
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<Node> {
         self.known.push(key);
         self.entries.take(key)
     }
@@ -192,13 +198,13 @@ impl Section {
 
     /// Keys that are understood and change nothing here.
     pub(crate) fn ignore(&mut self, keys: &[&'static str]) {
-        keys.iter().for_each(|key| drop(self.node(key)));
+        keys.iter().for_each(|key| drop(self.take(key)));
     }
 
     /// Keys that a reader might count on although they change nothing here.
     pub(crate) fn warn_of(&mut self, keys: &[(&'static str, &str)], warnings: &mut Vec<Warning>) {
         for (key, consequence) in keys {
-            if let Some(node) = self.node(key) {
+            if let Some(node) = self.take(key) {
                 let message = format!("`{}` has no effect: {consequence}", self.name(key));
                 warnings.push(Warning { place: node.place, message });
             }
@@ -292,7 +298,8 @@ fn seconds(text: &str) -> Option<u64> {
     text[..split].parse::<u64>().ok()?.checked_mul(unit)
 }
 
-pub(crate) fn size(text: &str) -> Option<u64> {
+/// A number of bytes as job files have it: a number with `b`, `k`, `m`, `g` or `t`, in powers of 1024.
+pub fn size(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let unit = text[split..].trim();
@@ -305,6 +312,12 @@ pub(crate) fn size(text: &str) -> Option<u64> {
         _ => return None,
     };
     text[..split].parse::<u64>().ok()?.checked_mul(1 << power)
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The full names of all keys that have an effect and were asked for.
+    pub(crate) static ASKED: std::cell::RefCell<std::collections::BTreeSet<String>> = Default::default();
 }
 
 #[cfg(test)]

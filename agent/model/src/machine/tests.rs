@@ -18,8 +18,9 @@ fn job_states() -> Vec<S> {
     states
 }
 
-const JOB_EVENTS: [E; 13] = [
+const JOB_EVENTS: [E; 14] = [
     E::Placed,
+    E::NeverDue,
     E::CancelRequested,
     E::AllRunning,
     E::AllSucceeded,
@@ -37,6 +38,7 @@ const JOB_EVENTS: [E; 13] = [
 /// Every row of the table of job states; what is not in it must not change a state.
 fn job_table() -> Vec<(S, E, S)> {
     let mut table = vec![(S::Queued, E::Placed, S::Preparing), (S::Queued, E::CancelRequested, S::Canceled)];
+    table.push((S::Queued, E::NeverDue, S::Failed));
     table.push((S::Preparing, E::AllRunning, S::Running));
     for (state, before) in [(S::Preparing, B::Preparing), (S::Running, B::Running)] {
         table.extend([

@@ -8,7 +8,7 @@ use super::{KeptEnvironment, found, text};
 use crate::cli::EnvArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
-use crate::output::text::{Tone, age, clean, count, moment, wrap};
+use crate::output::text::{Tone, ago, clean, count, moment, wrap};
 use crate::output::{Output, Paper};
 
 /// Lines of the build log that are shown.
@@ -53,7 +53,7 @@ fn packages(lock: &Lock) -> Vec<String> {
 
 fn render(one: &KeptEnvironment, packages: &[String], log: &str, now: Timestamp, paper: Paper) -> String {
     let view = &one.view;
-    let since = |ms: u64| format!("{} ({} ago)", moment(Timestamp(ms)), age(Timestamp(ms), now));
+    let since = |ms: u64| format!("{} ({})", moment(Timestamp(ms)), ago(Timestamp(ms), now));
     let mut facts = vec![
         ("key", view.key.clone()),
         ("node", one.node.clone()),

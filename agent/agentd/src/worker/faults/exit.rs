@@ -4,7 +4,9 @@
 
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
+use agent_model::outcome::Usage;
 use agent_model::{Blame, Code, ExitStatus, Fault, JobSpec, Retry, Verdict, size};
 use agent_shim::cgroup::Containment;
 use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
@@ -43,7 +45,11 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went
         (None, left) => Some(unkilled(left)),
     };
     let (started_at, ended_at) = (record.started_at, record.ended_at);
-    Ending { verdict, exit: record.status(), fault, started_at, ended_at }
+    let usage = record.status().map(|_| Usage {
+        cpu: Duration::from_millis(record.cpu_ms),
+        memory_peak: record.memory_peak.unwrap_or(record.max_rss),
+    });
+    Ending { verdict, exit: record.status(), fault, started_at, ended_at, usage }
 }
 
 fn survivors(left: u32) -> String {

@@ -351,3 +351,15 @@ fn test_ending_survives_the_journal() {
     let text = serde_json::to_string(&ending).unwrap();
     assert_eq!(serde_json::from_str::<Ending>(&text).unwrap(), ending);
 }
+
+#[test]
+fn test_what_a_command_took_is_told_if_it_ran() {
+    let spec = JobDraft { command: "x".into(), ..JobDraft::default() }.validate().unwrap();
+    let used = |record: &ExitRecord| {
+        judge(record, &spec, Vec::new(), false).usage.map(|usage| (usage.cpu.as_millis(), usage.memory_peak))
+    };
+    let ran = ExitRecord { cpu_ms: 7, max_rss: 5, ..code(3) };
+    assert_eq!(used(&ran), Some((7, 5)));
+    assert_eq!(used(&ExitRecord { memory_peak: Some(9), ..ran }), Some((7, 9)), "of all its processes");
+    assert_eq!(used(&record(End::NeverStarted(NotStarted::Stopped))), None);
+}

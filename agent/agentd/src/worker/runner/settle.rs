@@ -125,6 +125,7 @@ impl<J: Journal> Runner<J> {
             streams,
             tracking_bytes,
             artifacts: None,
+            usage: ending.usage,
         };
         if !missing.is_empty() {
             self.record.precious = true;

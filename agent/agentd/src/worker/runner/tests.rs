@@ -531,7 +531,8 @@ async fn without_a_store(state: &Path, disk_reserve: u64) -> (Arc<Worker<Twin>>,
     worker.disk = DiskKeeper::open(state, disk_reserve);
     let now = worker.clock.now();
     let (verdict, exit) = (Verdict::Completed, Some(ExitStatus::Code(0)));
-    let ending = Some(Ending { verdict, exit, fault: None, started_at: Some(now), ended_at: now });
+    let ending =
+        Some(Ending { verdict, exit, fault: None, started_at: Some(now), ended_at: now, usage: None });
     let record = Record { step: ReplicaStep::Uploading, ending, ..record() };
     let dir = worker.job_dir(&record.replica);
     recover::prepare(&dir, &record).await.unwrap();

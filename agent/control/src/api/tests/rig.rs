@@ -424,5 +424,6 @@ pub(super) fn outcome(code: i32, log: &[u8]) -> v1::Outcome {
         streams: vec![v1::StreamEnd { stream: "job".into(), digest: digest_of(log).to_string() }],
         tracking_bytes: 0,
         artifacts: None,
+        usage: None,
     }
 }

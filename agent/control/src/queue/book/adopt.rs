@@ -139,6 +139,8 @@ impl Book {
             started_at: held.started_at,
             ended_at: None,
             cancel: None,
+            held: None,
+            waits_for: Vec::new(),
             replicas: vec![replica_of(report, held)],
             outcome: None,
             removed_at: None,
@@ -166,7 +168,8 @@ impl Book {
         let replica = replica_of(report, held);
         self.jobs.edit(id, |job| {
             job.epoch = held.replica.epoch;
-            (job.not_before, job.go, job.broken) = (None, None, None);
+            (job.not_before, job.go, job.broken, job.held) = (None, None, None, None);
+            job.waits_for.clear();
             job.replicas = vec![replica];
         });
         let Some(job) = self.jobs.get(id) else { return };

@@ -141,6 +141,9 @@ impl Jobs {
                 && let Some(job) = self.active.remove(&id)
             {
                 self.requests.remove(&job.request);
+                let exit =
+                    job.outcome.as_ref().and_then(|outcome| outcome.exit).map(|exit| exit.shell_code());
+                tracing::info!(job = %id, state = job.state.name(), exit, "ended job");
                 self.recent.push_back(job);
             }
         }

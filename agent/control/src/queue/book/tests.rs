@@ -58,7 +58,7 @@ pub(super) fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
     Held { replica, step, detail: String::new(), started_at: None, alive: true, spec: None, ready: None }
 }
 
-fn ended(verdict: Verdict, fault: Option<Fault>) -> Outcome {
+pub(super) fn ended(verdict: Verdict, fault: Option<Fault>) -> Outcome {
     Outcome { exit: Some(ExitStatus::Code(0)), ..without_run(verdict, fault, Timestamp(7)) }
 }
 

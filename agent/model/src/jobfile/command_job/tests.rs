@@ -254,3 +254,36 @@ proptest::proptest! {
         }
     }
 }
+
+#[test]
+fn test_the_reference_names_every_key_that_is_read_and_no_other() {
+    use std::collections::BTreeSet;
+
+    let page = include_str!("../../../../docs/job-file.md");
+    for more in [
+        "environment: {build: {path: x}}",
+        "distribution: {type: pytorch}",
+        "distribution: {type: tensorflow}",
+        "distribution: {type: ray}",
+    ] {
+        command_job(&format!("command: x\n{more}\n"), &[]).unwrap();
+    }
+    command_job(FULL, &[]).unwrap();
+    let asked = super::super::section::ASKED.with_borrow(Clone::clone);
+    let last = |key: &str| key.rsplit('.').next().unwrap().to_owned();
+    // A key that is there to be refused is none to write; a name of a section stands over its keys.
+    let refused = ["trial", "jobs", "channels", "dependencies"];
+    let sections = ["inputs", "outputs", "resources", "distribution", "limits", "retry", "queue_settings"];
+    let read: BTreeSet<String> = asked.iter().map(|key| last(key)).collect();
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let told =
+        cells.flat_map(|cell| cell.split(", ").map(|key| last(key.trim_matches('`'))).collect::<Vec<_>>());
+    let mut told: BTreeSet<String> = told.collect();
+    assert!(sections.iter().all(|section| page.contains(&format!("`{section}`"))));
+    told.extend(refused.iter().chain(&sections).map(|key| (*key).to_owned()));
+    told.extend(["path", "dockerfile_path"].map(str::to_owned)); // told where `build` is
+    assert_eq!(told, read);
+    // And what it shows can be read.
+    let shown = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+    assert_eq!(command_job(shown, &[]).unwrap().warnings, []);
+}

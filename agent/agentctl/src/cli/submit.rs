@@ -1,0 +1,105 @@
+//! What is said of a job when it is submitted.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use agent_model::job::WantedEnd;
+use agent_model::jobfile;
+use clap::Args;
+
+use super::lasting;
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct SubmitArgs {
+    /// A directory (with a job.yml or without), a job file, or a script.
+    #[arg(default_value = ".")]
+    pub(crate) target: PathBuf,
+    /// The job's name; otherwise one is made.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Another value for an input, for example `inputs.lr=0.2`.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) set: Vec<(String, String)>,
+    /// A variable for the command.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = pair)]
+    pub(crate) env: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) needs: Needs,
+    #[command(flatten)]
+    pub(crate) after: After,
+    /// Read every file again, also those that look as they did at the last submit.
+    #[arg(long)]
+    pub(crate) rehash: bool,
+    /// Send nothing: list what would be sent, and which rule leaves out the rest.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Send a home directory, or the root of the machine, all the same.
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// The command, instead of the job file's; for a script, its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) submit: SubmitArgs,
+    /// Do not follow: print the job's name and return.
+    #[arg(long, short)]
+    pub(crate) detach: bool,
+}
+
+/// What the job needs, instead of what its file says.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Needs {
+    /// GPUs on each machine.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) gpus: Option<u32>,
+    /// Processors on each machine that no other job counts on.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) cpus: Option<u32>,
+    /// Memory on each machine, for example 8g.
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    pub(crate) memory: Option<u64>,
+    /// The longest time the command may run, for example 90s, 30m or 2h.
+    #[arg(long, value_name = "TIME", value_parser = lasting)]
+    pub(crate) time: Option<Duration>,
+}
+
+/// Jobs that must have ended before this one may start.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct After {
+    /// Start when these jobs have completed; if one ends otherwise, this one fails (JOB-108).
+    #[arg(long, value_name = "JOB", value_delimiter = ',')]
+    after: Vec<String>,
+    /// Start when these jobs have ended, however they ended.
+    #[arg(long, value_name = "JOB", value_delimiter = ',')]
+    after_any: Vec<String>,
+    /// Start when these jobs have failed; if one ends otherwise, this one fails.
+    #[arg(long, value_name = "JOB", value_delimiter = ',')]
+    after_failed: Vec<String>,
+}
+
+impl After {
+    /// Each of them, as it was given, and how it must end.
+    pub(crate) fn jobs(&self) -> impl Iterator<Item = (&str, WantedEnd)> {
+        let all = [
+            (&self.after, WantedEnd::Completed),
+            (&self.after_any, WantedEnd::Any),
+            (&self.after_failed, WantedEnd::Failed),
+        ];
+        all.into_iter().flat_map(|(jobs, end)| jobs.iter().map(move |job| (job.as_str(), end)))
+    }
+}
+
+pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("write it as NAME=VALUE"),
+    }
+}
+
+fn bytes(text: &str) -> Result<u64, &'static str> {
+    jobfile::size(text).ok_or("write it as 512m or 8g")
+}

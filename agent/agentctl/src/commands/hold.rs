@@ -1,0 +1,40 @@
+//! `hold` and `release`: keep jobs that wait from starting, and let them go.
+
+use agent_proto::v1;
+
+use super::cancel::choose;
+use super::view::JobView;
+use crate::cli::Selection;
+use crate::client::{Client, Target, answer};
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Holds each job, or releases it. Every job is asked; the first failure is given.
+pub(super) async fn hold(
+    choice: &Selection,
+    held: bool,
+    to: Option<&Target>,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let client = Client::find(to).await?;
+    let waits = |job: &JobView| job.state == "Queued";
+    let mut first = None;
+    for given in choose(&client, choice, waits, output).await? {
+        match set(&client, &given, held, output).await {
+            Ok(()) => {}
+            Err(Failure::Fault(fault)) if first.is_some() => output.fault(&fault),
+            Err(failure) => first = Some(failure),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+async fn set(client: &Client, given: &str, held: bool, output: &mut Output) -> Result<(), Failure> {
+    let job = client.named(given).await?;
+    answer(client.jobs().hold(v1::HoldJobRequest { job: job.clone(), held })).await?;
+    output.note(&match held {
+        true => format!("{job}: held; let it start with: agentctl release {job}"),
+        false => format!("{job}: released"),
+    });
+    Ok(())
+}

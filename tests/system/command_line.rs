@@ -1,0 +1,140 @@
+//! What people type: jobs that come after others or are held, lists of some jobs, and names that a shell completes.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+
+use agent_tests::{Host, finish};
+
+/// A job that fails when the gate is made, and ends well when it is made and filled.
+fn gated(host: &Host, name: &str) -> (String, std::path::PathBuf) {
+    let gate = host.home().join(name);
+    let path = gate.display();
+    let command = format!("while [ ! -e {path} ]; do sleep 0.05; done; [ -s {path} ]");
+    (host.submit(&command), gate)
+}
+
+#[test]
+fn test_jobs_come_after_others_or_say_why_they_never_will() {
+    let host = Host::started();
+    let dir = host.project("p", &[("a.txt", "a")]);
+    let submit = |name: &str, flags: &[&str]| {
+        let words =
+            [&["submit", dir.to_str().unwrap(), "--name", name], flags, &["--", "echo", name]].concat();
+        host.ctl(&words)
+    };
+    let (first, gate) = gated(&host, "gate");
+    let begins = &first[..first.len() - 1];
+    submit("good", &["--after", begins]).ok(); // by the beginning of a name, as everywhere
+    submit("bad", &["--after-failed", &first]).ok();
+    submit("then", &["--after-any", &format!("{first},good")]).ok();
+    let listed = host.ctl(&["jobs"]).ok().stdout;
+    assert!(listed.contains(&format!("is to start when {first} has completed")), "{listed}");
+    host.ctl(&["show", "then"]).ok();
+    std::fs::write(gate, "full").unwrap();
+    host.wait_for("then", &["Completed"]);
+    assert_eq!([host.job_state("good"), host.job_state("bad")], ["Completed", "Failed"]);
+    let why = host.ctl(&["why", "bad"]).ok().stdout;
+    let said = format!("it was to start when {first} has failed, and that job is Completed");
+    assert!(why.contains("JOB-108") && why.replace('\n', " ").contains(&said), "{why}");
+    // What can be seen to come never is not taken at all.
+    submit("never", &["--after-failed", &first]).code(1).says("JOB-108").says("Completed");
+    submit("never", &["--after", "nobody"]).code(1).says("JOB-104");
+    submit("late", &["--after", &first]).ok();
+    host.wait_for("late", &["Completed"]);
+}
+
+#[test]
+fn test_held_jobs_wait_until_they_are_released_over_a_restart() {
+    let mut host = Host::started();
+    let dir = host.project("p", &[("a.txt", "a")]);
+    let path = dir.to_str().unwrap();
+    let (first, gate) = gated(&host, "gate");
+    host.wait_for(&first, &["Running"]);
+    host.ctl(&["submit", path, "--name", "next", "--after-any", &first, "--", "true"]).ok();
+    host.ctl(&["hold", "next"]).ok().says("agentctl release next");
+    host.ctl(&["hold", &first]).code(1).says("JOB-107");
+    host.kill();
+    host.start();
+    std::fs::write(gate, "full").unwrap();
+    host.wait_for(&first, &["Completed"]);
+    assert!(host.ctl(&["jobs"]).ok().stdout.contains("held by uid 0"));
+    host.ctl(&["release", "--all"]).ok().says("next: released");
+    host.wait_for("next", &["Completed"]);
+}
+
+#[test]
+fn test_lists_of_some_jobs_and_those_who_watch_see_the_end() {
+    let host = Host::started();
+    let (first, gate) = gated(&host, "gate");
+    let second = host.submit("false");
+    host.wait_for(&second, &["Failed"]);
+    host.wait_for(&first, &["Running"]);
+    let names = |flags: &[&str]| -> Vec<String> {
+        let listed = host.ctl(&[&["jobs", "--json"], flags].concat()).ok().json();
+        let jobs = listed["jobs"].as_array().unwrap().clone();
+        jobs.iter().map(|job| job["job"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&["--state", "failed", "--mine"]), [second.as_str()]);
+    assert_eq!(names(&["--active"]), [first.as_str()]);
+    assert_eq!(names(&["--limit", "1"]), [second.as_str()]);
+    assert_eq!(names(&["--experiment", "none"]), [""; 0]);
+
+    let mut watching = host.client(&["jobs", "--watch"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut until = |state: &str| {
+        let is = |line: &String| line.starts_with(&first) && line.contains(state);
+        lines.find(is).expect("it goes on while somebody reads")
+    };
+    until("Running");
+    std::fs::write(gate, "full").unwrap();
+    until("Completed");
+    watching.kill().unwrap();
+    watching.wait().unwrap();
+}
+
+#[test]
+fn test_what_a_job_took_is_told_and_why_a_command_ends_that_nobody_reads() {
+    let host = Host::started();
+    let job = host.submit("head -c 3000000 /dev/zero | tr '\\0' x");
+    host.wait_for(&job, &["Completed"]);
+    let used = &host.show(&job)["usage"];
+    assert!(used["memory_peak_bytes"].as_u64() > Some(0) && used["cpu_s"].is_number(), "{used}");
+    let mut reading =
+        host.client(&["logs", &job]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(reading.stdout.take());
+    let ended = reading.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert_eq!((ended.status.code(), told.trim()), (Some(3), "nobody reads the output any more"));
+}
+
+/// A shell with the variables of a command of ours.
+#[allow(clippy::disallowed_methods, reason = "completes as a user's shell does")]
+fn of_bash(of_ours: &Command) -> Command {
+    let mut bash = Command::new("bash");
+    bash.envs(of_ours.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    bash
+}
+
+#[test]
+fn test_bash_completes_names_of_jobs() {
+    let host = Host::started();
+    let dir = host.project("p", &[("a.txt", "a")]);
+    for name in ["train-1", "train-2", "other"] {
+        host.ctl(&["submit", dir.to_str().unwrap(), "--name", name, "--", "true"]).ok();
+    }
+    let script = host.ctl(&["completions", "bash"]).ok().stdout;
+    let of_ours = host.client(&[""; 0]);
+    let complete = |words: &[&str]| {
+        let [.., before, last] = words else { panic!("too few words") };
+        let line = format!(
+            "agentctl() {{ {} \"$@\"; }}\n{script}\nCOMP_WORDS=({}) COMP_CWORD={}\n_agentctl_with_jobs agentctl '{last}' '{before}'\necho \"${{COMPREPLY[@]}}\"",
+            of_ours.get_program().display(),
+            words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
+            words.len() - 1,
+        );
+        finish(of_bash(&of_ours).args(["-c", &line])).ok().stdout.trim().to_owned()
+    };
+    assert_eq!(complete(&["agentctl", "show", "tr"]), "train-2 train-1");
+    assert_eq!(complete(&["agentctl", "submit", "p", "--after", "o"]), "other");
+    assert_eq!(complete(&["agentctl", "rel"]), "release");
+}
