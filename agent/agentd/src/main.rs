@@ -99,6 +99,8 @@ fn run(mut config: Config) -> ExitCode {
     start_log(&config);
     if let Some(helper) = &config.jobs.helper {
         agent_spawn::use_helper(helper, &config.state_dir);
+    } else if let Err(error) = agent_spawn::take_in_orphans() {
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot take in orphans of lost jobs");
     }
     config.host.open_files = limits::raise();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);

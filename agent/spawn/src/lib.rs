@@ -46,6 +46,12 @@ pub fn use_helper(socket: &Path, state_dir: &Path) {
     let _ = HELPER.set(client::Helper { socket: socket.to_owned(), state_dir: state_dir.to_owned() });
 }
 
+/// From here on, what is left of a job or a builder is found by being an orphan of this process, too. A helper has groups
+/// of its own making for that.
+pub fn take_in_orphans() -> io::Result<()> {
+    process::take_in_orphans()
+}
+
 /// Root's work is asked of a helper.
 pub fn has_helper() -> bool {
     HELPER.get().is_some()
