@@ -118,6 +118,11 @@ fn run(mut config: Config) -> ExitCode {
 
 /// Makes this machine a node of a controller, or none; no daemon may run meanwhile.
 fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode {
+    let token = join.and_then(membership::token_of_file);
+    if let Err(error) = agent_spawn::become_owner(&config.state_dir) {
+        let what = format!("cannot become the user whose {} is", config.state_dir.display());
+        return fail(&Fault::new(Code::StateUnusable, what).because(&error), CONFIG);
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&Fault::new(Code::Bug, "agentd cannot start").because(&error), BUG),
@@ -125,7 +130,7 @@ fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode 
     let changed = runtime.block_on(async {
         let _lock = roles::take_state(config).await.map_err(|error| (error.fault(), exit_code(&error)))?;
         let changed = match join {
-            Some(args) => membership::join(config, args, config.clock()).await,
+            Some(args) => membership::join(config, args, token, config.clock()).await,
             None => membership::leave(config),
         };
         changed.map_err(|fault| (fault, REFUSED))
