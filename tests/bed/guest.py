@@ -14,6 +14,7 @@ from pathlib import Path
 import containers
 import package
 import reboot
+import split
 from box import (
     CGROUPS,
     HERE,
@@ -156,14 +157,21 @@ ROWS = {
     "service": ("restart, stop and kill of the service leave the job", row_service),
     "watchdog": ("a hanging daemon is replaced, the job goes on", row_watchdog),
     **containers.ROWS,
+    "split": ("a daemon that is no root does all of it, by its helper", split.row_split),  # the last: it stays so
 }
 
 
 def install():
-    for name in ("agentd", "agentctl", "agent-shim"):
-        shutil.copy(HERE / name, f"/usr/bin/{name}")
+    """As packages do, but with a daemon that is root, whose jobs are root's in all rows but one."""
+    split.LIBRARY.mkdir(exist_ok=True)
+    for name in ("agentd", "agentctl", "agent-shim", "agent-spawn"):
+        shutil.copy(HERE / name, split.LIBRARY)
+        Path(f"/usr/bin/{name}").symlink_to(split.LIBRARY / name)
     for unit in (HERE / "systemd").glob("*.s*"):
         shutil.copy(unit, "/etc/systemd/system")
+    ran("systemd-sysusers", str(HERE / "systemd/sysusers.conf"))
+    split.AS_ROOT.parent.mkdir(exist_ok=True)
+    shutil.copy(HERE / "systemd/agentd-root.conf", split.AS_ROOT)
     systemctl("daemon-reload")
     start_agent()
     print(ctl("status"))
@@ -198,7 +206,7 @@ def main():
         good = False
         print(f"  {error}")
     if not good:
-        print(ran("journalctl", "-u", "agentd", "-u", "docker", "-n", "80", "--no-pager", ok=False).stdout)
+        print(ran("journalctl", "-u", "agentd", "-u", "agent-spawn*", "-u", "docker", "-n", "80", "--no-pager", ok=False).stdout)
     print(f"\n{'row':<14} {'promise':<60} {'tried':>5} {'survived':>8}    took")
     print("\n".join(table))
     print("bed: all survived" if good else "bed: something did not survive")

@@ -39,12 +39,12 @@ def answers():
     return ran("runuser", "-u", WHO, "--", "agentctl", "nodes", ok=False).returncode == 0
 
 
-def submit(number, environment, command, script):
+def submit(number, environment, command, script, **more):
     project = Path(f"/home/{WHO}/project-{number}")
     project.mkdir(exist_ok=True)
     name, text = script
     (project / name).write_text(text)
-    (project / "job.yml").write_text(json.dumps({"code": ".", "command": command, "environment": environment}))
+    (project / "job.yml").write_text(json.dumps({"code": ".", "command": command, "environment": environment, **more}))
     ran("chown", "-R", WHO, str(project))
     return ctl("submit", str(project)).strip().splitlines()[-1]
 
@@ -96,6 +96,7 @@ def go_down():
     held = tell("the service after the installation", [unit("is-enabled"), unit("is-active")], ["enabled", "active"])
     config.write_text("slots: 5\nsocket_group: agentd\noperator_group: agentd-admin\n")
     ran("usermod", "-aG", "agentd", WHO)
+    ran("usermod", "-aG", "docker", "agentd")  # the engine is not the daemon's unless somebody says so
     systemctl("restart", "agentd")
     eventually("the daemon to answer a member of its group", answers)
     print(ran("systemd-analyze", "security", "--no-pager", "agentd", ok=False).stdout, flush=True)

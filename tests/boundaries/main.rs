@@ -7,6 +7,7 @@
 //! | `containers` | images and jobs in containers against the supervisor, the machine and other containers |
 //! | `users` | whom jobs and builders run as, and what they reach of others; secrets |
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
+//! | `own` | a user's own daemon: what hides from it |
 //! | `ports` | who takes the daemon's place at its port |
 //! | `quotas` | what one job takes of the daemon: memory, threads, connections, disk |
 //!
@@ -18,6 +19,7 @@
 
 mod containers;
 mod links;
+mod own;
 mod ports;
 mod prey;
 mod quotas;
@@ -31,7 +33,7 @@ use agent_tests::table::{Row, Table};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [links::ROWS, containers::ROWS, quotas::ROWS, users::ROWS, split::ROWS, ports::ROWS]
+    [links::ROWS, containers::ROWS, quotas::ROWS, users::ROWS, split::ROWS, own::ROWS, ports::ROWS]
         .into_iter()
         .flatten()
         .collect()

@@ -8,11 +8,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use agent_tests::engine::Engine;
+use agent_tests::images::Image;
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually, root};
 use serde_json::{Value, json};
 
-use crate::users::{ENDED, GAMES, NOBODY, serve, submitted};
+use crate::users::{ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, serve, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
     Row {
@@ -24,6 +26,11 @@ pub(crate) const ROWS: &[Row] = &[
         id: "H2",
         promise: "a daemon that was taken over gets nothing of root's from its helper",
         run: attacks,
+    },
+    Row {
+        id: "H4",
+        promise: "an ordinary user's daemon has environments built by nobody, and runs jobs in containers",
+        run: elsewhere,
     },
     Row { id: "H3", promise: "what the service may is little, and is not more one day", run: exposure },
 ];
@@ -84,6 +91,10 @@ impl Drop for Helper {
 
 /// The daemon of a machine that `nogroup` may use, as an ordinary user, and its helper.
 fn split() -> (Host, Helper) {
+    split_with(&[])
+}
+
+fn split_with(settings: &[(&str, &str)]) -> (Host, Helper) {
     let mut host = Host::for_everybody_below(Path::new("/var/tmp"));
     let (home, state) = (host.home().to_owned(), host.state());
     let socket = home.join("run/agentd.sock");
@@ -92,8 +103,9 @@ fn split() -> (Host, Helper) {
         chown(dir, Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
     }
     let helper = Helper::start(&home, &state);
+    let set: String = settings.iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect();
     let script = format!(
-        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup AGENTD_SPAWN_SOCKET={}\n\
+        "#!/bin/sh\nexport AGENTD_SOCKET_GROUP=nogroup AGENTD_SPAWN_SOCKET={}\n{set}\
          exec setpriv --reuid {KEEPER} --regid {KEEPER} --groups {NOBODY} --inh-caps=-all --bounding-set=-all \
          --no-new-privs \"$1\" run --state-dir {} --socket {}\n",
         helper.socket.display(),
@@ -209,6 +221,65 @@ fn through_restarts(tally: &mut Tally, host: &mut Host, helper: &mut Helper) {
         agent_tests::signal(supervisor, rustix::process::Signal::KILL);
         host.wait_for(&job, ENDED);
         eventually("nobody is left", SOON, || of_user(GAMES).is_empty().then_some(()));
+    });
+}
+
+/// What `agentd join` and `agentd leave` write is the daemon's, though root calls them.
+fn membership(tally: &mut Tally) {
+    tally.case("what root does to the membership of the machine is the daemon's", || {
+        let temp = tempfile::tempdir().expect("a temporary directory");
+        chown(temp.path(), Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
+        let agentd = agent_tests::binaries().join("agentd");
+        let state = temp.path().to_str().expect("UTF-8");
+        let left = Command::new(agentd).args(["leave", "--state-dir", state]).output().expect("agentd runs");
+        assert!(left.status.success(), "{left:?}");
+        let entries: Vec<_> = fs::read_dir(temp.path()).expect("a directory").flatten().collect();
+        assert!(!entries.is_empty());
+        for entry in entries {
+            assert_eq!(entry.metadata().expect("an entry").uid(), KEEPER, "{}", entry.path().display());
+        }
+    });
+}
+
+fn elsewhere(tally: &mut Tally, _: &Scale) {
+    membership(tally);
+    let docker = Engine::shared();
+    Image::Busybox.on(&docker);
+    let path = docker.socket();
+    let socket = path.to_str().expect("UTF-8");
+    chown(socket, None, Some(KEEPER)).expect("giving away needs root");
+    let (host, _helper) = split_with(&[("AGENTD_UV", "never"), ("AGENTD_DOCKER_SOCKET", socket)]);
+    let dir = witness(&host);
+    let package = hostile_package(&host, &dir);
+    let environment = format!(
+        "environment: {{python: /usr/bin/python3, requirements: ['evil @ file://{}']}}\n",
+        package.display()
+    );
+    let script = "python -c 'import evil'; P=$(python -c 'import sys; print(sys.prefix)'); \
+                  { touch $P/x || echo x >>$P/bin/activate || chmod 777 $P || rm -rf $P/lib; } 2>/dev/null && echo PREY; id -u";
+    let job = submitted(&host, GAMES, script, &environment);
+    let (state, built) =
+        (host.wait_for(&job, ENDED), fs::read_to_string(dir.join("built")).unwrap_or_default());
+    tally.case("a package is built by nobody", || {
+        let why = host.ctl(&["why", &job]).stdout;
+        assert!(
+            state == "Completed" && built.starts_with("2000000000 2000000000\n"),
+            "{state}: {built}: {why}"
+        );
+        assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "5\n");
+    });
+    tally.case("what it made is the daemon's", || is_the_daemons(&host, KEEPER));
+    tally.case("a job in a container has its owner's number, its outputs are stored, and it goes", || {
+        let image = "environment: {image: 'agentd-test/busybox:1'}\n";
+        let job = submitted(&host, GAMES, "id -u; umask 077; echo kept >outputs/x", image);
+        let state = host.wait_for(&job, ENDED);
+        assert_eq!(state, "Completed", "{}", host.ctl(&["why", &job]).stdout);
+        assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "5\n");
+        let to = host.home().join("got");
+        host.ctl(&["download", &job, "--output", to.to_str().expect("UTF-8")]).ok();
+        assert_eq!(fs::read_to_string(to.join("outputs/x")).expect("an output"), "kept\n");
+        eventually("its container goes", SOON, || docker.containers_of(host.home()).is_empty().then_some(()));
+        eventually("its directory goes", SOON, || (!job_dir(&host, &job).exists()).then_some(()));
     });
 }
 
@@ -395,13 +466,11 @@ fn wrong_launch(tally: &mut Tally, host: &Host, helper: &Helper) {
 /// What `systemd-analyze` says of the unit, at most.
 const EXPOSURE: f64 = 3.0;
 
-/// As the manager puts the two together: what comes later counts.
 fn exposure(tally: &mut Tally, _: &Scale) {
     tally.case("the exposure of the service", || {
         let temp = tempfile::tempdir().expect("a temporary directory");
         let unit = temp.path().join("agentd.service");
-        let part = |name: &str| fs::read_to_string(root().join("systemd").join(name)).expect("a unit");
-        fs::write(&unit, part("agentd.service") + &part("agentd-split.conf")).expect("a file");
+        fs::copy(root().join("systemd/agentd.service"), &unit).expect("a unit");
         let told = Command::new("systemd-analyze")
             .args(["security", "--offline=true", "--no-pager"])
             .arg(unit)

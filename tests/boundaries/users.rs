@@ -353,16 +353,16 @@ fn roots(tally: &mut Tally, _: &Scale) {
 const LEFT: &str = "6061.5";
 
 /// A folder where everybody writes what he is.
-fn witness(host: &Host) -> PathBuf {
+pub(crate) fn witness(host: &Host) -> PathBuf {
     let dir = host.home().join("witness");
     fs::create_dir_all(&dir).expect("a directory");
     fs::set_permissions(&dir, Permissions::from_mode(0o777)).expect("its own directory");
     dir
 }
 
-/// Every file of every environment.
+/// Every file of every environment is of the daemon, which is this user.
 #[track_caller]
-fn is_the_daemons(host: &Host) {
+pub(crate) fn is_the_daemons(host: &Host, daemon: u32) {
     let envs = fs::read_dir(host.state().join("envs")).expect("environments").flatten();
     let mut open: Vec<PathBuf> =
         envs.map(|entry| entry.path()).filter(|path| path.join("ready.json").exists()).collect();
@@ -374,7 +374,7 @@ fn is_the_daemons(host: &Host) {
                 open.push(entry.path());
             }
             seen += 1;
-            assert_eq!(about.uid(), 0, "{}", entry.path().display());
+            assert_eq!(about.uid(), daemon, "{}", entry.path().display());
             assert!(
                 about.is_symlink() || about.mode() & 0o7022 == 0,
                 "{} {:o}",
@@ -387,7 +387,7 @@ fn is_the_daemons(host: &Host) {
 }
 
 /// A package whose build tries what it can.
-fn hostile_package(host: &Host, witness: &Path) -> PathBuf {
+pub(crate) fn hostile_package(host: &Host, witness: &Path) -> PathBuf {
     let w = witness.display();
     let package = host.home().join("package");
     fs::create_dir_all(&package).expect("a directory");
@@ -491,7 +491,7 @@ fn builders(tally: &mut Tally, _: &Scale) {
     });
     let log = host.ctl(&["logs", &job]).stdout;
     tally.case("jobs cannot change what it made", || assert!(!log.contains("PREY"), "{log}"));
-    tally.case("all of it is the daemon's, and nothing runs as its owner", || is_the_daemons(&host));
+    tally.case("all of it is the daemon's, and nothing runs as its owner", || is_the_daemons(&host, 0));
 }
 
 fn places(tally: &mut Tally, _: &Scale) {

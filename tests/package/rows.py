@@ -163,7 +163,7 @@ def row_contents():
     units = [path.name for path in (HERE / "systemd").iterdir() if path.suffix in (".service", ".socket", ".slice")]
     wanted = [f"lib/systemd/system/{unit}" for unit in units]
     wanted += [f"usr/lib/agentd/{name}" for name in ("agentd", "agent-shim", "agent-spawn", "agent-env")]
-    wanted += ["usr/bin/agentd", "etc/agentd/agentd.yaml", "usr/lib/sysusers.d/agentd.conf", "usr/lib/tmpfiles.d/agentd.conf"]
+    wanted += ["usr/bin/agentd", "etc/agentd/agentd.yaml", "usr/lib/sysusers.d/agentd.conf", "usr/lib/agentd/agentd-root.conf"]
     wanted += ["usr/share/man/man1/agentd.1.gz", "usr/share/man/man1/agentd-join.1.gz"]
     due("missing of agentd", [path for path in wanted if path not in daemon], [])
     wanted = ["usr/bin/agentctl", "usr/share/man/man1/agentctl-run.1.gz", "usr/share/bash-completion/completions/agentctl"]
@@ -212,9 +212,14 @@ def row_install():
         known = land.run("getent passwd agentd; getent group agentd agentd-admin")
         due("users and groups", len(known.splitlines()), 3)
         due("mode of the state", (land.root / "var/lib/agentd").stat().st_mode & 0o7777, 0o711)
+        due("whose the state is", land.run("stat -c %U /var/lib/agentd"), "agentd\n")
+        holds("the daemon is not root", not land.exists(AS_ROOT))
         due("check of the configuration", land.run("agentd check-config"), "the configuration is valid\n")
         holds("the group is the one of the package", "socket_group" in land.run("agentd show-config | grep 'socket_group.*agentd'"))
         due("homes", land.files("home", "root"), before)
+
+
+AS_ROOT = "etc/systemd/system/agentd.service.d/root.conf"
 
 
 def row_upgrade():
@@ -232,6 +237,13 @@ def row_upgrade():
             due("whether the service is enabled, which the operator disabled", enabled, False)
             packed = ran("dpkg-deb", "--field", deb("agentd", version), "Version").stdout
             due("the version", land.run("dpkg-query -W -f '${Version}\\n' agentd"), packed)
+            holds("the daemon is not root", not land.exists(AS_ROOT))
+        land.run("chown -R root: /var/lib/agentd")
+        said = land.install(deb("agentd"))
+        holds(f"the daemon of a state that is root's stays root, and it is told: {said}", land.exists(AS_ROOT) and "root" in said)
+        due("whose the state is", land.run("stat -c %u /var/lib/agentd"), "0\n")
+        land.run("dpkg -P agentctl agentd")
+        holds("purge removes that too", not land.exists(AS_ROOT))
 
 
 def row_remove():

@@ -101,6 +101,8 @@ fn run(mut config: Config, flags: cli::Flags) -> ExitCode {
     let reloader = Reloader::new(flags, start_log(&config), &config);
     if let Some(helper) = &config.jobs.helper {
         agent_spawn::use_helper(helper, &config.state_dir);
+    } else if let Err(error) = agent_spawn::take_in_orphans() {
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot take in orphans of lost jobs");
     }
     config.host.open_files = limits::raise();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS);
@@ -118,6 +120,11 @@ fn run(mut config: Config, flags: cli::Flags) -> ExitCode {
 
 /// Makes this machine a node of a controller, or none; no daemon may run meanwhile.
 fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode {
+    let token = join.and_then(membership::token_of_file);
+    if let Err(error) = agent_spawn::become_owner(&config.state_dir) {
+        let what = format!("cannot become the user whose {} is", config.state_dir.display());
+        return fail(&Fault::new(Code::StateUnusable, what).because(&error), CONFIG);
+    }
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&Fault::new(Code::Bug, "agentd cannot start").because(&error), BUG),
@@ -125,7 +132,7 @@ fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode 
     let changed = runtime.block_on(async {
         let _lock = roles::take_state(config).await.map_err(|error| (error.fault(), exit_code(&error)))?;
         let changed = match join {
-            Some(args) => membership::join(config, args, config.clock()).await,
+            Some(args) => membership::join(config, args, token, config.clock()).await,
             None => membership::leave(config),
         };
         changed.map_err(|fault| (fault, REFUSED))

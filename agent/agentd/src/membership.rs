@@ -161,8 +161,21 @@ async fn within<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> R
     }
 }
 
-/// Makes this machine a node; gives what to say of it. Doing it again changes nothing.
-pub(crate) async fn join(config: &Config, args: &JoinArgs, clock: Arc<dyn Clock>) -> Result<String, Fault> {
+/// What is in the file of a token, which root may have written for root alone. Who is a node already needs none.
+pub(crate) fn token_of_file(args: &JoinArgs) -> Option<io::Result<String>> {
+    let path = args.token_file.as_deref().filter(|path| *path != Path::new("-"))?;
+    let mut text = String::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(LONGEST_TOKEN).read_to_string(&mut text));
+    Some(read.map(|_| text))
+}
+
+/// Makes this machine a node; gives what to say of it. `token` is the one of a file. Doing it again changes nothing.
+pub(crate) async fn join(
+    config: &Config,
+    args: &JoinArgs,
+    token: Option<io::Result<String>>,
+    clock: Arc<dyn Clock>,
+) -> Result<String, Fault> {
     let place = match args.controller.parse::<Address>() {
         Ok(Address::Tls { host, port }) => (host, port),
         _ => {
@@ -188,7 +201,7 @@ pub(crate) async fn join(config: &Config, args: &JoinArgs, clock: Arc<dyn Clock>
             name_of(&certified)
         ));
     }
-    let token = read_token(args)?;
+    let token = read_token(args, token)?;
     let ours = |known: &Credentials| {
         known
             .authority()
@@ -333,10 +346,10 @@ fn address((host, port): &(String, u16)) -> String {
 }
 
 /// The token: of a file, of standard input, or of the command line, where others can read it.
-fn read_token(args: &JoinArgs) -> Result<Token, Fault> {
+fn read_token(args: &JoinArgs, of_file: Option<io::Result<String>>) -> Result<Token, Fault> {
     let unreadable =
         |error: &io::Error| Fault::new(Code::TokenRefused, "the token cannot be read").because(error);
-    let text = match (&args.token, &args.token_file) {
+    let text = match (&args.token, of_file) {
         (Some(token), _) => {
             let _ = writeln!(
                 io::stderr(),
@@ -344,13 +357,8 @@ fn read_token(args: &JoinArgs) -> Result<Token, Fault> {
             );
             token.clone()
         }
-        (None, Some(path)) if path != Path::new("-") => {
-            let mut text = String::new();
-            let file = std::fs::File::open(path).map_err(|error| unreadable(&error))?;
-            file.take(LONGEST_TOKEN).read_to_string(&mut text).map_err(|error| unreadable(&error))?;
-            text
-        }
-        _ => {
+        (None, Some(read)) => read.map_err(|error| unreadable(&error))?,
+        (None, None) => {
             if io::stdin().is_terminal() {
                 let _ = write!(io::stderr(), "Token: ");
             }

@@ -39,6 +39,8 @@ use target::Route;
 
 const SCRIPT: &str = include_str!("host.sh");
 const UNIT: &str = include_str!("../../../systemd/agentd.service");
+/// Nobody makes a user for the daemon there, so it is root.
+const ROOT: &str = include_str!("../../../systemd/agentd-root.conf");
 const SLICE: &str = include_str!("../../../systemd/agent-jobs.slice");
 
 /// Every shell that people log in to understands this; what follows is read by `sh`. The first line tells whether sudo
@@ -419,7 +421,7 @@ impl SshHost {
             let _ = writeln!(text, "{name}={}", quoted(value));
         }
         if verb == "place" {
-            let _ = write!(text, "unit() {{\ncat <<'END-OF-UNIT'\n{UNIT}END-OF-UNIT\n}}\n");
+            let _ = write!(text, "unit() {{\ncat <<'END-OF-UNIT'\n{UNIT}{ROOT}END-OF-UNIT\n}}\n");
             let _ = write!(text, "slice() {{\ncat <<'END-OF-UNIT'\n{SLICE}END-OF-UNIT\n}}\n");
         }
         text.push_str(SCRIPT);
@@ -486,7 +488,7 @@ mod tests {
 
     #[test]
     fn test_units_end_in_a_line_of_their_own() {
-        assert!(UNIT.ends_with('\n') && SLICE.ends_with('\n'));
+        assert!(UNIT.ends_with('\n') && ROOT.ends_with('\n') && SLICE.ends_with('\n'));
         assert!(UNIT.contains("ExecStart=/usr/bin/agentd run"));
     }
 }

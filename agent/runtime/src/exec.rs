@@ -133,6 +133,8 @@ pub struct Lost {
     pub killed: usize,
     /// Processes of it that could not be killed in time; they may still be there.
     pub left: usize,
+    /// Nothing kept its processes together that they cannot leave, as control groups and containers do.
+    pub loose: bool,
     /// Processes beside its supervisor that the kernel has ended for want of memory since the start.
     pub starved: u64,
     /// Why its container ended, as far as that can be told; of a job that had one.

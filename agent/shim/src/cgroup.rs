@@ -20,6 +20,7 @@ mod places;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -174,6 +175,8 @@ fn make_one(group: &Path) -> io::Result<File> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
+    // Programs ask it how much memory they have, as somebody else. The supervisor's own files are closed to all.
+    fs::set_permissions(group, fs::Permissions::from_mode(0o755))?;
     File::options().write(true).open(group.join("cgroup.procs"))
 }
 

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::{Pid, getsid};
 
 use crate::cgroup::Groups;
 use crate::sys;
@@ -70,11 +72,14 @@ impl Process {
 
 /// Name and arguments may hold anything, so the fields are counted from the last parenthesis.
 fn parse_stat(pid: i32, text: &str) -> Option<Process> {
-    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    let started = fields.nth(17)?.parse().ok()?;
+    let (state, parent, started) = parse_fields(text)?;
     (!matches!(state, "Z" | "X")).then_some(Process { pid, parent, started })
+}
+
+/// Its state, its parent, and when it started.
+fn parse_fields(text: &str) -> Option<(&str, i32, u64)> {
+    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace();
+    Some((fields.next()?, fields.next()?.parse().ok()?, fields.nth(17)?.parse().ok()?))
 }
 
 /// Every process of the machine that is not dead, as far as it can be seen.
@@ -164,10 +169,56 @@ pub fn kill_container(id: &str, name: &str, value: &str, within: Duration) -> (u
     kill_found(&Groups::default(), name, value, within, || of_container(id))
 }
 
-/// As [`kill_marked`], and those that are in a group of the job, which may have shed the mark.
+/// As [`kill_marked`], and those that are in a group of the job, which may have shed the mark, or have come to this
+/// process as orphans, which may have shed both.
 pub fn kill_all(groups: &Groups, name: &str, value: &str, within: Duration) -> (usize, usize) {
-    kill_found(groups, name, value, within, || groups.members())
+    kill_found(groups, name, value, within, || {
+        let orphans = orphans();
+        let roots: HashSet<i32> = orphans.iter().map(|orphan| orphan.pid).collect();
+        let more = if roots.is_empty() { Vec::new() } else { below(&all(), roots) };
+        [groups.members(), orphans, more].concat()
+    })
 }
+
+/// This process becomes the parent of what is below a supervisor that ends, or a builder. For a process that starts
+/// those, and nothing else that leaves its session.
+pub fn take_in_orphans() -> io::Result<()> {
+    Ok(nix::sys::prctl::set_child_subreaper(true)?)
+}
+
+/// The children that this process did not start. Nobody gets into the session of another process: what was started here
+/// and did not leave it is in this one's, and what left it and was started here is a supervisor. Reaps those that ended.
+fn orphans() -> Vec<Process> {
+    if !nix::sys::prctl::get_child_subreaper().unwrap_or(false) {
+        return Vec::new();
+    }
+    let (own, session) = (std::process::id() as i32, getsid(None).ok());
+    let is_foreign = |pid: i32| getsid(Some(Pid::from_raw(pid))).ok() != session && !is_supervisor(pid);
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mut found = Vec::new();
+    for pid in numbers {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let is_child = |stat: &str| parse_fields(stat).is_some_and(|(_, parent, _)| parent == own);
+        match parse_stat(pid, &stat) {
+            Some(process) if process.parent == own && is_foreign(pid) => found.push(process),
+            None if is_child(&stat) && is_foreign(pid) => {
+                let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)); // it is gone otherwise
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Its program, or the name it had when it ended, is that of supervisors.
+fn is_supervisor(pid: i32) -> bool {
+    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+    let exe = exe.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    exe.trim_end_matches(" (deleted)") == SUPERVISOR || (exe.is_empty() && name(pid as u32) == SUPERVISOR)
+}
+
+const SUPERVISOR: &str = "agent-shim";
 
 fn kill_found(
     groups: &Groups,

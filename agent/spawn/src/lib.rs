@@ -27,6 +27,7 @@ mod wire;
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::OnceLock;
@@ -34,6 +35,7 @@ use std::time::Duration;
 
 use agent_shim::cgroup::Groups;
 use agent_shim::process;
+use nix::unistd::{Gid, Uid};
 
 pub use scope::{Scope, ScopeError, is_possible as can_make_scopes};
 pub use start::{give_way, supervisor};
@@ -44,6 +46,24 @@ static HELPER: OnceLock<client::Helper> = OnceLock::new();
 /// From here on, root's work for this state directory is asked of the helper that listens at `socket`.
 pub fn use_helper(socket: &Path, state_dir: &Path) {
     let _ = HELPER.set(client::Helper { socket: socket.to_owned(), state_dir: state_dir.to_owned() });
+}
+
+/// From here on, what is left of a job or a builder is found by being an orphan of this process, too. A helper has groups
+/// of its own making for that.
+pub fn take_in_orphans() -> io::Result<()> {
+    process::take_in_orphans()
+}
+
+/// Becomes the user whose the state directory is, where that is not root: what root wrote there, the daemon could not
+/// read, and it could have laid a link in the way. For a process of one thread, which goes on with nothing else.
+pub fn become_owner(state_dir: &Path) -> io::Result<()> {
+    let Ok(found) = state_dir.metadata() else { return Ok(()) }; // it is made by this user
+    if !nix::unistd::geteuid().is_root() || found.uid() == 0 {
+        return Ok(());
+    }
+    nix::unistd::setgroups(&[])?;
+    nix::unistd::setgid(Gid::from_raw(found.gid()))?;
+    Ok(nix::unistd::setuid(Uid::from_raw(found.uid()))?)
 }
 
 /// Root's work is asked of a helper.

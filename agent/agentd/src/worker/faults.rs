@@ -283,9 +283,17 @@ pub(crate) fn lost(lost: &Lost) -> Fault {
     let fault = fault.why("the process that watched over it is gone and left no record");
     let fault = lost.why.iter().cloned().fold(fault, Fault::why);
     let fault = match (lost.killed, lost.left) {
+        (0, 0) if lost.loose => fault.why("no process of the job was found"),
         (0, 0) => fault.why("no process of the job was left"),
         (killed, 0) => fault.why(format!("{killed} processes of the job were left and were ended")),
         (_, left) => fault.why(format!("{left} processes of the job are left and cannot be ended")),
+    };
+    let fault = match lost.loose {
+        true => fault.why(
+            "what left its group and cleared its environment may run on: there is no control group here to keep a \
+             job's processes together",
+        ),
+        false => fault,
     };
     fault.fix(fix)
 }

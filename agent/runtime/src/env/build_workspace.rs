@@ -137,7 +137,9 @@ impl BuildWorkspace {
             self.transcript.write(bytes);
             kept.add(bytes);
         };
+        let is_lent = command.is_somebody_else();
         let status = self.prepare(command)?.stream(sink).await.map_err(AcquireError::command(step))?;
+        self.recover(is_lent)?;
         deaths.check(step, status)?;
         Ok(kept.ran(status))
     }
@@ -163,7 +165,9 @@ impl BuildWorkspace {
     /// Runs a command that only answers a question; nothing of it goes to the build log.
     pub(super) async fn ask(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
         let deaths = Deaths::watch();
+        let is_lent = command.is_somebody_else();
         let output = self.prepare(command)?.capture().await.map_err(AcquireError::command(step))?;
+        self.recover(is_lent)?;
         deaths.check(step, output.status)?;
         let text = String::from_utf8_lossy(&output.text).into_owned();
         Ok(Ran { success: output.status.success(), text })
@@ -179,6 +183,13 @@ impl BuildWorkspace {
             .map_err(AcquireError::io("build in", &self.prefix))?;
         let command = command.cwd(&self.prefix).mark(&self.prefix.to_string_lossy()).stall(self.stall);
         Ok(command.nice(NICE).within(self.group()))
+    }
+
+    /// A daemon that is not root could not go on in a directory that is lent. Nothing of its builder runs any more.
+    fn recover(&self, is_lent: bool) -> Result<(), AcquireError> {
+        let builder = self.builder.as_ref().filter(|_| is_lent && agent_spawn::has_helper());
+        let taken = builder.map_or(Ok(()), |builder| builder.take_back(&self.prefix));
+        taken.map_err(AcquireError::io("take back", &self.prefix))
     }
 
     /// The group that limits the memory of this build, if there is a limit and it can be had.

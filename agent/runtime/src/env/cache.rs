@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 pub use self::lease::EnvLease;
-use super::marker::{LOCK_LIST, MARKER, Marker, Seen};
+use super::marker::{self, LOCK_LIST, MARKER, Marker, Seen};
 use super::trash::{TRASH, empty_trash};
 use super::{AcquireError, Built, OpenEnvError};
 
@@ -282,13 +282,16 @@ impl EnvDir {
         self.key.as_ref().is_none_or(|key| *key == marker.key).then_some(marker)
     }
 
-    /// Notes that it is used, and says how it is damaged if it is. Looks at each file only when something is odd.
+    /// Notes that it is used, and says how it is damaged if it is. Looks at each file only when something is odd, or
+    /// when jobs can write to it.
     pub(super) async fn inspect(&self, lease: &EnvLease) -> Result<Option<String>, AcquireError> {
         let path = self.used();
         let seen = Seen::read(&path);
-        if lease.marker.looks_like(seen.as_ref()) {
-            let noted = path.metadata().and_then(|noted| noted.modified());
-            if !noted.is_ok_and(|noted| noted.elapsed().is_ok_and(|since| since < NOTE_EVERY)) {
+        let open = marker::is_open();
+        let noted = path.metadata().and_then(|noted| noted.modified());
+        let lately = noted.is_ok_and(|noted| noted.elapsed().is_ok_and(|since| since < NOTE_EVERY));
+        if !open && lease.marker.looks_like(seen.as_ref()) {
+            if !lately {
                 seen.unwrap_or_else(|| Seen::of(&lease.marker, false)).write(&path);
             }
             return Ok(None);
@@ -296,12 +299,13 @@ impl EnvDir {
         let marker = lease.marker.clone();
         let look = move || {
             // What it looks like is taken first: a change while it is looked at is odd the next time.
-            let now = Seen::of(&marker, seen.is_some_and(|seen| seen.compiled));
-            let damage = marker.damage();
-            if damage.is_none() {
+            let now = Seen::of(&marker, seen.as_ref().is_some_and(|seen| seen.compiled));
+            let look = marker.look(seen.as_ref(), open);
+            let now = now.with(look.stamps);
+            if look.damage.is_none() && !(lately && seen.as_ref() == Some(&now)) {
                 now.write(&path);
             }
-            Ok(damage)
+            Ok(look.damage)
         };
         blocking(look).await.map_err(AcquireError::io("inspect", &self.prefix))
     }
@@ -323,8 +327,9 @@ impl EnvDir {
     pub(super) fn note_compiled(&self) {
         let Some(marker) = self.marker() else { return };
         let now = Seen::of(&marker, true);
-        if marker.damage().is_none() {
-            now.write(&self.used());
+        let look = marker.look(Seen::read(&self.used()).as_ref(), marker::is_open());
+        if look.damage.is_none() {
+            now.with(look.stamps).write(&self.used());
         }
     }
 
@@ -345,7 +350,7 @@ impl EnvDir {
             // On a stacked file system, such as a container's, any signal of a child interrupts it.
             failpoint::hit("env.ready.sync")?;
             rustix::io::retry_on_intr(|| rustix::fs::syncfs(&directory))?;
-            let new = self.draft(&marker.lasting())?;
+            let new = self.draft(&marker.lasting(marker::is_open())?)?;
             // It was not built now. And if another was meanwhile, that one is not on the disk.
             File::options().write(true).open(&new)?.set_modified(path.metadata()?.modified()?)?;
             match self.shared() {

@@ -10,13 +10,20 @@
 //! been started anew nor have the directories changed that installers write to. Only when that looks odd, each
 //! file is compared, by path, size and time, with what was there when it was ready. Bytecode does not count, since
 //! whoever runs Python writes it.
+//!
+//! Where jobs run as the daemon's own user they can write to it, and set sizes and times back. So there each file is
+//! looked at at every use, and its stamp too, which nobody can set: which file it is, and when it was last touched.
+//! Another stamp is no damage yet, as links that share a file touch it; then what is in the files decides. That is
+//! read once, after it was ready, when it is forced to the disk.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use agent_model::ids::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -62,6 +69,26 @@ pub(super) struct Marker {
     /// Its files when it was ready; `None` when it refers to an interpreter elsewhere.
     #[serde(default)]
     extent: Option<Extent>,
+    /// Their stamps then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stamps: Option<String>,
+    /// A digest of what is in them, where it may be asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    contents: Option<String>,
+}
+
+/// What a look at each file finds.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// How they differ from those that were there when it was ready.
+    pub(super) damage: Option<String>,
+    /// Their stamps, of files without damage.
+    pub(super) stamps: Option<String>,
+}
+
+/// Jobs can write to environments: they run as whoever makes them.
+pub(super) fn is_open() -> bool {
+    !agent_spawn::serves_others()
 }
 
 /// The files of an environment.
@@ -74,8 +101,10 @@ struct Extent {
 impl Marker {
     /// Of an environment that was just built. Blocking: looks at each file.
     pub(super) fn of(built: &Built, key: String, prefix: PathBuf) -> io::Result<Marker> {
-        let (extent, bytes) = survey(&prefix)?;
+        let Survey { extent, stamps, bytes, .. } = Survey::of(&prefix)?;
         Ok(Marker {
+            stamps: built.holds_files.then_some(stamps),
+            contents: None,
             version: VERSION,
             key,
             vars: built.vars.clone(),
@@ -95,9 +124,19 @@ impl Marker {
         })
     }
 
-    /// The same, of files that are on the disk.
-    pub(super) fn lasting(&self) -> Marker {
-        Marker { boot: None, ..self.clone() }
+    /// The same, of files that are on the disk; of an `open` one with what is in them, unless somebody touched them since
+    /// it was ready. Blocking: may read all of it.
+    pub(super) fn lasting(&self, open: bool) -> io::Result<Marker> {
+        let contents = match open && self.extent.is_some() && self.contents.is_none() {
+            true => {
+                let found = Survey::of(&self.prefix)?;
+                let contents = found.contents()?;
+                let is_whole = |now: Survey| Some(&now.stamps) == self.stamps.as_ref();
+                (is_whole(found) && is_whole(Survey::of(&self.prefix)?)).then_some(contents)
+            }
+            false => self.contents.clone(),
+        };
+        Ok(Marker { boot: None, contents, ..self.clone() })
     }
 
     /// The marker in a directory, if it is for this place and a quick look finds no damage.
@@ -116,15 +155,24 @@ impl Marker {
         self.extent.is_none() || seen.is_some_and(|seen| seen.holds())
     }
 
-    /// How the files differ from those that were there when it was ready. Blocking: looks at each.
-    pub(super) fn damage(&self) -> Option<String> {
-        let then = self.extent.as_ref()?;
-        match survey(&self.prefix) {
-            Err(error) => Some(format!("its files cannot be looked at ({error})")),
-            Ok((now, _)) if now == *then => None,
-            Ok((now, _)) if now.files == then.files => Some("some of its files were changed".to_owned()),
-            Ok((now, _)) => Some(format!("it had {} files and has {}", then.files, now.files)),
+    /// Looks at each file. Those of an `open` one must have their stamps, or else what was in them. Blocking.
+    pub(super) fn look(&self, seen: Option<&Seen>, open: bool) -> Look {
+        let Some(then) = &self.extent else { return Look { damage: None, stamps: None } };
+        let survey = match Survey::of(&self.prefix) {
+            Ok(survey) => survey,
+            Err(error) => return damaged(format!("its files cannot be looked at ({error})")),
+        };
+        let now = &survey.extent;
+        if now.files != then.files {
+            return damaged(format!("it had {} files and has {}", then.files, now.files));
         }
+        let stamps = seen.and_then(|seen| seen.stamps.as_ref()).or(self.stamps.as_ref());
+        // One of an earlier release has none.
+        let is_touched = open && stamps.is_some_and(|stamps| *stamps != survey.stamps);
+        if now != then || (is_touched && !survey.contents().is_ok_and(|now| Some(now) == self.contents)) {
+            return damaged("some of its files were changed".to_owned());
+        }
+        Look { damage: None, stamps: open.then_some(survey.stamps) }
     }
 
     /// Directories that installers write to.
@@ -138,20 +186,28 @@ impl Marker {
 }
 
 /// When an environment was last seen undamaged.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Seen {
     boot: String,
     /// The directories that installers write to, and when each was changed.
     dirs: Vec<(PathBuf, i64, i64)>,
     /// Its sources are compiled.
     pub(super) compiled: bool,
+    /// The stamps of its files, where anybody looks at them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stamps: Option<String>,
 }
 
 impl Seen {
+    /// The same, with these stamps of its files.
+    pub(super) fn with(self, stamps: Option<String>) -> Seen {
+        Seen { stamps, ..self }
+    }
+
     /// What an undamaged environment looks like now.
     pub(super) fn of(marker: &Marker, compiled: bool) -> Seen {
         let dirs = marker.watched().into_iter().filter_map(|dir| stamp(&dir).map(|(s, ns)| (dir, s, ns)));
-        Seen { boot: agent_shim::process::boot_id(), dirs: dirs.collect(), compiled }
+        Seen { boot: agent_shim::process::boot_id(), dirs: dirs.collect(), compiled, stamps: None }
     }
 
     fn holds(&self) -> bool {
@@ -176,45 +232,142 @@ fn stamp(path: &Path) -> Option<(i64, i64)> {
     path.symlink_metadata().ok().map(|seen| (seen.mtime(), seen.mtime_nsec()))
 }
 
-/// The files below a prefix, and the bytes of them that nothing else shares.
-fn survey(prefix: &Path) -> io::Result<(Extent, u64)> {
-    let mut found = Vec::new();
-    let mut bytes = 0;
-    let mut dirs = vec![prefix.to_owned()];
-    while let Some(dir) = dirs.pop() {
-        for entry in dir.read_dir()? {
-            let entry = entry?;
-            let path = entry.path();
-            // Bytecode and the marker are written under other names first, which may be gone by now.
-            let seen = match entry.metadata() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                seen => seen?,
-            };
-            if seen.is_dir() {
-                dirs.push(path);
-                continue;
-            }
-            if seen.nlink() <= 1 {
-                bytes += seen.blocks() * 512;
-            }
-            let is_ours = |name: &str| name == LOCK_LIST || name.starts_with(MARKER);
-            let ours = dir == prefix && is_ours(&entry.file_name().to_string_lossy());
-            let bytecode = path.extension().is_some_and(|ending| ending == "pyc");
-            if !ours && !bytecode && !path.to_string_lossy().contains(".pyc.") {
-                found.push((path, seen.size(), seen.mtime(), seen.mtime_nsec()));
+fn damaged(how: String) -> Look {
+    Look { damage: Some(how), stamps: None }
+}
+
+/// The files below a prefix.
+struct Survey {
+    extent: Extent,
+    stamps: String,
+    /// Of them that nothing else shares.
+    bytes: u64,
+    paths: Vec<PathBuf>,
+}
+
+impl Survey {
+    fn of(prefix: &Path) -> io::Result<Survey> {
+        let mut found = Vec::new();
+        let mut bytes = 0;
+        let mut dirs = vec![prefix.to_owned()];
+        while let Some(dir) = dirs.pop() {
+            for entry in dir.read_dir()? {
+                let entry = entry?;
+                let path = entry.path();
+                // Bytecode and the marker are written under other names first, which may be gone by now.
+                let seen = match entry.metadata() {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    seen => seen?,
+                };
+                if seen.is_dir() {
+                    dirs.push(path);
+                    continue;
+                }
+                if seen.nlink() <= 1 {
+                    bytes += seen.blocks() * 512;
+                }
+                let is_ours = |name: &str| name == LOCK_LIST || name.starts_with(MARKER);
+                let ours = dir == prefix && is_ours(&entry.file_name().to_string_lossy());
+                let bytecode = path.extension().is_some_and(|ending| ending == "pyc");
+                if !ours && !bytecode && !path.to_string_lossy().contains(".pyc.") {
+                    found.push((path, seen));
+                }
             }
         }
+        found.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        let (mut digest, mut stamps) = (Sha256::new(), Sha256::new());
+        for (path, seen) in &found {
+            let name = path.display();
+            digest.update(format!("{name}\0{} {}.{}\n", seen.size(), seen.mtime(), seen.mtime_nsec()));
+            stamps.update(format!("{name}\0{} {}.{}\n", seen.ino(), seen.ctime(), seen.ctime_nsec()));
+        }
+        let extent = Extent { files: found.len() as u64, digest: hex(&digest.finalize()) };
+        let paths = found.into_iter().map(|(path, _)| path).collect();
+        Ok(Survey { extent, stamps: hex(&stamps.finalize()), bytes, paths })
     }
-    found.sort_unstable();
-    let mut digest = Sha256::new();
-    for (path, size, s, ns) in &found {
-        digest.update(format!("{}\0{size} {s}.{ns}\n", path.display()));
+
+    /// A digest of what is in them, and of who may do what with them. Blocking: reads all of it.
+    fn contents(&self) -> io::Result<String> {
+        let (mut digest, mut buffer) = (Sha256::new(), vec![0; 128 << 10]);
+        for path in &self.paths {
+            let seen = path.symlink_metadata()?;
+            digest.update(format!("{}\0{:o} {}\n", path.display(), seen.mode(), seen.size()));
+            if seen.is_symlink() {
+                digest.update(fs::read_link(path)?.as_os_str().as_bytes());
+            } else {
+                let mut file = agent_fs::open_plain(path)?.take(seen.size());
+                while let count @ 1.. = file.read(&mut buffer)? {
+                    digest.update(&buffer[..count]);
+                }
+            }
+        }
+        Ok(hex(&digest.finalize()))
     }
-    let extent = Extent { files: found.len() as u64, digest: agent_model::ids::hex(&digest.finalize()) };
-    Ok((extent, bytes))
 }
 
 /// Bytes below a directory that removing it would free.
 pub(super) fn own_bytes(dir: &Path) -> u64 {
-    survey(dir).map_or(0, |(_, bytes)| bytes)
+    Survey::of(dir).map_or(0, |survey| survey.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{File, FileTimes};
+
+    use super::*;
+
+    /// An environment with one file, `lib/a`, which is shared with `b` beside it.
+    fn environment(dir: &Path) -> Marker {
+        let prefix = dir.join("env");
+        fs::create_dir_all(prefix.join("lib")).unwrap();
+        fs::write(prefix.join("lib/a"), "good").unwrap();
+        fs::hard_link(prefix.join("lib/a"), dir.join("b")).unwrap();
+        let built = Built { holds_files: true, ..Built::default() };
+        Marker::of(&built, String::new(), prefix).unwrap()
+    }
+
+    /// Writes as much as there was, and says that nobody did.
+    fn forge(marker: &Marker) {
+        let file = File::options().write(true).open(marker.prefix.join("lib/a")).unwrap();
+        let times = FileTimes::new().set_modified(file.metadata().unwrap().modified().unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(20)); // the kernel's own stamps are as coarse as its ticks
+        fs::write(marker.prefix.join("lib/a"), "evil").unwrap();
+        file.set_times(times).unwrap();
+    }
+
+    fn is_damaged(marker: &Marker, seen: Option<&Seen>) -> bool {
+        marker.look(seen, true).damage.is_some()
+    }
+
+    #[test]
+    fn test_what_a_job_writes_is_seen_though_it_sets_time_and_size_back() {
+        let temp = tempfile::tempdir().unwrap();
+        let marker = environment(temp.path());
+        assert!(!is_damaged(&marker, None));
+        let lasting = marker.lasting(true).unwrap();
+        forge(&marker);
+        assert!(marker.look(None, false).damage.is_none(), "its time and its size are as they were");
+        assert!(is_damaged(&marker, None) && is_damaged(&lasting, None));
+        assert_eq!(
+            marker.lasting(true).unwrap().contents,
+            None,
+            "what was written before is not what is good"
+        );
+    }
+
+    #[test]
+    fn test_another_link_to_a_file_is_no_damage_once_its_contents_are_known() {
+        let temp = tempfile::tempdir().unwrap();
+        let marker = environment(temp.path()).lasting(true).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::remove_file(temp.path().join("b")).unwrap();
+        let look = marker.look(None, true);
+        assert!(look.damage.is_none() && look.stamps.is_some() && look.stamps != marker.stamps);
+        let seen = Seen { stamps: look.stamps, ..Seen::default() };
+        let forgetful = Marker { contents: None, ..marker.clone() };
+        assert!(!is_damaged(&forgetful, Some(&seen)), "the same stamps are not looked behind");
+        assert!(is_damaged(&forgetful, None), "other stamps with nothing to compare are");
+        forge(&marker);
+        assert!(is_damaged(&marker, Some(&seen)));
+    }
 }

@@ -174,13 +174,13 @@ pub(super) async fn look(dir: &JobDir) -> Result<JobTrace, ReattachError> {
 
 /// Kills what is left of a job whose shim is gone, and finds out why it is. Safe to repeat.
 pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
-    let nothing = Lost { rebooted: false, killed: 0, left: 0, starved: 0, why: None };
+    let nothing = Lost { rebooted: false, killed: 0, left: 0, loose: false, starved: 0, why: None };
     let hello = match (dir.read_hello(), dir.started_instance()) {
         (Ok(Some(hello)), _) => hello,
         // Who was started is known by the mark that its processes bear.
         (_, Some(instance)) => {
             let (found, left) = kill_of(Vec::new(), instance, KILL_WITHIN).await;
-            return Ok(Lost { killed: found - left, left, ..nothing });
+            return Ok(Lost { killed: found - left, left, loose: true, ..nothing });
         }
         (hello, None) => return hello.map(|_| nothing).map_err(ReattachError::from),
     };
@@ -191,9 +191,11 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
         return Ok(Lost { rebooted: true, ..nothing });
     }
     let starved = hello.kills.as_ref().map_or(0, KillCount::since);
+    // What it says of groups is what was to be made.
+    let loose = !hello.container && !Groups::of(&hello).dirs().iter().any(|group| group.exists());
     let (found, left) = kill(dir, hello, KILL_WITHIN).await;
     let why = super::container::fate::of(dir).await;
-    Ok(Lost { killed: found - left, left, starved, why, ..nothing })
+    Ok(Lost { killed: found - left, left, loose, starved, why, ..nothing })
 }
 
 /// Ends a job from outside, its supervisor with it: that one does not do what it was told. What is frozen is let go on,

@@ -269,13 +269,17 @@ fn test_out_of_memory_says_whose_limit_and_how_much_was_used() {
 
 #[test]
 fn test_supervisor_that_the_kernel_ended_is_no_riddle() {
-    let gone = Lost { rebooted: false, killed: 1, left: 0, starved: 0, why: None };
+    let gone = Lost { rebooted: false, killed: 1, left: 0, loose: false, starved: 0, why: None };
     let starved = Lost { starved: 3, ..gone.clone() };
     assert_eq!(lost(&gone).code, Code::RunLost);
     let fault = lost(&starved);
     assert_eq!((fault.code, fault.blame, fault.retry), (Code::OutOfMemory, Blame::Node, Retry::OtherNode));
     assert!(fault.why[0].ends_with("for want of memory: 3"), "{fault}");
     assert!(fault.why.iter().any(|why| why.starts_with("1 processes of the job were left")), "{fault}");
+    assert!(!fault.why.iter().any(|why| why.contains("may run on")), "{fault}");
+    let fault = lost(&Lost { killed: 0, loose: true, ..gone.clone() });
+    assert_eq!(fault.why[1], "no process of the job was found", "{fault}");
+    assert!(fault.why[2].contains("may run on"), "{fault}");
     assert_eq!(lost(&Lost { rebooted: true, ..starved }).code, Code::NodeRebooted);
 }
 
