@@ -135,6 +135,7 @@ pub(crate) fn name(error: &MaterializeError) -> String {
             "no room"
         }
         MaterializeError::Write { .. } => "write",
+        MaterializeError::NoSuchPart { .. } => "part",
     };
     name.to_owned()
 }

@@ -1,6 +1,6 @@
 //! What people type: jobs that come after others or are held, lists of some jobs, and names that a shell completes.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
 
 use agent_tests::{Host, finish};
@@ -137,4 +137,49 @@ fn test_bash_completes_names_of_jobs() {
     assert_eq!(complete(&["agentctl", "show", "tr"]), "train-2 train-1");
     assert_eq!(complete(&["agentctl", "submit", "p", "--after", "o"]), "other");
     assert_eq!(complete(&["agentctl", "rel"]), "release");
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "gives the client a terminal")]
+fn test_typed_secret_is_not_shown() {
+    const SECRET: &str = "hunter2";
+    let host = Host::started();
+    let client = host.client::<&str>(&[]);
+    let line = format!("{} secret set wandb", client.get_program().to_str().unwrap());
+    let variables = client.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let mut typing = Command::new("script");
+    typing.args(["-qfec", &line, "/dev/null"]).envs(variables).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut typing = typing.spawn().unwrap();
+    let (mut keys, mut screen) = (typing.stdin.take().unwrap(), typing.stdout.take().unwrap());
+    let mut shown = String::new();
+    while !shown.ends_with("Value of wandb: ") {
+        let mut byte = [0];
+        assert_eq!(screen.read(&mut byte).unwrap(), 1, "{shown}");
+        shown.push(char::from(byte[0]));
+    }
+    writeln!(keys, "{SECRET}").unwrap();
+    screen.read_to_string(&mut shown).unwrap();
+    assert!(typing.wait().unwrap().success() && !shown.contains(SECRET), "{shown}");
+    let job =
+        format!("command: test \"$KEY\" = {SECRET}\ncode: .\nenvironment: host\nsecrets: {{KEY: wandb}}\n");
+    let dir = host.project("p", &[("job.yml", &job)]);
+    host.ctl(&["run", dir.to_str().unwrap()]).ok();
+}
+
+#[test]
+fn test_one_file_of_the_outputs_is_fetched_alone() {
+    let host = Host::started();
+    let job = host.submit("echo a > outputs/a; mkdir outputs/d; echo b > outputs/d/b");
+    host.wait_for(&job, &["Completed"]);
+    let dest = host.home().join("got");
+    let fetch = |part: &str, more: &[&str]| {
+        host.ctl(&[&["download", &job, part, "-o", dest.to_str().unwrap()], more].concat())
+    };
+    let there = || ["outputs/a", "outputs/d/b"].map(|path| dest.join(path).exists());
+    fetch("./outputs/d/", &[]).ok().says("1 file");
+    assert_eq!(there(), [false, true]);
+    fetch("outputs/a", &[]).code(1).says("--force");
+    fetch("outputs/a", &["--force"]).ok();
+    assert_eq!(there(), [true, true]);
+    fetch("outputs/nope", &["--force"]).code(1).says("left no `outputs/nope`");
 }

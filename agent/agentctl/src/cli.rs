@@ -1,4 +1,4 @@
-//! The command line, as types; and the variables of the environment it honours.
+//! The command line as types, and reading of environment variables.
 
 mod attach;
 mod choose;
@@ -283,7 +283,7 @@ pub(crate) enum UserVerb {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SecretVerb {
-    /// Keep what comes on standard input under a name; a job gets it by `secrets: {VARIABLE: NAME}`.
+    /// Keep a value, typed or on standard input, under a name; a job gets it by `secrets: {VARIABLE: NAME}`.
     #[command(after_help = "Example:\n  agentctl secret set wandb <key.txt")]
     Set {
         /// Its name.
@@ -434,6 +434,9 @@ pub(crate) struct WaitArgs {
 pub(crate) struct DownloadArgs {
     /// The job's name, or the beginning of it; `-` is your last one.
     pub(crate) job: String,
+    /// Only these files and directories of it, for example `outputs/model.pkl`.
+    #[arg(value_name = "PATH")]
+    pub(crate) parts: Vec<String>,
     /// The directory to make; otherwise one of the job's name.
     #[arg(long, short, value_name = "DIR")]
     pub(crate) output: Option<PathBuf>,
@@ -446,7 +449,7 @@ pub(crate) struct DownloadArgs {
 }
 
 impl Verb {
-    /// Its exit code is that of a job, so it needs one of its own for everything else.
+    /// Whether its exit code is that of a job, so that its own failures need a separate code.
     pub(crate) fn is_about_a_jobs_end(&self) -> bool {
         match self {
             Verb::Run(args) => !args.detach && !args.submit.dry_run,
@@ -457,7 +460,7 @@ impl Verb {
     }
 }
 
-/// The same of a command line that cannot be understood: by the first word that names a verb, and `-f` behind `logs`.
+/// The same for a command line that cannot be parsed: by the first word that names a verb, and `-f` after `logs`.
 pub(crate) fn is_about_a_jobs_end(words: impl Iterator<Item = String>) -> bool {
     let command = Cli::command();
     let mut words = words.skip(1);
@@ -478,7 +481,7 @@ fn lasting(text: &str) -> Result<Duration, &'static str> {
     Ok(Duration::from_secs(seconds))
 }
 
-/// A variable of the environment, if it is set to something.
+/// A variable of the environment, if it is set and not empty.
 #[allow(clippy::disallowed_methods, reason = "this module is what reads the environment")]
 pub(crate) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())

@@ -1,14 +1,15 @@
 //! Everything the program prints, and the only module that prints.
 //!
-//! Standard output carries what was asked for: a job's bytes, a table, JSON. Standard error carries our own
-//! words: progress, notes, warnings, faults. Colours appear only on a terminal and never with `NO_COLOR`.
+//! Standard output carries what the user asked for: a job's bytes, a table, JSON. Standard error carries messages of
+//! this program: progress, notes, warnings, faults. Colours appear only on a terminal and never with `NO_COLOR`.
 //!
-//! Invariants: text that a job, a file or a peer chose is shown through [`text::clean`] or, for log bytes on
-//! a terminal, through [`terminal::Filter`], so none of it can steer the terminal; bytes that go to a pipe or
-//! a file are the job's, unchanged. A reader that closed the pipe is [`Failure::PipeClosed`], not a panic.
+//! Invariants: text that a job, a file or a peer chose is shown through [`text::clean`] or, for log bytes on a
+//! terminal, through [`terminal::Filter`], so that it cannot control the terminal; bytes for a pipe or a file are the
+//! job's, unchanged. A reader that closed the pipe is [`Failure::PipeClosed`], not a panic.
 //!
-//! Hides the spinner: it is taken off the screen before anything else is written.
+//! Hides the spinner: it is removed from the screen before anything else is written.
 
+pub(crate) mod ask;
 pub(crate) mod fault;
 pub(crate) mod table;
 pub(crate) mod terminal;
@@ -25,22 +26,22 @@ use serde::Serialize;
 use crate::failure::Failure;
 use text::{Ink, Tone};
 
-/// What a text is rendered for.
+/// The width and the colours that a text is rendered with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Paper {
     /// Whether colours may be used.
     pub(crate) ink: Ink,
-    /// Columns there are.
+    /// Its width in columns.
     pub(crate) width: usize,
 }
 
 /// The width where there is no terminal: nothing is cut or broken for a program or a file.
 const PLAIN_WIDTH: usize = 10_000;
 
-/// A line of a build log that has more bytes than this is not waited for.
+/// A line of a build log that is longer than this, in bytes, is shown in pieces.
 const LONGEST_LINE: usize = 64 * 1024;
 
-/// Where the program's words go.
+/// The standard output and the standard error of the program.
 pub(crate) struct Output {
     quiet: bool,
     out: Paper,
@@ -48,7 +49,7 @@ pub(crate) struct Output {
     /// Present when standard output is a terminal.
     filter: Option<terminal::Filter>,
     spinner: Option<ProgressBar>,
-    /// A line of the build log whose end has not come yet.
+    /// The last line of the build log, not complete yet.
     build_line: Vec<u8>,
     /// The last byte of the job's output on this terminal was not a line feed.
     mid_line: bool,
@@ -69,12 +70,12 @@ impl Output {
         }
     }
 
-    /// What texts for [`Output::print`] are rendered for.
+    /// The paper of texts for [`Output::print`].
     pub(crate) fn paper(&self) -> Paper {
         self.out
     }
 
-    /// What texts for [`Output::say`] are rendered for.
+    /// The paper of texts for [`Output::say`].
     pub(crate) fn note_paper(&self) -> Paper {
         self.err
     }
@@ -85,7 +86,7 @@ impl Output {
         write_out(text.as_bytes())
     }
 
-    /// The same in place of what is on the screen, if it goes to one.
+    /// The same, but clears the screen first if standard output is a terminal.
     pub(crate) fn print_anew(&mut self, text: &str) -> Result<(), Failure> {
         const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
         let clear = if self.filter.is_some() { CLEAR } else { "" };
@@ -104,7 +105,7 @@ impl Output {
         }
     }
 
-    /// One line about what goes on, unless the user wants quiet.
+    /// One line about progress, unless the user wants quiet.
     pub(crate) fn note(&mut self, line: &str) {
         self.say(&format!("{}\n", text::wrap(&text::clean(line), self.err.width, 2)));
     }
@@ -139,8 +140,8 @@ impl Output {
         }
     }
 
-    /// Ends a job's output: on a terminal what was held back is written, colours that were left on are taken
-    /// off, and what comes next begins a line.
+    /// Ends a job's output: on a terminal writes the bytes held back, resets colours that were left on, and starts a
+    /// new line for the text that follows.
     pub(crate) fn job_ended(&mut self) -> Result<(), Failure> {
         let Some(filter) = &mut self.filter else { return Ok(()) };
         let mut last = filter.finish();
@@ -180,7 +181,7 @@ impl Output {
         }
     }
 
-    /// Whether waiting is shown as it happens.
+    /// Whether progress is shown: standard error is a terminal.
     pub(crate) fn is_lively(&self) -> bool {
         io::stderr().is_terminal()
     }
@@ -203,7 +204,7 @@ impl Output {
         self.spinner = Some(spinner);
     }
 
-    /// Changes what the spinner says, from any thread.
+    /// A function that changes the spinner's text, from any thread.
     pub(crate) fn ticker(&self) -> impl Fn(String) + Send + Sync + use<> {
         let (spinner, width) = (self.spinner.clone(), self.err.width);
         move |doing| {
@@ -213,7 +214,7 @@ impl Output {
         }
     }
 
-    /// Takes the spinner off the screen.
+    /// Removes the spinner from the screen.
     pub(crate) fn rest(&mut self) {
         if let Some(spinner) = self.spinner.take() {
             spinner.finish_and_clear();
@@ -223,7 +224,7 @@ impl Output {
     fn write_err(&mut self, text: &str) {
         self.rest();
         let newline = if std::mem::take(&mut self.mid_line) { "\n" } else { "" };
-        // A standard error that nobody reads any more must not change what the program does.
+        // A closed standard error must not change what the program does.
         let _ = io::stderr().lock().write_all(format!("{newline}{text}").as_bytes());
     }
 }
@@ -236,7 +237,7 @@ fn paper(stream: &(impl IsTerminal + AsFd), colour: bool) -> Paper {
     Paper { ink: Ink::new(colour), width: if columns < 20 { 80 } else { columns } }
 }
 
-/// What a spinner says, so short that a `^C` echoed after it stays on its line.
+/// A spinner's text, so short that a `^C` echoed after it stays on its line.
 fn fit(doing: &str, width: usize) -> String {
     text::cut(&text::clean(doing), width.saturating_sub(12))
 }

@@ -4,11 +4,11 @@
 //! an executable bit, and relative symbolic links that stay inside. Hides ignore rules, hashing, the order of
 //! uploads, the strict decoder and the writing of trees.
 //!
-//! The functions meet in the middle of the store: [`scan`], [`scan_file`] and [`scan_outputs`] read a directory into a
-//! [`Snapshot`], and a [`Choice`] says what of it counts or only surveys it; a [`StatCache`] spares it the files that
-//! did not change; [`push`] sends what a store lacks of it; [`list`], [`materialize`] and [`download`] begin with a
-//! root digest and trust nothing they are told by the store. A [`PrestagedTree`] is a tree that was laid out before it
-//! was wanted; [`materialize`] makes a job's tree of one where it can.
+//! [`scan`], [`scan_file`] and [`scan_outputs`] read a directory into a [`Snapshot`]; a [`Choice`] selects the files
+//! that count, or only surveys them; a [`StatCache`] avoids reading unchanged files; [`push`] sends the blobs that a
+//! store lacks; [`list`], [`materialize`] and [`download`] begin with a root digest and trust nothing that the store
+//! returns. A [`PrestagedTree`] is a tree that was laid out before it was wanted; [`materialize`] turns one into a
+//! job's tree where it can.
 
 mod difference;
 mod ground;
@@ -24,7 +24,7 @@ mod tree;
 mod walk;
 
 pub use ground::Owner;
-pub use materialize::{Laid, MaterializeError, download};
+pub use materialize::{Laid, MaterializeError, download, download_parts};
 pub use prestaged::{PrestageError, PrestagedTree, materialize};
 pub use push::{PushError, PushProgress, Pushed, push};
 pub use scan::{ScanError, Snapshot, Unread, scan, scan_file, scan_outputs, scan_whole};

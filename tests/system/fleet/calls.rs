@@ -98,6 +98,7 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         "Jobs/Get",
         "Jobs/Watch",
         "Jobs/Cancel",
+        "Jobs/Hold",
         "Jobs/Remove",
         "Jobs/History",
         "Nodes/StoreOutputs",

@@ -1,6 +1,6 @@
-//! `download`: what a job left behind, as files.
+//! `download`: writes a job's outputs as files.
 //!
-//! Everything is written beside the destination first and put in its place when it is complete, so that an
+//! Everything is written beside the destination first and moved to its place when it is complete, so that an
 //! interrupted download leaves nothing half done.
 
 use std::fs;
@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use agent_cas::ReadError;
-use agent_cas::snapshot::{self, MaterializeError};
+use agent_cas::snapshot::{self, Laid, MaterializeError};
 use agent_model::{Code, Digest, Fault, Stream, causes, size};
 use agent_proto::v1;
 use tokio::time::{Duration, Instant, sleep};
@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
 
-/// For how long a store is asked again for what it lacks or holds damaged.
+/// For how long to ask a store again for blobs that it lacks or holds damaged.
 const DOUBT: Duration = Duration::from_secs(20);
 /// How often.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -62,15 +62,13 @@ pub(super) async fn download(
     let room = tempfile::Builder::new().prefix(".download-").tempdir_in(parent).map_err(unwritable)?;
     let tree = room.path().join("tree");
     output.busy(&format!("fetching to {}", dest.display()));
-    if let Some(artifacts) = artifacts {
-        fetch_tree(&client, artifacts.root, &tree, output)
-            .await
-            .map_err(|error| unlaid(&job.job, &dest, &error))?;
-    }
-    for (rank, root) in &others {
-        fetch_tree(&client, *root, &tree.join(format!("rank-{rank}")), output)
-            .await
-            .map_err(|error| unlaid(&job.job, &dest, &error))?;
+    let mut laid = Laid::default();
+    let first = artifacts.map(|artifacts| (String::new(), artifacts.root));
+    for (folder, root) in first.iter().chain(&others) {
+        let Some(parts) = parts_of(&args.parts, folder, &others) else { continue };
+        let of_rank = fetch_tree(&client, *root, &parts, &tree.join(folder), output).await;
+        let of_rank = of_rank.map_err(|error| unlaid(&job.job, &dest, &error))?;
+        laid = Laid { files: laid.files + of_rank.files, bytes: laid.bytes + of_rank.bytes };
     }
     if args.logs {
         fs::create_dir_all(tree.join(LOGS)).map_err(unwritable)?;
@@ -79,37 +77,54 @@ pub(super) async fn download(
             fetch_log(&client, &job.job, log, rank, &to, &dest).await?;
         }
     }
-    put_in_place(&tree, &dest, &room.path().join("replaced")).map_err(unwritable)?;
-    let (files, size) = artifacts.map_or((0, 0), |a| (a.files, a.bytes));
+    put_in_place(&tree, &dest, &room.path().join("replaced"), !args.parts.is_empty()).map_err(unwritable)?;
+    let Laid { files, bytes } = laid;
     let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
-    output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::decimal(size)));
+    output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::decimal(bytes)));
     Ok(())
+}
+
+/// The parts that are in the folder of a rank, relative to it; `None` if parts are named and none is there. All parts that
+/// are not in the folder of another rank are of the first one, which has none.
+fn parts_of(parts: &[String], folder: &str, others: &[(String, Digest)]) -> Option<Vec<String>> {
+    fn below<'a>(part: &'a str, folder: &str) -> Option<&'a str> {
+        let rest = part.strip_prefix(folder)?;
+        if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
+    }
+    let plain = parts.iter().map(|part| part.trim_start_matches("./").trim_end_matches('/'));
+    let found = plain.filter_map(|part| match folder {
+        "" => others.iter().all(|(other, _)| below(part, other).is_none()).then_some(part),
+        folder => below(part, folder),
+    });
+    let found: Vec<String> = found.map(str::to_owned).collect();
+    (parts.is_empty() || !found.is_empty()).then_some(found)
 }
 
 /// Fetches the outputs. A store that lacks a part, or holds it damaged, is asked again for a while.
 async fn fetch_tree(
     client: &Client,
     root: Digest,
+    parts: &[String],
     tree: &Path,
     output: &mut Output,
-) -> Result<(), MaterializeError> {
+) -> Result<Laid, MaterializeError> {
     let begun = Instant::now();
     loop {
-        match snapshot::download(&client.blobs(), root, tree).await {
+        match snapshot::download_parts(&client.blobs(), root, parts, tree).await {
             Err(error)
                 if read_error(&error).is_some_and(ReadError::is_unsound) && begun.elapsed() < DOUBT =>
             {
                 output.busy(&format!("asking the store again: {}", causes::tell(&error)));
                 sleep(AGAIN).await;
             }
-            laid => return laid.map(drop),
+            laid => return laid,
         }
     }
 }
 
-/// What ranks after the first left, each its own.
-fn artifacts_of_others(job: &JobView) -> Vec<(u32, Digest)> {
-    let left = |rank: u32| Some((rank, job.outcome_of(rank)?.artifacts?.root));
+/// The outputs of each rank after the first, with their folder.
+fn artifacts_of_others(job: &JobView) -> Vec<(String, Digest)> {
+    let left = |rank: u32| Some((format!("rank-{rank}"), job.outcome_of(rank)?.artifacts?.root));
     (1..job.ranks()).filter_map(left).collect()
 }
 
@@ -141,19 +156,26 @@ async fn fetch_log(
     Ok(())
 }
 
-/// Moves `tree` to `dest`. What `dest` has of the same names goes to `replaced`.
-fn put_in_place(tree: &Path, dest: &Path, replaced: &Path) -> io::Result<()> {
+/// Moves `tree` to `dest`. What `dest` has of the same names goes to `replaced`; of a tree that is a `part`, of the same
+/// paths, so that what was fetched before stays.
+fn put_in_place(tree: &Path, dest: &Path, replaced: &Path, part: bool) -> io::Result<()> {
     if !dest.exists() {
         return fs::rename(tree, dest);
     }
     fs::create_dir(replaced)?;
     for entry in fs::read_dir(tree)? {
         let entry = entry?;
-        let to = dest.join(entry.file_name());
-        if to.symlink_metadata().is_ok() {
-            fs::rename(&to, replaced.join(entry.file_name()))?;
+        let (from, to) = (entry.path(), dest.join(entry.file_name()));
+        let gone = replaced.join(entry.file_name());
+        match to.symlink_metadata() {
+            Ok(there) if part && there.is_dir() && entry.file_type()?.is_dir() => {
+                put_in_place(&from, &to, &gone, part)?;
+                continue;
+            }
+            Ok(_) => fs::rename(&to, gone)?,
+            Err(_) => {}
         }
-        fs::rename(entry.path(), to)?;
+        fs::rename(from, to)?;
     }
     Ok(())
 }
@@ -175,6 +197,12 @@ fn unlaid(job: &str, dest: &Path, error: &MaterializeError) -> Failure {
     // The machine that ran the job may still have them.
     let stored_again =
         format!("where its machine still keeps the job's directory: agentctl node outputs {job}");
+    if let MaterializeError::NoSuchPart { path } = error {
+        return Failure::refused(
+            format!("{job} left no `{path}`"),
+            "a path begins as in the job's directory, for example `outputs/model.pkl`; without one all of it is fetched",
+        );
+    }
     match read_error(error) {
         Some(ReadError::Absent { .. }) => fault(Code::SnapshotMissing).fix(stored_again),
         Some(error) if error.is_damage() => fault(Code::SnapshotDamaged).fix(stored_again),
@@ -189,6 +217,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn test_parts_belong_to_the_rank_whose_folder_they_are_in() {
+        let others = ["rank-1", "rank-2"].map(|folder| (folder.to_owned(), Digest::EMPTY));
+        let of = |parts: &[&str], folder| {
+            let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+            parts_of(&parts, folder, &others)
+        };
+        let some = |parts: &[&str]| Some(parts.iter().map(|part| (*part).to_owned()).collect::<Vec<_>>());
+        assert_eq!([of(&[], ""), of(&[], "rank-1")], [some(&[]), some(&[])]);
+        let parts = ["./outputs/a", "rank-1/outputs/", "rank-10/b", "rank-2"];
+        assert_eq!(of(&parts, ""), some(&["outputs/a", "rank-10/b"]));
+        assert_eq!(of(&parts, "rank-1"), some(&["outputs"]));
+        assert_eq!(of(&parts, "rank-2"), some(&[""]));
+        assert_eq!(of(&["outputs"], "rank-1"), None);
+    }
+
+    #[test]
     fn test_only_what_has_the_same_name_is_replaced() {
         let room = tempfile::tempdir().unwrap();
         let (tree, dest) = (room.path().join("tree"), room.path().join("dest"));
@@ -199,9 +243,15 @@ mod tests {
         write(tree.join("outputs/model"), "new");
         write(dest.join("outputs/old"), "old");
         write(dest.join("mine"), "mine");
-        put_in_place(&tree, &dest, &room.path().join("replaced")).unwrap();
+        put_in_place(&tree, &dest, &room.path().join("replaced"), false).unwrap();
         assert_eq!(fs::read_to_string(dest.join("outputs/model")).unwrap(), "new");
         assert!(!dest.join("outputs/old").exists());
         assert_eq!(fs::read_to_string(dest.join("mine")).unwrap(), "mine");
+        // Of a part only what has the same path.
+        write(tree.join("outputs/model"), "newer");
+        write(dest.join("outputs/other"), "other");
+        put_in_place(&tree, &dest, &room.path().join("replaced again"), true).unwrap();
+        assert_eq!(fs::read_to_string(dest.join("outputs/model")).unwrap(), "newer");
+        assert_eq!(fs::read_to_string(dest.join("outputs/other")).unwrap(), "other");
     }
 }

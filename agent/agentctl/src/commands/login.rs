@@ -1,4 +1,4 @@
-//! `login` and `context`: the controllers elsewhere that a user may speak to.
+//! `login` and `context`: the controllers elsewhere that a user may use.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, IsTerminal, Read};
@@ -14,12 +14,13 @@ use crate::client::target::{self, Context};
 use crate::client::{answer, person};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::output::ask::ask;
 use crate::output::text::moment;
 
 /// Longer than any code.
 const LONGEST_CODE: u64 = 4096;
 
-/// Gets a certificate for the code of an operator, and speaks to that controller from then on.
+/// Gets a certificate for the code of an operator, and makes that controller the one in use.
 pub(super) async fn login(
     args: &LoginArgs,
     context: Option<&str>,
@@ -58,19 +59,21 @@ pub(super) async fn login(
     Ok(())
 }
 
-/// The code is read where nobody else can read it.
+/// Reads the code from the terminal or standard input, because other users can see the arguments of a process.
 fn read_code(output: &mut Output) -> Result<Token, Failure> {
-    let stdin = std::io::stdin();
-    if stdin.is_terminal() {
-        output.say("Code: ");
-    }
-    let mut text = String::new();
     let refused = |why: &dyn std::error::Error| {
         Fault::new(Code::TokenRefused, "this is no code")
             .why(why.to_string())
             .fix("an operator makes one: `agentctl user add NAME`")
     };
-    stdin.lock().take(LONGEST_CODE).read_line(&mut text).map_err(|error| refused(&error))?;
+    let stdin = std::io::stdin();
+    let mut text = String::new();
+    if stdin.is_terminal() {
+        output.rest();
+        text = ask("Code: ", true).unwrap_or_default();
+    } else {
+        stdin.lock().take(LONGEST_CODE).read_line(&mut text).map_err(|error| refused(&error))?;
+    }
     let token: Token = text.parse().map_err(|error| refused(&error))?;
     match token.kind() {
         TokenKind::Login => Ok(token),
@@ -80,7 +83,7 @@ fn read_code(output: &mut Output) -> Result<Token, Failure> {
     }
 }
 
-/// Shows and changes what this user may speak to.
+/// Shows and changes the contexts of this user.
 pub(super) fn context(verb: &ContextVerb, output: &mut Output) -> Result<(), Failure> {
     match verb {
         ContextVerb::List { json } => list(*json, output),

@@ -1,6 +1,6 @@
 //! `secret`: the caller's secrets, which only jobs read. A value is read from standard input and never printed.
 
-use std::io::Read;
+use std::io::{IsTerminal, Read};
 
 use agent_model::{Code, Fault};
 use agent_proto::v1;
@@ -10,6 +10,7 @@ use crate::cli::SecretVerb;
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::output::ask::ask;
 use crate::output::table::{Cell, Table};
 use crate::output::text;
 
@@ -24,7 +25,7 @@ pub(super) async fn secret(
 ) -> Result<(), Failure> {
     match verb {
         SecretVerb::Set { name } => {
-            let value = read()?;
+            let value = read(&name)?;
             let client = Client::find_or_start(to, output).await?;
             answer(client.secrets().set(v1::SetSecretRequest { name: name.clone(), value })).await?;
             output.note(&format!("{name} is set; in a job file: `secrets: {{VARIABLE: {name}}}`"));
@@ -62,10 +63,15 @@ fn table(secrets: &[v1::SecretName], output: &Output) -> String {
     table.render(output.paper())
 }
 
-/// The value, without the line feed that `echo` and editors add.
-fn read() -> Result<Vec<u8>, Failure> {
+/// The value: typed where nobody sees it, or standard input without the line feed that `echo` and editors add.
+fn read(name: &str) -> Result<Vec<u8>, Failure> {
+    let stdin = std::io::stdin();
+    if stdin.is_terminal() {
+        let typed = ask(&format!("Value of {name}: "), true);
+        return Ok(typed.unwrap_or_default().into_bytes());
+    }
     let mut value = Vec::new();
-    let read = std::io::stdin().lock().take(ENOUGH).read_to_end(&mut value);
+    let read = stdin.lock().take(ENOUGH).read_to_end(&mut value);
     let failed = |error: std::io::Error| {
         Fault::new(Code::JobInvalid, "the value cannot be read from standard input").because(&error)
     };

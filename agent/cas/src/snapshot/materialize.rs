@@ -1,15 +1,15 @@
 //! From a root digest to a directory.
 //!
 //! The tree is written into `<dest>.partial` ([`Ground`]) and renamed when it is complete, so `dest` is whole
-//! or not there; links come last.
-//! What a crash, an error or a dropped call leaves under the partial name goes with the next call or with
+//! or absent; links are made last.
+//! A partial directory that a crash, an error or a dropped call leaves is removed by the next call or with
 //! the parent directory. Nothing is flushed: after a power failure the job is started over anyway.
 //!
-//! Small files travel in batches and are written by blocking threads while the next batch is read. Of large
-//! ones a store with files at hand gives an open file, which is cloned where the file system can (a clone
-//! shares blocks, never the inode) and copied elsewhere. A tree that is larger than the room for it is refused
-//! before anything is written. The memory this takes does not grow with the number of files: paths are made
-//! of the tree as they are needed, and equal contents are read once only where they are near each other.
+//! Small files are read in batches and written by blocking threads while the next batch is read. For a large
+//! one a store may return an open file, which is cloned where the file system can (a clone shares blocks,
+//! never the inode) and copied elsewhere. A tree that is larger than the room for it is refused before anything
+//! is written. The memory this takes does not grow with the number of files: paths are made from the tree as they
+//! are needed, and equal contents are read once only where they are near each other.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -55,6 +55,12 @@ pub enum MaterializeError {
     /// The tree itself cannot be used.
     #[error("the snapshot cannot be used")]
     Tree(#[source] TreeError),
+    /// The tree does not have a part that is wanted.
+    #[error("there is no {path} in it")]
+    NoSuchPart {
+        /// The part, as it was named.
+        path: String,
+    },
     /// There is something at the destination.
     #[error("{path} exists and is not an empty directory")]
     Exists {
@@ -73,7 +79,7 @@ pub enum MaterializeError {
         /// The file, relative to the destination.
         path: String,
         #[source]
-        /// What the store said.
+        /// The store's error.
         source: ReadError,
     },
     /// A file, directory or link could not be written.
@@ -82,7 +88,7 @@ pub enum MaterializeError {
         /// The file, directory or link.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -91,6 +97,23 @@ pub enum MaterializeError {
 /// file mode mask applies. `dest` must not exist, or be empty.
 pub async fn download(store: &impl BlobStore, root: Digest, dest: &Path) -> Result<Laid, MaterializeError> {
     lay(store, &fetch(store, root).await?, dest, Manner::Person).await
+}
+
+/// As [`download`], but only these files and directories of it, each the path below the root; all of it if none is
+/// named. A link to a place that is left out is an error.
+pub async fn download_parts(
+    store: &impl BlobStore,
+    root: Digest,
+    parts: &[String],
+    dest: &Path,
+) -> Result<Laid, MaterializeError> {
+    let mut tree = fetch(store, root).await?;
+    if !parts.is_empty() {
+        let pruned =
+            tree.only(parts).map_err(|path| MaterializeError::NoSuchPart { path: path.to_owned() })?;
+        tree = Arc::new(blocking(move || pruned.check()).await.map_err(MaterializeError::Tree)?);
+    }
+    lay(store, &tree, dest, Manner::Person).await
 }
 
 async fn fetch(store: &impl BlobStore, root: Digest) -> Result<Arc<Tree>, MaterializeError> {
@@ -109,7 +132,7 @@ pub(super) async fn lay(
     let dest = dest.to_owned();
     blocking(move || {
         result.and_then(|()| publish(&staging, &dest)).inspect_err(|_| {
-            // The error at hand says more than one about the clean-up, which the next call repeats.
+            // The first error is more useful than one of the clean-up, which the next call repeats.
             let _ = std::fs::remove_dir_all(&staging);
         })
     })
@@ -124,7 +147,7 @@ pub(super) fn staging_path(dest: &Path) -> Result<PathBuf, MaterializeError> {
     Ok(dest.with_file_name(staging))
 }
 
-/// Gives a tree that is complete its name.
+/// Renames a complete tree to its final name.
 pub(super) fn publish(staging: &Path, dest: &Path) -> Result<(), MaterializeError> {
     let renamed = failpoint::hit("cas.tree.rename").and_then(|()| std::fs::rename(staging, dest));
     renamed.map_err(|source| match source.kind() {
@@ -149,7 +172,7 @@ async fn fill(
     blocking(move || shared.links().try_for_each(|(path, to)| ground.link(&path, to))).await
 }
 
-/// Writes these files, of which none is there.
+/// Writes these files, none of which exists yet.
 pub(super) async fn lay_files(
     store: &impl BlobStore,
     ground: &Arc<Ground>,
@@ -173,7 +196,7 @@ pub(super) async fn lay_files(
     result
 }
 
-/// These files by content, in what is read together: batches of small contents, then large ones one by one.
+/// These files by content, in batches that are read together: small contents first, then large ones one by one.
 fn by_content(files: Vec<Entry>) -> impl Iterator<Item = Vec<Content>> {
     let mut places: HashMap<Digest, Vec<Target>> = HashMap::new();
     let mut order = Vec::new();
@@ -232,7 +255,7 @@ async fn lay_large(
         if !matches!(&error, MaterializeError::Read { source, .. } if source.is_damage()) {
             return Err(error);
         }
-        // Once the store has put the damaged blob away, it may know where to get a good one.
+        // Once the store has quarantined the damaged blob, it may fetch a good one.
         store.quarantine(digest).await;
         ground.unlink(&target.path)?;
         match lay_one(store, ground, digest, &target).await {

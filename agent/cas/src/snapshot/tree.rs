@@ -1,14 +1,14 @@
 //! A whole tree of `Directory` messages.
 //!
-//! Each message is checked by itself ([`message`]); a link leads to a place in its tree, wherever it is followed.
+//! Each message is checked by itself ([`message`]); every link, at each of its places, must lead into its own tree.
 //!
-//! A tree is read level by level in batches, which every server can serve. What its distinct messages take in
-//! memory is bounded; its size is computed from them before anything is expanded, so a small set of messages
-//! that names billions of paths is refused at the cost of the small set. Nothing here ever holds all paths.
+//! A tree is read level by level in batches, which every server can serve. The memory for its distinct messages
+//! is bounded; its size is computed from them before anything is expanded, so a small set of messages that names
+//! billions of paths is refused at the cost of the small set. Nothing here ever holds all paths.
 
 mod message;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use agent_model::Digest;
@@ -24,7 +24,7 @@ use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, batches};
 /// The largest `Directory` message read, in bytes: about 300,000 names.
 pub(crate) const MAX_MESSAGE: u64 = 32 * 1024 * 1024;
 
-/// What the distinct directories of a tree may take in memory, in bytes: those of more than a million files.
+/// Most memory for the distinct directories of a tree, in bytes: those of more than a million files fit.
 const MAX_WEIGHT: u64 = 160 * 1024 * 1024;
 
 /// Batches of messages asked for at once.
@@ -157,14 +157,14 @@ pub(crate) fn named(directory: Digest, message: &[u8]) -> Result<Named, TreeErro
     })
 }
 
-/// The distinct directories of a tree, checked one by one and for their sum, and its links at each place.
+/// The distinct directories of a tree, checked one by one and in sum, with its links checked at each place.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: Digest,
     directories: HashMap<Digest, Arc<Directory>>,
-    /// What all directories take in memory.
+    /// Memory that all directories take, in bytes.
     weight: u64,
-    /// What all directories hold, counted once for each time one is read.
+    /// Files and links in all directories, counted once for each time one is read.
     files: u64,
     extent: Extent,
 }
@@ -207,7 +207,7 @@ pub(super) async fn fetch_beside(
     let mut level = vec![root];
     for _ in 0..=MAX_DEPTH {
         if level.is_empty() {
-            // Up to millions of places are looked at.
+            // Up to millions of places are checked.
             return blocking(move || tree.check()).await;
         }
         level = tree.read_level(store, level, known).await?;
@@ -239,7 +239,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Encodes a directory, if it and all that were there before it are within bounds.
+    /// Encodes a directory, if it and all those before it are within bounds.
     pub(super) fn encode(&mut self, directory: Directory) -> Result<(Digest, Bytes), TreeError> {
         self.directories += 1;
         self.files += (directory.files.len() + directory.links.len()) as u64;
@@ -317,7 +317,7 @@ impl Tree {
     }
 
     /// The tree, if its sums and the links at all their places are within bounds.
-    fn check(mut self) -> Result<Tree, TreeError> {
+    pub(super) fn check(mut self) -> Result<Tree, TreeError> {
         self.extent = self.measure(self.root, 1, &mut HashMap::new())?;
         if self.extent.longest > MAX_PATH {
             return Err(TreeError::PathTooLong { limit: MAX_PATH });
@@ -336,6 +336,50 @@ impl Tree {
         Ok(self)
     }
 
+    /// The tree with only these files, links and directories, and the directories on the way to them; not checked yet.
+    /// Else the first of them that is not there.
+    pub(super) fn only<'a>(&self, parts: &'a [String]) -> Result<Tree, &'a str> {
+        let mut tree = Tree { directories: self.directories.clone(), ..*self };
+        let wanted: Vec<_> = parts.iter().map(|part| (part.as_str(), part.as_str())).collect();
+        tree.root = tree.prune(self.root, &wanted)?;
+        Ok(tree)
+    }
+
+    /// The directory with only these parts, each given as its path from here and its name for the error.
+    fn prune<'a>(&mut self, digest: Digest, parts: &[(&'a str, &'a str)]) -> Result<Digest, &'a str> {
+        if parts.iter().any(|(path, _)| path.is_empty()) {
+            return Ok(digest);
+        }
+        let all =
+            self.directories.get(&digest).map(|directory| Directory::clone(directory)).unwrap_or_default();
+        let (mut kept, mut below) = (Directory::default(), BTreeMap::<&str, Vec<_>>::new());
+        for (path, part) in parts {
+            match path.split_once('/') {
+                Some((name, rest)) => below.entry(name).or_default().push((rest, *part)),
+                None => below.entry(path).or_default().push(("", *part)),
+            }
+        }
+        for (name, parts) in below {
+            let child = all.directories.iter().find(|(known, _)| known == name);
+            let file = all.files.iter().find(|(known, ..)| known == name);
+            let link = all.links.iter().find(|(known, _)| known == name);
+            let beyond = parts.iter().find(|(rest, _)| !rest.is_empty());
+            match (child, beyond) {
+                (Some((name, child)), _) => {
+                    kept.directories.push((name.clone(), self.prune(*child, &parts)?));
+                }
+                (None, None) if file.is_some() || link.is_some() => {
+                    kept.files.extend(file.cloned());
+                    kept.links.extend(link.cloned());
+                }
+                (None, missing) => return Err(missing.or(parts.first()).map_or("", |(_, part)| part)),
+            }
+        }
+        let (digest, _) = kept.clone().encode();
+        self.directories.insert(digest, Arc::new(kept));
+        Ok(digest)
+    }
+
     fn find<'a>(&'a self, dir: &'a Directory, name: &str) -> LinkTarget<'a, &'a Directory> {
         if let Ok(at) = dir.directories.binary_search_by(|(known, _)| known.as_str().cmp(name)) {
             return self.directory(&dir.directories[at].1).map_or(LinkTarget::Other, LinkTarget::Directory);
@@ -346,8 +390,8 @@ impl Tree {
         }
     }
 
-    /// What is below `digest`, which stands `at` directories below the root's parent. Recursion ends with
-    /// the depth limit; each directory is summed up once.
+    /// The sum below `digest`, which is `at` directories below the root's parent. Recursion ends at the depth
+    /// limit; each directory is summed up once.
     fn measure(
         &self,
         digest: Digest,

@@ -1,21 +1,20 @@
-//! The user who attaches: what he is shown and asked, on the terminal even when standard input is a file.
+//! Shows progress to the user who attaches, and asks questions, on the terminal even when standard input is a file.
 
 use std::cell::RefCell;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::BufRead;
 
 use agent_attach::{Desk, HostKey};
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 
 use crate::failure::Failure;
+use crate::output::ask::ask;
 use crate::output::{Output, Paper};
 
-/// A terminal, or none, with the words of one machine.
+/// A terminal, or none, for the messages and questions of one machine.
 pub(super) struct Terminal<'a, 'b> {
     output: &'a RefCell<&'b mut Output>,
     prefix: String,
     accept_new: bool,
-    /// A wait is told of once, not at each try.
+    /// The last wait that was shown, so that it is shown once and not at each try.
     told: RefCell<String>,
 }
 
@@ -40,31 +39,16 @@ impl<'a, 'b> Terminal<'a, 'b> {
         self.output.borrow_mut().busy(&format!("{}{doing}", self.prefix));
     }
 
-    /// What is typed at the terminal of this process, if it has one.
+    /// What the user types at the terminal of this process, if it has one.
     fn ask(&self, question: &str, is_secret: bool) -> Option<String> {
-        let terminal = File::options().read(true).write(true).open("/dev/tty").ok()?;
         self.output.borrow_mut().rest();
-        let before = tcgetattr(&terminal).ok()?;
-        if is_secret {
-            let mut silent = before.clone();
-            silent.local_modes.remove(LocalModes::ECHO);
-            tcsetattr(&terminal, OptionalActions::Flush, &silent).ok()?;
-        }
-        (&terminal).write_all(format!("{}{question}", self.prefix).as_bytes()).ok()?;
-        let mut line = String::new();
-        let read = BufReader::new(&terminal).read_line(&mut line);
-        if is_secret {
-            let _ = tcsetattr(&terminal, OptionalActions::Flush, &before);
-            let _ = (&terminal).write_all(b"\n");
-        }
-        read.ok().filter(|length| *length > 0)?;
-        Some(line.trim_end_matches(['\r', '\n']).to_owned())
+        ask(&format!("{}{question}", self.prefix), is_secret)
     }
 }
 
 impl Desk for Terminal<'_, '_> {
     fn secret(&self, question: &str) -> Option<String> {
-        // What a host asks may hold anything.
+        // A question of a host may contain any characters.
         self.ask(&crate::output::text::clean(question), true)
     }
 

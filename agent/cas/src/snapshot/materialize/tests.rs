@@ -75,6 +75,34 @@ async fn test_download_keeps_the_tree_as_it_was() {
 }
 
 #[tokio::test]
+async fn test_parts_are_laid_alone_or_named_when_they_are_not_there() {
+    let store = Memory::new();
+    let (root, all) = example(&store).await;
+    let home = tempfile::tempdir().unwrap();
+    let dest = home.path().join("copy");
+    let lay = async |parts: &[&str]| {
+        let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+        let laid = download_parts(&store, root, &parts, &dest).await;
+        let found = dest.exists().then(|| scan(&dest).unwrap().named(|_, _| true));
+        let _ = fs::remove_dir_all(&dest);
+        laid.map(|laid| (laid, found.unwrap_or_default()))
+    };
+    assert_eq!(lay(&[]).await.unwrap().0, all);
+    let (laid, found) = lay(&["train.py", "a/b", "many/7", "many/8"]).await.unwrap();
+    assert_eq!(laid, Laid { files: 4, bytes: 8 + 4 + 2 * 5000 });
+    for path in ["train.py", "a/b/c/deep", "many/7", "many/8"] {
+        assert!(found.iter().any(|name| name == path), "{path}: {found:?}");
+    }
+    assert_eq!(lay(&["many", "a/large", "many/7"]).await.unwrap().0.files, 301);
+    for absent in ["nope", "a/nope", "train.py/x", "a//b"] {
+        let refused = lay(&["train.py", absent]).await.unwrap_err();
+        assert!(matches!(&refused, MaterializeError::NoSuchPart { path } if path == absent), "{refused}");
+    }
+    let refused = lay(&["many"]).await.unwrap_err();
+    assert!(matches!(refused, MaterializeError::Tree(TreeError::Link { .. })), "{refused}");
+}
+
+#[tokio::test]
 async fn test_a_job_cannot_reach_the_store_through_its_files() {
     let dir = tempfile::tempdir().unwrap();
     let store = Disk::open(&dir.path().join("store")).unwrap();
