@@ -1,7 +1,8 @@
-//! Stores what a job left behind, as one snapshot, and measures its logs.
+//! Stores the outputs of a job as one snapshot, and measures its logs.
 //!
-//! What is stored: `outputs/…` and `logs/…` of the working directory, each named output below `named-outputs/NAME/`,
-//! and what was logged through the tracking endpoint at the top. Everything else in the working directory is dropped.
+//! Stored are `outputs/…` and `logs/…` of the working directory, each named output below `named-outputs/NAME/`, and
+//! artifacts that were logged through the tracking endpoint at the top. Everything else in the working directory is
+//! dropped.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -27,13 +28,13 @@ pub(crate) enum CollectError {
     /// They could not be sent.
     #[error("the outputs could not be sent to the store")]
     Push(#[source] PushError),
-    /// Nobody wanted them any more while they were read or sent.
+    /// Storing was canceled while they were read or sent.
     #[error("they were being stored")]
     Stopped,
-    /// They are not waited for any longer.
+    /// The wait for them was given up.
     #[error("{why}")]
     GivenUp {
-        /// For people.
+        /// A text for users.
         why: String,
         #[source]
         /// What they waited for.
@@ -42,14 +43,14 @@ pub(crate) enum CollectError {
 }
 
 impl CollectError {
-    /// Nobody waits any longer until `error` is over.
+    /// The wait until `error` is over was given up.
     pub(crate) fn given_up(why: impl Into<String>, error: CollectError) -> CollectError {
         CollectError::GivenUp { why: why.into(), source: Box::new(error) }
     }
 }
 
 impl CollectError {
-    /// The file that was written, or went, while it was read.
+    /// The file that was changed or removed while it was read.
     pub(crate) fn unsteady(&self) -> Option<&Path> {
         match self {
             CollectError::Scan(ScanError::Changed { path })
@@ -70,13 +71,13 @@ impl CollectError {
 /// What was stored of the outputs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Collected {
-    /// Nothing when there was nothing to store.
+    /// `None` when there was nothing to store.
     pub(crate) artifacts: Option<Artifacts>,
-    /// What could not be.
+    /// What could not be stored.
     pub(crate) missing: Vec<Unread>,
 }
 
-/// Stores the outputs, but for what is in `without`, which counts as missing. Whoever drops this ends the reading.
+/// Stores the outputs, except for `without`, which counts as missing. Dropping the future ends the reading.
 pub(crate) async fn collect(
     store: &Store,
     dir: &JobDir,
@@ -84,13 +85,13 @@ pub(crate) async fn collect(
     without: Vec<Unread>,
 ) -> Result<Collected, CollectError> {
     let places = places(dir, job);
-    failpoint::hit("node.outputs.collect")
-        .map_err(|source| CollectError::Scan(ScanError::Read { path: dir.path().to_owned(), source }))?;
     let (base, stop) = (dir.data().to_owned(), Arc::new(AtomicBool::new(false)));
     let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
     let scanned = tokio::task::spawn_blocking(move || {
+        failpoint::hit("node.outputs.collect")
+            .map_err(|source| ScanError::Read { path: base.clone(), source })?;
         for (_, place) in &places {
-            let _ = agent_spawn::take(place, None); // what cannot be read is told by whoever reads it
+            let _ = agent_spawn::take(place, None); // the scan reports what it cannot read
         }
         scan(&base, &places, &without, &stop)
     });
@@ -111,7 +112,7 @@ pub(crate) async fn collect(
     Ok(Collected { artifacts: Some(artifacts), missing })
 }
 
-/// Tells a thread that nobody waits for it any more.
+/// Signals a thread that nobody waits for it any more.
 struct SetOnDrop(Arc<AtomicBool>);
 
 impl Drop for SetOnDrop {
@@ -120,7 +121,7 @@ impl Drop for SetOnDrop {
     }
 }
 
-/// Where outputs are, and below which prefix each is stored. What the job wrote wins over what was logged.
+/// Where outputs are, and below which prefix each is stored. Files that the job wrote win over logged artifacts.
 fn places(dir: &JobDir, job: &JobDraft) -> Vec<(String, PathBuf)> {
     let mut places = vec![
         ("outputs".to_owned(), dir.work().join("outputs")),
@@ -131,7 +132,7 @@ fn places(dir: &JobDir, job: &JobDraft) -> Vec<(String, PathBuf)> {
     places
 }
 
-/// The job may have put links in the place of any of them; they lead nowhere outside of its own directory.
+/// The job may have replaced any of them by a link; links are not followed out of its own directory.
 fn scan(
     base: &Path,
     places: &[(String, PathBuf)],
@@ -145,7 +146,7 @@ fn scan(
     snapshot::scan_outputs(base, &parts, without, stop)
 }
 
-/// The digest of a whole log. One that was never begun, or cannot be read, is empty.
+/// The digest of a whole log. A log that does not exist, or cannot be read, is empty.
 pub(crate) async fn measure(path: PathBuf) -> Digest {
     let shown = path.display().to_string();
     let measured = tokio::task::spawn_blocking(move || digest(&path)).await;
@@ -155,12 +156,12 @@ pub(crate) async fn measure(path: PathBuf) -> Digest {
     })
 }
 
-/// What the job's log came to.
+/// The final length of a job's log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LogEnd {
-    /// Its writer says so, or all of it is here and was measured.
+    /// From its writer's exit record, or all of it is here and was measured.
     Proven(Digest),
-    /// Its writer was lost: so many bytes are known of, and the controller may have more.
+    /// Its writer was lost: the known length; the controller may have more.
     Unproven(u64),
 }
 
@@ -173,7 +174,7 @@ impl LogEnd {
     }
 }
 
-/// What the log of the job in `dir` came to, now that it has ended.
+/// The final length of the log of the job in `dir`, after its end.
 pub(crate) async fn job_log_end(dir: JobDir) -> LogEnd {
     let shown = dir.path().display().to_string();
     let told = tokio::task::spawn_blocking(move || log_end(&dir)).await;
@@ -194,7 +195,7 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
     let told = record.log_sha256.and_then(|hash| Digest::from_parts(&hash, record.log_bytes).ok());
     match told {
         Some(digest) => Ok(LogEnd::Proven(digest)),
-        // A shim of an earlier release left the measuring to us.
+        // A shim of an earlier release did not measure it.
         None => {
             let (mut hasher, mut buffer) = (Hasher::new(), vec![0; 256 * 1024]);
             loop {
@@ -207,8 +208,8 @@ fn log_end(dir: &JobDir) -> io::Result<LogEnd> {
     }
 }
 
-/// The length of the stream of tracking records, now that the job has ended. What its supervisor could not take any
-/// more because it was lost is taken here.
+/// The length of the stream of tracking records, after the end of the job. If its supervisor was lost, the records
+/// that it did not take in are taken in here.
 pub(crate) async fn tracking_length(dir: JobDir) -> u64 {
     let shown = dir.path().display().to_string();
     let measured = tokio::task::spawn_blocking(move || {
@@ -244,7 +245,7 @@ pub(crate) async fn tail(dir: JobDir) -> Vec<u8> {
         tail.truncate(count);
         Ok(tail)
     };
-    // Without it a fault only says less.
+    // Without the tail, a fault only has fewer details.
     tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten().unwrap_or_default()
 }
 
@@ -325,7 +326,7 @@ mod tests {
         let dir = JobDir::new(temp.path().join("j.1.0"));
         dir.create().unwrap();
         assert_eq!(job_log_end(dir.clone()).await, LogEnd::Proven(Digest::EMPTY), "it never ran");
-        // A shim of the release before wrote one file and no hash.
+        // A shim of the previous release wrote one file and no hash.
         let text = "line\n".repeat(100_000);
         std::fs::write(dir.log(agent_model::Stream::Job), &text).unwrap();
         assert_eq!(tail(dir.clone()).await.len(), 8 * 1024);
@@ -336,7 +337,7 @@ mod tests {
         std::fs::write(dir.exit(), old).unwrap();
         let whole = agent_cas::digest_of(text.as_bytes());
         assert_eq!(job_log_end(dir.clone()).await, LogEnd::Proven(whole));
-        // One of this release: its beginning may be trimmed, its word is enough.
+        // One of this release: the beginning may be trimmed, as its record has the hash.
         let record =
             old.replace("\"log_dropped\"", &format!("\"log_sha256\":\"{}\",\"log_dropped\"", whole.hex()));
         std::fs::write(dir.exit(), record).unwrap();
