@@ -1,10 +1,10 @@
-//! The way to the daemon.
+//! The connection to the daemon.
 //!
 //! Owns finding it (a named socket or context, else the user's own daemon, else the machine's), connecting to it,
 //! starting one in user mode when that is wanted, and the deadline of every call. Hides tonic: a
 //! command sees answers or a [`Failure`].
 //!
-//! The channel connects again by itself, so a [`Client`] outlives the daemon it was made with; see
+//! The channel connects again by itself, so a [`Client`] stays usable after the daemon restarts; see
 //! [`Client::until_back`].
 
 mod start;
@@ -43,22 +43,22 @@ pub(crate) use target::Target;
 
 /// The longest a single answer may take.
 const CALL: Duration = Duration::from_secs(20);
-/// How long the node of a new daemon may take to join before a job is put in line all the same.
+/// How long to wait for the node of a new daemon to join; after that a job is queued anyway.
 const SETTLE: Duration = Duration::from_secs(2);
-/// A daemon that is there but dead is found out this often while a stream is open.
+/// How often it is checked that the daemon still answers, while a stream is open.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
 /// Stands for the job that was submitted last.
 const LAST: &str = "-";
-/// Jobs among which one is looked for by the beginning of its name, the newest.
+/// How many jobs, the newest, are searched for one by the beginning of its name.
 const LOOKED_THROUGH: u32 = 1000;
 
-/// A daemon, as the system tells who listens at its socket.
+/// A daemon, with the user that the system reports for its socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Whom {
     /// Where it listens.
     pub(crate) socket: PathBuf,
-    /// The user it runs as, by name where this machine has one for him; elsewhere, whom it takes the caller for.
+    /// The user it runs as, by name if this machine has one; for a controller elsewhere, the caller's identity there.
     pub(crate) user: String,
     /// What the user calls a controller elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,13 +83,13 @@ pub(crate) struct Client {
     context: Option<Box<Context>>,
 }
 
-/// Why a socket leads nowhere.
+/// Why a socket cannot be used.
 enum NoWay {
     /// Nothing listens there.
     Absent(String),
-    /// It is there, but not for this user.
+    /// It exists, but this user has no access.
     Denied,
-    /// It answered with something odd.
+    /// Connecting failed for another reason.
     Broken(String),
 }
 
@@ -134,8 +134,8 @@ impl Client {
         Err(tried.into_iter().fold(fault, Fault::why).into())
     }
 
-    /// Connects to a daemon for someone who would wait if it went away: one whose socket is there but who is
-    /// not, because it crashed or is being replaced, counts as away already.
+    /// Connects to a daemon for a caller that waits while it is away: a socket on which nothing listens, because the
+    /// daemon crashed or is being replaced, counts as a daemon that is away.
     pub(crate) async fn find_or_await(named: Option<&Target>) -> Result<Client, Failure> {
         let at = match named {
             Some(Target::Context(context)) => {
@@ -158,8 +158,8 @@ impl Client {
         Client { channel: transport::dial(endpoint(), way.clone()), way, context }
     }
 
-    /// Connects to a daemon, and starts one in user mode when none runs, none was named, and the machine is not meant
-    /// to have one: who means the service must not speak to another daemon from then on.
+    /// Connects to a daemon, and starts one in user mode when none runs, none was named, and the machine has no
+    /// agentd service: a user who means the service must not be moved to another daemon.
     pub(crate) async fn find_or_start(
         named: Option<&Target>,
         output: &mut Output,
@@ -180,8 +180,8 @@ impl Client {
         }
     }
 
-    /// Gives the node of a daemon that was just started a moment to join: a job is better not told that there
-    /// is none. One that stays away is told of as the reason why jobs wait.
+    /// Waits a moment for the node of a newly started daemon to join, so that a job does not report that there is
+    /// none. If it does not join, that is shown as the reason why jobs wait.
     async fn settle(&self) -> Result<(), Failure> {
         let end = Instant::now() + SETTLE;
         while Instant::now() < end {
@@ -201,14 +201,14 @@ impl Client {
         }
     }
 
-    /// Who asks, as the controller writes him.
+    /// The caller, as the controller writes principals.
     pub(crate) fn own(&self) -> String {
         let elsewhere = self.context.as_ref().and_then(|context| context.who());
         let here = || Principal::Local { uid: nix::unistd::geteuid().as_raw() };
         elsewhere.unwrap_or_else(here).to_string()
     }
 
-    /// Who answers.
+    /// The daemon that answers.
     pub(crate) async fn whom(&self) -> Result<Whom, Failure> {
         if let Some(context) = &self.context {
             let (socket, name) = (context.credentials.controller.clone().into(), context.name.clone());
@@ -218,7 +218,8 @@ impl Client {
         Ok(asked.map_err(|error| Fault::new(Code::Unreachable, "the daemon went away").because(&error))?)
     }
 
-    /// The daemons that would answer somebody else who names no socket, or this one if the better one ends.
+    /// The daemons at the other default sockets. They answer other users who name no socket, or this user when the
+    /// preferred daemon ends.
     pub(crate) async fn others(&self) -> Vec<Whom> {
         let mut others = Vec::new();
         let Some(own) = self.socket() else { return others };
@@ -260,7 +261,7 @@ impl Client {
         agent_cas::Remote::new(self.channel.clone())
     }
 
-    /// One job as it stands, by whatever [`Client::named`] understands.
+    /// The current state of one job, by any name that [`Client::named`] understands.
     pub(crate) async fn job(&self, given: &str) -> Result<v1::Job, Failure> {
         let get = |job: String| async { answer(self.jobs().get(v1::GetJobRequest { job })).await };
         if given != LAST {
@@ -272,12 +273,12 @@ impl Client {
         get(self.found(given).await?).await
     }
 
-    /// The whole name of a job: as it is, by its beginning where only one job has it, or `-` for the one that was
-    /// submitted last by whoever asks.
+    /// The whole name of a job: as it is, by its beginning where only one job has it, or `-` for the caller's latest
+    /// job.
     pub(crate) async fn named(&self, given: &str) -> Result<String, Failure> {
         match self.job(given).await {
             Ok(job) => Ok(job.job),
-            // Whoever waits for a daemon that is away, or may not see the job, is told by the call that he makes.
+            // If the daemon is away, or the caller may not see the job, the caller's next call reports that.
             Err(Failure::Fault(fault)) if fault.code != Code::JobNotFound && given != LAST => {
                 Ok(given.to_owned())
             }
@@ -291,17 +292,17 @@ impl Client {
         Ok(find(given, &jobs, &self.own())?.to_owned())
     }
 
-    /// Directories that are never part of a snapshot, what this daemon keeps among them.
+    /// Directories that are never part of a snapshot, among them this daemon's own.
     pub(crate) async fn own_directories(&self) -> Result<Vec<PathBuf>, Failure> {
         Ok(own_directories(self.machines().await?.controller))
     }
 
-    /// The machines, and what the controller is.
+    /// The machines and the controller.
     pub(crate) async fn machines(&self) -> Result<v1::ListNodesResponse, Failure> {
         answer(self.nodes().list(v1::ListNodesRequest {})).await
     }
 
-    /// Everything so many ranks of a job recorded of its latest attempt, as lines of JSON.
+    /// All tracking records of the first `ranks` ranks of a job, from its latest attempt, as lines of JSON.
     pub(crate) async fn tracking(&self, job: &str, ranks: u32) -> Result<Vec<u8>, Failure> {
         let mut lines = Vec::new();
         for rank in 0..ranks {
@@ -345,7 +346,7 @@ pub(crate) async fn answer_within<T>(
     }
 }
 
-/// The next message of a stream that only delivers what is there already.
+/// The next message of a stream that only delivers data that exists already.
 pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> Result<Option<T>, Failure> {
     match timeout(CALL, stream.message()).await {
         Ok(message) => message.map_err(|status| fault(&status).into()),
@@ -353,7 +354,7 @@ pub(crate) async fn next<T>(stream: &mut Streaming<T>) -> Result<Option<T>, Fail
     }
 }
 
-/// What a status means. One that was made here, because the connection broke, has a source; one that the
+/// The fault of a status. A status made in this process, because the connection broke, has a source; one that the
 /// daemon sent has none.
 pub(crate) fn fault(status: &Status) -> Fault {
     if status.source().is_some() && status.details().is_empty() {
@@ -364,12 +365,12 @@ pub(crate) fn fault(status: &Status) -> Fault {
     agent_proto::fault(status)
 }
 
-/// What to do about a store that does not do as it should.
+/// Advice about a blob store that fails.
 pub(crate) const LOOK_AT_STORE: &str = "try again later; if it stays so, see the daemon's log, and look at the server \
                                         that `blob_store` names if it names one";
 
-/// What a daemon said of a blob, as the fault of what was to be done with it. A single blob of many comes with no more
-/// than words.
+/// A daemon's error about a blob, as the fault of the operation `what`. For one blob of a batch there is only a
+/// message.
 pub(crate) fn refused(what: String, status: &Status) -> Fault {
     let said = match status.details().is_empty() && status.source().is_none() {
         true => {
@@ -388,7 +389,7 @@ fn silent(limit: Duration) -> Fault {
         .fix("look at its log; if it hangs, stop and start it: jobs go on meanwhile")
 }
 
-/// The job of these, newest first, that somebody means who is `own`.
+/// The job that the user `own` means among `jobs`, which are sorted newest first.
 fn find<'a>(given: &str, jobs: &'a [v1::Job], own: &str) -> Result<&'a str, Fault> {
     let none = |what: String| Fault::new(Code::JobNotFound, what).fix("list them with `agentctl jobs`");
     if given == LAST {
@@ -414,7 +415,7 @@ fn candidates(named: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
-/// Directories in which daemons and this program keep what is theirs, as far as it can be known here.
+/// Directories of daemons and of this program, as far as they are known here.
 pub(crate) fn own_directories(controller: Option<v1::Controller>) -> Vec<PathBuf> {
     let told = controller.map(|controller| controller.state_dir.into()).into_iter();
     let usual = Places::user(variable).into_iter().chain([Places::system()]).map(|places| places.state_dir);
@@ -427,13 +428,13 @@ async fn whom(socket: &Path) -> io::Result<Whom> {
     Ok(Whom { socket: socket.to_owned(), user, context: None })
 }
 
-/// Two paths of the same socket, by way of links or not.
+/// Whether two paths are the same socket, directly or through links.
 fn is_one(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     real(one) == real(other)
 }
 
-/// A user as the controller writes them, by the name that this machine has for one of its own.
+/// The owner of a job for display: a local uid by its name on this machine, any other as the controller writes it.
 pub(crate) fn person(owner: &str) -> String {
     let Ok(Principal::Local { uid }) = owner.parse() else { return owner.to_owned() };
     let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
@@ -448,7 +449,7 @@ fn denied(socket: &Path) -> Fault {
 }
 
 fn way_of(socket: &Path) -> Result<Way, AddressError> {
-    // A directory that is gone has no absolute path, and then no socket either.
+    // If the current directory was removed there is no absolute path, and then no socket either.
     let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
     Address::unix(&socket).map(|_| Way::Unix(socket))
 }
@@ -462,7 +463,7 @@ async fn elsewhere(context: &Context) -> Result<Client, Failure> {
             .because(&error)
             .fix("check the network and that it runs; `agentctl context list` shows what else there is")
     })?;
-    // The command goes on with the certificate there is; the next one tries again.
+    // If this fails, the command goes on with the old certificate; the next one tries again.
     let _ = context.renew(&channel).await;
     Ok(Client { channel, way, context: Some(Box::new(context.clone())) })
 }
@@ -501,7 +502,7 @@ mod tests {
     use crate::output::fault::render;
     use crate::output::text::Ink;
 
-    /// What somebody sees of them where the paper is wide enough for any path.
+    /// The rendered faults, on paper that is wide enough for any path.
     fn shown(faults: &[Fault]) -> String {
         let paper = Paper { ink: Ink::PLAIN, width: 1000 };
         faults.iter().map(|fault| render(fault, paper)).collect()
@@ -579,7 +580,7 @@ mod tests {
         let Ok(client) = Client::find(Some(&Target::Socket(socket.clone()))).await else {
             panic!("nothing listens")
         };
-        // It takes the connection and hangs up.
+        // Accepts the connection and closes it.
         drop(listener.accept().await.unwrap());
         drop(listener);
         let Err(Failure::Fault(fault)) = client.job("x").await else { panic!("an answer came") };

@@ -1,8 +1,8 @@
 //! The verbs, one file each.
 //!
-//! A verb asks the [`Client`](crate::client::Client), makes a text of the answer with a pure function, and
-//! hands it to the [`Output`]. `view` is the one reading of wire jobs and nodes, and the schema of every
-//! `--json`; `follow` is how `run`, `wait` and `logs -f` stay with a job.
+//! A verb asks the [`Client`](crate::client::Client), formats the answer with a pure function, and passes the text to
+//! the [`Output`]. `view` decodes jobs and nodes from the wire and is the schema of every `--json`; `follow` follows
+//! a job for `run`, `wait` and `logs -f`.
 
 mod attach;
 mod cancel;
@@ -46,7 +46,7 @@ use crate::client::Target;
 use crate::failure::{Failure, NOT_THE_JOBS};
 use crate::output::Output;
 
-/// Does what was asked and gives the exit code; what went wrong has been said by then.
+/// Performs the command and returns its exit code; errors are printed before it returns.
 pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
     let of_a_job = cli.verb.is_about_a_jobs_end();
     let performed = dispatch(cli, output).await;
@@ -63,7 +63,7 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
 async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
     let context = cli.context.as_deref();
     let found = match cli.verb {
-        // These speak to no daemon that is meant already.
+        // These verbs need no target that is already known.
         Verb::Login(_)
         | Verb::Context(_)
         | Verb::Explain { .. }

@@ -1,5 +1,5 @@
-//! Why a command did not do what was asked, and every exit code there is: [`EXIT_CODES`] for a glance,
-//! `agent/docs/exit-codes.md` for whoever writes a script.
+//! Why a command failed, and all exit codes: [`EXIT_CODES`] in short, `agent/docs/exit-codes.md` for authors of
+//! scripts.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use agent_model::{Code, Fault};
 
 /// The time of a wait is over; the job goes on.
 pub(crate) const TIMED_OUT: u8 = 124;
-/// The job never ran, or what came of it cannot be told.
+/// The job never ran, or its outcome cannot be reported.
 pub(crate) const NOT_THE_JOBS: u8 = 125;
 /// The user stopped following; the job goes on.
 pub(crate) const DETACHED: u8 = 130;
@@ -32,12 +32,12 @@ pub(crate) const JOB_CODES: &str = "\
 Exit codes of run, wait and logs -f: the job's own; 124 when --timeout is over; 125 when the command never ran \
 or what came of it cannot be told; 130 when you stopped following.";
 
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Something failed that has a page.
+    /// A fault, whose code has a page.
     Fault(Box<Fault>),
-    /// This program will not do it.
+    /// A refusal of this program itself, which has no code.
     Refused {
         /// What it will not do.
         what: String,
@@ -54,7 +54,7 @@ impl Failure {
         Failure::Refused { what: what.into(), fix: fix.into() }
     }
 
-    /// The exit code of a command that is not about one job's end.
+    /// The exit code of a command that does not return a job's exit code.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Failure::Refused { .. } => 1,

@@ -6,8 +6,8 @@
 //!            └─ output: the only module that prints
 //! ```
 //!
-//! One thread: the program waits far more than it works. Commands give a [`Failure`](failure::Failure), which
-//! knows its exit code; nothing else ends the process.
+//! One thread, because the program mostly waits. Commands return a [`Failure`](failure::Failure), which determines
+//! the exit code; nothing else ends the process.
 
 mod cli;
 mod client;
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let printed = error.print();
-            // Help and version are no errors and go to standard output.
+            // Help and version are not errors and are printed to standard output.
             return ExitCode::from(match error.use_stderr() {
                 true if cli::is_about_a_jobs_end(std::env::args()) => failure::NOT_THE_JOBS,
                 true => 2,

@@ -1,11 +1,11 @@
-//! From what a person names to a job the daemon can take.
+//! Makes a job that the daemon accepts from the directory or file that the user names.
 //!
 //! ```text
 //! DIR | FILE [-- command] ─ plan ─▶ Plan (a draft, and the files it names) ─ ship ─▶ JobSpec, blobs stored
 //! ```
 //!
 //! [`Plan::read`] touches only small files: the job file, requirements, conda files. [`Plan::ship`] walks directories
-//! and sends what the store lacks; [`Plan::survey`] only says what that would be. Owns the meaning of a directory
+//! and sends what the store lacks; [`Plan::survey`] only reports what would be sent. Owns the meaning of a directory
 //! without a job file.
 
 mod conda;
@@ -21,7 +21,7 @@ use agent_model::{Code, Fault};
 
 pub(crate) use plan::{Changes, Plan};
 
-/// A fault about what stands in `file`.
+/// A fault about the content of `file`.
 fn in_file(file: &Path, mut fault: Fault) -> Fault {
     fault.what = format!("{}: {}", file.display(), fault.what);
     fault

@@ -1,13 +1,14 @@
 //! Connections of clients whose `:authority` is no host.
 //!
 //! Over a Unix socket many gRPC libraries send its path as the authority: percent-encoded (the C core, with Python,
-//! C++ and Ruby on it) or as it is (Java). The HTTP/2 library here takes hosts only and resets such a call before
-//! anybody sees it. Nothing on this socket depends on the authority, so each byte of it that no host may have becomes
-//! a `-` while the connection is read.
+//! C++ and Ruby on it) or as it is (Java). The HTTP/2 library here accepts only hosts and resets such a call before a
+//! service sees it. Nothing on this socket depends on the authority, so each byte of it that is not valid in a host
+//! is replaced by `-` while the connection is read.
 //!
-//! Hides the frames of HTTP/2 and the fields of HPACK, of which only the borders are read. Invariants: no length
-//! changes, neither of a frame nor of a text once decoded, so the tables of both ends stay the same; what is not
-//! understood passes as it is, and is refused as before. So does an authority under the Huffman code. See ADR 0018.
+//! Hides the frames of HTTP/2 and the fields of HPACK; only their boundaries are parsed. Invariants: no length
+//! changes, neither of a frame nor of a decoded text, so the dynamic tables of both ends stay the same; bytes that
+//! are not understood are passed on unchanged, and refused as before. So is an authority in the Huffman code. See ADR
+//! 0018.
 
 use std::io;
 use std::pin::Pin;
@@ -17,19 +18,19 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::limits::Reads;
 
-/// What a client sends before its first frame.
+/// The length of the connection preface, which a client sends before its first frame.
 const PREFACE: usize = 24;
 const HEADERS: u8 = 1;
 const CONTINUATION: u8 = 9;
 const PADDED: u8 = 0x08;
 const PRIORITY: u8 = 0x20;
-/// Bytes that a frame of headers spends on priority.
+/// Bytes of the priority fields in a HEADERS frame.
 const PRIORITY_LENGTH: usize = 5;
-/// The name of the field, and its place in the static table. The C core writes it out.
+/// The name of the field, and its index in the static table. The C core sends the name as a literal.
 const AUTHORITY: &[u8] = b":authority";
 const AUTHORITY_INDEX: usize = 1;
 
-/// Takes any authority on a connection.
+/// Accepts any authority on a connection.
 #[derive(Default)]
 pub(crate) struct AnyAuthority(Filter);
 
@@ -47,7 +48,7 @@ impl<S: AsyncRead> Reads<S> for AnyAuthority {
     }
 }
 
-/// Where in what a client sends the next byte is.
+/// The position of the next byte in the client's stream.
 struct Filter {
     part: FramePart,
     field: Field,
@@ -56,11 +57,11 @@ struct Filter {
 }
 
 enum FramePart {
-    /// In so many bytes that are left as they are.
+    /// In bytes that are left as they are: how many remain.
     Skip(usize),
-    /// In the head of a frame, of which so many bytes came.
+    /// In the header of a frame: its bytes, and how many have arrived.
     Head([u8; 9], usize),
-    /// At the length of the padding of a frame of headers: the bytes after it, and how many come before the fields.
+    /// At the padding length of a HEADERS frame: the bytes after it, and how many precede the fields.
     Padding(usize, usize),
     /// Before the fields of a frame: bytes to skip, bytes of fields, bytes of padding.
     Before(usize, usize, usize),
@@ -75,21 +76,21 @@ enum Field {
     Start,
     /// Before the length of a text.
     Length(Follows),
-    /// In a number: what it is, its value so far, and by how much the next bits count more.
+    /// In a number: what it is for, its value so far, and the shift of the next bits.
     Number(Follows, usize, u32),
-    /// In a text of so many bytes more.
+    /// In a text: what it is, and how many bytes remain.
     Text(Follows, usize),
 }
 
 #[derive(Clone, Copy)]
 enum Follows {
-    /// No text: the number was all.
+    /// No text: the field consists of the number alone.
     Nothing,
-    /// The number says which name; a value follows.
+    /// The number is the index of the name, or 0 if a name follows; then a value follows.
     Literal,
     Name,
     Value,
-    /// The value, under the Huffman code.
+    /// The value, in the Huffman code.
     Coded,
 }
 
@@ -143,7 +144,7 @@ impl Filter {
         }
     }
 
-    /// What follows the head of a frame.
+    /// The part that follows the header of a frame.
     fn begin(&mut self, head: [u8; 9]) -> FramePart {
         let [a, b, c, kind, flags, ..] = head;
         let length = u32::from_be_bytes([0, a, b, c]) as usize;
@@ -162,11 +163,11 @@ impl Filter {
         }
     }
 
-    /// What follows a byte of the fields; nothing when no field is like that.
+    /// The state after a byte of the fields; `None` when the encoding is invalid.
     fn field_byte(&mut self, byte: &mut u8) -> Option<Field> {
         match self.field {
             Field::Start => {
-                // How a field begins says how many bits of its first number come with it.
+                // The first byte of a field determines how many bits of its first number it contains.
                 let (bits, follows) = match *byte {
                     0x80.. => (7, Follows::Nothing),
                     0x40.. => (6, Follows::Literal),
@@ -209,7 +210,7 @@ impl Filter {
         }
     }
 
-    /// What follows a number that is known.
+    /// The state after a complete number.
     fn counted(&mut self, follows: Follows, value: usize) -> Field {
         match follows {
             Follows::Nothing => Field::Start,
@@ -235,7 +236,7 @@ fn text(follows: Follows, left: usize) -> Field {
     }
 }
 
-/// A host may have it, or a port after it.
+/// Whether a byte is valid in a host, or in a port after it.
 fn is_of_host(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~:[]".contains(&byte)
 }
@@ -255,7 +256,7 @@ mod tests {
         [&[first, u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
     }
 
-    /// What becomes of frames, however they are cut.
+    /// The frames after the filter; the result is the same however the stream is cut.
     fn passed(frames: &[Vec<u8>]) -> Vec<u8> {
         let sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frames.concat()].concat();
         let mut whole = sent.clone();

@@ -1,5 +1,5 @@
-//! The command line of `agentd`. Values stay text here; [`crate::config`] gives them their meaning, so that
-//! a flag, a variable and a line of the file are judged by the same rule.
+//! The command line of `agentd`. Values are kept as text here; [`crate::config`] parses them, so that the same rules
+//! apply to a flag, a variable and a line of the file.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub(crate) struct Flags {
     /// Run at most this many jobs at a time
     #[arg(long, global = true, value_name = "N")]
     pub(crate) slots: Option<String>,
-    /// Whom the machine joins, said by the verb.
+    /// The controller that the machine joins; set by `join`.
     #[arg(skip)]
     pub(crate) controller: Option<String>,
 }

@@ -1,7 +1,7 @@
-//! What the daemon was told: one value for each key, and where it comes from.
+//! The configuration of the daemon: one value for each key, and its origin.
 //!
 //! Owns: the keys, their defaults, the order of precedence (flag, then `AGENTD_*` variable, then file, then
-//! default), and the only look at the process environment. Hides: YAML, units, users and groups.
+//! default), and the only access to the process environment. Hides: YAML, units, users and groups.
 //!
 //! Invariants: every key has exactly one value and one origin; an unknown key of the file is an error with
 //! its line and column; a [`Config`] that exists is usable, so nothing is checked later.
@@ -42,7 +42,7 @@ pub(crate) const SYSTEM_FILE: &str = "/etc/agentd/agentd.yaml";
 /// A key of the configuration.
 struct Key {
     name: &'static str,
-    /// The value when nothing says otherwise; computed ones are filled in by [`Config::resolve`].
+    /// The value when no layer sets one; computed ones are filled in by [`Config::resolve`].
     default: &'static str,
 }
 
@@ -97,14 +97,14 @@ const KEYS: &[Key] = &[
     Key { name: "labels", default: "" },
 ];
 
-/// What the address of another store of blobs looks like.
+/// The format of the address of another store of blobs.
 const BLOB_STORE: &str =
     "`http://host:port` or `https://host:port`, and the name of an instance behind it if it has one";
 
-/// Where a value was said.
+/// Where a value was set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// Nowhere.
+    /// Nowhere: it is the default.
     Default,
     /// In a file.
     File {
@@ -155,7 +155,7 @@ pub(crate) enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The file has an invalid content.
     #[error("{}: {at}", path.display())]
     File {
         /// The file.
@@ -163,7 +163,7 @@ pub(crate) enum ConfigError {
         /// The complaint and its place.
         at: agent_model::yaml::At,
     },
-    /// A value means nothing.
+    /// A value is invalid.
     #[error("{key}: {problem} ({origin})")]
     Value {
         /// The key.
@@ -173,14 +173,14 @@ pub(crate) enum ConfigError {
         /// Where it was said.
         origin: Origin,
     },
-    /// A user's daemon has no place to live.
+    /// A user's daemon has no place for its state.
     #[error(
         "neither HOME nor XDG_DATA_HOME is set, so there is no place for a user's daemon; give --state-dir"
     )]
     NoHome,
 }
 
-/// Which parts this daemon plays.
+/// The roles of this daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Roles {
     /// It queues and assigns jobs.
@@ -189,7 +189,7 @@ pub(crate) struct Roles {
     pub(crate) node: bool,
 }
 
-/// The environment of this process, looked at once.
+/// The environment variables of this process, read once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Variables(BTreeMap<String, String>);
 
@@ -217,14 +217,14 @@ impl Variables {
     }
 }
 
-/// What of the daemon's own environment others may see.
+/// The variables of the daemon's own environment that others may see.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostVariables {
-    /// Where programs are looked for.
+    /// The `PATH` of the daemon.
     pub(crate) path: String,
     /// Passed on to jobs: home, language, time zone, proxies and certificates.
     pub(crate) job: BTreeMap<String, String>,
-    /// Passed on to builders of environments: the same, and how packages are found.
+    /// Passed on to builders of environments: the same, and pip's.
     pub(crate) builder: BTreeMap<String, String>,
     /// How many files a job may have open, unless it raises that itself: as many as the daemon was started with.
     pub(crate) open_files: Option<u64>,
@@ -258,17 +258,17 @@ impl HostVariables {
     }
 }
 
-/// What a service manager says to a service it starts.
+/// The settings that a service manager passes to a service it starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Manager {
-    /// Where it wants to hear how the service is.
+    /// The socket for status messages.
     pub(crate) address: Option<String>,
-    /// How long it lets the service be silent.
+    /// The watchdog timeout: how long the service may be silent.
     pub(crate) patience: Option<Duration>,
 }
 
 impl Manager {
-    /// `WATCHDOG_PID` names whom the watchdog is for; a child of that process inherits the variables.
+    /// `WATCHDOG_PID` names the process that the watchdog is for; its children inherit the variables.
     fn select(variables: &Variables) -> Manager {
         let meant = variables.get("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
         let micros = variables.get("WATCHDOG_USEC").and_then(|text| text.parse().ok());
@@ -277,32 +277,32 @@ impl Manager {
     }
 }
 
-/// Everything the daemon was told, checked.
+/// The whole configuration, checked.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// Everything the daemon keeps.
+    /// The directory of everything the daemon keeps.
     pub(crate) state_dir: PathBuf,
-    /// The unix socket clients find it at.
+    /// The unix socket that clients connect to.
     pub(crate) socket: PathBuf,
-    /// The log goes to journald, which knows the time.
+    /// The log is read by journald, which adds the time.
     pub(crate) journald: bool,
     /// A user's own daemon: the socket is for that user alone.
     pub(crate) user_mode: bool,
-    /// The parts it plays.
+    /// Its roles.
     pub(crate) roles: Roles,
     /// The controller this node belongs to.
     pub(crate) controller: Address,
-    /// Where the controller listens for everybody elsewhere: a host and a port.
+    /// Where the controller listens for other machines: a host and a port.
     pub(crate) listen: Option<(String, u16)>,
-    /// What the machine is called where others look for it.
+    /// The host name under which others reach the machine.
     pub(crate) host_name: String,
-    /// The way out of this network.
+    /// The proxy for connections out of this network.
     pub(crate) proxy: Proxy,
-    /// How long certificates are good, if not as long as usual. Of a debug build only.
+    /// How long certificates are valid, if not as long as usual. In a debug build only.
     pub(crate) certificate_life: Option<Duration>,
-    /// By how many milliseconds the clock of this daemon is wrong. Of a debug build only.
+    /// By how many milliseconds the clock of this daemon is wrong. In a debug build only.
     clock_ahead: i64,
-    /// Where blobs are kept that are not to be kept by the controller.
+    /// The store of blobs on another server; the controller's own when absent.
     pub(crate) blob_store: Option<FarStore>,
     /// The node's name.
     pub(crate) node_name: NodeId,
@@ -310,27 +310,27 @@ pub(crate) struct Config {
     pub(crate) slots: u32,
     /// What is logged, for example `info,agentd=debug`.
     pub(crate) log: String,
-    /// The loopback port of the tracking endpoint; 0 is any.
+    /// The loopback port of the tracking endpoint; 0 means any.
     pub(crate) tracking_port: u16,
-    /// How long the directory of a finished job stays.
+    /// How long the directory of a finished job is kept.
     pub(crate) keep_jobs: Duration,
-    /// Disk space that no job may be started into, in bytes.
+    /// Free disk space below which no job is started, in bytes.
     pub(crate) disk_reserve: u64,
-    /// What the store of blobs may take of the disk.
+    /// How much of the disk the store of blobs may take.
     pub(crate) store_size: Share,
-    /// How long a blob stays that was sent, read or asked for.
+    /// How long a blob is kept after it was sent, read or asked for.
     pub(crate) blob_lease: Duration,
-    /// What the log of a job may take of the disk until the controller has it, in bytes; its metrics, a quarter.
+    /// How much of the disk the log of a job may take until the controller has it, in bytes; its metrics, a quarter.
     pub(crate) log_quota: u64,
-    /// What the controller keeps of each log of a job, in bytes; of its metrics, a quarter.
+    /// How much the controller keeps of each log of a job, in bytes; of its metrics, a quarter.
     pub(crate) archive_quota: u64,
-    /// For how long a node that hears nothing from the controller may go on with a job that may be replaced.
+    /// How long a node without contact to the controller may go on with a job that may be replaced.
     pub(crate) lease: Duration,
-    /// Whom jobs run as, and what keeps them apart.
+    /// Which users jobs run as, and how jobs are isolated.
     pub(crate) jobs: JobSettings,
-    /// Who may connect beside the daemon's own user; of a machine's daemon only.
+    /// The group that may connect beside the daemon's own user; not for a user's own daemon.
     pub(crate) socket_group: Option<Group>,
-    /// Who may do what concerns everybody, beside root and the daemon's own user.
+    /// The operators, beside root and the daemon's own user: they may do what affects all users.
     pub(crate) operator_group: Option<Group>,
     /// How environments are made and kept.
     pub(crate) environments: EnvironmentSettings,
@@ -338,16 +338,16 @@ pub(crate) struct Config {
     pub(crate) devices: DeviceSettings,
     /// Jobs on several nodes.
     pub(crate) gangs: GangSettings,
-    /// What of the daemon's environment others see.
+    /// The daemon's environment variables that others may see.
     pub(crate) host: HostVariables,
-    /// What the service manager asked for.
+    /// The settings of the service manager.
     pub(crate) manager: Manager,
-    /// Every key as it was said, in the order of the documentation.
+    /// Every key with its value as written, in the order of the documentation.
     pub(crate) settings: Vec<Setting>,
 }
 
 impl Config {
-    /// What time it is for this daemon.
+    /// The clock of this daemon.
     pub(crate) fn clock(&self) -> Arc<dyn Clock> {
         match self.clock_ahead {
             0 => Arc::new(SystemClock),
@@ -355,7 +355,7 @@ impl Config {
         }
     }
 
-    /// Puts together what flags, variables and the file say.
+    /// Merges flags, variables, the file and the identity of a joined machine.
     pub(crate) fn resolve(flags: &Flags, variables: &Variables) -> Result<Config, ConfigError> {
         let layers = Layers::read(flags, variables)?;
         let places = places(flags, variables, &layers)?;
@@ -379,7 +379,7 @@ impl Config {
         let (jobs, of_jobs) = JobSettings::resolve(&layers, flags.user)?;
         let (gangs, of_gangs) = GangSettings::resolve(&layers)?;
         let mut host = HostVariables::select(variables);
-        host.builder.extend(environments.pip.clone()); // what is configured outranks what is inherited
+        host.builder.extend(environments.pip.clone()); // configured values win over inherited ones
         let mut config = Config {
             state_dir: directory,
             socket: socket.parse("an absolute path of at most 107 bytes", values::socket)?,
@@ -439,18 +439,18 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether others than root may have jobs run here.
+    /// Whether users other than root may run jobs here.
     pub(crate) fn is_shared(&self) -> bool {
         let elsewhere = self.listen.is_some() || !self.knows_owners();
         !self.user_mode && (self.socket_group.is_some() || elsewhere)
     }
 
-    /// Whether users of the controller's machine are those of this one.
+    /// Whether the controller's machine is this one, so that it has the same users.
     pub(crate) fn knows_owners(&self) -> bool {
         matches!(self.controller, Address::Unix(_))
     }
 
-    /// Whether the jobs that root submits run as root: nobody else has any, or somebody said so.
+    /// Whether jobs that root submits run as root: as `root_jobs` says, or if nobody else can submit any.
     pub(crate) fn runs_as_root(&self) -> bool {
         self.jobs.root.unwrap_or(!self.is_shared() && self.jobs.helper.is_none())
     }
@@ -464,26 +464,26 @@ impl Config {
         }
     }
 
-    /// Whether what builds environments has a user of its own. Where root alone has jobs, which run as root, that
-    /// would guard nothing.
+    /// Whether builders of environments run as a user of their own. Where only root has jobs, which run as root, that
+    /// would protect nothing.
     pub(crate) fn builds_apart(&self) -> bool {
         self.jobs.helper.is_some()
             || (self.jobs.user != RunAs::Daemon && (self.keeps_jobs_out() || self.is_shared()))
     }
 }
 
-/// Long enough for everything between a snapshot and its submission. Tests of a debug build may say less.
+/// Long enough for all steps between a snapshot and its submission. Tests of a debug build may set less.
 fn blob_lease(variables: &Variables) -> Duration {
     const LEASE: Duration = Duration::from_secs(30 * 60);
     of_tests(variables, "AGENTD_TEST_BLOB_LEASE", values::duration).unwrap_or(LEASE)
 }
 
-/// What tests of a debug build say.
+/// A value that tests of a debug build set.
 fn of_tests<T>(variables: &Variables, name: &str, read: impl Fn(&str) -> Option<T>) -> Option<T> {
     variables.get(name).filter(|_| cfg!(debug_assertions)).and_then(|text| read(&text))
 }
 
-/// Where the daemon lives when neither the state directory nor the socket is said.
+/// The default state directory and socket; the socket is below `state_dir` where that is set.
 fn places(flags: &Flags, variables: &Variables, layers: &Layers) -> Result<Places, ConfigError> {
     if let Some(state_dir) = layers.said("state_dir") {
         return Ok(Places::below(Path::new(&state_dir.value)));
@@ -514,7 +514,7 @@ fn controller_socket(
 }
 
 impl Setting {
-    /// The value as its type; `expected` says what it should have been.
+    /// The value as its type; `expected` describes a valid value, for the error.
     fn parse<T>(&self, expected: &str, read: impl Fn(&str) -> Option<T>) -> Result<T, ConfigError> {
         read(self.value.trim())
             .ok_or_else(|| self.wrong(format!("expected {expected}, found `{}`", self.value)))

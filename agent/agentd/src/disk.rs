@@ -1,21 +1,21 @@
 //! The keeper of the disk that the state directory is on.
 //!
 //! ```text
-//! measure ── every 2 s ──▶ Pressure ──▶ who waits for room, who makes things ahead of time, upkeep
+//! measure ── every 2 s ──▶ Pressure ──▶ upkeep
 //!    │                        └───────▶ reclaim: one Reclaimer after the other, until there is ample room
 //!    └▶ ballast: given up when the disk is full all the same
 //! ```
 //!
-//! Owns: how full the disk is, measured in one place and told as a watched value; the [`Ballast`]; in which order room
-//! is made. Hides: the marks ([`Watermarks`]) and how often anything is looked at. Each part that can free disk
-//! space is a [`Reclaimer`]: it chooses what to remove, and does not look at the disk.
+//! Owns: how full the disk is, measured in one place and published in a watch channel; the [`Ballast`]; the order in
+//! which room is made. Hides: the marks ([`Watermarks`]) and the intervals of measurement. Each part that can free
+//! disk space is a [`Reclaimer`]: it chooses what to remove, and does not look at the disk.
 //!
-//! Invariants: no work that fills the disk begins while it is low ([`DiskKeeper::room`]); room is made in the order in
-//! which the reclaimers are given, and each is asked only while there is still too little; a reclaimer that takes long
-//! holds up only those of its own lane, and never the measurement.
+//! Invariants: no work that fills the disk begins while the disk is low ([`DiskKeeper::room`]); room is made in the
+//! order in which the reclaimers are given, and each is asked only while there is still too little; a slow reclaimer
+//! delays only the others of its own lane, and never the measurement.
 //!
 //! Tasks: [`DiskKeeper::measure`], and [`DiskKeeper::reclaim`] once for each lane. They have no state of their own,
-//! so they may be started again at any time. Started by `crate::roles`.
+//! so they can be restarted at any time. Started by `crate::roles`.
 
 mod ballast;
 pub(crate) mod blobs;
@@ -36,24 +36,24 @@ use ballast::Ballast;
 /// How often the disk is measured, and how often room is made while there is too little.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// While it is files that are few, about as many bytes of them go at a time.
+/// While the disk is short of files (inodes), not of bytes: how many bytes to remove at a time.
 const FOR_FILES: u64 = 64 << 20;
 
-/// Something on the disk of which a part can go.
+/// Something on the disk of which a part can be removed.
 pub(crate) trait Reclaimer: Send + Sync {
-    /// From which pressure on it is asked for room.
+    /// The lowest pressure at which it is asked for room.
     fn starts_at(&self) -> Pressure {
         Pressure::Low
     }
 
-    /// Removes what is to go however much room there is, because of its age or a limit of its own. Returns after how
-    /// long to ask again.
+    /// Removes what is too old or above a limit of its own, however much room there is. Returns after how long to
+    /// call it again.
     fn tidy(&self) -> BoxFuture<'_, Duration> {
         std::future::ready(Duration::from_secs(24 * 3600)).boxed()
     }
 
-    /// Removes about so many `bytes` of what nobody needs now, what was used least recently first, and says so in the
-    /// log. It is asked again soon, so what costs much to find out is not found out each time.
+    /// Removes about `bytes` bytes that nobody needs now, the least recently used first, and logs it. It is called
+    /// again soon, so anything expensive to find out is not found out each time.
     fn reclaim(&self, bytes: u64) -> BoxFuture<'_, ()>;
 }
 
@@ -70,8 +70,8 @@ pub(crate) struct DiskKeeper {
 }
 
 impl DiskKeeper {
-    /// Of the disk of a state directory, of which so many bytes must stay free. Ballast is given up at once if the disk
-    /// became full while nobody looked, so that everything else can be opened.
+    /// For the disk of a state directory, of which `reserve` bytes must stay free. If the disk became full while no
+    /// daemon ran, ballast is released at once, so that everything else can be opened.
     pub(crate) fn open(state_dir: &Path, reserve: u64) -> DiskKeeper {
         let ballast = Arc::new(Ballast::open(state_dir, agent_node::disk_size(state_dir)));
         let (dir, marks) = (state_dir.to_owned(), Watermarks::new(reserve));
@@ -80,12 +80,12 @@ impl DiskKeeper {
         keeper
     }
 
-    /// How full the disk was when it was last measured, and whenever that changes.
+    /// How full the disk was at the last measurement; changes are published.
     pub(crate) fn pressure(&self) -> watch::Receiver<Pressure> {
         self.pressure.subscribe()
     }
 
-    /// Whether there is the room now that is kept for what must always work.
+    /// Whether the reserve, which is kept for what must always work, is free now.
     pub(crate) fn room(&self) -> Result<(), Shortfall> {
         self.marks.admit(self.free(), agent_node::few_files(&self.dir))
     }
@@ -97,12 +97,12 @@ impl DiskKeeper {
         }
     }
 
-    /// Whether so many bytes can be used for what only saves time later.
+    /// Whether `bytes` bytes can be used for something that only saves time later.
     pub(crate) fn can_spare(&self, bytes: u64) -> bool {
         self.free() >= self.marks.ample().saturating_add(bytes)
     }
 
-    /// Gives up a piece of the ballast because a record found no room; `false` when there is none left.
+    /// Releases a piece of the ballast because there was no room for a record; `false` when there is none left.
     pub(crate) fn give_way(&self) -> bool {
         self.ballast.give_way()
     }
@@ -112,12 +112,12 @@ impl DiskKeeper {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let this = self.clone();
-            // A disk that is broken may take its time to answer.
+            // A broken disk may take long to answer.
             blocking(move || this.look()).await;
         }
     }
 
-    /// Keeps what `lane` holds small, and makes room with it, the first in it first.
+    /// Tidies the reclaimers of `lane` when they are due, and makes room with them in order.
     pub(crate) async fn reclaim(self, lane: Arc<Lane>) {
         let mut pressure = self.pressure.subscribe();
         let mut due = vec![Instant::now(); lane.len()];
@@ -141,7 +141,7 @@ impl DiskKeeper {
         }
     }
 
-    /// Asks one after the other as long as there is too little room.
+    /// Asks one reclaimer after the other while there is too little room.
     async fn make_room(&self, lane: &Lane) {
         for reclaimer in lane {
             if self.measured() >= reclaimer.starts_at() {
@@ -177,7 +177,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes down what it is asked, and frees nothing.
+    /// Records how it is called, and frees nothing.
     struct Asked {
         name: &'static str,
         starts_at: Pressure,
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// What two reclaimers are asked within these seconds on a disk with this reserve.
+    /// The calls to two reclaimers within these seconds on a disk with this reserve.
     async fn asked(reserve: u64, seconds: u64) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));

@@ -1,11 +1,11 @@
-//! How many descriptors the daemon may have, and how many of them its clients may hold.
+//! How many file descriptors the daemon may have, and how many of them its clients may hold.
 //!
 //! The daemon raises its soft limit to the hard one; jobs get the old one back, because programs that still use
-//! `select` fail with more than 1,024. Of what it may have, clients hold at most a half in all, so that there are
-//! always some left for its own files: the database, the journal, blobs, logs.
+//! `select` fail with more than 1,024. Clients hold at most half of the limit in all, so that some are always left
+//! for the daemon's own files: the database, the journal, blobs, logs.
 //!
-//! A [`Connection`] counts as open while it lives. What a listener does with the bytes that come is its [`Reads`];
-//! what goes out passes as it is.
+//! A [`Connection`] counts until it is dropped. What a listener does with incoming bytes is its [`Reads`]; outgoing
+//! bytes are unchanged.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -19,12 +19,12 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 
-/// Connections of clients at one listener, however many descriptors there are.
+/// The most connections of clients at one listener, however many descriptors there are.
 const CONNECTIONS: u64 = 1024;
-/// And at the one for a fleet.
+/// The same for the listener of a fleet.
 const FLEET_CONNECTIONS: u64 = 16 * 1024;
 
-/// Raises the soft limit; gives what it was.
+/// Raises the soft limit; returns the old one.
 pub(crate) fn raise() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
@@ -34,7 +34,7 @@ pub(crate) fn raise() -> Option<u64> {
     limit.current
 }
 
-/// The connections that one listener takes at a time; clones are the same.
+/// The connections that one listener accepts at a time; clones share the count.
 #[derive(Clone)]
 pub(crate) struct Connections {
     left: Arc<Semaphore>,
@@ -42,12 +42,12 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// Of a listener of this machine. There are three listeners, so each has a sixth of all descriptors.
+    /// For a listener of this machine. There are three listeners, so each has a sixth of all descriptors.
     pub(crate) fn new() -> Connections {
         Connections::at_most(CONNECTIONS)
     }
 
-    /// Of the listener for everybody elsewhere: each node has a few.
+    /// For the listener for other machines: each node has a few.
     pub(crate) fn of_a_fleet() -> Connections {
         Connections::at_most(FLEET_CONNECTIONS)
     }
@@ -68,7 +68,7 @@ impl Connections {
         Arc::clone(&self.left).try_acquire_owned().ok()
     }
 
-    /// Takes a connection, or gives it back when it is one too many.
+    /// Accepts a connection, or returns it when it is one too many.
     pub(crate) fn admit<S, R>(&self, stream: S, reads: R) -> Result<Connection<S, R>, S> {
         match self.permit() {
             Some(permit) => Ok(Connection::new(stream, reads, permit)),
@@ -77,7 +77,7 @@ impl Connections {
     }
 }
 
-/// What a listener does with the bytes of a connection as they are read.
+/// Processes the bytes of a connection as a listener reads them.
 pub(crate) trait Reads<S> {
     fn poll_read(
         &mut self,

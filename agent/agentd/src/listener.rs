@@ -1,8 +1,8 @@
-//! The controller's listener for everybody who is elsewhere.
+//! The controller's TLS listener for other machines.
 //!
-//! Owns who gets as far as the services: a connection counts from before its handshake, has little time for it and for
-//! its first words, and ends when the certificate that it showed does. Who shows no certificate comes for a token
-//! alone: there are few of those at a time, and not for long.
+//! Owns which connections reach the services: a connection counts from before its handshake, has little time for it
+//! and for its first bytes, and ends when its client certificate expires. A client without a certificate can only
+//! present a token: few of those are connected at a time, and not for long.
 
 use std::io;
 use std::net::SocketAddr;
@@ -29,26 +29,26 @@ use crate::limits::{Connection, Connections, Reads};
 use crate::roles::StartError;
 use crate::supervisor::{Supervisor, TaskKind};
 
-/// How long a handshake may take, and then the first words.
+/// How long a handshake may take, and then the first bytes.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// Handshakes at a time.
 const HANDSHAKES: usize = 256;
-/// How long somebody without a certificate may stay: he makes one call.
+/// How long a client without a certificate may stay connected: it makes one call.
 const STRANGER: Duration = Duration::from_secs(30);
-/// And how many of them.
+/// How many of them may be connected at a time.
 const STRANGERS: usize = 32;
-/// The wait after the system gave no connection.
+/// The wait after `accept` failed.
 const AGAIN: Duration = Duration::from_millis(200);
-/// A renewal is looked for this often at least.
+/// The longest time between two checks whether a renewal is due.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// How long a certificate of the controller's own is good.
+/// How long the controller's own certificate is valid.
 const OWN_LIFE: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// A connection that got as far as the services.
+/// A connection that reaches the services.
 type Admitted = Connection<ServerStream, Until>;
 
-/// What says who is who, if anybody elsewhere is served.
+/// The authority that identifies callers, if other machines are served.
 pub(crate) fn authority(
     config: &Config,
     clock: &Arc<dyn Clock>,
@@ -56,7 +56,7 @@ pub(crate) fn authority(
     let Some((host, port)) = &config.listen else { return Ok(None) };
     let path = config.state_dir.join("controller/authority.json");
     let authority = Authority::open(&path, clock.now()).map_err(StartError::Authority)?;
-    // Nobody can go to `any address`: the machine's name is what others may know it by.
+    // Clients cannot connect to the wildcard address, so the machine's name is given out.
     let host = match host.as_str() {
         "0.0.0.0" | "::" => config.host_name.clone(),
         host => host.to_owned(),
@@ -68,7 +68,7 @@ pub(crate) fn authority(
     }))
 }
 
-/// Serves everybody elsewhere, at the same services.
+/// Serves other machines with the same services.
 pub(crate) async fn serve(
     (host, port): &(String, u16),
     identity: IdentityConfig,
@@ -94,7 +94,7 @@ pub(crate) async fn serve(
     Ok(())
 }
 
-/// What takes connections.
+/// Accepts connections.
 struct Listener {
     listener: TcpListener,
     tls: ServerTls,
@@ -103,7 +103,7 @@ struct Listener {
 }
 
 impl Listener {
-    /// Takes connections until `stop`; those that get through come out at `admitted`.
+    /// Accepts connections until `stop`; those with a completed handshake are sent to `admitted`.
     async fn run(self, admitted: mpsc::Sender<io::Result<Admitted>>, stop: CancellationToken) {
         let mut handshakes = JoinSet::new();
         let strangers = Arc::new(Semaphore::new(STRANGERS));
@@ -137,7 +137,7 @@ impl Listener {
     }
 }
 
-/// The handshake, and how long whoever made it may stay.
+/// Does the handshake, and determines how long the client may stay connected.
 async fn shake(
     tls: &ServerTls,
     stream: TcpStream,
@@ -167,9 +167,9 @@ async fn shake(
 /// Ends a connection whose time is over.
 pub(crate) struct Until {
     peer: Peer,
-    /// Until then something must have come; then until then it may stay.
+    /// Until the first bytes: their deadline. After them: when the connection ends.
     end: Pin<Box<Sleep>>,
-    /// Set until the first words came.
+    /// When the connection ends; set until the first bytes arrived.
     stays: Option<Instant>,
     _stranger: Option<OwnedSemaphorePermit>,
 }
@@ -203,7 +203,7 @@ impl Connected for Admitted {
     }
 }
 
-/// Shows another certificate before the present one ends; nobody who is connected notices.
+/// Replaces the certificate before it expires; open connections are not affected.
 async fn renew(tls: ServerTls, clock: Arc<dyn Clock>) {
     loop {
         let left = tls.renew_at().since(clock.now());

@@ -1,7 +1,7 @@
 //! `agentd`: turns this machine into a place where jobs run.
 //!
-//! Reads the command line, decides what to do, and turns the result into an exit code. The story of a job
-//! begins in `worker::reconcile` and is told in `worker::runner`.
+//! Reads the command line, decides what to do, and turns the result into an exit code. A job is accepted in
+//! `worker::reconcile` and driven in `worker::runner`.
 //!
 //! | Exit code | Means |
 //! |---|---|
@@ -52,10 +52,10 @@ const NOT_NOW: u8 = 74;
 const IN_USE: u8 = 75;
 const CONFIG: u8 = 78;
 
-/// Threads for tasks, at most; what blocks has threads of its own.
+/// The most threads for tasks; blocking work runs on other threads.
 const THREADS: usize = 4;
 
-/// How long work on threads of its own may go on after a stop.
+/// How long blocking work may go on after a stop.
 const LINGER: Duration = Duration::from_secs(5);
 
 fn main() -> ExitCode {
@@ -66,11 +66,11 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
         }
     };
-    // What the daemon told its helper to load is enough: a file that was changed since must not matter.
+    // The daemon passed the library to load; a configuration that was changed since must not matter.
     if let Some(Verb::GpuLook { library: Some(library) }) = &cli.verb {
         return look_at_gpus(Some(library));
     }
-    // No machine is meant: its configuration does not matter.
+    // This does not depend on the machine or its configuration.
     if let Some(Verb::Man { into }) = &cli.verb {
         return write_manual(into);
     }
@@ -143,11 +143,11 @@ fn change_membership(config: &Config, join: Option<&cli::JoinArgs>) -> ExitCode 
     }
 }
 
-/// Runs until someone asks for the end.
+/// Runs until a signal asks it to stop, or a vital task ends.
 async fn serve(config: Config, mut reloader: Reloader) -> ExitCode {
     let supervisor = Supervisor::new();
     let notifier = Notifier::new(config.manager.address.as_deref(), config.manager.patience);
-    // Heard from the first moment on, so that a stop during the start is a stop.
+    // Signal handlers are installed first, so that a stop during the start is a stop.
     let hear = || {
         let [term, int, hup] = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
         std::io::Result::Ok((signal(term)?, signal(int)?, signal(hup)?))
@@ -225,7 +225,7 @@ fn probe(config: &Config, json: bool) -> ExitCode {
     print(&inventory.findings.iter().map(line).collect::<String>())
 }
 
-/// All of it may hang or crash: it is for the daemon to wait no longer than it wants, and to kill this process.
+/// The driver may hang or crash in here, so the daemon limits its wait and kills this process.
 fn look_at_gpus(library: Option<&Path>) -> ExitCode {
     let look = agent_node::gpu::look(library);
     print(&format!("{}\n", serde_json::to_string(&look).unwrap_or_default()))
@@ -242,7 +242,7 @@ fn write_manual(into: &Path) -> ExitCode {
 }
 
 fn print(text: &str) -> ExitCode {
-    // Nobody is left to be told when standard output is closed.
+    // When standard output is closed, there is nowhere to report it.
     let _ = std::io::stdout().write_all(text.as_bytes());
     ExitCode::SUCCESS
 }

@@ -1,10 +1,10 @@
-//! This machine as a node of a controller elsewhere: how it joins, what it keeps, and how it stays one.
+//! This machine as a node of a remote controller: how it joins, what it keeps, and how its certificate is renewed.
 //!
-//! Owns one file of the state directory, which is both who this machine is and whose it is: where it exists, the daemon
-//! is a node of that controller unless the configuration says otherwise. Hides tokens and certificates.
+//! Owns one file of the state directory, which holds the machine's identity and its controller: where it exists, the
+//! daemon is a node of that controller unless the configuration says otherwise. Hides tokens and certificates.
 //!
-//! Invariants: a key is on the disk before it is shown to anybody, so that an answer that was lost can be had again;
-//! nothing is replaced by less: an identity goes when its machine leaves, or for the next one of the same controller.
+//! Invariants: the key of a join is on the disk before it is used, so that a lost answer can be requested again; an
+//! identity is removed only when the machine leaves, or replaced by the next one of the same controller.
 
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
@@ -27,13 +27,13 @@ use crate::supervisor::{Supervisor, TaskKind};
 
 /// The longest a controller may take to answer.
 const CALL: Duration = Duration::from_secs(20);
-/// A renewal is looked for this often at least, and tried again after this long.
+/// The longest time between two checks whether a renewal is due, and the shortest.
 const LOOK: Duration = Duration::from_secs(60);
 const AGAIN: Duration = Duration::from_secs(1);
-/// Longer than any token.
+/// In bytes; longer than any token.
 const LONGEST_TOKEN: u64 = 4096;
 
-/// The file of an identity, and that of a key for which none was given yet.
+/// The file of the identity, and that of a key without a certificate yet.
 pub(crate) fn file(state_dir: &Path) -> PathBuf {
     state_dir.join("identity.json")
 }
@@ -42,7 +42,7 @@ fn pending(state_dir: &Path) -> PathBuf {
     state_dir.join("identity.key")
 }
 
-/// What a joined machine says of itself: its controller and its name.
+/// The controller and the name in the identity of a joined machine.
 pub(crate) fn said(state_dir: &Path) -> io::Result<Option<(String, String)>> {
     let Some(credentials) = Credentials::read(&file(state_dir))? else { return Ok(None) };
     let name = match credentials.certified().map_err(io::Error::other)?.subject.who {
@@ -52,18 +52,18 @@ pub(crate) fn said(state_dir: &Path) -> io::Result<Option<(String, String)>> {
     Ok(Some((credentials.controller, name)))
 }
 
-/// The way of a node to its controller.
+/// How a node reaches its controller.
 #[derive(Debug, Clone)]
 pub(crate) struct Uplink {
     pub(crate) way: Way,
-    /// What this process calls itself.
+    /// A random name of this process.
     pub(crate) session: String,
-    /// What it shows there, if it is elsewhere.
+    /// The identity it presents, if the controller is remote.
     held: Option<ShownIdentity>,
 }
 
 impl Uplink {
-    /// Fails if the identity that the controller knows is not here.
+    /// Fails if the controller is remote and this machine has no identity.
     pub(crate) fn new(config: &Config, clock: &Arc<dyn Clock>) -> io::Result<Uplink> {
         let session = agent_identity::random_name().map_err(|error| io::Error::other(error.to_string()))?;
         let (host, port) = match &config.controller {
@@ -84,7 +84,7 @@ impl Uplink {
     }
 }
 
-/// Has the certificate of this machine renewed for as long as it runs.
+/// Starts the task that renews the certificate of this machine.
 pub(crate) fn look_after(
     supervisor: &Supervisor,
     uplink: &Uplink,
@@ -99,7 +99,7 @@ pub(crate) fn look_after(
     });
 }
 
-/// Renews the certificate of a node when two thirds of its life are over, for as long as it runs.
+/// Renews the certificate of a node whenever two thirds of its lifetime are over.
 async fn stay(uplink: Uplink, state_dir: PathBuf, controller: Channel, clock: Arc<dyn Clock>) {
     let Some(held) = uplink.held else { return std::future::pending().await };
     loop {
@@ -113,7 +113,7 @@ async fn stay(uplink: Uplink, state_dir: PathBuf, controller: Channel, clock: Ar
     }
 }
 
-/// Gives how long it may go on as it is.
+/// Returns the time until the next renewal is due.
 async fn renew_if_due(
     state_dir: &Path,
     controller: &Channel,
@@ -161,7 +161,8 @@ async fn within<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> R
     }
 }
 
-/// What is in the file of a token, which root may have written for root alone. Who is a node already needs none.
+/// The contents of the token file, which root may have written for root alone. A machine that is a node already needs
+/// none.
 pub(crate) fn token_of_file(args: &JoinArgs) -> Option<io::Result<String>> {
     let path = args.token_file.as_deref().filter(|path| *path != Path::new("-"))?;
     let mut text = String::new();
@@ -169,7 +170,8 @@ pub(crate) fn token_of_file(args: &JoinArgs) -> Option<io::Result<String>> {
     Some(read.map(|_| text))
 }
 
-/// Makes this machine a node; gives what to say of it. `token` is the one of a file. Doing it again changes nothing.
+/// Makes this machine a node; returns the message for the user. `token` is that of the file. Doing it again changes
+/// nothing.
 pub(crate) async fn join(
     config: &Config,
     args: &JoinArgs,
@@ -190,7 +192,7 @@ pub(crate) async fn join(
     };
     let known = Credentials::read(&path).map_err(|error| unusable(&error))?;
     let same_place = known.as_ref().is_some_and(|known| known.controller == address(&place));
-    // Who is a node already needs no token to find that out.
+    // A machine that is a node already needs no token to find that out.
     if let Some(known) = known.as_ref().filter(|_| same_place)
         && let Ok(certified) = known.certified()
         && still_member(config, known, &certified, &place, &clock).await?
@@ -232,7 +234,7 @@ pub(crate) async fn join(
     Ok(format!("joined {} as {}; from now on `agentd run` is its node", address(&place), answer.name))
 }
 
-/// Forgets the controller; what it keeps of jobs stays where it is.
+/// Forgets the controller; the data of jobs stays on this machine.
 pub(crate) fn leave(config: &Config) -> Result<String, Fault> {
     let path = file(&config.state_dir);
     match std::fs::remove_file(&path) {
@@ -250,7 +252,7 @@ pub(crate) fn leave(config: &Config) -> Result<String, Fault> {
     }
 }
 
-/// What the configuration says must not be against it.
+/// Fails if the configuration contradicts joining.
 fn require_node(config: &Config, args: &JoinArgs) -> Result<(), Fault> {
     let said =
         |key: &str| config.settings.iter().find(|setting| setting.key == key).map(|s| s.origin.to_string());
@@ -268,7 +270,7 @@ fn require_node(config: &Config, args: &JoinArgs) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Asks with the identity that there is. One that is refused must be had again; one that cannot be tried now stands.
+/// Renews with the existing identity. If it is refused, the machine must join again; any other failure is returned.
 async fn still_member(
     config: &Config,
     known: &Credentials,
@@ -307,7 +309,7 @@ fn name_of(certified: &Certified) -> String {
     }
 }
 
-/// The key to join with: that of the identity there is, or of an attempt whose answer was lost, or a new one.
+/// The key to join with: that of the existing identity, or of an attempt whose answer was lost, or a new one.
 fn pending_key(config: &Config, known: Option<&Credentials>) -> Result<PrivateKey, io::Error> {
     if let Some(known) = known {
         return known.key().map_err(io::Error::other);

@@ -1,11 +1,11 @@
-//! Tells the service manager how the daemon is, and tells nobody when there is none.
+//! Reports the state of the daemon to the service manager, if there is one.
 //!
-//! Owns: the `sd_notify` socket, and the proof that the daemon goes on. A main loop keeps a [`Pulse`] and
-//! beats it each time it comes round; the watchdog is fed only while every pulse is fresh, and by a task of
-//! the same runtime. So a daemon that hangs is started anew, and one whose network is gone never is: a loop
-//! comes round whether or not anybody answers.
+//! Owns: the `sd_notify` socket, and the check that the daemon does not hang. A main loop has a [`Pulse`] and beats
+//! it in each iteration; the watchdog is notified only while every pulse is fresh, and by a task of the same runtime.
+//! So a daemon that hangs is restarted, and one without a network is not: a loop iterates whether or not anybody
+//! answers.
 //!
-//! Hides: the socket's address, datagrams, how often the manager wants to hear.
+//! Hides: the socket's address, datagrams, the manager's interval.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -17,14 +17,14 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tracing::{error, warn};
 
-/// How often the pulses are looked at when no service manager asks.
+/// How often the pulses are checked when the service manager has no watchdog.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
-/// The way to the service manager. Clones share it.
+/// Sends messages to the service manager. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Notifier {
     socket: Option<Arc<(UnixDatagram, SocketAddr)>>,
-    /// How long the manager lets the daemon be silent.
+    /// The watchdog timeout: how long the daemon may be silent.
     patience: Option<Duration>,
     pulses: Arc<Mutex<Vec<Arc<Heart>>>>,
 }
@@ -36,7 +36,7 @@ struct Heart {
     last: Mutex<Instant>,
 }
 
-/// The right to say that one main loop goes on. The loop is no longer looked at when this is dropped.
+/// Reports that one main loop iterates. When this is dropped, the loop is no longer checked.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     heart: Arc<Heart>,
@@ -44,7 +44,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// The loop came round.
+    /// The loop began another iteration.
     pub(crate) fn beat(&self) {
         *self.heart.last.lock() = Instant::now();
     }
@@ -58,7 +58,7 @@ impl Drop for Pulse {
 }
 
 impl Notifier {
-    /// To the socket `NOTIFY_SOCKET` names; `patience` is what `WATCHDOG_USEC` says.
+    /// For the socket that `NOTIFY_SOCKET` names; `patience` is the value of `WATCHDOG_USEC`.
     pub(crate) fn new(address: Option<&str>, patience: Option<Duration>) -> Notifier {
         let socket = address.and_then(|address| {
             let opened = open(address);
@@ -67,12 +67,12 @@ impl Notifier {
         Notifier { socket: socket.map(Arc::new), patience, pulses: Arc::default() }
     }
 
-    /// Everything is loaded and everybody is served.
+    /// Everything is loaded and clients are served.
     pub(crate) fn ready(&self, status: &str) {
         self.send(&format!("READY=1\nSTATUS={status}"));
     }
 
-    /// The daemon is on its way out.
+    /// The daemon is stopping.
     pub(crate) fn stopping(&self, status: &str) {
         self.send(&format!("STOPPING=1\nSTATUS={status}"));
     }
@@ -84,14 +84,14 @@ impl Notifier {
         }
     }
 
-    /// A pulse for a loop that comes round within `limit`, whatever the outside world does.
+    /// A pulse for a loop whose iterations take at most `limit`, whatever other machines do.
     pub(crate) fn pulse(&self, name: &'static str, limit: Duration) -> Pulse {
         let heart = Arc::new(Heart { name, limit, last: Mutex::new(Instant::now()) });
         self.pulses.lock().push(heart.clone());
         Pulse { heart, all: self.pulses.clone() }
     }
 
-    /// The loops that have not come round in time, and for how long.
+    /// The loops whose iteration is late, and the time since they last beat.
     fn late(&self) -> Vec<(&'static str, Duration)> {
         let pulses = self.pulses.lock();
         let silent = |heart: &Arc<Heart>| {
@@ -101,7 +101,7 @@ impl Notifier {
         pulses.iter().filter_map(silent).collect()
     }
 
-    /// Feeds the watchdog as long as every loop goes on.
+    /// Notifies the watchdog as long as every loop beats in time.
     pub(crate) async fn watch(self) {
         let every = self.patience.map_or(LOOK_EVERY, |patience| patience / 4);
         loop {
@@ -126,7 +126,7 @@ fn open(address: &str) -> io::Result<(UnixDatagram, SocketAddr)> {
         None => SocketAddr::from_pathname(address)?,
     };
     let socket = UnixDatagram::unbound()?;
-    // A manager that does not listen must not stop the daemon.
+    // A manager that does not read its socket must not block the daemon.
     socket.set_nonblocking(true)?;
     Ok((socket, to))
 }

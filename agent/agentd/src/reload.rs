@@ -1,7 +1,8 @@
-//! What SIGHUP asks for: the configuration read anew, without an end.
+//! Reloads the configuration on SIGHUP, without a restart.
 //!
-//! What may change while the daemon runs is taken over; what may not is named, with how to have it. A configuration that
-//! is not valid changes nothing. Jobs outlive a restart, so only what is wanted without one is taken over: [`LIVE`].
+//! Keys that may change while the daemon runs are applied; the others are logged as changes for the next start. An
+//! invalid configuration changes nothing. Jobs outlive a restart, so only keys that are needed without one are
+//! applied: [`LIVE`].
 
 use tracing::{info, warn};
 use tracing_subscriber::Registry;
@@ -11,27 +12,27 @@ use tracing_subscriber::reload::Handle;
 use crate::cli::Flags;
 use crate::config::{Config, Setting, Variables};
 
-/// The keys that are taken over.
+/// The keys that are applied.
 const LIVE: [&str; 1] = ["log"];
 
-/// What is logged, to be changed while the daemon runs.
+/// The filter of the log, which can change while the daemon runs.
 pub(crate) type LogFilter = Handle<Targets, Registry>;
 
 /// See the module.
 pub(crate) struct Reloader {
     flags: Flags,
     log: LogFilter,
-    /// What the daemon goes by.
+    /// The settings in effect.
     settings: Vec<Setting>,
 }
 
 impl Reloader {
-    /// For a daemon that was started with this.
+    /// For a daemon that was started with these.
     pub(crate) fn new(flags: Flags, log: LogFilter, config: &Config) -> Reloader {
         Reloader { flags, log, settings: config.settings.clone() }
     }
 
-    /// Reads the configuration anew and says what came of it.
+    /// Reads the configuration again, applies it and logs the result.
     pub(crate) fn reload(&mut self) {
         let new = match Config::resolve(&self.flags, &Variables::of_process()) {
             Ok(new) => new,
@@ -50,19 +51,19 @@ impl Reloader {
                 warn!(%error, "cannot change what is logged");
             }
         }
-        // What counts after a restart is named again the next time.
+        // Changes that need a restart are logged again the next time.
         self.settings.retain(|setting| !live.contains(&setting.key));
         self.settings.extend(new.settings.into_iter().filter(|setting| live.contains(&setting.key)));
         changed.tell();
     }
 }
 
-/// What is said otherwise than before.
+/// The keys whose values changed.
 #[derive(Debug, PartialEq, Eq)]
 struct Changed {
-    /// Counts at once.
+    /// Applied at once.
     live: Vec<&'static str>,
-    /// Counts from the next start on.
+    /// Applied at the next start.
     restart: Vec<&'static str>,
 }
 

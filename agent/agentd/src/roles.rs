@@ -1,11 +1,11 @@
-//! Builds the parts this daemon plays and connects them; the only wiring there is.
+//! Builds the parts of the daemon's roles and connects them; the only place for wiring.
 //!
 //! ```text
 //! state directory, lock ─▶ blobs ─▶ controller ─▶ socket ─▶ node: journal, environments, runners
 //! ```
 //!
 //! Invariants: nothing below the state directory is touched without the lock; the socket is bound before the
-//! node dials it; a node talks to its controller over the same services whether it is in this process or not.
+//! node dials it; a node calls its controller over the same services, whether it is in this process or not.
 
 mod tracking;
 
@@ -57,16 +57,16 @@ use crate::worker::upkeep::Upkeep;
 use crate::worker::users::Users;
 use crate::worker::{Worker, containers, environments, jobs_dir, pins, recover};
 
-/// How often the other side of a silent connection is asked whether it is there, and how long it may take to
-/// answer: a link that swallows everything is noticed after the sum of both.
+/// How often a silent connection is pinged, and how long the answer may take: a link that drops all packets is
+/// noticed after the sum of both.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// The same for a server that is not ours.
 const FAR_KEEPALIVE: Duration = Duration::from_secs(30);
-/// How long a connection may take to be made.
+/// The longest time to open a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 /// The same over TLS, perhaps through a proxy.
 const FAR_CONNECT: Duration = Duration::from_secs(10);
-/// The controller's main loop comes round within this time: it forces its database to the disk at most.
+/// The longest iteration of the controller's main loop: at most it syncs its database to the disk.
 const CONTROLLER_COMES_ROUND: Duration = Duration::from_secs(30);
 
 /// Why the daemon could not start.
@@ -124,7 +124,7 @@ pub(crate) enum StartError {
 }
 
 impl StartError {
-    /// What people are told.
+    /// The fault to show to the user.
     pub(crate) fn fault(&self) -> Fault {
         let code =
             if matches!(self, StartError::InUse { .. }) { Code::StateInUse } else { Code::StateUnusable };
@@ -139,7 +139,7 @@ impl StartError {
         }
     }
 
-    /// Starting again later may help: nothing that the operator said is wrong.
+    /// Whether starting again later may help: the cause is not the configuration.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             StartError::State { source, .. } => !matches!(
@@ -152,17 +152,17 @@ impl StartError {
     }
 }
 
-/// What must live as long as the daemon.
+/// Resources that are held until the daemon ends.
 pub(crate) struct Running {
     /// Released by the kernel when this process ends, however it does.
     _lock: File,
     socket: Option<PathBuf>,
-    /// The jobs of an earlier life that were taken up.
+    /// How many jobs of an earlier process were adopted.
     adopted: usize,
 }
 
 impl Running {
-    /// What a service manager shows.
+    /// The status text for the service manager.
     pub(crate) fn describe(&self) -> String {
         match (&self.socket, self.adopted) {
             (Some(socket), 0) => format!("serving at {}", socket.display()),
@@ -173,7 +173,7 @@ impl Running {
 }
 
 impl Drop for Running {
-    /// A client that finds no socket need not wonder whether somebody listens.
+    /// Without the socket file, a client knows that no daemon listens.
     fn drop(&mut self) {
         if let Some(socket) = &self.socket {
             let _ = std::fs::remove_file(socket);
@@ -181,7 +181,7 @@ impl Drop for Running {
     }
 }
 
-/// Starts every part. When this returns, clients are served and the jobs of an earlier life are taken up.
+/// Starts every part. When this returns, clients are served and the jobs of an earlier process are adopted.
 pub(crate) async fn start(
     config: Config,
     supervisor: &Supervisor,
@@ -211,7 +211,7 @@ pub(crate) async fn start(
     Ok(Running { _lock: lock, socket, adopted })
 }
 
-/// The store of blobs, and what keeps the part of it small that is on this disk.
+/// The store of blobs, and the collector that keeps its part on this disk small.
 struct Blobs {
     store: Store,
     collector: Collector,
@@ -225,7 +225,7 @@ struct Shared {
     uplink: Uplink,
 }
 
-/// Has room made by these, the first of them first.
+/// Starts the task that makes room with these reclaimers, in this order.
 fn reclaim(supervisor: &Supervisor, name: &str, disk: &DiskKeeper, lane: Lane) {
     let (disk, lane) = (disk.clone(), Arc::new(lane));
     supervisor.spawn_again(TaskKind::Upkeep, name, move || disk.clone().reclaim(Arc::clone(&lane)));
@@ -271,7 +271,7 @@ pub(crate) async fn take_state(config: &Config) -> Result<File, StartError> {
     Ok(lock)
 }
 
-/// Others than this user pass through the daemon's directories to what is theirs.
+/// Whether other users pass through the daemon's directories to their own.
 fn has_guests(config: &Config) -> bool {
     agent_spawn::has_helper() || (agent_spawn::serves_others() && config.jobs.user != RunAs::Daemon)
 }
@@ -335,7 +335,7 @@ async fn start_controller(
     Ok(())
 }
 
-/// Beats as long as the controller's main loop comes round.
+/// Beats as long as the controller's main loop iterates.
 async fn follow(rounds: Rounds, pulse: Arc<Pulse>) {
     loop {
         rounds.next().await;
@@ -344,7 +344,7 @@ async fn follow(rounds: Rounds, pulse: Arc<Pulse>) {
     }
 }
 
-/// Takes the place of a socket that a daemon before this one left; the lock says that it is gone.
+/// Replaces the socket that an earlier daemon left; the lock proves that it has ended.
 fn listen(socket: &Path, config: &Config) -> Result<UnixListener, StartError> {
     let bind = || -> io::Result<UnixListener> {
         if let Some(parent) = socket.parent() {
@@ -365,7 +365,8 @@ fn listen(socket: &Path, config: &Config) -> Result<UnixListener, StartError> {
     bind().map_err(|source| StartError::Listen { at: socket.display().to_string(), source })
 }
 
-/// Starts the node role; gives how many replicas of an earlier life it took up, and what can go when the disk is low.
+/// Starts the node role; returns how many replicas of an earlier process it adopted, and its reclaimers for a low
+/// disk.
 async fn start_node(
     config: Config,
     supervisor: &Supervisor,
@@ -383,7 +384,7 @@ async fn start_node(
     let adopted = found.len();
     let gpus_there = watch::Sender::new(None);
     let (environments, inventory) = survey(&config, &shim, store.clone(), gpus_there.subscribe()).await?;
-    // A machine that does not say its memory limits none.
+    // If the memory of the machine is unknown, there is no limit.
     let job_memory =
         Some(config.jobs.memory.of(inventory.memory)).filter(|most| *most != u64::MAX).unwrap_or(0);
     let (tracking, serve) = tracking::start(&config, supervisor, &clock).await?;
@@ -447,15 +448,16 @@ async fn start_node(
         pulse: notifier.pulse("sync", SYNC_COMES_ROUND),
     };
     let reconciler = Reconciler::new(worker, supervisor.clone(), link, found);
-    // Jobs that run are known to the endpoint now; their requests waited on the listener until here.
+    // The endpoint knows the running jobs now; their requests waited in the listener's backlog until here.
     supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
     let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
     supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
     Ok((adopted, lane))
 }
 
-/// What can be removed when the disk is low, in two lanes, each in the order of removal: what is cheapest to make again
-/// goes first. What may take minutes belongs into the second lane, so that the first does not wait for it.
+/// What can be removed when the disk is low, in two lanes, each in the order of removal: what is cheapest to make
+/// again is removed first. Removal that may take minutes is in the second lane, so that the first does not wait for
+/// it.
 fn lanes(
     config: &Config,
     prestaged_trees: &PrestagedTrees,
@@ -475,14 +477,14 @@ fn lanes(
     (lane, Lane::from([Box::new(room::Images(environments.clone())) as _, Box::new(packages) as _]))
 }
 
-/// A connection that is made when it is first used, and again whenever it broke.
+/// A connection that is opened when it is first used, and again whenever it broke.
 fn dial(uplink: &Uplink) -> Channel {
     let (endpoint, connect) = match uplink.way {
         Way::Unix(_) => (remote::near(transport::endpoint()), CONNECT),
         Way::Tls(_) => (remote::far(transport::endpoint()), FAR_CONNECT),
     };
     let agent = format!("agentd/{} {}{}", env!("CARGO_PKG_VERSION"), transport::SESSION, uplink.session);
-    // A name and a number are always a header.
+    // Such a text is always a valid header value.
     let endpoint = endpoint.clone().user_agent(agent).unwrap_or(endpoint);
     let endpoint = endpoint
         .connect_timeout(connect)
@@ -492,8 +494,8 @@ fn dial(uplink: &Uplink) -> Channel {
     transport::dial(endpoint, uplink.way.clone())
 }
 
-/// Where blobs are: on this machine, at the server that was named, or at the controller, which a node also asks for
-/// what that server turns out not to have. A server that is away does not matter here: who wants a blob waits for it.
+/// Where blobs are: on this machine, at the configured server, or at the controller, which a node also asks for blobs
+/// that the server lacks. An unreachable server is no error here: the reader of a blob waits for it.
 fn choose_store(disk: Disk, config: &Config, uplink: &Uplink) -> Result<Store, StartError> {
     let far = match &config.blob_store {
         Some(FarStore { server, instance }) => {
@@ -505,7 +507,7 @@ fn choose_store(disk: Disk, config: &Config, uplink: &Uplink) -> Result<Store, S
             }
             let channel = remote::far(endpoint)
                 .connect_timeout(CONNECT)
-                // Not while nothing is asked: there are servers that hang up on whom they hear too often.
+                // Not while idle: some servers close connections that send too many pings.
                 .http2_keep_alive_interval(FAR_KEEPALIVE)
                 .keep_alive_timeout(FAR_KEEPALIVE)
                 .connect_lazy();
@@ -522,7 +524,7 @@ fn choose_store(disk: Disk, config: &Config, uplink: &Uplink) -> Result<Store, S
     })))
 }
 
-/// What is on this machine: the environments that are ready, and the inventory.
+/// Finds what is on this machine: the environments that are ready, and the inventory.
 async fn survey(
     config: &Config,
     shim: &Path,
@@ -545,7 +547,7 @@ async fn survey(
     Ok((kept, inventory))
 }
 
-/// What the probe of this machine needs to know.
+/// The settings of the probe of this machine.
 pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
     ProbeConfig {
         state_dir: config.state_dir.clone(),

@@ -1,13 +1,12 @@
-//! The tasks of the daemon: how each is started, what its end means, and in which order they are stopped.
+//! The tasks of the daemon: how each is started, what its end means, and the order in which they are stopped.
 //!
-//! Owns: the only spawn of the program. Hides: tracking, panics, restarts, stop deadlines.
+//! Owns: the only `spawn` of the program. Hides: tracking, panics, restarts, stop deadlines.
 //!
-//! Invariants: a task belongs to one [`TaskKind`], which says what its end means ([`OnEnd`]) and what a stop
-//! means ([`OnStop`]); an end that nobody asked for, a panic included, is never lost: the task is started
-//! again, or the daemon stops with it as the reason (whoever started it starts it anew, and jobs never
-//! notice), or, for a runner, the reconciler gives its replica another one; a stop goes through the kinds in
-//! the order they are declared, says what it waits for, and never takes longer than the sum of their
-//! deadlines.
+//! Invariants: a task belongs to one [`TaskKind`], which defines what its end means ([`OnEnd`]) and what a stop means
+//! ([`OnStop`]); an unexpected end, a panic included, is never lost: the task is restarted, or the daemon stops with
+//! it as the reason (the service manager restarts it, and jobs are not affected), or, for a runner, the reconciler
+//! starts another one for the replica; a stop goes through the kinds in the order of declaration, logs what it waits
+//! for, and never takes longer than the sum of their deadlines.
 //!
 //! ```text
 //! stop:  Intake ─▶ Runner ─▶ Telemetry ─▶ Sync ─▶ Tracking, Upkeep ─▶ Controller ─▶ Api
@@ -32,13 +31,13 @@ use tracing::{debug, error, info, warn};
 /// What a task is for, in the order in which the kinds are stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TaskKind {
-    /// Not a task: the permission to take new orders, withdrawn first.
+    /// Not a task: the permission to accept new orders, withdrawn first.
     Intake,
-    /// Drives one replica. Dropped at a stop: it resumes from the journal, the job goes on.
+    /// Drives one replica. Dropped at a stop: the job goes on, and a later runner resumes from the journal.
     Runner,
     /// Ships logs and tracking records.
     Telemetry,
-    /// Talks to the controller about replicas.
+    /// Syncs the replicas with the controller.
     Sync,
     /// Serves the tracking endpoint of the jobs.
     Tracking,
@@ -50,14 +49,14 @@ pub(crate) enum TaskKind {
     Api,
 }
 
-/// What it means when a task of a kind ends and nobody asked it to.
+/// What it means when a task of a kind ends without a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OnEnd {
-    /// The daemon is of no use without it: it stops, and is started anew from outside.
+    /// The daemon is of no use without it: it stops, and the service manager restarts it.
     StopDaemon,
-    /// It keeps nothing in memory that matters: it is started again, later and later.
+    /// It keeps nothing in memory that matters: it is restarted, with growing delays.
     StartAgain,
-    /// Whoever spawned it looks after it.
+    /// The code that spawned it handles its end.
     Tell,
 }
 
@@ -73,7 +72,7 @@ enum OnStop {
 /// How many kinds there are.
 const KINDS: usize = 8;
 
-/// How long tasks that were dropped may take to notice: only one that never waits needs longer.
+/// How long dropped tasks may take to end: only one that never awaits needs longer.
 const DROP_WITHIN: Duration = Duration::from_secs(2);
 
 /// The first and the longest wait before a task is started again.
@@ -98,7 +97,7 @@ impl TaskKind {
             TaskKind::Telemetry => OnStop::Wait(Duration::from_secs(3)),
             TaskKind::Sync => OnStop::Wait(Duration::from_secs(1)),
             TaskKind::Controller => OnStop::Wait(Duration::from_secs(5)),
-            // Clients that follow a log or watch a job never end by themselves.
+            // Calls that follow a log or watch a job never end by themselves.
             TaskKind::Api => OnStop::Wait(Duration::from_millis(500)),
         }
     }
@@ -165,7 +164,8 @@ impl Supervisor {
         self.phases[kind as usize].stop.clone()
     }
 
-    /// Starts a task. `name` is for the log. A task that waits at a stop ends when [`Self::stopping`] says so.
+    /// Starts a task. `name` is for the log. A task of a kind that is waited for at a stop ends when
+    /// [`Self::stopping`] is canceled.
     pub(crate) fn spawn<F, E>(&self, kind: TaskKind, name: &str, task: F)
     where
         F: Future<Output = Result<(), E>> + Send + 'static,
@@ -203,7 +203,7 @@ impl Supervisor {
         self.spawn(kind, name, task.map(Ok::<(), Infallible>));
     }
 
-    /// Starts a task that is made anew whenever it ends.
+    /// Starts a task that is made again whenever it ends.
     pub(crate) fn spawn_again<F>(
         &self,
         kind: TaskKind,
@@ -267,10 +267,10 @@ impl Supervisor {
     }
 }
 
-/// How a task that returned by itself is spoken of.
+/// The reason of a task that returned by itself.
 const RETURNED: &str = "it returned";
 
-/// Runs a task and says how it ended.
+/// Runs a task and returns how it ended.
 async fn ending<E: Error + 'static>(task: impl Future<Output = Result<(), E>>) -> String {
     match AssertUnwindSafe(task).catch_unwind().await {
         Ok(Ok(())) => RETURNED.to_owned(),

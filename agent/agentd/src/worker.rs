@@ -6,9 +6,9 @@
 //!            ◀── ReportOutcome ── report ◀── outcome ┘ └── records ──▶ journal
 //! ```
 //!
-//! Owns: what all runners share ([`Worker`]). Only `reconcile` and `runner` know the whole of it; the others are given
-//! what they use. A step (`fetch`, `launch`, `outputs`, `containers`, `rendezvous`, `report`) knows no other, and nobody knows who
-//! calls it. Who knows whom is a table in `tests/repo/layering.rs`, which is checked.
+//! Owns: what all runners share ([`Worker`]). Only `reconcile` and `runner` use all of it; the others are given the
+//! parts they use. A step (`fetch`, `launch`, `outputs`, `containers`, `rendezvous`, `report`) uses no other step and
+//! not its caller. The allowed dependencies are a table in `tests/repo/layering.rs`, which a test checks.
 //!
 //! Tasks: one each of `reconcile`, `telemetry`, `containers`, `environments`, `gpus`, `prestaged_trees` and `upkeep`,
 //! one for each replica.
@@ -65,15 +65,15 @@ use users::Users;
 pub(crate) struct Worker<J> {
     pub(crate) config: Config,
     pub(crate) clock: Arc<dyn Clock>,
-    /// This boot of the machine.
+    /// The id of this boot of the machine.
     pub(crate) boot_id: String,
     pub(crate) journal: Arc<J>,
     pub(crate) store: Store,
-    /// Makes room in the part of it that is on this disk.
+    /// Makes room in the part of the store on this disk.
     pub(crate) collector: Collector,
     pub(crate) prestaged_trees: PrestagedTrees,
     pub(crate) environments: Environments,
-    /// Notified when one was made.
+    /// Notified when an environment was built.
     pub(crate) built: Arc<Notify>,
     pub(crate) executor: Arc<dyn Executor>,
     pub(crate) gpus: Gpus,
@@ -83,13 +83,13 @@ pub(crate) struct Worker<J> {
     pub(crate) retention: Retention,
     pub(crate) users: Users,
     pub(crate) secrets: Secrets,
-    /// The memory of a job that says nothing, in bytes; 0 is no limit.
+    /// The memory limit of a job that sets none, in bytes; 0 is no limit.
     pub(crate) job_memory: u64,
     pub(crate) disk: DiskKeeper,
 }
 
 impl<J> Worker<J> {
-    /// Jobs have a `/tmp` of their own. Not where it would hide their directories.
+    /// Whether jobs have a `/tmp` of their own; not where it would hide their directories.
     fn gives_tmp(&self) -> bool {
         let hidden = ["/tmp", "/dev/shm"].iter().any(|place| self.config.state_dir.starts_with(place));
         self.config.jobs.private && !hidden

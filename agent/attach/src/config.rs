@@ -1,14 +1,14 @@
-//! What `~/.ssh/config` says of a host, as far as it matters here.
+//! Reads the settings of a host from `~/.ssh/config`, as far as they matter here.
 //!
-//! As in ssh the first value that is said counts, except that key files add up. Hides `Include`, patterns and quoting.
-//! What would change where a connection goes and is not understood (`Match` by a command, `ProxyCommand`) is an error
-//! and not left out.
+//! As in ssh the first value counts, except that key files add up. Hides `Include`, patterns and quoting. A setting
+//! that changes where a connection goes and is not supported (`Match` by a command, `ProxyCommand`) is an error and
+//! is not ignored.
 
 use std::path::{Path, PathBuf};
 
 use crate::known_hosts::matches;
 
-/// What is said of one host.
+/// The settings of one host.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Said {
     pub(crate) host_name: Option<String>,
@@ -36,23 +36,22 @@ pub struct ConfigError {
 /// How deep files may include each other, as in ssh.
 const DEEPEST: usize = 16;
 
-/// Reads what a file and those it includes say of a host. `read` gives the text of a file, if it is there; `list` the
-/// files a pattern means.
+/// Reads the settings of a host from a file and those it includes.
 pub(crate) fn read(file: &Path, home: &Path, host: &str, files: &dyn Files) -> Result<Said, ConfigError> {
     let mut reader = ConfigReader { home, host, files, said: Said::default() };
     reader.file(file, true, 0)?;
     Ok(reader.said)
 }
 
-/// The files there are.
+/// Access to files.
 pub(crate) trait Files {
-    /// The text of one.
+    /// The text of a file, if it exists.
     fn text(&self, file: &Path) -> Option<String>;
     /// The names in a directory.
     fn names(&self, directory: &Path) -> Vec<String>;
 }
 
-/// Those of this machine.
+/// The files of this machine.
 pub(crate) struct DiskFiles;
 
 impl Files for DiskFiles {
@@ -125,7 +124,7 @@ impl ConfigReader<'_> {
         found
     }
 
-    /// What `Include` names: relative to `~/.ssh`, with a pattern in the last part at most.
+    /// The files that `Include` names, relative to `~/.ssh`; only the last part may be a pattern.
     fn meant_files(&self, value: &str) -> Vec<PathBuf> {
         let path = self.home.join(".ssh").join(self.path(value));
         let pattern = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -178,7 +177,7 @@ impl ConfigReader<'_> {
     }
 }
 
-/// The first value counts.
+/// Sets a value that is not set yet: the first counts.
 fn set<T>(slot: &mut Option<T>, value: impl FnOnce() -> Result<T, String>) -> Result<(), String> {
     if slot.is_none() {
         *slot = Some(value()?);
@@ -186,7 +185,7 @@ fn set<T>(slot: &mut Option<T>, value: impl FnOnce() -> Result<T, String>) -> Re
     Ok(())
 }
 
-/// A line's keyword, in small letters, and what follows it; nothing of an empty line or a comment.
+/// A line's keyword, in small letters, and the words after it; `None` for an empty line or a comment.
 fn words(line: &str) -> Result<Option<(String, Vec<String>)>, String> {
     let line = line.trim();
     if line.is_empty() || line.starts_with('#') {

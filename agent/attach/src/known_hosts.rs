@@ -1,7 +1,7 @@
 //! Which key a host has to show: the files `known_hosts`, read as ssh reads them.
 //!
-//! Hides hashed names, patterns, negation, ports and marks. Invariant: a host of which any key is recorded is never
-//! taken for an unknown one, whatever kind of key it shows.
+//! Hides hashed names, patterns, negation, ports and marks. Invariant: a host with any recorded key is never treated
+//! as unknown, whatever kind of key it shows.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -47,7 +47,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What the files say of a key that a host shows.
+/// How a key that a host shows compares with the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum KeyVerdict {
     Known,
@@ -55,13 +55,13 @@ pub(crate) enum KeyVerdict {
     Unknown,
     /// Another key of this kind is recorded.
     Changed(Place),
-    /// Only keys of other kinds are.
+    /// Only keys of other kinds are recorded.
     OtherKind(Place),
     Revoked(Place),
 }
 
 impl KnownHosts {
-    /// Reads what there is of these files.
+    /// Reads those of these files that exist.
     pub(crate) fn read(files: &[PathBuf]) -> io::Result<KnownHosts> {
         let mut known = KnownHosts::default();
         for file in files {
@@ -93,7 +93,7 @@ impl KnownHosts {
             let (Some(names), Some(kind), Some(key)) = (words.next(), words.next(), words.next()) else {
                 continue;
             };
-            // A kind of key that this program does not know cannot be shown to it either.
+            // A kind of key that this program does not support cannot be shown to it either.
             let Ok(key) = PublicKey::from_openssh(&format!("{kind} {key}")) else { continue };
             let place = Place { file: file.to_owned(), line: index + 1 };
             self.lines.push(KnownLine { place, mark, names: names.to_owned(), key });
@@ -167,7 +167,7 @@ fn name(host: &str, port: u16) -> String {
     if port == 22 { host } else { format!("[{host}]:{port}") }
 }
 
-/// Whether the first word of a line means this name.
+/// Whether the host names of a line match this name.
 fn is_named(name: &str, names: &str) -> bool {
     let mut found = false;
     for pattern in names.split(',') {
@@ -192,7 +192,7 @@ fn is_hash_of(pattern: &str, name: &str) -> bool {
 pub(crate) fn matches(text: &str, pattern: &str) -> bool {
     let (text, pattern) = (text.as_bytes(), pattern.as_bytes());
     let (mut at, mut from) = (0, 0);
-    // Where the last star stands, and how far it reaches by now.
+    // The position of the last star, and how far its match reaches so far.
     let mut star: Option<(usize, usize)> = None;
     while at < text.len() {
         match pattern.get(from) {

@@ -5,12 +5,11 @@
 //!                                                        └─ lock ─ part, upload ─ place ─ join ─ start │ remove
 //! ```
 //!
-//! Owns one connection ([`SshHost`]) and what is done over it; the caller owns the connection to the
-//! controller and the terminal ([`Desk`]).
-//! Everything that is done on the host is in `host.sh`.
+//! Owns one connection ([`SshHost`]) and the steps over it; the caller owns the connection to the controller and the
+//! terminal ([`Desk`]). Everything that runs on the host is in `host.sh`.
 //!
-//! Invariants: nothing on the host changes before all findings are known; each step may be interrupted at any
-//! byte and repeated; a secret goes over the standard input of a command, never on a command line.
+//! Invariants: nothing on the host changes before all findings are known; each step may be interrupted at any byte
+//! and repeated; a secret is passed on the standard input of a command, never on a command line.
 
 mod config;
 mod known_hosts;
@@ -39,46 +38,46 @@ use target::Route;
 
 const SCRIPT: &str = include_str!("host.sh");
 const UNIT: &str = include_str!("../../../systemd/agentd.service");
-/// Nobody makes a user for the daemon there, so it is root.
+/// Attach creates no user for the daemon there, so it runs as root.
 const ROOT: &str = include_str!("../../../systemd/agentd-root.conf");
 const SLICE: &str = include_str!("../../../systemd/agent-jobs.slice");
 
-/// Every shell that people log in to understands this; what follows is read by `sh`. The first line tells whether sudo
-/// took the password or left it to the script.
+/// Every login shell understands this; `sh` reads the input that follows. Its first line shows whether sudo read the
+/// password or left it to the script.
 const GUARD: &str = r#"sh -c 'IFS= read -r first; [ "$first" = agentd-attach ] || exit 97; exec sh -s'"#;
 /// The exit code of the guard.
 const PASSWORD_LEFT: u32 = 97;
 
 const STEP: Duration = Duration::from_secs(60);
-/// Unpacking on a slow disk, and the end of a daemon that has much to write.
+/// For unpacking on a slow disk, and for stopping a daemon that has much to write.
 const LONG_STEP: Duration = Duration::from_secs(300);
-/// The whole upload, however slow the line.
+/// For the whole upload, also over a slow line.
 const UPLOAD: Duration = Duration::from_secs(3600);
-/// For as long another attach of the host is waited for.
+/// How long to wait for another attach of the host.
 const OTHERS: Duration = Duration::from_secs(60);
 
-/// Who attaches, before a terminal or not.
+/// The user who attaches, with or without a terminal.
 pub trait Desk {
-    /// Asks for a secret; nothing if nobody is there.
+    /// Asks for a secret; `None` if nobody answers.
     fn secret(&self, question: &str) -> Option<String>;
-    /// Whether the key of a host that nothing is known of is taken for its own.
+    /// Whether to accept the key of an unknown host.
     fn trusts(&self, key: &HostKey<'_>) -> bool;
-    /// Is told what is waited for.
+    /// Reports what is waited for.
     fn waits(&self, what: &str);
-    /// Is told how much of the package has arrived, of how much.
+    /// Reports how many bytes of the package were sent, of how many.
     fn sent(&self, bytes: u64, of: u64);
 }
 
-/// A key nobody vouches for.
+/// The key of an unknown host.
 #[derive(Debug)]
 pub struct HostKey<'a> {
-    /// Whose it is said to be.
+    /// The host that shows it.
     pub host: &'a str,
     /// Its fingerprint.
     pub fingerprint: &'a str,
 }
 
-/// Why a host is no node, or still one.
+/// Why a host could not be attached or detached.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// It is not clear which host is meant.
@@ -87,15 +86,15 @@ pub enum AttachError {
     /// There is no connection.
     #[error(transparent)]
     Connect(Box<ConnectError>),
-    /// A step brought nothing.
+    /// A command could not run to its end.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The host's shell did not answer as one.
+    /// The host's shell gave an unexpected answer.
     #[error("{doing}: the host answers nothing that can be understood")]
     Odd {
         /// What was done.
         doing: &'static str,
-        /// What it said instead.
+        /// What it printed instead.
         said: String,
     },
     /// A step failed on the host.
@@ -103,10 +102,10 @@ pub enum AttachError {
     Step {
         /// What was done.
         doing: &'static str,
-        /// In the host's words.
+        /// The host's message.
         why: String,
     },
-    /// Somebody else attaches it.
+    /// Another attach or detach of the host is running.
     #[error("another attach or detach of this host is at work, from {0}")]
     Held(String),
     /// The package cannot be read.
@@ -123,9 +122,9 @@ impl From<ConnectError> for AttachError {
 /// A host that is logged in to.
 pub struct SshHost {
     session: Session,
-    /// Which attach this is.
+    /// The id of this attach.
     id: String,
-    /// How it is named to people.
+    /// Its name in messages.
     pub shown_as: String,
     password: Option<String>,
     facts: Facts,
@@ -137,15 +136,15 @@ pub struct SshHost {
 pub struct Membership {
     /// Its controller.
     pub controller: String,
-    /// What it is called there.
+    /// The node's name there.
     pub name: String,
 }
 
-/// What a step is told besides what all are told.
+/// The variables of one step, besides those of every step.
 type Variables<'a> = Vec<(&'a str, &'a str)>;
 
 impl SshHost {
-    /// Connects, logs in and looks around; nothing is changed. `id` is a word of this attach alone.
+    /// Connects, logs in and probes the host without changing anything. `id` is unique to this attach.
     pub async fn open(
         wish: &SshWish,
         person: &Person,
@@ -171,7 +170,7 @@ impl SshHost {
         Ok(host)
     }
 
-    /// Finds out whether root can be had, and what only root may see.
+    /// Finds out whether root is available, and the facts that only root can read.
     async fn ask_for_root(&mut self, target: &Route, desk: &dyn Desk) -> Result<InstallPlan, AttachError> {
         let sudo = report::sudo(&self.facts);
         let mut plan = report::plan(&self.facts, sudo != Sudo::None);
@@ -227,7 +226,7 @@ impl SshHost {
             .map(|Installed { controller, name, .. }| Membership { controller, name })
     }
 
-    /// Everything there is to say of it; whether it can be a node is whether none of that is bad.
+    /// All findings about the host; it can be a node if none of them is bad.
     pub fn findings(&self, controller: &str, package: &Package) -> Vec<Finding> {
         let needs = Needs {
             controller,
@@ -239,7 +238,7 @@ impl SshHost {
         self.plan.map(|plan| report::findings(&self.facts, plan, &needs)).unwrap_or_default()
     }
 
-    /// Takes the host for this attach, after those that are at work.
+    /// Locks the host for this attach; waits for another one that holds the lock.
     pub async fn lock(&self, desk: &dyn Desk) -> Result<(), AttachError> {
         let end = Instant::now() + OTHERS;
         let session = self.facts.get("session").unwrap_or("0 0").to_owned();
@@ -254,14 +253,14 @@ impl SshHost {
         }
     }
 
-    /// Lets go of it. It goes by itself with the connection, too.
+    /// Unlocks the host. The end of the connection unlocks it too.
     pub async fn unlock(self) {
         let _ = self.step("unlock", "letting go of the host", &Vec::new(), STEP).await;
         self.session.close().await;
     }
 
-    /// Sends what the host lacks of a package, installs it and lets it join. What failed and was not there before is
-    /// taken away again, unless the connection is gone. A node that the controller sees now needs no token.
+    /// Sends what the host lacks of a package, installs it and lets it join. If a step fails on a host that was not a
+    /// node before, the installation is removed again. A node that the controller sees now needs no token.
     pub async fn install(
         &self,
         package: &Package,
@@ -330,12 +329,12 @@ impl SshHost {
             return Ok(());
         }
         let why = ran.err.lines().last().unwrap_or("it ended early").to_owned();
-        // Half of it must not fill a disk that is full.
+        // Half a package must not stay on a full disk.
         let _ = self.step_of("drop_part", "dropping what was sent", &about, STEP, Sudo::Root).await;
         Err(AttachError::Step { doing: "sending the package", why })
     }
 
-    /// What the daemon there said last, for whoever waits for it in vain.
+    /// The last messages of the daemon there, to explain why it does not appear at the controller.
     pub async fn trouble(&self) -> Result<String, AttachError> {
         let said = self
             .step(
@@ -348,7 +347,7 @@ impl SshHost {
         Ok(said.all("log").join(" | "))
     }
 
-    /// Takes away all that attach installed. Gives what was kept because somebody else uses it.
+    /// Removes all that attach installed. Returns what was kept because something else uses it.
     pub async fn remove(&self) -> Result<Vec<String>, AttachError> {
         let removed = self.step("remove", "taking it away", &Vec::new(), LONG_STEP).await?;
         Ok(removed.all("kept").to_vec())
@@ -366,7 +365,7 @@ impl SshHost {
         self.facts.get("uid").and_then(|uid| uid.parse().ok()).unwrap_or(0)
     }
 
-    /// Does one function of `host.sh` with the rights of the plan.
+    /// Runs one function of `host.sh` with the rights of the plan.
     async fn step(
         &self,
         verb: &'static str,
@@ -378,7 +377,7 @@ impl SshHost {
         self.step_of(verb, doing, variables, limit, sudo).await
     }
 
-    /// The same, with these.
+    /// The same, with the rights of `sudo`.
     async fn step_of(
         &self,
         verb: &'static str,
@@ -410,7 +409,7 @@ impl SshHost {
             Some(Mode::System) => "system",
             _ => "user",
         };
-        // `$(id -u)` is another one's after sudo, and what is sent belongs to whoever logged in.
+        // After sudo `$(id -u)` is another user's, but the package belongs to the user who logged in.
         let stage = match self.facts.get("uid") {
             Some(uid) => quoted(&format!("/var/tmp/agentd-attach-{uid}")),
             None => "/var/tmp/agentd-attach-$(id -u)".to_owned(),
@@ -429,7 +428,7 @@ impl SshHost {
     }
 }
 
-/// Whether any of them stands against it.
+/// Whether any of the findings is bad, so that the host cannot be a node.
 pub fn is_unfit(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.grade == Grade::Bad)
 }
@@ -449,7 +448,7 @@ fn understand(ran: Ran, doing: &'static str) -> Result<Facts, AttachError> {
     {
         return Ok(facts);
     }
-    // What sudo left to the script is a password: nothing of that is shown.
+    // The line that sudo left to the script is a password, so nothing of this output is shown.
     let said = if ran.code == Some(PASSWORD_LEFT) { "" } else { ran.err.trim() };
     let said = match (said.lines().last(), ran.code) {
         (Some(line), _) => line.to_owned(),

@@ -1,6 +1,6 @@
-//! What is installed on a host: a `.tar.gz` with `bin/`, or the programs that lie beside this one, packed as such.
+//! The package for a host: a `.tar.gz` with `bin/`, or the programs beside this one, packed the same way.
 //!
-//! Invariant: the same programs give the same bytes, so that what was sent of them before is of use.
+//! Invariant: the same programs give the same bytes, so that an interrupted upload can be continued.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,12 +11,12 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
 
-/// What makes a node; the first two must be there.
+/// The programs of a node; the first two must exist.
 const PROGRAMS: [&str; 4] = ["agentd", "agent-shim", "agentctl", "agent-env"];
-/// A digest in letters, as the shell on the host gives it.
+/// A digest in hexadecimal, as the tools on the host print it.
 pub(crate) type Hash = String;
 
-/// Why there is nothing to install.
+/// Why there is no package to install.
 #[derive(Debug, thiserror::Error)]
 pub enum PackageError {
     /// A program is missing.
@@ -48,19 +48,19 @@ pub struct Package {
     pub(crate) hash: Hash,
     pub(crate) packed: u64,
     pub(crate) unpacked: u64,
-    /// The C library that its programs want.
+    /// The version of the C library that its programs need.
     pub(crate) glibc: (u32, u32),
 }
 
 impl Package {
-    /// One that somebody has.
+    /// Opens a package file.
     pub fn open(path: &Path) -> Result<Package, PackageError> {
         let failed = |source| PackageError::File { file: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
         Package::read(file, path)
     }
 
-    /// The programs of a directory.
+    /// Packs the programs of a directory.
     pub fn pack(directory: &Path) -> Result<Package, PackageError> {
         let failed = |source| PackageError::File { file: directory.to_owned(), source };
         let mut file = tempfile::tempfile().map_err(failed)?;
@@ -115,9 +115,9 @@ impl Package {
         hash_of(&self.file, length)
     }
 
-    /// Its bytes from a place on.
+    /// A reader of its bytes from `start` on.
     pub(crate) fn from(&self, start: u64) -> io::Result<File> {
-        // Each reader has a place of its own: several hosts are sent it at the same time.
+        // Each reader has an offset of its own, because it is sent to several hosts at the same time.
         let mut file = File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.file)))?;
         file.seek(SeekFrom::Start(start))?;
         Ok(file)
@@ -142,7 +142,7 @@ fn hash_of(file: &File, length: u64) -> io::Result<Hash> {
 /// The latest version of the C library that a program names.
 fn wanted_glibc(program: &mut impl Read) -> io::Result<(u32, u32)> {
     const NAME: &[u8] = b"GLIBC_2.";
-    /// Name and number, which may lie on both sides of the end of a piece.
+    /// Bytes of name and number, which may be split between two pieces.
     const LONGEST: usize = 16;
     let (mut latest, mut piece, mut kept) = (0, vec![0; 1 << 20], 0);
     loop {

@@ -1,17 +1,17 @@
-//! What a host is like, what that means for a node there, and how it is to be installed. Pure.
+//! The facts about a host, what they mean for a node there, and how it is to be installed. Pure.
 //!
-//! Invariant: everything that stands against it is found before anything is changed, and all of it at once.
+//! Invariant: everything that prevents a node there is found before anything is changed, and all of it at once.
 
 use std::collections::BTreeMap;
 
 use agent_model::node::{Finding, Grade};
 use agent_model::size;
 
-/// What the script of the host answered: a key may come more than once.
+/// The answers of the script on the host; a key may occur more than once.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Facts(BTreeMap<String, Vec<String>>);
 
-/// Whatever else a shell prints does not begin so.
+/// The script's lines begin so, and nothing else that a shell prints.
 const MARK: &str = "agentd-attach ";
 
 impl Facts {
@@ -24,7 +24,7 @@ impl Facts {
         Facts(facts)
     }
 
-    /// What was said of it, if it is not nothing.
+    /// The last value of a key, if it is not empty.
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.0.get(key)?.last().map(String::as_str).filter(|value| !value.is_empty())
     }
@@ -37,7 +37,7 @@ impl Facts {
         self.0.get(key).map_or(&[], Vec::as_slice)
     }
 
-    /// These and others.
+    /// These and `more`, which replaces values of the same keys.
     pub(crate) fn with(mut self, more: Facts) -> Facts {
         self.0.extend(more.0);
         self
@@ -57,36 +57,36 @@ pub enum Mode {
     User,
 }
 
-/// What starts it.
+/// What starts the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Service {
     /// A unit of the machine.
     Systemd,
     /// A unit of the user.
     UserUnit,
-    /// Nobody: it is a process that runs until the machine is restarted.
+    /// Nothing: it is a process that runs until the machine is restarted.
     Plain,
 }
 
-/// How root is become.
+/// How to become root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sudo {
     /// It is root already.
     Root,
-    /// No password is wanted.
+    /// No password is needed.
     Free,
     Password,
     None,
 }
 
-/// What is asked of a host.
+/// The requirements for a host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs<'a> {
     pub(crate) controller: &'a str,
-    /// Of the package, as it is sent and as it lies there.
+    /// The size of the package in bytes, as it is sent and unpacked.
     pub(crate) packed: u64,
     pub(crate) unpacked: u64,
-    /// The C library its programs want.
+    /// The version of the C library that its programs need.
     pub(crate) glibc: (u32, u32),
     /// The time here, in seconds since 1970.
     pub(crate) now: u64,
@@ -95,10 +95,10 @@ pub(crate) struct Needs<'a> {
 /// Left free for jobs.
 const ROOM: u64 = 1 << 30;
 const LITTLE_MEMORY: u64 = 1 << 30;
-/// Seconds between clocks that are told of, and with which no machine can join.
+/// Differences between clocks in seconds: above the first a warning, above the second no machine can join.
 const SKEW: (u64, u64) = (5, 3600);
 
-/// How it would be installed, if nothing stands against it.
+/// How the node would be installed, if nothing prevents it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InstallPlan {
     /// For whom.
@@ -147,7 +147,7 @@ pub(crate) fn installed(facts: &Facts) -> Option<Installed> {
     of(Mode::System, "system").or_else(|| of(Mode::User, "user"))
 }
 
-/// Everything that was found, good or not.
+/// All findings, good or bad.
 pub(crate) fn findings(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Vec<Finding> {
     let mut found = vec![os(facts), architecture(facts), glibc(facts, needs), rights(facts, plan)];
     found.extend(tools(facts));
@@ -194,7 +194,7 @@ fn os(facts: &Facts) -> Finding {
             return finding("os", Grade::Bad, name, means, Some("take a machine with one of these"));
         }
     };
-    // Debian's testing has no number.
+    // Debian testing has no version number.
     if version(said) < least && !said.is_empty() {
         let means = "it is too old: a node is Ubuntu 20.04 or later, or Debian 11 or later";
         return finding("os", Grade::Bad, name, means, Some("upgrade the machine's system"));
@@ -266,7 +266,7 @@ fn disk(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
         Mode::System => [("/usr/local", free("system_kb")), ("/var/lib", free("state_kb"))],
         Mode::User => [("the home", free("home_kb")), ("the home", free("home_kb"))],
     };
-    // While it is unpacked, the package lies beside what comes of it.
+    // While it is unpacked, the package and the unpacked files are both on the disk.
     let wanted = needs.unpacked + needs.packed;
     let short = |(place, free): (&str, u64), wanted| {
         (free < wanted).then(|| {
@@ -433,7 +433,7 @@ mod tests {
         }
     }
 
-    /// The bare host with other lines.
+    /// The facts of a bare host, with some lines replaced.
     fn found(lines: &str, is_root: bool) -> Vec<(String, Grade, String)> {
         let facts = Facts::parse(&format!("{BARE}{lines}"));
         let found = findings(&facts, plan(&facts, is_root), &needs());

@@ -1,7 +1,8 @@
-//! One SSH connection to a host, by way of others if need be: trying until it answers, its key, logging in, commands.
+//! One SSH connection to a host, through jump hosts if needed: tries until it answers, checks its key, logs in, runs
+//! commands.
 //!
-//! Hides russh. Invariant: nothing is sent to a host, a password least of all, before its key is the one that is
-//! known of it or that somebody who was asked takes for it. One command runs at a time: a host may allow no more.
+//! Hides russh. Invariant: nothing is sent to a host, in particular no password, before its key was found to be the
+//! known one or the user accepted it. One command runs at a time, because a host may allow no more.
 
 mod login;
 
@@ -26,9 +27,9 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const HANDSHAKE: Duration = Duration::from_secs(20);
 /// Between tries, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
-/// The answer of a command is ours, and short.
+/// The most bytes kept of a command's output; our script prints less.
 const LONGEST_ANSWER: usize = 256 * 1024;
-/// A piece of what is sent.
+/// The bytes of a file that are sent at a time.
 const PIECE: usize = 128 * 1024;
 
 /// Why there is no connection.
@@ -41,7 +42,7 @@ pub enum ConnectError {
         host: String,
         /// For how long it was tried.
         waited: Duration,
-        /// The last try.
+        /// The error of the last try.
         #[source]
         source: russh::Error,
     },
@@ -52,7 +53,7 @@ pub enum ConnectError {
         host: String,
         /// The fingerprint it shows.
         shown: String,
-        /// Where the known one stands.
+        /// Where the known key is recorded.
         known: Place,
     },
     /// Its key is marked as revoked.
@@ -62,10 +63,10 @@ pub enum ConnectError {
         host: String,
         /// The fingerprint it shows.
         shown: String,
-        /// Where that is said.
+        /// Where that is recorded.
         said: Place,
     },
-    /// Nobody vouches for its key.
+    /// Its key is not known, and was not accepted.
     #[error("the key of {host} is not known: {shown}")]
     KeyUnknown {
         /// Which host.
@@ -76,14 +77,14 @@ pub enum ConnectError {
     /// A file that is needed cannot be read.
     #[error("a file of ssh cannot be read")]
     File(#[source] std::io::Error),
-    /// The host accepts nothing of what there is.
+    /// The host accepts none of the available keys and answers.
     #[error("{host} lets nobody in as {user}")]
     Refused {
         /// Which host.
         host: String,
-        /// As whom.
+        /// The user name.
         user: String,
-        /// What was tried and what the host would have liked.
+        /// What was tried, and what the host accepts.
         tried: String,
     },
     /// It ended the connection.
@@ -95,12 +96,12 @@ pub enum ConnectError {
         #[source]
         source: russh::Error,
     },
-    /// The protocol went wrong, in words for `from`.
+    /// Another error of the protocol.
     #[error(transparent)]
     Protocol(#[from] russh::Error),
 }
 
-/// Why a command brought nothing.
+/// Why a command has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The connection is gone.
@@ -114,7 +115,7 @@ pub enum CommandError {
     TooLong {
         /// What the command was for.
         doing: &'static str,
-        /// How long it might take.
+        /// How long it was allowed to take.
         limit: Duration,
     },
     /// A file to send cannot be read.
@@ -122,7 +123,7 @@ pub enum CommandError {
     Source(#[source] std::io::Error),
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Debug, Default)]
 pub(crate) struct Ran {
     /// `None` if it was killed.
@@ -131,12 +132,12 @@ pub(crate) struct Ran {
     pub(crate) err: String,
 }
 
-/// A command and what it is told.
+/// A command and its input.
 pub(crate) struct Command<'a> {
     pub(crate) line: &'a str,
     /// What it reads first.
     pub(crate) input: &'a [u8],
-    /// And then, with how much of it was taken so far.
+    /// A file that it reads next, and a callback that gets the number of bytes sent so far.
     pub(crate) file: Option<(tokio::fs::File, &'a dyn Fn(u64))>,
     pub(crate) doing: &'static str,
     pub(crate) limit: Duration,
@@ -145,12 +146,12 @@ pub(crate) struct Command<'a> {
 /// A host that is logged in to.
 pub(crate) struct Session {
     handle: Handle<Judge>,
-    /// Those in between, which must stay as long.
+    /// The connections to the jump hosts, which must stay open as long.
     _before: Vec<Handle<Judge>>,
 }
 
 impl Session {
-    /// Connects and logs in, by way of the hosts before it.
+    /// Connects and logs in, through the jump hosts.
     pub(crate) async fn open(target: &Route, desk: &dyn Desk) -> Result<Session, ConnectError> {
         let end = Instant::now() + target.deadline;
         let mut before: Vec<Handle<Judge>> = Vec::new();
@@ -218,7 +219,7 @@ impl Session {
             ran.err = String::from_utf8_lossy(&err).into_owned();
             if has_ended { Ok(ran) } else { Err(CommandError::Cut { doing: command.doing }) }
         };
-        // A command that ended early reads no more, so the end is what counts and not what was sent.
+        // A command that ended early reads no more input, so its end is waited for, and not the end of sending.
         let (mut send, mut receive) = (std::pin::pin!(send), std::pin::pin!(receive));
         tokio::select! {
             biased;
@@ -230,7 +231,7 @@ impl Session {
         }
     }
 
-    /// A channel for one command. A host that allows one at a time may still be at the end of the last.
+    /// A channel for one command. A host that allows one channel at a time may not have closed the last one yet.
     async fn channel(&self, doing: &'static str) -> Result<russh::Channel<client::Msg>, CommandError> {
         for _ in 0..20 {
             match self.handle.channel_open_session().await {
@@ -242,13 +243,13 @@ impl Session {
         Err(CommandError::Cut { doing })
     }
 
-    /// Says goodbye.
+    /// Disconnects.
     pub(crate) async fn close(self) {
         let _ = self.handle.disconnect(Disconnect::ByApplication, "", "en").await;
     }
 }
 
-/// Tries until a host answers; what its key says is final.
+/// Tries until a host answers; a refused key is final.
 async fn connect(
     target: &Route,
     hop: &Hop,
@@ -267,7 +268,7 @@ async fn connect(
         let error = match tried.await {
             Ok(Ok(handle)) => return Ok(handle),
             Ok(Err(ConnectError::Protocol(error))) => error,
-            // Whom to ask sits before a terminal, and takes longer than the host waits: it is asked between two tries.
+            // The user may take longer to answer than the host waits, so the question is asked between two tries.
             Ok(Err(ConnectError::KeyUnknown { host, shown })) => {
                 let key = seen.lock().ok().and_then(|mut seen| seen.take());
                 let Some(key) = key.filter(|_| desk.trusts(&HostKey { host: &host, fingerprint: &shown }))
@@ -320,7 +321,7 @@ fn config(judge: &Judge) -> Config {
         nodelay: true,
         ..Config::default()
     };
-    // A host with several keys shows the one that is known.
+    // A host with several keys is asked for one of a known kind.
     let kinds = judge.known.kinds(&judge.host, judge.port);
     let mut wanted: Vec<Algorithm> = config.preferred.key.to_vec();
     let is_known = |wanted: &Algorithm| {
@@ -334,7 +335,7 @@ fn config(judge: &Judge) -> Config {
     config
 }
 
-/// Writes down the key of a host.
+/// Records the key of a host.
 fn learn(hop: &Hop, key: &PublicKey) -> std::io::Result<()> {
     let Some(file) = hop.known_hosts.first() else { return Ok(()) };
     russh::keys::known_hosts::learn_known_hosts_path(&hop.host, hop.port, key, file)
@@ -347,9 +348,9 @@ struct Judge {
     port: u16,
     shown_as: String,
     known: KnownHosts,
-    /// The key it must have, whatever is known.
+    /// The fingerprint it must have, whatever is known.
     expected: Option<String>,
-    /// The key that nobody knows yet.
+    /// The key that was shown and is not known yet.
     seen: Arc<std::sync::Mutex<Option<PublicKey>>>,
 }
 

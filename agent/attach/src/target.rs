@@ -1,4 +1,4 @@
-//! Whom to reach and how: what was said on the command line, over what `~/.ssh/config` says, over what is usual.
+//! Which host to reach and how: the command line overrides `~/.ssh/config`, which overrides the defaults.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,37 +6,37 @@ use std::{fmt, mem};
 
 use crate::config::{self, ConfigError, DiskFiles, Files, Said};
 
-/// What somebody said.
+/// A host as the command line gives it.
 #[derive(Debug, Clone, Default)]
 pub struct SshWish {
     /// `[user@]host[:port]`, where the host may be a name of `~/.ssh/config`.
     pub place: String,
-    /// Before that of the place.
+    /// Overrides the port in `place`.
     pub port: Option<u16>,
-    /// Before all others.
+    /// Tried before the keys of `~/.ssh/config`.
     pub key: Option<PathBuf>,
-    /// Hosts in between, with commas; before what `~/.ssh/config` says.
+    /// Jump hosts, separated by commas; overrides `~/.ssh/config`.
     pub jump: Option<String>,
     /// The password of the user, also for sudo.
     pub password: Option<String>,
     /// The fingerprint that the host's key must have.
     pub fingerprint: Option<String>,
-    /// How long to try.
+    /// For how long to try to connect.
     pub deadline: Duration,
 }
 
-/// Who asks, and what the machine has for him.
+/// The user who attaches, and their settings on this machine.
 #[derive(Debug, Clone)]
 pub struct Person {
-    /// His home.
+    /// The home directory.
     pub home: PathBuf,
-    /// His name, where none is said.
+    /// The user name to log in with if none is given.
     pub user: String,
-    /// The socket of his agent.
+    /// The socket of the SSH agent.
     pub agent: Option<PathBuf>,
 }
 
-/// A host and all before it, as they will be reached.
+/// A host and the jump hosts before it, in the order of connecting.
 pub(crate) struct Route {
     pub(crate) hops: Vec<Hop>,
     pub(crate) password: Option<String>,
@@ -44,7 +44,7 @@ pub(crate) struct Route {
     pub(crate) deadline: Duration,
 }
 
-/// One of them.
+/// One host of a route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hop {
     pub(crate) host: String,
@@ -52,11 +52,11 @@ pub(crate) struct Hop {
     pub(crate) user: String,
     /// In the order in which they are tried.
     pub(crate) keys: Vec<PathBuf>,
-    /// Those of them that somebody named, and that should be there.
+    /// Those of them that were named by the user, and that should exist.
     pub(crate) named: Vec<PathBuf>,
     pub(crate) keys_only: bool,
     pub(crate) agent: Option<PathBuf>,
-    /// The first is written to.
+    /// New keys are written to the first.
     pub(crate) known_hosts: Vec<PathBuf>,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for Hop {
     }
 }
 
-/// Why it is not clear whom to reach.
+/// Why it is not clear which host to reach.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TargetError {
     /// The text names no host.
@@ -102,7 +102,7 @@ impl Route {
         };
         let place = Place { port: wish.port.or(place.port), ..place };
         let mut hops = vec![hop(&place, &said, wish.key.as_deref(), person)];
-        // What lies before the first of them is said in the file, and so on.
+        // The jump hosts before the first of them are those of the file, and so on.
         while let Some(jump) = jumps.pop() {
             if hops.len() > MOST_HOPS {
                 return Err(TargetError::Circle(place.host));
@@ -143,7 +143,8 @@ fn hop(place: &Place, said: &Said, key: Option<&Path>, person: &Person) -> Hop {
         user: place.user.clone().or_else(|| said.user.clone()).unwrap_or_else(|| person.user.clone()),
         keys,
         named,
-        // A key that was named for this one time goes alone, before an agent full of others uses up the tries.
+        // With a key from the command line, other keys of the agent are not tried, because they could use up the
+        // tries.
         keys_only: key.is_some() || said.keys_only.unwrap_or(false),
         agent: person.agent.clone(),
         known_hosts: said.known_hosts.clone().unwrap_or_else(usual),

@@ -1,19 +1,18 @@
-//! Keeps a store small: what nobody needs goes when there is too little room, and nothing else does.
+//! Keeps a store small: when there is too little room, blobs that nobody needs are removed, and no others.
 //!
 //! ```text
 //! users ── roots ──▶ closure ──▶ what is held ─┐
 //! store ── listing ─────────────────────────────┴─▶ choice ──▶ evict, batch by batch
 //! ```
 //!
-//! Owns the [`Collector`] of a store. Hides the walk over trees ([`closure`]) and the order in which blobs go
-//! ([`choice`]). The users of the store say what they hold as [`Pin`]s, anew for each collection, from what they
-//! have on disk: so no pin outlives its reason, and none is forgotten by a crash.
+//! Owns the [`Collector`] of a store. Hides the walk over trees ([`closure`]) and the order of removal ([`choice`]).
+//! The users of the store report what they hold as [`Pin`]s, anew for each collection, from their state on disk: so
+//! no pin outlives its reason, and none is forgotten by a crash.
 //!
-//! Invariants: nothing is removed before every user has said what he holds, and nothing at all when one of them
-//! cannot say it; nothing goes that a pin reaches, or that was used within the lease; what somebody begins to
-//! rely on while a collection is on its way ([`Collector::rely_on`]) stays, too. A clock that jumps shortens or
-//! lengthens leases and touches no pin; whoever relied on a lease alone asks [`Collector::first_missing`] and is
-//! told to send again.
+//! Invariants: nothing is removed before every user has reported its pins, and nothing at all when one cannot; no
+//! blob is removed that a pin reaches, that was used within the lease, or that somebody begins to rely on during a
+//! collection ([`Collector::rely_on`]). A clock that jumps shortens or lengthens leases and affects no pin; a caller
+//! that relied on a lease alone learns from [`Collector::first_missing`] what to have sent again.
 
 mod choice;
 mod closure;
@@ -34,13 +33,13 @@ use closure::{HeldBlobs, Walk};
 use crate::parallel::blocking;
 use crate::{BlobStore, Disk, Evicted, Kept, MissingError, ReadError};
 
-/// Blobs that go at a time. Who begins to rely on something waits for one such batch at most.
+/// Blobs removed in one batch. [`Collector::rely_on`] waits for one batch at most.
 const BATCH: usize = 1000;
 
-/// Contents that are asked for at a time.
+/// Contents in one query to the store.
 const QUESTION: usize = 40_000;
 
-/// How long room is not made for a blob when it was tried in vain.
+/// After a failed attempt to make room for a blob, how long no other attempt is made.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Directories that are remembered as complete.
@@ -82,24 +81,24 @@ impl Pin {
     }
 }
 
-/// Why a user cannot say what he holds, for people.
+/// Why a user cannot report what it holds, for people.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unknown(pub String);
 
-/// Says everything that a user of the store holds now.
+/// Returns everything that a user of the store holds now.
 pub type Pins = Box<dyn Fn() -> BoxFuture<'static, Result<Vec<Pin>, Unknown>> + Send + Sync>;
 
 /// Why nothing, or no more, was removed.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectError {
-    /// A user has not said yet what he holds.
+    /// A user has not reported yet what it holds.
     #[error("it is not known yet what {user} needs")]
     NotYet {
         /// The user.
         user: &'static str,
     },
-    /// A user cannot say what he holds.
+    /// A user cannot report what it holds.
     #[error("it is not known what {user} needs")]
     Pins {
         /// The user.
@@ -113,13 +112,13 @@ pub enum CollectError {
     Read(#[source] ReadError),
 }
 
-/// Why it cannot be said whether a tree is complete.
+/// Why it is unknown whether a tree is complete.
 #[derive(Debug, thiserror::Error)]
 pub enum WholeError {
     /// A directory cannot be read.
     #[error("cannot read a directory of the tree")]
     Read(#[source] ReadError),
-    /// The store does not say what it lacks.
+    /// The store cannot report what it lacks.
     #[error("cannot ask the store what it lacks")]
     Missing(#[source] MissingError),
 }
@@ -129,16 +128,16 @@ pub enum WholeError {
 pub struct Collected {
     /// How much room there was before.
     pub before: Room,
-    /// Bytes that were to go; `u64::MAX` for all that may.
+    /// Bytes that should be removed; `u64::MAX` for all that may be.
     pub wanted: u64,
-    /// What went, or would have gone.
+    /// What was removed, or in a dry run would be.
     pub freed: Evicted,
-    /// What stays, each reason once, what takes most first.
+    /// What is kept, once for each reason, most bytes first.
     pub stays: Vec<Stay>,
 }
 
 impl Collected {
-    /// As much went as was wanted.
+    /// As many bytes were removed as wanted.
     pub fn is_enough(&self) -> bool {
         self.freed.bytes >= self.wanted
     }
@@ -155,18 +154,18 @@ struct Shared {
     limits: StoreLimits,
     clock: Arc<dyn Clock>,
     users: Vec<(&'static str, OnceLock<Pins>)>,
-    /// HeldBlobs for reading while somebody begins to rely on something, for writing while blobs go.
+    /// Held for reading while somebody begins to rely on something, for writing while blobs are removed.
     gate: RwLock<()>,
-    /// What was relied on since the collection that is on its way began; nothing while there is none.
+    /// Pins of [`Collector::rely_on`] since the running collection began; `None` while none runs.
     relied: Mutex<Option<Vec<Pin>>>,
     /// One collection at a time.
     collecting: tokio::sync::Mutex<()>,
     whole: Mutex<Whole>,
-    /// When room was last made in vain.
+    /// When making room last failed.
     in_vain: Mutex<Option<Boot>>,
 }
 
-/// Directories that were found complete, with all that is below them, since something last went.
+/// Directories that were found complete, with all that is below them, since the last removal.
 #[derive(Default)]
 struct Whole {
     complete: HashSet<Digest>,
@@ -181,8 +180,8 @@ struct Whole {
 pub struct Relied<'a>(#[expect(dead_code, reason = "it is held")] RwLockReadGuard<'a, ()>);
 
 impl Collector {
-    /// Of the store `disk`, which has these users. Each must say with [`Collector::held_by`] what he
-    /// holds before anything is removed.
+    /// Of the store `disk`, which has these users. [`Collector::held_by`] must be called for each before anything
+    /// is removed.
     pub fn new(disk: Disk, limits: StoreLimits, users: &[&'static str], clock: Arc<dyn Clock>) -> Collector {
         let users = users.iter().map(|user| (*user, OnceLock::new())).collect();
         let shared = Shared {
@@ -199,8 +198,8 @@ impl Collector {
         Collector { shared: Arc::new(shared) }
     }
 
-    /// From now on `pins` says what `user` holds. Only the first word of a user counts, and only of one that was
-    /// named at the beginning.
+    /// From now on `pins` returns what `user` holds. Only the first call for a user counts, and only for one that
+    /// was given to [`Collector::new`].
     pub fn held_by(&self, user: &'static str, pins: Pins) {
         if let Some((_, known)) = self.shared.users.iter().find(|(known, _)| *known == user) {
             let _ = known.set(pins);
@@ -228,9 +227,8 @@ impl Collector {
         choice::excess(self.room().await, &self.shared.limits) > 0
     }
 
-    /// Somebody is about to need `pins` and to say so when he is asked from then on. Until he does, he holds the
-    /// answer: nothing is removed while he does, and what he named is not removed by a collection that is on
-    /// its way.
+    /// The caller is about to need `pins`, and will then report them itself. Until it does, it holds the returned
+    /// guard: meanwhile nothing is removed, and a collection that is running removes none of `pins` afterwards.
     pub async fn rely_on(&self, pins: Vec<Pin>) -> Relied<'_> {
         let gate = self.shared.gate.read().await;
         if let Some(relied) = &mut *self.shared.relied() {
@@ -239,7 +237,7 @@ impl Collector {
         Relied(gate)
     }
 
-    /// A blob that one of these trees needs and the store lacks. What is no directory is none of this question.
+    /// A blob that one of these trees needs and the store lacks. A blob that is no valid directory is no error here.
     pub async fn first_missing(&self, roots: &[Digest]) -> Result<Option<Digest>, WholeError> {
         let shared = &self.shared;
         let forgotten = shared.whole().forgotten;
@@ -253,7 +251,7 @@ impl Collector {
             let step = match walk.step(&shared.disk).await {
                 Ok(Some(step)) => step,
                 Ok(None) => break,
-                // It was put away just now.
+                // It was quarantined just now.
                 Err(ReadError::Corrupt { digest, .. }) => return Ok(Some(digest)),
                 Err(error) => return Err(WholeError::Read(error)),
             };
@@ -283,8 +281,8 @@ impl Collector {
         Ok(None)
     }
 
-    /// Makes room for `bytes` that found none; whether there is room for them now. After it was tried in vain
-    /// it is not tried again for a while.
+    /// Makes room for `bytes` that found none; returns whether there is room for them now. After a failure it is
+    /// not tried again for a while.
     pub async fn make_room(&self, bytes: u64) -> bool {
         let shared = &self.shared;
         let tried = *shared.in_vain.lock();
@@ -307,7 +305,7 @@ impl Collector {
         enough
     }
 
-    /// Removes what nobody needs, as far as the goal demands it; with `dry` it only says what would go.
+    /// Removes blobs that nobody needs, as far as the goal demands; with `dry` it only reports which.
     pub async fn collect(&self, goal: Goal, dry: bool) -> Result<Collected, CollectError> {
         let shared = &self.shared;
         let _one_at_a_time = shared.collecting.lock().await;
@@ -331,7 +329,7 @@ impl Collector {
 
 impl Shared {
     fn room(&self) -> Room {
-        // A disk that does not say how full it is is no reason to remove anything.
+        // A disk whose free space is unknown is no reason to remove anything.
         Room { taken: self.disk.taken(), free: self.disk.free().unwrap_or(u64::MAX) }
     }
 
@@ -350,7 +348,7 @@ impl Shared {
         Ok(all)
     }
 
-    /// Removes the victims, but for what somebody began to rely on meanwhile.
+    /// Removes the victims, except those that somebody began to rely on meanwhile.
     async fn evict(&self, victims: Vec<Kept>, held: &mut HeldBlobs) -> Result<Evicted, CollectError> {
         let evicted = self.evict_in_batches(victims, held).await;
         self.disk.compact().await;
@@ -398,11 +396,11 @@ impl Shared {
     }
 }
 
-/// While it lives, what is relied on is written down.
+/// While it exists, pins of [`Collector::rely_on`] are recorded.
 struct Noting<'a>(&'a Shared);
 
 impl Noting<'_> {
-    /// Begins when nobody is just beginning to rely on something that was not written down.
+    /// Waits until nobody holds a [`Relied`] whose pins were not recorded.
     async fn begin(shared: &Shared) -> Noting<'_> {
         let _gate = shared.gate.write().await;
         *shared.relied() = Some(Vec::new());

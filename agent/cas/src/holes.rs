@@ -1,9 +1,8 @@
 //! Files with holes: stretches that read as zeros and take no room on the disk.
 //!
-//! A digest covers what a file reads as, so a hole and written zeros are the same content. [`Reader`] gives the zeros
-//! of holes without asking the disk, which would keep them in memory in the place of what others read; [`Writer`]
-//! leaves holes where long stretches of zeros come. So a file that is mostly empty stays so, in the store and where it
-//! is laid out.
+//! A digest covers what a file reads as, so a hole and written zeros are the same content. [`Reader`] returns the
+//! zeros of holes without reading them, which would fill the page cache with them; [`Writer`] leaves holes in place
+//! of long stretches of zeros. So a sparse file stays sparse, in the store and where it is laid out.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,10 +14,10 @@ use rustix::io::Errno;
 /// Zeros from this length on become a hole: more than a block of any file system, and little to write.
 const STRETCH: usize = 64 * 1024;
 
-/// What `stat` counts blocks in.
+/// The unit of blocks in `stat`, in bytes.
 const BLOCK: u64 = 512;
 
-/// Reads a file from where it stands.
+/// Reads a file from its current position.
 #[derive(Debug)]
 pub(crate) struct Reader {
     file: File,
@@ -31,7 +30,7 @@ enum Holes {
     Unknown,
     /// There are none.
     None,
-    /// Where the reader stands, and where there is data next.
+    /// The position of the reader, and the next range of data.
     Some(u64, Range<u64>),
 }
 
@@ -74,7 +73,7 @@ impl Read for Reader {
     }
 }
 
-/// The next stretch of data from `at` on, empty and at the end of the file where only a hole is left; nothing at the
+/// The next range of data from `at` on; an empty one at the end of the file when only a hole is left; `None` at the
 /// end.
 fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
     match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
@@ -83,17 +82,17 @@ fn next_data(file: &File, at: u64) -> io::Result<Option<Range<u64>>> {
             let end = file.metadata()?.len();
             Ok((at < end).then_some(end..end))
         }
-        // A file system that knows of no holes.
+        // A file system that does not support holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => Ok(Some(at..u64::MAX)),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Writes a file from where it stands to its end.
+/// Writes a file from its current position to its end.
 #[derive(Debug)]
 pub(crate) struct Writer {
     file: File,
-    /// The last that came was left out.
+    /// The last stretch was left as a hole.
     ends_in_hole: bool,
 }
 
@@ -116,7 +115,7 @@ impl Writer {
                 continue;
             }
             let data = whole(false) * STRETCH;
-            // What is left behind the last whole piece is never a hole.
+            // The rest after the last whole piece is never a hole.
             let data = if bytes.len() - data < STRETCH { bytes.len() } else { data };
             self.file.write_all(&bytes[..data])?;
             self.ends_in_hole = false;
@@ -125,7 +124,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the file as long as what came.
+    /// Extends the file over a hole at its end.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         match self.ends_in_hole {
             true => self.file.stream_position().and_then(|length| self.file.set_len(length)),
@@ -135,7 +134,7 @@ impl Writer {
 }
 
 fn is_zero(piece: &[u8]) -> bool {
-    // The first bytes decide of nearly all data.
+    // For nearly all data the first bytes decide.
     piece[..16].iter().all(|byte| *byte == 0) && piece.iter().fold(0, |sum, byte| sum | byte) == 0
 }
 

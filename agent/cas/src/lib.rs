@@ -1,16 +1,16 @@
 //! Bytes by digest, and directories as trees of them.
 //!
-//! Owns the stores ([`BlobStore`]: [`Disk`], [`Remote`], [`Tiered`], [`Store`]), what keeps one small ([`gc`]), and
-//! the two ways between a directory and a digest: [`snapshot::scan`] and [`snapshot::push`] there,
-//! [`snapshot::materialize`] back.
+//! Owns the stores ([`BlobStore`]: [`Disk`], [`Remote`], [`Tiered`], [`Store`]), their garbage collection ([`gc`]),
+//! and the conversion of a directory to a digest ([`snapshot::scan`], [`snapshot::push`]) and back
+//! ([`snapshot::materialize`]).
 //! Objects are those of the Remote Execution API v2: blobs named by SHA-256 and size, and canonical
 //! `Directory` messages, so any server of that protocol can hold them.
 //!
-//! Hides file layout, durability, batching, the wire protocol and every check of what a peer or a disk says.
+//! Hides file layout, durability, batching, the wire protocol and every check of data from a peer or a disk.
 //!
-//! Invariants: no byte enters a store under a digest that is not its own; no tree reaches a directory before
-//! it passed the strict decoder and each of its files was hashed as it was written there, be it ahead of time: what
-//! lay there since is proven untouched; a laid-out file never shares an inode with a store or another tree.
+//! Invariants: no byte enters a store under a digest that is not its own; a tree gets its directory only after it
+//! passed the strict decoder and each of its files was hashed as it was written; files that were written ahead of
+//! time are proven untouched since; a laid-out file never shares an inode with a store or another tree.
 
 mod digest;
 pub mod gc;

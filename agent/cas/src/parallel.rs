@@ -1,13 +1,13 @@
 //! Work on blocking threads: a bounded fan-out over a slice or over what is found on the way, and the bridge
 //! from async code.
 //!
-//! A machine that has no thread to spare makes any of it slower, not wrong.
+//! Where no more threads can be started, the work is slower, not wrong.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Items in hand from which on a second thread is worth its start.
+/// From so many items on, a second thread is worth its start.
 const SPREAD: usize = 8;
 
 /// The results of `work` on every item, in the order of the items, by at most `threads` threads.
@@ -38,8 +38,8 @@ where
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Does `work` on every item, in its place, by at most `threads` threads with something of their own each. The
-/// first error ends it: no item is begun after that.
+/// Does `work` on every item, in place, by at most `threads` threads, each with a state of its own. The first error
+/// ends it: no item is begun after that.
 pub(crate) fn each<T, O, E>(
     items: &mut [T],
     threads: usize,
@@ -111,7 +111,7 @@ struct Left<T> {
     waiting: usize,
 }
 
-/// Someone works on an item. It tells the others when it is dropped, be it by a panic: they wait for it.
+/// A thread works on an item. Dropping this, even by a panic, wakes the threads that wait for it.
 struct Busy<'a, T> {
     left: &'a Mutex<Left<T>>,
     news: &'a Condvar,
@@ -144,7 +144,7 @@ fn next<'a, T>(left: &'a Mutex<Left<T>>, news: &'a Condvar) -> Option<(T, Busy<'
     }
 }
 
-/// What `run` gives on this thread and on up to `threads - 1` further ones.
+/// What `run` returns on this thread and on up to `threads - 1` further ones.
 fn on_threads<R: Send>(threads: usize, run: impl Fn() -> R + Sync) -> Vec<R> {
     std::thread::scope(|scope| {
         let helper = |_| std::thread::Builder::new().spawn_scoped(scope, &run).ok();
@@ -165,13 +165,13 @@ pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Runs `work` where it may block. A panic in it goes on here; when the runtime goes away this does not return.
+/// Runs `work` where it may block. A panic in it continues here; when the runtime shuts down this does not return.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is going away and this task with it: there is nobody left to answer.
+            // The runtime is shutting down, and this task with it: nobody is left to answer.
             Err(_) => std::future::pending().await,
         },
     }

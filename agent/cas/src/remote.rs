@@ -1,18 +1,18 @@
 //! A store at the other end of a connection: any server of the Remote Execution API v2.
 //!
 //! Hides the protocol, the limits servers announce and the ways they differ from what they announce.
-//! Nothing that arrives is believed: every blob is hashed, every answer matched with its question. Batches
+//! Nothing that arrives is trusted: every blob is hashed, every answer matched with its request. Batches
 //! are budgeted by encoded size; one that is refused as a whole is halved until the blob at fault is alone,
-//! and a blob too large for any message goes as a stream. Each call has a deadline, and each message of a
-//! stream. A call whose answer is not the last word ([`is_away`]) is repeated for [`retry::LONGEST`], and so are
-//! single items of a batch; a stream from the server goes on where it broke. Only a stream to the server is not
-//! repeated here, because its bytes are gone: `push` does it.
+//! and a blob too large for any message is sent as a stream. Each call has a deadline, and so has each message of a
+//! stream. A call whose error is not final ([`is_away`]) is repeated for [`retry::LONGEST`], and so are single items
+//! of a batch; a download stream is resumed where it broke. Only an upload stream is not repeated here, because its
+//! bytes are gone: `push` repeats it.
 //!
-//! Blobs travel compressed where the server offers it, the connection is slow ([`link`]) and they shrink. What
-//! comes compressed and is not right is asked for once more as it is, and nothing is compressed after that.
+//! Blobs are sent compressed where the server offers it, the connection is slow ([`link`]) and they shrink. If a
+//! compressed blob arrives damaged, it is read once more uncompressed, and nothing is compressed after that.
 //!
-//! The channel is made by the caller, who knows the transport, of an endpoint that [`near`] or [`far`] has set; a
-//! server sets [`FRAME`] and the windows for its end.
+//! The caller, which knows the transport, makes the channel from an endpoint that [`near`] or [`far`] has configured;
+//! a server sets [`FRAME`] and the windows for its end.
 
 mod batch;
 pub mod bytestream;
@@ -50,14 +50,15 @@ use crate::store::{BlobStore, Chunks, MissingError, ReadError, WriteError, verif
 /// The largest message that gRPC clients of every language take unless they are told otherwise, in bytes.
 pub const MAX_BATCH: u64 = 4 * 1024 * 1024;
 
-/// What our own server says that the blobs of a batch may have together, in bytes. Clients count blobs alone, not the
-/// digests and statuses around them: with this much even blobs of one and two bytes fit into [`MAX_BATCH`], both ways.
+/// The limit for all blobs of a batch that our own server announces, in bytes. Clients count blobs alone, not
+/// the digests and statuses around them: with this much even blobs of one and two bytes fit into [`MAX_BATCH`],
+/// both ways.
 pub const ANNOUNCED: u64 = 64 * 1024;
 
-/// What it tells beside that to whoever counts a message as it is encoded: how large one may be.
+/// The header in which it also announces the limit of an encoded message, for clients that count that.
 pub const ENCODED: &str = "agentd-encoded-batch";
 
-/// The largest message our own server takes, in bytes: there are clients that make more of a batch than was announced.
+/// The largest message our own server takes, in bytes: some clients make larger batches than announced.
 pub const MAX_MESSAGE: usize = 6 * 1024 * 1024;
 
 /// The largest message accepted from a server, in bytes. Some answer a little above the common limit.
@@ -98,16 +99,16 @@ fn with_windows(endpoint: Endpoint, connection: u32, stream: u32) -> Endpoint {
 /// Bytes in one message of a stream.
 const PIECE: usize = 1024 * 1024;
 
-/// Digests in one question.
+/// Digests in one request.
 const QUESTION: usize = 10_000;
 
-/// Calls on their way at once.
+/// Calls in flight at once.
 const IN_FLIGHT: usize = 4;
 
 /// The longest silence of a server that is still at work.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// The slowest connection an upload is worth, in bytes per second.
+/// The slowest connection that an upload is continued on, in bytes per second.
 const SLOWEST: u64 = 64 * 1024;
 
 /// A remote store. Clones share the connection.
@@ -213,7 +214,7 @@ impl Remote {
         if known.len() == missing.len() { Ok(known) } else { Err(MissingError::Answer) }
     }
 
-    /// How a blob had better travel, by how it begins.
+    /// The better form to send a blob in, judged by its beginning.
     async fn form_of(&self, mut source: Chunks) -> (Form, Chunks) {
         if !self.compressing().await.is_some_and(|terms| terms.zstd) {
             return (Form::Plain, source);
@@ -224,7 +225,7 @@ impl Remote {
         (form, stream::iter(first).chain(source).boxed())
     }
 
-    /// A server that takes no compressed upload although it said so may take a plain one in a moment.
+    /// A server that refuses a compressed upload although it offered it may take a plain one in a moment.
     fn refused(&self, form: Form, status: Status) -> Status {
         match (form, status.code()) {
             (Form::Zstd, Code::InvalidArgument | Code::Unimplemented) => {
@@ -235,7 +236,7 @@ impl Remote {
         }
     }
 
-    /// Asks whether an upload that was acknowledged in an odd way is there.
+    /// Asks whether a blob is there whose upload was acknowledged with an unexpected size.
     async fn confirm(&self, digest: Digest) -> Result<(), WriteError> {
         match self.missing(&[digest]).await {
             Ok(missing) if missing.is_empty() => Ok(()),
@@ -263,7 +264,7 @@ impl BlobStore for Remote {
         if digest == Digest::EMPTY {
             return Ok(stream::empty().boxed());
         }
-        // What is read from its middle on cannot be checked; a compressed form would be one thing more to go wrong.
+        // A blob that is read from its middle on cannot be checked; compression would be one more thing to go wrong.
         let zstd = offset == 0 && self.compressing().await.is_some_and(|terms| terms.zstd);
         let form = if zstd { Form::Zstd } else { Form::Plain };
         let mut download = Download::new(self.clone(), digest, offset, form);
@@ -307,7 +308,7 @@ impl BlobStore for Remote {
         }
         let answer = answer.map_err(|status| self.refused(form, status));
         let committed = answer.map_err(|status| write_failure(digest, status))?.into_inner().committed_size;
-        // Of a compressed upload some servers tell what came, others what it is.
+        // For a compressed upload some servers return the bytes received, others the size of the blob.
         let right = [digest.size, sent.load(Ordering::Relaxed)].map(i64::try_from).contains(&Ok(committed));
         if right { Ok(()) } else { self.confirm(digest).await }
     }

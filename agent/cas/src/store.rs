@@ -1,9 +1,9 @@
-//! Keep bytes by digest.
+//! Stores of bytes by digest.
 //!
-//! Owns the trait all stores obey, its errors, and the choice between stores at run time. What a store
-//! returns was written under its own digest; what it is given is checked before anybody can see it.
+//! Owns the trait all stores obey, its errors, and the choice between stores at run time. Bytes that a store
+//! returns were written under their own digest; bytes it is given are checked before anybody can see them.
 //!
-//! Small blobs travel in batches, because a round trip and a disk flush each are what they cost; large ones
+//! Small blobs are sent in batches, because a round trip and a disk flush are most of their cost; large ones
 //! as a stream. A caller keeps a batch to [`BATCH_BYTES`] and [`BATCH_BLOBS`]; a store splits it further when
 //! its medium demands that.
 
@@ -49,20 +49,20 @@ pub const SMALL_BLOB: u64 = 1024 * 1024;
 /// The size of the pieces a blob is cut into when it is streamed, in bytes.
 pub(crate) const CHUNK: usize = 256 * 1024;
 
-/// Something that keeps bytes by digest. The empty blob is always there.
+/// A store of bytes by digest. The empty blob is always there.
 pub trait BlobStore: Send + Sync + 'static {
     /// Those of `digests` that are not here, each once, in the order asked.
     fn missing(&self, digests: &[Digest]) -> impl Future<Output = Result<Vec<Digest>, MissingError>> + Send;
 
     /// The content of a blob from `offset` on. From offset 0 it is checked against the digest, at the latest
-    /// when the stream ends; from a later one nobody but the caller can.
+    /// when the stream ends; from a later offset only the caller can check it.
     fn read(&self, digest: Digest, offset: u64) -> impl Future<Output = Result<Chunks, ReadError>> + Send;
 
     /// Whole blobs, one answer for each digest, in the order asked.
     fn read_batch(&self, digests: Vec<Digest>) -> impl Future<Output = Vec<Result<Bytes, ReadError>>> + Send;
 
-    /// Keeps what `source` yields, if it is the blob named `digest`. Returns when it would survive a power
-    /// failure. A blob that is here already is not read to its end.
+    /// Keeps the bytes of `source`, if they are the blob named `digest`. Returns when they would survive a power
+    /// failure. If the blob is here already, `source` is not read to its end.
     fn write(&self, digest: Digest, source: Chunks) -> impl Future<Output = Result<(), WriteError>> + Send;
 
     /// Keeps whole blobs under the rules of [`write`](Self::write), one answer for each, in order.
@@ -71,23 +71,23 @@ pub trait BlobStore: Send + Sync + 'static {
         blobs: Vec<(Digest, Bytes)>,
     ) -> impl Future<Output = Vec<Result<(), WriteError>>> + Send;
 
-    /// Someone read other bytes than the digest names. The store looks for itself, and no longer has a blob
-    /// that is damaged: so it is missing, and can be sent or fetched again.
+    /// Reports that other bytes were read than the digest names. The store checks this itself, and removes a
+    /// damaged blob: so it is missing, and can be sent or fetched again.
     fn quarantine(&self, digest: Digest) -> impl Future<Output = ()> + Send;
 
-    /// An open file that holds exactly the blob, if this store has one at hand: what a copy-on-write clone
-    /// can be made of. Its content is not checked. `None` says nothing about whether the blob is here.
+    /// An open file that holds exactly the blob, if this store has one at hand, to make a copy-on-write clone
+    /// from. Its content is not checked. `None` does not mean that the blob is not here.
     fn file(&self, digest: Digest) -> impl Future<Output = Option<std::fs::File>> + Send;
 }
 
-/// Why a store could not say what it lacks.
+/// Why a store could not report what it lacks.
 #[derive(Debug, thiserror::Error)]
 pub enum MissingError {
     /// The store at the other end of a connection did not answer as it should.
     #[error("the remote store does not say what it lacks")]
     Remote {
         #[source]
-        /// What it said.
+        /// Its status.
         source: Box<tonic::Status>,
     },
     /// It named a blob it was not asked about.
@@ -118,7 +118,7 @@ pub enum ReadError {
         /// The file.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The store at the other end of a connection did not send it.
@@ -127,18 +127,18 @@ pub enum ReadError {
         /// The blob.
         digest: Digest,
         #[source]
-        /// What it said.
+        /// Its status.
         source: Box<tonic::Status>,
     },
-    /// What came was something else.
+    /// The bytes received are something else.
     #[error("what came as blob {digest} is {actual}")]
     Corrupt {
         /// The blob asked for.
         digest: Digest,
-        /// What came, up to where it was too long.
+        /// The digest of the bytes received, up to where they were too many.
         actual: Digest,
     },
-    /// What came under compression was no compressed form of it.
+    /// The compressed bytes received are not a compressed form of it.
     #[error("what came as blob {digest} is not its compressed form")]
     Inflate {
         /// The blob.
@@ -153,7 +153,7 @@ pub enum ReadError {
         /// The blob.
         digest: Digest,
         #[source]
-        /// What the library said.
+        /// The library's error.
         source: io::Error,
     },
     /// It was there, but the nearer store could not take a copy.
@@ -162,7 +162,7 @@ pub enum ReadError {
         /// The blob.
         digest: Digest,
         #[source]
-        /// What the nearer store said.
+        /// The error of the nearer store.
         source: Box<WriteError>,
     },
 }
@@ -178,13 +178,13 @@ pub enum WriteError {
         /// What the bytes are, or what they were when there were too many of them.
         actual: Digest,
     },
-    /// The bytes could not be had.
+    /// The bytes could not be read from their source.
     #[error("cannot get the bytes of blob {digest}")]
     Source {
         /// The blob.
         digest: Digest,
         #[source]
-        /// What their source said.
+        /// The error of their source.
         source: Box<ReadError>,
     },
     /// A file or directory of the store could not be written.
@@ -193,7 +193,7 @@ pub enum WriteError {
         /// The file or directory.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The store at the other end of a connection did not take it.
@@ -202,10 +202,10 @@ pub enum WriteError {
         /// The blob.
         digest: Digest,
         #[source]
-        /// What it said.
+        /// Its status.
         source: Box<tonic::Status>,
     },
-    /// Part of it could not be kept before.
+    /// An earlier part of it could not be kept.
     #[error("an earlier part of blob {digest} could not be kept")]
     Abandoned {
         /// The blob.
@@ -220,7 +220,7 @@ pub enum WriteError {
 }
 
 impl MissingError {
-    /// The store at the other end of a connection does not answer as it should just now: the same may do later.
+    /// The store at the other end of a connection does not answer as it should now: the same may succeed later.
     pub fn is_away(&self) -> bool {
         match self {
             MissingError::Remote { source } => is_away(source),
@@ -229,7 +229,7 @@ impl MissingError {
     }
 }
 
-/// The machine is short of something now (descriptors, memory), or a file system is away for a moment.
+/// The machine is short of something now (descriptors, memory), or a file system is unavailable for a moment.
 pub fn is_scarce(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let passing = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::AGAIN, Errno::INTR, Errno::STALE];
@@ -237,8 +237,8 @@ pub fn is_scarce(error: &io::Error) -> bool {
 }
 
 impl ReadError {
-    /// The store at the other end of a connection does not answer as it should just now, or this machine is short of
-    /// what it takes to read: the same may do later.
+    /// The store at the other end of a connection does not answer as it should now, or this machine is short of the
+    /// resources to read: the same may succeed later.
     pub fn is_away(&self) -> bool {
         match self {
             ReadError::Remote { source, .. } => is_away(source),
@@ -247,7 +247,7 @@ impl ReadError {
         }
     }
 
-    /// What the store said of the blob is that it is not there, or what it sent is something else.
+    /// The store reported that the blob is absent, or sent something else.
     pub fn is_unsound(&self) -> bool {
         matches!(self, ReadError::Absent { .. }) || self.is_damage()
     }
@@ -263,7 +263,7 @@ impl ReadError {
 }
 
 impl WriteError {
-    /// The store at the other end of a connection does not do as it should just now: the same may do later.
+    /// The store at the other end of a connection does not work as it should now: the same may succeed later.
     pub fn is_away(&self) -> bool {
         match self {
             WriteError::Remote { source, .. } => is_away(source),
@@ -282,7 +282,7 @@ impl WriteError {
     }
 }
 
-/// A store chosen at run time. Either way something of it is on this machine.
+/// A store chosen at run time. Either kind has a part on this machine.
 #[derive(Debug, Clone)]
 pub enum Store {
     /// In a directory of this machine.
@@ -299,13 +299,13 @@ impl Store {
         }
     }
 
-    /// Begins a blob whose bytes come bit by bit; they wait on the disk of this machine.
+    /// Begins a blob whose bytes arrive in pieces; they are gathered on this machine.
     pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
         self.near().ingest(digest).await
     }
 
     /// Checks the bytes and keeps them, under the rules of [`BlobStore::write`]. A store elsewhere gets them
-    /// from the disk, where they stay: what it did not take can be given to it again.
+    /// from the disk, where they are kept: a blob that it did not take can be given to it again.
     pub async fn keep(&self, ingest: Ingest) -> Result<(), WriteError> {
         let digest = ingest.digest();
         ingest.commit().await?;
@@ -324,7 +324,7 @@ impl Store {
         }
     }
 
-    /// It asks another store for what is not here, which may answer differently in a moment.
+    /// It asks another store for blobs that are not here; the answer may change in a moment.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self, Store::Tiered(_))
     }
@@ -369,7 +369,7 @@ impl BlobStore for Store {
     }
 }
 
-/// Removes a tree; one that is not there is fine.
+/// Removes a tree; one that does not exist is no error.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => Err(source),
@@ -397,7 +397,7 @@ pub(crate) fn verified(digest: Digest, chunks: Chunks) -> Chunks {
     .boxed()
 }
 
-/// How many of the first items, told by their sizes, fit into a batch of at most `bytes` and `count`; an item larger
+/// How many of the first items, given by their sizes, fit into a batch of at most `bytes` and `count`; an item larger
 /// than that is a batch of its own.
 pub fn fitting(sizes: impl IntoIterator<Item = u64>, bytes: u64, count: usize) -> usize {
     let mut taken = 0;

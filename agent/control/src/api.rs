@@ -1,8 +1,8 @@
-//! The gRPC services: check the caller, translate, call one function.
+//! The gRPC services: each call checks the caller, translates the message, and calls one function.
 //!
-//! Owns the mapping between wire and model for everything the controller says, and the only place where an
-//! error inside becomes a fault for people. Hides tonic from the rest of the crate. Streams end by
-//! themselves when the queue's task ends.
+//! Owns the mapping between wire and model for all messages of the controller, and the only place where an internal
+//! error becomes a fault for users. Hides tonic from the rest of the crate. Streams end by themselves when the
+//! queue's task ends.
 
 mod access;
 mod blobs;
@@ -45,18 +45,18 @@ pub(crate) struct Services {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) archive: Archive,
     pub(crate) blobs: agent_cas::Store,
-    /// Makes room in the part of it that is on this disk.
+    /// Makes room in the part of the store that is on this disk.
     pub(crate) collector: Collector,
     pub(crate) lease: Duration,
-    /// What stands before every call.
+    /// Checks every call first.
     pub(crate) gate: Gate,
     pub(crate) secrets: Secrets,
-    /// What signs certificates, if anybody is served from elsewhere.
+    /// The authority that signs certificates, if other machines are served.
     pub(crate) identity: Option<IdentityConfig>,
     pub(crate) about: About,
 }
 
-/// What the controller says about itself.
+/// Information about the controller itself.
 #[derive(Debug, Clone)]
 pub(crate) struct About {
     state_dir: PathBuf,
@@ -70,9 +70,9 @@ impl About {
 }
 
 impl Services {
-    /// A blob that one of these trees needs and the store lacks. Of a store elsewhere only the roots are asked for: it
-    /// lets blobs go by rules of its own, so nothing more would be known of it for long. One that it says it lacks may
-    /// be there all the same: then it can be read.
+    /// A blob that one of these trees needs and the store lacks. In a remote store only the roots are looked up: it
+    /// removes blobs by its own rules, so a deeper answer would not stay true for long. A root that it reports
+    /// missing may be there all the same: then it can be read.
     pub(crate) async fn first_missing(&self, roots: &[Digest]) -> Result<Option<Digest>, WholeError> {
         match &self.blobs {
             agent_cas::Store::Disk(_) => self.collector.first_missing(roots).await,
@@ -84,14 +84,14 @@ impl Services {
         }
     }
 
-    /// All of them, as one router that knows who may call what.
+    /// All services, as one router that checks who may call what.
     pub(crate) fn routes(&self) -> Routes {
         let routes = self.add_blobs(self.add_nodes(self.add_clients(Routes::default())));
         let guard = axum::middleware::from_fn_with_state(self.gate.clone(), access::guard);
         routes.into_axum_router().layer(guard).into()
     }
 
-    /// What people call. Of telemetry they read.
+    /// The services that users call; of telemetry they call only the reads.
     fn add_clients(&self, routes: Routes) -> Routes {
         let jobs = v1::jobs_server::JobsServer::new(self.clone());
         let telemetry = v1::telemetry_server::TelemetryServer::new(self.clone());
@@ -103,19 +103,19 @@ impl Services {
             .add_service(telemetry.max_decoding_message_size(MAX_MESSAGE))
     }
 
-    /// What nodes call.
+    /// The services that only nodes call.
     fn add_nodes(&self, routes: Routes) -> Routes {
         let worker = v1::worker_server::WorkerServer::new(self.clone());
         routes.add_service(worker.max_decoding_message_size(MAX_MESSAGE))
     }
 
-    /// What both call: a store that other programs know, too.
+    /// The services that both call: a blob store that other programs can use, too.
     fn add_blobs(&self, routes: Routes) -> Routes {
         let actions = self.about.state_dir.join("controller/actions");
         cas::add(routes, self.blobs.clone(), self.collector.clone(), actions)
     }
 
-    /// A job as it stands, ended or not.
+    /// The present state of a job, ended or not.
     async fn view(&self, id: &JobId) -> Result<JobView, Refusal> {
         if let Some(view) = self.queue.job(id).await? {
             return Ok(view);
@@ -130,7 +130,7 @@ impl Services {
     }
 }
 
-/// The store does not say whether it has something.
+/// The store could not be searched for a blob.
 fn unsearched(error: &WholeError) -> Fault {
     let what = "the blob store could not be searched";
     match error {
@@ -147,14 +147,14 @@ fn unknown_job(id: &JobId) -> Fault {
     Fault::new(Code::JobNotFound, format!("there is no job `{id}`")).fix("list them with `agentctl jobs`")
 }
 
-/// What a caller is told instead of an answer.
+/// The answer to a call that is refused.
 #[derive(Debug)]
 enum Refusal {
-    /// Something he can read.
+    /// A fault, which users can read.
     Fault(Box<Fault>),
     /// The controller is going down; the call may be repeated elsewhere or later.
     Stopping,
-    /// A node speaks of an attempt that is not on record; it is being asked about it, and may come again.
+    /// A node reports about an attempt that is not on record; it is being asked about it, and may repeat the call.
     Unheard,
 }
 
@@ -220,7 +220,7 @@ impl From<Refusal> for Status {
     }
 }
 
-/// What another server that keeps the blobs did to a call.
+/// The fault for a failure of another server that keeps the blobs.
 fn far_fault(what: &str) -> Fault {
     let fault = Fault { blame: Blame::Network, ..Fault::new(Code::SnapshotStore, what) };
     fault.fix("try again later; look at the server that `blob_store` names: `agentd show-config` prints it")
@@ -261,7 +261,7 @@ fn to_wire(view: &JobView) -> v1::Job {
     }
 }
 
-/// What came of a rank of several, without its log and outputs.
+/// The outcome of a rank, if it has ended.
 fn end_of(replica: &ReplicaRecord) -> Option<v1::Outcome> {
     Some(match replica.end.as_ref()? {
         RankEnd::Told(outcome) => outcome.clone().into(),
@@ -274,7 +274,8 @@ fn end_of(replica: &ReplicaRecord) -> Option<v1::Outcome> {
     })
 }
 
-/// Where the others of its gang reach a rank; empty for one that has no others, or could not start.
+/// The address at which the other ranks of its gang reach a rank; empty without other ranks, or before it could
+/// start.
 fn address_of(job: &JobRecord, replica: &ReplicaRecord) -> String {
     let gang = job.gang(replica.rank);
     let seat = gang.as_ref().and_then(|gang| gang.roster.seat(replica.rank));
@@ -282,7 +283,7 @@ fn address_of(job: &JobRecord, replica: &ReplicaRecord) -> String {
     place.map(|place| format!("{}:{}", place.address, place.first_port)).unwrap_or_default()
 }
 
-/// A job of somebody else: that it is there, where it stands and what it needs, and nothing of what it does.
+/// A job of another user: that it exists, its state and what it needs, and nothing of what it does.
 fn to_wire_for_others(view: &JobView) -> v1::Job {
     const PRIVATE: &str = "(private)";
     let whole = to_wire(view);

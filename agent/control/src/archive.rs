@@ -3,13 +3,12 @@
 //! Owns `archive/JOB/EPOCH.RANK.CHANNEL`; the length of the file is the length of the channel, so there is no index
 //! that could disagree. Hides files, forced writes and the wake-up of followers. Invariants: bytes once stored at an
 //! offset never change, except that [`LogFile::conclude`] sets a channel aside whose content was proven wrong; a
-//! repeated append is trimmed, a gap stores nothing; a length is told to a node only after a forced write that
-//! succeeded, but to followers at once. A forced write that failed is never tried again as if nothing had happened:
-//! what it was for is cut off, or written to another file, and sent again. No channel takes more than its quota
-//! ([`Archive::new`]), and all of them together leave the disk some room: what becomes of jobs is written there too,
-//! and matters more than what they print.
+//! repeated append is trimmed, a gap stores nothing; a length is reported to a node only after a successful forced
+//! write, but to followers at once. A forced write that failed is never simply repeated: its data is cut off and sent
+//! again, or written to another file. No channel exceeds its quota ([`Archive::new`]), and all of them together leave
+//! some room on the disk: the outcomes of jobs are written there too, and matter more than their logs.
 //!
-//! All file access blocks: it happens in [`Archive::blocking`]. Log files live while somebody holds them.
+//! All file access blocks: it happens in [`Archive::blocking`]. A log file is open while somebody holds it.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -26,7 +25,7 @@ use parking_lot::Mutex;
 use rustix::fs::fstatvfs;
 use tokio::sync::watch;
 
-/// What is kept of a replica, each with its own byte offsets.
+/// A kind of data that is kept of a replica. Each has its own byte offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Channel {
     /// A log.
@@ -36,7 +35,7 @@ pub(crate) enum Channel {
 }
 
 impl Channel {
-    /// From the word on the wire.
+    /// From its name on the wire.
     pub(crate) fn parse(word: &str) -> Option<Channel> {
         let all = Stream::ALL.map(Channel::Log).into_iter().chain([Channel::Tracking]);
         all.into_iter().find(|channel| channel.to_string() == word)
@@ -52,7 +51,7 @@ impl std::fmt::Display for Channel {
     }
 }
 
-/// Which step of keeping bytes failed.
+/// The step of storing bytes that failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ArchiveError {
     #[error("cannot open {}", path.display())]
@@ -91,18 +90,18 @@ pub(crate) struct Archive {
     /// How much of a log is kept, in bytes.
     quota: u64,
     log_files: Arc<Mutex<LogFiles>>,
-    /// Those that were concluded last: what was found out about one is not lost before it is asked again.
+    /// Those that were concluded last, so that their hashes are still there when the call is repeated.
     recent: Arc<Mutex<VecDeque<Arc<LogFile>>>>,
 }
 
-/// How many log files stay open that nobody else holds.
+/// How many log files are kept open that nobody else holds.
 const RECENT: usize = 16;
 
-/// Records may take this part of what a log may.
+/// The quota of records is that of a log divided by this.
 const RECORDS_PART: u64 = 4;
 
-/// The room on the disk that is left to the controller's database, which needs it to go on, and to the blobs of small
-/// outputs; of a small disk, a part.
+/// The bytes on the disk that are left to the controller's database, which cannot work without them, and to the blobs
+/// of small outputs; on a small disk, a part of it.
 const LEAVE: u64 = 256 << 20;
 const LEAVE_PART: u64 = 16;
 
@@ -150,8 +149,7 @@ impl Archive {
         .await
     }
 
-    /// [`LogFile::conclude`], of which nothing is lost when whoever asks does not wait for the end of it and
-    /// asks again.
+    /// [`LogFile::conclude`]; a caller that stops waiting and asks again loses none of the work.
     pub(crate) async fn conclude(
         &self,
         log_file: Arc<LogFile>,
@@ -190,12 +188,12 @@ impl Archive {
 pub(crate) struct LogFile {
     path: PathBuf,
     quota: u64,
-    /// There once the file exists.
+    /// `None` until the file exists.
     file: Mutex<Option<Arc<File>>>,
     writer: Mutex<LogWriter>,
     length: watch::Sender<u64>,
-    /// Has seen the log file from its beginning to somewhere: with every append where it is at the end, so that
-    /// a long log need not be read once more when it is complete.
+    /// Has hashed a first part of the log file. When that is all of it, an append is hashed at once, so that a long
+    /// log need not be read again when it is complete.
     hasher: Mutex<Hasher>,
 }
 
@@ -203,7 +201,7 @@ pub(crate) struct LogFile {
 struct LogWriter {
     /// Below this, everything is on the disk.
     synced: u64,
-    /// A forced write failed: what the kernel says about the file above `synced` is not to be believed.
+    /// A forced write failed: above `synced`, the kernel's view of the file is not reliable.
     doubtful: bool,
     /// The file's name is on the disk too.
     named: bool,
@@ -223,7 +221,7 @@ impl LogFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(open_error(&path, source)),
         }
-        // What a daemon before us wrote may not have reached the disk: the first sync forces it.
+        // What an earlier daemon wrote may not have reached the disk: the first sync forces it.
         let writer = Mutex::new(LogWriter { synced: 0, doubtful: false, named: false, sealed: false });
         Ok(LogFile {
             path,
@@ -245,8 +243,8 @@ impl LogFile {
         self.length.subscribe()
     }
 
-    /// Stores `data` at `offset`. What is there already is trimmed; a gap, or more for a sealed log file or one that
-    /// has its quota, stores nothing. Blocks.
+    /// Stores `data` at `offset`. Bytes that are there already are trimmed; after a gap, in a sealed log file or
+    /// beyond the quota nothing is stored. Blocks.
     pub(crate) fn append(&self, offset: u64, data: &[u8]) -> Result<(), ArchiveError> {
         let mut writer = self.writer.lock();
         self.restore_trust(&mut writer)?;
@@ -299,9 +297,9 @@ impl LogFile {
         Ok(file)
     }
 
-    /// After a forced write that failed: goes back to what is known to be on the disk. Where that is not
-    /// known, because it was the first one of this daemon, everything is written to another file, which
-    /// takes the place of the first when it is safe.
+    /// After a forced write that failed: goes back to what is known to be on the disk. If that is not known, because
+    /// it was the first one of this daemon, everything is written to another file, which replaces the first when it
+    /// is on disk.
     fn restore_trust(&self, writer: &mut LogWriter) -> Result<(), ArchiveError> {
         let Some(file) = self.file().filter(|_| writer.doubtful) else { return Ok(()) };
         let failed = |source| ArchiveError::Sync { path: self.path.clone(), source };
@@ -351,7 +349,7 @@ impl LogFile {
         name.into()
     }
 
-    /// Forces everything there is to the disk and returns how much that is. Blocks.
+    /// Forces the whole file to the disk and returns its length. Blocks.
     pub(crate) fn sync(&self) -> Result<u64, ArchiveError> {
         self.force()
     }
@@ -424,15 +422,16 @@ impl LogFile {
         Ok(0)
     }
 
-    /// Compares everything there is with what its writer says it wrote: if equal, the log file is sealed and safe
-    /// on the disk; if not, it is set aside, so that it can be sent again. Returns what was found. Blocks.
+    /// Compares the content with the digest from its writer: if equal, the log file is sealed and safe on the disk;
+    /// if not, and if it is not too short, it is set aside, so that it can be sent again. Returns the digest found.
+    /// Blocks.
     pub(crate) fn conclude(self: &Arc<Self>, expected: Digest) -> Result<Digest, ArchiveError> {
-        self.writer.lock().sealed = true; // nothing may slip in behind the check
+        self.writer.lock().sealed = true; // no append may follow the check
         let found = self.sync().and_then(|_| self.digest());
         let mut writer = self.writer.lock();
         match &found {
             Ok(found) if *found == expected => return Ok(expected),
-            // What is missing can be sent; what is there may not be there to be sent any more.
+            // The missing rest can be sent; the sender may not have the first part any more.
             Ok(found) if found.size < expected.size => {}
             Ok(_) => {
                 let aside = failpoint::hit("control.archive.rename")
@@ -448,8 +447,8 @@ impl LogFile {
         found
     }
 
-    /// Its writer cannot say what it should hold, or cannot send it again: what is there must do. Of what was
-    /// set aside as wrong and what came after, the longer one stays. Blocks.
+    /// Accepts the present content, because its writer does not know the right one or cannot send it again. Of the
+    /// file that was set aside as wrong and the one after it, the longer one is kept. Blocks.
     pub(crate) fn settle_for_what_there_is(self: &Arc<Self>) -> Result<(), ArchiveError> {
         let mut writer = self.writer.lock();
         let wrong = self.beside("wrong");
@@ -482,8 +481,7 @@ impl LogFile {
     }
 }
 
-/// Forces everything there is on `log_files` to the disk and returns how much that is on each, or why that of one
-/// could not be. Appends go on meanwhile. Blocks.
+/// Forces `log_files` to the disk and returns the length of each, or its error. Appends go on meanwhile. Blocks.
 ///
 /// All parts are forced side by side, because a journaling file system makes one commit of them.
 pub(crate) fn sync_all<'t>(log_files: &'t [Arc<LogFile>]) -> Vec<Result<u64, ArchiveError>> {
@@ -492,7 +490,7 @@ pub(crate) fn sync_all<'t>(log_files: &'t [Arc<LogFile>]) -> Vec<Result<u64, Arc
     std::thread::scope(|scope| {
         let start = |log_file: &'t Arc<LogFile>| {
             let force = move || log_file.force();
-            // Where no more threads can be had it is done here.
+            // If no thread can be started, it is done here.
             std::thread::Builder::new().spawn_scoped(scope, force).map_err(|_| force())
         };
         let running: Vec<_> = last_first.into_iter().map(start).collect();
@@ -505,7 +503,7 @@ pub(crate) fn sync_all<'t>(log_files: &'t [Arc<LogFile>]) -> Vec<Result<u64, Arc
     })
 }
 
-/// Refuses what would take room that is left to the database. A disk that does not say what is free is tried.
+/// Refuses a write into the room that is left to the database. If the free room is not known, the write is tried.
 fn leave_room(file: &File, bytes: u64) -> io::Result<()> {
     let Ok(disk) = fstatvfs(file) else { return Ok(()) };
     let leave = LEAVE.min(disk.f_blocks.saturating_mul(disk.f_frsize) / LEAVE_PART);

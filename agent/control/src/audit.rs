@@ -1,7 +1,8 @@
-//! Who did what: a line of JSON for every call that changes something, and for every call that was refused.
+//! The audit log: a line of JSON for each call that changes something (but see `UNAUDITED` in `api::access`), and for
+//! every call that was refused.
 //!
-//! Bounded: a file that is full makes room for a new one, and the oldest goes. It is evidence and not a promise: a line
-//! that the disk refuses is told in the daemon's log, and the call goes on.
+//! Bounded: when a file is full, a new one is begun and the oldest is removed. It is best effort: a line that cannot
+//! be written is put into the daemon's log instead, and the call goes on.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,22 +16,22 @@ use serde::Serialize;
 
 /// Bytes in a file.
 const FULL: u64 = 16 << 20;
-/// Files beside the present one.
+/// Older files that are kept beside the present one.
 const OLD: u32 = 4;
 
 /// One call.
 #[derive(Debug, Serialize)]
 pub(crate) struct AuditEntry {
     pub(crate) at_ms: Timestamp,
-    /// As far as the transport proved it.
+    /// The caller, as far as the transport proved it.
     pub(crate) who: String,
-    /// From where, if it was elsewhere.
+    /// The address of the caller; empty for this machine.
     pub(crate) from: String,
     /// `service/method`
     pub(crate) call: String,
-    /// What it was about: `job train-1`.
+    /// The object of the call: `job train-1`.
     pub(crate) about: String,
-    /// `ok`, or what was said.
+    /// `ok`, or the message of the error.
     pub(crate) answer: String,
 }
 
@@ -84,7 +85,7 @@ impl AuditFile {
         Ok(())
     }
 
-    /// `audit.jsonl` becomes `audit.jsonl.1`, that one `.2`, and the last goes.
+    /// `audit.jsonl` becomes `audit.jsonl.1`, that one `.2`, and the last is overwritten.
     fn rotate(&self) -> io::Result<()> {
         let numbered = |number: u32| self.path.with_added_extension(number.to_string());
         for number in (1..OLD).rev() {
@@ -114,7 +115,7 @@ mod tests {
             answer: "ok".into(),
         };
         for call in 0..100 {
-            // Another process goes on where the one before it stopped.
+            // Another process continues where the one before it stopped.
             Audit::of_size(&path, 300).write(&entry(call));
         }
         let audit = Audit::of_size(&path, 300);

@@ -1,16 +1,16 @@
-//! Who answers, how long a run may go on without the controller, and what each node should hold.
+//! Contact with nodes, leases of runs, and the orders of each node.
 //!
-//! Three things that are easily taken for one. A node is *in contact* for a while after each report
-//! ([`Contacts`]); when that is over people see it, and nothing else happens. A run that may be replaced has
-//! a *lease* ([`Leases`]), which only a report that says it is alive makes longer; when it is over the run has
-//! ended, wherever it was, and the job may be given away. A run that is held has none. And *orders* are the
-//! whole set of replicas a node should hold.
+//! These are three separate things. A node is *in contact* for a while after each report ([`Contacts`]); when that
+//! time is over, users see it and the node gets no new work, but its runs go on. A run that may be replaced has a
+//! *lease* ([`Leases`]), which is extended only by a report that the run is alive; when it is over the run has ended,
+//! wherever it was, and the job may be placed again. A run that is held has no lease. *Orders* are the whole set of
+//! replicas a node should hold.
 //!
-//! Pure: the caller brings the time (this machine's boot time; no clock of another machine is ever compared
-//! with it, only handed back to it) and the records. Invariants: what the controller counts starts at or
-//! after what the node counts, for the same report; a controller that just started counts every lease as
-//! answered now; a time a node may run until belongs to one boot of it; only the latest epoch of a job is
-//! ever ordered to run.
+//! Pure: the caller passes the records and the time (this machine's boot time; the time of another machine is never
+//! compared with it, only sent back to that machine). Invariants: for the same report, the lease starts on the
+//! controller at or after its start on the node; a controller that just started counts every lease as answered now;
+//! the time until which a node may run something is valid for one boot of it; only the latest epoch of a job is ever
+//! ordered to run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,13 +26,13 @@ use crate::store::{JobRecord, ReplicaRecord};
 /// What a node should do with one replica.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Desired {
-    /// Run it to its end, or until this moment of the node's boot time. Of a rank of several: what it is told of them.
+    /// Run it to its end, or until this moment of the node's boot time. For a rank of several: its gang.
     Run(JobSpec, Option<Boot>, Option<Gang>),
     /// End it.
     Stop { grace: Duration, reason: String },
     /// Its outcome is stored; remove it.
     Forget,
-    /// Let it be as it is, and say what it was ordered to do.
+    /// Leave it as it is, and report what it was ordered to do.
     Describe,
 }
 
@@ -46,16 +46,16 @@ pub(crate) struct Order {
 /// Everything a node should hold.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Orders {
-    /// Echoed by the node, which proves that it heard orders of this life of the controller.
+    /// Echoed by the node, which proves that it received orders of this controller epoch.
     pub(crate) controller_epoch: u64,
-    /// The `sent` of the latest report that was heard before they were made.
+    /// The `sent` of the latest report that arrived before these orders were made.
     pub(crate) answers: Boot,
-    /// Grows with all that are sent over one stream.
+    /// Increases with every message of one stream.
     pub(crate) revision: u64,
     pub(crate) list: Vec<Order>,
-    /// What is wanted of environments, by key.
+    /// The changes that are wanted to environments, by key.
     pub(crate) environments: Vec<(String, EnvironmentWant)>,
-    /// Replicas that are over whose outputs somebody wants stored.
+    /// Ended replicas whose outputs are to be stored.
     pub(crate) outputs: Vec<ReplicaId>,
 }
 
@@ -71,7 +71,7 @@ impl Contacts {
         Contacts { length, until: BTreeMap::new() }
     }
 
-    /// The node was heard at `now`.
+    /// A report of the node arrived at `now`.
     pub(crate) fn renew(&mut self, node: &NodeId, now: Boot) {
         self.until.insert(node.clone(), now + self.length);
     }
@@ -92,12 +92,12 @@ impl Contacts {
     }
 }
 
-/// What is known of the lease of one run.
+/// The lease of one run.
 #[derive(Debug, Clone, Copy)]
 struct Lease {
-    /// When the node sent the report that this rests on; none in its present boot yet.
+    /// When the node sent the report that the lease is counted from; `None` before one of its present boot.
     sent: Option<Boot>,
-    /// When that report was heard.
+    /// When that report arrived.
     answered: Boot,
     /// How long the run may take to end.
     grace: Duration,
@@ -115,8 +115,8 @@ impl Leases {
         Leases { terms, of: BTreeMap::new() }
     }
 
-    /// Counts the lease of every replica of a placed job as answered now; `sent` is that of the report which
-    /// the placement rests on, if there was one. A job that is held gets none.
+    /// Starts the lease of every replica of a placed job at `answered`; `sent` is that of the report on which the
+    /// placement is based, if there is one. A job that is held gets no lease.
     pub(crate) fn grant(&mut self, job: &JobRecord, sent: Option<Boot>, answered: Boot) {
         for replica in job.replicas.iter().filter(|replica| replica.end.is_none()) {
             self.grant_run(job, replica.rank, sent, answered);
@@ -131,22 +131,22 @@ impl Leases {
         }
     }
 
-    /// A report that was sent at `sent`, by the node's clock, said that the run is alive.
+    /// A report, sent at `sent` by the node's clock, contained evidence that the run is alive.
     pub(crate) fn renew(&mut self, replica: &ReplicaId, sent: Boot, answered: Boot) {
         if let Some(lease) = self.of.get_mut(replica) {
             (lease.sent, lease.answered) = (Some(sent), answered);
         }
     }
 
-    /// Renews the lease of a run that was ordered and never named, once in each boot of its node and each
-    /// life of the controller: the order may have been lost, and needs time to be obeyed.
+    /// Renews the lease of a run that was ordered and never reported, once for each boot of its node and each
+    /// controller process: the order may have been lost, and obeying it takes time.
     pub(crate) fn offer(&mut self, replica: &ReplicaId, sent: Boot, answered: Boot) {
         if self.of.get(replica).is_some_and(|lease| lease.sent.is_none()) {
             self.renew(replica, sent, answered);
         }
     }
 
-    /// The node was restarted: its clock began anew, and nothing it was granted before means anything to it.
+    /// The node was restarted: its clock starts again, so no time granted before is valid on it.
     pub(crate) fn rebooted(&mut self, replica: &ReplicaId) {
         if let Some(lease) = self.of.get_mut(replica).filter(|_| !broken!(LeaseOfAnotherBoot)) {
             lease.sent = None;
@@ -165,19 +165,19 @@ impl Leases {
         }
     }
 
-    /// Until when the node may run it: `None` is as long as it takes.
+    /// Until when the node may run it: `None` is without limit.
     pub(crate) fn until(&self, replica: &ReplicaId) -> Option<Boot> {
         let lease = self.of.get(replica)?;
         Some(lease.sent.map_or(UNHEARD, |sent| self.terms.held_until(sent)))
     }
 
-    /// The runs that have ended at `now`, wherever they were.
+    /// The runs whose lease is over at `now`: they have ended, wherever they were.
     pub(crate) fn over(&self, now: Boot) -> Vec<ReplicaId> {
         let over = self.of.iter().filter(|(_, lease)| self.ends(lease) <= now);
         over.map(|(replica, _)| replica.clone()).collect()
     }
 
-    /// When the next one is over.
+    /// When the next lease is over.
     pub(crate) fn next(&self) -> Option<Boot> {
         self.of.values().map(|lease| self.ends(lease)).min()
     }

@@ -1,18 +1,18 @@
-//! The controller: it takes jobs in, decides where they run, hears what came of them, and keeps it.
+//! The controller: it accepts jobs, decides where they run, receives their outcomes, and stores them.
 //!
-//! Owns the queue, the scheduler, the leases, the database and the archive of logs. Hides SQL, files and the
-//! wire: the face is [`Controller`], which serves gRPC services and works in one task. It does not know how
-//! anything runs; a node tells it with its reports, and does what its orders say.
+//! Owns the queue, the scheduler, the leases, the database and the archive of logs. Hides SQL, files and the wire
+//! format: the public type is [`Controller`], which serves gRPC services and works in one task. It does not know how
+//! anything runs: nodes send it reports, and carry out its orders.
 //!
 //! ```text
 //! api ──▶ queue (one task: book ─▶ lease, scheduler) ──▶ store        api ──▶ archive
 //!                          pins ◀── what is needed of the blobs
 //! ```
 //!
-//! Invariants: what a caller was told is on disk; an outcome counts once, and only when its logs are here
-//! whole; a restart of the controller changes nothing for any job.
+//! Invariants: a change that was confirmed to a caller is on disk; an outcome counts once, and only when its logs
+//! have arrived completely; a restart of the controller changes nothing for any job.
 
-/// Whether a test has switched off the rule that guards this place. No program contains any of it.
+/// Whether a test has switched off the rule at this place. Always false outside tests.
 #[cfg(test)]
 macro_rules! broken {
     ($rule:ident) => {
@@ -54,25 +54,25 @@ pub use api::{IdentityConfig, Operators, Peer};
 use store::{Loaded, Store};
 pub use store::{OpenStoreError, StoreError};
 
-/// What a controller needs to know.
+/// The settings of a controller.
 #[derive(Debug, Clone)]
 pub struct ControllerConfig {
     /// The daemon's state directory; the controller keeps everything in `controller/` below it.
     pub state_dir: PathBuf,
     /// How long a node counts as connected after a report.
     pub lease: Duration,
-    /// How long a job that may be replaced runs unheard.
+    /// How long a job that may be replaced may run without contact.
     pub terms: Terms,
-    /// Who may do what concerns everybody.
+    /// Who may do operations that affect everybody.
     pub operators: Operators,
-    /// How much is kept of each log of a job, in bytes; of its metrics, a quarter.
+    /// How many bytes of each log of a job are kept; of its metrics, a quarter of that.
     pub archive_quota: u64,
-    /// What signs certificates, if anybody is served from elsewhere.
+    /// The authority that signs certificates, if other machines are served.
     pub identity: Option<IdentityConfig>,
 }
 
 impl ControllerConfig {
-    /// The lease that is right unless someone knows better.
+    /// The lease if none is configured.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(15);
 
     /// More than anybody reads of a log, and less than any disk of a controller.
@@ -108,7 +108,7 @@ pub enum OpenError {
     /// Its database holds something that cannot be understood.
     #[error("the jobs of an earlier run cannot be read")]
     Load(#[source] StoreError),
-    /// It could not be told from the controllers before it.
+    /// There is no random number to distinguish it from earlier controllers.
     #[error("the system gave no random numbers")]
     Chance(#[source] io::Error),
 }
@@ -124,8 +124,8 @@ impl Controller {
     /// The name under which a collector knows the controller as a user of its store.
     pub const BLOB_USER: &str = pins::USER;
 
-    /// Opens or makes the controller's state and takes up every job that has not ended. The collector of its
-    /// blobs is told what it needs of them.
+    /// Opens or creates the controller's state and loads every job that has not ended. The collector of its blobs can
+    /// then ask which ones it needs.
     pub async fn open(
         config: ControllerConfig,
         clock: Arc<dyn Clock>,
@@ -140,7 +140,7 @@ impl Controller {
         };
         make(&home)?;
         let store = store::open(&home.join("db"), &archive_dir).await.map_err(OpenError::Store)?;
-        make(&archive_dir)?; // after the database: beside an archive, a missing database is an error
+        make(&archive_dir)?; // after the database: where an archive exists, a missing database is an error
         let loaded = store.load().await.map_err(OpenError::Load)?;
         let controller_epoch =
             getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;
@@ -183,25 +183,25 @@ impl Controller {
         self.services.routes()
     }
 
-    /// Shows whether the controller goes on, for a watchdog.
+    /// Shows whether the main loop is running, for a watchdog.
     pub fn rounds(&self) -> Rounds {
         Rounds(self.services.queue.clone())
     }
 
-    /// Works until `shutdown`, then writes what is left and ends all streams.
+    /// Works until `shutdown`, then writes all unwritten changes and ends all streams.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         self.task.run(shutdown).await;
         self.store.close().await;
     }
 }
 
-/// Shows whether a controller goes on. Clones show the same one.
+/// Shows whether a controller's main loop is running. Clones show the same one.
 #[derive(Clone)]
 pub struct Rounds(queue::Queue);
 
 impl Rounds {
-    /// Returns when the controller's main loop has come round once more. Nothing outside this process, and no
-    /// success of the store, is needed for that.
+    /// Returns when the controller's main loop has completed one more round. That needs nothing outside this process,
+    /// and no success of the store.
     pub async fn next(&self) {
         self.0.come_round().await;
     }

@@ -1,9 +1,9 @@
-//! What the controller needs of the store of blobs: it says so whenever somebody is about to make room there.
+//! The blobs that the controller needs. The collector asks for them whenever it is about to remove blobs.
 //!
-//! Needed are the code and the inputs of every job that has not ended, what jobs left, because there is no other
-//! copy of it, and the locks and build logs of the environments that machines keep. All of it follows from the
-//! database and from what nodes reported, so a crash changes nothing. A database that lost jobs does not know
-//! what they left: then nothing can be said, and nothing is removed.
+//! Needed are the code and the inputs of every job that has not ended, the outputs of jobs, because there is no other
+//! copy of them, and the locks and build logs of the environments that nodes keep. All of it follows from the
+//! database and from the reports of nodes, so a crash changes nothing. A database that lost jobs does not know their
+//! outputs: then the question fails, and nothing is removed.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ pub(crate) const USER: &str = "the controller";
 /// Jobs that are read from the database at a time.
 const PAGE: u32 = 500;
 
-/// What a job needs before it ends.
+/// The trees that a job needs until it ends.
 pub(crate) fn of_spec(spec: &JobDraft) -> Vec<Pin> {
     spec.snapshots().into_iter().map(|root| Pin::tree(root, Holder::Jobs)).collect()
 }
 
-/// What a job left.
+/// The outputs of a job.
 pub(crate) fn of_outcome(outcome: &Outcome) -> Option<Pin> {
     outcome.artifacts.map(|artifacts| Pin::tree(artifacts.root, Holder::Outputs))
 }
@@ -38,7 +38,7 @@ fn of_job(job: &JobRecord) -> Vec<Pin> {
     reads.into_iter().chain(job.outcome.iter().chain(told).filter_map(of_outcome)).collect()
 }
 
-/// Says everything that is needed.
+/// Lists everything that is needed.
 pub(crate) fn all(queue: Queue, store: Arc<dyn Store>) -> Pins {
     Box::new(move || {
         let (queue, store) = (queue.clone(), Arc::clone(&store));

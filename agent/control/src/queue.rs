@@ -1,14 +1,14 @@
-//! The one task that decides: it owns the [`Book`] (by its [`Publisher`]), writes what follows, and tells everybody.
+//! The one task that decides: it owns the [`Book`] (through its [`Publisher`]), writes the changes, and publishes
+//! them.
 //!
 //! Owns the order of events: messages that wait together are applied together, the scheduler runs once, one
-//! transaction makes everything durable, and only then are answers, orders and watchers served. A message
-//! that is only a level (a replica's step) is shown at once and written with the next commit, or within
-//! [`LAZY`]. Invariants: nobody hears of a submission, a placement, a cancel or an outcome that a power cut
-//! could take back; when a commit fails nothing is forgotten, the commit is tried again, and whoever asked
-//! is told that it failed.
+//! transaction makes everything durable, and only then answers, orders and updates for watchers are sent. A change
+//! that the next report would repeat (a replica's step) is published at once and written with the next commit, or
+//! within [`LAZY`]. Invariants: a submission, a placement, a cancel or an outcome is not reported before it is
+//! durable; when a commit fails no change is lost, the commit is tried again, and the callers get an error.
 //!
-//! Channel: one bounded queue of [`Request`]s, from the handlers of `api`. Timer: to the next lease end, retry
-//! date or lazy write; none when there is none of these. A machine that slept is noticed within [`AWAKE`].
+//! Channel: one bounded queue of [`Request`]s, from the handlers of `api`. Timer: to the next lease end, retry date
+//! or lazy write; none when there is none of these. After a sleep of the machine it fires within [`AWAKE`].
 
 mod book;
 mod publisher;
@@ -32,7 +32,7 @@ pub(crate) use book::{
 };
 use publisher::Publisher;
 
-/// How long a level may stay unwritten.
+/// How long a change that need not be durable at once may stay unwritten.
 const LAZY: Duration = Duration::from_secs(1);
 /// The wait before a failed commit is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 const AWAKE: Duration = Duration::from_secs(5);
 /// Messages that may wait for the task.
 const WAITING: usize = 1024;
-/// Messages that share one transaction at most.
+/// The most messages that share one transaction.
 const BATCH: usize = 256;
 
 /// Why the queue gave no answer.
@@ -54,7 +54,7 @@ pub(crate) enum AskError {
     DiskFull,
 }
 
-/// A job and what to say about it now.
+/// A job and the text that is shown about it now.
 #[derive(Debug, Clone)]
 pub(crate) struct JobView {
     pub(crate) job: Arc<JobRecord>,
@@ -71,16 +71,16 @@ impl JobView {
 /// The orders of one node, as they change.
 pub(crate) type OrdersReceiver = watch::Receiver<Arc<Orders>>;
 
-/// Whoever asked, and waits.
+/// The channel to a caller that waits.
 struct Reply<T>(oneshot::Sender<Result<T, AskError>>);
 
-/// An answer that is held back until everything it rests on is durable; it is told whether that is so.
+/// An answer that is held back until everything it depends on is durable; it gets the result of the commit.
 type Answer = Box<dyn FnOnce(Result<(), AskError>) + Send>;
 
 impl<T: Send + 'static> Reply<T> {
     fn hold(self, result: T) -> Answer {
         Box::new(move |written| {
-            // Whoever asked may have gone; that changes nothing.
+            // The caller may be gone; that changes nothing.
             let _ = self.0.send(written.map(|()| result));
         })
     }
@@ -92,7 +92,7 @@ impl<T> fmt::Debug for Reply<T> {
     }
 }
 
-/// Everything that may be asked of the task. The methods of [`Queue`] say what each means.
+/// All requests to the task. The methods of [`Queue`] describe them.
 #[derive(Debug)]
 enum Request {
     Submit(Submission, Reply<Option<JobId>>),
@@ -120,7 +120,7 @@ enum Request {
     Remove { job: Box<JobRecord>, reply: Reply<bool> },
 }
 
-/// An environment as its node showed it before a wish, and how the wish stands from then on.
+/// An environment as its node reported it before a wish, and the state of the wish from then on.
 type Wished = (Option<CachedEnvironment>, watch::Receiver<WishState>);
 
 /// The handle the API holds. Cheap to clone.
@@ -139,10 +139,11 @@ pub(crate) struct Task {
     flush: Option<Instant>,
 }
 
-/// What came of storing outputs: nothing for a job that left nothing.
+/// The result of storing outputs: `None` for a job without outputs.
 type Saved = Result<Option<Artifacts>, Fault>;
 
-/// The queue of a controller that starts from `loaded`; `controller_epoch` is random, and tells it from those before.
+/// The queue of a controller that starts from `loaded`; `controller_epoch` is random, and distinguishes it from
+/// earlier ones.
 pub(crate) fn queue(
     loaded: Loaded,
     contact: Duration,
@@ -178,7 +179,7 @@ impl Queue {
         self.ask(|reply| Request::Cancel { job: id.clone(), who, reply }).await
     }
 
-    /// Keeps a job that waits from starting, or lets it go; `None` when it does not wait.
+    /// Holds a job that waits, or releases it; `None` when it does not wait.
     pub(crate) async fn hold(
         &self,
         id: &JobId,
@@ -203,7 +204,7 @@ impl Queue {
         self.ask(|reply| Request::Watch(id.clone(), reply)).await
     }
 
-    /// Returns when the task of the queue has come round once more, or has ended.
+    /// Returns when the task of the queue has completed one more round, or has ended.
     pub(crate) async fn come_round(&self) {
         let _ = self.ask(Request::ComeRound).await;
     }
@@ -213,8 +214,8 @@ impl Queue {
         self.ask(Request::Nodes).await
     }
 
-    /// Lets new work onto a node, or keeps it off; `None` when there is no such node. Once this is answered
-    /// nothing is placed there that was not before; the answer names what was.
+    /// Allows new work on a node, or stops it; `None` when there is no such node. After the answer of a stop nothing
+    /// more is placed there; the answer lists the jobs that were placed before.
     pub(crate) async fn set_eligibility(
         &self,
         node: &NodeId,
@@ -225,20 +226,20 @@ impl Queue {
         self.ask(|reply| Request::SetEligibility { node, event, who, reply }).await
     }
 
-    /// Takes the word of `who` that a silent node is gone for good.
+    /// Records the statement of `who` that a silent node is gone for good.
     pub(crate) async fn declare_lost(&self, node: &NodeId, who: &str) -> Result<DeclaredLost, AskError> {
         let (node, who) = (node.clone(), who.to_owned());
         self.ask(|reply| Request::DeclareLost { node, who, reply }).await
     }
 
-    /// Wishes something of an environment of a node: as the node showed it before, and how the wish stands from now
-    /// on. It is withdrawn when nobody holds the answer any more.
+    /// Makes a wish about an environment of a node. Returns the environment as reported before, and the state of the
+    /// wish from now on. The wish is withdrawn when the answer is dropped.
     pub(crate) async fn wish(&self, wish: Wish, who: &str) -> Result<Wished, AskError> {
         self.ask(|reply| Request::Wish { wish, who: who.to_owned(), reply }).await
     }
 
-    /// Wants the outputs of a replica stored that is over: what its node says of it, `None` when it is not connected.
-    /// It is wanted no longer than somebody holds the answer.
+    /// Has a node store the outputs of an ended replica: returns a receiver of the result, or `None` when the node is
+    /// not connected. Dropping the receiver ends the request.
     pub(crate) async fn want_outputs(
         &self,
         replica: ReplicaId,
@@ -247,12 +248,12 @@ impl Queue {
         self.ask(|reply| Request::WantOutputs { replica, node, reply }).await
     }
 
-    /// Tells whoever waits for the outputs of a replica what came of it.
+    /// Passes the result of storing the outputs of a replica to those who wait for it.
     pub(crate) async fn tell_outputs(&self, replica: ReplicaId, saved: Saved) -> Result<(), AskError> {
         self.ask(|reply| Request::TellOutputs { replica, saved, reply }).await
     }
 
-    /// Takes in that the outputs of a job that ended are stored by now.
+    /// Records that the outputs of a job that ended have been stored.
     pub(crate) async fn outputs_stored(
         &self,
         job: JobRecord,
@@ -262,17 +263,18 @@ impl Queue {
         self.ask(|reply| Request::OutputsStored { job: Box::new(job), node, artifacts, reply }).await
     }
 
-    /// Takes a job that ended off the record; false when it has not, or another of its name has not.
+    /// Marks a job that ended as removed; false when it, or another job of its name, has not ended.
     pub(crate) async fn remove(&self, job: JobRecord) -> Result<bool, AskError> {
         self.ask(|reply| Request::Remove { job: Box::new(job), reply }).await
     }
 
-    /// Writes what is not written yet, so that the store has everything that was said so far.
+    /// Writes all unwritten changes, so that the store has everything that was published so far.
     pub(crate) async fn flush(&self) -> Result<(), AskError> {
         self.ask(Request::Flush).await
     }
 
-    /// Forgets a node, and ends its stream. What it runs must be nothing, or may count as lost.
+    /// Removes a node, and ends its stream. If it has jobs it is not removed, unless `lose_jobs`: then they count as
+    /// lost.
     pub(crate) async fn remove_node(
         &self,
         node: &NodeId,
@@ -288,17 +290,17 @@ impl Queue {
         self.ask(|reply| Request::Write { documents, dropped, reply }).await
     }
 
-    /// The first report of a stream: from now on this stream speaks for the node.
+    /// The first report of a stream: from now on only this stream's reports count for the node.
     pub(crate) async fn link(&self, report: Report) -> Result<(u64, OrdersReceiver), AskError> {
         self.ask(|reply| Request::Link(report, reply)).await
     }
 
-    /// A further report; false when another stream speaks for the node by now.
+    /// A further report; false when the stream is not the node's present one any more.
     pub(crate) async fn report(&self, link: u64, report: Report) -> Result<bool, AskError> {
         self.ask(|reply| Request::Report { link, report, reply }).await
     }
 
-    /// How a replica stands.
+    /// The standing of a replica.
     pub(crate) async fn standing(&self, replica: &ReplicaId, node: &NodeId) -> Result<Standing, AskError> {
         let (replica, node) = (replica.clone(), node.clone());
         self.ask(|reply| Request::Standing { replica, node, reply }).await
@@ -309,7 +311,7 @@ impl Queue {
         self.ask(|reply| Request::WantsLog(replica.clone(), reply)).await
     }
 
-    /// Takes in what came of a replica; the answer is how it stood before.
+    /// Takes in the outcome of a replica; returns its standing before that.
     pub(crate) async fn settle(
         &self,
         replica: &ReplicaId,
@@ -322,7 +324,7 @@ impl Queue {
 }
 
 impl Task {
-    /// Works until `shutdown`, then writes what is left.
+    /// Works until `shutdown`, then writes all unwritten changes.
     pub(crate) async fn run(mut self, shutdown: impl Future<Output = ()>) {
         let mut shutdown = pin!(shutdown);
         let mut batch = Vec::new();
@@ -344,10 +346,10 @@ impl Task {
         self.turn(&mut Vec::new()).await;
     }
 
-    /// When to look again without a message.
+    /// When to apply the rules again without a message.
     ///
-    /// The runtime's timers stand still while the machine sleeps, leases do not: so while anything is
-    /// awaited the task looks again soon.
+    /// The runtime's timers stop while the machine sleeps, leases do not: so while anything is awaited the task wakes
+    /// up often.
     fn alarm(&self) -> Option<Instant> {
         let now = self.now();
         let rule = self.publisher.book.next_alarm(now);

@@ -1,11 +1,11 @@
-//! Who is one of the controller's: its nodes, its users, and the tokens that make more of them.
+//! The nodes and users that belong to the controller, and the tokens that admit more of them.
 //!
-//! Owns the records and the rules of tokens. Hides hashes and the database. Whoever asks is answered from memory, so
-//! every call of every connection can ask; one change is made at a time.
+//! Owns the records and the rules of tokens. Hides hashes and the database. Reads are served from memory, so every
+//! call of every connection can make one; one change is made at a time.
 //!
-//! Invariants: what gives somebody rights counts when it is on the disk; what takes them away counts at once, also
-//! when the disk fails; a token is never used more often than it says, and is looked for without telling by the time it
-//! takes how much of it is right.
+//! Invariants: a grant of rights takes effect when it is on disk; a withdrawal takes effect at once, also when the
+//! disk fails; a token is never used more often than its record allows; the time of a token's lookup does not reveal
+//! how much of it is right.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use tokio::sync::Mutex;
 use crate::queue::{AskError, Queue};
 use crate::store::{Document, Loaded, MemberRecord, TokenRecord, UserRecord};
 
-/// How long a token that is over is remembered, to say what became of it.
+/// How long an expired token is kept, so that a refusal can say that it expired.
 const REMEMBERED: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Why a token makes nobody anything.
+/// Why a token is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenRefused {
     #[error("there is no such token: it was revoked, is of another controller, or was over long ago")]
@@ -51,7 +51,7 @@ struct Known {
 }
 
 impl Known {
-    /// As it stands now.
+    /// Adds a document, in place of an earlier one.
     fn put(&mut self, document: Document) {
         match document {
             Document::Member(member) => drop(self.members.insert(member.node.clone(), member)),
@@ -66,7 +66,7 @@ impl Known {
 #[derive(Debug, Clone)]
 pub(crate) struct Registry {
     known: Arc<RwLock<Known>>,
-    /// Held by whoever changes something.
+    /// Held during a change.
     changing: Arc<Mutex<()>>,
     queue: Queue,
 }
@@ -78,7 +78,7 @@ impl Registry {
         Registry { known: Arc::new(RwLock::new(known)), changing: Arc::default(), queue }
     }
 
-    /// Whoever has a certificate of this name is still one of the controller's.
+    /// Whether the holder of a certificate of this name still belongs to the controller.
     pub(crate) fn knows(&self, subject: &Subject) -> bool {
         let known = self.known.read();
         let enrollment = match &subject.who {
@@ -89,7 +89,7 @@ impl Registry {
         enrollment == Some(&subject.enrollment)
     }
 
-    /// What somebody may do who comes from elsewhere.
+    /// The role of a user from another machine.
     pub(crate) fn role(&self, who: &Principal) -> Option<Role> {
         let Principal::User { name } = who else { return None };
         self.known.read().users.get(name).map(|user| user.role)
@@ -113,7 +113,7 @@ impl Registry {
         self.known.read().tokens.values().cloned().collect()
     }
 
-    /// Makes a machine a node that has a key; the same key again is the same node, and costs nothing.
+    /// Makes a machine a node with this key; the same key again is the same node, and spends no use of the token.
     pub(crate) async fn join(
         &self,
         secret: &str,
@@ -144,7 +144,7 @@ impl Registry {
         Subject::new(who, enrollment).ok_or(TokenRefused::Chance)
     }
 
-    /// The user whose code this is; it is used up.
+    /// The user whose code this is; one use of it is spent.
     pub(crate) async fn log_in(&self, secret: &str, now: Timestamp) -> Result<Subject, TokenRefused> {
         let _one = self.changing.lock().await;
         let mut token = self.find(secret, now)?;
@@ -163,7 +163,7 @@ impl Registry {
         self.add(vec![Document::Member(MemberRecord { key: key.to_owned(), ..member })]).await
     }
 
-    /// Gives a token out. What is over for long is forgotten.
+    /// Issues a token. Those that expired long ago are removed.
     pub(crate) async fn give(&self, token: TokenRecord, now: Timestamp) -> Result<(), AskError> {
         let _one = self.changing.lock().await;
         let over = |token: &&TokenRecord| token.until + REMEMBERED < now;
@@ -172,7 +172,7 @@ impl Registry {
         self.withdraw(old.into_iter().map(Document::Token).collect()).await
     }
 
-    /// Takes tokens back whose id begins so; gives the whole id if it was one.
+    /// Revokes the token whose id begins with `id`, if there is exactly one; returns the whole id.
     pub(crate) async fn revoke(&self, id: &str) -> Result<Option<String>, AskError> {
         let _one = self.changing.lock().await;
         let all = self.tokens();
@@ -183,7 +183,7 @@ impl Registry {
         Ok(Some(token.id().to_owned()))
     }
 
-    /// Adds a user, or changes his role.
+    /// Adds a user, or changes the role of one.
     pub(crate) async fn add_user(
         &self,
         name: &UserName,
@@ -199,7 +199,7 @@ impl Registry {
         Ok(self.add(vec![Document::User(UserRecord { role, ..user })]).await?)
     }
 
-    /// Removes a user with all his codes; false if there is none.
+    /// Removes a user and the user's codes; false if there is no such user.
     pub(crate) async fn remove_user(&self, name: &UserName) -> Result<bool, AskError> {
         let _one = self.changing.lock().await;
         let user = self.known.read().users.get(name).cloned();
@@ -209,7 +209,7 @@ impl Registry {
         Ok(true)
     }
 
-    /// From here on no certificate of the node is good; false if none had one.
+    /// From now on no certificate of the node is valid; false if it has none.
     pub(crate) async fn remove_node(&self, node: &NodeId) -> Result<bool, AskError> {
         let _one = self.changing.lock().await;
         let member = self.known.read().members.get(node).cloned();
@@ -221,7 +221,7 @@ impl Registry {
     fn find(&self, secret: &str, now: Timestamp) -> Result<TokenRecord, TokenRefused> {
         let hash = agent_model::ids::hex(&Token::hash(secret));
         let known = self.known.read();
-        // Every one is compared, whole, whether one was found or not.
+        // Every token is compared in full, also after one was found.
         let found = known.tokens.values().fold(None, |found, token| {
             if same(token.hash.as_bytes(), hash.as_bytes()) { Some(token) } else { found }
         });
@@ -229,7 +229,7 @@ impl Registry {
         if token.until < now { Err(TokenRefused::Over) } else { Ok(token) }
     }
 
-    /// Counts when it is on the disk.
+    /// Takes effect when it is on disk.
     async fn add(&self, documents: Vec<Document>) -> Result<(), AskError> {
         self.queue.write(documents.clone(), Vec::new()).await?;
         let mut known = self.known.write();
@@ -237,7 +237,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Counts at once.
+    /// Takes effect at once.
     async fn withdraw(&self, documents: Vec<Document>) -> Result<(), AskError> {
         if documents.is_empty() {
             return Ok(());

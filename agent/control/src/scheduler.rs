@@ -1,14 +1,14 @@
-//! Which waiting job goes to which node: one pure function.
+//! Which waiting job is placed on which nodes: one pure function.
 //!
-//! Owns the rule of order and of room. Hides nothing else: no clock, no store, no wire. Jobs of higher priority go
-//! first; among equals those of the user who has least of the machines now, and of one user in the order of submission.
-//! A job that must wait for room is promised some nodes ([`reserve`]), and what comes behind it may use them meanwhile
-//! only where that cannot delay it: so machines are not left idle for a large job, and small ones never starve it.
+//! Owns the rules of order and of room. It uses no clock, no store and no wire. Jobs of higher priority come first;
+//! among equals those of the user who uses least of the nodes now, and of one user in the order of submission. A job
+//! that must wait for room gets a reservation of nodes ([`reserve`]), and later jobs may use them meanwhile only if
+//! that cannot delay it (backfill): so nodes do not idle for a large job, and small jobs never starve it.
 //!
-//! Invariants, held by property tests: a node never gets more than its slots and [`Size`]; a job gets all the nodes it
-//! asks for, each once, or none; it never goes where its Python is known to be missing, or where a label says something
-//! else; nothing that is placed keeps a job from starting when it was promised to; every job left waiting has a [`Wait`]
-//! that says why.
+//! Invariants, held by property tests: a node never gets more than its slots and [`Size`]; a job gets all the nodes
+//! it asks for, each once, or none; it is never placed where its Python is known to be missing, or where a label has
+//! another value; no placed job delays another one beyond its promised start; every job left waiting has a [`Wait`]
+//! with the reason.
 
 mod reserve;
 mod wait;
@@ -32,9 +32,9 @@ pub(crate) struct Pending {
     pub(crate) job: JobId,
     pub(crate) wants: Resources,
     pub(crate) priority: Priority,
-    /// Whoever submitted it, if anybody knows.
+    /// The user who submitted it, if known.
     pub(crate) owner: Option<String>,
-    /// How long it takes its place at the most; absent when it may run for ever.
+    /// The longest time it takes its place; `None` when it has no limit.
     pub(crate) longest: Option<Duration>,
     /// The interpreter of the machine that it runs on, see [`python_of`].
     pub(crate) python: Option<String>,
@@ -42,10 +42,10 @@ pub(crate) struct Pending {
     pub(crate) avoid: Option<NodeId>,
 }
 
-/// The interpreters that nodes say they have. A node that says nothing is not in it: it may have any.
+/// The interpreters that nodes report. A node that reports none is not in it: it may have any.
 pub(crate) type Pythons<'a> = BTreeMap<&'a NodeId, &'a [Interpreter]>;
 
-/// The name of the interpreter that a node must have for an environment. A path is not judged from afar.
+/// The name of the interpreter that a node must have for an environment. A path is not checked here.
 pub(crate) fn python_of(environment: &EnvSpec) -> Option<&str> {
     match environment {
         EnvSpec::Host { python, .. } | EnvSpec::Pip { python, .. } => {
@@ -55,7 +55,7 @@ pub(crate) fn python_of(environment: &EnvSpec) -> Option<&str> {
     }
 }
 
-/// What is counted of a node: what it has, and what a job takes of it beside a slot.
+/// The counted resources: those of a node, or those that a job takes beside a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Size {
     pub(crate) gpus: u32,
@@ -102,7 +102,7 @@ pub(crate) struct Taken {
     pub(crate) job: JobId,
     pub(crate) owner: Option<String>,
     pub(crate) size: Size,
-    /// How long from now it takes that at the most; absent when nobody knows.
+    /// The longest time from now until it ends; `None` when unknown.
     pub(crate) ends: Option<Duration>,
 }
 
@@ -116,7 +116,7 @@ impl Taken {
         }
     }
 
-    /// What it counts in the share of its owner.
+    /// Its weight in the share of its owner.
     fn weight(gpus: u32) -> u64 {
         1 + u64::from(gpus)
     }
@@ -126,14 +126,14 @@ impl Taken {
 #[derive(Debug, Clone)]
 pub(crate) struct Room {
     pub(crate) node: NodeId,
-    /// Why it takes no work at all now, for people: `does not answer`.
+    /// Why it takes no work at all now, as text for users: `does not answer`.
     pub(crate) closed: Option<Cow<'static, str>>,
     pub(crate) slots: u32,
-    /// Of its GPUs those that it hands out.
+    /// Of its GPUs only those that it hands out.
     pub(crate) size: Size,
-    /// Which of its GPUs it does not hand out, and why, for people; empty when there is none.
+    /// Which of its GPUs it does not hand out, and why, as text for users; empty when there is none.
     pub(crate) unfit: String,
-    /// What its operators say of it.
+    /// Set by its operators.
     pub(crate) labels: BTreeMap<String, String>,
     /// It can run one rank of a job beside the ranks on other nodes.
     pub(crate) gangs: bool,
@@ -145,8 +145,8 @@ impl Room {
         self.slots > 0 && Size::of(wants).fits_into(self.size)
     }
 
-    /// The label that a job asks for and this node does not have; upper and lower case are the same. A node of which
-    /// nobody said what kind it is counts as any: job files from a cloud name a kind, and a box has none.
+    /// The label that a job asks for and this node does not have; case is ignored. A node without an instance type
+    /// matches any: job files from a cloud name one, and a box has none.
     fn lacks<'a>(&self, wants: &'a Resources) -> Option<(&'a String, &'a String)> {
         let has = |key: &str, value: &str| match self.labels.get(key) {
             Some(label) => label.eq_ignore_ascii_case(value),
@@ -199,15 +199,15 @@ fn choose(job: &Pending, nodes: &[Room], open: impl Fn(usize) -> bool) -> Option
     Some(fit)
 }
 
-/// Everything that decides where a job may go. Rooms only shrink while jobs are placed: where one job found none, no
-/// other one that needs the same does.
+/// Everything that decides where a job may be placed. Rooms only shrink while jobs are placed: if one job found none,
+/// no other job with the same need does.
 type Need<'a> = (u32, Size, &'a BTreeMap<String, String>, Option<&'a str>, Option<Duration>);
 
 fn need(job: &Pending) -> Need<'_> {
     (job.wants.nodes, Size::of(&job.wants), &job.wants.labels, job.python.as_deref(), job.longest)
 }
 
-/// Places `pending` on `nodes`; jobs of one owner and priority stand in the order of their submission.
+/// Places `pending` on `nodes`; jobs of one owner and priority are in the order of their submission.
 pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons<'_>) -> Placements {
     let mut decided = Placements::default();
     let mut promises = Promises::new(nodes.len());
@@ -242,14 +242,14 @@ pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons
     decided
 }
 
-/// Whose turn it is: a job of the highest priority, of the owner who has least.
+/// The order of turns: a job of the highest priority, of the owner who uses least.
 struct Turns<'a> {
-    /// By priority and owner, those who wait, in their order.
+    /// The waiting jobs by priority and owner, in their order.
     lines: HashMap<(Priority, Option<&'a str>), VecDeque<&'a Pending>>,
-    /// The owners who have one waiting: best priority first, then least used, then who came first.
+    /// The owners with a waiting job: highest priority first, then least used, then earliest submitted.
     order: BTreeSet<(Reverse<Priority>, u64, usize, Option<&'a str>)>,
     used: HashMap<Option<&'a str>, u64>,
-    /// Where a job stands in the order of submission.
+    /// The place of a job in the order of submission.
     places: HashMap<&'a JobId, usize>,
 }
 
@@ -284,14 +284,14 @@ impl<'a> Turns<'a> {
 impl<'a> Iterator for Turns<'a> {
     type Item = &'a Pending;
 
-    /// A job counts as used from its turn on, also when it must wait: so nobody's line keeps the others' behind it.
+    /// A job counts as used from its turn on, also when it must wait: so no owner's line blocks those of others.
     fn next(&mut self) -> Option<&'a Pending> {
         let (priority, owner) = loop {
             let (Reverse(priority), used, _, owner) = self.order.pop_first()?;
             if self.used.get(&owner).is_none_or(|now| *now == used) {
                 break (priority, owner);
             }
-            self.line_up(priority, owner); // he got something by another line of his meanwhile
+            self.line_up(priority, owner); // another line of the owner had a turn meanwhile
         };
         let job = self.lines.get_mut(&(priority, owner))?.pop_front()?;
         *self.used.entry(owner).or_default() += Taken::weight(job.wants.gpus) * u64::from(job.wants.nodes);

@@ -1,9 +1,9 @@
-//! Secrets: what only the jobs of their owner are told.
+//! Secrets: values that only the jobs of their owner receive.
 //!
-//! Owns the folder `controller/secrets`: one for each owner, one file for each secret, which nobody but the
-//! controller's own user can read. They are in no database, no backup of one, and no answer to a client.
+//! Owns the directory `controller/secrets`: one directory for each owner, one file for each secret, which nobody but
+//! the controller's own user can read. They are in no database, no backup of one, and no answer to a client.
 //!
-//! Invariant: a secret belongs to one owner for ever, and whoever else names it is told that it is not there.
+//! Invariant: a secret belongs to one owner for ever, and for everybody else it does not exist.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -14,7 +14,7 @@ use std::time::UNIX_EPOCH;
 use agent_model::access::is_secret_name;
 use agent_model::{Principal, Timestamp, ids};
 
-/// What one may hold, in bytes: it travels in one line to the supervisor of a job, and is an environment variable.
+/// The largest value, in bytes: it is sent in one line to the supervisor of a job, and is an environment variable.
 pub(crate) const LARGEST: usize = 8 << 10;
 
 /// How many an owner may have.
@@ -39,7 +39,7 @@ pub(crate) enum SecretError {
     },
 }
 
-/// The secrets of everybody. Clones are the same. Every call blocks, briefly.
+/// The secrets of all owners. Clones share them. Every call blocks, briefly.
 #[derive(Debug, Clone)]
 pub(crate) struct Secrets {
     dir: PathBuf,
@@ -63,7 +63,7 @@ impl Secrets {
         }
     }
 
-    /// Keeps a value, in place of the one before; it is on disk when this returns.
+    /// Stores a value, in place of an earlier one; it is on disk when this returns.
     pub(crate) fn set(&self, owner: &Principal, name: &str, value: &[u8]) -> Result<(), SecretError> {
         let path = self.at(owner, name)?;
         if value.is_empty()
@@ -84,7 +84,7 @@ impl Secrets {
         keep().map_err(|source| SecretError::Store { path: dir.clone(), source })
     }
 
-    /// The names of an owner's, and when each was set.
+    /// The names of an owner's secrets, and when each was set.
     pub(crate) fn list(&self, owner: &Principal) -> Result<Vec<(String, Timestamp)>, SecretError> {
         let dir = self.of(owner);
         let fail = |source| SecretError::Store { path: dir.clone(), source };
@@ -104,7 +104,7 @@ impl Secrets {
         Ok(list)
     }
 
-    /// Forgets one.
+    /// Removes one.
     pub(crate) fn remove(&self, owner: &Principal, name: &str) -> Result<(), SecretError> {
         let path = self.at(owner, name)?;
         match fs::remove_file(&path) {
@@ -115,7 +115,7 @@ impl Secrets {
         }
     }
 
-    /// What one of an owner's holds.
+    /// The value of one of an owner's secrets.
     pub(crate) fn read(&self, owner: &Principal, name: &str) -> Result<String, SecretError> {
         let path = self.at(owner, name)?;
         match fs::read_to_string(&path) {

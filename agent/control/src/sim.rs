@@ -1,4 +1,4 @@
-//! A simulator that tries to break the protocol, and the mistakes that prove that it would notice.
+//! A simulator that tries to break the protocol, and deliberate mistakes (mutants) that prove that it notices.
 //!
 //! Drives the real [`crate::queue::Book`] and the node's real decisions (`agent_model::protocol`) through
 //! random histories: crashes of controller and agents, restarts of machines, lost, late, doubled and

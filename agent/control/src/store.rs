@@ -1,15 +1,15 @@
-//! What the controller must never forget, and the one way to write it down.
+//! The records that the controller must never lose, and the one way to write them.
 //!
-//! Owns the stored records and the [`Store`] trait. Hides SQL, and which database there is. A [`Changes`] is
-//! everything that follows from the messages handled together, and is written whole or not at all; so the facts of
-//! one business step, for example the new epoch and the placement, can never be told apart by a crash. Documents
-//! carry unknown fields without complaint, so that a store can be read after an upgrade and after a downgrade.
+//! Owns the stored records and the [`Store`] trait. Hides SQL, and which database is used. A [`Changes`] is
+//! everything that follows from the messages handled together, and is written whole or not at all; so a crash can
+//! never separate the facts of one step, for example the new epoch and the placement. Documents may have unknown
+//! fields, which are ignored, so that a store can be read after an upgrade and after a downgrade.
 //!
 //! Jobs and events are searched for, so they have tables of their own. Everything else is a [`Document`]: a new kind
 //! of them is a variant there and its name, and nothing else here changes.
 //!
-//! A database that is damaged is mended at the start, and what had to be done is told ([`Recovery`]). A
-//! controller writes nothing once another one has written ([`StoreError::Taken`]).
+//! A damaged database is repaired at the start, and the repair is reported ([`Recovery`]). A controller writes
+//! nothing once another one has written ([`StoreError::Taken`]).
 
 mod ballast;
 mod opening;
@@ -51,14 +51,14 @@ pub(crate) struct JobRecord {
     pub(crate) seq: u64,
     /// The client's identifier of the submission; unique.
     pub(crate) request: String,
-    /// Who submitted it; nobody knows of one that was taken over from a node, or is older than owners are.
+    /// Who submitted it; `None` for one that was taken over from a node, or is older than this field.
     #[serde(default)]
     pub(crate) owner: Option<Principal>,
     pub(crate) spec: JobSpec,
     pub(crate) state: JobState,
     /// The latest assignment; 0 before the first.
     pub(crate) epoch: Epoch,
-    /// Assignments that no node ever took up: they count against no limit of attempts.
+    /// Assignments that no node ever reported: they do not count against the limit of attempts.
     #[serde(default)]
     pub(crate) uncharged: u64,
     /// The next attempt may not start before.
@@ -72,13 +72,13 @@ pub(crate) struct JobRecord {
     pub(crate) started_at: Option<Timestamp>,
     #[serde(default)]
     pub(crate) ended_at: Option<Timestamp>,
-    /// Why the job is to end early, in the words of whoever asked: `canceled by uid 1000`.
+    /// Why the job is to end early, as text: `canceled by uid 1000`.
     #[serde(default)]
     pub(crate) cancel: Option<String>,
-    /// Who keeps it from starting, in words: `held by uid 1000`.
+    /// Who holds it, as text: `held by uid 1000`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) held: Option<String>,
-    /// The jobs it comes after that have not ended yet.
+    /// The predecessors for whose end it still waits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) waits_for: Vec<Predecessor>,
     /// The replicas of the latest attempt; none while the job waits.
@@ -86,11 +86,11 @@ pub(crate) struct JobRecord {
     pub(crate) replicas: Vec<ReplicaRecord>,
     #[serde(default)]
     pub(crate) outcome: Option<Outcome>,
-    /// When somebody took it off the record. Nothing is left of such a job but its name and its last attempt, so
-    /// that another job of the name has later ones, and no node takes the one for the other.
+    /// When it was removed. Its name and its last attempt are kept, so that another job of the name has later
+    /// attempts, and no node confuses the two.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) removed_at: Option<Timestamp>,
-    /// The latest attempt was told to start, if it is one of several ranks.
+    /// The go of the latest attempt, if it is one of several ranks that was told to start.
     #[serde(default)]
     pub(crate) go: Option<Go>,
     /// Why the latest attempt of several ranks is ended as a whole, where no rank ended first.
@@ -99,11 +99,11 @@ pub(crate) struct JobRecord {
 }
 
 impl JobRecord {
-    /// What is left of an ended job when it is taken off the record.
+    /// What is kept of an ended job when it is removed.
     pub(crate) fn removed(self, now: Timestamp) -> JobRecord {
         let spec = JobDraft { command: ":".to_owned(), ..JobDraft::default() }.validate();
         JobRecord {
-            spec: spec.unwrap_or(self.spec), // never: it names nothing that could be wrong
+            spec: spec.unwrap_or(self.spec), // never fails: the draft is valid
             outcome: None,
             replicas: Vec::new(),
             cancel: None,
@@ -112,7 +112,7 @@ impl JobRecord {
         }
     }
 
-    /// Nobody is told of it any more.
+    /// It is not shown any more.
     pub(crate) fn is_removed(&self) -> bool {
         self.removed_at.is_some()
     }
@@ -122,7 +122,7 @@ impl JobRecord {
         ReplicaId { job: self.id.clone(), epoch: self.epoch, rank }
     }
 
-    /// What is on record of a rank of the latest attempt.
+    /// The record of a rank of the latest attempt.
     pub(crate) fn rank(&self, rank: u32) -> Option<&ReplicaRecord> {
         self.replicas.iter().find(|replica| replica.rank == rank)
     }
@@ -131,7 +131,7 @@ impl JobRecord {
 /// An attempt of several ranks was told to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Go {
-    /// Its ranks; none in a record that was made from what nodes run.
+    /// Its ranks; none in a record that was made from the reports of nodes.
     pub(crate) roster: Roster,
     /// Until when each may be started, on the clock of its node.
     pub(crate) until: Vec<Boot>,
@@ -153,16 +153,16 @@ pub(crate) struct ReplicaRecord {
     /// The boot of the node when it last reported this replica.
     #[serde(default)]
     pub(crate) boot_id: String,
-    /// What the node last reported; nothing before its first word about this replica.
+    /// What the node last reported; `None` before its first report of this replica.
     #[serde(default)]
     pub(crate) step: Option<ReplicaStep>,
     #[serde(default)]
     pub(crate) detail: String,
-    /// What came of it.
+    /// How it ended.
     #[serde(default)]
     pub(crate) end: Option<RankEnd>,
-    /// What it said when it could start. Only what was heard in this life of the controller counts, and the secret in
-    /// it belongs into no database.
+    /// What it reported when it could start. Only reports to this controller process count, and the secret in it must
+    /// not be stored.
     #[serde(skip)]
     pub(crate) ready: Option<Ready>,
 }
@@ -175,13 +175,13 @@ impl ReplicaRecord {
     }
 }
 
-/// What came of one rank.
+/// How one rank ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RankEnd {
-    /// Its node said so.
+    /// As its node reported.
     Told(Outcome),
-    /// It can have no process any more, and nobody will say what came of it.
+    /// It can have no process any more, and its outcome will never be known.
     Lost {
         fault: Fault,
         /// When its node was last heard.
@@ -210,7 +210,7 @@ pub(crate) struct SettledRecord {
     pub(crate) node: NodeId,
 }
 
-/// A machine that was made a node; its certificates carry the enrollment.
+/// A machine that was made a node; its certificates contain the enrollment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemberRecord {
     pub(crate) node: NodeId,
@@ -222,7 +222,7 @@ pub(crate) struct MemberRecord {
     pub(crate) joined_at: Timestamp,
 }
 
-/// A user who comes from elsewhere; his certificates carry the enrollment.
+/// A user from another machine, whose certificates contain the enrollment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UserRecord {
     pub(crate) name: UserName,
@@ -231,11 +231,11 @@ pub(crate) struct UserRecord {
     pub(crate) added_at: Timestamp,
 }
 
-/// A token that was given out, by the hash of its secret.
+/// A token that was issued, by the hash of its secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TokenRecord {
     pub(crate) hash: String,
-    /// Whose code it is; a token without one makes nodes.
+    /// The user whose code it is; a token without one admits nodes.
     #[serde(default)]
     pub(crate) user: Option<UserName>,
     #[serde(default)]
@@ -247,13 +247,13 @@ pub(crate) struct TokenRecord {
 }
 
 impl TokenRecord {
-    /// What it is called in lists; nobody can use it by that.
+    /// Its name in lists, which cannot be used as the token.
     pub(crate) fn id(&self) -> &str {
         self.hash.get(..12).unwrap_or(&self.hash)
     }
 }
 
-/// What is kept whole under its name and read whole at the start.
+/// A record that is stored whole under its name and read whole at the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Document {
@@ -299,17 +299,17 @@ pub(crate) struct Event {
 /// Everything one transaction writes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Changes {
-    /// Jobs as they stand now.
+    /// Jobs in their present state.
     pub(crate) jobs: Vec<Arc<JobRecord>>,
     /// What happened, in order.
     pub(crate) events: Vec<Event>,
-    /// Documents as they stand now.
+    /// Documents in their present state.
     pub(crate) documents: Vec<Document>,
-    /// Names of documents that are needed no more.
+    /// Names of documents that are not needed any more.
     pub(crate) dropped: Vec<String>,
 }
 
-/// What a controller starts from.
+/// What a controller loads at its start.
 #[derive(Debug, Default)]
 pub(crate) struct Loaded {
     /// Every job that has not ended.
@@ -317,7 +317,7 @@ pub(crate) struct Loaded {
     pub(crate) documents: Vec<Document>,
     /// The highest place in the order of submission ever given.
     pub(crate) last_seq: u64,
-    /// The database was rebuilt, or is older than what was last decided: the nodes may know more than it.
+    /// The database was rebuilt, or is older than the last decisions: the nodes may know more than it.
     pub(crate) mended: bool,
 }
 
@@ -331,7 +331,7 @@ impl Loaded {
     }
 }
 
-/// What became of a database that did not hold.
+/// What was repaired in a damaged or old database.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recovery {
     /// What was found.
@@ -344,11 +344,11 @@ pub(crate) struct Recovery {
     pub(crate) copied: usize,
     /// Things in it that could not be read: rows, stretches of rows, lines of the second copy.
     pub(crate) bad: usize,
-    /// Jobs of which nothing is left but that they were.
+    /// Jobs of which only the name is left.
     pub(crate) lost: Vec<String>,
 }
 
-/// A checksum over parts, whose borders count.
+/// A checksum over parts and the borders between them.
 fn checksum(parts: &[&[u8]]) -> i64 {
     let mut hasher = agent_cas::Hasher::new();
     for part in parts {
@@ -359,7 +359,7 @@ fn checksum(parts: &[&[u8]]) -> i64 {
     i64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// Which step of talking to the controller's database failed.
+/// Which access to the controller's database failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A transaction was not committed.
@@ -420,10 +420,10 @@ impl StoreError {
     }
 }
 
-/// Durable memory: when [`Store::commit`] returns, a power cut takes nothing back.
+/// Durable storage: when [`Store::commit`] returns, a power cut loses nothing.
 #[async_trait]
 pub(crate) trait Store: fmt::Debug + Send + Sync {
-    /// What is not over yet.
+    /// The jobs that have not ended, and all documents.
     async fn load(&self) -> Result<Loaded, StoreError>;
     /// Writes everything, or nothing; nothing at all once another controller has written.
     async fn commit(&self, changes: &Changes) -> Result<(), StoreError>;
@@ -439,7 +439,7 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     fn has_room(&self) -> bool;
     /// A random name, another one after the database was rebuilt or found to be older than it should be.
     fn incarnation(&self) -> &str;
-    /// What happened to the database, as long as that concerns anybody.
+    /// What was repaired in the database; `None` once the damaged file is removed.
     fn recovery(&self) -> Option<&Recovery>;
     /// Ends all connections, so that another process may open it.
     async fn close(&self);

@@ -1,8 +1,8 @@
-//! The conda engine: what is known of channels, packages and prefixes, on top of the rattler crates.
+//! The conda engine: its knowledge of channels, packages and prefixes, on top of the rattler crates.
 //!
-//! Owns the choice of the task and the runtime it runs on. Hides rattler: nothing above names it.
+//! Owns the dispatch of the task and the runtime it runs on. Hides rattler: nothing above uses its names.
 //!
-//! Invariants: what a task ends with is one event; threads that are still busy then die with the process.
+//! Invariants: a task ends with exactly one event; threads that are still busy then are killed with the process.
 
 mod activate;
 mod build;
@@ -28,17 +28,16 @@ use agent_env::{EngineEvent, Failure, FailureKind, Phase, Task};
 
 use tell::Teller;
 
-/// What a step of the engine comes to.
+/// The result of a step of the engine.
 pub(crate) type Done<T> = Result<T, Failure>;
 
-/// A failure of which nothing more is known.
+/// A failure with no lines and no hint.
 pub(crate) fn failed(kind: FailureKind, message: impl Into<String>) -> Failure {
     Failure { kind, message: message.into(), lines: Vec::new(), hint: None }
 }
 
-/// What can be done about a failure.
+/// Adds a hint what can be done about a failure.
 pub(crate) trait Advise {
-    /// Adds it.
     fn advise(self, hint: impl Into<String>) -> Self;
 }
 
@@ -49,7 +48,7 @@ impl Advise for Failure {
     }
 }
 
-/// Does one task.
+/// Performs one task.
 pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> EngineEvent {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -64,7 +63,7 @@ pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> EngineEvent {
             sweep::sweep(&sweep).map(|freed| EngineEvent::Swept { freed })
         }
     };
-    // A failed build may leave a thread that unpacks something; it is not waited for.
+    // A failed build may leave a thread that still unpacks an archive; it is not waited for.
     runtime.shutdown_background();
     outcome.unwrap_or_else(EngineEvent::Failed)
 }

@@ -1,11 +1,11 @@
-//! What the daemon and the conda engine tell each other.
+//! The protocol between the daemon and the conda engine.
 //!
 //! `agent-env` is a program of its own, so that it can be killed: it reads one [`EngineRequest`] from its standard
-//! input, writes an [`EngineEvent`] as a line of JSON to its standard output whenever there is something to tell, and
-//! ends. The last event says what came of it. What it writes to its standard error is for people.
+//! input, writes each [`EngineEvent`] as a line of JSON to its standard output, and ends. The last event is the
+//! outcome. Its standard error is for people.
 //!
-//! Invariants: a request holds no secret, only where secrets are kept; whatever moment the engine is killed at,
-//! the same request succeeds later.
+//! Invariants: a request contains no secret, only the path of the credentials file; after the engine was killed at
+//! any moment, the same request can still succeed later.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,13 +13,13 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Grows when an older engine would misunderstand a request.
+/// Increased when an older engine would misunderstand a request.
 pub const VERSION: u32 = 1;
 
 /// What the engine is to do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineRequest {
-    /// [`VERSION`] of whoever asks.
+    /// [`VERSION`] of the caller.
     pub version: u32,
     /// The rest.
     pub task: Task,
@@ -29,75 +29,75 @@ pub struct EngineRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Task {
-    /// Say what this machine offers to packages. Answered by [`EngineEvent::Probed`].
+    /// Report what this machine offers to packages. Answered by [`EngineEvent::Probed`].
     Probe,
-    /// Make an environment. Answered by [`EngineEvent::Built`].
+    /// Build an environment. Answered by [`EngineEvent::Built`].
     Build(Box<Build>),
-    /// Remove what no environment needs from the package cache. Answered by [`EngineEvent::Swept`].
+    /// Remove packages that no environment needs from the package cache. Answered by [`EngineEvent::Swept`].
     Sweep(Sweep),
 }
 
-/// An environment to make.
+/// An environment to build.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Build {
-    /// Where: an absolute directory that exists and is empty. It stays there.
+    /// Where: an absolute path; empty or absent, or left by an unfinished build. It stays there.
     pub prefix: PathBuf,
     /// The package cache, shared by all builds; on the same file system as the prefix, or every file is copied.
     pub cache: PathBuf,
     /// The channels, best first.
     pub channels: Vec<Channel>,
-    /// What is wanted. Ignored when there is a lock.
+    /// The wanted packages. Ignored when there is a lock.
     pub specs: Vec<Spec>,
-    /// Exactly these packages: the text of an explicit list, see `agent_model::condafile`.
+    /// The exact packages: the text of an explicit list, see `agent_model::condafile`.
     pub lock: Option<String>,
-    /// What a package of a better channel means for the others.
+    /// How channels are preferred.
     pub priority: Priority,
-    /// Only what is in the cache; the network is not touched.
+    /// Use only what is in the cache, and not the network.
     pub offline: bool,
-    /// What packages may rely on, as [`EngineEvent::Probed`] said it or as somebody decided.
+    /// What packages may rely on, as reported by [`EngineEvent::Probed`] or as configured.
     pub platform: Platform,
-    /// The file of credentials, in the form that conda's newer tools share: a JSON object of host names, each
-    /// with `BearerToken`, `CondaToken` or `BasicHTTP {username, password}`.
+    /// The credentials file, in the format that conda's newer tools share: a JSON object of host names, each with
+    /// `BearerToken`, `CondaToken` or `BasicHTTP {username, password}`.
     pub credentials: Option<PathBuf>,
     /// How long solving may take, in seconds.
     pub solve_within_s: u64,
-    /// A download that makes no progress for this long is begun anew, and given up after some times, in seconds.
+    /// A download without progress for this long, in seconds, is restarted, and given up after some tries.
     pub stall_s: u64,
-    /// Whether its files may be one with those of the package cache: only where no job can write them, or a job
-    /// would change what other environments are made of. Where the file system can share blocks, that is done
-    /// instead; otherwise files are copied.
+    /// Whether its files may be hard links of those in the package cache: only where no job can write them, or a job
+    /// would change the files of other environments. Where the file system can share blocks, that is done instead;
+    /// otherwise files are copied.
     #[serde(default)]
     pub hard_links: bool,
 }
 
-/// Where packages come from.
+/// A source of packages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Channel {
-    /// What a specification calls it, as in `conda-forge::numpy`.
+    /// Its name in a specification, as in `conda-forge::numpy`.
     pub name: String,
     /// Its address, without credentials. The environment is recorded as coming from here.
     pub url: String,
-    /// Where its files are fetched instead, in this order; none for the address itself.
+    /// Mirrors to fetch its files from instead, in this order; none for the address itself.
     pub mirrors: Vec<String>,
 }
 
-/// One line of what is wanted.
+/// One specification of wanted packages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
     /// For example `conda-forge::numpy >=1.26`.
     pub text: String,
-    /// Its line in the file of the user; 0 for what nobody wrote.
+    /// Its line in the user's file; 0 if it is not from there.
     pub line: usize,
 }
 
-/// What a package of a better channel means for packages of the same name elsewhere.
+/// Whether channels after the first that has a package are considered for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// The others are not looked at.
+    /// They are not.
     #[default]
     Strict,
-    /// The others are looked at as well.
+    /// They are.
     Flexible,
 }
 
@@ -115,42 +115,42 @@ pub struct Platform {
 pub struct Sweep {
     /// The package cache.
     pub cache: PathBuf,
-    /// Packages that no environment shares and that were not used for this long are removed, in seconds; what a
-    /// killed build left half-made always is.
+    /// Packages that no environment shares and that were unused for this long, in seconds, are removed; remains of
+    /// killed builds always are.
     pub unused_for_s: u64,
 }
 
-/// What the engine has to tell.
+/// A message of the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EngineEvent {
-    /// How far it is.
+    /// How far the build is.
     Progress(Progress),
     /// A line for the build log.
     Say {
         /// The line.
         line: String,
     },
-    /// The environment is made, but for its marker and its pip part.
+    /// The environment is built, but for its marker and its pip part.
     Built(Built),
     /// What the machine offers.
     Probed(Platform),
     /// The cache was swept.
     Swept {
-        /// Bytes that are free now.
+        /// Bytes that were freed.
         freed: u64,
     },
-    /// It was not done.
+    /// The task failed.
     Failed(Failure),
 }
 
-/// What a build is busy with.
+/// The phases of a build.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// It waits for something that others hold.
+    /// Waiting for something that others hold.
     Waiting,
-    /// Fetching the lists of what channels offer.
+    /// Fetching the package lists of channels.
     Repodata,
     /// Choosing packages.
     Solve,
@@ -171,7 +171,7 @@ pub enum Phase {
 /// How far a build is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// What it is busy with.
+    /// The current phase.
     pub phase: Phase,
     /// How many of [`Progress::total`] things are done.
     pub done: u64,
@@ -179,27 +179,27 @@ pub struct Progress {
     pub total: u64,
     /// How many of [`Progress::bytes_total`] bytes are done.
     pub bytes: u64,
-    /// How many there are; 0 while unknown, or where bytes mean nothing.
+    /// How many there are; 0 while unknown, or where bytes are not counted.
     pub bytes_total: u64,
     /// What is being worked on, for example the name of a package.
     pub what: String,
 }
 
 impl Progress {
-    /// Busy with something of which there are no numbers.
+    /// Progress without counts.
     pub fn of(phase: Phase, what: impl Into<String>) -> Progress {
         Progress { phase, done: 0, total: 0, bytes: 0, bytes_total: 0, what: what.into() }
     }
 }
 
-/// A made environment.
+/// An environment that was built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Built {
     /// The version of its Python; `None` when it has none.
     pub python_version: Option<String>,
-    /// What activating it sets, besides `PATH`.
+    /// The variables that activating it sets, besides `PATH`.
     pub vars: BTreeMap<String, String>,
-    /// What activating it puts first on `PATH`.
+    /// The directories that activating it puts first on `PATH`.
     pub path_entries: Vec<PathBuf>,
     /// The explicit list that makes the same environment again.
     pub lock: String,
@@ -209,16 +209,16 @@ pub struct Built {
     pub files: u64,
 }
 
-/// Why something was not done.
+/// Why a task failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub kind: FailureKind,
     /// What happened, in one or more lines, nearest cause first.
     pub message: String,
-    /// The lines ([`Spec::line`]) that are at fault, as far as known.
+    /// The lines ([`Spec::line`]) that caused it, as far as known.
     pub lines: Vec<usize>,
-    /// What to do about it, when something particular can be done.
+    /// What to do about it, if there is something specific.
     pub hint: Option<String>,
 }
 
@@ -226,21 +226,21 @@ pub struct Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// What is wanted cannot be understood.
+    /// The request cannot be understood.
     Spec,
-    /// A channel, or a package of a lock, is not there.
+    /// A channel, or a package of a lock, does not exist.
     NotFound,
     /// No choice of packages satisfies everything.
     Unsatisfiable,
-    /// The network, or a server, does not work; later it may.
+    /// The network, or a server, does not work; it may work later.
     Network,
     /// A server wants other credentials.
     Denied,
-    /// What arrived is not what was announced.
+    /// The data received is not the data announced.
     Damaged,
     /// The disk is full.
     DiskFull,
-    /// A package is not one that may be installed.
+    /// A package must not be installed.
     Refused,
     /// Solving took too long.
     TooLong,

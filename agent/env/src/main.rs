@@ -1,10 +1,10 @@
 //! `agent-env`: builds one conda environment and ends.
 //!
-//! Owns the order of things: read the request, do it, tell what came of it. Hides nothing; everything that
-//! knows conda is below [`engine`].
+//! Owns the order of things: read the request, do it, report the outcome. Hides nothing; all knowledge of conda is
+//! below [`engine`].
 //!
-//! Invariants: the last line on standard output is the outcome, and the exit status repeats it; nothing of this
-//! program outlives whoever asked.
+//! Invariants: the last line on standard output is the outcome, and the exit status repeats it; no process of this
+//! program outlives its caller.
 
 mod engine;
 
@@ -32,7 +32,7 @@ fn read() -> Result<EngineRequest, String> {
     std::io::stdin()
         .read_to_string(&mut text)
         .map_err(|error| format!("cannot read the request: {error}"))?;
-    // The version is looked at first: of a newer request nothing else can be relied on.
+    // The version is checked first: nothing else in a newer request can be relied on.
     let version = serde_json::from_str::<serde_json::Value>(&text)
         .map_err(|error| format!("the request is not JSON: {error}"))?
         .get("version")

@@ -1,8 +1,7 @@
-//! Files in places where somebody else may have put anything, and changes it meanwhile: links, pipes, devices.
+//! Opens files in places where another user may put anything and change it at any time: links, pipes, devices.
 //!
-//! The one way in which the daemon opens what is a job's. Invariants: what is opened lies below the directory that is
-//! held open, and no link was passed on the way; nothing that is opened waits for somebody; what is read is a regular
-//! file, and no more of it than is asked for.
+//! The daemon opens files of a job in no other way. Invariants: a file opened beneath a directory is below it, and no
+//! link led out of it; opening never blocks; only regular files are read, and no more bytes than the caller allows.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -12,7 +11,7 @@ use std::path::{Component, Path};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Which links may be passed on the way.
+/// Which symbolic links may be followed on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
     /// None.
@@ -21,14 +20,14 @@ pub enum Links {
     Inside,
 }
 
-/// Opens the directory at `path`, whose way there is trusted; it is no link itself.
+/// Opens the directory at `path`, which may not be a link itself; the directories above it are trusted.
 pub fn open_directory(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// Opens what is at `path` below `root`; nothing is `root` itself. A pipe does not block, and a terminal becomes
-/// nobody's.
+/// Opens the file at `path` below `root`; an empty path is `root` itself. A pipe does not block, and a terminal does
+/// not become the controlling one.
 pub fn open_beneath(
     root: impl AsFd,
     path: impl AsRef<Path>,
@@ -48,12 +47,12 @@ pub fn open_beneath(
     }
 }
 
-/// What is opened for its place alone takes no such flags.
+/// Flags that keep an open from blocking; `O_PATH` does not take them.
 fn waits_for_nobody(flags: OFlags) -> OFlags {
     if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK | OFlags::NOCTTY }
 }
 
-/// As the kernel would do it at once, but for links that stay inside: none is passed.
+/// The same as the kernel's call, one name at a time, but no link is followed, even one that stays inside.
 fn step_by_step(root: io::Result<OwnedFd>, path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let mut at = root.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::BADF))?;
     let mut names = path.components().filter(|name| *name != Component::CurDir).peekable();
@@ -71,13 +70,13 @@ fn step_by_step(root: io::Result<OwnedFd>, path: &Path, flags: OFlags, mode: Mod
     Err(Errno::NOENT)
 }
 
-/// Opens the file at `path` below `root` for reading; what is no file, or behind a link, counts as absent.
+/// Opens the file at `path` below `root` for reading; anything else, or a file behind a link, counts as absent.
 pub fn open_file_beneath(root: impl AsFd, path: impl AsRef<Path>) -> io::Result<File> {
     plain(open_beneath(root, path, OFlags::RDONLY, Mode::empty(), Links::Never))
 }
 
-/// Opens a file for reading in whose place somebody may have put something else: what is no file counts as absent. The
-/// way to it is trusted.
+/// Opens a file for reading where another user may have put something else: anything but a regular file counts as
+/// absent. The directories above it are trusted.
 pub fn open_plain(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     plain(rustix::fs::openat(CWD, path, flags, Mode::empty()))
@@ -94,8 +93,8 @@ fn plain(opened: Result<OwnedFd, Errno>) -> io::Result<File> {
     }
 }
 
-/// Opens the file at `path` for appending, which is made if need be; what is no file is an error. The way to it is
-/// trusted.
+/// Opens the file at `path` for appending and creates it if needed; anything but a regular file is an error. The
+/// directories above it are trusted.
 pub fn append_plain(path: &Path) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let mode = Mode::from_raw_mode(0o666);
@@ -106,8 +105,8 @@ pub fn append_plain(path: &Path) -> io::Result<File> {
     }
 }
 
-/// All of a small file at `path`, whose way there is trusted. What is no file, and one of more than `most` bytes, is an
-/// error that does not say that it is absent.
+/// Reads the small file at `path`; the directories above it are trusted. Anything but a regular file, and a file of
+/// more than `most` bytes, is an error other than "not found".
 pub fn read_plain(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = match open_plain(path) {
         Err(error) if error.kind() == ErrorKind::NotFound && path.symlink_metadata().is_ok() => {
@@ -127,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder that is a job's, and a secret beside it.
+    /// A folder of a job, and a secret beside it.
     fn bench() -> (tempfile::TempDir, OwnedFd) {
         let temp = tempfile::tempdir().unwrap();
         fs::create_dir_all(temp.path().join("job/d")).unwrap();

@@ -1,11 +1,11 @@
-//! A file system that is soon full, for tests of what happens then.
+//! A small file system, which fills up soon, for tests of a full disk.
 
 use std::ffi::CString;
 use std::path::Path;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// A file system of its own, which goes with the value.
+/// A file system of its own, which is unmounted on drop.
 #[derive(Debug)]
 pub struct SmallDisk(tempfile::TempDir);
 

@@ -108,7 +108,7 @@ fn test_readers_see_one_of_the_two_and_never_a_mix() {
 
 #[test]
 fn test_a_full_disk_leaves_the_old_one_and_nothing_beside() {
-    // Bytes run out in one, names in the other: the directory itself takes one of them, too.
+    // One has too few bytes, the other too few inodes: the directory itself takes one of them, too.
     for (options, length) in [("size=16k", 100_000), ("size=1m,nr_inodes=2", 1)] {
         let Some(small) = SmallDisk::mount(options) else { return };
         let path = small.path().join("note.json");

@@ -1,7 +1,8 @@
-//! The authority of a controller: it says who is who.
+//! The authority of a controller: it signs all certificates.
 //!
-//! Owns a key that never leaves its directory, and the certificate that everybody of this controller trusts. Both are
-//! one file, written once and whole. What it signs says only what the controller says: of a request it takes the key.
+//! Owns a key that never leaves its directory, and the certificate that all nodes and users of this controller trust.
+//! Both are in one file, written once and atomically. The controller decides the content of a certificate: of a
+//! request only the key is used.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -22,7 +23,7 @@ use time::OffsetDateTime;
 
 use crate::{CLOCK_TOLERANCE, SERVER_NAME, Subject};
 
-/// Longer than any controller of today will be there.
+/// Longer than any controller of today will be used.
 const LIFE: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 
 /// Why there is no authority.
@@ -50,7 +51,7 @@ pub enum AuthorityError {
 /// Why nothing was signed.
 #[derive(Debug, thiserror::Error)]
 pub enum IssueError {
-    /// What came is no request, or is signed with another key than the one in it.
+    /// The bytes are no request, or it is signed with another key than the one in it.
     #[error("the signing request is not valid")]
     Request(#[source] rcgen::Error),
     /// The certificate could not be made.
@@ -58,7 +59,7 @@ pub enum IssueError {
     Sign(#[source] rcgen::Error),
 }
 
-/// A request for a certificate, of which the key is proved to be whose it is.
+/// A request for a certificate, which is proved to be signed with its own key.
 pub struct SigningRequest(CertificateSigningRequestParams);
 
 impl SigningRequest {
@@ -68,7 +69,7 @@ impl SigningRequest {
         CertificateSigningRequestParams::from_der(&der).map(SigningRequest).map_err(IssueError::Request)
     }
 
-    /// Tells one key from another.
+    /// The digest of the key, by which keys are compared.
     pub fn key(&self) -> String {
         agent_model::ids::hex(&Sha256::digest(self.0.public_key.der_bytes()))
     }
@@ -80,7 +81,7 @@ impl fmt::Debug for SigningRequest {
     }
 }
 
-/// What is on the disk.
+/// The content of the file.
 #[derive(Serialize, Deserialize)]
 struct AuthorityFile {
     version: u32,
@@ -95,7 +96,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// The one in this file, which is made if there is none.
+    /// The one in this file, which is created if there is none.
     pub fn open(path: &Path, now: Timestamp) -> Result<Authority, AuthorityError> {
         match std::fs::read(path) {
             Ok(bytes) => {
@@ -139,12 +140,12 @@ impl Authority {
         &self.certificate
     }
 
-    /// What a token says of it.
+    /// Its fingerprint, which tokens contain.
     pub fn fingerprint(&self) -> [u8; 32] {
         fingerprint(&self.certificate)
     }
 
-    /// Signs the key of a request for somebody.
+    /// A certificate for the key of a request and a subject.
     pub fn issue(
         &self,
         request: &SigningRequest,
@@ -184,7 +185,7 @@ impl fmt::Debug for Authority {
     }
 }
 
-/// Tells one authority from another.
+/// The digest of an authority's certificate.
 pub(crate) fn fingerprint(certificate: &[u8]) -> [u8; 32] {
     Sha256::digest(certificate).into()
 }

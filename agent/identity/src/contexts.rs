@@ -1,6 +1,7 @@
-//! The controllers that a user has logged in to, by names of his own.
+//! The controllers that a user has logged in to, by names that the user chose.
 //!
-//! One file of mode 0600 in his configuration directory, replaced whole. Other files there are left alone.
+//! One file of mode 0600 in the user's configuration directory, replaced atomically. Other files there are not
+//! touched.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -15,10 +16,10 @@ use crate::Credentials;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contexts {
     version: u32,
-    /// The one that is meant when none is named.
+    /// The one that is used when none is named.
     #[serde(default)]
     pub current: Option<String>,
-    /// What he holds for each.
+    /// The user's credentials for each.
     #[serde(default)]
     pub contexts: BTreeMap<String, Credentials>,
 }
@@ -35,7 +36,7 @@ impl Contexts {
         }
     }
 
-    /// Replaces the file; it lasts when this returns.
+    /// Replaces the file; it is on disk when this returns.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         if let Some(parent) = path.parent() {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;

@@ -1,7 +1,7 @@
-//! What a node or a user holds: a key, its certificate, and the authority it trusts.
+//! The credentials of a node or a user: a key, its certificate, and the authority it trusts.
 //!
-//! All of it is one file of mode 0600, replaced whole. [`ShownIdentity`] is the part that a connection shows; it can be replaced
-//! while connections are made, and each new one shows what is held then.
+//! All of it is in one file of mode 0600, replaced atomically. [`ShownIdentity`] is the part that a connection
+//! presents; it can be replaced at any time, and each new connection presents the latest one.
 
 use std::fmt;
 use std::io::{self, ErrorKind};
@@ -23,16 +23,16 @@ use crate::{Certified, SubjectError};
 /// Why a key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The system made none, or the text is none.
+    /// No key could be made, or the text is not a key.
     #[error("the key cannot be made or read")]
     Key(#[source] rcgen::Error),
     /// A text is damaged.
     #[error("the file of the identity is damaged")]
     Damaged,
-    /// The certificate is none of a controller.
+    /// The certificate is not one of a controller.
     #[error(transparent)]
     Subject(#[from] SubjectError),
-    /// Key and certificate do not fit.
+    /// Key and certificate do not match.
     #[error("the key of the identity does not fit its certificate")]
     Mismatch(#[source] rustls::Error),
 }
@@ -46,7 +46,7 @@ impl PrivateKey {
         KeyPair::generate().map(PrivateKey).map_err(KeyError::Key)
     }
 
-    /// The one that [`PrivateKey::to_text`] wrote down.
+    /// The one that [`PrivateKey::to_text`] wrote.
     pub fn from_text(text: &str) -> Result<PrivateKey, KeyError> {
         let der = STANDARD.decode(text.trim()).map_err(|_| KeyError::Damaged)?;
         let der = PrivatePkcs8KeyDer::from(der);
@@ -77,7 +77,7 @@ impl fmt::Debug for PrivateKey {
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
     version: u32,
-    /// The controller, as it was named: `https://host:port`.
+    /// The address of the controller, as it was given: `https://host:port`.
     pub controller: String,
     authority: String,
     certificate: String,
@@ -85,7 +85,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Puts together what a controller gave for a key.
+    /// The credentials for a key, from the answer of a controller.
     pub fn new(controller: &str, authority: &[u8], certificate: &[u8], key: &PrivateKey) -> Credentials {
         Credentials {
             version: 1,
@@ -105,12 +105,12 @@ impl Credentials {
         }
     }
 
-    /// Replaces the file; it lasts when this returns.
+    /// Replaces the file; it is on disk when this returns.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         agent_fs::write_durable(path, &serde_json::to_vec_pretty(self).map_err(io::Error::other)?)
     }
 
-    /// What the certificate says.
+    /// The content of the certificate.
     pub fn certified(&self) -> Result<Certified, KeyError> {
         Ok(Certified::read(&decode(&self.certificate)?)?)
     }
@@ -142,12 +142,12 @@ fn decode(text: &str) -> Result<Vec<u8>, KeyError> {
     STANDARD.decode(text).map_err(|_| KeyError::Damaged)
 }
 
-/// What connections show, now. Clones share it.
+/// The identity that new connections present. Clones share it.
 #[derive(Clone)]
 pub struct ShownIdentity(Arc<RwLock<Arc<CertifiedKey>>>);
 
 impl ShownIdentity {
-    /// Shows these.
+    /// Presents these.
     pub fn new(credentials: &Credentials) -> Result<ShownIdentity, KeyError> {
         Ok(ShownIdentity(Arc::new(RwLock::new(Arc::new(credentials.shown()?)))))
     }
@@ -157,7 +157,7 @@ impl ShownIdentity {
         Arc::clone(&self.0.read())
     }
 
-    /// Shows others from now on.
+    /// Presents others from now on.
     pub fn replace(&self, credentials: &Credentials) -> Result<(), KeyError> {
         *self.0.write() = Arc::new(credentials.shown()?);
         Ok(())

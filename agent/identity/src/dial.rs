@@ -1,8 +1,8 @@
-//! The way to a controller: through a proxy where there is one, then TLS.
+//! Connections to a controller: through a proxy where there is one, then TLS.
 //!
-//! Whom to trust is the caller's ([`Trust`]): the authority that is on this disk, or, for whoever has a token only, the
-//! one whose fingerprint the token carries. For the latter the time does not count, because a clock that is wrong must
-//! be told as what it is and not as a certificate; all later connections check it.
+//! The caller decides whom to trust ([`Trust`]): the authority on this disk, or, with only a token, the one whose
+//! fingerprint the token contains. For the latter the time is not checked, because a wrong clock must be reported as
+//! such and not as a bad certificate; all later connections check it.
 
 use std::fmt;
 use std::io;
@@ -28,10 +28,10 @@ use crate::{Proxy, SERVER_NAME, same, validity};
 /// How long everything up to the end of the handshake may take.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// Why no connection can be made, whoever is there.
+/// Why no connection can be made, to any peer.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
-    /// The authority's certificate is none.
+    /// The authority's certificate cannot be used.
     #[error("the certificate of the authority cannot be used")]
     Authority(#[source] rustls::Error),
     /// TLS cannot be set up.
@@ -39,7 +39,7 @@ pub enum DialError {
     Setup(#[source] rustls::Error),
 }
 
-/// Whom to believe.
+/// Which authority to trust.
 #[derive(Debug, Clone)]
 pub enum Trust {
     /// This certificate of an authority.
@@ -58,7 +58,7 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// The way to a host; `held` is what is shown there, if anything.
+    /// Makes connections to a host; `held` is the identity that they present, if any.
     pub fn new(
         (host, port): (&str, u16),
         trust: Trust,
@@ -83,12 +83,12 @@ impl Dialer {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = vec![ALPN.to_vec()];
-        // Nothing of a session is used again: the certificate of today is shown each time.
+        // No session is resumed: the present certificate is shown each time.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(Dialer { host: host.to_owned(), port, proxy, config: Arc::new(config) })
     }
 
-    /// A connection, when whoever is there has proved to be the controller.
+    /// A connection, once the peer has proved to be the controller.
     pub async fn connect(&self) -> io::Result<TlsStream<TcpStream>> {
         let connected = timeout(CONNECT, async {
             let stream = self.proxy.connect(&self.host, self.port).await?;
@@ -101,7 +101,7 @@ impl Dialer {
         connected.await.map_err(|_| late())?
     }
 
-    /// Connects, and gives the certificate of the authority that whoever is there showed.
+    /// Connects, and returns the certificate of the authority that the peer presented.
     pub async fn authority(&self) -> io::Result<Vec<u8>> {
         let stream = self.connect().await?;
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
@@ -126,7 +126,7 @@ fn verifier(
     built.map_err(|error| DialError::Authority(rustls::Error::General(error.to_string())))
 }
 
-/// Believes the authority with one fingerprint, and whom it signed.
+/// Trusts the authority with one fingerprint, and the certificates it signed.
 #[derive(Debug)]
 struct Pinned {
     fingerprint: [u8; 32],

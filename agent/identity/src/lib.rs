@@ -1,13 +1,12 @@
-//! Who is who over TLS: certificates, keys and tokens.
+//! Identities over TLS: certificates, keys and tokens.
 //!
-//! Owns the controller's authority ([`Authority`]), what a node or a user holds ([`Credentials`]), the tokens that make
-//! somebody one of them ([`Token`]), both ends of a TLS connection ([`ServerTls`], [`Dialer`]), and the way through a
-//! proxy. Hides X.509, rustls and base64.
+//! Owns the controller's authority ([`Authority`]), the key and certificates of a node or a user ([`Credentials`]),
+//! the tokens that admit them ([`Token`]), both ends of a TLS connection ([`ServerTls`], [`Dialer`]), and connections
+//! through a proxy. Hides X.509, rustls and base64.
 //!
-//! Invariants: TLS 1.3 only; nothing is trusted because it was there first: a token carries the fingerprint of the
-//! authority, and after that the authority's certificate is on this disk; a name in a certificate of the authority was
-//! put there by the authority, never by whoever asked for it; no private key leaves the machine that made it; nothing
-//! secret is shown by `Debug`.
+//! Invariants: TLS 1.3 only; there is no trust on first use: a token contains the fingerprint of the authority, and
+//! after that the authority's certificate is on this disk; the authority decides the name in a certificate, never the
+//! requester; no private key leaves the machine that made it; nothing secret is shown by `Debug`.
 
 mod authority;
 mod contexts;
@@ -32,18 +31,18 @@ pub use proxy::Proxy;
 pub use tls::{Presented, ServerStream, ServerTls, TlsError};
 pub use token::{Token, TokenError, TokenKind};
 
-/// The one name of every controller's certificate: who is behind an address is proved by the authority alone.
+/// The name in every controller's certificate: the authority alone proves which controller is behind an address.
 pub(crate) const SERVER_NAME: &str = "controller.agentd";
 
 /// The beginning of a name in a certificate.
 const SCHEME: &str = "agentd://";
 
-/// Whom a certificate is for.
+/// The subject of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
     /// The node or the user.
     pub who: Principal,
-    /// Random, made when somebody became one of the controller's; another one after a removal.
+    /// Random, made when the node or user was admitted; another one after a removal.
     pub enrollment: String,
 }
 
@@ -66,7 +65,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Not the name in a certificate of a controller.
+/// The text is not a name as an authority writes it into certificates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the certificate names nobody of a controller")]
 pub struct SubjectError;
@@ -86,10 +85,10 @@ impl FromStr for Subject {
     }
 }
 
-/// What a certificate says.
+/// The content of a certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Certified {
-    /// Whom it is for.
+    /// Its subject.
     pub subject: Subject,
     /// Since when it is valid.
     pub from: Timestamp,
@@ -98,7 +97,7 @@ pub struct Certified {
 }
 
 impl Certified {
-    /// Reads a certificate, whoever signed it: that is for the handshake to check.
+    /// Reads a certificate without checking who signed it: the handshake does that.
     pub fn read(der: &[u8]) -> Result<Certified, SubjectError> {
         let (from, until) = validity(der).ok_or(SubjectError)?;
         let (_, certificate) = X509Certificate::from_der(der).map_err(|_| SubjectError)?;
@@ -107,13 +106,13 @@ impl Certified {
         Ok(Certified { subject: uri.parse()?, from, until })
     }
 
-    /// When it should be replaced: two thirds of its life are over.
+    /// When it should be replaced: after two thirds of its lifetime.
     pub fn renew_at(&self) -> Timestamp {
         renew_at(self.from, self.until)
     }
 }
 
-/// It was made when the tolerance was over.
+/// A certificate is made [`CLOCK_TOLERANCE`] after its `from`.
 fn renew_at(from: Timestamp, until: Timestamp) -> Timestamp {
     let made = from + CLOCK_TOLERANCE;
     made + until.since(made) * 2 / 3
@@ -144,7 +143,7 @@ pub fn is_fingerprint(authority: &[u8], of: &[u8; 32]) -> bool {
     same(&authority::fingerprint(authority), of)
 }
 
-/// How long before it is made a certificate is valid, for clocks that are behind.
+/// How long before it was made a certificate is valid, for clocks that are behind.
 pub const CLOCK_TOLERANCE: std::time::Duration = std::time::Duration::from_secs(60 * 60);
 
 #[cfg(test)]

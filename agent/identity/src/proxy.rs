@@ -1,7 +1,7 @@
-//! Which way a connection leaves this network: `HTTPS_PROXY` and `NO_PROXY`, as other programs read them.
+//! Connections through a proxy: `HTTPS_PROXY` and `NO_PROXY`, as other programs read them.
 //!
-//! A way through a proxy is a tunnel (CONNECT): the proxy sees the name of the controller and nothing else. What is on
-//! this machine is never asked for at a proxy.
+//! A connection through a proxy is a tunnel (CONNECT): the proxy sees the name of the controller and nothing else.
+//! Hosts on this machine are never reached through a proxy.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 /// The longest answer a proxy may give.
 const LONGEST_ANSWER: usize = 8 * 1024;
 
-/// What the environment says of proxies.
+/// The proxy settings of the environment.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Proxy {
     server: Option<Server>,
@@ -32,7 +32,8 @@ struct Server {
 }
 
 impl Proxy {
-    /// As variables say it; `variable` gives the value of one. An address that means nothing counts as none.
+    /// From environment variables; `variable` returns the value of one. An address that cannot be read counts as
+    /// none.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Proxy {
         let either = |upper: &str| {
             let found = variable(upper).or_else(|| variable(&upper.to_ascii_lowercase()));
@@ -56,7 +57,7 @@ impl Proxy {
         self.server.as_ref().filter(|_| !here && !self.direct.iter().any(excepted))
     }
 
-    /// A connection to a host, by whatever way.
+    /// A connection to a host, directly or through the proxy.
     pub(crate) async fn connect(&self, host: &str, port: u16) -> io::Result<TcpStream> {
         let Some(server) = self.for_host(host, port) else { return TcpStream::connect((host, port)).await };
         let through = |error: io::Error| {
@@ -78,7 +79,7 @@ impl fmt::Debug for Proxy {
 }
 
 impl Server {
-    /// `http://user:word@host:port`, of which only the host must be there.
+    /// `http://user:password@host:port`, of which only the host is required.
     fn read(url: &str) -> Option<Server> {
         let rest = match url.split_once("://") {
             Some(("http", rest)) => rest,
@@ -97,7 +98,7 @@ impl Server {
     }
 }
 
-/// Without the `%` of an address.
+/// Decodes the `%` escapes of an address.
 fn decoded(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let (mut out, mut at) = (Vec::new(), 0);
@@ -117,7 +118,7 @@ fn decoded(text: &str) -> Vec<u8> {
     out
 }
 
-/// Whether an entry of `NO_PROXY` means a host: all, a name and what is below it, an address, or a network.
+/// Whether an entry of `NO_PROXY` matches a host: all, a name and its subdomains, an address, or a network.
 fn is_direct(rule: &str, host: &str, port: u16, address: Option<IpAddr>) -> bool {
     if rule == "*" {
         return true;
@@ -159,7 +160,7 @@ async fn tunnel(stream: &mut TcpStream, server: &Server, host: &str, port: u16) 
     }
     request.push_str("\r\n");
     stream.write_all(request.as_bytes()).await?;
-    // Byte by byte: what follows the answer is the controller's.
+    // Byte by byte: the bytes after the answer are from the controller.
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\n") {
         if answer.len() >= LONGEST_ANSWER {

@@ -26,7 +26,7 @@ fn authority() -> (tempfile::TempDir, Arc<Authority>) {
     (dir, Arc::new(authority))
 }
 
-/// What the listener saw of a client that goes there with `dialer`, and what came of the client.
+/// What the listener saw of a client that connects with `dialer`, and the client's result.
 async fn meet(
     server: &ServerTls,
     make: impl FnOnce((&str, u16)) -> Dialer,
@@ -132,12 +132,12 @@ async fn test_each_end_knows_the_other_or_there_is_no_connection() {
     clock.advance(DAY + Duration::from_secs(2));
     let (seen, _) = meet(&server, dial(ours_trusted(), Some(&good))).await;
     assert!(seen.is_err(), "a certificate that has ended");
-    // A node's own certificate is none of a controller.
+    // A node's own certificate is not one of a controller.
     let (_, connected) = meet_as(&good, dial(ours_trusted(), None)).await;
     assert!(connected.is_err());
 }
 
-/// A client meets somebody who shows a certificate that is for clients.
+/// A client connects to a server that presents a certificate for clients.
 async fn meet_as(shown: &Credentials, make: impl FnOnce((&str, u16)) -> Dialer) -> (bool, io::Result<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let dialer = make(("127.0.0.1", listener.local_addr().unwrap().port()));

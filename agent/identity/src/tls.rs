@@ -1,8 +1,8 @@
 //! The controller's end of TLS.
 //!
-//! One listener takes everybody: who shows a certificate of the authority is who it says, and who shows none is nobody.
-//! Its own certificate is replaced while it listens. Nothing of a session is kept for the next one: each handshake shows
-//! its certificate anew.
+//! One listener accepts all clients: a certificate of the authority identifies a client, and a client without one has
+//! no identity. The listener's own certificate is replaced while it listens. Sessions are not resumed: each handshake
+//! presents the certificates again.
 
 use std::fmt;
 use std::io;
@@ -24,15 +24,15 @@ use tokio_rustls::server::TlsStream;
 use crate::authority::{Authority, IssueError};
 use crate::{Certified, renew_at, validity};
 
-/// The protocol that is spoken over it.
+/// The protocol over TLS: HTTP/2.
 pub(crate) const ALPN: &[u8] = b"h2";
 
-/// How TLS is computed.
+/// The cryptography of TLS.
 pub(crate) fn provider() -> CryptoProvider {
     rustls::crypto::ring::default_provider()
 }
 
-/// Certificates are judged by the clock of the daemon.
+/// Certificates are checked by the clock of the daemon.
 pub(crate) struct Time(pub(crate) Arc<dyn Clock>);
 
 impl fmt::Debug for Time {
@@ -50,7 +50,7 @@ impl TimeProvider for Time {
 /// Why there is no listener.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The authority signs nothing.
+    /// The authority could not sign it.
     #[error("the controller's own certificate could not be made")]
     Issue(#[from] IssueError),
     /// What it signed cannot be used.
@@ -64,7 +64,7 @@ pub enum TlsError {
 /// A connection to the controller.
 pub type ServerStream = TlsStream<TcpStream>;
 
-/// What whoever connected showed.
+/// What a client presented.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Presented {
     /// No certificate.
@@ -83,7 +83,7 @@ pub struct ServerTls {
     life: Duration,
 }
 
-/// The certificate that is shown now.
+/// The certificate that is presented now.
 struct Shown(RwLock<Arc<CertifiedKey>>);
 
 impl fmt::Debug for Shown {
@@ -99,7 +99,7 @@ impl ResolvesServerCert for Shown {
 }
 
 impl ServerTls {
-    /// `life` is how long each certificate of its own is good.
+    /// `life` is how long each certificate of its own is valid.
     pub fn new(
         authority: Arc<Authority>,
         clock: Arc<dyn Clock>,
@@ -132,13 +132,13 @@ impl ServerTls {
         renew_at(from, until)
     }
 
-    /// Shows a new certificate from now on; connections that there are go on.
+    /// Presents a new certificate from now on; open connections go on.
     pub fn renew(&self) -> Result<(), TlsError> {
         *self.shown.0.write() = make(&self.authority, &*self.clock, self.life)?;
         Ok(())
     }
 
-    /// The handshake with whoever connected.
+    /// The handshake with a client.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<(ServerStream, Presented)> {
         let stream = self.acceptor.accept(stream).await?;
         let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -156,7 +156,7 @@ impl fmt::Debug for ServerTls {
     }
 }
 
-/// A certificate to show, with that of the authority behind it: who joins checks it against his token.
+/// A certificate to show, with that of the authority behind it: a joining client checks it against its token.
 fn make(authority: &Authority, clock: &dyn Clock, life: Duration) -> Result<Arc<CertifiedKey>, TlsError> {
     let (leaf, key) = authority.issue_server(clock.now(), life)?;
     let chain = vec![leaf, authority.certificate().clone()];

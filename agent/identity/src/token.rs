@@ -1,6 +1,6 @@
-//! Tokens: what makes a machine a node, or somebody a user.
+//! Tokens: each makes a machine a node, or gives a user a certificate.
 //!
-//! A token is 256 random bits and the fingerprint of the authority that gave it. The controller keeps only a hash
+//! A token is 256 random bits and the fingerprint of the authority that issued it. The controller stores only a hash
 //! of the bits. The client verifies the controller by the fingerprint before it sends the bits.
 
 use std::fmt;
@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 pub enum TokenKind {
     /// It makes a machine a node.
     Join,
-    /// It gives a user his certificate.
+    /// It gives a user a certificate.
     Login,
 }
 
@@ -39,7 +39,7 @@ pub struct Token {
 /// Why a text is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
-    /// It begins like none.
+    /// It has no prefix of a token.
     #[error("a token begins with `agentd-join-`, and the code of a user with `agentd-login-`")]
     Kind,
     /// Something of it is missing, or changed.
@@ -48,7 +48,7 @@ pub enum TokenError {
 }
 
 impl Token {
-    /// A new one of an authority with this fingerprint.
+    /// A new one for an authority with this fingerprint.
     pub fn generate(kind: TokenKind, authority: [u8; 32]) -> Result<Token, getrandom::Error> {
         let mut secret = [0; 32];
         getrandom::fill(&mut secret)?;
@@ -60,17 +60,17 @@ impl Token {
         self.kind
     }
 
-    /// The fingerprint of the authority that gave it.
+    /// The fingerprint of the authority that issued it.
     pub fn authority(&self) -> [u8; 32] {
         self.authority
     }
 
-    /// The secret part, for the controller that gave it alone.
+    /// The secret part, only for the controller that issued it.
     pub fn secret(&self) -> String {
         URL_SAFE_NO_PAD.encode(self.secret)
     }
 
-    /// What a controller keeps of a token, made from its secret part.
+    /// The hash of a token's secret part, which the controller stores.
     pub fn hash(secret: &str) -> [u8; 32] {
         Sha256::digest(secret.as_bytes()).into()
     }
@@ -80,7 +80,7 @@ impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut bytes = self.secret.to_vec();
         bytes.extend(self.authority);
-        // A digit of the content at the end tells a torn text from a whole one.
+        // A checksum of the content at the end detects a text that is not whole.
         bytes.extend(&Sha256::digest(&bytes)[..2]);
         write!(f, "{}{}", self.kind.prefix(), URL_SAFE_NO_PAD.encode(bytes))
     }

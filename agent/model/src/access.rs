@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection.
+//! The identity at the other end of a connection.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeId, UserName};
 
-/// Whoever makes a call, as the transport proved it; what somebody says of himself never makes one.
+/// The caller, as the transport proved it; what a caller claims about itself is never used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Principal {
@@ -21,22 +21,22 @@ pub enum Principal {
         /// Its name.
         name: NodeId,
     },
-    /// A user of the controller, by his certificate.
+    /// A user of the controller, by their certificate.
     User {
-        /// His name.
+        /// Their name.
         name: UserName,
     },
 }
 
-/// What a user may do who comes from elsewhere. The controller looks it up at every call.
+/// What a user from elsewhere may do. The controller looks it up at every call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Submit jobs, and do with them what he likes.
+    /// Submit jobs, and do anything with their own.
     Submit,
-    /// Besides, what concerns everybody: jobs of others, and the machines.
+    /// Also what concerns everybody: jobs of others, and the machines.
     Operate,
-    /// Besides, say who is a node or a user.
+    /// Also decide who is a node or a user.
     Admin,
 }
 
@@ -59,7 +59,7 @@ impl Role {
     }
 }
 
-/// What a secret may be called: it is a file's name where it is kept.
+/// Whether a secret may have this name: it is a file's name where the secret is kept.
 pub fn is_secret_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     (1..=100).contains(&name.len()) && !name.starts_with('.') && name.chars().all(plain)

@@ -1,7 +1,7 @@
 //! Where a daemon listens.
 //!
-//! Owns how an address is written, and what makes one valid. Who listens there is proved by the transport, and who
-//! calls is a [`Principal`](crate::Principal).
+//! Owns how an address is written, and what makes one valid. The transport proves who listens there; the caller is
+//! a [`Principal`](crate::Principal).
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -27,16 +27,16 @@ pub enum Address {
 /// Why a text is no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It does not say what kind it is.
+    /// It has no prefix of a known kind.
     #[error("an address begins with `unix:` or `https://`")]
     Kind,
-    /// Whoever reads it may stand in another directory.
+    /// Its reader may be in another directory.
     #[error("a socket's path is absolute")]
     Relative,
     /// No system takes it.
     #[error("a socket's path has at most {MAX_SOCKET_PATH} bytes")]
     Long,
-    /// A place elsewhere is a name and a port, and nothing else.
+    /// An address on another machine is a name and a port, and nothing else.
     #[error("an address elsewhere is written `https://HOST:PORT`")]
     Place,
 }

@@ -1,13 +1,13 @@
-//! An error and what caused it: to look for something in there, and to tell it to people.
+//! An error and its causes: to search them, and to show them to people.
 
 use std::error::Error;
 
-/// The error and what caused it, outermost first.
+/// The error and its causes, outermost first.
 pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| (*error).source())
 }
 
-/// All of it as one text, without saying anything twice.
+/// All of them as one text, without repetition.
 pub fn tell(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     for cause in causes(error) {

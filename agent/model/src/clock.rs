@@ -1,8 +1,8 @@
 //! Time as a value that is passed in.
 //!
-//! Wall time ([`Timestamp`]) is for people: what is displayed, and the dates they set. Leases and limits count
-//! [`Boot`] time, which no administrator sets and which goes on while the machine sleeps. Nothing compares the clocks
-//! of two machines.
+//! Wall time ([`Timestamp`]) is for people: displayed times, and the dates they set. Leases and limits count
+//! [`Boot`] time, which no administrator sets and which continues while the machine sleeps. Nothing compares the
+//! clocks of two machines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
@@ -44,7 +44,7 @@ impl std::ops::Add<Duration> for Timestamp {
     }
 }
 
-/// A moment of one boot of one machine: the time since then, sleep included. On disk and on the wire it is
+/// A moment of one boot of one machine: the time since that boot, sleep included. On disk and on the wire it is
 /// in milliseconds, rounded down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Boot(pub Duration);
@@ -111,7 +111,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// The machine's clock, wrong by so many milliseconds: for trying what that does.
+/// The machine's clock, wrong by so many milliseconds: to test the effects.
 #[derive(Debug, Clone, Copy)]
 pub struct WrongClock(pub i64);
 
@@ -125,7 +125,7 @@ impl Clock for WrongClock {
     }
 }
 
-/// A clock that stands still until a test moves it; wall and boot time move together.
+/// A clock that is stopped until a test moves it; wall and boot time move together.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
 

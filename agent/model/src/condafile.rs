@@ -12,8 +12,8 @@
 //! ```
 //!
 //! A file is read the same way where it is submitted and where it is built: plain YAML of at most 1 MiB, one
-//! document, no aliases, no tags. What conda would silently drop or misread is refused with its place; what merely
-//! has no effect is a warning. Nothing that is read holds credentials or names a path of the machine it was
+//! document, no aliases, no tags. An entry that conda would silently drop or misread is refused with its place; one
+//! that merely has no effect is a warning. No accepted file holds credentials or names a path of the machine it was
 //! written on. Reading is pure, and never panics.
 
 mod include;
@@ -39,26 +39,26 @@ pub const LARGEST: usize = 1 << 20;
 pub struct CondaFile {
     /// Its name, for people.
     pub name: Option<String>,
-    /// The channels, best first: names or addresses. `defaults` stands for the channels conda has by default.
+    /// The channels, best first: names or addresses. `defaults` means the channels conda has by default.
     pub channels: Vec<Line>,
     /// The packages wanted of conda.
     pub specs: Vec<Line>,
     /// The lines for pip, options among them.
     pub pip: Vec<Line>,
-    /// Variables that are set for whatever runs in the environment. They change nothing in it.
+    /// Variables that are set for programs in the environment. They change nothing in it.
     pub variables: BTreeMap<String, String>,
 }
 
 /// A line of a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Line {
-    /// What it says.
+    /// Its text.
     pub text: String,
     /// Its number, counted from 1.
     pub line: usize,
 }
 
-/// Reads a conda environment file whose included files are read in already, see [`inline`].
+/// Reads a conda environment file whose included files are inserted already, see [`inline`].
 /// A fault names the line and the column.
 pub fn parse(text: &str) -> Result<(CondaFile, Vec<Warning>), Fault> {
     let node = document(text)?;
@@ -68,7 +68,7 @@ pub fn parse(text: &str) -> Result<(CondaFile, Vec<Warning>), Fault> {
 }
 
 impl CondaFile {
-    /// The packages wanted of conda such that equal lists mean the same: one spelling, sorted, each once.
+    /// The packages wanted of conda in a form in which equal lists mean the same: one spelling, sorted, each once.
     pub fn normalized_specs(&self) -> Vec<String> {
         let mut specs: Vec<String> = self.specs.iter().map(|spec| spec::normalized(&spec.text)).collect();
         specs.sort_unstable();
@@ -77,7 +77,7 @@ impl CondaFile {
     }
 
     /// Channels that packages name (`channel::package`) and [`CondaFile::channels`] does not, in their order.
-    /// Conda looks into them after all others.
+    /// Conda searches them after all others.
     pub fn channels_of_specs(&self) -> Vec<Line> {
         let mut found: Vec<Line> = Vec::new();
         for spec in &self.specs {
@@ -100,7 +100,7 @@ impl CondaFile {
         self.specs.iter().find(|line| spec::name(&line.text) == name)
     }
 
-    /// There are lines for pip and nobody to install them: `pip` is to be added to what is wanted.
+    /// There are lines for pip and no pip to install them: `pip` is to be added to the wanted packages.
     pub fn lacks_pip(&self) -> bool {
         !self.pip.is_empty() && self.spec_of("pip").is_none()
     }
@@ -110,7 +110,7 @@ impl CondaFile {
     }
 }
 
-/// What it asks for, for people: `python=3.11, scikit-learn and 3 more, 2 pip packages`.
+/// The wanted packages, for people: `python=3.11, scikit-learn and 3 more, 2 pip packages`.
 impl fmt::Display for CondaFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let python = self.spec_of("python");
@@ -252,7 +252,7 @@ fn read_channels(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>)
                 "`default` is a channel like any other; those of conda itself are `defaults`".to_owned();
             warnings.push(Warning { place: item.place, message });
         }
-        // conda's way to keep its own configuration out of it: here, that has none.
+        // With this conda ignores its own configuration, which has no effect here anyway.
         let new = text != "nodefaults" && file.channels.iter().all(|known| known.text != text);
         if new {
             file.channels.push(Line { text: text.to_owned(), line: item.place.line });
@@ -328,7 +328,7 @@ fn not_pip(key: &Key, value: &Node) -> Rejection {
     }
 }
 
-/// The lines for pip. A list in the list is what stood in an included file.
+/// The lines for pip. A list in the list holds the lines of an included file.
 fn read_pip(node: &Node, file: &mut CondaFile, warnings: &mut Vec<Warning>) -> Result<(), Rejection> {
     let items = match &node.value {
         Value::List(items) => items.as_slice(),
@@ -410,7 +410,7 @@ fn unexpanded(text: &str) -> Option<String> {
     Some(format!("`{variable}` stays as it is: variables of your machine are not known on a node"))
 }
 
-/// What is wrong with a text, wherever it stands.
+/// What is wrong with a text, without its place.
 #[derive(Debug, PartialEq, Eq)]
 struct Complaint {
     message: String,

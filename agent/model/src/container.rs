@@ -1,7 +1,7 @@
-//! What a job file may ask of the container engine beyond what has keys of its own: `docker_args`.
+//! Options of the container engine that have no keys of their own in a job file: `docker_args`.
 //!
-//! Pure. A list of what is allowed, and for everything else a reason why not: what an argument of the engine can do
-//! ranges from harmless to the whole machine.
+//! Pure. A list of what is allowed, and for everything else a reason why not: the effects of the engine's arguments
+//! range from harmless to control of the whole machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +13,7 @@ use crate::jobfile::section::size;
 pub struct Options {
     /// Processor time, in billionths of one processor.
     pub cpus: Option<u64>,
-    /// Shared memory, in bytes; what `shm_size` says goes first.
+    /// Shared memory, in bytes; `shm_size` has precedence.
     pub shm: Option<u64>,
     /// Limits of each process.
     pub ulimits: Vec<Ulimit>,
@@ -40,7 +40,7 @@ pub struct ArgumentError {
     pub why: String,
 }
 
-/// Arguments that change nothing: what they ask for is so anyway.
+/// Arguments that change nothing: jobs run like that anyway.
 const AS_IT_IS: &[&str] = &["--rm", "--init", "--network=host", "--net=host", "--ipc=private"];
 
 /// Arguments that are refused for a reason of their own.

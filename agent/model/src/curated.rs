@@ -1,9 +1,9 @@
 //! Environments that are known by name.
 //!
 //! Jobs written for the cloud name environments of its registry. A node has definitions of its own for such names:
-//! `NAME.yml` in a folder of its operator, else one that comes with the program.
+//! `NAME.yml` in a folder of its operator, else one that is shipped with the program.
 
-/// The definitions that come with the program: a name, and the environment document.
+/// The definitions that are shipped with the program: a name, and the environment document.
 pub const SHIPPED: &[(&str, &str)] = &[
     ("sklearn-1.5", include_str!("../../../packaging/environments/sklearn-1.5.yml")),
     ("lightgbm-3.3", include_str!("../../../packaging/environments/lightgbm-3.3.yml")),
@@ -14,13 +14,13 @@ pub const SHIPPED: &[(&str, &str)] = &[
     ),
 ];
 
-/// The definition that comes with the program for a name.
+/// The definition that is shipped with the program for a name.
 pub fn shipped(name: &str) -> Option<&'static str> {
     SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, document)| *document)
 }
 
-/// The name under which an environment is looked for, in small letters and fit to be a file name; `None` for what
-/// names no environment.
+/// The name under which an environment is looked up, in small letters and fit to be a file name; `None` for a
+/// reference to no environment.
 ///
 /// | Reference | Name |
 /// |---|---|

@@ -11,13 +11,13 @@ pub struct Watermarks {
 /// How full a disk is, by its marks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pressure {
-    /// What only saves time later may be made.
+    /// Data that only saves time later may be made.
     Ample,
     /// Work may begin.
     Enough,
-    /// Work may begin, and what nobody needs goes.
+    /// Work may begin, and data that nobody needs is removed.
     Tight,
-    /// No work begins that fills the disk, and what can be made again goes as well.
+    /// No work begins that fills the disk, and data that can be made again is removed as well.
     Low,
 }
 
@@ -46,7 +46,7 @@ impl Watermarks {
         self.reserve.saturating_mul(2)
     }
 
-    /// What it means that so many bytes are free.
+    /// The pressure when so many bytes are free.
     #[must_use]
     pub fn pressure(self, free: u64) -> Pressure {
         match free {
@@ -57,8 +57,8 @@ impl Watermarks {
         }
     }
 
-    /// Whether work that fills the disk may begin, given the bytes that are free, and how many files can still be made
-    /// if those are too few.
+    /// Whether work that fills the disk may begin, given the bytes that are free, and how many files can still be
+    /// made if those are too few.
     pub fn admit(self, free: u64, few_files: Option<u64>) -> Result<(), Shortfall> {
         match few_files {
             _ if free < self.reserve => Err(Shortfall::Bytes { free, reserve: self.reserve }),

@@ -1,4 +1,4 @@
-//! What software a job asks for.
+//! The software that a job asks for.
 //!
 //! The name under which an environment is cached is its *content*: [`EnvSpec::normalized`] is the part of
 //! the key that comes from the job; the node adds its platform and interpreter.
@@ -15,7 +15,7 @@ pub enum EnvSpec {
     Host {
         /// Name or path of the interpreter.
         python: String,
-        /// What must be installed there already; it is checked and never changed.
+        /// Packages that must be installed there already; they are checked and never changed.
         #[serde(default)]
         requirements: Vec<String>,
     },
@@ -70,7 +70,7 @@ impl EnvSpec {
     /// A text that is equal for two specifications that mean the same environment.
     ///
     /// Requirement lines keep their order where it matters to pip (options first, then packages sorted). Names of
-    /// files, names of environments and variables, which change no package, do not count.
+    /// files, names of environments, and variables are left out: they change no package.
     pub fn normalized(&self) -> String {
         match self {
             EnvSpec::Pip { python, requirements } => {
@@ -82,7 +82,7 @@ impl EnvSpec {
         }
     }
 
-    /// What it asks for, in a few words for people: `conda.yml: python=3.11, scikit-learn and 3 more`.
+    /// A short summary for people: `conda.yml: python=3.11, scikit-learn and 3 more`.
     pub fn summary(&self) -> String {
         match self {
             EnvSpec::Host { python, requirements } if requirements.is_empty() => format!("{python} as it is"),
@@ -130,7 +130,7 @@ fn pip_lines(lines: &[&str]) -> String {
     format!("{}\n{}", options.join("\n"), packages.join("\n"))
 }
 
-/// What counts of a conda environment: a lock alone if there is one, because it leaves nothing to choose.
+/// The part of a conda environment that counts: a lock alone if there is one, because it leaves nothing to choose.
 fn conda(document: &str, lock: Option<&str>) -> String {
     if let Some(text) = lock {
         let Ok(mut lock) = condafile::parse_lock(text) else { return format!("conda\nlock\n{text}") };

@@ -1,7 +1,7 @@
 //! The expressions of a command: `${{inputs.NAME}}` and `${{outputs.NAME}}`.
 //!
 //! Blanks inside the braces are allowed. Anything else between `${{` and `}}` is refused rather than left
-//! in the command, where a shell would make something unexpected of it.
+//! in the command, where a shell would interpret it in unexpected ways.
 
 use crate::fault::{Code, Fault};
 
@@ -31,7 +31,7 @@ pub fn references(command: &str) -> Result<Vec<Reference>, Fault> {
         .collect())
 }
 
-/// The command with every reference replaced by what `resolve` gives for it.
+/// The command with every reference replaced by what `resolve` returns for it.
 pub fn substitute(command: &str, resolve: impl Fn(&Reference) -> String) -> Result<String, Fault> {
     Ok(pieces(command)?
         .into_iter()

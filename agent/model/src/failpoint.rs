@@ -11,9 +11,9 @@
 //! | `kill` | the process dies at once, as by SIGKILL |
 //! | `delay:MS` | the thread sleeps so many milliseconds first |
 //!
-//! The entry `trace=FILE` has every failure written down there, for the test that planned it.
+//! With the entry `trace=FILE` every failure is logged to that file, for the test that planned it.
 //!
-//! Every write, sync, spawn, call and start of a transaction that the promises rest on has one; a test of
+//! Every write, sync, spawn, call and start of a transaction that the guarantees depend on has one; a test of
 //! the repository compares [`NAMES`] with the code.
 
 use std::io;
@@ -119,21 +119,21 @@ pub const NAMES: &[&str] = &[
     "shim.started.write",
 ];
 
-/// What is planned for this process, to be handed to one it starts with an environment of its own. Never in
-/// a release build.
+/// The plan for this process, to be passed to one it starts with an environment of its own. Never in a release
+/// build.
 pub fn plan() -> Option<std::ffi::OsString> {
     #[allow(clippy::disallowed_methods, reason = "it exists for tests alone and configures nothing")]
     if cfg!(debug_assertions) { std::env::var_os(VARIABLE) } else { None }
 }
 
-/// Visits the failpoint `name`; an error takes the place of the operation that would have followed.
+/// Visits the failpoint `name`; an error replaces the operation that would have followed.
 #[cfg(not(debug_assertions))]
 #[inline]
 pub fn hit(_name: &'static str) -> io::Result<()> {
     Ok(())
 }
 
-/// Visits the failpoint `name`; an error takes the place of the operation that would have followed.
+/// Visits the failpoint `name`; an error replaces the operation that would have followed.
 #[cfg(debug_assertions)]
 pub fn hit(name: &'static str) -> io::Result<()> {
     debug::plans().iter().filter(|plan| plan.name == name).try_for_each(debug::Plan::visit)
@@ -185,7 +185,7 @@ mod debug {
         std::env::var(super::VARIABLE).unwrap_or_default()
     }
 
-    /// Tells the test what happens; nothing when it does not want to know.
+    /// Logs a failure for the test, if it asked for that.
     fn trace(name: &str) {
         static FILE: OnceLock<Option<String>> = OnceLock::new();
         let find = || planned().split(',').find_map(|entry| entry.strip_prefix(TRACE).map(str::to_owned));

@@ -1,8 +1,8 @@
 //! Errors fit for people.
 //!
-//! Inside the program an error is an enum of the operation that failed. At three edges only (the runner, the
+//! Inside the program an error is an enum of the operation that failed. At three boundaries only (the runner, the
 //! API, the CLI) it becomes a [`Fault`]: a stable code with a page in `agent/docs/faults/`, what failed in
-//! the user's words, why, and what to do next. The queue obeys [`Fault::retry`] and nothing else.
+//! the user's words, why, and what to do next. The queue retries by [`Fault::retry`] and nothing else.
 
 use std::error::Error;
 use std::fmt;
@@ -211,7 +211,7 @@ impl Fault {
         self
     }
 
-    /// Says what to do next.
+    /// Sets what to do next.
     #[must_use]
     pub fn fix(mut self, fix: impl Into<String>) -> Fault {
         self.fix = Some(fix.into());

@@ -1,20 +1,20 @@
-//! What the driver says of the GPUs of a machine at one moment.
+//! What the driver reports about the GPUs of a machine at one moment.
 //!
-//! Made by a short-lived process that alone loads the driver's library, read by the daemon. What the driver does
-//! not tell is absent, never invented.
+//! Made by a short-lived process that alone loads the driver's library, read by the daemon. Values that the driver
+//! does not report are absent, never invented.
 
 use serde::{Deserialize, Serialize};
 
-/// What the driver says.
+/// One report of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Look {
-    /// How the driver is.
+    /// The state of the driver.
     pub driver: Driver,
     /// The GPUs, in the order of the driver.
     pub gpus: Vec<Seen>,
 }
 
-/// How the driver is.
+/// The state of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Driver {
@@ -25,7 +25,7 @@ pub enum Driver {
     NotLoaded,
     /// Library and kernel module are of different versions, as after an upgrade without a restart.
     Mismatch {
-        /// What the library says of it.
+        /// The message of the library.
         detail: String,
     },
     /// It answers with an error.
@@ -35,14 +35,14 @@ pub enum Driver {
     },
     /// It did not answer in time.
     Hung {
-        /// How long it was waited for, in seconds.
+        /// How long the wait was, in seconds.
         after_s: u64,
     },
     /// It works.
     Works {
         /// The version of the driver, for example `550.54.15`.
         version: String,
-        /// The newest CUDA it can serve, for example `12.4`; empty when it does not say.
+        /// The newest CUDA it can serve, for example `12.4`; empty when unknown.
         cuda: String,
     },
 }
@@ -53,7 +53,7 @@ pub enum Driver {
 pub struct Seen {
     /// The driver's number.
     pub index: u32,
-    /// The stable identifier; empty when the GPU does not even tell that.
+    /// The stable identifier; empty when the GPU does not even report that.
     pub uuid: String,
     /// The product name.
     pub name: String,
@@ -61,7 +61,7 @@ pub struct Seen {
     pub memory: Option<u64>,
     /// Memory in use, in bytes.
     pub used: Option<u64>,
-    /// Those who use it; `None` when it is not told.
+    /// The processes that use it; `None` when unknown.
     pub processes: Option<Vec<GpuProcess>>,
     /// How busy it was lately, in percent.
     pub utilization: Option<u32>,
@@ -69,20 +69,20 @@ pub struct Seen {
     pub temperature: Option<u32>,
     /// Milliwatts.
     pub power: Option<u32>,
-    /// It is divided; then its parts are what jobs are given.
+    /// It is divided; then jobs are given its parts.
     pub mig: bool,
     /// Its parts, when it is divided.
     pub parts: Vec<Part>,
-    /// Where it is plugged in, for example `0000:3b:00.0`; empty when it is not told.
+    /// Its PCI address, for example `0000:3b:00.0`; empty when unknown.
     pub pci: String,
     /// Why it cannot be used: lost from the bus, in need of a reset, an identifier that is not one.
     pub broken: Option<String>,
-    /// The last error that the kernel logged of it since boot; `None` too when the log cannot be read.
+    /// The last error about it that the kernel logged since boot; also `None` when the log cannot be read.
     pub xid: Option<Xid>,
 }
 
 impl Seen {
-    /// Whether somebody uses it, as far as the driver tells: a process, or of one of its parts.
+    /// Whether a process uses it or one of its parts, as far as the driver reports.
     pub fn is_in_use(&self) -> bool {
         let some =
             |processes: &Option<Vec<GpuProcess>>| processes.as_ref().is_some_and(|all| !all.is_empty());
@@ -90,8 +90,8 @@ impl Seen {
     }
 }
 
-/// An error that the driver logged of a GPU. Errors of long ago stay in the log, also when the GPU was mended
-/// since, so one alone proves nothing: compare with a look from before.
+/// An error that the driver logged about a GPU. Old errors remain in the log, also when the GPU was repaired since,
+/// so one alone proves nothing: compare with an earlier [`Look`].
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Xid {
@@ -104,8 +104,8 @@ pub struct Xid {
 }
 
 impl Xid {
-    /// Whether the GPU cannot be trusted until it was reset, or the machine was started again. The other
-    /// numbers are mostly mistakes of a program, which harm that program alone.
+    /// Whether the GPU cannot be trusted until it is reset, or the machine restarted. The other numbers are mostly
+    /// mistakes of a program, which harm that program alone.
     pub fn is_fatal(&self) -> bool {
         matches!(self.code, 48 | 62 | 64 | 79 | 95 | 119 | 120 | 140)
     }
@@ -121,7 +121,7 @@ pub struct Part {
     pub memory: Option<u64>,
     /// Memory in use, in bytes.
     pub used: Option<u64>,
-    /// Those who use it; `None` when it is not told.
+    /// The processes that use it; `None` when unknown.
     pub processes: Option<Vec<GpuProcess>>,
 }
 
@@ -131,6 +131,6 @@ pub struct Part {
 pub struct GpuProcess {
     /// Its number on the machine.
     pub pid: u32,
-    /// What it takes of the GPU's memory, in bytes; `None` when the driver does not say.
+    /// Its part of the GPU's memory, in bytes; `None` when unknown.
     pub memory: Option<u64>,
 }

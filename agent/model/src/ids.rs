@@ -1,4 +1,4 @@
-//! Identifiers: each kind of id is its own type, parsed once at the edge and valid ever after.
+//! Identifiers: each kind of id is its own type, parsed once at the boundary and valid from then on.
 //!
 //! A [`ReplicaId`] carries the epoch, the fencing number: the same rank of the same job under a later epoch
 //! is a different replica everywhere, in file names, in log keys and in reports.
@@ -92,7 +92,7 @@ name_type!(
     "node name"
 );
 name_type!(
-    /// The name of a user who comes from elsewhere: unique on a controller.
+    /// The name of a user from elsewhere: unique on a controller.
     UserName,
     "user name"
 );
@@ -236,8 +236,8 @@ impl Digest {
     }
 }
 
-/// What each byte is worth as a lower-case hexadecimal digit; more than 15 where it is none. A table, because digits
-/// of a hash take every branch that cannot be foreseen, and a question to a store has thousands of hashes.
+/// The value of each byte as a lower-case hexadecimal digit; more than 15 where it is none. A table, because branches
+/// on the digits of a hash cannot be predicted, and a query to a store has thousands of hashes.
 const NIBBLES: [u8; 256] = {
     let mut worth = [u8::MAX; 256];
     let (mut value, digits) = (0, b"0123456789abcdef");
@@ -251,7 +251,7 @@ const NIBBLES: [u8; 256] = {
 /// Bytes in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    // Two look-ups, because a snapshot spells a digest for each of its files.
+    // Two look-ups for speed, because a snapshot formats a digest for each of its files.
     let digits = |byte: &u8| [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
     String::from_utf8(bytes.iter().flat_map(digits).collect()).expect("digits are ASCII")
 }
@@ -291,7 +291,7 @@ impl From<Digest> for String {
     }
 }
 
-/// A log of a replica. Each has its own byte offsets; what the agent says never shares one with the job.
+/// A log of a replica. Each has its own byte offsets; the agent's messages never share one with the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stream {

@@ -1,8 +1,8 @@
-//! What a valid job is.
+//! The definition of a valid job.
 //!
-//! A [`JobDraft`] is what someone wrote; a [`JobSpec`] is a draft that passed [`JobDraft::validate`], with
-//! every default filled in. Only a `JobSpec` travels further than the edge where it was read, and the only
-//! way to make one, also when reading it back from a wire or a disk, is validation.
+//! A [`JobDraft`] is a job as someone wrote it; a [`JobSpec`] is a draft that passed [`JobDraft::validate`], with
+//! every default filled in. Only a `JobSpec` is passed on from where it was read, and the only way to make one,
+//! also when reading it back from a wire or a disk, is validation.
 
 mod distribution;
 
@@ -59,7 +59,7 @@ pub struct JobDraft {
     /// values are in no record of the job.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub secrets: BTreeMap<String, String>,
-    /// Whose job it is, as the controller says. What a client says of it counts for nothing.
+    /// The owner of the job, as set by the controller. A value from a client is ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Principal>,
     /// Every user may read it, not only its owner.
@@ -97,7 +97,7 @@ impl Default for JobDraft {
 }
 
 impl JobDraft {
-    /// The first of several ranks leads the others: the job is over when it is.
+    /// The first of several ranks leads the others: the job is over when that rank is.
     pub fn is_led(&self) -> bool {
         self.resources.nodes > 1 && self.distribution.as_ref().is_some_and(Distribution::is_led)
     }
@@ -125,7 +125,7 @@ pub struct Predecessor {
     pub end: WantedEnd,
 }
 
-/// How a job must end for what comes after it.
+/// How a job must end so that its successor may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WantedEnd {
@@ -155,7 +155,7 @@ impl WantedEnd {
         }
     }
 
-    /// Whether a job that ended so is what was wanted.
+    /// Whether a job that ended with this verdict fulfils it.
     pub fn is_met_by(self, verdict: Verdict) -> bool {
         match self {
             WantedEnd::Completed => verdict == Verdict::Completed,
@@ -166,7 +166,7 @@ impl WantedEnd {
 }
 
 impl Predecessor {
-    /// What a job is told whose turn never comes because this one ended so; `None` when nobody knows how it ended.
+    /// The fault of a job that will never start because this one ended so; `None` when the verdict is unknown.
     pub fn never_due(&self, verdict: Option<Verdict>) -> Fault {
         let ended = match verdict {
             Some(verdict) => JobState::from(verdict).name(),
@@ -217,7 +217,7 @@ pub enum Output {
     File,
 }
 
-/// The label that names the kind of a machine, as whoever rents it out does.
+/// The label with the kind of a machine, as its provider names it.
 pub const INSTANCE_TYPE: &str = "instance_type";
 
 /// What a job needs of a node. One replica takes one slot.
@@ -228,15 +228,15 @@ pub struct Resources {
     pub nodes: u32,
     /// GPUs on each node.
     pub gpus: u32,
-    /// Memory on each node, in bytes; 0 is no wish.
+    /// Memory on each node, in bytes; 0 is no requirement.
     pub memory: u64,
-    /// Processors on each node that no other job counts on; 0 is no wish. They are counted, not given.
+    /// Processors on each node that no other job counts on; 0 is no requirement. They are counted, not assigned.
     pub cpus: u32,
-    /// What a node must be, as its labels say it.
+    /// Labels that a node must have.
     pub labels: BTreeMap<String, String>,
     /// Size of shared memory in a container, in bytes; 0 is the default.
     pub shm: u64,
-    /// What else is asked of the container engine, see [`crate::container`].
+    /// More options of the container engine, see [`crate::container`].
     pub docker_args: Vec<String>,
 }
 
@@ -262,7 +262,7 @@ pub struct Limits {
     pub timeout: Option<Duration>,
     /// How long the command may take to end after it was asked to; [`Limits::DEFAULT_GRACE`] when absent.
     pub grace: Option<Duration>,
-    /// What becomes of the job while nothing is heard of its node.
+    /// What happens to the job while its node does not report.
     pub on_disconnect: OnDisconnect,
 }
 
@@ -276,11 +276,11 @@ impl Limits {
     }
 }
 
-/// What becomes of a job while nothing is heard of its node.
+/// What happens to a job while its node does not report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnDisconnect {
-    /// It goes on there, and is given to no other node before there is proof that it ended.
+    /// It continues there, and is given to no other node before there is proof that it ended.
     #[default]
     Hold,
     /// It ends there when its lease is over, and another attempt may start elsewhere after that.
@@ -333,7 +333,7 @@ impl RetryPolicy {
     }
 }
 
-/// Which jobs go first. Jobs of one priority go in the order they came.
+/// Which jobs start first. Jobs of one priority start in the order of their submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Priority {

@@ -1,12 +1,12 @@
-//! The job files people have.
+//! The job files that users write.
 //!
 //! The native form is the command job of the Azure ML CLI v2, with a few additions: an environment may be
 //! `{python, requirements}` (pip on the node's interpreter), `{python}` alone or the word `host` (the node's
-//! interpreter as it is); `resources` knows `gpus` and `memory`; `limits` knows `grace`; and `retry` says how
+//! interpreter as it is); `resources` has `gpus` and `memory`; `limits` has `grace`; and `retry` sets how
 //! often a job is tried.
 //!
-//! Reading is pure: a document names files (`code`, `conda_file`, a requirements file), and the caller brings
-//! them. What cannot be run is refused with its place; what is not known is a warning with its place.
+//! Reading is pure: a document names files (`code`, `conda_file`, a requirements file), and the caller reads
+//! them. A feature that cannot be run is refused with its place; an unknown key is a warning with its place.
 
 mod command_job;
 mod distribution;

@@ -2,17 +2,16 @@
 //! job to another one.
 //!
 //! Two machines never compare clocks. The node counts from the moment it *sent* the report that was answered
-//! and holds the shorter time; the controller counts from the moment it *answered* and holds the longer one.
-//! So whatever the network does to the answer, the node's time is over first, and by the time the
-//! controller's is over the job has had its grace and has been killed. Both count time that the machine
-//! sleeps ([`Boot`]).
+//! and uses the shorter time; the controller counts from the moment it *answered* and uses the longer one.
+//! So however the network delays the answer, the node's time is over first, and by the time the controller's
+//! is over the job has had its grace and has been killed. Both count time that the machine sleeps ([`Boot`]).
 //!
 //! ```text
 //! node        sent ├────────── length · (1−ρ) − margin ──┤ TERM ├── grace ──┤ KILL
 //! controller     answered ├────────── length · (1+ρ) + margin + grace + kill ──────────┤ a new epoch
 //! ```
 //!
-//! Used by `control::lease`, `worker::reconcile` and `agent-shim`.
+//! Used by `control::lease`, which computes both times, and by `worker::runner`, which kills what is left.
 
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ pub struct Terms {
     pub length: Duration,
     /// How much two clocks may drift apart during a lease, in parts of [`Terms::DRIFT_PARTS`].
     pub drift: u32,
-    /// What rounding, timers and scheduling may cost either side.
+    /// How late rounding, timers and scheduling may make either side.
     pub margin: Duration,
     /// From the final signal to the last process being gone.
     pub kill: Duration,
@@ -49,15 +48,14 @@ impl Terms {
     /// The unit of [`Terms::drift`].
     pub const DRIFT_PARTS: u32 = 1000;
 
-    /// Until when the node may run a job, by its own clock, when the report that was answered was sent at
-    /// `sent`.
+    /// Until when the node may run a job, by its own clock, if the answered report was sent at `sent`.
     #[must_use]
     pub fn held_until(self, sent: Boot) -> Boot {
         sent + (self.length - self.length * self.drift / Terms::DRIFT_PARTS).saturating_sub(self.margin)
     }
 
-    /// From when on the controller may give a job that ends within `grace` of being asked to another node,
-    /// by its own clock, when its last answer left at `answered`.
+    /// From when on the controller, by its own clock, may give a job with this `grace` to another node, if its
+    /// last answer was sent at `answered`.
     #[must_use]
     pub fn granted_until(self, answered: Boot, grace: Duration) -> Boot {
         let drift = self.length * self.drift / Terms::DRIFT_PARTS;

@@ -1,4 +1,4 @@
-//! What a job, a replica, a node and a fault *are*.
+//! The definitions of a job, a replica, a node and a fault.
 //!
 //! Owns the vocabulary of the product and every rule that can be stated without a clock, a disk or a
 //! network: identifiers, the job specification and its validation, the job files people write, the state
@@ -8,7 +8,7 @@
 //! [`failpoint`], which does nothing outside of debug builds);
 //! a [`JobSpec`] has always passed [`JobDraft::validate`]; a state changes only through its machine.
 //!
-//! Everybody depends on this crate; it depends on nobody in the workspace.
+//! All crates of the workspace depend on this one; it depends on none of them.
 
 pub mod access;
 pub mod address;

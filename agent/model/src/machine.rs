@@ -19,7 +19,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What came of a job. Fixed when its last process ended, before outputs are stored.
+/// The result of a job. Fixed when its last process ended, before outputs are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -31,7 +31,7 @@ pub enum Verdict {
     Canceled,
 }
 
-/// Where a job stands, as users see it.
+/// The state of a job, as users see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
@@ -47,7 +47,7 @@ pub enum JobState {
     NotResponding(Before),
     /// Ended with success.
     Completed,
-    /// Ended without.
+    /// Ended without success.
     Failed,
     /// Ended because someone asked.
     Canceled,
@@ -78,14 +78,14 @@ pub enum JobEvent {
     AllRunning,
     /// Every replica exited 0.
     AllSucceeded,
-    /// A replica failed; `retry` says whether its policy and its fault allow another attempt.
+    /// A replica failed; `retry` tells whether its policy and its fault allow another attempt.
     ReplicaFailed {
         /// Another attempt is allowed.
         retry: bool,
     },
     /// The command of a stopped replica ended because of a cancel.
     ReplicaCanceled,
-    /// The lease ran out without a word from the node.
+    /// The lease expired without a report of the node.
     LeaseExpired,
     /// The node answered again, with the same epoch.
     SeenAgain,
@@ -196,13 +196,13 @@ impl fmt::Display for JobState {
     }
 }
 
-/// Where a replica stands on its node; written only by the runner.
+/// The step of a replica on its node; written only by the runner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReplicaStep {
     /// The order is journaled and the job directory exists.
     Accepted,
-    /// The snapshot is being brought and laid out.
+    /// The snapshot is being fetched and laid out.
     Fetching,
     /// The environment is being built, or waited for.
     Building,
@@ -210,7 +210,7 @@ pub enum ReplicaStep {
     Launching,
     /// The command runs.
     Running,
-    /// What the command left behind is being ended.
+    /// Processes that the command left behind are being ended.
     Releasing,
     /// Outputs and the rest of the log are being stored.
     Uploading,
@@ -223,13 +223,13 @@ pub enum ReplicaStep {
 pub enum ReplicaEvent {
     /// The work of the present step is done.
     StepDone,
-    /// The daemon was started again before the command was: what comes before the command is done anew.
+    /// The daemon was restarted before the command was started: the steps before the command are done anew.
     Resumed,
-    /// The command was started: just now, or by an earlier life of the daemon, of which a lost journal knows nothing.
+    /// The command was started: just now, or before the daemon was restarted, which a lost journal does not show.
     Started,
     /// The step failed, or a stop came, before the command was started.
     GaveUp,
-    /// The command that was started runs no more, or nobody can say that it does.
+    /// The command that was started does not run any more, or it is unknown whether it does.
     Ended,
     /// The controller does not have all that the outcome names: logs are stored once more.
     Refused,
@@ -354,9 +354,9 @@ impl Liveness {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Eligibility {
-    /// New work may come.
+    /// New work may be placed.
     Open,
-    /// No new work; what runs may end.
+    /// No new work; running work may end.
     Draining,
     /// No new work.
     Cordoned,

@@ -1,4 +1,4 @@
-//! What a node says about itself, and what that means for the jobs it runs.
+//! What a node reports about itself, and what that means for the jobs it runs.
 
 use std::collections::BTreeMap;
 
@@ -22,19 +22,19 @@ pub struct Inventory {
     pub memory: u64,
     /// Size of the file system of the state directory, in bytes.
     pub disk: u64,
-    /// What jobs can be given of GPUs, in the order of the driver: each part of a divided one, and the others whole.
+    /// The GPUs that jobs can be given, in the order of the driver: each part of a divided one, and the others whole.
     pub gpus: Vec<Gpu>,
     /// The version of the GPU driver, for example `550.54.15`; empty when none works.
     pub gpu_driver: String,
-    /// The newest CUDA that it can serve, for example `12.4`; empty when it does not say.
+    /// The newest CUDA that it can serve, for example `12.4`; empty when unknown.
     pub cuda: String,
     /// How many replicas run at a time.
     pub slots: u32,
-    /// What its operators say of it, so that jobs can ask for it.
+    /// Labels that its operators set, so that jobs can ask for them.
     pub labels: BTreeMap<String, String>,
     /// It can run one rank of a job beside the ranks on other nodes.
     pub gangs: bool,
-    /// What was found out about this machine, good and bad.
+    /// Findings about this machine, good and bad.
     pub findings: Vec<Finding>,
     /// The interpreters that jobs can name, best first.
     pub interpreters: Vec<Interpreter>,
@@ -64,11 +64,11 @@ pub struct CachedEnvironment {
     pub python: String,
     /// How many packages it has.
     pub packages: u32,
-    /// What it takes of the disk that nothing else shares, in bytes.
+    /// Its disk space that nothing else shares, in bytes.
     pub bytes: u64,
     /// When it was ready.
     pub built: crate::Timestamp,
-    /// When a job last began to use it; told anew at most once a minute.
+    /// When a job last began to use it; updated at most once a minute.
     pub used: crate::Timestamp,
     /// How many jobs use it now.
     pub uses: u32,
@@ -90,7 +90,7 @@ pub struct Gpu {
     pub uuid: String,
     /// The product name.
     pub name: String,
-    /// Memory in bytes; 0 when it is not told.
+    /// Memory in bytes; 0 when unknown.
     pub memory: u64,
     /// The replica that has it.
     pub held: Option<String>,
@@ -99,9 +99,9 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// It has a place in what its node can hold: it can be handed out, or was.
+    /// It counts as capacity of its node: it can be handed out, or was.
     ///
-    /// One that broke under its job counts until that ends, because so does what the job takes.
+    /// One that broke under its job counts until that ends, because the job's use of it counts that long as well.
     pub fn counts(&self) -> bool {
         self.unfit.is_none() || self.held.is_some()
     }

@@ -1,4 +1,4 @@
-//! What came of a replica: the one true result.
+//! The result of a replica.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub struct Artifacts {
     pub bytes: u64,
 }
 
-/// What a command took of its machine, with all that it started.
+/// The resources that a command used, with all that it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Time of processors.
@@ -61,7 +61,7 @@ pub struct Usage {
     pub memory_peak: u64,
 }
 
-/// What came of a replica. Kept by the node until the controller has it; the same for every delivery.
+/// The result of a replica. Kept by the node until the controller has it; the same for every delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Completed, failed or canceled.
@@ -78,9 +78,9 @@ pub struct Outcome {
     pub streams: Vec<StreamEnd>,
     /// How many bytes of tracking records there are.
     pub tracking_bytes: u64,
-    /// What was stored of the outputs; nothing when there were none.
+    /// The stored outputs; `None` when there were none.
     pub artifacts: Option<Artifacts>,
-    /// What it took, if it ran.
+    /// What it used, if it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
 }

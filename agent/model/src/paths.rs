@@ -1,4 +1,4 @@
-//! Where a daemon lives by default, so that daemon and client agree without a word.
+//! The default paths of a daemon, so that daemon and client agree without configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -30,7 +30,7 @@ impl Places {
     }
 }
 
-/// What a user's programs may lose at any time; `None` when neither `XDG_CACHE_HOME` nor `HOME` is set.
+/// Data of a user's programs that may be lost at any time; `None` when neither `XDG_CACHE_HOME` nor `HOME` is set.
 pub fn user_cache(variable: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;

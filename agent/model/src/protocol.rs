@@ -1,8 +1,8 @@
 //! What a node decides about the replicas it holds, as pure functions.
 //!
 //! Owns the rules by which orders, marks on the disk, leases and log offsets become actions; hides nothing:
-//! whoever calls brings what is so, and does what comes out. The same functions are driven by the node's
-//! daemon and by the simulator that tries to break them.
+//! the caller passes the facts in and executes the results. The same functions are used by the node's daemon and
+//! by the simulator that tries to break them.
 //!
 //! | Module | Decides |
 //! |---|---|

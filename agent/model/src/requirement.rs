@@ -1,8 +1,8 @@
 //! What a line of pip requirements means to a node.
 //!
-//! Lines travel with a job, alone or inside a conda file, and the node sees nothing else of the machine they were
-//! written on. So a line that names a path of that machine is refused, and so is one that holds credentials: it
-//! would be stored, logged and shown with the job.
+//! Lines are sent with a job, alone or inside a conda file, and the node has no other access to the machine they
+//! were written on. So a line that names a path of that machine is refused, and so is one that holds credentials:
+//! it would be stored, logged and shown with the job.
 
 /// What a line is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ pub fn judge(line: &str) -> Line<'_> {
     Line::Package
 }
 
-/// The name of the package that a line asks for, in one spelling; nothing for an option, or an address alone.
+/// The name of the package that a line asks for, in one spelling; `None` for an option, or an address alone.
 pub fn package(line: &str) -> Option<String> {
     let end = line.find(|c: char| !c.is_ascii_alphanumeric() && !"._-".contains(c)).unwrap_or(line.len());
     let (name, rest) = line.split_at(end);
@@ -98,7 +98,7 @@ pub fn package(line: &str) -> Option<String> {
     (follows && name.starts_with(|c: char| c.is_ascii_alphanumeric())).then(|| one_spelling(name))
 }
 
-/// The name of a package such that equal names are the same to pip: `Py_YAML` is `py-yaml`.
+/// The name of a package in the spelling in which names that pip treats as equal are equal: `Py_YAML` is `py-yaml`.
 pub fn one_spelling(name: &str) -> String {
     let parts: Vec<&str> = name.split(['-', '_', '.']).filter(|part| !part.is_empty()).collect();
     parts.join("-").to_ascii_lowercase()

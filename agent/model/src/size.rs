@@ -1,8 +1,8 @@
 //! Numbers of bytes as people read them.
 //!
-//! Two scales, and one rule for which: limits and what is held against them (memory limits, quotas, reserves) are set
-//! in powers of 1024 and told in those; what is counted as it comes (files, packages, transfers, what a machine has)
-//! is told in powers of 1000.
+//! Two scales, and one rule for which: limits and what is compared with them (memory limits, quotas, reserves) are
+//! set and shown in powers of 1024; measured sizes (files, packages, transfers, what a machine has) are shown in
+//! powers of 1000.
 
 /// In powers of 1024: `412 bytes`, `64 MiB`, `1.5 GiB`.
 pub fn binary(bytes: u64) -> String {
@@ -10,7 +10,7 @@ pub fn binary(bytes: u64) -> String {
     let unit = (bytes.max(1).ilog2() / 10).min(4);
     match unit {
         0 => format!("{bytes} bytes"),
-        // A double holds every size there is to far more digits than are shown.
+        // A double holds every size to far more digits than are shown.
         _ => {
             let shown = format!("{:.1}", bytes as f64 / (1_u64 << (10 * unit)) as f64);
             format!("{} {}", shown.strip_suffix(".0").unwrap_or(&shown), UNITS[unit as usize - 1])
@@ -30,7 +30,7 @@ pub fn part(done: u64, whole: u64) -> String {
     format!("{} of {} {unit}", count(done, whole, divisor), count(whole, whole, divisor))
 }
 
-/// What a size is divided by, and the name of that.
+/// The divisor of a size, and the name of its unit.
 fn scale(bytes: u64) -> (f64, &'static str) {
     const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
     let (mut divisor, mut unit) = (1.0, 0);
@@ -41,7 +41,7 @@ fn scale(bytes: u64) -> (f64, &'static str) {
     (divisor, UNITS[unit])
 }
 
-/// With as many digits as the whole is told with.
+/// With as many digits as the whole is shown with.
 fn count(bytes: u64, whole: u64, divisor: f64) -> String {
     let digits = usize::from(divisor > 1.0 && whole as f64 / divisor < 9.95);
     format!("{:.digits$}", bytes as f64 / divisor)

@@ -2,22 +2,22 @@
 //!
 //! One JSON object a line. The tracking endpoint writes them for scripts that use MLflow; other scripts may
 //! append them to the file that `AGENTD_METRICS` names. The byte offset of a line is its sequence number:
-//! (replica, offset) names a record once and for ever, so a record that is delivered twice counts once.
+//! (replica, offset) identifies a record for ever, so a record that is delivered twice counts once.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Timestamp;
 
-/// Names of tags begin so that the tracking endpoint of a node keeps for itself.
+/// The prefix of tags that the tracking endpoint of a node reserves for itself.
 pub const OWN: &str = "agentd.";
 
-/// Of those, the one that is for people: what the script called its experiment.
+/// The one reserved tag that is for people: the script's name for its experiment.
 pub const EXPERIMENT: &str = "agentd.experiment";
 
 /// One line of a tracking file: what was recorded, and by which run of the job.
 ///
-/// The job's own run has no name here. One that the script began beside it is named in each of its records
-/// (`"run": "trial-1"`), so no name of a metric, with whatever slashes, is ever taken for another run's.
+/// The job's own run has no name here. A run that the script began beside it is named in each of its records
+/// (`"run": "trial-1"`), so a metric whose name has slashes is never taken for one of another run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrackingLine {
     /// The run that recorded it; empty for the job's own.
@@ -60,14 +60,14 @@ pub enum TrackingRecord {
         /// Its value.
         text: String,
     },
-    /// `{"untag": "team"}`: the tag is gone.
+    /// `{"untag": "team"}`: the tag is removed.
     Untag {
         /// Its name.
         untag: String,
     },
-    /// `{"note": "the file was replaced"}`: what agentd says of the records around it, for people.
+    /// `{"note": "the file was replaced"}`: a message of agentd about the records around it, for people.
     Note {
-        /// What it says.
+        /// The message.
         note: String,
     },
 }

@@ -1,7 +1,7 @@
-//! YAML (and so JSON) with a line and a column on everything.
+//! YAML (and so JSON) with a line and a column for every node.
 //!
 //! Scalars keep the text they were written with: `3.10` stays `3.10`. Duplicate keys and runaway aliases are
-//! errors. Every complaint about a document, of syntax or of meaning, is an [`At`] and so names its place.
+//! errors. Every error in a document, of syntax or of meaning, is an [`At`] and so names its place.
 
 use std::fmt;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub struct At {
     pub message: String,
 }
 
-/// A value and where it stands.
+/// A value and its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
     /// Where it starts.
@@ -59,7 +59,7 @@ pub enum Value {
 /// A key of a mapping.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Key {
-    /// Where it stands.
+    /// Where it is.
     pub place: Place,
     /// Its text.
     pub text: String,
@@ -85,7 +85,7 @@ pub fn parse(text: &str) -> Result<Node, At> {
     }
 }
 
-/// A scalar as it stands in a text.
+/// A scalar as it is written in a text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Written {
     /// Where it starts.
@@ -100,13 +100,13 @@ pub enum NotPlain {
     /// It is no YAML.
     #[error(transparent)]
     Syntax(At),
-    /// It is, but says more than it shows.
+    /// It is YAML, but has more than plain values.
     #[error(transparent)]
     Fancy(At),
 }
 
-/// The scalars of a text that holds at most one document, without anchors, aliases and tags: what such a document
-/// says is what a reader sees.
+/// The scalars of a text that holds at most one document, without anchors, aliases and tags: such a document means
+/// what a reader sees.
 pub fn plain(text: &str) -> Result<Vec<Written>, NotPlain> {
     let body = text.strip_prefix(BOM).unwrap_or(text);
     let mut bytes = Offsets::new(body, text.len() - body.len());
@@ -143,7 +143,7 @@ pub fn plain(text: &str) -> Result<Vec<Written>, NotPlain> {
     Ok(scalars)
 }
 
-/// How much of a text is the scalar it begins with. The parser may count what stands between that and what follows.
+/// The length of the scalar at the start of a text. The parser's span may include the blanks and comments after it.
 fn written_length(text: &str, style: ScalarStyle) -> usize {
     let quote = match style {
         ScalarStyle::SingleQuoted => '\'',
@@ -165,7 +165,7 @@ fn written_length(text: &str, style: ScalarStyle) -> usize {
     text.trim_end().len()
 }
 
-/// Loading recurses, so what is nested too deeply is found before.
+/// Loading is recursive, so too deep nesting is found before.
 fn check_depth(text: &str) -> Result<(), At> {
     let mut depth = 0;
     for event in Parser::new_from_str(text) {
@@ -186,7 +186,7 @@ fn deeper(depth: usize, event: &Event<'_>, place: Place) -> Result<usize, At> {
     }
 }
 
-/// Numbers of characters, asked for in growing order, as numbers of bytes.
+/// Converts numbers of characters, asked for in growing order, to numbers of bytes.
 struct Offsets<'a> {
     text: std::str::Chars<'a>,
     chars: usize,
@@ -310,7 +310,7 @@ impl Node {
     }
 }
 
-/// The entries of a mapping. Take what is known; what is left was not understood.
+/// The entries of a mapping. Take the known keys; the remaining ones were not understood.
 #[derive(Debug)]
 pub struct Entries {
     /// Where the mapping starts.

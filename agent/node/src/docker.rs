@@ -1,4 +1,4 @@
-//! Is there a container engine behind its socket, and does it answer?
+//! Whether a container engine listens at its socket, and answers.
 //!
 //! A hung engine still accepts connections, so only an answer counts; every step has a deadline.
 
@@ -12,21 +12,21 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// What is read of what the engine tells of itself: far more than it says.
+/// The most that is read of the engine's description of itself, in bytes; it is far shorter.
 const LONGEST: u64 = 1 << 20;
 
-/// What makes the engine pass GPUs on although it names no runtime for them, where packages install it.
+/// Hooks that make the engine pass GPUs on although it lists no runtime for them, where packages install them.
 const HOOKS: [&str; 2] = ["/usr/bin/nvidia-container-runtime-hook", "/usr/bin/nvidia-container-toolkit"];
 
-/// What came of asking.
+/// The result of asking.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
     /// It answered.
     Answers {
-        /// Whether it can give GPUs to containers; `None` when it did not tell in time.
+        /// Whether it can give GPUs to containers; `None` when it did not answer that in time.
         gpus: Option<bool>,
     },
-    /// There is no socket, or nobody behind it.
+    /// There is no socket, or nobody listens at it.
     Absent,
     /// This user may not ask.
     Denied,
@@ -54,7 +54,7 @@ fn ping(path: &Path) -> io::Result<bool> {
     Ok(is_well(&start))
 }
 
-/// What the engine tells of itself; `None` unless it does so in time.
+/// The engine's description of itself; `None` if it does not arrive in time.
 fn information(path: &Path) -> Option<serde_json::Value> {
     let (end, mut stream) = (Instant::now() + PATIENCE, begin(path, "/info").ok()?);
     let (mut answer, mut piece) = (Vec::new(), vec![0; 64 << 10]);
@@ -74,7 +74,7 @@ fn information(path: &Path) -> Option<serde_json::Value> {
     is_well(answer.get(..12)?).then(|| serde_json::from_slice(&answer[head + 4..]).ok())?
 }
 
-/// Sends a question. It is asked as in HTTP/1.0, so that the answer comes whole and ends the connection.
+/// Sends a request. It is sent as HTTP/1.0, so that the answer arrives whole and ends the connection.
 fn begin(path: &Path, what: &str) -> io::Result<UnixStream> {
     // A blocking connect waits for as long as the listener's backlog is full.
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -92,7 +92,7 @@ fn is_well(status: &[u8]) -> bool {
     status.starts_with(b"HTTP/1.") && status.ends_with(b" 200")
 }
 
-/// A runtime for GPUs is configured, devices are described to it, or the hook is installed that it looks for.
+/// A runtime for GPUs is configured, the engine lists GPU devices, or the hook that it looks for is installed.
 fn passes_gpus(told: &serde_json::Value) -> bool {
     let is_nvidia = |device: &serde_json::Value| {
         device["ID"].as_str().is_some_and(|name| name.starts_with("nvidia.com/gpu"))

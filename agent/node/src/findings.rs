@@ -1,6 +1,6 @@
-//! What was found out about a machine, and what it means for the jobs of this version.
+//! Findings about a machine, and what they mean for jobs in this version.
 //!
-//! One function a topic; each reads a few files and judges. The topics are stable: tools look for them.
+//! One function per topic; each reads a few files and judges. Topic names are stable, because tools look for them.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use agent_model::size;
 use crate::docker::{self, Engine};
 use crate::{Disk, JobsRunAs, Machine, ProbeConfig, disk, python};
 
-/// `openat2`, with which snapshots are laid out, came with this kernel.
+/// The first kernel with `openat2`, with which snapshots are laid out.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
 /// Below this, larger environments do not fit.
 const DISK_LOW: u64 = 5 << 30;
@@ -35,7 +35,7 @@ pub(crate) fn all(machine: &Machine, config: &ProbeConfig) -> Vec<Finding> {
     ]
 }
 
-/// What the container engine answers.
+/// How the container engine answers.
 pub(crate) fn engine(machine: &Machine, config: &ProbeConfig) -> Finding {
     docker_of(docker::ask(&config.docker), gpus_of(machine))
 }
@@ -146,7 +146,7 @@ fn python_of(found: Option<python::Python>) -> Finding {
     }
 }
 
-/// Whether the engine of conda environments is there; that it works shows at the first job that needs it.
+/// Whether the engine of conda environments is installed; whether it works shows at the first job that needs it.
 fn conda(engine: &Path) -> Finding {
     let program = engine.metadata().is_ok_and(|found| {
         found.is_file() && std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o111 != 0
@@ -327,7 +327,7 @@ fn isolation(jobs: JobsRunAs) -> Finding {
     }
 }
 
-/// What can be known of GPUs without the driver's library, which may hang: it says more once it was asked.
+/// What is known of GPUs without the driver's library, which may hang; more is known once that was asked.
 fn gpu(machine: &Machine) -> Finding {
     match gpus_of(machine) {
         0 if machine.at("dev/nvidiactl").exists() => {
@@ -351,7 +351,7 @@ fn gpus_of(machine: &Machine) -> usize {
     machine.at("proc/driver/nvidia/gpus").read_dir().map_or(0, |gpus| gpus.flatten().count())
 }
 
-/// What the driver says of the GPUs.
+/// What the driver reported about the GPUs.
 pub(crate) fn gpus(look: &Look) -> Finding {
     let limited = |found: String| finding("gpu", Grade::Limited, found, GPUS_WAIT);
     match &look.driver {

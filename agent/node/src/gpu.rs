@@ -1,15 +1,15 @@
-//! The GPUs of this machine, as the driver's library (NVML) tells of them.
+//! The GPUs of this machine, as the driver's library (NVML) reports them.
 //!
-//! Owns the one place where that library is loaded ([`look`]), the form in which what it said travels
-//! ([`parse`]) and what that means for jobs ([`finding`]). Hides the library: versions of its calls, its error
+//! Owns the only place where that library is loaded ([`look`]), the format in which its answers are passed on
+//! ([`parse`]) and what they mean for jobs ([`finding`]). Hides the library: versions of its calls, its error
 //! numbers, values that a model does not have, and GPUs that are lost while they are asked.
 //!
-//! Invariants: [`look`] may hang, crash or be killed at any of its calls, so it is called in a process of its
-//! own, which ends afterwards; nothing in it waits for anything but the library. A value that is not told is
-//! `None`; only what says that the GPU itself is in trouble makes it `broken`. What has passed [`parse`] holds
-//! no control characters, and each identifier stands there once.
+//! Invariants: [`look`] may hang, crash or be killed at any of its calls, so it is called in a process of its own,
+//! which ends afterwards; it waits for nothing but the library. A value that is not reported is `None`; only trouble
+//! of the GPU itself makes it `broken`. A look that passed [`parse`] contains no control characters, and each
+//! identifier only once.
 //!
-//! [`look`] is called by the program's verb `gpu-look`, the others by the daemon that started it. No tasks.
+//! [`look`] is called by the command `gpu-look`, the others by the daemon that started it. No tasks.
 
 mod xid;
 
@@ -28,14 +28,14 @@ use crate::Machine;
 /// The name under which the system finds the driver's library.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 
-/// What is printed of a look is at most this long; a hundred GPUs with a hundred processes each fit.
+/// The longest printed look, in bytes; a hundred GPUs with a hundred processes each fit.
 pub const LONGEST: usize = 1 << 20;
 
 /// No machine has more GPUs, and no GPU more parts.
 const MOST: u32 = 256;
-/// What is kept of the processes of a GPU: as many as there may be, and few enough to fit into [`LONGEST`].
+/// The most processes of a GPU that are kept: all in practice, and few enough to fit into [`LONGEST`].
 const MOST_PROCESSES: usize = 200;
-/// How often a list is asked for that grew while it was read.
+/// How often a list that grew while it was read is asked for.
 const TRIES: u32 = 3;
 
 /// Looks at the GPUs through the driver's library: the one at `library`, or the one the system finds. May hang
@@ -49,7 +49,7 @@ pub fn finding(look: &Look) -> Finding {
     crate::findings::gpus(look)
 }
 
-/// Why what was printed is not a look.
+/// Why a printed text is not a look.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseError {
     /// It is far longer than a look can be.
@@ -61,7 +61,7 @@ pub enum ParseError {
     /// It is not the JSON of a look.
     #[error("what was said of the GPUs cannot be read")]
     Garbled(#[from] serde_json::Error),
-    /// It contradicts itself, or holds what no look holds.
+    /// It contradicts itself, or contains what no look contains.
     #[error("what was said of the GPUs cannot be true: {what}")]
     Unsound {
         /// What is wrong with it.
@@ -69,7 +69,7 @@ pub enum ParseError {
     },
 }
 
-/// Reads what a process printed that called [`look`]: one line of JSON.
+/// Parses the output of a process that called [`look`]: one line of JSON.
 pub fn parse(printed: &[u8]) -> Result<Look, ParseError> {
     if printed.len() > LONGEST {
         return Err(ParseError::TooLong { bytes: printed.len() });
@@ -110,12 +110,12 @@ fn look_on(machine: &Machine, library: &Path) -> Look {
         Err(error) => return Look { driver: refused(&error, machine, library), gpus: Vec::new() },
     };
     let look = ask(&nvml, machine, library);
-    // To shut it down is one more call that may hang, and the process ends anyway.
+    // Shutting it down is one more call that may hang, and the process ends anyway.
     std::mem::forget(nvml);
     look
 }
 
-/// What it means that the library could not be loaded, or would not begin.
+/// What it means that the library could not be loaded or initialised.
 fn refused(error: &NvmlError, machine: &Machine, library: &Path) -> Driver {
     match error {
         NvmlError::LibloadingError(error) => unloadable(&tidy(&error.to_string()), machine, library),
@@ -123,7 +123,7 @@ fn refused(error: &NvmlError, machine: &Machine, library: &Path) -> Driver {
             Driver::Failed { detail: format!("{} is not the library of a driver", library.display()) }
         }
         NvmlError::DriverNotLoaded => Driver::NotLoaded,
-        // Said of a kernel module that is not there by libraries that were brought into a container, too.
+        // Libraries that were brought into a container report this, too, when the kernel module is missing.
         NvmlError::Unknown | NvmlError::NoPermission if !machine.at("dev/nvidiactl").exists() => {
             Driver::NotLoaded
         }
@@ -132,14 +132,14 @@ fn refused(error: &NvmlError, machine: &Machine, library: &Path) -> Driver {
     }
 }
 
-/// A library that is not there is the usual machine without a GPU; one that is there and cannot be loaded is not.
+/// A missing library is usual on a machine without a GPU; one that is there and cannot be loaded is not.
 fn unloadable(why: &str, machine: &Machine, library: &Path) -> Driver {
     let named = library.components().count() > 1;
     let missing = match named {
         true => !library.exists(),
         false => why.starts_with(&*library.to_string_lossy()) && why.contains("No such file"),
     };
-    // A program without a loader of its own can load no library; without a driver that is no loss.
+    // A program without a dynamic loader can load no library; without a driver that is no loss.
     let no_loader = !named && !machine.at("dev/nvidiactl").exists() && why.contains("not supported");
     if missing || no_loader { Driver::Absent } else { Driver::Failed { detail: why.to_owned() } }
 }
@@ -155,7 +155,7 @@ fn mismatch(machine: &Machine) -> String {
     }
 }
 
-/// Asks a library that has begun.
+/// Asks a library that is initialised.
 fn ask(nvml: &Nvml, machine: &Machine, library: &Path) -> Look {
     let count = match nvml.device_count() {
         Ok(count) if count <= MOST => count,
@@ -183,7 +183,7 @@ fn ask(nvml: &Nvml, machine: &Machine, library: &Path) -> Look {
     Look { driver, gpus }
 }
 
-/// Looks at one GPU; `None` when it went since they were counted.
+/// Looks at one GPU; `None` when it disappeared since they were counted.
 fn see(nvml: &Nvml, index: u32) -> Option<Seen> {
     let mut seen = Seen { index, ..Seen::default() };
     let device = match nvml.device_by_index(index) {
@@ -207,8 +207,8 @@ fn see(nvml: &Nvml, index: u32) -> Option<Seen> {
     Some(seen)
 }
 
-/// Answers of one GPU. After the first that tells of trouble no more is asked: each call to a GPU that is lost
-/// may take long.
+/// The answers of one GPU. After the first sign of trouble nothing more is asked: each call to a GPU that is lost may
+/// take long.
 struct GpuLook {
     trouble: Option<String>,
 }
@@ -229,12 +229,12 @@ impl GpuLook {
         }
     }
 
-    /// What a GPU need not tell: only an error of the GPU as a whole is trouble.
+    /// A value that a GPU need not report: only an error of the GPU as a whole is trouble.
     fn may_lack<T>(&mut self, call: impl FnMut() -> Result<T, NvmlError>) -> Option<T> {
         self.answer(call, is_of_the_whole)
     }
 
-    /// What every GPU that works tells, unless it has no such value at all.
+    /// A value that every working GPU reports, unless its model has no such value.
     fn must_know<T>(&mut self, call: impl FnMut() -> Result<T, NvmlError>) -> Option<T> {
         self.answer(call, |error| {
             is_of_the_whole(error) || matches!(error, NvmlError::Unknown | NvmlError::Timeout)
@@ -260,7 +260,7 @@ impl GpuLook {
         None
     }
 
-    /// Everybody who uses it, once each. Unknown when those who compute are.
+    /// All processes that use it, once each. Unknown when the computing ones are.
     fn processes(&mut self, device: &Device<'_>) -> Option<Vec<GpuProcess>> {
         let compute = self.must_know(|| {
             newer(device.running_compute_processes(), || device.running_compute_processes_v2())
@@ -283,7 +283,7 @@ impl GpuLook {
         Some(all)
     }
 
-    /// The parts of a divided GPU. A number without a part behind it is a place for one.
+    /// The parts of a divided GPU. An index without a part behind it is a free place.
     fn parts(&mut self, device: &Device<'_>) -> Vec<Part> {
         let places = self.may_lack(|| device.mig_device_count()).unwrap_or_default().min(MOST);
         let mut parts: Vec<Part> = Vec::new();
@@ -300,7 +300,7 @@ impl GpuLook {
     }
 }
 
-/// Whether an error is not of the value that was asked for, but of the GPU.
+/// Whether an error concerns the whole GPU, and not only the value that was asked for.
 fn is_of_the_whole(error: &NvmlError) -> bool {
     matches!(
         error,
@@ -319,7 +319,7 @@ fn newer<T>(
     }
 }
 
-/// Memory, and how much of it is used; what cannot be is not told.
+/// Total memory, and how much of it is used; an impossible value is `None`.
 fn memory(told: Option<MemoryInfo>) -> (Option<u64>, Option<u64>) {
     let Some(told) = told.filter(|told| told.total > 0) else { return (None, None) };
     (Some(told.total), Some(told.used).filter(|used| *used <= told.total))
@@ -332,7 +332,7 @@ fn used_by(process: &ProcessInfo) -> Option<u64> {
     }
 }
 
-/// Two GPUs of one name: whoever is given the name is given the first.
+/// Two GPUs with one identifier: a program that is given it uses the first, so the other is refused.
 fn refuse_doubles(gpus: &mut [Seen]) {
     for at in 1..gpus.len() {
         let (before, rest) = gpus.split_at_mut(at);
@@ -348,19 +348,19 @@ fn refuse_doubles(gpus: &mut [Seen]) {
     }
 }
 
-/// Whether this can stand for a GPU in variables and lists, where a comma or a blank means more than one.
+/// Whether this can name a GPU in variables and lists, where a comma or a blank means more than one.
 fn is_identifier(text: &str) -> bool {
     // Parts are called `MIG-GPU-…/1/0` by older drivers.
     let usual = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'/';
     !text.is_empty() && text.len() <= 96 && text.bytes().all(usual)
 }
 
-/// Text of the driver on one line, without what a terminal would obey.
+/// Text of the driver on one line, without control characters.
 fn tidy(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(200).collect::<String>().trim().to_owned()
 }
 
-/// `00000000:3B:00.0` as everybody else writes it: `0000:3b:00.0`.
+/// `00000000:3B:00.0` as other tools write it: `0000:3b:00.0`.
 fn address(bus_id: &str) -> String {
     xid::slot(bus_id)
         .map_or_else(String::new, |(domain, bus, device)| format!("{domain:04x}:{bus:02x}:{device:02x}.0"))

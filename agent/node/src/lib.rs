@@ -1,14 +1,13 @@
 //! Inspects the local machine.
 //!
-//! Owns what can be found out about it: what it has ([`probe`]), how full it is ([`load`]), and which boot this is
-//! ([`boot_id`]); what the driver says of its GPUs ([`gpu`]), and where other machines reach it ([`net`]). Hides
-//! procfs, sysfs, the file system calls and the differences between distributions.
+//! Owns what can be found out about it: its inventory ([`probe`]), how full it is ([`load`]), which boot this is
+//! ([`boot_id`]), what the driver reports about its GPUs ([`gpu`]), and where other machines reach it ([`net`]).
+//! Hides procfs, sysfs, the file system calls and the differences between distributions.
 //!
-//! Invariants: nothing here starts a process, needs a privilege, or waits longer than a second, but for
-//! [`gpu::look`], which is called in a process of its own; what cannot be found out is absent or said to be
-//! unknown, never invented. A finding always says what it means for jobs *in
-//! this version*. There are no tasks: every function is a plain, blocking call, made by the worker when it
-//! starts and when it reports.
+//! Invariants: nothing here starts a process, needs a privilege, or waits longer than a second, except [`gpu::look`],
+//! which is called in a process of its own; a value that cannot be found out is absent or reported as unknown, never
+//! invented. A finding always says what it means for jobs *in this version*. There are no tasks: every function is a
+//! plain, blocking call, made by the worker when it starts and when it reports.
 
 mod docker;
 mod findings;
@@ -23,7 +22,7 @@ use std::path::{Path, PathBuf};
 use agent_model::node::{Finding, Inventory, Load};
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
-/// What the probe needs to know.
+/// What the probe needs to know of the daemon.
 #[derive(Debug, Clone)]
 pub struct ProbeConfig {
     /// The state directory of the daemon, whose disk is looked at; it need not exist yet.
@@ -32,19 +31,19 @@ pub struct ProbeConfig {
     pub slots: u32,
     /// Where interpreters are looked for, as in `PATH`.
     pub path: String,
-    /// Bytes of the disk that no job may be started into.
+    /// Free bytes of the disk below which no job may be started.
     pub disk_reserve: u64,
-    /// Where the program is that makes conda environments, if it is installed.
+    /// Where the program that makes conda environments is, if it is installed.
     pub engine: PathBuf,
     /// The socket of the container engine.
     pub docker: PathBuf,
-    /// Whom jobs run as.
+    /// The users that jobs run as.
     pub jobs: JobsRunAs,
-    /// What its operators say of it.
+    /// The labels that its operators gave it.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Whom the jobs of a daemon run as.
+/// The users that the jobs of a daemon run as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum JobsRunAs {
     /// The daemon's own user.
@@ -52,7 +51,7 @@ pub enum JobsRunAs {
     Daemon,
     /// One other user.
     One,
-    /// Whoever submitted them, or a user of each one's own.
+    /// The user who submitted the job, or a separate user for each job.
     Users,
 }
 
@@ -80,33 +79,32 @@ pub fn probe(config: &ProbeConfig) -> Inventory {
     }
 }
 
-/// What of the findings may change from one moment to the next: looked at again and again, so it costs next to
-/// nothing.
+/// The findings that may change at any moment: they are checked again and again, so this costs next to nothing.
 pub fn check(config: &ProbeConfig) -> Vec<Finding> {
     vec![findings::disk_of(&config.state_dir, config.disk_reserve)]
 }
 
-/// What is found of the container engine, which may end or come back at any moment. Asks it, so not too often.
+/// The finding about the container engine, which may end or return at any moment. Asks it, so not too often.
 pub fn check_engine(config: &ProbeConfig) -> Finding {
     findings::engine(&Machine::here(), config)
 }
 
-/// How full the machine is now. What cannot be measured is 0, which no caller takes for room.
+/// How full the machine is now. A value that cannot be measured is 0, which no caller takes for free space.
 pub fn load(state_dir: &Path) -> Load {
     Load { disk_free: disk_free(state_dir), memory_free: memory().available }
 }
 
-/// The free bytes of the file system of a directory; 0 when they cannot be told.
+/// The free bytes of the file system of a directory; 0 when unknown.
 pub fn disk_free(dir: &Path) -> u64 {
     disk(dir).map_or(0, |disk| disk.free)
 }
 
-/// How many files can still be made in a directory when that is too few for a job.
+/// How many files can still be made in a directory, if that is too few for a job.
 pub fn few_files(dir: &Path) -> Option<u64> {
     disk(dir)?.files.filter(|files| *files < findings::FILES_LOW)
 }
 
-/// The size of the file system of a directory; 0 when it cannot be told.
+/// The size of the file system of a directory, in bytes; 0 when unknown.
 pub fn disk_size(dir: &Path) -> u64 {
     disk(dir).map_or(0, |disk| disk.size)
 }
@@ -116,7 +114,7 @@ pub fn boot_id() -> Result<String, BootIdError> {
     Machine::here().boot_id()
 }
 
-/// The kernel does not tell which boot this is.
+/// The kernel does not report which boot this is.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read `{}`, which names this boot", path.display())]
 pub struct BootIdError {
@@ -125,7 +123,7 @@ pub struct BootIdError {
     source: io::Error,
 }
 
-/// The machine as files below a root, so that a test can lay one out.
+/// The machine as files below a root, so that a test can provide its own.
 struct Machine {
     root: PathBuf,
 }

@@ -11,7 +11,7 @@ pub struct Interface {
     pub name: String,
     /// The address.
     pub address: IpAddr,
-    /// How many bits of it name its network.
+    /// Length of its network prefix, in bits.
     pub bits: u8,
 }
 
@@ -31,7 +31,7 @@ impl Interface {
         format!("{base}/{}", self.bits)
     }
 
-    /// It leads to containers or virtual machines of this machine alone, whose addresses every machine has.
+    /// It leads only to containers or virtual machines on this machine; every machine has such addresses.
     fn is_inner(&self) -> bool {
         const INNER: [&str; 7] = ["docker", "br-", "veth", "virbr", "cni", "flannel", "podman"];
         INNER.iter().any(|prefix| self.name.starts_with(prefix))
@@ -56,23 +56,23 @@ pub fn interfaces() -> Vec<Interface> {
     found
 }
 
-/// The address from which this machine reaches the first of these, or else others in general: nothing is sent to find it.
+/// The source address towards the first of these, or else towards others in general: nothing is sent to find it.
 pub fn outward(to: &[SocketAddr]) -> Option<IpAddr> {
-    // An address that is nobody's; all but the networks at hand go by the same route.
+    // An address that nobody has; packets to all but the local networks take the same route.
     const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9);
     let from = |to: &SocketAddr| {
         let any =
             if to.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, 0)).ok()?;
         socket.connect(to).ok()?;
-        // What is on this machine says nothing of how others are reached.
+        // A loopback address says nothing about how others reach this machine.
         Some(socket.local_addr().ok()?.ip()).filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
     };
     to.iter().chain([&NOBODY]).find_map(from)
 }
 
-/// Of these interfaces the one that other machines reach best: that with the address `outward`, or else any that
-/// leads out of the machine, IPv4 before IPv6. Nothing when none does.
+/// The interface that other machines reach best: the one with the address `outward`, or else any that leads out of
+/// the machine, IPv4 before IPv6. `None` if there is no such one.
 pub fn reachable(interfaces: &[Interface], outward: Option<IpAddr>) -> Option<&Interface> {
     let leads_out = |interface: &&Interface| {
         let local = match interface.address {

@@ -1,14 +1,14 @@
-//! Which Python would jobs get, and could it make virtual environments? Guessed from files: nothing is run.
+//! Which Python jobs would get, and whether it could make virtual environments. Guessed from files: nothing is run.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// What the files say.
+/// What the files show.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Python {
     /// Where it was found.
     pub(crate) path: PathBuf,
-    /// Its version as far as names tell it, for example `3.10`.
+    /// Its version as far as file names show it, for example `3.10`.
     pub(crate) version: Option<String>,
     /// Whether the files of `venv` and `ensurepip` are there, if it is known where to look.
     pub(crate) venv: Option<bool>,

@@ -1,10 +1,10 @@
-//! The container engine of this machine, asked so that its silence costs nobody more than a deadline.
+//! The container engine of this machine, called so that its silence costs a caller no more than a deadline.
 //!
-//! Owns the connection and the agreement on a version of the engine's interface. Hides that the engine is
-//! restarted, upgraded or frozen under our hands: what is asked next connects anew.
+//! Owns the connection and the agreement on a version of the engine's API. Hides that the engine may be restarted,
+//! upgraded or frozen at any time: the next call connects anew.
 //!
-//! Invariants: each question has a deadline of its own; silence is an error that says so ([`DockerError::Silent`],
-//! [`DockerError::Absent`]) and never means that a container, or an image, is not there.
+//! Invariants: each call has a deadline of its own; no answer is an error of its own ([`DockerError::Silent`],
+//! [`DockerError::Absent`]) and never means that a container, or an image, does not exist.
 //!
 //! No tasks.
 
@@ -19,13 +19,13 @@ use bollard::query_parameters::RemoveContainerOptionsBuilder;
 use bollard::{API_DEFAULT_VERSION, Docker as Client};
 use parking_lot::Mutex;
 
-/// How long the engine may take to say which versions of its interface it speaks.
+/// How long the engine may take to report which versions of its API it speaks.
 const AGREE: Duration = Duration::from_secs(5);
 
-/// More than any deadline of ours: the library must not give up before us.
+/// Longer than any deadline of ours: the library must not give up before us.
 const LIBRARY_DEADLINE: Duration = Duration::from_secs(24 * 3600);
 
-/// A container engine; clones are the same one.
+/// A container engine; clones share its connection.
 #[derive(Debug, Clone)]
 pub struct Docker {
     socket: PathBuf,
@@ -40,33 +40,33 @@ pub enum DockerError {
     Absent {
         /// The socket.
         socket: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         detail: String,
     },
-    /// It did not answer in time. Nothing is known.
+    /// It did not answer in time, so nothing is known.
     #[error("the container engine did not answer within {after:?} when asked to {step}")]
     Silent {
         /// What was asked.
         step: &'static str,
-        /// How long it was waited for.
+        /// The deadline.
         after: Duration,
     },
-    /// It answered that it would not.
+    /// It answered that it refuses.
     #[error("the container engine refused to {step}: {message}")]
     Refused {
         /// What was asked.
         step: &'static str,
-        /// The status of its answer, as of HTTP; 0 when it failed midway.
+        /// The status of its answer, as in HTTP; 0 when it failed midway.
         status: u16,
-        /// Its words.
+        /// Its message.
         message: String,
     },
-    /// The conversation broke.
+    /// The connection broke.
     #[error("the conversation with the container engine broke when asked to {step}: {detail}")]
     Broken {
         /// What was asked.
         step: &'static str,
-        /// How.
+        /// The error.
         detail: String,
     },
 }
@@ -77,12 +77,12 @@ impl DockerError {
         matches!(self, DockerError::Refused { status: 404, .. })
     }
 
-    /// The engine answered that something is in the way: a name that is taken, a container that is being removed.
+    /// The engine answered that there is a conflict: a name that is taken, a container that is being removed.
     pub fn is_conflict(&self) -> bool {
         matches!(self, DockerError::Refused { status: 409, .. })
     }
 
-    /// Nothing was answered, so nothing is known: asking again later may help.
+    /// There was no answer, so nothing is known: a later try may help.
     pub fn is_unknown(&self) -> bool {
         matches!(self, DockerError::Absent { .. } | DockerError::Silent { .. } | DockerError::Broken { .. })
     }
@@ -104,7 +104,7 @@ impl DockerError {
 }
 
 impl Docker {
-    /// The engine behind a socket, which need not be there yet.
+    /// The engine behind a socket, which need not exist yet.
     pub fn at(socket: impl Into<PathBuf>) -> Docker {
         Docker { socket: socket.into(), client: Arc::default() }
     }
@@ -114,7 +114,7 @@ impl Docker {
         &self.socket
     }
 
-    /// Asks the engine to do a `step`, and waits for the whole answer for as long as `within`.
+    /// Asks the engine to do a `step`, and waits for the whole answer, but no longer than `within`.
     pub(crate) async fn ask<T, Answer>(
         &self,
         step: &'static str,
@@ -136,12 +136,12 @@ impl Docker {
         }
     }
 
-    /// Waits until the engine says that it is there.
+    /// Waits until the engine answers.
     pub(crate) async fn ping(&self, within: Duration) -> Result<(), DockerError> {
         self.ask("say that it is there", within, |client| async move { client.ping().await }).await.map(drop)
     }
 
-    /// Removes a container with all that is in it; one that is not there, or is being removed, is fine.
+    /// Removes a container with its volumes; one that does not exist, or is being removed, is no error.
     pub(crate) async fn remove_container(&self, key: &str, within: Duration) -> Result<(), DockerError> {
         let options = RemoveContainerOptionsBuilder::default().force(true).v(true).build();
         let remove = |client: Client| async move { client.remove_container(key, Some(options)).await };
@@ -151,7 +151,7 @@ impl Docker {
         }
     }
 
-    /// A connection that speaks a version both sides know.
+    /// A connection with an agreed version.
     pub(crate) async fn client(&self, step: &'static str) -> Result<Client, DockerError> {
         let known = self.client.lock().clone();
         if let Some(client) = known {
@@ -171,8 +171,8 @@ impl Docker {
         Ok(client)
     }
 
-    /// What an error of the library means. After one that is no answer everything is agreed on anew: the engine
-    /// may be another one by then.
+    /// Translates an error of the library. After one that is no answer the next call connects anew: the engine may be
+    /// another one by then.
     pub(crate) fn judge(&self, step: &'static str, error: Error) -> DockerError {
         if is_nobody(&error) {
             self.forget();
@@ -197,7 +197,7 @@ impl Docker {
     }
 }
 
-/// Nobody listens at the socket, or not to this user.
+/// Nobody listens at the socket, or this user may not connect.
 fn is_nobody(error: &Error) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
     causes(error).any(|cause| {

@@ -1,17 +1,17 @@
-//! Ready environments: give me this software stack, usable.
+//! Builds software environments, or finds them ready, and keeps them.
 //!
-//! Owns one directory of built environments, and hides how each kind is built, who builds it when several
-//! want it, and what a killed builder leaves behind.
+//! Owns one directory of built environments, and hides how each kind is built, who builds it when several jobs want
+//! it, and how the remains of a killed builder are removed.
 //!
 //! Invariants:
-//! - an environment exists only with its marker, which is written last; anything else is wiped;
+//! - an environment exists only with its marker, which is written last; a directory without one is wiped;
 //! - it is named by its content (kind and digest), never by the name a job gives it;
-//! - it is built once however many want it: tasks of one process share one build ([`single_flight`]), processes share a
-//!   lock file ([`cache`]), and each of them gets the same build log;
-//! - a build lives as long as somebody waits for it, and it is not touched while an [`EnvLease`] is held.
+//! - it is built once for any number of waiters: tasks of one process share one build ([`single_flight`]), processes
+//!   share a lock file ([`cache`]), and each waiter gets the same build log;
+//! - a build goes on only while somebody waits for it, and it is not changed while an [`EnvLease`] is held.
 //!
-//! There are no tasks: a build is a shared future, polled by those who wait for it. A new kind of environment is a
-//! new [`EnvBuilder`].
+//! There are no tasks: a build is a shared future, polled by its waiters. A new kind of environment is a new
+//! [`EnvBuilder`].
 
 mod aftercare;
 mod build_workspace;
@@ -78,22 +78,22 @@ use interpreter::Interpreters;
 use pip::Pip;
 use single_flight::{Made, SingleFlights};
 
-/// Makes environments of one kind.
+/// Builds environments of one kind.
 pub trait EnvBuilder: Send + Sync + 'static {
-    /// Whether it makes what this specification asks for.
+    /// Whether it builds environments for this specification.
     fn handles(&self, spec: &EnvSpec) -> bool;
 
-    /// Everything that makes the environment what it is, as one text: the specification, the interpreter, the
-    /// platform, the version of the builder. Cheap when asked again, because every job asks.
+    /// The identity of the environment as one text: the specification, the interpreter, the platform, the version of
+    /// the builder. Cheap when repeated, because every job asks.
     fn identity<'a>(&'a self, spec: &'a EnvSpec) -> BoxFuture<'a, Result<String, AcquireError>>;
 
-    /// The variables that the specification sets for whatever runs in the environment; no part of its identity.
+    /// The variables that the specification sets for commands in the environment; not part of its identity.
     fn variables(&self, spec: &EnvSpec) -> BTreeMap<String, String> {
         let _ = spec;
         BTreeMap::new()
     }
 
-    /// How an environment that is there is damaged in a place that its directory does not show, if it is.
+    /// How a ready environment is damaged outside of its directory, if it is.
     fn verify<'a>(
         &'a self,
         spec: &'a EnvSpec,
@@ -103,7 +103,7 @@ pub trait EnvBuilder: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(None)))
     }
 
-    /// Makes the environment in the empty directory of the build workspace, in its final place. May be dropped at any
+    /// Builds the environment in the empty directory of the build workspace, its final place. May be dropped at any
     /// await; what it left is wiped.
     fn build<'a>(
         &'a self,
@@ -112,7 +112,7 @@ pub trait EnvBuilder: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<Built, AcquireError>>;
 }
 
-/// The environments of a node; clones are the same ones.
+/// The environments of a node; clones share them.
 #[derive(Clone)]
 pub struct Environments {
     builders: Arc<[Arc<dyn EnvBuilder>]>,
@@ -125,7 +125,7 @@ pub struct Environments {
 }
 
 impl Environments {
-    /// Takes charge of the directory and wipes what killed builders left half-built. Blocking while it does.
+    /// Opens the directory and wipes what killed builders left half-built. Blocks.
     pub fn open(config: EnvConfig) -> Result<Environments, OpenEnvError> {
         let config = Arc::new(config);
         let interpreters = Arc::new(Interpreters::new(config.clone()));
@@ -145,7 +145,7 @@ impl Environments {
         Ok(Environments { images, ..environments })
     }
 
-    /// With other builders than those of a node; the first that handles a specification makes it.
+    /// With other builders than those of a node; a specification goes to the first builder that handles it.
     pub fn with_builders(
         config: &EnvConfig,
         builders: Arc<[Arc<dyn EnvBuilder>]>,
@@ -179,12 +179,12 @@ impl Environments {
         self.interpreters.all().await
     }
 
-    /// The environment of a specification, ready; built when it is not there.
+    /// The ready environment of a specification; it is built if it does not exist.
     ///
-    /// What its builder prints is appended to the file `log` meanwhile, also when another caller or another
-    /// process started the build. Dropping the future ends the wait, and ends the build when nobody else waits.
-    /// How far it is, is told as it gets on; `None` when nothing is being built. A build that failed for a lasting
-    /// reason is not tried again for a minute.
+    /// The builder's output is appended to the file `log` meanwhile, also when another caller or another process
+    /// started the build. Dropping the future ends the wait, and ends the build if nobody else waits. Progress is
+    /// reported on the channel; `None` when nothing is being built. A lasting failure is not tried again for a
+    /// minute.
     pub async fn acquire(
         &self,
         spec: &EnvSpec,
@@ -211,7 +211,7 @@ impl Environments {
         }
     }
 
-    /// The environment that a builder makes of a specification.
+    /// The environment that one builder builds for a specification.
     async fn get(
         &self,
         builder: &Arc<dyn EnvBuilder>,
@@ -243,8 +243,8 @@ impl Environments {
         }
     }
 
-    /// An image with a conda environment of this machine: two environments of their own, which others may share,
-    /// and one that says that they fit together.
+    /// An image with a conda environment of this machine: two environments, each of which may be shared with others,
+    /// and one that records that they work together.
     async fn compose(
         &self,
         images: &Arc<Images>,
@@ -256,7 +256,7 @@ impl Environments {
     ) -> Result<EnvLease, AcquireError> {
         let ground = EnvSpec::Image { image: image.to_owned(), conda: None };
         let packages = EnvSpec::Conda { file: String::new(), document: document.to_owned(), lock: None };
-        images.conda().identity(&packages).await?; // a file that cannot be read is told before anything is pulled
+        images.conda().identity(&packages).await?; // a file that cannot be read is reported before anything is pulled
         let ground = self.get(images.pull(), &ground, log, told).await?;
         let (conda, glibc) = images.conda_in(&ground).await?;
         let packages = self.get(&conda, &packages, log, told).await?;
@@ -265,8 +265,8 @@ impl Environments {
         Ok(lease.with_parts(vec![ground, packages]))
     }
 
-    /// Holds the environment of this key, as [`EnvLease::key`] gave it to an earlier life of the daemon: for a
-    /// command that still runs in it. `None` when it is not there, or somebody works on it.
+    /// Takes a lease of the environment with this key, as [`EnvLease::key`] gave it before a restart of the daemon:
+    /// for a command that still runs in it. `None` when it does not exist, or a builder works on it.
     pub fn hold(&self, key: &str) -> Option<EnvLease> {
         let place = self.cache.found(key)?;
         let lease = place
@@ -277,34 +277,34 @@ impl Environments {
         Some(lease.with_parts(parts))
     }
 
-    /// The environments that are ready, in the order of their keys. Blocking: looks at each.
+    /// The ready environments, in the order of their keys. Blocks: looks at each.
     pub fn list(&self) -> Vec<Kept> {
         self.cache.list()
     }
 
-    /// Removes an environment that nobody uses, and says how many bytes that frees; its files may go a little
-    /// later. Blocking.
+    /// Removes an environment that is not in use, and returns how many bytes that frees; its files may be deleted a
+    /// little later. Blocks.
     pub fn remove(&self, key: &str) -> Result<u64, RemoveError> {
         self.flights.leave(key);
         self.cache.remove(key)
     }
 
-    /// Removes the images that were brought for environments that are gone. What cannot be removed now stays noted.
+    /// Removes the images of environments that are gone. One that cannot be removed now stays noted.
     pub async fn discard(&self) {
         if let Some(images) = &self.images {
             images.discard(&self.cache).await;
         }
     }
 
-    /// Marks an environment as one that is never removed to make room, or takes the mark away. Blocking, briefly.
+    /// Marks an environment as one that is never removed to make room, or removes the mark. Blocks briefly.
     pub fn pin(&self, key: &str, pinned: bool) -> Result<(), RemoveError> {
         self.cache.pin(key, pinned)
     }
 
-    /// Removes from the package cache what no environment shares and nobody used for this long, and what killed
-    /// builds and removals left. Returns how many bytes that freed.
+    /// Removes packages from the cache that no environment shares and that were unused for this long, and remains of
+    /// killed builds and removals. Returns how many bytes that freed.
     pub async fn sweep(&self, unused_for: Duration) -> Result<u64, AcquireError> {
-        // First what is removed already: packages that it shares are needed by nobody.
+        // Removed environments first: packages that only they share are no longer needed.
         let cache = self.cache.clone();
         let emptied = tokio::task::spawn_blocking(move || trash::remove_all(cache.trash())).await;
         if let Err(error) = emptied {
@@ -314,7 +314,7 @@ impl Environments {
     }
 }
 
-/// Adds a line to the log of one who waits; not more than that is lost when it fails.
+/// Adds a line to a waiter's log; a failure loses no more than that line.
 pub fn note(log: &Path, line: &str) {
     let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
     if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {

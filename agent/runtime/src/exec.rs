@@ -1,17 +1,17 @@
-//! Running commands: jobs that outlive the daemon, and short children that must not.
+//! Running commands: jobs that outlive the daemon, and short children that must not outlive it.
 //!
-//! Owns every process start of the daemon. A job runs under a shim ([`Local`]): [`Executor::launch`] makes
-//! sure it is started exactly once, [`Executor::reattach`] says from the job directory alone what became of
-//! it, and a [`Running`] follows it. A short child ([`Command`]) is killed with its whole group as soon as
-//! nobody waits for it.
+//! Owns every process start of the daemon. A job runs under a shim ([`Local`]): [`Executor::launch`] makes sure it is
+//! started exactly once, [`Executor::reattach`] finds out from the job directory alone what became of it, and a
+//! [`Running`] follows it. A short child ([`Command`]) is killed with its whole group as soon as no caller waits for
+//! it.
 //!
-//! Tests have a second executor, `Fake`, whose shims are tasks. What both promise is `conformance`.
+//! Tests have a second executor, `Fake`, whose shims are tasks. `conformance` tests the promises of both.
 //!
 //! Hides: how shims are started and recognised, their socket protocol, process groups, reaping.
 //!
-//! Invariants: no process is identified by its number alone; a command is executed at most once for a job
-//! directory; a replica is called lost only after what was left of it has been killed; dropping a
-//! [`Running`] never touches the job.
+//! Invariants: no process is identified by its number alone; a command is executed at most once for a job directory;
+//! a replica is reported lost only after its remaining processes were killed; dropping a [`Running`] never touches
+//! the job.
 //!
 //! Tasks: one per [`Running`], owned by it, that follows the shim's socket and reaps the shim.
 
@@ -50,15 +50,15 @@ pub(crate) use memory_group::MemoryGroup;
 pub use running::{RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
 
-/// A lack of descriptors, processes or memory: others may give them back in a moment.
+/// A lack of descriptors, processes or memory, which others may free in a moment.
 pub fn is_lack(error: &io::Error) -> bool {
     const LACKS: [Errno; 4] = [Errno::EMFILE, Errno::ENFILE, Errno::EAGAIN, Errno::ENOMEM];
     error.raw_os_error().is_some_and(|errno| LACKS.contains(&Errno::from_raw(errno)))
 }
 
-/// A program says that it lacked one of these, in what it printed.
+/// Whether the output of a program reports such a lack.
 pub fn says_lack(text: &str) -> bool {
-    // The words of the C library, of Go and of Python, and the numbers as programs in Rust say them.
+    // The messages of the C library, of Go and of Python, and the numbers in messages of Rust programs.
     let words = [
         "esource temporarily unavailable",
         "oo many open files",
@@ -69,12 +69,12 @@ pub fn says_lack(text: &str) -> bool {
     words.iter().chain(&numbers).any(|sign| text.contains(sign))
 }
 
-/// Starts jobs, finds them again and ends them, by their directories. A job that has a [`ContainerSpec`] runs in a
+/// Starts jobs, finds them again and ends them, by their directories. A job with a [`ContainerSpec`] runs in a
 /// container, any other as processes of the machine.
 pub trait Executor: std::fmt::Debug + Send + Sync {
-    /// Does what takes long and may have to wait for others before a command is started in a container; the command is
-    /// not. Changes nothing where it was done already, and where the job has ended or was lost. May be dropped, and
-    /// done again.
+    /// Does the slow part, which may have to wait for others, before a command is started in a container; does not
+    /// start the command. Changes nothing if it was done already, or if the job has ended or was lost. May be dropped
+    /// and repeated.
     fn prepare<'a>(
         &'a self,
         dir: &'a JobDir,
@@ -82,8 +82,8 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
         container_spec: &'a ContainerSpec,
     ) -> BoxFuture<'a, Result<(), LaunchError>>;
 
-    /// Starts the command of a job, or finds that it is started already: a shim that stands there is
-    /// adopted, an ended job is a [`Running`] that has ended. Never executes the command twice.
+    /// Starts the command of a job, or finds that it was started already: a shim that is running is adopted, and an
+    /// ended job is a [`Running`] that has ended. Never executes the command twice.
     fn launch<'a>(
         &'a self,
         dir: &'a JobDir,
@@ -91,22 +91,22 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
         container_spec: Option<&'a ContainerSpec>,
     ) -> BoxFuture<'a, Result<Running, LaunchError>>;
 
-    /// What became of a job, told by its directory. Of a job that is lost, whatever is left is killed first.
+    /// What became of a job, according to its directory. If it is lost, its remaining processes are killed first.
     fn reattach<'a>(&'a self, dir: &'a JobDir) -> BoxFuture<'a, Result<Found, ReattachError>>;
 
-    /// Somebody stopped the supervisor of a job, or froze it: it does nothing until it is let go on.
+    /// The supervisor of a job was stopped or frozen: it does nothing until it is continued.
     fn is_halted(&self, dir: &JobDir) -> bool;
 
-    /// Ends a job from outside, its supervisor with it, which does not do what it was told. Returns how many processes
-    /// of it there were, and how many are left.
+    /// Kills a job from outside, together with its supervisor, which does not obey. Returns how many processes there
+    /// were, and how many are left.
     fn end<'a>(
         &'a self,
         dir: &'a JobDir,
         within: Duration,
     ) -> BoxFuture<'a, Result<(usize, usize), ReattachError>>;
 
-    /// Removes what is left beyond its directory of a job that is over, or that nobody will start any more. There is
-    /// nothing to do for a job that runs.
+    /// Removes what exists outside the directory of a job that is over, or that will not be started any more. Does
+    /// nothing for a job that runs.
     fn clear<'a>(&'a self, dir: &'a JobDir) -> BoxFuture<'a, Result<(), DockerError>>;
 }
 
@@ -116,44 +116,44 @@ pub trait Executor: std::fmt::Debug + Send + Sync {
 pub enum Found {
     /// It runs.
     Running(Running),
-    /// It ended, or could not be started for a reason that will not go away.
+    /// It ended, or could not be started for a permanent reason.
     Ended(ExitRecord),
     /// It was never started; [`Executor::launch`] may start it.
     NotStarted,
-    /// It was started, and nobody knows how it ended.
+    /// It was started, but how it ended is unknown.
     Lost(Lost),
 }
 
 /// What is known of a lost job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lost {
-    /// The machine was restarted since it was started.
+    /// The machine was restarted after its start.
     pub rebooted: bool,
     /// Processes of it that were found and killed.
     pub killed: usize,
     /// Processes of it that could not be killed in time; they may still be there.
     pub left: usize,
-    /// Nothing kept its processes together that they cannot leave, as control groups and containers do.
+    /// Nothing that its processes cannot leave, such as a control group or a container, kept them together.
     pub loose: bool,
-    /// Processes beside its supervisor that the kernel has ended for want of memory since the start.
+    /// Processes next to its supervisor that the kernel has killed for lack of memory since the start.
     pub starved: u64,
-    /// Why its container ended, as far as that can be told; of a job that had one.
+    /// Why its container ended, as far as known; only for a job in a container.
     pub why: Option<String>,
 }
 
 /// Why a job could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// What is there already could not be told.
+    /// What exists already could not be found out.
     #[error("could not look for the job at {}", dir.display())]
     Look {
         /// The job directory.
         dir: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         source: ReattachError,
     },
-    /// The command was started before, and nobody knows how it ended.
+    /// The command was started before, and how it ended is unknown.
     #[error("the job at {} was started before and then lost", dir.display())]
     Lost {
         /// The job directory.
@@ -161,12 +161,12 @@ pub enum LaunchError {
         /// What is known of it.
         lost: Lost,
     },
-    /// The old exit record of a shim that was never told to go could not be removed.
+    /// The old exit record of a shim that never got `go` could not be removed.
     #[error("could not remove {}", path.display())]
     Clean {
         /// The record.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -178,7 +178,7 @@ pub enum LaunchError {
     Spawn {
         /// The shim's program.
         shim: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -192,55 +192,55 @@ pub enum LaunchError {
         /// The last line of its log.
         said: String,
     },
-    /// The shim did not get ready, or did not answer, in time.
+    /// The shim was not ready, or did not answer, in time.
     #[error("the supervisor of {} did not answer for {after:?}", dir.display())]
     Silent {
         /// The job directory.
         dir: PathBuf,
-        /// How long it was waited for.
+        /// The deadline.
         after: Duration,
     },
-    /// The conversation with the shim failed.
+    /// The connection to the shim failed.
     #[error("could not talk to the supervisor of {}", dir.display())]
     Talk {
         /// The job directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The container engine did not do its part.
+    /// The container engine failed.
     #[error(transparent)]
     Engine(#[from] DockerError),
-    /// The image is not there any more.
+    /// The image no longer exists.
     #[error("the image `{reference}` is not on this machine any more")]
     ImageGone {
-        /// What it is called.
+        /// Its name.
         reference: String,
-        /// What the engine says.
+        /// The error of the engine.
         #[source]
         source: DockerError,
     },
-    /// Somebody else has a container of the name.
+    /// A container that is not this job's has the name.
     #[error("a container called `{name}` is there already, and not this job's: {id}")]
     NameTaken {
         /// The name.
         name: String,
-        /// The engine's own name for the one that is there.
+        /// The engine's ID of that container.
         id: String,
-        /// The job directory it is of; empty for one that is no job's.
+        /// The job directory it belongs to; empty if it is no job's.
         of: String,
     },
-    /// Which container it is could not be written down.
+    /// The container's name or ID could not be written down.
     #[error("could not write down which container is that of {}", dir.display())]
     Note {
         /// The job directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The shim cannot be brought into a container.
+    /// The shim cannot be run in a container.
     #[error("could not bring the supervisor into a container")]
     Supervisor(#[from] SupervisorError),
     /// The container ended before the shim in it was ready.
@@ -250,13 +250,13 @@ pub enum LaunchError {
         dir: PathBuf,
         /// How it ended.
         status: i64,
-        /// What it, or the engine, says.
+        /// The message of the container or of the engine.
         said: String,
     },
 }
 
 impl LaunchError {
-    /// The container engine did not answer, or cannot do anything now: another try, later, may succeed.
+    /// The container engine did not answer, or can do nothing now: a later try may succeed.
     pub fn is_engine_away(&self) -> bool {
         const MIDWAY: &[&str] = &["containerd", "context canceled", "shutting down"];
         match self {
@@ -271,27 +271,27 @@ impl LaunchError {
     }
 }
 
-/// Why it cannot be told what became of a job.
+/// Why it is unknown what became of a job.
 #[derive(Debug, thiserror::Error)]
 pub enum ReattachError {
     /// A record of the job directory is unusable.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Whether a shim stands there cannot be seen.
+    /// Whether a shim is running cannot be found out.
     #[error("could not look at the job directory {}", dir.display())]
     Look {
         /// The job directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// A shim stands there but does not answer.
+    /// A shim is running but does not answer.
     #[error("the supervisor of {} did not answer for {after:?}", dir.display())]
     Silent {
         /// The job directory.
         dir: PathBuf,
-        /// How long it was waited for.
+        /// The deadline.
         after: Duration,
         /// The last attempt's error, if it failed rather than hang.
         #[source]
@@ -306,7 +306,7 @@ pub struct FindShimError;
 
 const SHIM: &str = "agent-shim";
 
-/// The shim's program: beside the running program, else in `search_path` (directories separated by colons).
+/// The shim's program: next to the running program, else in `search_path` (directories separated by colons).
 pub fn find_shim(search_path: &str) -> Result<PathBuf, FindShimError> {
     let own = std::env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);

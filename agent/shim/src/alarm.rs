@@ -20,7 +20,7 @@ impl Alarm {
         Ok(Alarm { timer: TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?, at: None })
     }
 
-    /// Wakes the shim at `at`, and at no other time. One that is over already wakes it at once.
+    /// Wakes the shim at `at`, and at no other time. A time in the past wakes it at once.
     pub(crate) fn set(&mut self, at: Option<Boot>) -> nix::Result<()> {
         if self.at == at {
             return Ok(());

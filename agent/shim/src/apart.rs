@@ -1,9 +1,8 @@
-//! What keeps a process apart from the others of the machine: its user, its rights, and what it sees of the file
-//! system.
+//! Isolation of a process from the others of the machine: its user, its rights, and its view of the file system.
 //!
-//! [`hide`] gives this process and its children places of their own; [`run_as`] becomes somebody else for good and
-//! executes a program; a supervisor that somebody else started becomes the [`Assigned`] one. Everything that must be privileged for a job or a builder is here and in
-//! [`sys`](crate::sys).
+//! [`hide`] gives this process and its children mounts of their own; [`run_as`] changes the user for good and
+//! executes a program; a supervisor that a helper started becomes the [`Assigned`] user. Everything that must be
+//! privileged for a job or a builder is here and in [`sys`](crate::sys).
 
 use std::convert::Infallible;
 use std::fmt;
@@ -18,19 +17,19 @@ use nix::unistd::{Gid, Uid};
 use crate::record::User;
 use crate::sys;
 
-/// The first argument of a supervisor that is started by somebody who does not trust its directory; the order is next.
+/// The first argument of a supervisor whose starter does not trust its directory; the order is next.
 pub const ASSIGNED: &str = "--assigned";
 
-/// What comes before the name of each variable for a program that is started by [`run_as`], so that none means anything
-/// to whatever is root until then.
+/// The prefix of the name of each variable for a program that is started by [`run_as`], so that none affects the
+/// processes that are root until then.
 pub const FOR_PROGRAM: &str = "as:";
 
-/// The variable that says where that program runs: it goes there as who it has become.
+/// The variable with the working directory of that program, which is entered as its new user.
 pub const WORKS_IN: &str = "as-in";
 
-/// Who a supervisor is to be, and whom its job is to run as, whatever its directory says. It is the user of the daemon,
-/// so that nothing of what the daemon may have put into the directory leads it further than the daemon itself; beside
-/// that it has what it needs to become the job's user and to end its processes.
+/// The users of a supervisor and of its job, whatever its directory contains. The supervisor is the user of the
+/// daemon, so that nothing that the daemon put into the directory gives it more access than the daemon has; beside
+/// that it has the capabilities to become the job's user and to end its processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Assigned {
     /// The daemon's user and group.
@@ -67,15 +66,15 @@ impl fmt::Display for Assigned {
     }
 }
 
-/// The first kernel on which each `/proc` hides for itself; before, hiding was for all who share process numbers.
+/// The first kernel on which each `/proc` mount hides by itself; before, hiding was for the whole PID namespace.
 const HIDES: (u32, u32) = (5, 8);
 
-/// Gives this process, and what it starts from here on, `tmp` as `/tmp`, an empty `/dev/shm`, and a `/proc` that shows
-/// processes of the same user alone. Root alone can. Says what could not be had; that stays as the machine has it.
+/// Gives this process, and what it starts from here on, `tmp` as `/tmp`, an empty `/dev/shm`, and a `/proc` that
+/// shows only processes of the same user. Only root can. Returns what could not be done; that is left as it was.
 pub fn hide(tmp: &Path) -> Vec<String> {
     const NONE: Option<&str> = None;
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
-    // What is mounted on the machine later is seen all the same.
+    // Later mounts of the machine are seen all the same.
     let own = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| mount(NONE, "/", NONE, slave, NONE));
     if let Err(error) = own {
         return vec![format!("a /tmp of its own: {error}")];

@@ -1,17 +1,17 @@
-//! Control groups: the groups a job's processes are kept in, so that none gets away, all are limited
+//! Control groups: the groups a job's processes are kept in, so that none escapes, all are limited
 //! together and all are killed together.
 //!
 //! The processes of one job are in a group of their own ([`Groups`]), apart from their supervisor, in each
 //! hierarchy that is of use: the unified one (version 2), and memory, pids and freezer of version 1. A
-//! machine may have the one, the other, both or none, and may let us make groups in some of them only; what
-//! cannot be had is left out and said ([`Made::unmet`]). Where a group can be made at all is decided in
-//! [`places`], from files of procfs alone.
+//! machine may have the one, the other, both or none, and may let us make groups in some of them only; groups
+//! that cannot be made are left out, and limits without effect are reported ([`Made::unmet`]). Where a group can
+//! be made at all is decided in [`places`], from files of procfs alone.
 //!
-//! Hides: the files of both versions, mounts, namespaces. What a group can do is told by the files it has,
-//! so that a path is all one must know of a group whose supervisor is gone.
+//! Hides: the files of both versions, mounts, namespaces. The files of a group show what it can do, so that
+//! its path is enough to use it when its supervisor is gone.
 //!
 //! Invariants: nothing outside a group that was made here is ever written but `cgroup.subtree_control` of
-//! its parent, and for a scope the place of the shim itself; a process is signalled only through a
+//! its parent, and for a scope the group of the shim itself; a process is signalled only through a
 //! descriptor, and only while it is seen in the group.
 
 mod groups;
@@ -31,10 +31,10 @@ pub use places::{GroupPlace, places};
 
 use crate::record::Limits;
 
-/// What a scope that holds one job is called: this, the replica and the instance, and `.scope`.
+/// The name of a scope that holds one job: this, the replica and the instance, and `.scope`.
 pub const SCOPE_PREFIX: &str = "agent-job-";
 
-/// What every group of a job is called first.
+/// The prefix of the name of every group of a job.
 pub const NAME_PREFIX: &str = "agentd-";
 
 /// How the processes of a job are kept together.
@@ -46,7 +46,7 @@ pub enum Containment {
     V2,
     /// Groups of version 1, perhaps with one of version 2 beside them.
     V1,
-    /// No group: what descends from the shim.
+    /// No group: the descendants of the shim.
     ProcessGroup,
     /// A container of which the shim is the first process.
     Container,
@@ -69,7 +69,7 @@ impl std::fmt::Display for Containment {
 pub struct Made {
     /// The groups.
     pub groups: Groups,
-    /// What they amount to.
+    /// The kind of containment they give.
     pub containment: Containment,
     /// The limits that are in effect, as read back.
     pub limits: Limits,
@@ -79,7 +79,7 @@ pub struct Made {
     pub procs_files: Vec<OwnedFd>,
 }
 
-/// What the groups of one run are called. The instance makes it differ from any other, the replica is for people.
+/// The name of the groups of one run. The instance makes it unique, the replica is for people.
 pub fn name_of(replica: &ReplicaId, instance: &str) -> String {
     format!("{NAME_PREFIX}{replica}-{}", instance.get(..8).unwrap_or(instance))
 }
@@ -136,7 +136,7 @@ pub fn of_container() -> Groups {
     Groups::new(dirs.filter(of_use).collect())
 }
 
-/// Which of the `asked` limits the groups have, which somebody else has set; and of those they do not have, why.
+/// Which of the `asked` limits the groups, set by others, have; and for those they do not have, why.
 pub fn limits_of(groups: &Groups, asked: Limits) -> (Limits, Vec<String>) {
     let mut unmet = Vec::new();
     let mut look = |what: &str, limit: Option<u64>, files: [&str; 2], unit: u64| {
@@ -156,7 +156,7 @@ pub fn limits_of(groups: &Groups, asked: Limits) -> (Limits, Vec<String>) {
     (limits, unmet)
 }
 
-/// Removes groups below `parent` that bear a name of ours, are empty and were made more than `age` ago.
+/// Removes groups below `parent` that have a name of ours, are empty and were made more than `age` ago.
 /// Returns how many.
 pub fn sweep(parent: &Path, age: Duration) -> usize {
     let entries = fs::read_dir(parent).into_iter().flatten().flatten();
@@ -175,7 +175,7 @@ fn make_one(group: &Path) -> io::Result<File> {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Programs ask it how much memory they have, as somebody else. The supervisor's own files are closed to all.
+    // Programs of other users read their memory limit there. The supervisor's own files are closed to all.
     fs::set_permissions(group, fs::Permissions::from_mode(0o755))?;
     File::options().write(true).open(group.join("cgroup.procs"))
 }
@@ -190,7 +190,7 @@ fn containment_of(made: &[&GroupPlace]) -> Containment {
 }
 
 /// Lets groups below a group of version 2 have its controllers. A group that is a scope of our own is
-/// emptied first, because no group with processes in it may pass controllers on; of any other one that has
+/// emptied first, because no group with processes in it may pass controllers on; for any other one that has
 /// processes this fails, and the job's group has no limits.
 fn open_to_children(place: &GroupPlace) {
     if place.scope {
@@ -215,7 +215,7 @@ fn limit_memory(group: &Path, limit: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// No job may take more of the machine's process numbers, or nobody could even look what goes on.
+/// No job may take more of the machine's process numbers, or nobody could start a process to inspect it.
 fn half_of_all_pids() -> u64 {
     let all =
         fs::read_to_string("/proc/sys/kernel/pid_max").ok().and_then(|all| all.trim().parse::<u64>().ok());

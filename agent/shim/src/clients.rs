@@ -1,7 +1,7 @@
-//! The socket: whoever is connected, what they ask, and what they have not read yet.
+//! The socket: its connections, their requests, and their unread output.
 //!
 //! Nothing here blocks and nothing grows: a watcher that does not read gets no further progress until it
-//! has, and then only the latest. Only the user of the shim, and root, are heard.
+//! has, and then only the latest. Only the user of the shim, and root, are served.
 
 use std::fs::{self, Metadata};
 use std::io::{self, Read as _, Write as _};
@@ -23,7 +23,7 @@ const MOST: usize = 16;
 /// The shortest time between two progress events to one watcher.
 const PACE: Duration = Duration::from_millis(10);
 
-/// How long the last words may take to be read.
+/// How long the last event may take to be sent.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// The socket and its connections.
@@ -59,7 +59,7 @@ impl Clients {
     }
 
     /// Listens there again if nobody could connect any more: somebody removed the socket, or took our rights from it.
-    /// Says whether that was so. Who is connected stays.
+    /// Returns whether that was so. Open connections are kept.
     pub(crate) fn mend(&mut self, path: &Path) -> io::Result<bool> {
         let usable = |found: &Metadata| {
             let own = nix::unistd::geteuid().as_raw();
@@ -83,8 +83,8 @@ impl Clients {
         std::iter::once(PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)).chain(clients)
     }
 
-    /// Reads and writes what can be; `ready` is in the order of [`interests`](Self::interests). Returns what
-    /// was asked, with the client's place in line, which is valid until [`publish`](Self::publish).
+    /// Reads and writes what can be; `ready` is in the order of [`interests`](Self::interests). Returns the
+    /// requests, each with the index of its client, which is valid until [`publish`](Self::publish).
     pub(crate) fn serve(&mut self, ready: &[bool], gone: bool) -> Vec<(usize, Request)> {
         let mut requests = Vec::new();
         for (place, client) in self.clients.iter_mut().enumerate() {
@@ -117,8 +117,8 @@ impl Clients {
         }
     }
 
-    /// Forgets who has left, and sends progress to each watcher that does not have it, or says when that may
-    /// be done. The first change after the first event is sent at once: it may be the line somebody waits for.
+    /// Removes closed connections, and sends progress to each watcher that does not have it, or returns when that
+    /// may be done. The first change after the first event is sent at once: it may be the line somebody waits for.
     pub(crate) fn publish(&mut self, progress: Progress, now: Instant) -> Option<Instant> {
         self.clients.retain(|client| !client.closed);
         let mut later: Option<Instant> = None;
@@ -145,15 +145,15 @@ impl Clients {
         }
     }
 
-    /// Whether anybody waits for the end.
+    /// Whether any client waits for the end.
     pub(crate) fn is_watched(&self) -> bool {
         self.clients.iter().any(|client| client.watch.is_some() && !client.closed)
     }
 
-    /// Tells every watcher that it is over.
+    /// Tells every client that the job is over.
     pub(crate) fn farewell(&mut self) {
         for client in self.clients.iter_mut() {
-            // The conversation ends here, so it may block for a moment.
+            // The connection ends here, so this may block for a moment.
             let _ = client.stream.set_nonblocking(false);
             let _ = client.stream.set_write_timeout(Some(FAREWELL));
             client.say(&Event::Ended);

@@ -1,12 +1,12 @@
 //! The directory of one replica: where each file is, how records are read and written, and whether a shim
-//! stands there.
+//! is running for it.
 //!
 //! ```text
 //! jobs/train.1.0/        control: what the daemon and the shim trust; nobody else can write there, or list it
 //! jobs/train.1.0/job/    data: what the job may change as it likes, and all of it that its container sees
 //! ```
 //!
-//! Earlier releases had both in one. A directory of theirs in which something was started stays as it is until it goes.
+//! Earlier releases had both in one. Such a directory, if something was started in it, stays so until it is removed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -32,13 +32,13 @@ pub struct JobDir {
     data: PathBuf,
 }
 
-/// The folder of what is the job's.
+/// The folder that belongs to the job.
 const DATA: &str = "job";
 
 /// The code of the job, in that folder; in the directory itself where an earlier release made it.
 const WORK: &str = "work";
 
-/// More than any record takes, in bytes: who reads more reads something else.
+/// More than any record takes, in bytes: a larger file is no record.
 const LARGEST: u64 = 4 << 20;
 
 /// Why a job directory could not be made.
@@ -47,7 +47,7 @@ const LARGEST: u64 = 4 << 20;
 pub struct CreateError {
     /// The directory.
     pub path: PathBuf,
-    /// What the system says.
+    /// The system's error.
     #[source]
     source: io::Error,
 }
@@ -60,7 +60,7 @@ pub enum RecordError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -89,7 +89,7 @@ pub enum RecordError {
 pub struct WriteError {
     /// The file.
     pub path: PathBuf,
-    /// What the system says.
+    /// The system's error.
     #[source]
     source: io::Error,
 }
@@ -111,12 +111,12 @@ impl JobDir {
         &self.path
     }
 
-    /// The part of it that is the job's, who may have put anything there.
+    /// The part of it that is the job's, which may have put anything there.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// An earlier release made it, and what it says may be the job's own words.
+    /// An earlier release made it, and the job may have written its records.
     pub fn is_shared(&self) -> bool {
         self.data == self.path
     }
@@ -126,7 +126,7 @@ impl JobDir {
         self.path.join("launch.json")
     }
 
-    /// Which shim stands here.
+    /// Which shim runs for this directory.
     pub fn hello(&self) -> PathBuf {
         self.path.join("hello.json")
     }
@@ -146,7 +146,7 @@ impl JobDir {
         self.path.join("shim.sock")
     }
 
-    /// What the shim has to say, for people; locked for as long as a shim lives, as is the directory itself.
+    /// Messages of the shim, for people; locked for as long as a shim runs, as is the directory itself.
     pub fn shim_log(&self) -> PathBuf {
         self.path.join("shim.log")
     }
@@ -166,7 +166,7 @@ impl JobDir {
         self.data.join(WORK)
     }
 
-    /// What its user finds as `/tmp`.
+    /// The directory that its user has as `/tmp`.
     pub fn tmp(&self) -> PathBuf {
         self.data.join("tmp")
     }
@@ -201,7 +201,7 @@ impl JobDir {
         self.log_dir().join("job")
     }
 
-    /// One log. Of the job's, only earlier releases made it one file.
+    /// One log. Only earlier releases wrote the job's log as one file.
     pub fn log(&self, stream: Stream) -> PathBuf {
         self.log_dir().join(stream.file_name())
     }
@@ -225,7 +225,7 @@ impl JobDir {
         read(self.launch())
     }
 
-    /// Which shim stood here last; `None` when none ever did.
+    /// Which shim ran here last; `None` when none ever did.
     pub fn read_hello(&self) -> Result<Option<Hello>, RecordError> {
         read(self.hello())
     }
@@ -235,13 +235,13 @@ impl JobDir {
         read(self.exit())
     }
 
-    /// Says what to run. Whole or not at all, but not durable: after a power cut there is no shim that
-    /// could have read it, and whoever starts one writes it again.
+    /// Records what to run. Whole or not at all, but not durable: after a power cut there is no shim that
+    /// could have read it, and the program that starts one writes it again.
     pub fn write_launch(&self, launch: &Launch) -> Result<(), WriteError> {
         write_whole("shim.launch.write", &self.launch(), launch)
     }
 
-    /// Says which shim stands here. Whole or not at all; of no use in another boot, so not durable.
+    /// Records which shim runs here. Whole or not at all; of no use in another boot, so not durable.
     pub fn write_hello(&self, hello: &Hello) -> Result<(), WriteError> {
         write_whole("shim.hello.write", &self.hello(), hello)
     }
@@ -268,7 +268,7 @@ impl JobDir {
         agent_fs::flush_directory(&self.path)
     }
 
-    /// Takes the place of the shim; `None` when another one has it. Held until the place is dropped, which
+    /// Takes the lock of the shim; `None` when another one has it. Held until the place is dropped, which
     /// the kernel does however the process ends.
     pub fn take_place(&self) -> io::Result<Option<ShimPlace>> {
         let log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.shim_log())?;
@@ -277,7 +277,7 @@ impl JobDir {
             Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
             Err(error) => return Err(error.into()),
         }
-        // Whoever only looks holds it for a moment; a shim whose log was removed holds it for good.
+        // A check holds it for a moment; a shim whose log was removed holds it as long as it runs.
         for _ in 0..LOOKS {
             match Flock::lock(File::open(&self.path)?, FlockArg::LockExclusiveNonblock) {
                 Ok(dir) => return Ok(Some(ShimPlace { log, _dir: Some(dir) })),
@@ -288,8 +288,8 @@ impl JobDir {
         Ok(None)
     }
 
-    /// Whether a shim stands here now. Only looks: it never keeps a shim from taking its place. A file that is missing
-    /// says nothing: the lock of the directory lasts as long as the shim.
+    /// Whether a shim runs here now. The check never keeps a shim from taking its lock. A missing file proves
+    /// nothing: the lock of the directory lasts as long as the shim.
     pub fn has_shim(&self) -> io::Result<bool> {
         let dir = match File::open(&self.path) {
             Ok(dir) => dir,
@@ -313,7 +313,7 @@ impl JobDir {
         }
     }
 
-    /// Moves a directory that somebody put in the place of a record out of the way; `false` when it stays.
+    /// Moves a directory that somebody put in the place of a record out of the way; `false` when that fails.
     pub fn clear_way(path: &Path) -> bool {
         !path.is_dir() || fs::rename(path, path.with_added_extension("aside")).is_ok()
     }
@@ -335,10 +335,10 @@ impl JobDir {
     }
 }
 
-/// The place of a shim, for as long as it lives.
+/// The lock of a shim, for as long as it runs.
 #[derive(Debug)]
 pub struct ShimPlace {
-    /// Where it says what happens.
+    /// Its open log, for its messages.
     pub log: File,
     _dir: Option<Flock<File>>,
 }

@@ -1,9 +1,9 @@
-//! How the supervisor of a job in a container comes to the job directory.
+//! How the supervisor of a job in a container gets the job directory.
 //!
-//! The container sees the job's part of the directory alone. The rest is passed to the supervisor as an open
-//! descriptor, through a socket whose listener is closed before anything of the job is started. It becomes the current
-//! directory of the supervisor, which no process of the job may look at (`PR_SET_DUMPABLE`), and no path in the
-//! container leads there.
+//! The container sees only the job's part of the directory. The rest is passed to the supervisor as an open
+//! descriptor, through a socket whose listener is closed before any process of the job is started. It becomes the
+//! current directory of the supervisor, which no process of the job may inspect (`PR_SET_DUMPABLE`), and no path in
+//! the container leads there.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -19,12 +19,12 @@ pub const DOOR: &str = "door.sock";
 /// How long the supervisor waits for its directory.
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Hands over an open directory to whoever is connected.
+/// Hands over an open directory to the connected peer.
 pub fn hand_over(stream: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> io::Result<()> {
     sys::send_descriptor(stream, directory)
 }
 
-/// Waits for the directory that the one behind the door hands over.
+/// Connects to the socket and waits for the directory.
 pub fn enter(door: &Path) -> io::Result<OwnedFd> {
     let stream = UnixStream::connect(door)?;
     stream.set_read_timeout(Some(WAIT))?;

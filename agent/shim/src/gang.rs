@@ -1,4 +1,4 @@
-//! What a supervisor hands to the process that starts the command of a rank of several.
+//! The order that a supervisor passes to the process that starts the command of a rank of several.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use agent_model::protocol::gang::Secret;
 use serde::{Deserialize, Serialize};
 
-/// How the command of a rank of several is started. It is handed over in a file without a name, because of the secret.
+/// How the command of a rank of several is started. It is passed in a file without a name, because of the secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GangLaunch {
     /// Which rank this is.
@@ -39,7 +39,7 @@ pub struct Host {
 pub enum Way {
     /// Once.
     Once,
-    /// As often as there are sets of variables, each with one of them.
+    /// Once for each set of variables.
     Each(Vec<BTreeMap<String, String>>),
     /// By `mpirun`, on all ranks.
     Lead(Mpi),
@@ -47,7 +47,7 @@ pub enum Way {
     Lend,
 }
 
-/// What `mpirun` is told of the network.
+/// The network of the ranks, for `mpirun`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mpi {
     /// The networks of the ranks, each `address/bits`.

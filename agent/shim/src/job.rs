@@ -51,7 +51,7 @@ pub(crate) fn start(
     if let Some(files) = launch.open_files.filter(|_| !launch.container) {
         let (_, most) =
             getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| failed("read a limit")(errno.into()))?;
-        // It is this process's own as well, which has a dozen files.
+        // The limit is this process's own as well, which has a dozen files.
         let set = setrlimit(Resource::RLIMIT_NOFILE, files.min(most), most);
         set.map_err(|errno| failed("limit the number of open files")(errno.into()))?;
     }
@@ -82,9 +82,8 @@ pub(crate) fn start(
     }
 }
 
-/// The command line by which this program starts the command of a rank, and what that finds on standard input. Its
-/// own ends with the job directory, before which may stand who it is to be, or in a container with the way to that
-/// directory.
+/// The command line by which this program starts the command of a rank, and its standard input. It begins with this
+/// process's own command line, cut before the job directory, or before `--assigned` or `--door`.
 fn through_rank(launch: &Launch, gang: &GangLaunch) -> io::Result<(Vec<String>, Stdio)> {
     let line = fs::read("/proc/self/cmdline")?;
     let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());

@@ -1,6 +1,6 @@
-//! The output of the job on its way into the log, byte for byte. The job never waits for anybody but the
-//! disk, and for that only while the pipe is full. What there is no room for is counted and dropped, unless
-//! the job asked to be kept waiting instead.
+//! The output of the job on its way into the log, byte for byte. The job waits for nothing but the disk, and
+//! for that only while the pipe is full. Output without room is counted and dropped, unless the job asked to
+//! wait instead.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -29,7 +29,7 @@ const ROOMY: usize = 512 << 10;
 /// How long output that never ends may come from processes that are not the job's.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// How often it is looked for room while the job waits for some.
+/// How often room is looked for while the job waits for some.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// The pipe and the log.
@@ -46,7 +46,7 @@ pub(crate) struct JobLog {
 }
 
 impl JobLog {
-    /// The way into `writer`.
+    /// Into `writer`.
     pub(crate) fn new(writer: Writer) -> JobLog {
         JobLog {
             writer,
@@ -94,12 +94,12 @@ impl JobLog {
         }
     }
 
-    /// Whether to move something even though the pipe says nothing.
+    /// Whether to move something even though the pipe is not ready.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         !self.held.is_empty() && self.resume_at.is_none_or(|at| at <= now)
     }
 
-    /// Moves what is there.
+    /// Moves the available output.
     pub(crate) fn pump(&mut self, now: Instant) {
         let moved = self.move_some(TURN);
         let small_and_quick =

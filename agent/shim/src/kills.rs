@@ -1,4 +1,5 @@
-//! How many processes the kernel has ended for want of memory: in a control group, on the machine, and since a moment.
+//! How many processes the kernel has ended for want of memory: in a control group, on the machine, and since a
+//! moment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,18 +8,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::cgroup::GroupPlace;
 
-/// What one counter said at a moment that others may want to compare with.
+/// The value of a counter at one moment, to compare with later.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KillCount {
-    /// The file that has the counter.
+    /// The file of the counter.
     pub file: PathBuf,
-    /// What it was.
+    /// The value.
     pub kills: u64,
 }
 
 impl KillCount {
-    /// Of this process and those beside it, where a group of its `places` counts them; of the whole machine otherwise.
-    /// Of version 2 only a group's own processes count, not those of groups in it: these are other jobs.
+    /// For this process and those beside it, where a group of its `places` counts them; else for the whole machine.
+    /// In version 2 only a group's own processes count, not those of groups in it: these are other jobs.
     pub fn beside(places: &[GroupPlace]) -> Option<KillCount> {
         let own = places.iter().flat_map(|place| [place.parent.join("shim"), place.parent.clone()]);
         let of_group = own.flat_map(|dir| [dir.join("memory.events.local"), dir.join("memory.oom_control")]);

@@ -1,19 +1,19 @@
-//! What the daemon and the shim of a job say to each other: on disk and over a socket.
+//! The interface between the daemon and the shim of a job: on disk and over a socket.
 //!
-//! A job's directory ([`JobDir`]) is the whole truth about it: the daemon may die at any instruction and a
+//! A job's directory ([`JobDir`]) is the only record of it: the daemon may die at any instruction and a
 //! new one must know from the directory alone whether the job may be started, runs, has ended or was lost.
 //!
 //! | File | Written by | Means |
 //! |---|---|---|
 //! | `launch.json` | the daemon, before it starts a shim | what to run ([`Launch`]) |
-//! | `shim.log`, locked | the shim, for as long as it lives | a shim stands here; the lock dies with it |
+//! | `shim.log`, locked | the shim, for as long as it runs | a shim runs here; the lock ends with it |
 //! | `hello.json` | the shim, before it listens, and before it makes control groups | which shim this is, and where the job's processes are kept ([`Hello`]) |
 //! | `started`, created exclusively | the shim, durable before the command is executed | never start it again |
 //! | `exit.json` | the shim, durable, last | how it ended ([`ExitRecord`]) |
 //!
-//! Invariants: a command is executed at most once for a directory; a process is never identified by its number alone (a
-//! shim by its lock and the instance in its greeting, a process of the job by its control group, or by the mark in its
-//! environment and its start time); records carry a version and unknown fields in them are ignored.
+//! Invariants: a command is executed at most once for a directory; a process is never identified by its number alone
+//! (a shim by its lock and the instance in its greeting, a process of the job by its control group, or by the mark in
+//! its environment and its start time); records carry a version and unknown fields in them are ignored.
 //!
 //! The library does no async and starts no process; `agent-shim`, the binary, is the supervisor itself.
 
@@ -42,11 +42,11 @@ pub use record::{
 /// instance of the shim, which no other run shares. It is the one variable a shim adds.
 pub const MARK: &str = "AGENTD_MARK";
 
-/// The first argument of a shim that starts the command of a rank, and of one that asks another rank to start something;
-/// a job directory has an absolute path.
+/// The first argument of a shim that starts the command of a rank, and of one that asks another rank to start
+/// something; a job directory has an absolute path.
 pub const RANK: &str = "rank";
 /// See [`RANK`].
 pub const RSH: &str = "rsh";
 
-/// The exit code of a shim that found another one standing at its job directory.
+/// The exit code of a shim that found another one running for its job directory.
 pub const PLACE_TAKEN: i32 = 75;

@@ -1,20 +1,21 @@
-//! `agent-shim DIRECTORY`: the supervisor of one job. `agent-shim --assigned ORDER DIRECTORY` where a helper of the daemon
-//! starts it, and says who it is to be ([`agent_shim::apart::Assigned`]). `agent-shim --door SOCKET FOLDER` in a container, where the
-//! directory comes through the socket ([`agent_shim::door`]) and FOLDER is what the container sees of it.
+//! `agent-shim DIRECTORY`: the supervisor of one job. `agent-shim --assigned ORDER DIRECTORY` where a helper of the
+//! daemon starts it and assigns its user ([`agent_shim::apart::Assigned`]). `agent-shim --door SOCKET FOLDER` in a
+//! container, where the directory is received through the socket ([`agent_shim::door`]) and FOLDER is the part of it
+//! that the container sees.
 //!
 //! Reads `launch.json`, greets on standard output when it listens, waits for `go`, executes the command once
-//! and stays until every process of the job is gone, its output is in the log and the exit record is
-//! durable. It needs nobody: the daemon that started it may be killed at any instruction.
+//! and runs until every process of the job is gone, its output is in the log and the exit record is
+//! durable. It depends on no other process: the daemon that started it may be killed at any instruction.
 //!
-//! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet. The other modules are what the
-//! loop moves: [`clients`] the socket, [`job_log`] the output, [`job`] the start of the command, [`tree`] the
-//! processes, [`kill_escalation`] when to signal them, [`memory`] who ran out of it, [`alarm`] the dates, [`exit_file`]
-//! the exit record.
+//! One thread and one `poll` loop ([`supervise`]); no timer runs while the job is quiet. The other modules are the
+//! parts of the loop: [`clients`] the socket, [`job_log`] the output, [`job`] the start of the command, [`tree`] the
+//! processes, [`kill_escalation`] when to signal them, [`memory`] whose memory ran out, [`alarm`] the dates,
+//! [`exit_file`] the exit record.
 //!
 //! In a job of several ranks the same program is also the first process of the command ([`rank`]).
 //!
 //! Exit codes: 0 the exit record is written · 64 usage · 70 see `shim.log` · 74 no such directory, or it
-//! cannot be written · 75 another shim stands there.
+//! cannot be written · 75 another shim runs there.
 
 mod alarm;
 mod clients;
@@ -91,7 +92,7 @@ fn main() -> ExitCode {
         Ok(Some(place)) => place,
         Ok(None) => return ExitCode::from(agent_shim::PLACE_TAKEN as u8),
         Err(error) => {
-            // An engine keeps it for whoever asks why.
+            // The container engine keeps it in its log.
             let _ = writeln!(std::io::stderr(), "cannot enter the job directory: {error}");
             return ExitCode::from(74);
         }

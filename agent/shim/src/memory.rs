@@ -1,9 +1,9 @@
 //! Whether the kernel ended processes of the job for want of memory, and whose memory it was.
 //!
-//! The kernel counts the processes it ended in each memory group, whoever's limit was reached. So the count
-//! of the job's own group says *that* it was memory, exactly; *whose* is told by where the limit was met:
-//! version 2 counts that too, version 1 sends a notice to a group when its limit is met or one above it. A
-//! limit met nowhere is the machine's.
+//! The kernel counts the processes it ended in each memory group, whichever limit was met. So the count of the
+//! job's own group shows exactly *that* it was memory; *whose* is known from the group whose limit was met:
+//! version 2 counts that too, version 1 sends a notice to a group when its limit is met or one above it. If no
+//! group's limit was met, it was the machine's memory.
 //!
 //! Without a group of the job's own, the counts of the group it shares with others, or of the machine, are
 //! evidence only together with an end that looks like such a kill.
@@ -18,7 +18,7 @@ use agent_shim::cgroup::{GroupPlace, Groups};
 use agent_shim::kills::{self, counter};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-/// Looks after the memory of one job, from before it starts.
+/// Watches the memory of one job, from before it starts.
 #[derive(Debug)]
 pub(crate) struct Memory {
     /// The job's own group.
@@ -58,7 +58,7 @@ pub(crate) struct Evidence {
 }
 
 impl Memory {
-    /// Looks at the job's `groups`, which are empty yet, or at the place they would have been made.
+    /// Watches the job's `groups`, which are still empty, or the groups in which they would have been made.
     pub(crate) fn watch(groups: &Groups, places: &[GroupPlace]) -> Memory {
         let files = ["memory.events", "memory.oom_control"];
         let own = files.iter().find_map(|file| groups.with(file)).map(Path::to_owned);
@@ -73,7 +73,7 @@ impl Memory {
         memory
     }
 
-    /// Looks at the container this process is in, whose memory is the job's.
+    /// Watches the container this process is in, whose memory is the job's.
     pub(crate) fn of_container(groups: &Groups) -> Memory {
         let own = ["memory.events", "memory.oom_control"].iter().find_map(|file| groups.with(file));
         let mut memory =
@@ -114,7 +114,7 @@ impl Memory {
     }
 }
 
-/// A notice goes to a group for its own limit and for those above it.
+/// A group gets a notice for its own limit and for those above it.
 fn scope(own: bool, above: bool) -> OomScope {
     match (own, above) {
         (true, _) => OomScope::Own,
@@ -123,8 +123,8 @@ fn scope(own: bool, above: bool) -> OomScope {
     }
 }
 
-/// Version 1, where no notices can be had: whether the limit of a group was met, which shows in the most that was used.
-/// Not every kernel counts how often.
+/// Version 1 without notices: whether the limit of a group was met, which its peak usage shows. Not every kernel
+/// counts how often.
 fn times_met(group: &Path) -> Option<u64> {
     const NEAR: u64 = 1 << 20; // the kernel charges some pages at a time
     let limits = ["memory.memsw.limit_in_bytes", "memory.limit_in_bytes"];
@@ -146,8 +146,8 @@ impl Notices {
         Some(Notices { own, around: notice_of(around)? })
     }
 
-    /// All that the job was noticed of, and those of them that were not its own. A descriptor forgets what
-    /// was read, so they are written back.
+    /// The number of all notices to the job, and of those for a limit above its own. Reading a descriptor
+    /// resets it, so the number is written back.
     fn counts(&self) -> (u64, u64) {
         let count = |notice: &EventFd| {
             let count = notice.read().unwrap_or(0);
@@ -172,9 +172,9 @@ fn notice_of(group: &Path) -> Option<EventFd> {
 }
 
 impl Evidence {
-    /// Whose memory the job ended for, if that is what ended it: it failed, by nobody's doing here, and the
-    /// kernel ended a process of it. Where that was perhaps another's, the end must look like it, directly
-    /// or as a shell reports it of its child.
+    /// Whose memory ran out, if that ended the job: it failed, was not killed here, and the kernel ended a
+    /// process of it. Where that process may have been another's, the exit status must look like such a kill,
+    /// directly or as a shell reports it of its child.
     pub(crate) fn blames(self, status: ExitStatus, killed_here: bool) -> Option<OomScope> {
         let looks_like_it = status.shell_code() == 137;
         let failed = if self.exact { !status.is_success() } else { looks_like_it };

@@ -1,5 +1,5 @@
 //! `shim.log`: what happened to the job's supervisor, one line each, for people. Best effort: a full disk
-//! must not disturb the job. It lives as long as the shim, and holds its place.
+//! must not disturb the job. It is open as long as the shim runs, and holds the shim's lock.
 
 use std::error::Error;
 use std::io::Write as _;

@@ -1,8 +1,8 @@
-//! Processes as `/proc` shows them, and signals that never hit a stranger.
+//! Processes as `/proc` shows them, and signals that never reach another process.
 //!
-//! A process number may be given to somebody else the moment its owner is reaped. So a process is always
-//! its number *and* its start time, and a signal goes through a descriptor that was opened before the start
-//! time was compared.
+//! A process number may be reused as soon as its process is reaped. So a process is always identified by its
+//! number *and* its start time, and a signal is sent through a descriptor that was opened before the start time
+//! was compared.
 
 use std::collections::HashSet;
 use std::fs;
@@ -88,7 +88,7 @@ fn all() -> Vec<Process> {
     entries.filter_map(|entry| Process::find(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Somebody stopped a process, or froze it with its control group: it does nothing until it is let go on.
+/// Somebody stopped a process, or froze it with its control group: it does nothing until it is continued.
 pub fn is_halted(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let is_stopped =
@@ -103,8 +103,8 @@ pub fn is_halted(pid: i32) -> bool {
     is_stopped || unified.is_some_and(frozen) || v1.is_some_and(|state| state.trim() != "THAWED")
 }
 
-/// Lets a process go on that is frozen with its control group. Of version 1 alone, where not even the final signal is
-/// heard before.
+/// Thaws a process that is frozen with its control group. For version 1 alone, where not even the final signal takes
+/// effect before.
 pub fn thaw(pid: i32) {
     if let Some(state) = freezer(pid) {
         let _ = fs::write(state, "THAWED"); // not ours to write, or not frozen: the signal waits
@@ -118,12 +118,12 @@ fn freezer(pid: i32) -> Option<PathBuf> {
     (!path.is_empty()).then(|| Path::new("/sys/fs/cgroup/freezer").join(path).join("freezer.state"))
 }
 
-/// What the program of a process is called; empty when there is no such process.
+/// The name of the program of a process; empty when there is no such process.
 pub fn name(pid: u32) -> String {
     fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
 }
 
-/// Every process that is seen but this one.
+/// Every visible process but this one.
 pub fn others() -> Vec<Process> {
     let own = std::process::id() as i32;
     all().into_iter().filter(|process| process.pid != own).collect()
@@ -144,7 +144,7 @@ pub fn descendants(root: i32) -> Vec<Process> {
     below(&all(), HashSet::from([root]))
 }
 
-/// The processes whose environment says `name=value`, and their descendants.
+/// The processes whose environment has `name=value`, and their descendants.
 pub fn marked(name: &str, value: &str) -> Vec<Process> {
     let all = all();
     let mut found: Vec<Process> =
@@ -169,8 +169,8 @@ pub fn kill_container(id: &str, name: &str, value: &str, within: Duration) -> (u
     kill_found(&Groups::default(), name, value, within, || of_container(id))
 }
 
-/// As [`kill_marked`], and those that are in a group of the job, which may have shed the mark, or have come to this
-/// process as orphans, which may have shed both.
+/// As [`kill_marked`], and the processes in a group of the job, which may have removed the mark, or that this process
+/// took in as orphans, which may have escaped both.
 pub fn kill_all(groups: &Groups, name: &str, value: &str, within: Duration) -> (usize, usize) {
     kill_found(groups, name, value, within, || {
         let orphans = orphans();
@@ -180,14 +180,14 @@ pub fn kill_all(groups: &Groups, name: &str, value: &str, within: Duration) -> (
     })
 }
 
-/// This process becomes the parent of what is below a supervisor that ends, or a builder. For a process that starts
+/// Makes this process the parent of the orphans of a supervisor that ends, or of a builder. For a process that starts
 /// those, and nothing else that leaves its session.
 pub fn take_in_orphans() -> io::Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
 }
 
-/// The children that this process did not start. Nobody gets into the session of another process: what was started here
-/// and did not leave it is in this one's, and what left it and was started here is a supervisor. Reaps those that ended.
+/// The children that this process did not start. No process can enter the session of another: a child that was
+/// started here is in this session, unless it is a supervisor, which has left it. Reaps those that ended.
 fn orphans() -> Vec<Process> {
     if !nix::sys::prctl::get_child_subreaper().unwrap_or(false) {
         return Vec::new();
@@ -270,7 +270,7 @@ fn below(all: &[Process], mut roots: HashSet<i32>) -> Vec<Process> {
     }
 }
 
-/// The identity of this boot of the machine; empty when the kernel does not say.
+/// The identity of this boot of the machine; empty when unknown.
 pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }

@@ -1,11 +1,11 @@
 //! `agent-shim rank ARGV…`: starts the command of a rank of several, as a process of the job.
 //!
-//! Its supervisor hands it on standard input what it needs ([`GangLaunch`]). It leaves in the folder `.agentd` of the
-//! working directory what the command and `mpirun` read there, and then becomes the command ([`Way::Once`]), or stays
-//! with the processes that it starts: [`each`], [`mpi`], [`lend`].
+//! It reads its order ([`GangLaunch`]) from standard input. It writes the files for the command and `mpirun` into
+//! the folder `.agentd` of the working directory, and then becomes the command ([`Way::Once`]), or waits for the
+//! processes that it starts: [`each`], [`mpi`], [`lend`].
 //!
-//! It is nothing but the first process of the job: it has no more rights than any other, is ended like any other, and
-//! what it says is in the job's log.
+//! It is only the first process of the job: it has no more rights than any other, is ended like any other, and its
+//! messages are in the job's log.
 
 mod each;
 mod lend;
@@ -27,7 +27,7 @@ pub(crate) use lend::rsh;
 /// The folder in the working directory.
 const FOLDER: &str = ".agentd";
 
-/// What a shell says of a program that is not there.
+/// The exit code of a shell for a program that does not exist.
 const NOT_FOUND: u8 = 127;
 
 /// Why a rank cannot do its part.
@@ -51,7 +51,7 @@ enum RankError {
     StrangeMpi { program: String, said: String },
 }
 
-/// Starts the command `argv`; gives its exit code.
+/// Starts the command `argv`; returns its exit code.
 pub(crate) fn run(argv: &[OsString]) -> ExitCode {
     match start(argv) {
         Ok(code) => ExitCode::from(code),
@@ -118,7 +118,7 @@ fn command<S: AsRef<OsStr>>(argv: &[S]) -> Command {
     command
 }
 
-/// The words that start this program, in front of those that say what it does.
+/// The words that start this program, before those that select what it does.
 fn own_words() -> io::Result<Vec<String>> {
     let line = fs::read("/proc/self/cmdline")?;
     let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
@@ -130,13 +130,13 @@ fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.to_string_lossy().replace('\'', r"'\''"))
 }
 
-/// The exit code of a process, as a shell tells it.
+/// The exit code of a process, as a shell reports it.
 fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
 }
 
-/// Says something in the log of the job.
+/// Writes a line to the log of the job.
 fn say(what: &str) {
     let _ = writeln!(io::stderr(), "agentd: {what}");
 }

@@ -15,7 +15,7 @@ use crate::kills::KillCount;
 /// The version of the records and of the socket protocol written by this release.
 pub const VERSION: u32 = 2;
 
-/// What to run. Complete: the command gets this environment and nothing of anybody else's.
+/// What to run. Complete: the command gets this environment and inherits no other.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
     /// The version of this record.
@@ -28,7 +28,7 @@ pub struct Launch {
     pub env: BTreeMap<String, String>,
     /// Where the command starts; a relative path is relative to the job's part of its directory.
     pub cwd: PathBuf,
-    /// From the polite signal to the final one when the job is stopped because of `timeout`.
+    /// From the polite signal to the final one when the shim stops the job without a stop order.
     #[serde(rename = "grace_ms", with = "millis")]
     pub grace: Duration,
     /// How long the command may run; time the machine sleeps counts.
@@ -55,23 +55,23 @@ pub struct Launch {
     #[serde(default)]
     pub cgroup: Option<CgroupRequest>,
     /// The shim is the first process of a container, and everything else in the container is the job. `limits` are
-    /// the container's then, and `cgroup` means nothing.
+    /// the container's then, and `cgroup` is ignored.
     #[serde(default)]
     pub container: bool,
-    /// What it finds as `/tmp`; then it has a `/dev/shm` of its own too, and sees processes of its user alone. The
-    /// machine's own when absent.
+    /// The directory that it has as `/tmp`; then it has a `/dev/shm` of its own too, and sees only processes of its
+    /// user. The machine's own when absent.
     #[serde(default)]
     pub tmp: Option<PathBuf>,
     /// It may ask the cloud for the machine's identity, where systemd could keep it from that.
     #[serde(default)]
     pub metadata: bool,
-    /// A port of loopback at which the job finds the daemon: while it is away, nobody else takes its place there.
+    /// A port of loopback at which the job finds the daemon: held, so that nobody else takes it while that is away.
     #[serde(default)]
     pub hold_port: Option<u16>,
     /// The command is that of a rank of several, and is started by the process that this is handed to.
     #[serde(default)]
     pub gang: Option<GangLaunch>,
-    /// More variables, which are told to the supervisor and written nowhere.
+    /// More variables, which are sent to the supervisor and written to no file.
     #[serde(skip)]
     pub secrets: BTreeMap<String, Hidden>,
 }
@@ -104,7 +104,7 @@ pub struct CgroupRequest {
     /// The control group (version 2) below which that of the job is made, by its path in the file system;
     /// without it, the shim's own.
     pub root: Option<PathBuf>,
-    /// What not to use although the machine has it.
+    /// Controllers not to use although the machine has them.
     pub without: Vec<Controller>,
 }
 
@@ -114,7 +114,7 @@ pub struct CgroupRequest {
 pub enum Controller {
     /// The unified hierarchy, whatever its controllers: it kills a group at once.
     Unified,
-    /// Limits memory and tells what ran out of it (version 1).
+    /// Limits memory and reports when it ran out (version 1).
     Memory,
     /// Limits the number of processes (version 1).
     Pids,
@@ -130,7 +130,7 @@ pub struct LogPolicy {
     pub quota: u64,
     /// Bytes of one segment.
     pub segment: u64,
-    /// The job waits for room; otherwise what there is no room for is dropped and counted.
+    /// The job waits for room; otherwise output without room is dropped and counted.
     pub block: bool,
 }
 
@@ -143,7 +143,7 @@ impl Default for LogPolicy {
 /// Output that is not in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Gaps {
-    /// Places at which some is missing; the log itself says so at each.
+    /// Places at which some is missing; the log has a line about it at each.
     pub count: u64,
     /// How many bytes are missing.
     pub bytes: u64,
@@ -151,19 +151,19 @@ pub struct Gaps {
     pub lines: u64,
 }
 
-/// A user and his groups by number.
+/// A user and its groups, by number.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     /// User number.
     pub uid: u32,
     /// Group number.
     pub gid: u32,
-    /// The other groups he belongs to.
+    /// The other groups it belongs to.
     #[serde(default)]
     pub groups: Vec<u32>,
 }
 
-/// Which shim stands at a job directory.
+/// Which shim runs for a job directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The version of this record.
@@ -184,10 +184,10 @@ pub struct Hello {
     /// The job's control groups, by their paths in the file system; named here before they are made.
     #[serde(default)]
     pub groups: Vec<PathBuf>,
-    /// It is the first process of a container: the number above is that of the container's own numbering.
+    /// It is the first process of a container: `pid` is from the container's own numbering.
     #[serde(default)]
     pub container: bool,
-    /// What the kernel had ended beside it, for want of memory, before the command was started.
+    /// How many processes beside it the kernel had ended for want of memory before the command was started.
     #[serde(default)]
     pub kills: Option<KillCount>,
 }
@@ -201,15 +201,15 @@ pub struct ExitRecord {
     pub instance: String,
     /// The replica.
     pub replica: ReplicaId,
-    /// What became of the command.
+    /// The result of the command.
     pub end: End,
     /// When the command was executed.
     pub started_at: Option<Timestamp>,
     /// When the command ended, or when the shim gave up.
     pub ended_at: Timestamp,
-    /// The reason of whoever ordered a stop, in words, before the end.
+    /// The reason given for a stop order before the end, in words.
     pub stopped: Option<String>,
-    /// The signal that ended the job because it came to the shim from elsewhere, and nobody ordered a stop.
+    /// The signal that ended the job because another program sent it to the shim, when nobody ordered a stop.
     #[serde(default)]
     pub stop_signal: Option<i32>,
     /// Who sent that signal, where it is known.
@@ -220,7 +220,7 @@ pub struct ExitRecord {
     /// It was stopped because its lease was over.
     #[serde(default)]
     pub lease_over: bool,
-    /// The kernel ended it for want of memory, and whose memory that was. Version 1 said yes or no.
+    /// The kernel ended it for want of memory, and whose memory that was. Version 1 recorded yes or no.
     #[serde(default, deserialize_with = "oom::scope")]
     pub oom: Option<OomScope>,
     /// Processes of it that the kernel ended for want of memory, whether or not it ended for that.
@@ -268,11 +268,11 @@ pub struct ExitRecord {
 /// Who sent a signal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sender {
-    /// Its process number; 0 is the kernel, or somebody whom the container of the shim does not see.
+    /// Its process number; 0 is the kernel, or a process that the container of the shim does not see.
     pub pid: u32,
     /// Its user.
     pub uid: u32,
-    /// What its program was called; empty when it was gone already.
+    /// The name of its program; empty when it was gone already.
     pub name: String,
 }
 
@@ -288,11 +288,11 @@ pub enum OomScope {
     Host,
 }
 
-/// What became of the command.
+/// The result of the command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// It ran, and ended so.
+    /// It ran, and ended with this status.
     Exited(ExitStatus),
     /// It never ran.
     NeverStarted(NotStarted),
@@ -302,7 +302,7 @@ pub enum End {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NotStarted {
-    /// Nobody said go in time. The replica may still be started, by another shim.
+    /// No `go` came in time. The replica may still be started, by another shim.
     NoGo,
     /// It was stopped before.
     Stopped,
@@ -315,9 +315,9 @@ pub enum NotStarted {
         /// The error number: 2 when there is no such program, 13 when it may not be executed.
         os_error: i32,
     },
-    /// Something that must be there before the program is executed could not be done.
+    /// A step before the execution of the program could not be done.
     Setup {
-        /// What could not be done.
+        /// The step.
         step: String,
         /// The error number, 0 when it has none.
         os_error: i32,
@@ -379,7 +379,7 @@ mod oom {
 
     pub(super) fn scope<'de, D: Deserializer<'de>>(from: D) -> Result<Option<OomScope>, D::Error> {
         Ok(match Told::deserialize(from)? {
-            // Version 1 did not look whose memory it was, and its words were those for the job's own.
+            // Version 1 did not determine whose memory it was, and reported it as the job's own.
             Told::Whether(killed) => killed.then_some(OomScope::Own),
             Told::Whose(scope) => scope,
         })

@@ -1,5 +1,5 @@
-//! The log of a job on disk: one stream of bytes in files of bounded size, so that what the controller has
-//! can be removed while the job goes on.
+//! The log of a job on disk: one stream of bytes in files of bounded size, so that bytes that the controller has
+//! can be removed while the job runs.
 //!
 //! ```text
 //! log/job/00000000000000000000.seg   bytes 0 to 16777216 of the stream
@@ -7,11 +7,11 @@
 //! log/job/reserve                    room for the last gap line of a full disk
 //! ```
 //!
-//! Owns the names and what they mean. One shim writes ([`Writer`]) and one daemon reads and trims
+//! Owns the names and their meaning. One shim writes ([`Writer`]) and one daemon reads and trims
 //! ([`Reader`]); they share nothing but the directory. Invariants: a file is named by the offset of its
 //! first byte, and each begins where the one before it ends; bytes at an offset never change; the last file is
-//! never trimmed, so the end of the stream can always be told; what could not be written is counted, and
-//! said in the stream itself at the place where it is missing.
+//! never trimmed, so the end of the stream is always known; bytes that could not be written are counted, and
+//! reported in the stream itself at the place where they are missing.
 
 mod reader;
 mod writer;

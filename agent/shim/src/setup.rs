@@ -1,4 +1,4 @@
-//! From a bare process to a supervisor that listens. Everything inherited is shed first.
+//! From a bare process to a supervisor that listens. Everything inherited is dropped first.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -45,7 +45,7 @@ pub(crate) fn step<T, E: Into<io::Error>>(step: &'static str, result: Result<T, 
     result.map_err(|source| ShimError::Step { step, source: source.into() })
 }
 
-/// How the shim comes to its job directory.
+/// How the shim gets its job directory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Way<'a> {
     /// By its path.
@@ -54,8 +54,8 @@ pub(crate) enum Way<'a> {
     Door { socket: &'a Path, folder: &'a Path },
 }
 
-/// Becomes a process of its own, enters the job directory and takes the shim's place there; `None` when it
-/// is taken.
+/// Detaches from its parent, enters the job directory and takes the shim's lock there; `None` when another
+/// shim has it.
 pub(crate) fn take_place(way: Way<'_>) -> io::Result<Option<ShimPlace>> {
     close_inherited()?;
     let _ = nix::unistd::setsid(); // fails only where it leads a group already, which serves as well
@@ -67,7 +67,7 @@ pub(crate) fn take_place(way: Way<'_>) -> io::Result<Option<ShimPlace>> {
             std::env::set_current_dir(dir)?;
         }
         Way::Door { socket, .. } => {
-            // From here on no process of the job may look at this one, whoever it runs as.
+            // From here on no process of the job may inspect this one, whatever its user.
             nix::sys::prctl::set_dumpable(false)?;
             let directory = door::enter(socket)?;
             be_owner_of(&directory)?;
@@ -77,7 +77,8 @@ pub(crate) fn take_place(way: Way<'_>) -> io::Result<Option<ShimPlace>> {
     here().take_place()
 }
 
-/// In a container, becomes the daemon's user, where that is not user 0: of the directory nobody else may write to it.
+/// In a container, becomes the directory's owner, the daemon's user, unless that is user 0: nobody else may write
+/// there.
 fn be_owner_of(directory: &OwnedFd) -> io::Result<()> {
     let owner = File::from(directory.try_clone()?).metadata()?;
     if !nix::unistd::geteuid().is_root() || owner.uid() == 0 {
@@ -186,8 +187,8 @@ fn close_inherited() -> io::Result<()> {
     Ok(())
 }
 
-/// Binds a port of loopback without listening there: processes of this user that ask for the same may, and others get
-/// nothing.
+/// Binds a port of loopback without listening there: processes of this user may share it with `SO_REUSEPORT`, others
+/// cannot bind it.
 fn hold_port(port: u16) -> nix::Result<OwnedFd> {
     use nix::sys::socket::{
         AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,
@@ -207,7 +208,7 @@ fn listen_for_signals() -> nix::Result<SignalFd> {
     SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
 }
 
-/// What tells that somebody removed, replaced or emptied a file in a directory, or changed its rights.
+/// The events when somebody removes, replaces or empties a file in a directory, or changes its rights.
 const HARM: AddWatchFlags = AddWatchFlags::IN_DELETE
     .union(AddWatchFlags::IN_MOVE)
     .union(AddWatchFlags::IN_ATTRIB)
@@ -215,7 +216,7 @@ const HARM: AddWatchFlags = AddWatchFlags::IN_DELETE
 
 /// The job may append to the file as well as the daemon, so it belongs to the job's user.
 fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
-    // Where it is there it is the job's already, and not to be written by this process.
+    // If it exists it is the job's already, and not to be written by this process.
     let file = match agent_fs::open_plain(&dir.tracking()) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => agent_fs::append_plain(&dir.tracking())?,
         file => file?,
@@ -229,7 +230,7 @@ fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
         std::os::unix::fs::fchown(file.as_fd(), Some(user.uid), Some(user.gid))?;
     }
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-    // The folder tells of writes to files in it, to those too that were removed and are written still.
+    // The watch of the folder also reports writes to files that were removed from it and are still written.
     let changes = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | HARM;
     let control = inotify.add_watch(dir.path(), if dir.is_shared() { changes } else { HARM })?;
     if !dir.is_shared() {
@@ -238,7 +239,7 @@ fn watch_tracking(dir: &JobDir, launch: &Launch) -> io::Result<Tracking> {
     Ok(Tracking { inotify, control, intake: Intake::open(dir, launch.log)? })
 }
 
-/// Tells whoever started this that it listens. Nobody may be there any more, which is no reason to stop.
+/// Tells the process that started this one that it listens. That may be gone by now, which is no reason to stop.
 fn greet(instance: &str) {
     let _ = writeln!(io::stdout(), "{instance}");
     let _ = File::options().write(true).open("/dev/null").map(nix::unistd::dup2_stdout);

@@ -1,13 +1,14 @@
 //! A file that its writer may replace, cut or remove, read as one stream that only grows.
 //!
-//! Owns the rule. Where reading stopped, the last bytes are remembered. A file that has the same bytes at that place
-//! goes on with the stream, whether it is the same file or another one of its name. One that has not begins anew, and
-//! its reader is told so ([`Piece::Restart`]). A file that is replaced is read to its end first: it stays open here, so
-//! that it can be removed and still be read. One that holds less than was read may be on its way to hold all of it
-//! again, so it is given [`SETTLE`]; after that it has begun anew.
+//! Owns the rule. The last bytes before the current position are remembered. A file that has the same bytes there
+//! continues the stream, whether it is the same file or another one of its name. Any other file begins anew, which
+//! is reported ([`Piece::Restart`]). A file that is replaced is read to its end first: it stays open here, so that
+//! it can be removed and still be read. A file that is shorter than what was read may be in the middle of being
+//! rewritten, so it is given [`SETTLE`]; after that it counts as begun anew.
 //!
-//! Invariants: a link is not followed, a pipe does not block, and only files are read; holes are passed over, however
-//! large; one call reads at most [`TURN`] bytes. What is cut or removed before it was read is gone: nobody can tell.
+//! Invariants: a link is not followed, a pipe does not block, and only files are read; holes are skipped, however
+//! large; one call reads at most [`TURN`] bytes. Bytes that are cut or removed before they were read are lost
+//! unnoticed.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -30,16 +31,16 @@ const TURN: u64 = 4 << 20;
 /// How many of the last bytes are remembered.
 const TAIL: usize = 4096;
 
-/// What comes next of a stream.
+/// The next part of a stream.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
     /// These bytes, without those that are 0: no text has any.
     Bytes(&'a [u8]),
     /// A hole of so many bytes, which is left out.
     Hole(u64),
-    /// What follows does not go on where the last bytes ended.
+    /// The next bytes do not continue the last ones.
     Restart,
-    /// In the place of the file stands something that is not read.
+    /// In the place of the file is something that is not read.
     Strange(&'static str),
 }
 
@@ -53,9 +54,9 @@ pub struct Source {
     position: u64,
     /// The last bytes before that.
     tail: Vec<u8>,
-    /// Since when the file holds less than was read, but something.
+    /// Since when the file is shorter than what was read, but not empty.
     short_since: Option<Instant>,
-    /// What was told last of what stands in its place.
+    /// What is in its place instead of a file, as it was last reported.
     strange: Option<&'static str>,
 }
 
@@ -72,12 +73,12 @@ impl Source {
         Source { path, files: VecDeque::new(), position, tail, short_since: None, strange: None }
     }
 
-    /// When to read again although nobody says that anything has changed.
+    /// When to read again even if no change is reported.
     pub fn due(&self) -> Option<Instant> {
         self.short_since.map(|since| since + SETTLE)
     }
 
-    /// Hands over what there is to be read. `at` is now, or nothing if the file will not become longer any more. Gives
+    /// Passes new parts to `take`. `at` is now, or `None` if the file will not become longer any more. Returns
     /// whether there is more to be read at once.
     pub fn read(&mut self, at: Option<Instant>, mut take: impl FnMut(Piece<'_>)) -> io::Result<bool> {
         let looked = self.look(&mut take);
@@ -98,7 +99,7 @@ impl Source {
         looked.map(|()| false)
     }
 
-    /// Looks whether another file stands there now.
+    /// Checks whether another file has the name now.
     fn look(&mut self, take: &mut impl FnMut(Piece<'_>)) -> io::Result<()> {
         let found = match fs::symlink_metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -133,7 +134,7 @@ impl Source {
         }
     }
 
-    /// Whether to read on in the file now, from where `position` says then.
+    /// Whether to continue reading the file now, at `position`, which this may reset.
     fn is_in_order(
         &mut self,
         file: &File,
@@ -207,7 +208,7 @@ impl Source {
     }
 }
 
-/// Where, from `position` on, the next bytes are that are no hole; nothing behind the last of them.
+/// The offset of the next data, not a hole, from `position` on; `None` after the last.
 fn next_data(file: &File, position: u64) -> io::Result<Option<u64>> {
     let from = i64::try_from(position).map_err(io::Error::other)?;
     match lseek(file, from, Whence::SeekData) {

@@ -1,4 +1,4 @@
-//! The loop of the supervisor and the life of its job.
+//! The loop of the supervisor and the phases of its job.
 //!
 //! ```text
 //! Waiting ──go──▶ Running ──main process ends──▶ Clearing ──no process left──▶ Over
@@ -6,9 +6,9 @@
 //!    └──────── stop, or a minute without go, or the start fails ────────────────┘
 //! ```
 //!
-//! Invariants: the exit record is written when nothing of the job is left, or when what is left has survived
-//! the final signal for half a minute, and then it says so. Dates count the time the machine sleeps: neither
-//! a lease nor a limit of time grows because a machine was suspended.
+//! Invariants: the exit record is written when no process of the job is left, or when the rest has survived
+//! the final signal for half a minute, which the record then states. Dates count the time the machine sleeps:
+//! neither a lease nor a limit of time grows because a machine was suspended.
 
 mod life;
 
@@ -48,19 +48,19 @@ use crate::notes::Notes;
 use crate::setup::{ShimError, step};
 use crate::tree::Tree;
 
-/// How long a shim waits to be told to go. A daemon that died before it said so starts another one.
+/// How long a shim waits for `go`. If the daemon died before it sent that, the next one starts another shim.
 const GO: Duration = Duration::from_secs(60);
 
 /// How long processes that outlive the command may take to end by themselves once asked.
 const LEFTOVER_GRACE: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether anybody is left in the job's groups who is no child of this process.
+/// How often the job's groups are checked for processes that are no children of this one.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A command that ended so shortly before a signal came, in milliseconds, ended of the same signal.
+/// A command that ended within so many milliseconds before a signal is taken to have ended by the same signal.
 const AT_ONE_MOMENT: u64 = 1000;
 
-/// How often it is looked whether such a signal has come.
+/// How often such a signal is looked for.
 const SIGNAL_LOOK: Duration = Duration::from_millis(5);
 
 /// How often the exit record is tried, once a second.
@@ -73,7 +73,7 @@ pub(crate) struct Supervisor<'a> {
     /// The job's part of it, as the job finds it.
     pub(crate) folder: PathBuf,
     pub(crate) launch: Launch,
-    /// It keeps nothing that it does not need once the command is started.
+    /// It gives up the rights that it does not need once the command is started.
     pub(crate) gives_up: bool,
     pub(crate) hello: Hello,
     pub(crate) notes: &'a Notes,
@@ -89,23 +89,23 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) _held_port: Option<OwnedFd>,
 }
 
-/// The tracking records, and what tells that the file they are taken from has changed.
+/// The tracking records, and the watch for changes of their file.
 #[derive(Debug)]
 pub(crate) struct Tracking {
     pub(crate) inotify: Inotify,
-    /// What is told of the directory itself, where the files are that others find this shim by.
+    /// The watch of the directory itself, with the files by which others find this shim.
     pub(crate) control: WatchDescriptor,
     pub(crate) intake: Intake,
 }
 
 impl Tracking {
-    /// Takes what there is; when to do so again though nothing is told to have changed.
+    /// Takes new records; returns when to do so again even if no change is reported.
     fn take(&mut self, now: Instant) -> Option<Instant> {
         if self.intake.take(now) { Some(now) } else { self.intake.due() }
     }
 }
 
-/// What the wait was ended by.
+/// What ended the wait.
 #[derive(Debug)]
 struct Ready {
     signals: bool,
@@ -116,7 +116,7 @@ struct Ready {
 }
 
 impl Supervisor<'_> {
-    /// Stands by the job until the exit record is durable and told.
+    /// Supervises the job until the exit record is durable and reported.
     pub(crate) fn run(mut self) -> Result<(), ShimError> {
         let (mut publish_at, mut take_at) = (None, Some(Instant::now()));
         let end = loop {
@@ -205,7 +205,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Writes again what must be there for others to find this shim.
+    /// Writes the files again by which others find this shim.
     fn mend(&mut self) {
         let is_own = |hello: Option<Hello>| hello.is_some_and(|hello| hello.instance == self.hello.instance);
         if !self.dir.read_hello().is_ok_and(is_own) {
@@ -303,7 +303,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Gives the job places of its own, as far as the machine lets it.
+    /// Gives the job mounts of its own, as far as the machine allows.
     fn hide(&mut self) {
         let Some(tmp) = self.launch.tmp.as_ref().filter(|_| !self.launch.container) else { return };
         for unmet in apart::hide(tmp) {
@@ -312,7 +312,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Makes the job's control groups, and says before which: whoever finds this shim dead must know them.
+    /// Makes the job's control groups, and records them before: a daemon that finds this shim dead must know them.
     fn contain(&mut self) -> Result<Vec<OwnedFd>, WriteError> {
         if self.launch.container {
             return self.contained();
@@ -338,7 +338,7 @@ impl Supervisor<'_> {
         Ok(made.procs_files)
     }
 
-    /// The container keeps the job together, and its limits are those of the job: they are there, and only looked at.
+    /// The container keeps the job together, and its limits are those of the job: they exist, and are only read.
     fn contained(&mut self) -> Result<Vec<OwnedFd>, WriteError> {
         let groups = cgroup::of_container();
         let (limits, unmet) = cgroup::limits_of(&groups, self.launch.limits);
@@ -352,9 +352,9 @@ impl Supervisor<'_> {
         Ok(Vec::new())
     }
 
-    /// Somebody ends what the shim is in: its scope, its container, the machine. That is no order to cancel the job,
-    /// and what was not started then may still be started. All processes may have got the signal at one moment, so a
-    /// command that was faster than the shim ended because of it, too.
+    /// Somebody ends the surroundings of the shim: its scope, its container, the machine. That is no order to cancel
+    /// the job, and a job that was not started may still be started. All processes may have got the signal at one
+    /// moment, so a command that ended just before the shim got it ended because of it, too.
     fn stop_for(&mut self, signal: Signal, sender: Sender) {
         self.notes.say(format_args!("got {signal} from {sender:?}"));
         let ended_the_command = match &self.life.phase {
@@ -386,7 +386,7 @@ impl Supervisor<'_> {
                 self.life.stopped.get_or_insert(reason);
                 self.life.escalation.stop(now, grace);
             }
-            // The command ended by itself; what is left of it is on its way.
+            // The command ended by itself; its remaining processes are being ended.
             Phase::Clearing { .. } => self.life.escalation.stop(now, grace),
             Phase::Over { .. } => {}
         }
@@ -406,7 +406,7 @@ impl Supervisor<'_> {
                         Phase::Clearing { status, .. } if self.tree.is_vacant() => {
                             self.over(End::Exited(status))
                         }
-                        // Who entered the group from elsewhere is not ours to reap, so nobody tells its end.
+                        // A process that entered the group from elsewhere is no child, so its end is not reported.
                         _ => self.clear_leftovers(Some(SystemClock.boot() + LOOK)),
                     }
                     return;
@@ -461,7 +461,7 @@ impl Supervisor<'_> {
         }
     }
 
-    /// The kernel holds what is left; only it can end that.
+    /// The kernel holds the remaining processes; only it can end them.
     fn give_up(&mut self) {
         let end = match self.life.phase {
             Phase::Clearing { status, .. } => End::Exited(status),
@@ -481,7 +481,7 @@ impl Supervisor<'_> {
     fn finish(mut self, end: End) {
         self.log.drain();
         self.tracking.intake.finish();
-        // Whoever ships the log can do so while it is made durable here.
+        // The log can be shipped while it is made durable here.
         self.clients.publish_final(self.progress());
         self.log.sync();
         let gaps = self.log.gaps();
@@ -497,7 +497,7 @@ impl Supervisor<'_> {
         for _ in 0..RECORD_TRIES {
             match self.exit_file.commit(&self.dir, &record) {
                 Ok(()) => break,
-                // The directory was removed: nobody wants to know.
+                // The directory was removed: nobody needs the record.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => break,
                 Err(error) => self.notes.say(format_args!("could not write the exit record: {error}")),
             }
@@ -507,8 +507,8 @@ impl Supervisor<'_> {
         let _ = std::fs::remove_file(self.dir.socket()); // a socket nobody listens at does no harm
     }
 
-    /// A signal to all processes may have ended the command before it reaches this one. It is waited for where it makes
-    /// a difference and keeps nobody waiting: after an end that such a signal brings, and where nobody waits.
+    /// A signal to all processes may have ended the command before it reaches this one. It is waited for after an end
+    /// that such a signal causes, and where no client is kept waiting by that.
     fn await_signal(&mut self, end: &End) {
         let ended_by_term = match end {
             End::Exited(status) => status.shell_code() == 128 + Signal::SIGTERM as i32,

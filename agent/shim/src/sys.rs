@@ -16,7 +16,7 @@ use nix::unistd::{Gid, Uid};
 
 use crate::record::User;
 
-/// A descriptor of the process that has this number now; it goes on meaning that process for ever.
+/// A descriptor of the process that has this number now; it refers to that process for ever.
 pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed; a non-negative result is a new descriptor that nobody else owns.
     unsafe {
@@ -39,14 +39,14 @@ pub fn send_descriptor(socket: BorrowedFd<'_>, descriptor: BorrowedFd<'_>) -> io
     send_message(socket, b"d", &[descriptor])
 }
 
-/// Takes the one descriptor that comes through a socket; no program that this process starts gets it.
+/// Receives one descriptor through a socket; no program that this process starts inherits it.
 pub fn receive_descriptor(socket: impl AsFd) -> io::Result<OwnedFd> {
     let descriptor =
         receive_message(socket.as_fd(), 1)?.and_then(|(_, descriptors)| descriptors.into_iter().next());
     descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Sends one message through a socket that keeps them apart, with these descriptors.
+/// Sends one message through a socket that keeps message boundaries, with these descriptors.
 pub fn send_message(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
     let raw: Vec<i32> = descriptors.iter().map(|descriptor| descriptor.as_raw_fd()).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
@@ -62,11 +62,11 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
-/// The most descriptors that come with a message.
+/// The most descriptors in a message.
 pub const MOST_DESCRIPTORS: usize = 3;
 
-/// Takes one message of such a socket: its bytes and descriptors, which no program that this process starts gets.
-/// `None` when the other side is gone. A message that is longer than `most`, or has more descriptors, is an error.
+/// Receives one message from such a socket: its bytes and descriptors, which no started program inherits. `None` when
+/// the other side is gone. A message that is longer than `most`, or has more descriptors, is an error.
 pub fn receive_message(socket: BorrowedFd<'_>, most: usize) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; most];
     let mut space = nix::cmsg_space!([i32; MOST_DESCRIPTORS]);
@@ -111,15 +111,15 @@ fn reset_signals() {
 /// of the program itself: only a number comes back from between fork and exec.
 const NOT_ENTERED: i32 = 1 << 16;
 
-/// The error number of why the job's control groups could not be entered, if that is what `error` says.
+/// The error number of the failure to enter the job's control groups, if `error` is one.
 pub fn not_entered(error: &io::Error) -> Option<i32> {
     error.raw_os_error().filter(|number| *number >= NOT_ENTERED).map(|number| number - NOT_ENTERED)
 }
 
 /// Makes `command` start as a job must: in the control groups of `procs_files`, in a session of its own, as `user`
-/// with his groups alone, with default signals, the usual file mode mask, no capability in any set, no way to gain
-/// privileges, and before the machine's own processes when the kernel must end one for want of memory. What runs as
-/// root on the machine itself keeps what root may.
+/// with its groups alone, with default signals, the usual file mode mask, no capability in any set, no way to gain
+/// privileges, and before the machine's own processes when the kernel must end one for want of memory. A job that
+/// runs as root on the machine itself keeps its capabilities.
 pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<OwnedFd>, container: bool) {
     let groups: Vec<Gid> =
         user.iter().flat_map(|user| &user.groups).map(|group| Gid::from_raw(*group)).collect();
@@ -136,7 +136,7 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<
         }
         nix::unistd::setsid()?;
         if container {
-            // The supervisor is nobody's to look at. The program is, and its score is its own to write.
+            // Nobody may inspect the supervisor. The program may be inspected, and writes its own score.
             let _ = nix::sys::prctl::set_dumpable(true);
         }
         go_first_without_memory();
@@ -161,9 +161,9 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<
     unsafe { command.pre_exec(prepare) };
 }
 
-/// Goes on as the second process of a space of process numbers of its own, where the machine lets it: when it ends,
-/// whatever it started ends with it. The first process waits for it and ends as it ends, and so does the caller, which
-/// this never returns to. Where there is no such space this process goes on itself. For a process of one thread.
+/// Continues as the second process of a PID namespace of its own, where the machine allows that: when it ends, all
+/// that it started ends with it. The first process waits for it and ends as it ends, and so does the caller, to which
+/// this never returns. Without a namespace this process continues itself. For a process of one thread.
 #[allow(
     clippy::exit,
     clippy::disallowed_methods,
@@ -173,7 +173,7 @@ pub(crate) fn enter_own_processes() -> io::Result<()> {
     if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWPID).is_err() {
         return Ok(());
     }
-    // The first fork makes the first process of the space, which the kernel would let no signal end.
+    // The first fork makes the first process of the namespace, which the kernel would let no signal end.
     for _ in 0..2 {
         // SAFETY: one thread; the child uses nothing that another one could have held.
         match unsafe { nix::unistd::fork()? } {
@@ -184,7 +184,7 @@ pub(crate) fn enter_own_processes() -> io::Result<()> {
     Ok(())
 }
 
-/// The code of the end of a child, as a shell says it; other children are reaped meanwhile.
+/// The exit code of a child, as a shell reports it; other children are reaped meanwhile.
 fn await_end(child: i32) -> i32 {
     loop {
         let mut status = 0;
@@ -198,8 +198,8 @@ fn await_end(child: i32) -> i32 {
     }
 }
 
-/// Leaves nothing that a program could gain. Who may not do that has nothing to gain either: no privileges come with a
-/// program where new ones are forbidden.
+/// Empties the capability bounding set, so that no program can gain any. A process that may not do that cannot gain
+/// any either: programs give no privileges where new ones are forbidden.
 pub(crate) fn narrow_capabilities() {
     for capability in 0..64 {
         // SAFETY: no pointer is passed; a capability that does not exist is an error.
@@ -209,7 +209,7 @@ pub(crate) fn narrow_capabilities() {
     }
 }
 
-/// Gives up every capability, which a process of user 0 would have kept, and what it would hand on.
+/// Gives up every capability, which a process of user 0 would have kept, and those it would pass on.
 pub(crate) fn drop_capabilities() -> io::Result<()> {
     // SAFETY: no pointer is passed; kernels before 4.3 have no such set.
     unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
@@ -225,13 +225,13 @@ const SYS_PTRACE: u32 = 1 << 19;
 const SYS_ADMIN: u32 = 1 << 21;
 const SYS_RESOURCE: u32 = 1 << 24;
 
-/// What a supervisor in a container needs of what user 0 may do.
+/// The capabilities that a supervisor in a container needs.
 pub const IN_CONTAINER: u32 = KILL | SETGID | SETUID | SETPCAP;
-/// What one on the machine needs: also to mount, to see processes of others, and to be spared when memory runs out.
+/// Those of one on the machine: also to mount, to see processes of others, and to be spared when memory runs out.
 pub const ON_MACHINE: u32 = IN_CONTAINER | SYS_PTRACE | SYS_ADMIN | SYS_RESOURCE;
 
-/// Of what user 0 may do, keeps what ends the processes of others, and what sees them where `/proc` hides them. Who may
-/// not do that has nothing to give up.
+/// Keeps only the capabilities to end the processes of others, and to see them where `/proc` hides them. A process
+/// without capabilities has nothing to give up.
 pub fn keep_only_kill() -> io::Result<()> {
     let has = capabilities()?;
     if has == 0 {
@@ -241,8 +241,8 @@ pub fn keep_only_kill() -> io::Result<()> {
     set_capabilities(has & (KILL | SYS_PTRACE))
 }
 
-/// Becomes a user without his other groups, and keeps these capabilities, which nobody could do who is not root. For a
-/// process of one thread. It can be looked at by nobody who has fewer of them, though it is of his user.
+/// Becomes a user without its other groups, and keeps these capabilities, which only root can do. For a process of
+/// one thread. No process with fewer capabilities can inspect it, not even one of the same user.
 pub fn become_with(uid: u32, gid: u32, keep: u32) -> io::Result<()> {
     nix::sys::prctl::set_keepcaps(true)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
@@ -275,8 +275,8 @@ fn capability_sets() -> io::Result<[u32; 6]> {
 fn set_capabilities(wanted: u32) -> io::Result<()> {
     let header = [VERSION_3, 0];
     let sets = [wanted, wanted, 0, 0, 0, 0_u32];
-    // SAFETY: the pointers are to locals of the sizes that version 3 of the call reads: a version and a process number,
-    // and twice three sets of 32.
+    // SAFETY: the pointers are to locals of the sizes that version 3 of the call reads: a version and a process
+    // number, and twice three sets of 32.
     let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -296,7 +296,7 @@ fn go_first_without_memory() {
     }
 }
 
-/// Asks the kernel to end others first when memory runs out. Only who may lower the score can have that.
+/// Asks the kernel to end others first when memory runs out. Only a process that may lower its score can do that.
 pub fn ask_for_oom_protection() -> io::Result<()> {
     std::fs::write("/proc/self/oom_score_adj", "-998")
 }
@@ -304,7 +304,7 @@ pub fn ask_for_oom_protection() -> io::Result<()> {
 /// What the children of this process are doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Children {
-    /// The one with this number ended so, and was reaped.
+    /// The one with this number ended with this status, and was reaped.
     Ended(i32, ExitStatus),
     /// There are some, and none has ended.
     Running,
@@ -312,7 +312,7 @@ pub enum Children {
     None,
 }
 
-/// Reaps one child. Real-time signals, which the safe wrappers refuse, are told like any other.
+/// Reaps one child. Real-time signals, which the safe wrappers refuse, are reported like any other.
 pub fn reap() -> Children {
     loop {
         let mut status = 0;

@@ -1,8 +1,9 @@
 //! The tracking records of a job on their way from the file that the job writes into a stream that only grows.
 //!
-//! Owns that stream: segments as those of the job's log, but kept until the job directory goes. Invariants: every
-//! byte of it has its offset for ever; where the file was replaced or cut the stream says so by a record of its own; no
-//! more than a quota is kept, and the stream says what is missing. See [`crate::source`] for what counts as replaced.
+//! Owns that stream: segments like those of the job's log, but kept until the job directory is removed. Invariants:
+//! every byte of it keeps its offset; where the file was replaced or cut, the stream has a record that reports it;
+//! no more than a quota is kept, and the stream reports what is missing. See [`crate::source`] for what counts as
+//! replaced.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -14,13 +15,13 @@ use crate::segments::{Reader, Writer};
 use crate::source::{Piece, Source};
 use crate::{JobDir, LogPolicy};
 
-/// Records may take this part of what the log of the job may.
+/// The quota of records is that of the job's log, divided by this.
 const PART: u64 = 4;
 
 /// How long the rest is read once nobody writes any more. Longer than any disk takes for the quota.
 const REST: Duration = Duration::from_secs(60);
 
-/// A hole that is larger is told of: somebody may look for what was in it.
+/// A larger hole is reported: somebody may look for its content.
 const LARGE_HOLE: u64 = 1 << 20;
 
 /// File and stream. See the module.
@@ -32,7 +33,7 @@ pub struct Intake {
 }
 
 impl Intake {
-    /// Goes on where an earlier one stopped. `policy` is that of the job's log.
+    /// Continues where an earlier one stopped. `policy` is that of the job's log.
     pub fn open(dir: &JobDir, policy: LogPolicy) -> io::Result<Intake> {
         let policy = LogPolicy { quota: policy.quota / PART, block: false, ..policy };
         let stream = Writer::open(dir.tracking_stream(), policy)?.telling(note);
@@ -60,17 +61,17 @@ impl Intake {
         }
     }
 
-    /// When to take again although nobody says that anything has changed.
+    /// When to take again even if no change is reported.
     pub fn due(&self) -> Option<Instant> {
         self.source.due()
     }
 
-    /// Takes what there is; whether there is more to be taken at once.
+    /// Takes new records; returns whether there is more to be taken at once.
     pub fn take(&mut self, now: Instant) -> bool {
         self.take_at(Some(now))
     }
 
-    /// Takes the rest, now that nobody writes any more. May be done again after it was broken off.
+    /// Takes the rest, now that nobody writes any more. May be repeated after its time was over.
     pub fn take_rest(&mut self) {
         let deadline = Instant::now() + REST;
         while self.take_at(None) {

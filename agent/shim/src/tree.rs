@@ -1,6 +1,6 @@
-//! The processes of the job. On the machine itself: everybody in its control groups, and every descendant of this
-//! process, which is where orphans of the job end up; each way finds what could leave the other. In a container of
-//! which this is the first process: everybody else in it.
+//! The processes of the job. On the machine itself: all in its control groups, and every descendant of this process,
+//! which orphans of the job become; each finds processes that could escape the other. In a container of which this is
+//! the first process: all others in it.
 //!
 //! The one place that knows how the whole of a job is found and signalled.
 
@@ -25,8 +25,8 @@ impl Tree {
         Tree { groups, container: false }
     }
 
-    /// Everybody else in the container this is the first process of. Of any other process it is nobody: it would be
-    /// the whole machine.
+    /// All other processes of the container of which this is the first process. If it is not the first, only its
+    /// descendants: all others would be the whole machine.
     pub(crate) fn of_container() -> Tree {
         Tree { groups: Groups::default(), container: std::process::id() == 1 }
     }
@@ -47,12 +47,12 @@ impl Tree {
         u32::try_from(self.members().len()).unwrap_or(u32::MAX)
     }
 
-    /// Nobody is there who is not a descendant; descendants are known by being reaped.
+    /// No process is left that is no descendant; the end of descendants is known when they are reaped.
     pub(crate) fn is_vacant(&self) -> bool {
         if self.container { process::others().is_empty() } else { self.groups.is_empty() }
     }
 
-    /// Asks each of them to end. A stopped one is continued, or it could not hear.
+    /// Asks each of them to end. A stopped one is continued, or it could not react.
     pub(crate) fn ask(&self) {
         if self.container {
             return [Signal::SIGTERM, Signal::SIGCONT].into_iter().for_each(tell_everybody);
@@ -64,7 +64,7 @@ impl Tree {
         self.groups.thaw();
     }
 
-    /// Kills each of them. To be said again until there is none.
+    /// Kills each of them. To be repeated until there is none.
     pub(crate) fn kill(&self) {
         if self.container {
             return tell_everybody(Signal::SIGKILL);

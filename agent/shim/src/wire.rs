@@ -3,7 +3,7 @@
 //! The shim greets every connection with [`Event::Hello`]. A client may then send requests; each is answered
 //! once, in order. `watch` is answered by [`Event::Progress`] at once and whenever the numbers have changed
 //! (many changes may become one event), and by [`Event::Ended`] after the exit record is durable. A closed
-//! connection means nothing by itself: whether the shim lives is told by the job directory.
+//! connection means nothing by itself: the job directory shows whether the shim still runs.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use crate::record::Hidden;
 /// The longest line either side sends or accepts, in bytes.
 pub const MAX_LINE: usize = 64 * 1024;
 
-/// What a client asks.
+/// A request of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "snake_case")]
 pub enum Request {
-    /// Execute the command. Said again, it changes nothing.
+    /// Execute the command. Repeated, it changes nothing.
     Go,
     /// Give the command one more variable. Refused when it was executed already.
     Secret {
@@ -27,17 +27,17 @@ pub enum Request {
         /// Its value, which is in no file.
         value: Hidden,
     },
-    /// End the job: the polite signal to every process of it, the final one after the grace. Said again, a
-    /// shorter grace counts and the first reason stays.
+    /// End the job: the polite signal to every process of it, the final one after the grace. When repeated, a
+    /// shorter grace counts and the first reason is kept.
     Stop {
         /// Milliseconds between the two.
         grace_ms: u64,
         /// Why, for the exit record.
         reason: String,
     },
-    /// Let the job run until then at least, in milliseconds since the machine was started. Said of an
-    /// earlier moment it changes nothing; it is refused by a job that has no lease or is being ended, and
-    /// by a shim of version 1, which knows no leases.
+    /// Let the job run until then at least, in milliseconds since the machine was started. An earlier
+    /// moment changes nothing; it is refused for a job that has no lease or is being ended, and by a shim
+    /// of version 1, which knows no leases.
     Renew {
         /// Until when.
         until_ms: u64,
@@ -46,7 +46,7 @@ pub enum Request {
     Watch,
 }
 
-/// What a shim says.
+/// A message of a shim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -56,23 +56,23 @@ pub enum Event {
         version: u32,
         /// The same as in the hello record, or this is not the shim of that job.
         instance: String,
-        /// `go` was said before.
+        /// `go` was received before.
         gone: bool,
     },
-    /// `go` was heard and the command is started, unless [`Ended`](Event::Ended) says otherwise.
+    /// `go` was received, and the command is started; if that failed, [`Ended`](Event::Ended) follows.
     Going,
-    /// `secret` was heard.
+    /// `secret` was received.
     Taken,
-    /// `stop` was heard.
+    /// `stop` was received.
     Stopping,
-    /// `renew` was heard.
+    /// `renew` was received.
     Renewed {
         /// Until when the job may run now.
         until_ms: u64,
     },
     /// How far the job has come.
     Progress(Progress),
-    /// The request was not understood.
+    /// The request was not understood, or cannot be fulfilled.
     Refused {
         /// Why not.
         why: String,
@@ -89,7 +89,7 @@ pub enum Event {
 pub struct Progress {
     /// Length of its log in bytes.
     pub log_bytes: u64,
-    /// Length of its tracking file in bytes.
+    /// Length of its stream of tracking records in bytes.
     pub tracking_bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The verbs as they are asked of a helper: one connection for each.
+//! The daemon's side of the verbs: one connection to the helper for each.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::{Program, Scope, ScopeError, Started};
 /// How long a helper may take to answer; giving a large tree takes longest.
 const ANSWER: Duration = Duration::from_secs(600);
 
-/// Where a helper listens, and what it works in.
+/// Where a helper listens, and its state directory.
 #[derive(Debug)]
 pub(crate) struct Helper {
     pub(crate) socket: PathBuf,
@@ -30,7 +30,7 @@ impl Helper {
     }
 }
 
-/// The error of an answer that is not the one that was waited for.
+/// The error for an answer other than the expected one.
 fn odd(answer: &RootAnswer) -> io::Error {
     match answer {
         RootAnswer::Refused { why } => {

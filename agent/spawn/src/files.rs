@@ -1,7 +1,7 @@
-//! Whose files are: between the daemon and those for whom it works, in trees that both may change meanwhile.
+//! Changes the owner of files between the daemon and the users it works for, in trees that both may change meanwhile.
 //!
-//! Everything is reached below an open directory, through no link, and looked at once it is open. So nothing beyond the
-//! tree changes hands, and, where it is said whose files may, nothing of anybody else.
+//! Each entry is opened below an open directory, through no link, and is examined only once it is open. So nothing
+//! outside of the tree changes its owner, and where owners are named, only their files do.
 
 use std::ffi::CStr;
 use std::io::{self, ErrorKind};
@@ -12,17 +12,17 @@ use rustix::io::Errno;
 
 use crate::wire::GivenPart;
 
-/// No tree is deeper: a path is no longer.
+/// No tree is deeper, since the length of a path is limited.
 const DEEPEST: usize = 2048;
 
-/// The bits that a file which was taken never has: set-id and sticky ones, and writing by others.
+/// The bits that a file never has once it was taken: set-id and sticky ones, and writing by others.
 const NEVER: u32 = 0o7022;
 
-/// What its owner may do with it then.
+/// The owner's rights that it always has then.
 const FILE: u32 = 0o600;
 const DIRECTORY: u32 = 0o700;
 
-/// Gives what is of those users to another.
+/// Gives files of the `from` users to another user.
 pub(crate) fn give(
     root: &OwnedFd,
     to: (u32, u32),
@@ -32,7 +32,7 @@ pub(crate) fn give(
     let is_due = |seen: &Stat| seen.st_uid != to.0 && from(seen.st_uid);
     let mut act = |entry: &OwnedFd, seen: &Stat| {
         let is_directory = FileType::from_raw_mode(seen.st_mode).is_dir();
-        // A file that has another name as well stays whose it is: that name may be anywhere.
+        // A file with a second name keeps its owner: that name may be outside of the tree.
         let is_whole =
             is_directory || (kind == GivenPart::Everything && (seen.st_nlink <= 1 || is_link(seen)));
         if is_due(seen) && is_whole { change(entry, to) } else { Ok(()) }
@@ -40,7 +40,7 @@ pub(crate) fn give(
     each(root, 0, false, &mut act)
 }
 
-/// Takes what is of those users.
+/// Takes files of the `from` users.
 pub(crate) fn take(root: &OwnedFd, to: (u32, u32), from: &dyn Fn(u32) -> bool) -> io::Result<()> {
     let mut act = |entry: &OwnedFd, seen: &Stat| {
         if !from(seen.st_uid) {
@@ -53,7 +53,7 @@ pub(crate) fn take(root: &OwnedFd, to: (u32, u32), from: &dyn Fn(u32) -> bool) -
             _ => return Ok(()),
         };
         let mode = (seen.st_mode & 0o7777 & !NEVER) | least;
-        // What is only open for its place is changed by the name of the descriptor.
+        // An `O_PATH` descriptor is changed through its name in `/proc`.
         Ok(rustix::fs::chmod(place(entry), Mode::from_raw_mode(mode))?)
     };
     each(root, 0, true, &mut act)
@@ -75,7 +75,7 @@ fn place(entry: &OwnedFd) -> String {
 
 type Act<'a> = &'a mut dyn FnMut(&OwnedFd, &Stat) -> io::Result<()>;
 
-/// Acts on what is in a directory and the directory itself; which of both is `first` matters to who may enter it.
+/// Acts on the content of a directory and on the directory itself; the order (`first`) decides who may enter it.
 fn each(directory: &OwnedFd, depth: usize, first: bool, act: Act<'_>) -> io::Result<()> {
     if depth > DEEPEST {
         return Err(ErrorKind::InvalidFilename.into());
@@ -105,7 +105,7 @@ fn one(directory: &OwnedFd, name: &CStr, depth: usize, first: bool, act: Act<'_>
     match rustix::fs::openat(directory, name, flags, Mode::empty()) {
         Ok(entry) => {
             let seen = rustix::fs::fstat(&entry)?;
-            // It became a directory meanwhile, which is whoever's that made it.
+            // It became a directory meanwhile, and belongs to the user who made it.
             if FileType::from_raw_mode(seen.st_mode).is_dir() { Ok(()) } else { act(&entry, &seen) }
         }
         Err(Errno::NOENT) => Ok(()),
@@ -134,7 +134,7 @@ mod tests {
         path.symlink_metadata().unwrap().uid()
     }
 
-    /// Who owns a part of the tree swaps a folder for a link all the time, while the tree is given away.
+    /// The owner of a part of the tree swaps a folder for a link all the time, while the tree is given away.
     #[test]
     fn test_tree_is_given_away_and_nothing_beyond_it() {
         const OTHER: u32 = 65_534;

@@ -1,7 +1,7 @@
-//! The helper: takes verbs from the daemon's user, asks the limits, and does them.
+//! The helper: receives verbs from the daemon's user, checks the limits, and carries the verbs out.
 //!
-//! A thread for each connection, which lasts as long as what it started. The helper keeps nothing: when it is killed,
-//! supervisors and jobs go on, and the next one knows them by what the kernel says of them.
+//! One thread for each connection, which lasts as long as the process it started. The helper keeps no state: when it
+//! is killed, supervisors and jobs go on, and the next one recognises them by what the kernel reports.
 
 use std::fs;
 use std::io;
@@ -31,16 +31,16 @@ use crate::limits::{HelperLimits, LimitError};
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb};
 use crate::{Program, Scope, files, scope, start};
 
-/// Connections at a time: each supervisor has one while the daemon that asked for it lives.
+/// Connections at a time: each supervisor that this helper started has one until it ends.
 const MOST: usize = 4096;
 
-/// What a thread needs; a tree is walked on it as deep as it is.
+/// Stack of a thread, in bytes; walking a tree recurses as deep as the tree is.
 const STACK: usize = 2 << 20;
 
-/// How long a request may take to come, in seconds.
+/// How long a request may take to arrive, in seconds.
 const REQUEST: i64 = 10;
 
-/// The longest that a kill may take.
+/// The longest time a kill may take.
 const LONGEST_KILL: Duration = Duration::from_secs(60);
 
 /// Why a verb was not done.
@@ -61,7 +61,7 @@ impl<E: Into<io::Error>> From<E> for Undone {
     }
 }
 
-/// Serves whoever connects, for ever.
+/// Serves every client, for ever.
 pub fn serve(listener: BorrowedFd<'_>, limits: HelperLimits) -> io::Result<()> {
     let (limits, taken) = (Arc::new(limits), Arc::new(AtomicUsize::new(0)));
     loop {
@@ -79,13 +79,13 @@ pub fn serve(listener: BorrowedFd<'_>, limits: HelperLimits) -> io::Result<()> {
         }
         let serve = move || {
             let _of = of;
-            let _ = converse(&stream, &limits); // whoever asked is gone
+            let _ = converse(&stream, &limits); // the client is gone
         };
         let _ = thread::Builder::new().stack_size(STACK).spawn(serve); // as if it had been closed
     }
 }
 
-/// One of the connections that are open.
+/// Counts one open connection.
 struct Taken(Arc<AtomicUsize>);
 
 impl Drop for Taken {
@@ -94,7 +94,7 @@ impl Drop for Taken {
     }
 }
 
-/// The socket belongs to the daemon's user; the kernel says who is there all the same.
+/// The socket belongs to the daemon's user; the peer's user is checked with the kernel all the same.
 fn is_keeper(stream: &OwnedFd, limits: &HelperLimits) -> bool {
     getsockopt(stream, sockopt::PeerCredentials).is_ok_and(|peer| peer.uid() == limits.keeper.0)
 }
@@ -162,7 +162,7 @@ fn open(limits: &HelperLimits, path: &Path) -> Result<OwnedFd, Undone> {
 
 fn give(limits: &HelperLimits, path: &Path, uid: u32, kind: GivenPart) -> Result<RootAnswer, Undone> {
     let user = limits.user(uid)?;
-    // What a job's user has already the daemon could have him copy.
+    // Files of job users may be given, too: the daemon could make such a user copy them.
     let is_due = |uid| uid == limits.keeper.0 || limits.may_be(uid).is_ok();
     files::give(&open(limits, path)?, (user.uid, user.gid), &is_due, kind)?;
     Ok(RootAnswer::Done)
@@ -205,7 +205,7 @@ fn build(
     Ok(started)
 }
 
-/// What is handed to a child is the daemon's end of a pipe, and nothing that root could write into.
+/// A child is given the daemon's end of a pipe, and nothing that root could write into.
 fn is_pipe(descriptor: &OwnedFd) -> bool {
     let seen = rustix::fs::fstat(descriptor);
     seen.is_ok_and(|seen| rustix::fs::FileType::from_raw_mode(seen.st_mode).is_fifo())
@@ -217,7 +217,7 @@ fn spawn(command: &mut Command) -> Result<(Child, OwnedFd), Undone> {
     Ok((child, pidfd))
 }
 
-/// A builder ends with whoever waits for it.
+/// A builder is killed when the client that waits for it is gone.
 fn follow(stream: &OwnedFd, mut child: Child, pidfd: &OwnedFd) -> Result<RootAnswer, Undone> {
     let pid = child.id() as i32;
     let told = wire::send(stream.as_fd(), &RootAnswer::Started { pid }, &[pidfd.as_fd()]);
@@ -231,7 +231,7 @@ fn follow(stream: &OwnedFd, mut child: Child, pidfd: &OwnedFd) -> Result<RootAns
             }
         }
     });
-    let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL); // not reaped yet, so the number is its own
+    let _ = killpg(Pid::from_raw(pid), Signal::SIGKILL); // not reaped yet, so the number is still its own
     let status = child.wait()?;
     ended?;
     Ok(RootAnswer::Ended { status: status.into_raw() })
@@ -254,18 +254,18 @@ fn enclose(limits: &HelperLimits, pid: i32, wanted: &Scope) -> Result<RootAnswer
     Ok(RootAnswer::Enclosed { group })
 }
 
-/// It runs the supervisor's program as the daemon's user: who else could is the daemon itself.
+/// It runs the supervisor's program as the daemon's user; only the daemon itself could start another such process.
 fn is_supervisor(limits: &HelperLimits, pid: i32) -> bool {
     let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
     let shim = fs::canonicalize(&limits.shim).unwrap_or_else(|_| limits.shim.clone());
-    // An upgrade replaces the file under those that run.
+    // An upgrade replaces the file of running supervisors.
     let is_program = exe == shim
         || exe.to_str().and_then(|exe| exe.strip_suffix(" (deleted)")).map(Path::new) == Some(&shim);
     let owner = fs::metadata(format!("/proc/{pid}")).map(|found| found.uid());
     is_program && owner.is_ok_and(|uid| uid == limits.keeper.0)
 }
 
-/// Lets the supervisor make groups for its job in its scope, in every hierarchy that has it.
+/// Lets the supervisor make groups for its job in its scope, in every hierarchy that has the scope.
 fn delegate(pid: i32, (uid, gid): (u32, u32)) -> io::Result<()> {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     for line in groups.lines() {

@@ -1,21 +1,21 @@
-//! What root alone can do for jobs and builders: six verbs, and two ways to have them done.
+//! The operations for jobs and builders that need root: six verbs, and two ways to have them done.
 //!
-//! A daemon that is root, or that of a user for himself, does them itself. A daemon that is a user of its own asks the
-//! helper, the program of this crate, through a socket: [`use_helper`] says so once, when the daemon starts, as what a
-//! process may do is a fact about the process. Behind both ways is one implementation ([`files`], [`scope`],
-//! [`start`]); before it the helper asks [`limits`], which trust the daemon with nothing.
+//! A daemon that runs as root, or as a user for that user alone, does them itself. A daemon with an account of its
+//! own asks the helper, the program of this crate, through a socket: [`use_helper`] sets this once, when the daemon
+//! starts, because privileges belong to the whole process. Both ways share one implementation ([`files`], [`scope`],
+//! [`start`]); the helper first checks [`limits`], which do not trust the daemon at all.
 //!
 //! | RootVerb | Does |
 //! |---|---|
-//! | give | makes files of the daemon those of a job's user, or lends their directories to a builder |
-//! | take | makes what such users left in a tree the daemon's again |
+//! | give | gives files of the daemon to a job's user, or lends their directories to a builder |
+//! | take | gives what such users left in a tree back to the daemon |
 //! | supervise | starts a supervisor for the job of a user |
 //! | build | starts a program as the user of builders |
-//! | scope | puts a supervisor or a builder into a scope of systemd |
-//! | kill | ends what is left of a job or a builder |
+//! | enclose | puts a supervisor or a builder into a scope of systemd |
+//! | kill | kills the remaining processes of a job or a builder |
 //!
-//! Invariants: nothing here parses what a job or a package wrote; whatever the daemon says, nothing outside of the state
-//! directory is given, taken or started at, and nobody is started as whom the limits do not name.
+//! Invariants: nothing here parses data of a job or a package; whatever the daemon asks, nothing outside of the state
+//! directory is given, taken or used as a job directory, and no process runs as a user that the limits do not allow.
 
 mod client;
 mod files;
@@ -43,19 +43,19 @@ pub use wire::GivenPart;
 
 static HELPER: OnceLock<client::Helper> = OnceLock::new();
 
-/// From here on, root's work for this state directory is asked of the helper that listens at `socket`.
+/// From here on, operations that need root for this state directory are asked of the helper that listens at `socket`.
 pub fn use_helper(socket: &Path, state_dir: &Path) {
     let _ = HELPER.set(client::Helper { socket: socket.to_owned(), state_dir: state_dir.to_owned() });
 }
 
-/// From here on, what is left of a job or a builder is found by being an orphan of this process, too. A helper has groups
-/// of its own making for that.
+/// From here on, orphans of jobs and builders become children of this process, so that it finds them, too. A helper
+/// has control groups that it made for that.
 pub fn take_in_orphans() -> io::Result<()> {
     process::take_in_orphans()
 }
 
-/// Becomes the user whose the state directory is, where that is not root: what root wrote there, the daemon could not
-/// read, and it could have laid a link in the way. For a process of one thread, which goes on with nothing else.
+/// Switches to the owner of the state directory, if that is not root: the daemon could not read files that root wrote
+/// there, and could have put a link there. For a process of one thread, which does nothing else afterwards.
 pub fn become_owner(state_dir: &Path) -> io::Result<()> {
     let Ok(found) = state_dir.metadata() else { return Ok(()) }; // it is made by this user
     if !nix::unistd::geteuid().is_root() || found.uid() == 0 {
@@ -66,17 +66,18 @@ pub fn become_owner(state_dir: &Path) -> io::Result<()> {
     Ok(nix::unistd::setuid(Uid::from_raw(found.uid()))?)
 }
 
-/// Root's work is asked of a helper.
+/// Operations that need root are asked of a helper.
 pub fn has_helper() -> bool {
     HELPER.get().is_some()
 }
 
-/// Jobs of this process can run as others than its own user.
+/// Jobs of this process can run as users other than its own.
 pub fn serves_others() -> bool {
     has_helper() || nix::unistd::geteuid().is_root()
 }
 
-/// Makes everything at `path` the user's, or its directories alone; of a helper only what is the daemon's.
+/// Gives all files at `path`, or only its directories, to the user; a helper gives only the daemon's and job users'
+/// files.
 pub fn give(path: &Path, uid: u32, gid: u32, kind: GivenPart) -> io::Result<()> {
     match HELPER.get() {
         Some(helper) => client::give(helper, path, uid, kind),
@@ -84,8 +85,8 @@ pub fn give(path: &Path, uid: u32, gid: u32, kind: GivenPart) -> io::Result<()> 
     }
 }
 
-/// Makes what is the user's at `path` the daemon's, or what is of anybody for whom a helper works: without set-id bits
-/// and writing by others, and so that the daemon can read and remove it. What a daemon without one can read it can read.
+/// Gives the user's files at `path` (with a helper, those of all users it serves) to the daemon, which can then read
+/// and remove them; clears set-id bits and writing by others. Does nothing with neither user nor helper.
 pub fn take(path: &Path, uid: Option<u32>) -> io::Result<()> {
     match (HELPER.get(), uid) {
         (Some(helper), _) => client::take(helper, path),
@@ -97,7 +98,7 @@ pub fn take(path: &Path, uid: Option<u32>) -> io::Result<()> {
     }
 }
 
-/// Removes a tree, whoever made what is in it. It is no error when it is not there.
+/// Removes a tree, whichever users own its files. A tree that does not exist is no error.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     let removed = match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && has_helper() => {
@@ -112,8 +113,8 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Kills who is in the groups or bears the mark, until nobody is left or the time is over. Returns how many there were,
-/// and how many are left; a helper that does not answer leaves one. Blocking for as long.
+/// Kills the processes that are in the groups or bear the mark, until none is left or the time is over. Returns how
+/// many there were, and how many are left; 1 each if a helper does not answer. Blocks for as long.
 pub fn kill(groups: &[PathBuf], mark: &str, within: Duration) -> (usize, usize) {
     match HELPER.get() {
         Some(helper) => client::kill(helper, groups, mark, within).unwrap_or((1, 1)),
@@ -121,7 +122,7 @@ pub fn kill(groups: &[PathBuf], mark: &str, within: Duration) -> (usize, usize) 
     }
 }
 
-/// Puts a process into a scope of its own, and returns the control group of the scope. Blocking for some seconds at most.
+/// Puts a process into a scope of its own, and returns the scope's control group. Blocks for some seconds at most.
 pub fn enclose(pid: i32, scope: &Scope) -> Result<PathBuf, ScopeError> {
     match HELPER.get() {
         Some(helper) => client::enclose(helper, pid, scope),
@@ -136,7 +137,7 @@ pub struct Started {
     pub pid: i32,
     /// Readable once it has ended.
     pub pidfd: OwnedFd,
-    /// Through which its end is told. A builder ends when this is closed.
+    /// The connection on which its end is reported. A builder is killed when this is closed.
     end: OwnedFd,
 }
 
@@ -152,7 +153,7 @@ pub fn ask_for_supervisor(dir: &Path, uid: u32, greeting: OwnedFd) -> Option<io:
     Some(client::supervise(HELPER.get()?, dir, uid, &greeting))
 }
 
-/// What a builder is to run.
+/// The command of a builder.
 #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct Program {
     /// The program and its arguments.
@@ -161,7 +162,7 @@ pub struct Program {
     pub env: Vec<(String, String)>,
     /// Where it runs.
     pub cwd: PathBuf,
-    /// How much more than the daemon it gives way to others.
+    /// How much nicer than the daemon it is.
     pub nice: i32,
 }
 

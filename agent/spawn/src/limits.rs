@@ -1,4 +1,4 @@
-//! What a helper does at most, whatever the daemon asks.
+//! The limits of a helper, which hold whatever the daemon asks.
 
 use std::ffi::CString;
 use std::ops::RangeInclusive;
@@ -8,31 +8,31 @@ use agent_model::ReplicaId;
 use agent_shim::User;
 use nix::unistd::{Gid, Uid, getgrouplist};
 
-/// The trees below the state directory in which files of others are.
+/// The trees below the state directory that contain files of other users.
 pub const ROOTS: [&str; 4] = ["jobs", "envs", "packages", "prestaged"];
 
-/// The first number that a system gives to people.
+/// The first user number that systems give to people.
 const PEOPLE: u32 = 1000;
 
-/// The last of them, on every distribution.
+/// The last one, on every distribution.
 const LAST_PERSON: u32 = 59_999;
 
-/// The longest mark, and most groups of a job.
+/// The longest mark in bytes, and the most groups of a job.
 const LONGEST_MARK: usize = 4096;
 const MOST_GROUPS: usize = 16;
 
-/// Fixed when the helper starts, by root alone.
+/// Set when the helper starts, by root alone.
 #[derive(Debug, Clone)]
 pub struct HelperLimits {
     /// The daemon's state directory.
     pub state_dir: PathBuf,
     /// The daemon's user and group.
     pub keeper: (u32, u32),
-    /// Numbers for users of single jobs; the first is that of builders.
+    /// User numbers for single jobs; the first is that of builders.
     pub job_uids: RangeInclusive<u32>,
-    /// Accounts that jobs may have although they are the system's.
+    /// System accounts that jobs may run as all the same.
     pub accounts: Vec<u32>,
-    /// Jobs may be root's.
+    /// Jobs may run as root.
     pub root_jobs: bool,
     /// The supervisor's program.
     pub shim: PathBuf,
@@ -44,19 +44,19 @@ pub enum LimitError {
     /// A path is outside of the trees.
     #[error("{} is no tree of jobs or environments", _0.display())]
     Path(PathBuf),
-    /// Nothing is done for this user.
+    /// Jobs may not run as this user.
     #[error("jobs may not run as user {0}")]
     User(u32),
-    /// It is no name of a replica.
+    /// It is not the name of a replica.
     #[error("`{0}` names no replica")]
     Replica(String),
     /// A process is not one that may be put into a scope.
     #[error("process {0} is neither a supervisor nor a builder")]
     Process(i32),
-    /// What is to be killed is no job's.
+    /// The target of a kill does not belong to a job.
     #[error("{0} is nothing of a job")]
     Target(String),
-    /// Other descriptors came than belong to the verb.
+    /// The descriptors sent are not those that the verb needs.
     #[error("the descriptors are not those of the verb")]
     Descriptors,
 }
@@ -67,7 +67,7 @@ impl HelperLimits {
         *self.job_uids.start()
     }
 
-    /// Whom a job or a builder may be.
+    /// Whether a job or a builder may run as this user.
     pub fn may_be(&self, uid: u32) -> Result<(), LimitError> {
         let is_person = (PEOPLE..=LAST_PERSON).contains(&uid) && uid != self.keeper.0;
         let is_named = self.accounts.contains(&uid) && uid != 0;
@@ -78,12 +78,12 @@ impl HelperLimits {
         }
     }
 
-    /// Groups are those of the account, and not what the daemon says; who has no account has his own alone.
+    /// The groups are the account's, whatever the daemon says; a user without an account has only a group of its own.
     pub(crate) fn user(&self, uid: u32) -> Result<User, LimitError> {
         self.may_be(uid)?;
         let alone = User { uid, gid: uid, groups: Vec::new() };
         let Ok(Some(account)) = nix::unistd::User::from_uid(Uid::from_raw(uid)) else {
-            // A number of people without a name is nobody's; its group may be anybody's.
+            // A number of the people's range without a name is unassigned; its group may be anybody's.
             return if self.job_uids.contains(&uid) { Ok(alone) } else { Err(LimitError::User(uid)) };
         };
         let name = CString::new(account.name).map_err(|_| LimitError::User(uid))?;
@@ -92,7 +92,7 @@ impl HelperLimits {
         Ok(User { uid, gid: account.gid.as_raw(), groups: groups.collect() })
     }
 
-    /// A path of names alone, below one of the trees; where it leads is another question.
+    /// A path of plain names below one of the trees; links are checked when it is opened.
     pub(crate) fn tree<'a>(&self, path: &'a Path) -> Result<&'a Path, LimitError> {
         let refused = || LimitError::Path(path.to_owned());
         let mut names = path.components();
@@ -110,8 +110,8 @@ impl HelperLimits {
         name.parse().map_err(|_| LimitError::Replica(name.chars().take(100).collect()))
     }
 
-    /// Groups of jobs have a name of theirs and are nowhere but in the file system of groups; marks are random numbers
-    /// and paths of environments.
+    /// Control groups of jobs have a name prefix of their own and are only below `/sys/fs/cgroup`; marks are random
+    /// numbers or paths of environments.
     pub(crate) fn targets(&self, groups: &[PathBuf], mark: &str) -> Result<(), LimitError> {
         let is_group = |group: &PathBuf| {
             let plain =

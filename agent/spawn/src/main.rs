@@ -1,6 +1,6 @@
-//! `agent-spawn --state-dir DIR --user NAME [--job-uids FIRST-LAST] [--account NAME]... [--root-jobs]`: does for a daemon
-//! that is an ordinary user what root alone can, and no more than its arguments say. Listens at its standard input,
-//! where a service manager puts the socket; has no network and reads no file of the daemon.
+//! `agent-spawn --state-dir DIR --user NAME [--job-uids FIRST-LAST] [--account NAME]... [--root-jobs]`: does what
+//! needs root for a daemon that is an ordinary user, and no more than its arguments allow. Listens at its standard
+//! input, where a service manager puts the socket; has no network and reads no file of the daemon.
 //!
 //! Exit codes: 64 usage · 70 the socket cannot be served · 71 the supervisor's program is not there
 
@@ -17,7 +17,7 @@ const USAGE: u8 = 64;
 const NOT_SERVED: u8 = 70;
 const NO_SHIM: u8 = 71;
 
-/// As a daemon has it that is told nothing else.
+/// The daemon's default.
 const JOB_UIDS: std::ops::RangeInclusive<u32> = 2_000_000_000..=2_000_065_535;
 
 fn main() -> ExitCode {
@@ -67,7 +67,7 @@ fn account(name: &str) -> Result<User, String> {
     User::from_name(name).ok().flatten().ok_or_else(|| format!("there is no user {name}"))
 }
 
-/// Numbers of nobody: those of people, and fewer, are not among them.
+/// Numbers below 1000, which are the system's, are refused.
 fn range(text: &str) -> Option<std::ops::RangeInclusive<u32>> {
     let (first, last) = text.split_once('-')?;
     let (first, last) = (first.parse().ok()?, last.parse().ok()?);

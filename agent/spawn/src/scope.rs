@@ -1,8 +1,8 @@
-//! A transient scope of systemd around each supervisor, so that jobs are nobody's children but their own: the service
-//! of the daemon may be restarted or changed, and the job's limits and accounts are systemd's too. One around each
-//! builder, because a service may not limit a part of itself.
+//! A transient scope of systemd around each supervisor, so that jobs do not belong to the daemon's service: it may be
+//! restarted or changed, and systemd limits and accounts for each job, too. Also one around each builder, because a
+//! service may not limit a part of itself.
 //!
-//! Asked for through `busctl`, which is there wherever systemd is.
+//! systemd is asked through `busctl`, which is installed wherever systemd is.
 
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 /// How long systemd may take to make a scope.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Between two looks whether the process is in its scope.
+/// Pause between two checks whether the process is in its scope.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// The slice of all jobs.
@@ -37,9 +37,9 @@ pub enum Scope {
     Job {
         /// The replica.
         replica: ReplicaId,
-        /// Which supervisor of it this is.
+        /// Which supervisor of the replica this is.
         instance: String,
-        /// The addresses stay reachable at which a cloud tells of the machine.
+        /// The addresses of the cloud's metadata service stay reachable.
         metadata: bool,
     },
     /// A builder.
@@ -57,10 +57,10 @@ pub enum ScopeError {
     /// `busctl` could not be run, or the helper could not be asked.
     #[error("systemd could not be asked for a scope")]
     Run(#[from] io::Error),
-    /// systemd would not.
+    /// systemd refused.
     #[error("systemd made no scope: {0}")]
     Refused(String),
-    /// The scope was promised, and the process is not in it.
+    /// systemd accepted, but the process was not in the scope in time.
     #[error("systemd did not move the process into its scope for {WITHIN:?}")]
     Slow,
 }
@@ -75,13 +75,13 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-/// Where the manager of this user listens.
+/// The runtime directory of this user, if the user's own systemd manager listens there.
 fn user_bus() -> Option<String> {
     let dir = format!("/run/user/{}", nix::unistd::geteuid());
     Path::new(&dir).join("bus").exists().then_some(dir)
 }
 
-/// Makes it, and waits until the process is there. One that is in a scope of a job stays in it.
+/// Makes the scope, and waits until the process is in it. A process that is in a job's scope already stays there.
 pub(crate) fn make(pid: i32, scope: &Scope) -> Result<PathBuf, ScopeError> {
     if let Some(group) = group_of(pid, SCOPE_PREFIX) {
         return Ok(group);
@@ -98,7 +98,7 @@ pub(crate) fn make(pid: i32, scope: &Scope) -> Result<PathBuf, ScopeError> {
     }
 }
 
-/// The group of version 2, or else any, of the scope that a process is in and whose name begins so.
+/// The control group (version 2, or else any) of the scope that a process is in and whose name begins with `name`.
 pub(crate) fn group_of(pid: i32, name: &str) -> Option<PathBuf> {
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let is_scope = |part: &str| part.starts_with(name) && part.ends_with(".scope");
@@ -110,7 +110,7 @@ pub(crate) fn group_of(pid: i32, name: &str) -> Option<PathBuf> {
     groups.lines().rev().find_map(of_line).map(|path| Path::new("/sys/fs/cgroup").join(path))
 }
 
-/// Runs `busctl`; what it complains of is a line or two.
+/// Runs `busctl`; its error output is a line or two.
 fn call(request: &[String]) -> Result<(), ScopeError> {
     #[allow(clippy::disallowed_methods, reason = "this module asks systemd")]
     let mut command = Command::new("busctl");
@@ -125,7 +125,7 @@ fn call(request: &[String]) -> Result<(), ScopeError> {
         if ready.map_err(io::Error::from)? == 0 { Err(ScopeError::Slow) } else { Ok(()) }
     });
     if ended.is_err() {
-        let _ = child.kill(); // it is gone already, or goes now
+        let _ = child.kill(); // it has ended already, or ends now
     }
     let status = child.wait()?;
     ended?;
@@ -139,13 +139,13 @@ fn call(request: &[String]) -> Result<(), ScopeError> {
     Err(ScopeError::Refused(said.trim().to_owned()))
 }
 
-/// Where clouds tell a machine who it is, with keys in its name: 169.254.169.254 and fd00:ec2::254.
+/// Addresses of the metadata services of clouds, which also hand out keys: 169.254.169.254 and fd00:ec2::254.
 const METADATA: [(&str, &str, &[&str]); 2] = [
     ("2", "32", &["169", "254", "169", "254"]),
     ("10", "128", &["253", "0", "14", "194", "0", "0", "0", "0", "0", "0", "0", "0", "0", "0", "2", "84"]),
 ];
 
-/// The addresses to keep from a job, in the words of `busctl`. One that answers for names, as in some clouds, stays.
+/// The addresses to deny to a job, as `busctl` arguments. One that is also the name server, as in some clouds, stays.
 fn denied(resolvers: &str) -> Vec<&'static str> {
     let is_resolver = resolvers.lines().any(|line| {
         let mut words = line.split_whitespace();
@@ -199,7 +199,7 @@ fn request(pid: i32, scope: &Scope) -> (String, Vec<String>) {
     }
 }
 
-/// The call, in the words of `busctl`: each property is its name, its type and its value.
+/// The call as `busctl` arguments: each property is its name, its type and its value.
 fn words(unit: &str, properties: &[&[&str]]) -> Vec<String> {
     let call = [
         "--quiet",

@@ -1,5 +1,5 @@
-//! The command lines of supervisors and builders. They may run as root, so nothing that the daemon says is in their
-//! environment, and they stay our own program until they have switched to their target user.
+//! The command lines of supervisors and builders. They may run as root, so variables from the daemon are passed only
+//! under names of our own, and they stay our own program until they have switched to their target user.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use agent_shim::apart::{ASSIGNED, Assigned, FOR_PROGRAM, WORKS_IN};
 
 use crate::Program;
 
-/// A supervisor at a job directory, which is who it is told to be.
+/// A supervisor for a job directory, which runs as the users it is assigned.
 #[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
 pub fn supervisor(shim: &Path, dir: &Path, assigned: Option<&Assigned>) -> Command {
     let mut command = Command::new(shim);
@@ -23,7 +23,7 @@ pub fn supervisor(shim: &Path, dir: &Path, assigned: Option<&Assigned>) -> Comma
     command
 }
 
-/// A program of somebody who builds.
+/// A program that runs as a user of builders.
 #[allow(clippy::disallowed_methods, reason = "whoever runs it owns it")]
 pub(crate) fn builder(shim: &Path, id: u32, program: &Program) -> Command {
     let mut command = Command::new(shim);
@@ -33,11 +33,11 @@ pub(crate) fn builder(shim: &Path, id: u32, program: &Program) -> Command {
     command
 }
 
-/// How readily the kernel ends a child that gives way to others, of 1000.
+/// `oom_score_adj` of a child that gives way to others, of at most 1000.
 const OOM_SCORE: &str = "500";
 
-/// Has a child give way to others: this much more than this process, and first when memory runs out. One that ended
-/// already needs no slowing down.
+/// Makes a child give way to others: this much nicer than this process, and killed first when memory runs out. Does
+/// nothing to one that has ended.
 pub fn give_way(pid: i32, nice: i32) {
     let child = rustix::process::Pid::from_raw(pid);
     let own = rustix::process::getpriority_process(None).unwrap_or(0);

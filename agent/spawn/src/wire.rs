@@ -1,4 +1,4 @@
-//! What a daemon and its helper say to each other: one message a request, one or two an answer.
+//! The protocol between a daemon and its helper: one message for a request, one or two for an answer.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use crate::{Program, Scope};
 /// The longest message, in bytes; a longer one is refused.
 pub(crate) const LONGEST: usize = 128 << 10;
 
-/// What of a tree is given.
+/// Which part of a tree is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GivenPart {
@@ -23,7 +23,7 @@ pub enum GivenPart {
     Directories,
 }
 
-/// What is asked. Paths of trees are relative to the state directory.
+/// A request. Paths of trees are relative to the state directory.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum RootVerb {
@@ -35,7 +35,7 @@ pub(crate) enum RootVerb {
     Take {
         path: PathBuf,
     },
-    /// With where it greets.
+    /// With the pipe for its greeting.
     Supervise {
         replica: String,
         uid: u32,
@@ -53,7 +53,7 @@ pub(crate) enum RootVerb {
     },
 }
 
-/// What is answered.
+/// An answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RootAnswer {
@@ -76,7 +76,7 @@ pub(crate) enum RootAnswer {
     Refused {
         why: String,
     },
-    /// It was tried.
+    /// It was tried and did not work.
     Failed {
         what: String,
         os_error: Option<i32>,
@@ -101,7 +101,7 @@ pub(crate) fn send(
     sys::send_message(socket, &bytes, descriptors)
 }
 
-/// `None` when the other side is gone.
+/// `None` when the other side has closed the connection.
 pub(crate) fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let Some((bytes, descriptors)) = sys::receive_message(socket, LONGEST)? else { return Ok(None) };
     Ok(Some((serde_json::from_slice(&bytes)?, descriptors)))

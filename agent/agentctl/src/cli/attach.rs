@@ -1,4 +1,4 @@
-//! What `attach` and `detach` are told.
+//! The arguments of `attach` and `detach`.
 
 use std::path::PathBuf;
 use std::time::Duration;

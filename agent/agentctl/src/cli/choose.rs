@@ -1,4 +1,4 @@
-//! Jobs by name, or by what they are.
+//! The arguments that choose jobs by name, state or experiment.
 
 use std::time::Duration;
 

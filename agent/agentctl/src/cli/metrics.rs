@@ -1,4 +1,4 @@
-//! What `metrics` is told.
+//! The arguments of `metrics`.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! What is said of a job when it is submitted.
+//! The arguments of a job that is submitted.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Starting `agentd` where none runs: the two processes this program ever starts.
+//! Starts `agentd` where none runs, and runs its probe: the only two processes that this program starts.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,7 +19,7 @@ use crate::output::Output;
 
 /// How long a daemon may take until it answers.
 const START: Duration = Duration::from_secs(20);
-/// How long looking at the machine may take.
+/// How long `agentd probe` may take.
 const PROBE: Duration = Duration::from_secs(30);
 /// Where systemd looks for units of the machine.
 const UNITS: [&str; 4] = [
@@ -31,7 +31,8 @@ const UNITS: [&str; 4] = [
 /// What `agentd` returns when another one has its state directory.
 const IN_USE: i32 = 75;
 
-/// Starts a daemon in user mode and waits until its socket is there. It goes on when this program ends.
+/// Starts a daemon in user mode and waits until its socket accepts connections. It keeps running when this program
+/// ends.
 pub(super) async fn start(places: &Places, output: &mut Output) -> Result<(), Failure> {
     let agentd = find_agentd()?;
     let log = places.state_dir.join("agentd.log");
@@ -43,9 +44,9 @@ pub(super) async fn start(places: &Places, output: &mut Output) -> Result<(), Fa
     output
         .note(&format!("no daemon runs: starting one of your own, state in {}", places.state_dir.display()));
     let end = Instant::now() + START;
-    // The socket appears once, a moment after the start; nothing tells of it but the file system.
+    // The daemon does not report that its socket is ready, so connecting is tried until it works.
     while tokio::net::UnixStream::connect(&places.socket).await.is_err() {
-        // Another client may have started one at the same time: then that one is as good.
+        // Another client may have started a daemon at the same time; then that one is used.
         let ended = child.try_wait().ok().flatten().filter(|status| status.code() != Some(IN_USE));
         if ended.is_some() || Instant::now() > end {
             let what = match ended {
@@ -60,14 +61,14 @@ pub(super) async fn start(places: &Places, output: &mut Output) -> Result<(), Fa
     Ok(())
 }
 
-/// What shows that this machine has agentd as a service, whether it runs or not, below `root`.
+/// A path below `root` which shows that agentd is installed as a service, whether it runs or not.
 pub(super) fn installed(root: &Path) -> Option<PathBuf> {
     let system = Places::system();
     let kept =
         [Some(system.state_dir.as_path()), system.socket.parent()].into_iter().flatten().map(Path::to_owned);
     let units = UNITS.iter().map(|dir| Path::new(dir).join("agentd.service"));
     let mut signs = units.chain(kept).filter_map(|path| Some(root.join(path.strip_prefix("/").ok()?)));
-    // A unit that is masked is a link to nothing, and a sign all the same.
+    // A masked unit is a link to `/dev/null`, and counts too.
     signs.find(|sign| sign.symlink_metadata().is_ok())
 }
 
@@ -106,7 +107,7 @@ fn find_agentd() -> Result<PathBuf, Fault> {
     })
 }
 
-/// What `agentd` finds out about this machine without running as a daemon.
+/// The inventory of this machine from `agentd probe`, which needs no daemon.
 #[allow(clippy::disallowed_methods, reason = "asks agentd about a machine where no daemon runs")]
 pub(crate) async fn probe() -> Result<Inventory, Failure> {
     let agentd = find_agentd()?;
@@ -127,7 +128,7 @@ pub(crate) async fn probe() -> Result<Inventory, Failure> {
     Ok(serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))?)
 }
 
-/// Neither `HOME` nor `XDG_DATA_HOME` says where a daemon could keep its state.
+/// Neither `HOME` nor `XDG_DATA_HOME` gives a directory for the state of a daemon.
 pub(super) fn no_home() -> Fault {
     Fault::new(Code::Unreachable, "no daemon runs, and there is no place for one of your own")
         .why("neither XDG_DATA_HOME nor HOME is set to an absolute path")

@@ -1,8 +1,8 @@
-//! Where a daemon is looked for: at a socket, or at a controller that this user logged in to.
+//! Which daemon a command connects to: one at a socket, or a controller that this user logged in to.
 //!
-//! Owns the order in which that is decided, and the file of contexts. A context that is named goes first, then a
-//! socket, then the context of `AGENTCTL_CONTEXT`, then the one that is in use; without any of them this machine is
-//! looked through.
+//! Owns the order of that choice, and the file of contexts. A context named on the command line comes first, then a
+//! socket, then the context in `AGENTCTL_CONTEXT`, then the one in use; without any of them the sockets of this
+//! machine are tried.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) struct Context {
 }
 
 impl Target {
-    /// What is meant; nothing when this machine is to be looked through.
+    /// The target of a command; `None` if the sockets of this machine are to be tried.
     pub(crate) fn resolve(context: Option<&str>, socket: Option<PathBuf>) -> Result<Option<Target>, Fault> {
         let named = match (context, socket) {
             (Some(name), _) => Some(name.to_owned()),
@@ -59,17 +59,17 @@ impl Target {
 }
 
 impl Context {
-    /// Who the user is there.
+    /// The user's principal there.
     pub(crate) fn who(&self) -> Option<Principal> {
         self.credentials.certified().ok().map(|certified| certified.subject.who)
     }
 
-    /// Until when its certificate is good.
+    /// When its certificate expires.
     pub(crate) fn until(&self) -> Timestamp {
         self.credentials.certified().map(|certified| certified.until).unwrap_or_default()
     }
 
-    /// The way there. What has ended is said here: over there nobody would say more than no.
+    /// How to connect. An expired certificate is reported here, because the controller only refuses the connection.
     pub(crate) fn way(&self) -> Result<Way, Fault> {
         let unusable = |error: &agent_identity::KeyError| damaged().because(error);
         let certified = self.credentials.certified().map_err(|error| unusable(&error))?;
@@ -85,8 +85,7 @@ impl Context {
         Ok(Way::Tls(dialer(&place, trust, Some(held))?))
     }
 
-    /// Replaces a certificate that has used two thirds of its life. Nothing is lost when that fails: the next command
-    /// tries again.
+    /// Replaces a certificate after two thirds of its lifetime. A failure is harmless: the next command tries again.
     pub(super) async fn renew(&self, channel: &Channel) -> Result<(), Failure> {
         let odd = |error: &agent_identity::KeyError| damaged().because(error);
         let certified = self.credentials.certified().map_err(|error| odd(&error))?;
@@ -103,12 +102,12 @@ impl Context {
     }
 }
 
-/// A connection that is made when it is first used.
+/// A channel that connects when it is first used.
 pub(crate) fn channel(dialer: Dialer) -> Channel {
     transport::dial(endpoint(), Way::Tls(dialer))
 }
 
-/// The way to a place, through a proxy where the environment names one.
+/// A dialer for a host and port, through a proxy if the environment names one.
 pub(crate) fn dialer(
     (host, port): &(String, u16),
     trust: Trust,
@@ -134,7 +133,7 @@ fn file() -> Option<PathBuf> {
     Some(directory.join("agentctl/contexts.json"))
 }
 
-/// All contexts there are.
+/// Reads all contexts.
 pub(crate) fn read() -> Result<Contexts, Fault> {
     let Some(file) = file() else { return Err(no_home()) };
     Contexts::read(&file).map_err(|error| {
@@ -144,7 +143,7 @@ pub(crate) fn read() -> Result<Contexts, Fault> {
     })
 }
 
-/// Changes them, for good.
+/// Changes the contexts and writes the file.
 pub(crate) fn change(change: impl FnOnce(&mut Contexts)) -> Result<Contexts, Fault> {
     let mut contexts = read()?;
     change(&mut contexts);

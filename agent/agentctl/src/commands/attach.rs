@@ -1,7 +1,7 @@
 //! `attach` and `detach`: a machine that is reached by SSH becomes a node of the controller, and stops being one.
 //!
-//! `agent-attach` does what is done on the machine; here are the controller, which makes tokens and sees nodes, and the
-//! user, who is asked. The order is the promise: look at everything, tell everything, then change something.
+//! `agent-attach` does the work on the machine; this module talks to the controller, which makes tokens and sees
+//! nodes, and asks the user. The order is fixed: check everything, report everything, then change something.
 
 mod desk;
 mod failed;
@@ -31,10 +31,10 @@ use crate::output::text::Tone;
 use desk::Terminal;
 use failed::fault;
 
-/// Time for a node to be seen after it was started.
+/// How long a node may take to appear at the controller after its start.
 const APPEARS: Duration = Duration::from_secs(90);
 const LOOK: Duration = Duration::from_millis(200);
-/// A token that is used at once.
+/// The lifetime of a token that is used at once.
 const TOKEN_SECONDS: u64 = 900;
 
 /// One machine to attach.
@@ -46,13 +46,13 @@ struct Candidate {
     accept_new: bool,
 }
 
-/// A node that came of it, and how long it took to be seen.
+/// The new node, and how long it took to appear at the controller.
 struct Attached {
     name: String,
     took: Duration,
 }
 
-/// Attaches one machine, or all of a file.
+/// Attaches one machine, or all machines of a file.
 pub(super) async fn attach(
     args: AttachArgs,
     to: Option<&Target>,
@@ -165,7 +165,7 @@ impl Registrar {
         answer(self.client.identity().create_token(request)).await.map_err(told)
     }
 
-    /// Whether it was used or not: nobody needs it any more.
+    /// Revokes a token, used or not, because it is not needed any more.
     async fn revoke(&self, id: String) {
         let _ = answer(self.client.identity().revoke_token(v1::RevokeTokenRequest { id })).await;
     }
@@ -177,7 +177,7 @@ impl Registrar {
         nodes.any(|node| node.node == name && matches!(&*node.liveness, "ready" | "degraded"))
     }
 
-    /// Waits until there is one, and says how long that took.
+    /// Waits until there is one, and returns how long that took.
     async fn awaits(&self, name: &str) -> Option<Duration> {
         let started = Instant::now();
         while started.elapsed() < APPEARS {
@@ -198,7 +198,8 @@ fn told(failure: Failure) -> Fault {
     }
 }
 
-/// The controller as machines are to know it: as was said, as this user knows it, or as it names itself.
+/// The controller's address for machines: the given one, else the one that this user knows, else the one that the
+/// controller names.
 async fn address(client: &Client, to: Option<&Target>, said: Option<&str>) -> Result<String, Failure> {
     let known = match (said, to) {
         (Some(said), _) => said.trim_end_matches('/').to_owned(),
@@ -214,7 +215,7 @@ async fn address(client: &Client, to: Option<&Target>, said: Option<&str>) -> Re
     Ok(known)
 }
 
-/// A word that no other attach has.
+/// A random word that identifies this attach.
 fn word() -> Result<String, Fault> {
     let mut bytes = [0; 12];
     getrandom::fill(&mut bytes)
@@ -281,7 +282,7 @@ async fn attach_one(
     seen.map(|took| Attached { name: node.name.clone(), took }).ok_or_else(late)
 }
 
-/// What the node will be called, or is.
+/// The node's name, present or future.
 fn name(host: &SshHost, job: &Candidate) -> Result<String, Fault> {
     let there = host.node().map(|node| node.name).filter(|name| !name.is_empty());
     match (there, &job.name) {
@@ -299,7 +300,7 @@ fn name(host: &SshHost, job: &Candidate) -> Result<String, Fault> {
     }
 }
 
-/// The name of a machine as that of a node.
+/// A node name made from the name of a machine.
 fn plain(host: &str) -> String {
     let first = host.split('.').next().unwrap_or_default();
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
@@ -307,7 +308,7 @@ fn plain(host: &str) -> String {
     if name.is_empty() { "node".to_owned() } else { name }
 }
 
-/// Takes a machine back.
+/// Detaches a machine.
 pub(super) async fn detach(
     args: DetachArgs,
     to: Option<&Target>,
@@ -336,7 +337,7 @@ pub(super) async fn detach(
     let request = v1::RemoveNodeRequest { node: node.name.clone(), lose_jobs: args.lose_jobs };
     match answer(client.identity().remove_node(request)).await {
         Ok(_) => {}
-        // An earlier detach came so far, or the attach never did.
+        // An earlier detach removed the node already, or the attach never created it.
         Err(Failure::Fault(fault)) if fault.code == Code::NodeUnknown => {}
         Err(other) => {
             host.unlock().await;

@@ -1,6 +1,6 @@
 //! `cancel`: ask jobs to end. Asking twice, or asking of a job that ended, changes nothing.
 //!
-//! Which jobs are meant by name, state or experiment is [`choose`]'s, for everything that is asked of many jobs.
+//! [`choose`] finds the jobs by name, state or experiment, for every command that takes many jobs.
 
 use agent_proto::v1;
 use futures_util::StreamExt;
@@ -12,7 +12,7 @@ use crate::client::{self, Client, Target, answer, person};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Asks each job to end, and waits for that if wanted. Every job is asked; the first failure is given.
+/// Asks each job to end, and waits for that if wanted. Every job is asked; the first failure is returned.
 pub(super) async fn cancel(
     args: &CancelArgs,
     to: Option<&Target>,
@@ -36,7 +36,7 @@ pub(super) async fn cancel(
     first.map_or(Ok(()), Err)
 }
 
-/// The names that were given; or of the caller's own jobs those that are meant and `fit`.
+/// The given names; if there are none, the caller's own jobs that match `choice` and `fit`.
 pub(super) async fn choose(
     client: &Client,
     choice: &Selection,
@@ -58,7 +58,7 @@ pub(super) async fn choose(
     Ok(names)
 }
 
-/// Gives the job's whole name.
+/// Returns the job's whole name.
 async fn ask(client: &Client, given: &str, output: &mut Output) -> Result<String, Failure> {
     let name = client.named(given).await?;
     let request = v1::CancelJobRequest { job: name.clone() };

@@ -1,7 +1,8 @@
 //! User data for cloud-init: what a new machine does at its first boot to become a node.
 //!
-//! The token goes into a file that root alone reads and that is gone when the machine has joined; it is in no argument.
-//! Everything is tried again for a while, because a network, a mirror or a controller may come later than the machine.
+//! The token is in a file that only root can read and that is deleted when the machine has joined; it is in no
+//! argument. Everything is retried for a while, because the network, a mirror or the controller may be available
+//! later than the machine.
 
 use crate::failure::Failure;
 
@@ -15,7 +16,7 @@ pub(super) enum Package {
 }
 
 impl Package {
-    /// Reads `URL` or `URL#sha256=DIGEST`; nothing is no address.
+    /// Reads `URL` or `URL#sha256=DIGEST`; an empty text means that the image has it.
     pub(super) fn parse(text: &str) -> Result<Package, Failure> {
         if text.is_empty() {
             return Ok(Package::InImage);
@@ -24,7 +25,7 @@ impl Package {
         let (url, fragment) = text.split_once('#').unwrap_or((text, ""));
         let sha256 = fragment.strip_prefix("sha256=").unwrap_or_default();
         let is_digest = sha256.len() == 64 && sha256.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        // Neither YAML nor a shell sees anything in these but letters of a word.
+        // In the shell's quotes and the YAML block around them these have no special meaning.
         let is_plain = url.bytes().all(|b| b.is_ascii_alphanumeric() || b"-._~:/?[]@!&()*+,;=%".contains(&b));
         let is_web =
             ["https://", "http://"].iter().any(|scheme| url.len() > scheme.len() && url.starts_with(scheme));
@@ -50,7 +51,7 @@ impl Package {
     }
 }
 
-/// Fetches the package with what cloud-init itself needs, and looks at its digest if there is one.
+/// Fetches the package with Python, which cloud-init itself needs, and checks its digest if there is one.
 const FETCH: &str = "\
 import hashlib, sys, urllib.request
 url, digest, path = sys.argv[1:]
@@ -61,7 +62,7 @@ if digest not in ('', found):
 open(path, 'wb').write(body)
 ";
 
-/// The user data, a text for `cloud-init schema` and for the form of whoever makes machines.
+/// The user data, as a text that `cloud-init schema` accepts, for the form in which a machine is ordered.
 pub(super) fn user_data(controller: &str, token: &str, package: &Package) -> String {
     let have = match package {
         Package::InImage => {

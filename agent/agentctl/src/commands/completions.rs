@@ -1,6 +1,6 @@
-//! Completion scripts for shells: what clap makes of the command line, and the names of jobs where a job is wanted.
+//! Completion scripts for shells: those that clap generates, and the names of jobs where a job is expected.
 //!
-//! The scripts ask `agentctl job-names`, which says nothing when no daemon answers soon.
+//! The scripts call `agentctl job-names`, which prints nothing when no daemon answers in time.
 
 use agent_proto::v1;
 use clap::{Command, CommandFactory};
@@ -12,9 +12,9 @@ use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Names to choose from, the newest.
+/// How many names are offered, the newest.
 const NAMES: u32 = 200;
-/// Nobody who presses a key waits longer.
+/// The longest wait after a key is pressed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Prints the script for a shell.
@@ -36,7 +36,7 @@ pub(super) async fn job_names(to: Option<&Target>, output: &mut Output) -> Resul
     }
 }
 
-/// The verbs whose words are jobs, by all their names.
+/// The verbs whose arguments are jobs, by all their names.
 fn verbs(command: &Command) -> Vec<&str> {
     let takes_jobs =
         |verb: &&Command| verb.get_positionals().any(|word| matches!(word.get_id().as_str(), "job" | "jobs"));

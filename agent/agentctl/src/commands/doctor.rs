@@ -1,4 +1,4 @@
-//! `doctor`: what was found out about this machine, and what it means for jobs.
+//! `doctor`: the findings about this machine, and what they mean for jobs.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::output::text::{Tone, clean, wrap};
 use crate::output::{Output, Paper};
 
-/// A machine and what was found out about it.
+/// A machine and the findings about it.
 struct Checked {
     node: String,
     findings: Vec<Finding>,

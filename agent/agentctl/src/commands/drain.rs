@@ -1,4 +1,4 @@
-//! `drain`, `undrain`, `cordon`: whether new jobs come to a machine, and waiting until the old ones are gone.
+//! `drain`, `undrain`, `cordon`: whether a machine gets new jobs, and waiting until the old ones have ended.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,9 +17,9 @@ use crate::failure::{DETACHED, Failure};
 use crate::output::Output;
 use crate::output::text::count;
 
-/// Between two looks at what is left.
+/// Time between two checks of the jobs that are left.
 const LOOK: Duration = Duration::from_millis(500);
-/// How long a daemon that went away is waited for.
+/// How long to wait for a daemon that is away.
 const AWAY: Duration = Duration::from_secs(60);
 
 /// Lets new jobs onto a machine, or keeps them off.
@@ -74,7 +74,7 @@ pub(super) async fn drain(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says who is spoken to, and who is not.
+/// Reports which daemon is used, and which others run here.
 pub(super) async fn introduce(client: &Client, output: &mut Output) -> Result<Whom, Failure> {
     let whom = client.whom().await?;
     output.note(&format!("speaking to {whom}"));
@@ -116,7 +116,7 @@ async fn jobs_on(client: &Client, node: &str) -> Result<Vec<JobView>, Failure> {
     Ok(all)
 }
 
-/// Says what is waited for whenever that changes, until nothing is.
+/// Reports the jobs that are waited for whenever they change, until none is left.
 async fn until_empty(
     client: &Client,
     node: &str,
@@ -162,7 +162,7 @@ fn waits_for(left: &[JobView]) -> String {
     format!("waiting for {}: {}", count(left.len() as u64, "job"), names(left))
 }
 
-/// The first few, and how they stand.
+/// The first few jobs, with their states.
 fn names(jobs: &[JobView]) -> String {
     const SHOWN: usize = 4;
     let mut names: Vec<String> =

@@ -1,7 +1,7 @@
 //! `envs`: the environments that machines keep.
 //!
-//! What a machine keeps stands in its inventory; locks and build logs are blobs that it names. Finding one is
-//! hidden in [`find`]: a key may be shortened, and the machine left out, as long as that leaves one.
+//! The inventory of a machine lists its environments; locks and build logs are blobs that it names. [`find`] hides
+//! the search: a key may be shortened, and the machine left out, as long as only one environment matches.
 
 mod build;
 mod show;
@@ -25,10 +25,10 @@ use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age};
 use crate::output::{Output, Paper};
 
-/// How long a machine may take to do something with an environment, and to say so.
+/// How long a machine may take to do something with an environment, and to report it.
 const DONE_WITHIN: Duration = Duration::from_secs(75);
 
-/// Does what was asked of environments.
+/// Performs a command about environments.
 pub(super) async fn envs(
     verb: EnvsVerb,
     to: Option<&Target>,

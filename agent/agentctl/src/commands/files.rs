@@ -1,4 +1,4 @@
-//! `files`, and `run` and `submit` with `--dry-run`: what would be sent, and what not and why.
+//! `files`, and `run` and `submit` with `--dry-run`: list what would be sent, what not, and why.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::prepare::{Changes, Plan};
 
-/// Lists what a job of this target would take along, whatever its command.
+/// Lists what a job of this target would send, whatever its command.
 pub(super) async fn files(target: &Path, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let command = vec!["true".to_owned()];
     list(&Plan::read(target, Changes { command, ..Changes::default() })?, to, output).await
 }
 
-/// Lists what a plan would send. No daemon is needed; one that runs knows what is its own.
+/// Lists what a plan would send. No daemon is needed; a running one names its own directories, which are never sent.
 pub(super) async fn list(plan: &Plan, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let never = match Client::find(to).await {
         Ok(client) => client.own_directories().await?,

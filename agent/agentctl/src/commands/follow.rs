@@ -1,10 +1,10 @@
-//! Staying with a job until it has ended, whatever becomes of the daemon meanwhile.
+//! Follows a job until it has ended, even if the daemon is away for a while.
 //!
-//! One session is a set of open streams: the job as it changes, and its logs. When the connection breaks the
-//! next session opens them again where the last one was, so no byte is shown twice and none is left out.
+//! One session is a set of open streams: the job as it changes, and its logs. When the connection breaks, the next
+//! session opens them again where the last one stopped, so that no byte is shown twice and none is left out.
 //!
-//! Invariants: a byte of a log is shown once; the end is believed when the job is in a terminal state and as much of
-//! its log was shown as its outcome says there is.
+//! Invariants: a byte of a log is shown once; the job counts as over when it is in a terminal state and as much of
+//! its log was shown as its outcome records.
 
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -21,23 +21,23 @@ use crate::client::{self, Client, answer};
 use crate::failure::{DETACHED, Failure, NOT_THE_JOBS};
 use crate::output::Output;
 
-/// How long a daemon that went away is waited for.
+/// How long to wait for a daemon that is away.
 const AWAY: Duration = Duration::from_secs(60);
-/// Between two sessions that came to nothing.
+/// Time between two sessions that brought nothing.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What someone who follows sees.
+/// What is shown while a job is followed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wants {
     /// The log on standard output, if one is wanted.
     pub(crate) log: Option<Stream>,
-    /// The story around it: why it waits, the build log, what the environment is.
+    /// Also messages around it: why the job waits, the build log, which environment it has.
     pub(crate) story: bool,
     /// Begin this many lines before the end of the log; 0 is from its start.
     pub(crate) tail: u64,
     /// Begin with this attempt; 0 is the latest.
     pub(crate) attempt: u64,
-    /// Of this rank.
+    /// Show the log of this rank.
     pub(crate) rank: u32,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Wants {
 pub(crate) enum Ended {
     /// With the job.
     Job(Box<JobView>),
-    /// The user has seen enough; the job goes on.
+    /// The user stopped following; the job goes on.
     Detached,
 }
 
@@ -59,7 +59,7 @@ impl Ended {
         })
     }
 
-    /// Says in two lines how it ended, and whose fault it was.
+    /// Prints in two lines how it ended, and whose fault it was.
     pub(crate) fn tell(&self, output: &mut Output) {
         if let Ended::Job(job) = self {
             let verdict = job.verdict(output.note_paper());
@@ -100,12 +100,12 @@ struct Follower<'a> {
     build: Position,
     /// The job as last seen.
     last: Option<JobView>,
-    /// When the daemon went away, if it has not said anything since.
+    /// When the daemon went away, if it has sent nothing since.
     away: Option<Instant>,
-    /// What was last said about waiting, and about the environment.
+    /// The last messages about waiting, and about the environment.
     said: String,
     environment: String,
-    /// What was last advised.
+    /// The last advice.
     advice: &'static str,
 }
 
@@ -160,7 +160,7 @@ impl Follower<'_> {
         }
     }
 
-    /// Opens the streams and shows what they bring, until all of them have ended.
+    /// Opens the streams and shows what they deliver, until all of them have ended.
     async fn session(&mut self, output: &mut Output) -> Result<(), Failure> {
         let mut events = Events::new();
         let request = v1::GetJobRequest { job: self.job.to_owned() };
@@ -191,7 +191,7 @@ impl Follower<'_> {
             stream: log.to_string(),
             offset: at.offset,
             follow: true,
-            // Only the first time: later there is a place to go on from.
+            // Only the first time: later sessions continue at an offset.
             tail_lines: if self.last.is_none() { self.wants.tail } else { 0 },
         };
         answer(self.client.telemetry().read_log(request)).await
@@ -208,7 +208,7 @@ impl Follower<'_> {
         if Some(log) == self.wants.log {
             return output.job_bytes(&chunk.data);
         }
-        // The last words of a build may come when the job speaks already; by then nobody needs them.
+        // The end of a build log that arrives after the environment was reported is not needed any more.
         if self.environment.is_empty() {
             output.build_bytes(&chunk.data);
         }
@@ -219,14 +219,14 @@ impl Follower<'_> {
         if self.wants.story {
             self.tell(&job, output);
         }
-        // Of a job that ended only more of its log is news.
+        // Once a job has ended, only more of its log shows progress.
         if !job.has_ended() {
             self.away = None;
         }
         self.last = Some(job);
     }
 
-    /// Says what changed, as far as it concerns someone who waits.
+    /// Reports the changes that matter to a user who waits.
     fn tell(&mut self, job: &JobView, output: &mut Output) {
         let attempt = self.last.as_ref().map_or(0, |last| last.attempt);
         if job.attempt > 1 && job.attempt != attempt {
@@ -253,7 +253,7 @@ impl Follower<'_> {
         }
     }
 
-    /// Says what someone may do about a wait that does not end by itself.
+    /// Prints advice about a wait that does not end by itself.
     fn advise(&mut self, job: &JobView, output: &mut Output) {
         let advice = waiting_advice(&job.detail).unwrap_or_default();
         if !advice.is_empty() && self.advice != advice {
@@ -293,7 +293,7 @@ impl Follower<'_> {
         Err(why.why.into_iter().fold(fault, Fault::why).into())
     }
 
-    /// A job that is over in a moment may be through before its environment was seen; its history has it.
+    /// A short job may have ended before its environment was reported; its history has it.
     async fn recall_environment(&mut self, output: &mut Output) -> Result<(), Failure> {
         let request = v1::GetJobRequest { job: self.job.to_owned() };
         let history = answer(self.client.jobs().history(request)).await?;
@@ -312,7 +312,7 @@ impl Follower<'_> {
 fn is_over(job: &JobView, wants: Wants, shown: Position) -> bool {
     let ends = job.outcome_of(wants.rank).into_iter().flat_map(|outcome| &outcome.streams);
     let mut ends = ends.filter(|end| Some(end.stream) == wants.log);
-    // The outcome speaks of the latest attempt; one that wrote nothing was never seen.
+    // The outcome is of the latest attempt; if that wrote nothing, its epoch was never shown.
     let missing = |size: u64| if shown.epoch == job.attempt { shown.offset < size } else { size > 0 };
     job.has_ended() && !ends.any(|end| missing(end.digest.size))
 }

@@ -1,6 +1,6 @@
 //! `gc`: makes room in the daemon's store of blobs, or checks it.
 //!
-//! What may go is decided by the daemon; this says what went, what stays and why.
+//! The daemon decides what may be removed; this prints what was removed, what stays and why.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -95,7 +95,7 @@ fn table(collected: &v1::CollectBlobsResponse, paper: Paper) -> String {
     table.render(paper)
 }
 
-/// What the environments take, which are removed one by one.
+/// The space that environments take; they are removed one by one.
 async fn environments(client: &Client) -> Result<Option<String>, Failure> {
     let nodes = client.machines().await?.nodes;
     let nodes = nodes.into_iter().map(NodeView::try_from).collect::<Result<Vec<_>, _>>()?;
@@ -125,7 +125,8 @@ async fn check(as_json: bool, client: &Client, output: &mut Output) -> Result<Ex
     output.busy("reading the store");
     let mut told = answer(client.nodes().check_blobs(v1::CheckBlobsRequest {})).await?;
     let mut last = v1::CheckBlobsResponse::default();
-    // A large file is silent for long; a daemon that is gone is found out by the connection.
+    // No deadline, because a large file brings no message for a long time; the connection notices a daemon that is
+    // gone.
     while let Some(checked) = told.message().await.map_err(|status| client::fault(&status))? {
         let (read, whole) = (size::decimal(checked.bytes), size::decimal(whole.max(checked.bytes)));
         output.busy(&format!("read {read} of {whole}, {} damaged", checked.damaged));

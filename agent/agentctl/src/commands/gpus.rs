@@ -1,4 +1,4 @@
-//! The GPUs of machines: which there are, who has each, and why one is not handed out.
+//! The GPUs of machines: which there are, which job has each, and why one is not handed out.
 
 use agent_model::node::{Gpu, Inventory};
 use agent_model::{ReplicaId, size};
@@ -44,7 +44,7 @@ fn state(gpu: &Gpu) -> String {
     }
 }
 
-/// The job of a replica; what cannot be understood is shown as it is.
+/// The job of a replica; a text that is not a replica is shown as it is.
 fn job_of(replica: &str) -> String {
     let parsed = replica.parse::<ReplicaId>();
     parsed.map_or_else(|_| clean(replica).into_owned(), |replica| replica.job.to_string())

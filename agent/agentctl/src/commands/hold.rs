@@ -1,4 +1,4 @@
-//! `hold` and `release`: keep jobs that wait from starting, and let them go.
+//! `hold` and `release`: keep waiting jobs from starting, and release them.
 
 use agent_proto::v1;
 
@@ -9,7 +9,7 @@ use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Holds each job, or releases it. Every job is asked; the first failure is given.
+/// Holds each job, or releases it. Every job is asked; the first failure is returned.
 pub(super) async fn hold(
     choice: &Selection,
     held: bool,

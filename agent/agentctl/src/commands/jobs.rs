@@ -1,4 +1,4 @@
-//! `jobs`: what waits, runs and ended.
+//! `jobs`: lists the jobs that wait, run or have ended.
 
 use agent_model::{Clock, Code, SystemClock, Timestamp};
 use agent_proto::v1;
@@ -15,9 +15,9 @@ use crate::output::{Output, Paper};
 
 /// Jobs asked for at a time.
 const PAGE: u32 = 500;
-/// How often those who watch are told.
+/// Time between two queries of `--watch`.
 const BETWEEN: Duration = Duration::from_secs(1);
-/// How long a daemon that went away is waited for.
+/// How long to wait for a daemon that is away.
 const AWAY: Duration = Duration::from_secs(60);
 
 /// Lists jobs, newest first.
@@ -51,7 +51,7 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
     Ok(())
 }
 
-/// Shows them anew whenever they changed, for ever. Ends with whoever reads it, and with the daemon if that stays away.
+/// Shows the jobs again whenever they changed. Ends when the reader closes the output, or when the daemon stays away.
 async fn watch(
     client: &Client,
     limit: u32,
@@ -83,7 +83,7 @@ async fn watch(
     }
 }
 
-/// At most `limit` jobs that are meant, and whether there are more that may be.
+/// At most `limit` jobs that are `meant`, and whether there may be more.
 pub(super) async fn list(
     client: &Client,
     limit: u32,
@@ -112,7 +112,7 @@ pub(super) async fn list(
 
 /// Jobs as a table.
 pub(super) fn table(jobs: &[JobView], now: Timestamp, paper: Paper) -> String {
-    // Whose they are is told where it is a question.
+    // The owner is shown only if there are several.
     let several = jobs.iter().any(|job| job.owner != jobs[0].owner);
     let owner: &[&str] = if several { &["OWNER"] } else { &[] };
     let columns = [&["NAME", "STATE", "AGE", "DURATION", "EXIT"], owner, &["TITLE"]].concat();

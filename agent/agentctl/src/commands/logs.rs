@@ -1,4 +1,4 @@
-//! `logs`: the bytes a job wrote, as it wrote them; of several ranks of it, line by line.
+//! `logs`: prints the bytes that a job wrote, unchanged, or the lines of all its ranks.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use crate::client::{self, Client, Target, answer, next};
 use crate::failure::Failure;
 use crate::output::Output;
 
-/// Prints a log, as far as it is there or until the job has ended.
+/// Prints a log, as far as it exists or until the job has ended.
 pub(super) async fn logs(
     args: LogsArgs,
     to: Option<&Target>,
@@ -49,7 +49,7 @@ pub(super) async fn logs(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the lines of all ranks as they come, each with its rank before it.
+/// Prints the lines of all ranks as they arrive, each with its rank before it.
 async fn merge(
     args: &LogsArgs,
     log: Stream,
@@ -86,7 +86,7 @@ async fn merge(
     Ok(ended.exit_code())
 }
 
-/// What of each rank is no whole line yet.
+/// The incomplete last line of each rank.
 struct RankLines(Vec<Vec<u8>>);
 
 impl RankLines {
@@ -94,7 +94,7 @@ impl RankLines {
         RankLines((0..ranks).map(|_| Vec::new()).collect())
     }
 
-    /// The lines that are whole with these bytes of a rank.
+    /// Adds bytes of a rank and returns the lines that are complete now.
     fn take(&mut self, rank: u32, bytes: &[u8]) -> Vec<u8> {
         let Some(held) = self.0.get_mut(rank as usize) else { return Vec::new() };
         held.extend_from_slice(bytes);

@@ -1,6 +1,6 @@
-//! `node lost`: an operator's word that a silent machine is gone for good.
+//! `node lost`: an operator declares that a silent machine is gone for good.
 //!
-//! It is the one command that can make a job run twice, so it says so and wants to be told twice.
+//! It is the only command that can make a job run twice, so it warns and asks for confirmation.
 
 use std::io::{BufRead, IsTerminal};
 
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::{age, clean};
 
-/// Takes a machine for gone.
+/// Declares a machine lost.
 pub(super) async fn lost(
     name: &str,
     yes: bool,
@@ -56,8 +56,8 @@ fn confirm(node: &NodeView, output: &mut Output) -> Result<(), Failure> {
     }
 }
 
-/// Asks for a word before something that cannot be undone; whether it was typed. Without a terminal nobody can, and
-/// `unconfirmed` says what that leaves undone.
+/// Asks the user to type a word before something that cannot be undone; returns whether it was typed. Without a
+/// terminal this is the refusal `unconfirmed`, which says what was not done.
 pub(super) fn await_word(
     word: &str,
     question: &str,

@@ -1,4 +1,4 @@
-//! `metrics`: what jobs recorded.
+//! `metrics`: shows what jobs recorded.
 
 mod history;
 
@@ -54,7 +54,7 @@ pub(super) async fn metrics(
     Ok(())
 }
 
-/// Shows all that was recorded of metrics.
+/// Shows every point of the metrics.
 fn every_point(jobs: &[(String, Vec<u8>)], args: &MetricsArgs, output: &mut Output) -> Result<(), Failure> {
     let points = jobs.iter().flat_map(|(job, records)| Point::read(job, records, &args.metric));
     let points: Vec<Point> = points.collect();
@@ -88,7 +88,7 @@ pub(super) struct Recorded {
     pub(super) metrics: BTreeMap<String, Series>,
     params: BTreeMap<String, String>,
     tags: BTreeMap<String, String>,
-    /// What agentd says of the records, in their order.
+    /// Notes of agentd about the records, in their order.
     notes: Vec<String>,
 }
 
@@ -105,8 +105,8 @@ pub(super) struct Series {
 }
 
 impl Recorded {
-    /// From tracking records, one a line; what is no record is passed over. If metrics are named, only those. Names of a
-    /// run that the script began have its name and a slash before them.
+    /// Reads tracking records, one a line; other lines are skipped. If metrics are named, only those. In a run that
+    /// the script began, names have the run's name and a slash before them.
     pub(super) fn read(lines: &[u8], wanted: &[String]) -> Recorded {
         let mut recorded = Recorded::default();
         for TrackingLine { run, record } in lines.split(|byte| *byte == b'\n').filter_map(TrackingLine::parse)
@@ -197,18 +197,18 @@ impl Series {
         if step >= self.last_step {
             (self.last, self.last_step) = (value, step);
         }
-        // `min` and `max` pass over what is not a number.
+        // `min` and `max` ignore NaN.
         (self.min, self.max) = (self.min.min(value), self.max.max(value));
         self.count += 1;
     }
 }
 
-/// What a record of a run is called outside of it; the job's own run has no name.
+/// The name of a record with that of its run; the job's own run has no name.
 fn full_name(run: &str, name: String) -> String {
     if run.is_empty() { name } else { format!("{run}/{name}") }
 }
 
-/// A number, or the word for what JSON has no number for.
+/// A number, or a string for values that JSON has no number for.
 fn value(value: f64) -> Value {
     match value {
         value if value.is_finite() => json!(value),

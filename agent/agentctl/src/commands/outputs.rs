@@ -29,7 +29,7 @@ pub(super) async fn store(
     output.busy(&format!("waiting for {} to store the outputs of {}", clean(node), job.job));
     let request = v1::StoreOutputsRequest { job: job.job.clone() };
     let mut told = answer(client.nodes().store_outputs(request)).await?;
-    // Large ones take long; a daemon that is gone is found out by the connection.
+    // No deadline, because large outputs take long; the connection notices a daemon that is gone.
     let stored = told.message().await.map_err(|status| client::fault(&status))?.unwrap_or_default();
     output.rest();
     let v1::StoreOutputsResponse { files, bytes } = stored;

@@ -1,4 +1,4 @@
-//! `token`, `user` and `node remove`: who is a node or a user of a controller.
+//! `token`, `user` and `node remove`: the nodes and the users of a controller.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::{clean, count, moment};
 
-/// Makes, shows and takes back tokens.
+/// Makes, shows and revokes tokens.
 pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     match verb {

@@ -1,4 +1,4 @@
-//! `rm`: take jobs that have ended off the record.
+//! `rm`: removes jobs that have ended.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
 
-/// Removes each job. Every one is tried; the first failure is given.
+/// Removes each job. Every one is tried; the first failure is returned.
 pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let fits = |job: &JobView| is_older(job, args.older_than, SystemClock.now());
@@ -40,7 +40,7 @@ pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) 
     first.map_or(Ok(()), Err)
 }
 
-/// Gives the size of what the job left.
+/// Removes a job and returns the size of what it left, in bytes.
 async fn remove(client: &Client, given: &str, output: &mut Output) -> Result<u64, Failure> {
     let job = client.named(given).await?;
     let request = v1::RemoveJobRequest { job: job.clone() };
@@ -49,7 +49,7 @@ async fn remove(client: &Client, given: &str, output: &mut Output) -> Result<u64
     Ok(left)
 }
 
-/// It has ended, and so long ago.
+/// Whether it has ended, at least `than` ago.
 fn is_older(job: &JobView, than: Option<Duration>, now: Timestamp) -> bool {
     job.has_ended()
         && than.is_none_or(|than| job.ended_ms.is_some_and(|ended| now.since(Timestamp(ended)) >= than))

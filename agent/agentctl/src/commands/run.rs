@@ -1,4 +1,4 @@
-//! `run`: submit a job and stay with it; the exit code is the job's.
+//! `run`: submit a job and follow it; the exit code is the job's.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -19,7 +19,8 @@ use crate::output::{Output, Paper};
 /// Outputs that are named one by one.
 const SHOWN: usize = 12;
 
-/// Submits, follows, sums up. What the store lost before the job read it is sent once more: the directory is here.
+/// Submits, follows, sums up. If the store lost the code before the job read it, it is sent once more, because the
+/// directory is here.
 pub(super) async fn run(
     args: RunArgs,
     to: Option<&Target>,
@@ -38,7 +39,7 @@ pub(super) async fn run(
     }
 }
 
-/// One job; `None` for one that should be submitted again, which the `last` one never is.
+/// One job; `None` if it should be submitted again, but never for the `last` one.
 async fn attempt(
     args: &RunArgs,
     last: bool,
@@ -76,7 +77,8 @@ async fn attempt(
     }
 }
 
-/// It never ran because what was sent for it is gone, or damaged. A name of its own cannot be used twice.
+/// Whether it never ran because a snapshot is missing or damaged. Not for a job with a given name, which cannot be
+/// used twice.
 fn is_for_want_of_code(job: &JobView) -> bool {
     let lost = [Code::SnapshotMissing, Code::SnapshotDamaged];
     job.started_ms.is_none()
@@ -92,7 +94,7 @@ fn how_to_go_on(job: &str, output: &mut Output) {
 async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(), Failure> {
     let recorded = Recorded::read(&client.tracking(&job.job, job.ranks()).await?, &[]);
     let entries = match job.outcome.as_ref().and_then(|outcome| outcome.artifacts) {
-        // The job is over and told; a listing that fails must not make it look otherwise.
+        // The job's end was reported already; a listing that fails must not make the command fail.
         Some(artifacts) => snapshot::list(&client.blobs(), artifacts.root).await.unwrap_or_default(),
         None => Vec::new(),
     };
@@ -104,7 +106,7 @@ async fn sum_up(client: &Client, job: &JobView, output: &mut Output) -> Result<(
     Ok(())
 }
 
-/// What came of the job.
+/// The verdict, metrics and outputs of the job, as text.
 fn summary(job: &JobView, recorded: &Recorded, outputs: &[Entry], paper: Paper) -> String {
     let mut text = format!("\n{}\n", job.verdict(paper));
     // Writing to a string cannot fail.

@@ -62,7 +62,7 @@ fn render(job: &JobView, gpus: &[(&str, &Gpu)], now: Timestamp, paper: Paper) ->
     text
 }
 
-/// Label and value of all there is to say.
+/// Label and value of every fact about a job.
 fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     let spec = &job.spec;
     let mut facts = vec![("job", job.job.clone()), ("state", state(job)), ("title", job.title.clone())];

@@ -17,7 +17,7 @@ use crate::output::{Output, Paper};
 
 /// Jobs shown at most.
 const SHOWN: usize = 10;
-/// A disk with less than this part free is said to be nearly full.
+/// A disk with less than this part free is reported as nearly full.
 const LITTLE: f64 = 0.1;
 
 struct Glance {
@@ -137,7 +137,7 @@ fn machine(node: &NodeView, paper: Paper) -> String {
             count(kept, "environment")
         );
     }
-    // How jobs are kept together and within bounds.
+    // How the processes of jobs are grouped and limited.
     if let Some(kept) = inventory.findings.iter().find(|finding| finding.topic == "cgroups") {
         let kept = format!("  jobs: control groups {}; {}", clean(&kept.found), clean(&kept.means));
         let _ = writeln!(text, "{}", wrap(&kept, paper.width, 8));
@@ -154,12 +154,12 @@ fn machine(node: &NodeView, paper: Paper) -> String {
     text
 }
 
-/// Said of a daemon that was not spoken to.
+/// A note about a daemon that was not asked.
 pub(super) fn another(other: &Whom) -> String {
     format!("{other} runs on this machine too; agentctl --socket {} speaks to it", other.socket.display())
 }
 
-/// What someone who looks should know.
+/// Hints for the user.
 fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
     let told = |notice: &NoticeView| format!("{}; {}", clean(&notice.what), clean(&notice.fix));
     let mut hints: Vec<String> = glance.controller.notices.iter().map(told).collect();

@@ -1,4 +1,4 @@
-//! `stop`: end the daemon. Running jobs go on, and the next daemon takes them up.
+//! `stop`: end the daemon. Running jobs go on, and the next daemon takes them over.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::output::text::count;
 
-/// How long a daemon may take to end in order, in seconds.
+/// How long an orderly shutdown of the daemon may take, in seconds.
 const ORDERLY: i64 = 60;
 
 /// Asks the daemon to end and waits until it has.
@@ -38,11 +38,11 @@ pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(),
     let process = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or_else(|| failed(Errno::SRCH))?;
     let is_service =
         fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| is_service(&groups));
-    // The descriptor stands for this process and no other, also when its number is used again.
+    // The descriptor refers to this process only, even when its number is reused.
     let process = pidfd_open(process, PidfdFlags::NONBLOCK).map_err(failed)?;
     pidfd_send_signal(&process, Signal::TERM).map_err(failed)?;
     output.busy("waiting for the daemon to end");
-    // The daemon lets its callers finish, so it must not wait for the one that waits for it.
+    // The daemon lets its clients finish first, so this one must disconnect before it waits for the daemon.
     drop(client);
     let waited = tokio::task::spawn_blocking(move || {
         let limit = Timespec { tv_sec: ORDERLY, tv_nsec: 0 };
@@ -71,7 +71,7 @@ pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(),
     Ok(())
 }
 
-/// The process whose control groups these are was started by the machine's systemd as the service that packages install.
+/// Whether a process with these control groups was started by the machine's systemd as the service of the package.
 fn is_service(groups: &str) -> bool {
     groups.lines().any(|line| line.contains(":/system.slice/agentd.service"))
 }

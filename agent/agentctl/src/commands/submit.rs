@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::prepare::{Changes, Plan};
 
-/// How long a daemon that goes away during the call is waited for.
+/// How long to wait for a daemon that goes away during the call.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Submits and prints the job's name.
@@ -32,7 +32,7 @@ pub(super) async fn submit(
     output.print(&format!("{job}\n"))
 }
 
-/// Says what would be sent, and sends nothing.
+/// Lists what would be sent, and sends nothing.
 pub(super) async fn dry_run(
     args: SubmitArgs,
     to: Option<&Target>,
@@ -46,7 +46,7 @@ fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
     Plan::read(&target, Changes { name, command, set, env, needs })
 }
 
-/// The jobs that it comes after, by their whole names.
+/// The jobs that it waits for, by their whole names.
 async fn predecessors(client: &Client, args: &SubmitArgs) -> Result<Vec<Predecessor>, Failure> {
     let mut predecessors = Vec::new();
     for (given, end) in args.after.jobs() {
@@ -58,7 +58,7 @@ async fn predecessors(client: &Client, args: &SubmitArgs) -> Result<Vec<Predeces
     Ok(predecessors)
 }
 
-/// Submits; gives the daemon it went to and the job's name.
+/// Submits; returns the client of the daemon and the job's name.
 pub(super) async fn place(
     args: SubmitArgs,
     to: Option<&Target>,
@@ -88,7 +88,7 @@ pub(super) async fn place(
     Ok((client, job))
 }
 
-/// Puts the job into the queue. The request has a name of its own, so asking again submits once.
+/// Puts the job into the queue. The request has an id, so that a repeated request submits only once.
 pub(super) async fn enqueue(client: &Client, spec: JobSpec, name_hint: String) -> Result<String, Failure> {
     let request = v1::SubmitRequest { request_id: random_id()?, spec: Some(spec.into()), name_hint };
     let end = Instant::now() + PATIENCE;

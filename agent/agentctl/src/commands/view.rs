@@ -1,5 +1,5 @@
-//! Jobs and machines as the daemon tells them, read once: the schema of every `--json` (see
-//! `agent/docs/json.md`) and what the tables are made from.
+//! Jobs and machines, decoded from the daemon's messages: the schema of every `--json` (see `agent/docs/json.md`) and
+//! the source of the tables.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::client::person;
 use crate::output::Paper;
 use crate::output::text::{Tone, clean, duration};
 
-/// A job as it stands.
+/// The state of a job.
 #[derive(Debug, Serialize)]
 pub(crate) struct JobView {
     pub(crate) job: String,
@@ -25,7 +25,7 @@ pub(crate) struct JobView {
     pub(crate) priority: &'static str,
     /// Why it waits, or what is done for it now.
     pub(crate) detail: String,
-    /// Who submitted it; empty if nobody knows.
+    /// Who submitted it; empty if unknown.
     pub(crate) owner: String,
     pub(crate) attempt: u64,
     pub(crate) cancel_requested: bool,
@@ -54,7 +54,7 @@ pub(crate) struct FaultView {
     retry: &'static str,
 }
 
-/// What was stored of a job's outputs.
+/// A job's stored outputs.
 #[derive(Debug, Serialize)]
 pub(crate) struct ArtifactsView {
     pub(crate) root: String,
@@ -69,9 +69,9 @@ pub(crate) struct ReplicaView {
     pub(crate) node: String,
     pub(crate) step: String,
     pub(crate) detail: String,
-    /// Where the others of its gang reach it; empty for a job on one node.
+    /// The address at which the other ranks of its gang reach it; empty for a job on one node.
     pub(crate) address: String,
-    /// What came of it alone: `completed`, `failed` or `canceled`; empty while it has no end.
+    /// Its own verdict: `completed`, `failed` or `canceled`; empty until it has ended.
     pub(crate) verdict: String,
     /// As a shell shows it.
     pub(crate) exit_code: Option<i32>,
@@ -135,7 +135,7 @@ impl TryFrom<v1::ReplicaStatus> for ReplicaView {
     }
 }
 
-/// Advice that names a command about a job, with the job: the node that gave it spoke of no other.
+/// Adds the job's name to commands in an advice, because the node that gave it meant this job.
 fn for_this_job(fix: &str, job: &str) -> String {
     ["logs", "logs --build", "why"].iter().fold(fix.to_owned(), |fix, verb| {
         fix.replace(&format!("`agentctl {verb}`"), &format!("`agentctl {verb} {job}`"))
@@ -171,7 +171,7 @@ impl JobView {
         matches!(self.state.as_str(), "Completed" | "Failed" | "Canceled")
     }
 
-    /// It is in this state, and of this experiment, as far as that is asked.
+    /// Whether it is in this state and of this experiment; `None` means any.
     pub(crate) fn is_such(&self, state: Option<&str>, experiment: Option<&str>) -> bool {
         state.is_none_or(|state| state.eq_ignore_ascii_case(&self.state))
             && experiment.is_none_or(|experiment| *experiment == self.experiment)
@@ -182,7 +182,7 @@ impl JobView {
         self.outcome.as_ref()?.fault.as_ref()
     }
 
-    /// How long its command ran, or runs already.
+    /// How long its command ran, or has been running.
     pub(crate) fn duration(&self, now: Timestamp) -> Option<std::time::Duration> {
         let outcome = self.outcome.as_ref();
         let started = outcome.and_then(|o| o.started_at).or(self.started_ms.map(Timestamp))?;
@@ -190,7 +190,7 @@ impl JobView {
         Some(ended.since(started))
     }
 
-    /// What its command took of its machines, of all ranks together: time of processors, and the most memory of a rank.
+    /// The resources its command used: the CPU time of all ranks together, and the highest memory peak of a rank.
     pub(crate) fn usage(&self) -> Option<Usage> {
         let of_ranks = (0..self.ranks()).filter_map(|rank| self.outcome_of(rank)?.usage);
         of_ranks.reduce(|one, other| Usage {
@@ -204,7 +204,7 @@ impl JobView {
         self.spec.resources.nodes
     }
 
-    /// What came of one rank, as far as it is known.
+    /// The outcome of one rank, as far as it is known.
     pub(crate) fn outcome_of(&self, rank: u32) -> Option<&Outcome> {
         match self.ranks() {
             1 => self.outcome.as_ref(),
@@ -237,7 +237,7 @@ impl JobView {
         format!("{} {state}{}{code}", self.job, took.unwrap_or_default())
     }
 
-    /// Its command has ended, and what it left is being stored.
+    /// Whether its command has ended and its outputs are being stored.
     pub(crate) fn is_storing(&self) -> bool {
         self.replicas.first().is_some_and(|replica| {
             let over = [ReplicaStep::Releasing, ReplicaStep::Uploading, ReplicaStep::Reported];
@@ -342,7 +342,7 @@ pub(crate) struct NodeView {
     pub(crate) inventory: Inventory,
 }
 
-/// An inventory in which environments look as everywhere else.
+/// An inventory whose environments have the same form as everywhere else.
 fn inventory_json<S: serde::Serializer>(inventory: &Inventory, to: S) -> Result<S::Ok, S::Error> {
     let mut document = serde_json::to_value(inventory).map_err(serde::ser::Error::custom)?;
     let kept = inventory.environments.iter().map(EnvironmentView::from);
@@ -409,7 +409,7 @@ impl NodeView {
         clean(&pairs.join(", ")).into_owned()
     }
 
-    /// Whether new work may come, in one word: `ready`, or what is in the way.
+    /// Whether it gets new work, in one word: `ready`, or what prevents it.
     pub(crate) fn condition(&self) -> &str {
         match self.eligibility.as_str() {
             "open" => &self.liveness,
@@ -436,15 +436,15 @@ pub(crate) struct ControllerView {
     pub(crate) queued: u32,
     pub(crate) running: u32,
     pub(crate) pid: u64,
-    /// Another one after the database was rebuilt or restored.
+    /// Changes when the database is rebuilt or restored.
     pub(crate) incarnation: String,
-    /// What its store of blobs takes, and at most.
+    /// The size of its blob store, and the limit.
     pub(crate) store_bytes: u64,
     pub(crate) store_limit_bytes: u64,
     pub(crate) notices: Vec<NoticeView>,
 }
 
-/// Something that is not as it should be.
+/// A problem that the controller reports.
 #[derive(Debug, Serialize)]
 pub(crate) struct NoticeView {
     pub(crate) what: String,

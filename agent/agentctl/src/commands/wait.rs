@@ -1,4 +1,4 @@
-//! `wait`: stay with jobs until they have ended; the exit code is that of the first that did not complete.
+//! `wait`: waits until jobs have ended; the exit code is that of the first that did not complete.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use crate::output::Output;
 /// A wait without a limit: longer than any machine stays up.
 const FOR_EVER: u64 = 100 * 365 * 24 * 3600;
 
-/// Waits for one job after the other: those that ended meanwhile are told at once.
+/// Waits for one job after the other; jobs that ended meanwhile are reported at once.
 pub(super) async fn wait(
     args: &WaitArgs,
     to: Option<&Target>,

@@ -1,4 +1,4 @@
-//! `why`: the story of one job, and whose fault it was.
+//! `why`: the history of one job, and whose fault its failure was.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub(super) async fn why(args: &JobJsonArgs, to: Option<&Target>, output: &mut Ou
     output.print(&render(&job, &events, SystemClock.now(), paper))
 }
 
-/// How long a job was in each part of its life.
+/// How long a job was in each phase.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Phases {
     waited: Duration,
@@ -47,7 +47,7 @@ enum StoryPhase {
     Over,
 }
 
-/// The part of its life that an event begins.
+/// The phase that an event begins.
 fn begins(text: &str) -> Option<StoryPhase> {
     let table: [(&str, StoryPhase); 8] = [
         ("queued by", StoryPhase::Waiting),
@@ -64,7 +64,7 @@ fn begins(text: &str) -> Option<StoryPhase> {
     known.or(text.ends_with("stopped answering").then_some(StoryPhase::Unheard))
 }
 
-/// What is told of a rank, without which it is.
+/// The text of an event without the rank that it is about.
 fn of_rank(text: &str) -> &str {
     match text.strip_prefix("rank ").and_then(|rest| rest.split_once(": ")) {
         Some((rank, told)) if rank.bytes().all(|byte| byte.is_ascii_digit()) => told,
@@ -72,7 +72,7 @@ fn of_rank(text: &str) -> &str {
     }
 }
 
-/// Adds up the parts of a job's life, up to `now` when it goes on.
+/// Adds up the phases of a job, until `now` if it has not ended.
 fn phases(events: &[v1::HistoryEvent], now: Timestamp) -> Phases {
     let mut phases = Phases::default();
     let (mut at, mut phase, mut before) =
@@ -101,7 +101,7 @@ fn phases(events: &[v1::HistoryEvent], now: Timestamp) -> Phases {
 }
 
 impl Phases {
-    /// `waited 0.6 s, prepared 0.1 s, ran 2.5 s`; parts that were nothing are left out.
+    /// `waited 0.6 s, prepared 0.1 s, ran 2.5 s`; phases without duration are left out.
     fn words(&self) -> String {
         let parts = [
             ("waited", self.waited),
@@ -149,7 +149,7 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp, paper: Pap
         let at = format!("{:>14}", format!("+{}", since(Timestamp(event.at_ms).since(begin))));
         let attempt =
             if attempts > 1 && event.epoch > 0 { format!("[{}] ", event.epoch) } else { String::new() };
-        // A whole fault may stand in it; that is shown in full below.
+        // It may contain a whole fault, which is shown in full below.
         let told = cut(&format!("{attempt}{}", clean(plainly(&event.text))), 2 * paper.width);
         let told = wrap(&told, paper.width, 16);
         let _ = writeln!(text, "{}  {told}", paper.ink.paint(Tone::Dim, &at));
@@ -170,7 +170,7 @@ fn render(job: &JobView, events: &[v1::HistoryEvent], now: Timestamp, paper: Pap
     text
 }
 
-/// An event without what it only repeats.
+/// The text of an event without details that another event has.
 fn plainly(text: &str) -> &str {
     if text.starts_with("running: environment ") { "running" } else { text }
 }
@@ -189,7 +189,7 @@ fn present(job: &JobView, now: Timestamp) -> String {
     }
 }
 
-/// What someone who wonders may do, where no fault says it.
+/// Advice for the user, where no fault gives it.
 fn advice(job: &JobView, events: &[v1::HistoryEvent]) -> Option<String> {
     let node = job.replicas.first().map_or("NODE", |replica| replica.node.as_str());
     let canceled = || events.iter().rev().find(|event| event.text.starts_with("canceled by"));
@@ -210,7 +210,7 @@ fn advice(job: &JobView, events: &[v1::HistoryEvent]) -> Option<String> {
     })
 }
 
-/// What someone may do about a wait for this reason, if it does not end by itself.
+/// Advice about a wait for this reason, if it does not end by itself.
 pub(super) fn waiting_advice(why: &str) -> Option<&'static str> {
     let waits = |text: &str| why.contains(text);
     if waits("being drained") || waits("cordoned") {

@@ -1,4 +1,4 @@
-//! A fault as a person reads it.
+//! Renders faults for people.
 
 use agent_model::{Blame, Code, Fault};
 
@@ -42,7 +42,7 @@ pub(crate) fn blamed(blame: Blame) -> &'static str {
 
 fn labelled(label: &str, value: &str, tone: Tone, paper: Paper) -> String {
     let label = format!("{label:<4}");
-    // A cause may be the last lines of a log: each keeps its own line.
+    // A cause may be the last lines of a log; each stays a line of its own.
     let lines: Vec<String> = value.lines().map(|line| wrap(&clean(line), paper.width, 7)).collect();
     format!("  {} {}\n", paper.ink.paint(tone, &label), lines.join("\n       "))
 }

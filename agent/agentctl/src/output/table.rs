@@ -29,14 +29,14 @@ impl<T: AsRef<str>> From<T> for Cell {
 #[derive(Debug)]
 pub(crate) struct Table {
     headings: Vec<&'static str>,
-    /// Columns of numbers, whose cells end at the same place.
+    /// Columns of numbers, whose cells are aligned right.
     right: Vec<usize>,
     rows: Vec<Vec<Cell>>,
 }
 
-/// The fewest columns the last cell of a row is cut to.
+/// The last cell of a row is cut to no fewer columns than this.
 const LEAST: usize = 8;
-/// The same of the first.
+/// The same for the first cell.
 const LEAST_NAME: usize = 16;
 
 impl Table {
@@ -50,8 +50,8 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// The table as text. Its last column is cut to fit; where that is not enough, the first too: the beginning of a name is
-    /// as good as the name.
+    /// The table as text. Its last column is cut to fit; if that is not enough, the first too, because commands
+    /// accept the beginning of a name.
     pub(crate) fn render(&self, paper: Paper) -> String {
         let heading = |text: &&str| Cell::new(Tone::Strong, text);
         let head: Vec<Cell> = self.headings.iter().map(heading).collect();

@@ -1,32 +1,32 @@
-//! A job's bytes on a terminal: what they say, but not what they command.
+//! Filters a job's bytes for a terminal: text is shown, control sequences have no effect.
 //!
-//! Text, line feeds, tabs, carriage returns (progress bars live by them) and colours pass. Every other
-//! control character, and every byte that is no text, is shown as what it is: a job's output must not be
-//! able to retitle the window, answer for the keyboard or hide a line.
+//! Text, line feeds, tabs, carriage returns (progress bars need them) and colours pass. Every other control
+//! character, and every byte that is not text, is shown in a visible form: a job's output must not be able to change
+//! the window's title, send input as if typed, or hide a line.
 
 use super::text::steers;
 
-/// The longest colour sequence that is believed in, in bytes.
+/// The longest colour sequence that is accepted, in bytes.
 const LONGEST: usize = 48;
 
-/// Passes a stream of bytes on, cut anywhere.
+/// Filters a stream of bytes, whose pieces may be cut anywhere.
 #[derive(Debug, Default)]
 pub(crate) struct Filter {
-    /// The beginning of a character or of a colour sequence whose rest has not come yet.
+    /// The beginning of a character or of a colour sequence whose rest has not arrived yet.
     held: Vec<u8>,
-    /// A colour was set and not taken back.
+    /// A colour was set and not reset.
     coloured: bool,
 }
 
-/// What stands at the beginning of some bytes.
+/// What some bytes begin with.
 enum TerminalPiece<'a> {
     /// This many bytes pass as they are.
     Pass(usize),
-    /// A colour sequence; `true` when it takes colours back.
+    /// A colour sequence; `true` if it resets colours.
     Colour(&'a [u8], bool),
     /// This many bytes are shown in this form.
     Shown(usize, String),
-    /// More bytes are needed to tell.
+    /// More bytes are needed to decide.
     Unfinished,
 }
 
@@ -83,7 +83,7 @@ fn piece(rest: &[u8]) -> TerminalPiece<'_> {
     }
 }
 
-/// `ESC [ numbers m` is a colour; any other sequence loses its ESC, and so its power.
+/// `ESC [ numbers m` is a colour; of any other sequence the ESC is made visible, so that it has no effect.
 fn escape(rest: &[u8]) -> TerminalPiece<'_> {
     let told = |byte: &u8| !matches!(byte, b'0'..=b'9' | b';' | b':');
     match (rest.get(1), rest.iter().skip(2).position(told)) {
@@ -99,7 +99,7 @@ fn escape(rest: &[u8]) -> TerminalPiece<'_> {
     }
 }
 
-/// Text that nobody sees is no colour: number 8, unless it is the name of one (`38;5;8`).
+/// Whether a colour sequence hides text: it has the number 8, and not as a colour's index (`38;5;8`).
 fn hides(numbers: &[u8]) -> bool {
     let numbers: Vec<&[u8]> = numbers.split(|byte| matches!(byte, b';' | b':')).collect();
     numbers.iter().enumerate().any(|(at, number)| {
@@ -116,7 +116,7 @@ fn character(rest: &[u8]) -> TerminalPiece<'_> {
         Err(error) => (std::str::from_utf8(&first[..error.valid_up_to()]).unwrap_or(""), Some(error)),
     };
     match (valid.chars().next(), broken) {
-        // C1 controls come as characters of two bytes.
+        // C1 controls are characters of two bytes.
         (Some(c), _) if steers(c) => TerminalPiece::Shown(c.len_utf8(), c.escape_unicode().to_string()),
         (Some(c), _) => TerminalPiece::Pass(c.len_utf8()),
         (None, Some(error)) if error.error_len().is_none() && rest.len() < 4 => TerminalPiece::Unfinished,

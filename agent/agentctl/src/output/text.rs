@@ -1,4 +1,4 @@
-//! Words, numbers and colours, as values.
+//! Formats words, numbers, times and colours. Pure.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use agent_model::Timestamp;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// What a piece of text means, for those who see colours.
+/// What a piece of text means, shown by its colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Tone {
     /// Nothing special.
@@ -53,14 +53,14 @@ impl Ink {
     }
 }
 
-/// Whether a character does something to a terminal, or makes a text read as another one: marks that turn the
-/// direction of writing do that.
+/// Whether a character controls a terminal, or makes a text look like another one, as marks that change the direction
+/// of writing do.
 pub(crate) fn steers(c: char) -> bool {
     let turns = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns(c)
 }
 
-/// `text` on one line with nothing in it that steers a terminal.
+/// `text` on one line, without characters that control a terminal.
 pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     if !text.chars().any(steers) {
         return text.into();
@@ -117,7 +117,7 @@ pub(crate) fn moment(at: Timestamp) -> String {
     at.utc()
 }
 
-/// A number as people write it: six digits that matter, no zeros that do not.
+/// A number as people write it: six significant digits, no trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
@@ -139,7 +139,7 @@ pub(crate) fn count(count: u64, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// `text` in at most `width` columns. A character may take two of them, or none.
+/// `text` cut to at most `width` columns. A character may take two columns, or none.
 pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();

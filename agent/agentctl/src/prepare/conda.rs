@@ -1,7 +1,7 @@
-//! Conda files and locks as texts a node can build from.
+//! Reads conda files and locks as texts that a node can build from.
 //!
-//! What is wrong with one is told here, where its writer reads it, and not when a node comes to build it. Files of
-//! pip requirements that a conda file includes are read into it, because the node has nothing but its text.
+//! Errors in a file are reported here, to its author, and not later when a node builds it. Files of pip requirements
+//! that a conda file includes are copied into it, because the node gets only its text.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -13,10 +13,10 @@ use agent_model::{Code, Fault};
 
 use super::requirements;
 
-/// Where nodes run.
+/// How conda's names of the platforms of nodes begin.
 const PLATFORM: &str = "linux-";
 
-/// Reads a conda file or a lock; more than could be right is not read.
+/// Reads a conda file or a lock, but not more bytes than a valid one can have.
 pub(super) fn read(path: &Path, what: &str) -> Result<String, Fault> {
     let text = || {
         let mut bytes = Vec::new();
@@ -43,7 +43,7 @@ fn decode(bytes: Vec<u8>) -> io::Result<String> {
     }
 }
 
-/// The text of a conda file that stands in `file`, complete and looked through.
+/// The text of a conda file from `file`, complete and checked.
 pub(super) fn document(
     text: &str,
     file: &Path,
@@ -63,7 +63,7 @@ pub(super) fn document(
     Ok((text, parsed))
 }
 
-/// The text of the lock in `path`, looked through, beside the conda file it may belong to.
+/// The text of the lock in `path`, checked; warns if it lacks packages of the conda file `beside`.
 pub(super) fn lock(
     path: &Path,
     beside: Option<&CondaFile>,

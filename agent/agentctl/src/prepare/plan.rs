@@ -1,4 +1,4 @@
-//! What a person names, read: a draft, and the files that still have to travel.
+//! Reads the directory or file that the user names: a draft, and the files that still have to be sent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ const REQUIREMENTS: &str = "requirements.txt";
 pub(crate) struct Changes {
     /// Another name.
     pub(crate) name: Option<String>,
-    /// Another command, as separate words; none for the job file's.
+    /// Another command, as separate words; empty for the job file's.
     pub(crate) command: Vec<String>,
     /// Other values of inputs, by key.
     pub(crate) set: Vec<(String, String)>,
@@ -29,10 +29,10 @@ pub(crate) struct Changes {
     pub(crate) needs: Needs,
 }
 
-/// A job that is complete but for its files.
+/// A job that is complete except for its files.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
-    /// Everything that needs no file to travel.
+    /// Everything that needs no file to be sent.
     pub(crate) draft: JobDraft,
     /// The code directory.
     pub(crate) code: Option<PathBuf>,
@@ -42,11 +42,11 @@ pub(crate) struct Plan {
     pub(crate) context: Option<(PathBuf, String)>,
     /// What the generated name of the job is made from.
     pub(crate) hint: String,
-    /// What was read over, with its place.
+    /// Warnings about what was read, with the place.
     pub(crate) warnings: Vec<String>,
 }
 
-/// What runs a script, by its name.
+/// The interpreter of a script, by its extension.
 fn interpreter(target: &Path) -> Option<&'static str> {
     match target.extension()?.to_str()? {
         "py" => Some("python"),
@@ -140,7 +140,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Brings the files an environment names, which are relative to `file`, where it stands.
+    /// Reads the files that an environment names, which are relative to `file`, where the environment is defined.
     fn environment(&mut self, file: &Path, environment: EnvironmentRef) -> Result<(), Fault> {
         let base = file.parent().unwrap_or(Path::new(""));
         let warnings = &mut self.warnings;
@@ -275,7 +275,7 @@ fn directory_name(dir: &Path) -> String {
     name(dir).or_else(|| name(&dir.canonicalize().ok()?)).unwrap_or_default()
 }
 
-/// Words as one line a shell takes apart into the same words. A single word is a line already.
+/// Words as one line that a shell splits into the same words. A single word is used as the line.
 fn shell_line(words: &[String]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./=:,+@%^".contains(c);
     let quote = |word: &String| match !word.is_empty() && word.chars().all(plain) {
@@ -464,7 +464,7 @@ mod tests {
         assert!(fault.what.starts_with("`--set inputs.d` cannot be read at `/nowhere/c.csv`"), "{fault}");
         let fault = Plan::read(dir.path(), set("inputs.d", "azureml://x")).unwrap_err();
         assert!(fault.what.contains("`inputs.d` is not fetched from `azureml://x`"), "{fault}");
-        // One without a value, optional or not, has one then.
+        // An input without a value, optional or not, gets one.
         for input in ["{type: uri_folder}", "{type: integer}", "{type: string, optional: true}"] {
             let job = format!("command: x ${{{{inputs.d}}}}\ncode: .\ninputs: {{d: {input}}}\n");
             let dir = project(&[("job.yml", &job)]);

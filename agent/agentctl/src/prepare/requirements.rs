@@ -1,7 +1,7 @@
-//! A requirements file as the list of lines a node can install from.
+//! Reads a requirements file as the list of lines that a node can install from.
 //!
-//! The node sees the list and nothing else of this machine, so files that are included are read in here, and
-//! lines a node cannot use are refused with their place. What those are is decided by [`agent_model::requirement`].
+//! The node gets only the list, so included files are read here, and lines that a node cannot use are refused with
+//! their place. [`agent_model::requirement`] decides which lines those are.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<String>, Fault> {
     Ok(reader.lines)
 }
 
-/// The same for lines that stand in another file, `file`, themselves.
+/// The same for lines that are written in another file, `file`.
 pub(super) fn listed(lines: &[String], file: &Path) -> Result<Vec<String>, Fault> {
     let mut reader = RequirementsReader { lines: Vec::new(), open: Vec::new() };
     let base = file.parent().unwrap_or(Path::new(""));

@@ -1,4 +1,4 @@
-//! The files of a plan on their way into the store.
+//! Sends the files of a plan to the store.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ use crate::client;
 use crate::output::Output;
 use crate::output::text::count;
 
-/// Code above this size, in bytes, is remarked upon.
+/// A directory with more bytes than this causes a warning.
 const LARGE: u64 = 300_000_000;
 /// Warnings of one directory that are shown one by one.
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Sends what the store lacks and completes the job; `never` are directories that do not travel. With `rehash`
-    /// every file is read, also one that looks as it did before.
+    /// Sends what the store lacks and completes the job; `never` are directories that are not sent. With `rehash`
+    /// every file is read, even if its metadata is unchanged.
     pub(crate) async fn ship(
         self,
         blobs: &Remote,
@@ -32,7 +32,7 @@ impl Plan {
         output: &mut Output,
     ) -> Result<JobSpec, Fault> {
         let Plan { mut draft, code, inputs, context, .. } = self;
-        // What needs no file may be wrong too, and is cheaper to find out.
+        // Errors in the parts that need no file are found first, because that is cheaper.
         let mut complete = draft.clone();
         let stand_in = |name: &String| (name.clone(), Input::Folder(Digest::EMPTY));
         complete.inputs.extend(inputs.iter().map(|(name, _)| stand_in(name)));
@@ -58,15 +58,16 @@ impl Plan {
     }
 }
 
-/// Which files of a path count.
+/// Which files of a path are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     File,
-    /// What a job works in: a directory by its ignore file, in which the folders for what it leaves find a place.
+    /// The job's working directory: a directory by its ignore file, with room for the folders of its outputs and
+    /// logs.
     Code,
     /// A directory by its ignore file.
     Folder,
-    /// A directory with all it holds: a build has ignore rules of its own, and whoever builds knows them.
+    /// A directory with all its files: an image build has ignore rules of its own, which the builder applies.
     Whole,
 }
 
@@ -77,14 +78,14 @@ impl Kind {
     }
 }
 
-/// Where files go, and how they are read.
+/// Reads files and sends them to a store.
 struct Sender<'a> {
     blobs: &'a Remote,
     /// Directories that are not entered.
     never: Vec<PathBuf>,
-    /// What was read before. A user without a home has none.
+    /// The cache of files read before. A user without a home has none.
     cache: Option<StatCache>,
-    /// Nothing of it is to be believed.
+    /// Ignore the cache.
     rehash: bool,
 }
 
@@ -111,7 +112,7 @@ impl Sender<'_> {
             output.warn(&format!("{what}: {keys}"));
         }
         let pushed = match (push(what, &snapshot, self.blobs, output).await, &self.cache) {
-            // A file was changed in a way that leaves no trace, or just now: read again, it is what it is.
+            // A file was changed just now, or without a change of its metadata: read everything again.
             (Err(PushError::Changed { .. }), Some(cache)) if snapshot.read < snapshot.files => {
                 cache.forget(path);
                 snapshot = read().await.map_err(|error| unreadable(what, path, &error))?;
@@ -153,12 +154,12 @@ async fn read(
     .await
 }
 
-/// Never in a project: what is sent must not depend on having been sent.
+/// Never in a project's directory: the cache of one send would be sent with the next.
 fn cache() -> Option<StatCache> {
     Some(StatCache::at(paths::user_cache(variable)?.join("scans")))
 }
 
-/// Every job may write to these folders of its directory.
+/// Refuses code whose files are in the way of the folders that every job may write to.
 fn make_way(snapshot: &Snapshot, path: &Path) -> Result<(), Fault> {
     let ways = ["outputs", "logs"].map(|name| Some(name).zip(snapshot.in_the_way(name)));
     let Some((name, what)) = ways.into_iter().flatten().next() else { return Ok(()) };
@@ -233,7 +234,7 @@ fn unsent(what: &str, path: &Path, error: &PushError) -> Fault {
     }
 }
 
-/// What the daemon answered, if it is why something failed.
+/// The daemon's status, if it caused the error.
 fn status_in<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
     let status = |cause: &'a (dyn Error + 'static)| {
         cause.downcast_ref::<Box<Status>>().map(Box::as_ref).or_else(|| cause.downcast_ref())

@@ -1,5 +1,5 @@
-//! What a plan would send, told before anything travels: how much, the largest, what rules leave out, what looks like
-//! a key; and the directories that nobody means to send.
+//! Reports what a plan would send, before anything is sent: how much, the largest files, what rules leave out, what
+//! looks like a key. Refuses directories that nobody means to send.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -30,19 +30,19 @@ const KEYS: [&str; 11] = [
     "id_ed25519",
     "id_rsa",
 ];
-/// How the names of others end.
+/// Endings of the names of other such files.
 const KEY_ENDINGS: [&str; 4] = [".pem", ".p12", ".pfx", ".key"];
-/// Directories that hold nothing but.
+/// Directories that hold only such files.
 const KEY_DIRECTORIES: [&str; 5] = [".ssh", ".aws", ".azure", ".gnupg", ".kube"];
 
-/// By its directory and its name a file may hold a key or a password.
+/// Whether a file may hold a key or a password, judged by its directory and its name.
 pub(super) fn is_key(dir: &str, name: &str) -> bool {
     KEYS.contains(&name)
         || KEY_ENDINGS.iter().any(|ending| name.ends_with(ending))
         || dir.split('/').any(|part| KEY_DIRECTORIES.contains(&part))
 }
 
-/// What is said of such files before they travel.
+/// The warning about such files before they are sent.
 pub(super) fn keys(found: &[String]) -> Option<String> {
     let few = found.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
     let more = match found.len().checked_sub(SHOWN) {
@@ -57,7 +57,7 @@ pub(super) fn keys(found: &[String]) -> Option<String> {
 }
 
 impl Plan {
-    /// What travels: what it is called, which of its files count, and where it is.
+    /// The parts to send: a label, which files, and the path.
     fn parts(&self) -> Vec<(String, Kind, &Path)> {
         let code = self.code.iter().map(|dir| ("code".to_owned(), Kind::Code, dir.as_path()));
         let inputs = self.inputs.iter().map(|(name, path)| {
@@ -69,7 +69,7 @@ impl Plan {
         code.chain(inputs).chain(context).collect()
     }
 
-    /// Refuses what nobody means to send: a home directory, or what it is in.
+    /// Refuses what nobody means to send: a home directory, or a directory that contains it.
     pub(crate) fn refuse_homes(&self, home: Option<&Path>) -> Result<(), Fault> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let home = home.map(real);

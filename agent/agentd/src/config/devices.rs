@@ -1,4 +1,4 @@
-//! What of the machine jobs are given beside its processors: the container engine and the GPUs.
+//! The devices that jobs are given beside processors: the container engine and the GPUs.
 
 use std::path::PathBuf;
 
@@ -12,16 +12,16 @@ pub(crate) struct DeviceSettings {
     pub(crate) docker_socket: PathBuf,
     /// A file of the form of Docker's own `config.json`, with credentials of registries.
     pub(crate) docker_credentials: Option<PathBuf>,
-    /// A file of certificates that builds of images trust as well.
+    /// A file of additional certificates that builds of images trust.
     pub(crate) docker_build_ca: Option<PathBuf>,
-    /// Whom jobs in containers run as; `None` is the user of jobs, or else an ordinary user without rights.
+    /// The user of jobs in containers; `None` is the user of jobs, or else an ordinary user without rights.
     pub(crate) container_user: Option<JobUser>,
-    /// The library of the GPU driver; looked for as usual when absent.
+    /// The library of the GPU driver; found by the dynamic linker when absent.
     pub(crate) nvml_library: Option<PathBuf>,
 }
 
 impl DeviceSettings {
-    /// Reads its keys; gives them with what was said.
+    /// Reads its keys; returns them with their settings.
     pub(super) fn resolve(layers: &Layers) -> Result<(DeviceSettings, Vec<Setting>), ConfigError> {
         let [socket, credentials] = [layers.get("docker_socket"), layers.get("docker_credentials")];
         let [build_ca, user] = [layers.get("docker_build_ca"), layers.get("container_user")];

@@ -1,7 +1,7 @@
-//! How environments are made and kept: the keys that say where packages come from, and what may stay.
+//! How environments are made and kept: the keys for the sources of packages, and for how much is kept how long.
 //!
-//! Hides the forms of the values. A secret is never part of one: addresses with credentials are refused, with
-//! the place where credentials belong.
+//! Hides the forms of the values. A secret is never part of one: addresses with credentials are refused, and the
+//! error names the file for credentials.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const SYSTEM_CURATED: &str = "/etc/agentd/environments";
 /// Which installer makes the pip part of an environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UvChoice {
-    /// uv where it is found, else pip.
+    /// uv if it is found, else pip.
     Auto,
     /// Always pip.
     Never,
@@ -29,24 +29,24 @@ pub(crate) enum UvChoice {
 pub(crate) struct EnvironmentSettings {
     /// The channels of a conda file that names none.
     pub(crate) channels: Vec<String>,
-    /// What a channel's bare name is below.
+    /// The base address of channels that are given by name.
     pub(crate) alias: String,
-    /// Where a channel's files are fetched instead, best first.
+    /// The mirrors of a channel, best first.
     pub(crate) mirrors: BTreeMap<String, Vec<String>>,
     /// The file of credentials of channels.
     pub(crate) credentials: Option<PathBuf>,
-    /// Packages of a better channel do not hide those of others.
+    /// Flexible channel priority: packages of a better channel do not hide those of others.
     pub(crate) flexible: bool,
     /// Nothing is fetched.
     pub(crate) offline: bool,
     pub(crate) uv: UvChoice,
-    /// Settings of pip that the configuration has, as variables of pip.
+    /// The settings of pip in the configuration, as pip's environment variables.
     pub(crate) pip: BTreeMap<String, String>,
     /// Where definitions of curated environments are looked for.
     pub(crate) curated: PathBuf,
-    /// What the environments may take of the disk together, in bytes.
+    /// How much of the disk all environments may take together, in bytes.
     pub(crate) size: u64,
-    /// How long one stays that nobody uses.
+    /// How long an unused one is kept.
     pub(crate) age: Duration,
     /// The memory of a builder, in bytes; 0 is three quarters of the machine's.
     pub(crate) builder_memory: u64,
@@ -56,7 +56,7 @@ const URL: &str = "an address such as `https://host/path`, without credentials (
                    the file of `conda_credentials`)";
 
 impl EnvironmentSettings {
-    /// Reads its keys; gives them with what was said.
+    /// Reads its keys; returns them with their settings.
     pub(super) fn resolve(
         flags: &Flags,
         variables: &Variables,
@@ -92,12 +92,12 @@ impl EnvironmentSettings {
     }
 }
 
-/// What a setting is called among the variables of pip.
+/// The setting as an environment variable of pip.
 fn pip_variable(said: &Setting) -> (String, String) {
     (said.key.to_ascii_uppercase(), said.value.trim().replace(", ", " "))
 }
 
-/// Beside the configuration file that is usual for this mode.
+/// The default: beside the default configuration file of this mode.
 fn curated_below(flags: &Flags, variables: &Variables) -> String {
     let own = || Some(variables.config_home()?.join("agentd/environments").display().to_string());
     match flags.user {

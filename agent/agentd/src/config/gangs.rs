@@ -1,4 +1,5 @@
-//! This node among others: what jobs can ask for to come here, how it is reached, and how long ranks wait for each other.
+//! This node among others: the labels that jobs can ask for, how it is reached, and how long ranks wait for each
+//! other.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,18 +12,18 @@ use super::{ConfigError, Setting, values};
 /// See the module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GangSettings {
-    /// Where other nodes reach this one; chosen among its addresses when absent.
+    /// The address at which other nodes reach this one; chosen among its addresses when absent.
     pub(crate) address: Option<IpAddr>,
     /// The ports that ranks of jobs are given.
     pub(crate) ports: RangeInclusive<u16>,
     /// How long ranks that could start wait for those that could not yet.
     pub(crate) wait: Duration,
-    /// What its operators say of this node.
+    /// Labels that operators gave this node.
     pub(crate) labels: BTreeMap<String, String>,
 }
 
 impl GangSettings {
-    /// Reads its keys; gives them with what was said.
+    /// Reads its keys; returns them with their settings.
     pub(super) fn resolve(layers: &Layers) -> Result<(GangSettings, Vec<Setting>), ConfigError> {
         let [address, ports, wait, said] =
             ["node_address", "gang_ports", "gang_wait", "labels"].map(|key| layers.get(key));

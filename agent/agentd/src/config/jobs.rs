@@ -1,4 +1,4 @@
-//! Whom jobs run as, and what keeps one from another and from the machine.
+//! Which users jobs run as, and how jobs are isolated from each other and from the machine.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use super::read::Layers;
 use super::{ConfigError, JobUser, Setting, Share, people, values};
 
-/// Whom jobs run as.
+/// Which user a job runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum RunAs {
-    /// Whoever submitted the job, by the account he has here; without one, as [`PerRun`](RunAs::PerRun).
+    /// The user who submitted the job, by the account on this machine; without one, as [`PerRun`](RunAs::PerRun).
     Owner,
-    /// A user of each job's own, out of [`JobSettings::uids`].
+    /// A separate user for each job, out of [`JobSettings::uids`].
     PerRun,
     /// The daemon's own user.
     Daemon,
@@ -19,28 +19,28 @@ pub(crate) enum RunAs {
     Named(JobUser),
 }
 
-/// How jobs are kept apart.
+/// How jobs are isolated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct JobSettings {
     pub(crate) user: RunAs,
-    /// The numbers of users that no account has: the first is that of builders, the others are for jobs.
+    /// User ids that no account has: the first is for builders, the others are for jobs.
     pub(crate) uids: RangeInclusive<u32>,
-    /// Whether jobs that root submits run as root; by who else may submit when nobody said it.
+    /// Whether jobs that root submits run as root; when absent, it depends on who else may submit.
     pub(crate) root: Option<bool>,
-    /// Where the helper listens that does what root alone can; the daemon does it itself when absent.
+    /// The socket of the helper, which does what only root can; when absent, the daemon does it itself.
     pub(crate) helper: Option<PathBuf>,
-    /// Each job has a `/tmp` and a `/dev/shm` of its own, and sees its own processes alone.
+    /// Each job has a `/tmp` and a `/dev/shm` of its own, and sees only its own processes.
     pub(crate) private: bool,
-    /// The memory of a job that says nothing, as a part of the machine's; 0 is no limit.
+    /// The memory limit of a job that sets none, as a part of the machine's; 0 is no limit.
     pub(crate) memory: Share,
-    /// Jobs may ask the cloud for the machine's identity.
+    /// Jobs may use the cloud's metadata service, which gives the machine's identity.
     pub(crate) metadata: bool,
 }
 
 const RANGE: &str = "two numbers such as `2000000000-2000065535`, from 100000 on, 100 at least";
 
 impl JobSettings {
-    /// Reads its keys; gives them with what was said. `own` is a user's own daemon.
+    /// Reads its keys; returns them with their settings. `own` is for a user's own daemon.
     pub(super) fn resolve(layers: &Layers, own: bool) -> Result<(JobSettings, Vec<Setting>), ConfigError> {
         let [user, uids, root] = ["job_user", "job_uids", "root_jobs"].map(|key| layers.get(key));
         let [private, memory] = ["private_tmp", "job_memory"].map(|key| layers.get(key));
@@ -75,11 +75,11 @@ fn run_as(text: &str, usual: &RunAs) -> Option<RunAs> {
     }
 }
 
-/// Numbers that no account has by chance; enough of them that one comes again only after long.
+/// User ids that no account has by chance; enough of them that one is reused only after a long time.
 fn range(text: &str) -> Option<RangeInclusive<u32>> {
     let (first, last) = text.split_once('-')?;
     let (first, last) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-    // The last one of all means nobody to the kernel.
+    // To the kernel, the largest id means no user.
     (first >= 100_000 && last < u32::MAX && last >= first + 99).then_some(first..=last)
 }
 

@@ -1,7 +1,7 @@
-//! What the identity of a machine that joined a controller says of its configuration.
+//! The settings that follow from the identity of a machine that joined a controller.
 //!
-//! It stands below everything that was said elsewhere: a key in the file, a variable or a flag wins, and where that
-//! would make the machine another node than the controller knows, it is an error.
+//! They are below all other layers: a key in the file, a variable or a flag wins. A name other than the one that the
+//! controller knows is an error.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// As it is on the disk; a machine that is about to join counts as having done so.
+    /// Reads it from the disk; a machine that is about to join counts as joined.
     pub(super) fn read(flags: &Flags, state_dir: &Path) -> Result<Member, ConfigError> {
         let path = membership::file(state_dir);
         let said = membership::said(state_dir);
@@ -33,12 +33,12 @@ impl Member {
         Setting { key, value: value.to_owned(), origin: Origin::Joined(self.path.clone()) }
     }
 
-    /// Its controller, if it has one elsewhere.
+    /// Its controller, if that is remote.
     pub(super) fn controller(&self) -> Option<Setting> {
         self.controller.as_deref().map(|controller| self.setting("controller", controller))
     }
 
-    /// A node of somebody else is no controller, unless somebody says so.
+    /// A joined machine has only the role `node`, unless the key is set.
     pub(super) fn roles(&self, layers: &Layers) -> Setting {
         match (layers.said("roles"), &self.controller) {
             (None, Some(_)) => self.setting("roles", "node"),
@@ -46,7 +46,7 @@ impl Member {
         }
     }
 
-    /// The name in its certificate is the only one under which it is taken in.
+    /// The controller accepts the node only under the name in its certificate.
     pub(super) fn name(&self, layers: &Layers) -> Result<Setting, ConfigError> {
         let Some(name) = &self.name else { return Ok(layers.or("node_name", values::host_name)) };
         match layers.said("node_name") {

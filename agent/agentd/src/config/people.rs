@@ -6,7 +6,7 @@ use std::ffi::CString;
 use nix::unistd::{self, Gid, Uid};
 use serde::{Deserialize, Serialize};
 
-/// Whom a job runs as.
+/// The user that a job runs as.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JobUser {
     /// The login name.
@@ -18,12 +18,12 @@ pub(crate) struct JobUser {
     /// The other groups it belongs to.
     #[serde(default)]
     pub(crate) groups: Vec<u32>,
-    /// The home directory; empty where the job's own directory is to have one.
+    /// The home directory; empty where it is to be in the job's own directory.
     pub(crate) home: String,
 }
 
 impl JobUser {
-    /// The user of this number, as the system knows it now; may block on that.
+    /// The user of this id, as the system knows it now; may block on the lookup.
     pub(crate) fn of(uid: u32) -> Option<JobUser> {
         JobUser::known(unistd::User::from_uid(Uid::from_raw(uid)).ok()??)
     }
@@ -38,7 +38,7 @@ impl JobUser {
     }
 }
 
-/// Nobody for an empty text, otherwise the user of that name.
+/// None for an empty text, otherwise the user of that name.
 pub(super) fn job_user(text: &str) -> Option<Option<JobUser>> {
     if text.is_empty() {
         return Some(None);
@@ -55,7 +55,7 @@ impl Group {
         self.0.as_raw()
     }
 
-    /// Whether a user belongs to it. Asks the system each time, as members come and go, and may block on that.
+    /// Whether a user belongs to it. Asks the system each time, because members change, and may block on the lookup.
     pub(crate) fn has(self, uid: u32) -> bool {
         let Ok(Some(user)) = unistd::User::from_uid(Uid::from_raw(uid)) else { return false };
         let Ok(name) = CString::new(user.name) else { return false };

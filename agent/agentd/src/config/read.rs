@@ -1,4 +1,4 @@
-//! The layers of the configuration: reads each and says which one wins.
+//! The layers of the configuration: reads each, and the highest one wins.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -10,11 +10,11 @@ use agent_model::yaml::{self, At, Node, Value};
 use super::{ConfigError, KEYS, Origin, SYSTEM_FILE, Setting, Variables};
 use crate::cli::Flags;
 
-/// What was said of each key, highest layer only.
+/// The value of each key that is set, of the highest layer only.
 pub(super) struct Layers(BTreeMap<&'static str, (String, Origin)>);
 
 impl Layers {
-    /// Reads all layers, lowest first, so that a higher one replaces what a lower one said.
+    /// Reads all layers, lowest first, so that a higher one replaces the values of a lower one.
     pub(super) fn read(flags: &Flags, variables: &Variables) -> Result<Layers, ConfigError> {
         let mut layers = Layers(BTreeMap::new());
         if let Some((path, text)) = file(flags, variables)? {
@@ -57,25 +57,25 @@ impl Layers {
         }
     }
 
-    /// What was said of `key`, if anything was.
+    /// The value of `key`, if it is set.
     pub(super) fn said(&self, key: &'static str) -> Option<Setting> {
         let (value, origin) = self.0.get(key)?;
         Some(Setting { key, value: value.clone(), origin: origin.clone() })
     }
 
-    /// What was said of `key`, or else a default that depends on the machine.
+    /// The value of `key`, or else a default that depends on the machine.
     pub(super) fn or(&self, key: &'static str, default: impl FnOnce() -> String) -> Setting {
         self.said(key).unwrap_or_else(|| Setting { key, value: default(), origin: Origin::Default })
     }
 
-    /// What was said of `key`, or else its default.
+    /// The value of `key`, or else its default.
     pub(super) fn get(&self, key: &'static str) -> Setting {
         let fixed = || KEYS.iter().find(|known| known.name == key).map_or("", |known| known.default);
         self.or(key, || fixed().to_owned())
     }
 }
 
-/// The configuration file and its text. One that was named must exist; a usual one may be absent.
+/// The configuration file and its text. A file named by the user must exist; the default one may be absent.
 fn file(flags: &Flags, variables: &Variables) -> Result<Option<(PathBuf, String)>, ConfigError> {
     let usual = || match flags.user {
         false => Some(PathBuf::from(SYSTEM_FILE)),

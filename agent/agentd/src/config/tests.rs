@@ -207,7 +207,7 @@ fn test_a_machine_that_joined_is_a_node_of_its_controller() {
         (Roles { controller: false, node: true }, "gpu-07")
     );
     assert!(origin(&config, "controller").starts_with("joined, "));
-    // What somebody wrote goes before it, but for the name in the certificate.
+    // Written settings win over it, except for the name in the certificate.
     assert!(resolve("roles: controller, node\n").unwrap().roles.controller);
     let refused = resolve("node_name: other\n").unwrap_err().to_string();
     assert!(refused.contains("joined as `gpu-07`"), "{refused}");

@@ -1,4 +1,4 @@
-//! What the text of a setting means. Each reader gives `None` for a text that means nothing.
+//! Parsers of the values of settings. Each returns `None` for an invalid text.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use agent_model::Address;
 
 use super::{Roles, UvChoice};
 
-/// So much of a disk.
+/// A part of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Share {
-    /// So many bytes.
+    /// In bytes.
     Bytes(u64),
-    /// So many hundredths of it.
+    /// In percent of it.
     Percent(u64),
 }
 
 impl Share {
-    /// In bytes, of a disk of this size. A disk that does not say its size sets no limit.
+    /// In bytes, of a disk of this size. If the size is unknown (0), there is no limit.
     pub(crate) fn of(self, disk: u64) -> u64 {
         match self {
             Share::Bytes(bytes) => bytes,
@@ -69,7 +69,7 @@ pub(super) fn slots(text: &str) -> Option<u32> {
     text.parse().ok().filter(|slots| (1..=1000).contains(slots))
 }
 
-/// Directives, each a level or `target=level`; a word that is neither would be taken for a target.
+/// Directives, each a level or `target=level`; `Targets` would take any other word for a target.
 pub(super) fn log(text: &str) -> Option<String> {
     let level = |directive: &str| directive.trim().parse::<LevelFilter>().is_ok();
     let understood = text.split(',').all(|directive| directive.contains('=') || level(directive));
@@ -92,7 +92,7 @@ pub(super) fn duration(text: &str) -> Option<Duration> {
     measured(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86400)]).map(Duration::from_secs)
 }
 
-/// A lease is longer than what rounding and timers may cost, and short enough for a job to move on.
+/// A lease is longer than the error of rounding and timers, and short enough for a job to be moved.
 pub(super) fn lease(text: &str) -> Option<Duration> {
     duration(text).filter(|lease| (Duration::from_secs(2)..=Duration::from_secs(3600)).contains(lease))
 }
@@ -124,16 +124,16 @@ pub(super) fn share(text: &str) -> Option<Share> {
     }
 }
 
-/// A store of blobs that another server keeps.
+/// A store of blobs on another server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FarStore {
     /// `http://host:port`, or `https:`.
     pub(crate) server: String,
-    /// Which of the server's stores; empty where it has but one.
+    /// Which of the server's stores; empty where it has only one.
     pub(crate) instance: String,
 }
 
-/// None for an empty text, otherwise `http://host:port` or `https:`, with the name of an instance behind it.
+/// None for an empty text, otherwise `http://host:port` or `https:`, and an optional instance name after it.
 pub(super) fn far_store(text: &str) -> Option<Option<FarStore>> {
     if text.is_empty() {
         return Some(None);
@@ -145,7 +145,7 @@ pub(super) fn far_store(text: &str) -> Option<Option<FarStore>> {
     let (name, port) = host.rsplit_once(':')?;
     let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
     let plain = |segment: &str| {
-        // What names of resources are made of may not stand in an instance's.
+        // Reserved words of resource names are not allowed in an instance name.
         const RESERVED: &[&str] = &["", "blobs", "uploads", "actions", "compressed-blobs", "capabilities"];
         !RESERVED.contains(&segment) && !segment.contains(['?', '#'])
     };
@@ -184,7 +184,7 @@ fn scheme(text: &str) -> Option<usize> {
     (end > 0 && text[..end].chars().all(plain)).then_some(end + 3)
 }
 
-/// An address that holds no secret: no user before the host, no `/t/TOKEN`.
+/// An address without secrets: no user before the host, no `/t/TOKEN`.
 pub(super) fn url(text: &str) -> Option<String> {
     let rest = &text[scheme(text)?..];
     let host = rest.split('/').next().unwrap_or_default();
@@ -202,11 +202,11 @@ pub(super) fn channels(text: &str) -> Option<Vec<String>> {
     channels.filter(|channels| !channels.is_empty())
 }
 
-/// `URL=URL` pairs; several of one address are tried in their order.
+/// `URL=URL` pairs; several for one address are tried in order.
 pub(super) fn mirrors(text: &str) -> Option<BTreeMap<String, Vec<String>>> {
     let mut mirrors: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for pair in parts(text) {
-        // An address may hold the sign too: what follows the one that is meant is an address.
+        // An address may contain `=` too: the separator is the first one followed by an address.
         let (at, _) = pair.match_indices('=').find(|(at, _)| scheme(pair[at + 1..].trim()).is_some())?;
         let (from, to) = (url(pair[..at].trim().trim_end_matches('/'))?, url(pair[at + 1..].trim())?);
         mirrors.entry(from).or_default().push(to.trim_end_matches('/').to_owned());
@@ -214,7 +214,7 @@ pub(super) fn mirrors(text: &str) -> Option<BTreeMap<String, Vec<String>>> {
     Some(mirrors)
 }
 
-/// A value as anybody may see it: `https://user:word@host` without what is before the host.
+/// A value without credentials: in `https://user:word@host`, the part before the host is replaced.
 pub(super) fn without_credentials(value: &str) -> String {
     let mut shown = String::with_capacity(value.len());
     let mut rest = value;
@@ -229,7 +229,7 @@ pub(super) fn without_credentials(value: &str) -> String {
     shown + rest
 }
 
-/// The host's name as a node name: what may not stand in one becomes `-`.
+/// The host's name as a node name: characters that are not allowed become `-`.
 pub(super) fn host_name() -> String {
     let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
     node_name(name.trim())

@@ -1,8 +1,7 @@
-//! Room on the disk that is held so that it can be given up.
+//! Disk space that is reserved so that it can be released when the disk is full.
 //!
-//! Owns the file `ballast` of the state directory. Invariants: it is never larger than
-//! [`wanted`]; what is given up is free when the call returns; not being able to hold it is no error, only less
-//! safety.
+//! Owns the file `ballast` of the state directory. Invariants: it is never larger than [`wanted`]; released space is
+//! free when the call returns; failing to reserve it is no error, only less safety.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -14,9 +13,9 @@ use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, fallocate};
 use tracing::{debug, info, warn};
 
-/// The most ballast there is.
+/// The largest size of the ballast, in bytes.
 const MOST: u64 = 16 << 20;
-/// In how many pieces it is given up.
+/// In how many pieces it is released.
 const PIECES: u64 = 4;
 
 /// The ballast of a state directory.
@@ -27,7 +26,7 @@ pub(crate) struct Ballast {
 }
 
 impl Ballast {
-    /// Of a state directory on a disk of this size, as large as an earlier life left it.
+    /// Of a state directory on a disk of this size, as large as an earlier process left it.
     pub(crate) fn open(state_dir: &Path, disk: u64) -> Ballast {
         let path = state_dir.join("ballast");
         let file = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
@@ -37,17 +36,17 @@ impl Ballast {
         Ballast { file: file.ok().map(Mutex::new), wanted: wanted(disk) }
     }
 
-    /// Gives up a piece because a record found no room; `false` when there is none left.
+    /// Releases a piece because there was no room for a record; `false` when there is none left.
     pub(crate) fn give_way(&self) -> bool {
         self.resize(|held| lighter(held, self.wanted)) == Some(true)
     }
 
-    /// Gives up a piece or takes all of it again, as the bytes that are `free` on the disk demand.
+    /// Releases a piece or reserves all of it again, depending on the `free` bytes of the disk.
     pub(crate) fn balance(&self, free: u64) {
         self.resize(|held| balanced(held, self.wanted, free));
     }
 
-    /// Whether it became lighter; `None` when it stayed as it was.
+    /// `Some(true)` if it was made smaller, otherwise `None`.
     fn resize(&self, choose: impl FnOnce(u64) -> u64) -> Option<bool> {
         let mut file = self.file.as_ref()?.lock();
         let held = file.metadata().ok()?.len();
@@ -73,13 +72,13 @@ fn wanted(disk: u64) -> u64 {
     MOST.min(disk / 16)
 }
 
-/// How much ballast should be left once a piece of it is given up.
+/// How much ballast should be left after one piece of it is released.
 fn lighter(held: u64, wanted: u64) -> u64 {
     held.saturating_sub(wanted.div_ceil(PIECES))
 }
 
-/// How much ballast there should be, given what is held, what is wanted, and the bytes that are free beside
-/// it. It is taken again only when there is room for it twice over, so that it does not come and go.
+/// How much ballast there should be, given the bytes that are held, wanted, and free beside it. It is reserved again
+/// only when there would be as much room left again, so that it does not oscillate.
 fn balanced(held: u64, wanted: u64, free: u64) -> u64 {
     let full = wanted / PIECES / 2;
     if free < full {

@@ -1,7 +1,7 @@
-//! Keeps the store of blobs small, for whichever roles this daemon plays.
+//! Keeps the store of blobs small, for all roles of this daemon.
 //!
-//! When the store is above its limit, or the disk is tight, the [`Collector`] removes what nobody needs. What went, or
-//! why too little could, is in the log: once, until that changes.
+//! When the store is above its limit, or the disk is tight, the [`Collector`] removes blobs that nobody needs. What
+//! was removed is logged; why too little could be removed is logged once, until that changes.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ use tracing::{info, warn};
 
 use super::Reclaimer;
 
-/// How often it is looked how much the store takes.
+/// How often the size of the store is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long it is not tried again when too little could go.
+/// The wait before the next try when too little could be removed.
 const AGAIN: Duration = Duration::from_secs(120);
 
 /// The blobs that nobody needs.
@@ -27,12 +27,12 @@ pub(crate) struct Unneeded {
     last: Mutex<Last>,
 }
 
-/// What came of the last try.
+/// The result of the last try.
 #[derive(Default)]
 struct Last {
-    /// Why too little went, as it was told.
+    /// Why too little was removed, as it was logged.
     told: String,
-    /// When it is tried again.
+    /// When the next try is allowed.
     again: Option<Instant>,
 }
 
@@ -79,7 +79,7 @@ impl Reclaimer for Unneeded {
     }
 }
 
-/// Why not enough went; nothing when enough did.
+/// Why not enough was removed; `None` when it was enough.
 fn shortfall(collected: &Result<Collected, CollectError>, limit: u64) -> Option<String> {
     let collected = match collected {
         Ok(collected) if collected.is_enough() => return None,

@@ -1,7 +1,7 @@
-//! The port of the tracking endpoint, which running jobs know.
+//! The listener of the tracking endpoint. Running jobs know its port.
 //!
-//! A daemon takes the port of the one before it. While none is there, supervisors of the same user hold it, so that nobody
-//! else is told what jobs say.
+//! A daemon takes the port of the one before it. While no daemon runs, supervisors of the same user hold the port, so
+//! that nobody else receives the data of jobs.
 
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::tracking::Tracking;
 
-/// The tracking endpoint, and what serves it once the jobs of an earlier life are known.
+/// The tracking endpoint, and the task that serves it once the jobs of an earlier process are known.
 pub(super) async fn start(
     config: &Config,
     supervisor: &Supervisor,
@@ -54,12 +54,12 @@ async fn listen_for_tracking(config: &Config) -> Result<TcpListener, StartError>
     Ok(listener)
 }
 
-/// Listens at a port of loopback that supervisors of the same user may hold: while no daemon is there, they keep
+/// Listens at a port of loopback that supervisors of the same user may hold: while no daemon runs, they keep
 /// everybody else from it.
 async fn listen_on_loopback(port: u16) -> io::Result<TcpListener> {
     const BACKLOG: u32 = 1024;
     let place = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    // Held ports could be shared with another daemon, which takes half of the calls.
+    // With SO_REUSEPORT the port could be shared with another daemon, which would get half of the calls.
     if port != 0 && TcpStream::connect(place).await.is_ok() {
         return Err(ErrorKind::AddrInUse.into());
     }

@@ -1,5 +1,5 @@
-//! The wait before the next attempt to reach the controller: it doubles up to a limit, and half of it is
-//! chance, so that many nodes do not come back at the same instant.
+//! The wait before the next attempt to reach the controller: it doubles up to a limit, and half of it is random, so
+//! that many nodes do not reconnect at the same instant.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ impl Backoff {
     pub(crate) fn next(&mut self) -> Duration {
         let whole = Self::FIRST.saturating_mul(1 << self.attempt.min(10)).min(Self::LONGEST);
         self.attempt = self.attempt.saturating_add(1);
-        // Without a source of chance everybody waits the whole time, which is only less kind.
+        // Without a source of randomness every node waits the whole time, which only spreads the load less.
         let chance = getrandom::u32().unwrap_or(u32::MAX);
         whole / 2 + whole.mul_f64(f64::from(chance) / f64::from(u32::MAX) / 2.0)
     }

@@ -1,6 +1,6 @@
-//! What surrounds a job that runs in a container, whom it runs as there, and the removal of containers nobody needs.
+//! The container spec of a job, its user in there, and the removal of containers that nobody needs.
 //!
-//! A job whose environment is an image runs in a container; nothing else does.
+//! Only a job whose environment is an image runs in a container.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,32 +17,32 @@ use tracing::{debug, info, warn};
 use super::journal::Journal;
 use crate::config::{Config, JobUser};
 
-/// How often containers are looked for that nobody needs.
+/// How often unneeded containers are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
-/// How long the directory of a job stays for its container to be removed, when the outcome is told already; what is
-/// not removed then goes with a sweep.
+/// How long the end of a replica waits for the removal of its container; a container that is not removed by then is
+/// left to the sweep.
 const CLEAR_WITHIN: Duration = Duration::from_secs(20);
 
-/// An ordinary user without rights, where nobody named one.
+/// An ordinary user without rights, used if none is configured.
 const NOBODY: (&str, u32) = ("nobody", 65_534);
 
-/// What surrounds a job; `None` for one that runs on the machine itself. `gpus` are those it was given, by UUID.
+/// The container spec of a job; `None` for one that runs on the machine itself. `gpus` are the UUIDs of its GPUs.
 pub(crate) fn of(environment: &EnvLease, spec: &JobSpec, gpus: &[String]) -> Option<ContainerSpec> {
     let image = environment.image()?.clone();
     let gpus = gpus.to_vec();
-    // What is not allowed was refused when the job was validated.
+    // Options that are not allowed were refused when the job was validated.
     let options = Options::parse(&spec.resources.docker_args).unwrap_or_default();
     Some(ContainerSpec { image, shm: spec.resources.shm, gpus, options })
 }
 
-/// Whether an environment is surely an image before it is there. A name may turn out to be one.
+/// Whether it is known before the build that an environment is an image. A named one may also turn out to be one.
 pub(crate) fn is_sure(environment: &EnvSpec) -> bool {
     matches!(environment, EnvSpec::Image { .. } | EnvSpec::Build { .. })
 }
 
-/// Whom a job in a container runs as, which on the machine itself would run as `user`; the daemon's own user where it
-/// may not choose, and never root. The names of the machine's groups mean nothing inside.
+/// The user in a container of a job that would run on the machine itself as `user`; `None` is the daemon's own user,
+/// if it cannot switch users. Otherwise never root. The machine's groups mean nothing inside.
 pub(crate) fn user(config: &Config, user: Option<JobUser>) -> Option<JobUser> {
     let (name, id) = NOBODY;
     let nobody = JobUser { name: name.to_owned(), uid: id, gid: id, groups: Vec::new(), home: String::new() };
@@ -50,7 +50,7 @@ pub(crate) fn user(config: &Config, user: Option<JobUser>) -> Option<JobUser> {
     agent_spawn::serves_others().then(|| JobUser { groups: Vec::new(), ..named.unwrap_or(nobody) })
 }
 
-/// Removes the container of a job that is over, if the engine does so soon.
+/// Removes the container of an ended job, unless the engine takes too long.
 pub(crate) async fn clear(executor: &dyn Executor, dir: &JobDir) {
     match tokio::time::timeout(CLEAR_WITHIN, executor.clear(dir)).await {
         Ok(Ok(())) => {}
@@ -59,7 +59,7 @@ pub(crate) async fn clear(executor: &dyn Executor, dir: &JobDir) {
     }
 }
 
-/// Looks for containers that nobody needs, again and again.
+/// Runs forever: removes containers that nobody needs.
 pub(crate) async fn sweep<J: Journal>(journal: Arc<J>, containers: Containers) {
     let mut next = Instant::now() + SWEEP_EVERY;
     loop {
@@ -72,13 +72,13 @@ pub(crate) async fn sweep<J: Journal>(journal: Arc<J>, containers: Containers) {
                 continue;
             }
         };
-        // Of those that have an ending it was found out already why they ended.
+        // For a replica with an ending, it is already known why its container ended.
         let is_open =
             |replica: &_| open.iter().any(|record| record.replica == *replica && record.ending.is_none());
         match containers.sweep(is_open).await {
             Ok(0) => {}
             Ok(swept) => info!(swept, "removed containers that nobody needed"),
-            // Nobody needs an engine who has no containers.
+            // Not a warning: a node without containers needs no engine.
             Err(error) => debug!(%error, "cannot sweep containers"),
         }
     }

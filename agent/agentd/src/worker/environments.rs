@@ -1,14 +1,14 @@
-//! Looks after the environments of a node: which there are, and what an operator wants of them.
+//! Keeps the list of a node's environments, and does what an operator wants of them.
 //!
-//! Owns the part of the inventory that tells of environments and interpreters, and the copies of locks and build
-//! logs in the store of blobs. What they give when the disk is low is in [`room`], and which of them go in
+//! Owns the part of the inventory with environments and interpreters, and the copies of locks and build logs in the
+//! store of blobs. What is removed when the disk is low is in [`room`], and the choice of environments in
 //! [`eviction`]; how one is removed is hidden by `agent_runtime::env`.
 //!
-//! Invariants: nothing that a job uses, or that is pinned, is removed; what is wanted is tried again until it is
-//! no longer wanted; a number that changes all the time is told at most once a minute.
+//! Invariants: nothing that a job uses, or that is pinned, is removed; a wish is tried again until it is withdrawn; a
+//! time of last use, which changes often, is published at most once a minute.
 //!
-//! It holds nothing that matters, so it may be started again at any time. Started by `crate::roles`; the wishes
-//! come from `worker::reconcile`.
+//! It has no state that matters, so it can be restarted at any time. Started by `crate::roles`; the wishes are sent
+//! by `worker::reconcile`.
 
 pub(crate) mod eviction;
 pub(crate) mod room;
@@ -35,21 +35,21 @@ use tracing::{debug, info, warn};
 use super::users;
 use crate::config::{Config, UvChoice};
 
-/// How often it is looked which environments there are.
+/// How often the environments are listed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// How often it is looked which interpreters there are.
+/// How often the interpreters are listed.
 const ASK_EVERY: Duration = Duration::from_secs(60);
-/// How long the start waits for interpreters to say what they are; later ones are told later.
+/// How long the start waits for the interpreters; if they take longer, they are published later.
 const FIRST_ANSWERS: Duration = Duration::from_millis(500);
-/// A time of last use is told anew when it differs by this much.
+/// A time of last use is published again when it differs by this much, in ms.
 const USED_EVERY: u64 = 60_000;
 /// Of a build log longer than this, its end is kept, in bytes.
 const LOG_KEPT: usize = 512 << 10;
 /// A builder of environments that prints nothing for this long is ended.
 const BUILD_STALL: Duration = Duration::from_secs(600);
 
-/// What the environments of this daemon are made with, on a machine with so much memory.
-/// `gpus` is told whether it has GPUs, once that is known.
+/// The settings of this daemon's environments, on a machine with `memory` bytes. `gpus` holds whether it has GPUs,
+/// once that is known.
 pub(crate) fn settings(
     config: &Config,
     memory: u64,
@@ -91,7 +91,7 @@ pub(crate) fn settings(
     }
 }
 
-/// How the contexts of image builds are laid out, from the store.
+/// Lays out the contexts of image builds from the store.
 fn contexts(store: Store) -> Contexts {
     Contexts(Arc::new(move |root, dir: PathBuf| {
         let store = store.clone();
@@ -125,7 +125,7 @@ struct Stored {
     log: Option<Digest>,
 }
 
-/// Looks after the environments of a node. Clones look after the same ones.
+/// The keeper of a node's environments. Clones share its state.
 #[derive(Clone)]
 pub(crate) struct Keeper {
     environments: Environments,
@@ -137,7 +137,7 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    /// Of the environments of this daemon. `changed` says that one was made.
+    /// For the environments of this daemon. `changed` is notified when one was made.
     pub(crate) fn new(
         environments: Environments,
         store: Store,
@@ -148,7 +148,7 @@ impl Keeper {
         Keeper { environments, store, inventory, wishes, changed, stored: Arc::default() }
     }
 
-    /// Looks again and again.
+    /// Runs forever: fulfils wishes and updates the inventory.
     pub(crate) async fn run(mut self) {
         let known = !self.inventory.borrow().interpreters.is_empty();
         let mut asked = known.then(Instant::now);
@@ -167,7 +167,7 @@ impl Keeper {
         }
     }
 
-    /// Does what is wanted, as far as it can be done now.
+    /// Fulfils the wishes that can be fulfilled now.
     async fn fulfil(&mut self) {
         let wishes = self.wishes.borrow_and_update().clone();
         for Wish { key, want } in wishes {
@@ -204,7 +204,7 @@ impl Keeper {
         });
     }
 
-    /// The texts of an environment, which are stored when it is first seen.
+    /// The stored texts of an environment; they are stored when it is first seen.
     async fn texts(&self, kept: &Kept) -> Stored {
         let built = timestamp(kept.built);
         let known = self.stored.lock().get(&kept.key).copied().filter(|known| known.built == built);
@@ -226,7 +226,7 @@ impl Keeper {
         }
     }
 
-    /// Stores the end of a file; nothing when there is none.
+    /// Stores the last `at_most` bytes of a file; `None` when there is no file.
     async fn keep(&self, path: Option<PathBuf>, at_most: usize) -> io::Result<Option<Digest>> {
         let Some(path) = path else { return Ok(None) };
         let text = match blocking(move || std::fs::read(path)).await {
@@ -241,7 +241,7 @@ impl Keeper {
     }
 }
 
-/// The interpreters of this machine, as far as they say at once what they are.
+/// The interpreters of this machine, or none if finding them takes too long.
 pub(crate) async fn first_interpreters(environments: &Environments) -> Vec<Interpreter> {
     tokio::time::timeout(FIRST_ANSWERS, environments.interpreters()).await.unwrap_or_default()
 }
@@ -261,14 +261,14 @@ fn tell_done(key: &str, want: Want, done: Result<Option<u64>, RemoveError>) {
     match done {
         Ok(Some(freed)) => info!(key, freed = size::binary(freed), "removed an environment as asked"),
         Ok(None) => debug!(key, ?want, "did as asked"),
-        // It is asked again for as long as somebody waits for it.
+        // The wish is tried again until it is withdrawn.
         Err(error @ RemoveError::InUse { .. }) => debug!(%error, "not removed yet"),
         Err(RemoveError::Unknown { .. }) => {}
         Err(error) => warn!(key, %error, ?want, "could not do what is wanted of an environment"),
     }
 }
 
-/// Whether the time has come; then it begins anew.
+/// Whether it is due; if so, the time begins again.
 fn is_due(last: &mut Option<Instant>, every: Duration) -> bool {
     let due = last.is_none_or(|last| last.elapsed() >= every);
     if due {
@@ -298,7 +298,7 @@ fn describe(kept: &Kept, texts: Stored) -> CachedEnvironment {
     }
 }
 
-/// Whether two lists say the same, but for times of use that hardly differ.
+/// Whether two lists are equal, except for times of last use that hardly differ.
 fn is_same(known: &[CachedEnvironment], found: &[CachedEnvironment]) -> bool {
     let same = |(known, found): (&CachedEnvironment, &CachedEnvironment)| {
         let near = known.used.0.abs_diff(found.used.0) < USED_EVERY;

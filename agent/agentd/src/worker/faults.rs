@@ -1,6 +1,6 @@
-//! What came of a command ([`exit`]), and what went wrong before it could start: errors become faults here.
+//! How a command ended ([`exit`]), and what failed before it could start: errors become faults here.
 //!
-//! Pure. Each error of a step becomes a [`Fault`] in the words of the person who submitted the job.
+//! Pure. Each error of a step becomes a [`Fault`] in terms that the user who submitted the job knows.
 
 mod exit;
 
@@ -27,7 +27,7 @@ pub(crate) use self::exit::{
 use super::fetch::FetchError;
 use super::outputs::CollectError;
 
-/// What came of a command; certain from here on, while its logs and outputs are still to be stored.
+/// How a command ended; certain, although its logs and outputs are still to be stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ending {
     pub(crate) verdict: Verdict,
@@ -45,7 +45,7 @@ impl Ending {
         Ending { fault: Some(fault), ..Ending::never_ran(Verdict::Failed, at) }
     }
 
-    /// Of a command that never ran because someone asked for the end.
+    /// Of a command that never ran because it was canceled.
     pub(crate) fn canceled(at: Timestamp) -> Ending {
         Ending::never_ran(Verdict::Canceled, at)
     }
@@ -55,17 +55,17 @@ impl Ending {
     }
 }
 
-/// There is too little room to go on.
+/// The fault for too little room to go on.
 pub(crate) fn disk_full(shortfall: &Shortfall, path: &Path) -> Fault {
     Fault::new(Code::DiskFull, format!("the disk of {} is full", path.display()))
         .because(shortfall)
         .fix("free space there, or lower `disk_reserve` in the node's configuration")
 }
 
-/// The code or an input could not be laid out.
+/// The fault for code or an input that could not be laid out.
 ///
-/// What a store that is `elsewhere` lacks may be there again later; who submits the job again sends it what it said to
-/// lack, and what turned out so when somebody read it.
+/// A blob that a remote store (`elsewhere`) lacks may be there again later. Submitting the job again sends the blobs
+/// that the store reports as missing, or that a reader found missing or damaged.
 pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
     let code = match error {
         _ if is_no_space(error) => Code::DiskFull,
@@ -97,10 +97,10 @@ pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
     }
 }
 
-/// When what somebody ended may be tried again.
+/// The wait before the retry of something that was killed or interrupted from outside.
 const SOON: Duration = Duration::from_secs(30);
 
-/// The environment could not be had. `kind` is what users call it.
+/// The fault for an environment that could not be prepared. `kind` is the user's name for its kind.
 pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
     use AcquireError as E;
     let what = format!("could not prepare the {kind} environment");
@@ -177,7 +177,7 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
     }
 }
 
-/// The image of an environment could not be had, or is of no use here.
+/// The fault for an image that could not be pulled or built, or is of no use here.
 fn image(error: &AcquireError, what: &str) -> Fault {
     use AcquireError as E;
     let fault = |code| Fault::new(code, what.to_owned()).because(error);
@@ -214,13 +214,13 @@ fn shortly(list: &[String]) -> String {
     if more > 0 { format!("{shown} and {more} more") } else { shown }
 }
 
-/// The shim may have heard `go` all the same.
+/// Whether the shim may have received `go` although the launch failed.
 pub(crate) fn is_unsure(error: &LaunchError) -> bool {
     matches!(error, LaunchError::Look { .. } | LaunchError::Silent { .. } | LaunchError::Talk { .. })
 }
 
-/// No shim was started, for want of something that others may give back in a moment, or it was killed before it heard
-/// that it may begin.
+/// Whether no shim was started for lack of a resource that others may soon free, or it was killed before it received
+/// `go`.
 pub(crate) fn is_lack(error: &LaunchError) -> bool {
     if let LaunchError::Refused { status, .. } = error {
         return status.code().is_none();
@@ -231,7 +231,7 @@ pub(crate) fn is_lack(error: &LaunchError) -> bool {
         && (is_no_space(error) || causes(error).filter_map(|cause| cause.downcast_ref()).any(exec::is_lack))
 }
 
-/// The shim or the command could not be started.
+/// The fault for a shim or a command that could not be started.
 pub(crate) fn launch(error: &LaunchError) -> Fault {
     match error {
         LaunchError::Lost { lost: found, .. } => lost(found),
@@ -258,8 +258,8 @@ pub(crate) fn launch(error: &LaunchError) -> Fault {
     }
 }
 
-/// The command was started, and nobody can say how it ended. Where the kernel has ended processes beside its supervisor
-/// meanwhile, that is why: who may not lower its own score is ended like any other.
+/// The fault for a command that was started, and whose end is unknown. If the OOM killer has ended processes near its
+/// supervisor since, that is the cause: a supervisor that may not lower its own OOM score can be killed too.
 pub(crate) fn lost(lost: &Lost) -> Fault {
     if lost.rebooted {
         return rebooted();
@@ -298,7 +298,7 @@ pub(crate) fn lost(lost: &Lost) -> Fault {
     fault.fix(fix)
 }
 
-/// The supervisor is gone, and what it left cannot be read.
+/// The fault for a supervisor that is gone and whose exit record cannot be read.
 pub(crate) fn record_lost(error: &(dyn Error + 'static)) -> Fault {
     Fault::new(Code::RunLost, "how the command ended cannot be known")
         .why("the process that watched over it has ended, and its record is damaged")
@@ -306,14 +306,14 @@ pub(crate) fn record_lost(error: &(dyn Error + 'static)) -> Fault {
         .fix("look on the node for who changed files in the job's directory; `agentctl logs` has what was logged")
 }
 
-/// The command was started, and its directory says nothing of it any more.
+/// The fault for a command that was started, but left no trace in its directory.
 pub(crate) fn traces_lost(dir: &Path) -> Fault {
     Fault::new(Code::RunLost, "how the command ended cannot be known")
         .why(format!("it was started, and nothing in {} says so any more", dir.display()))
         .fix("look on the node for who removed files there, and for processes of the job that are left")
 }
 
-/// The command failed after a GPU that it had was lost: that is the better reason, and its own is kept below it.
+/// If the command failed after it lost a GPU, the lost GPU becomes the fault, with the command's own reason below it.
 pub(crate) fn gpu_lost(ending: Ending, trouble: &[String]) -> Ending {
     let own = |code| matches!(code, Code::CommandFailed | Code::CommandSignaled);
     match ending.fault {
@@ -328,13 +328,13 @@ pub(crate) fn gpu_lost(ending: Ending, trouble: &[String]) -> Ending {
     }
 }
 
-/// The machine was restarted under the job.
+/// The fault for a machine that was rebooted while it held the job.
 pub(crate) fn rebooted() -> Fault {
     Fault::new(Code::NodeRebooted, "the node was restarted while it held the job")
         .fix("nothing is wrong with the job: submit it again, or allow retries")
 }
 
-/// What the node keeps about a replica cannot be read or written.
+/// The fault for a replica whose record or directory cannot be read or written.
 pub(crate) fn unusable(error: &(dyn Error + 'static)) -> Fault {
     let code = if is_no_space(error) { Code::DiskFull } else { Code::LaunchFailed };
     Fault::new(code, "the node cannot keep track of the job")
@@ -342,30 +342,30 @@ pub(crate) fn unusable(error: &(dyn Error + 'static)) -> Fault {
         .fix("check space and permissions of agentd's state directory on the node")
 }
 
-/// When another attempt may find the store elsewhere as it should be.
+/// The wait before an attempt that may find the remote store repaired.
 const LATER: Duration = Duration::from_secs(30);
 
-/// The disk has no room.
+/// Whether the cause is a full disk.
 pub(crate) fn is_no_space(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| cause.downcast_ref().is_some_and(agent_fs::is_full))
 }
 
-/// The store had something else under the name of a part of it.
+/// Whether the store has different bytes under a blob's name.
 fn is_damaged(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| cause.downcast_ref().is_some_and(ReadError::is_damage))
 }
 
-/// The store does not have all of it.
+/// Whether the store lacks a blob.
 fn is_absent(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| matches!(cause.downcast_ref(), Some(ReadError::Absent { .. })))
 }
 
-/// The store lacks a part of it, or had something else under its name.
+/// Whether the store lacks a blob, or has different bytes under its name.
 pub(crate) fn is_unsound(error: &(dyn Error + 'static)) -> bool {
     is_absent(error) || is_damaged(error)
 }
 
-/// What the store of blobs said, or did, that something waits for.
+/// The store's error, as the reason of a wait.
 pub(crate) fn store_says(error: &(dyn Error + 'static)) -> String {
     let status = |cause: &(dyn Error + 'static)| {
         let boxed = cause.downcast_ref::<Box<Status>>().map(Box::as_ref);
@@ -375,7 +375,7 @@ pub(crate) fn store_says(error: &(dyn Error + 'static)) -> String {
     causes(error).find_map(status).unwrap_or_else(innermost)
 }
 
-/// The store of blobs does not do as it should just now, and may do later.
+/// Whether the store of blobs fails now, but may work later.
 pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         cause.downcast_ref().is_some_and(MissingError::is_away)
@@ -384,14 +384,14 @@ pub(crate) fn is_away(error: &(dyn Error + 'static)) -> bool {
     })
 }
 
-/// The tree itself is at fault, wherever it is read.
+/// Whether the tree itself is invalid, not its store.
 fn is_unusable(error: &(dyn Error + 'static)) -> bool {
     let of_the_tree = |cause: &TreeError| !matches!(cause, TreeError::Read(_));
     causes(error).filter_map(|cause| cause.downcast_ref()).any(of_the_tree)
 }
 
-/// All outputs are stored but these, which change each time they are read; they stay in `kept`, the job's part of its
-/// directory.
+/// The fault for outputs that are not stored, because they change each time they are read; they are kept in `kept`,
+/// the job's part of its directory.
 pub(crate) fn outputs_missing(missing: &[Unread], kept: &Path) -> Fault {
     /// Paths that a fault names; more are only counted.
     const NAMED: usize = 5;
@@ -405,7 +405,7 @@ pub(crate) fn outputs_missing(missing: &[Unread], kept: &Path) -> Fault {
     named.chain(more).fold(Fault { blame: Blame::User, ..fault }, Fault::why).fix(fix)
 }
 
-/// The outputs stay on the node.
+/// The fault for outputs that could not be stored; they are kept on the node.
 pub(crate) fn outputs(error: &CollectError, kept: &Path, job: &JobId) -> Fault {
     let fault = Fault::new(Code::OutputsUnstored, "the outputs could not be stored").because(error);
     let blame = if is_away(error) { Blame::Network } else { fault.blame };

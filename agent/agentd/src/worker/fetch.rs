@@ -1,8 +1,8 @@
-//! Lays out what a job reads: its code in `work/`, each input in `inputs/NAME/`, and the empty folders it
-//! may write to.
+//! Lays out the files of a job: its code in `work/`, each input in `inputs/NAME/`, and the empty folders it may write
+//! to.
 //!
-//! Redoing it after an interruption begins with empty folders. Until all is there, the job directory is closed to
-//! whoever the job runs as.
+//! Repeating it after an interruption begins with empty folders. Until everything is laid out, the user of the job
+//! has no access to the job directory.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{PermissionsExt, chown, fchown};
@@ -43,8 +43,8 @@ pub(crate) enum FetchError {
     },
 }
 
-/// Lays everything out, anew, with the help of `prestaged_trees`. The folders belong to `user` where one is given.
-/// Returns which trees these were.
+/// Lays everything out from the beginning, using `prestaged_trees` where it can. The folders belong to `user` if
+/// there is one. Returns the trees.
 pub(crate) async fn lay_out(
     store: &Store,
     prestaged_trees: &[Arc<PrestagedTree>],
@@ -72,12 +72,12 @@ pub(crate) async fn lay_out(
     Ok(trees)
 }
 
-/// Whose files a job of this user has when they are laid out; a helper gives them away later.
+/// The owner of a job's files while they are laid out; with a helper there is none, as it changes the owner later.
 pub(crate) fn owner(user: &JobUser) -> Option<Owner> {
     (!agent_spawn::has_helper()).then_some(Owner { uid: user.uid, gid: user.gid })
 }
 
-/// Makes a home for the user in a container, and, if `all` is to be its, gives it what was laid out for somebody else.
+/// Makes a home for the user in a container, and, if `all`, gives it the files that were laid out for another user.
 pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Result<(), FetchError> {
     let (path, dir) = (dir.home(), dir.clone());
     let settle = move || {
@@ -92,7 +92,7 @@ pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Re
     blocking(&path, settle).await
 }
 
-/// Empty folders for code, inputs and outputs, which nobody else can reach.
+/// Makes empty folders for code, inputs and outputs, which no other user can access.
 fn clear(dir: &JobDir, outputs: &[String]) -> io::Result<()> {
     for part in [dir.path(), dir.data()] {
         std::fs::create_dir_all(part)?;
@@ -105,7 +105,8 @@ fn clear(dir: &JobDir, outputs: &[String]) -> io::Result<()> {
     outputs.iter().try_for_each(|name| std::fs::create_dir_all(dir.out().join(name)))
 }
 
-/// The folders every command may write to, and whose they are; the trees have been their owner's from the beginning.
+/// Makes the folders that every command may write to, and sets their owner; without a helper the trees already have
+/// theirs.
 fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
     let written = ["outputs", "logs"].map(|folder| dir.work().join(folder));
     for folder in &written {
@@ -122,10 +123,10 @@ fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
     let (uid, gid) = (Some(user.uid), Some(user.gid));
     if agent_spawn::has_helper() {
         [dir.work(), dir.inputs()].iter().try_for_each(|folder| own(folder, user))?;
-        // Who passes to it is the job's user, and this one, who goes on adding to it.
+        // Only the job's user and the daemon's, which keeps appending to it, have access to its directory.
         rustix::fs::fchmod(&tracking, Mode::from_raw_mode(0o666))?;
     } else {
-        // Trees come with their owner; these folders may be the store's own, and are empty otherwise.
+        // Trees already have their owner; these folders may still belong to the daemon, and are empty then.
         for folder in [&dir.work(), &dir.inputs()].into_iter().chain(&written) {
             fchown(agent_fs::open_directory(folder)?, uid, gid)?;
         }
@@ -133,11 +134,11 @@ fn finish(dir: &JobDir, user: Option<&JobUser>) -> io::Result<()> {
     }
     own(&dir.out(), user)?;
     make_own(dir, user)?;
-    // The way to what belongs to the job.
+    // Access to the directories above the job's files.
     [dir.data(), dir.path()].into_iter().try_for_each(|part| let_pass(part, user))
 }
 
-/// What is the user's alone, and empty.
+/// Makes the empty folders that belong to the user alone.
 fn make_own(dir: &JobDir, user: &JobUser) -> io::Result<()> {
     let mut rooms = vec![(dir.tmp(), 0o1777)];
     if user.home.is_empty() {
@@ -152,9 +153,9 @@ fn make_own(dir: &JobDir, user: &JobUser) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens the way to what belongs to the job for its user, and for nobody else: other members of his group would come
-/// to whatever he lets everybody read. The group tells whose the directory is. A file system without such lists lets the
-/// group pass.
+/// Lets the job's user pass through a directory, and nobody else: other members of its group could read all files
+/// that are readable for everybody. The group marks whose directory it is. On a file system without ACLs, the group
+/// may pass.
 fn let_pass(dir: &Path, user: &JobUser) -> io::Result<()> {
     if !agent_spawn::has_helper() {
         chown(dir, None, Some(user.gid))?;
@@ -169,8 +170,7 @@ fn let_pass(dir: &Path, user: &JobUser) -> io::Result<()> {
     }
 }
 
-/// A list of who may what in a directory, as the kernel keeps it: its owner all, this user passing, nobody else
-/// anything.
+/// A POSIX ACL in the kernel's format: all rights for the owner, passage (`x`) for this user, nothing for others.
 fn passing(uid: u32) -> Vec<u8> {
     const VERSION: u32 = 2;
     const NOBODY: u32 = u32::MAX;
@@ -248,7 +248,7 @@ mod tests {
         let mut list = [0; 64];
         let length = rustix::fs::getxattr(temp.path(), "system.posix_acl_access", &mut list[..]).unwrap();
         assert_eq!(list[..length], passing(own.uid));
-        // What is told as the group's is the most that anybody named may.
+        // With an ACL, the group bits of the mode are its mask.
         assert_eq!(temp.path().metadata().unwrap().permissions().mode() & 0o7777, 0o710);
     }
 

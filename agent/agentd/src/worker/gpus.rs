@@ -1,4 +1,4 @@
-//! Knows the GPUs of this machine, gives them to jobs, and proves them empty afterwards.
+//! Knows the GPUs of this machine, gives them to jobs, and checks that they are empty afterwards.
 //!
 //! ```text
 //! helper ──▶ look ──▶ ledger ──▶ inventory ──▶ worker::reconcile
@@ -6,15 +6,14 @@
 //!           take, give_back: worker::runner
 //! ```
 //!
-//! Owns the one view of the GPUs, and the task that renews it ([`Gpus::run`]). Hides the helper, the rules of
-//! quarantine, and whose a stray process is.
+//! Owns the only view of the GPUs, and the task that updates it ([`Gpus::run`]). Hides the helper process, the rules
+//! of quarantine, and the owners of stray processes.
 //!
-//! Invariants: a GPU is one job's at a time, from before its runner writes that down until it was found empty, or is
-//! kept from others, after the job's end; nothing here waits longer than [`TAKE_WITHIN`] or [`PROVE_WITHIN`] for a
-//! driver that does not answer, and nobody but those who want GPUs waits at all; who asks for a look gets one that
-//! was begun after that.
+//! Invariants: a GPU belongs to one job at a time, from before its runner journals that until, after the job's end,
+//! it was found empty or quarantined; nothing here waits longer than [`TAKE_WITHIN`] or [`PROVE_WITHIN`] for a driver
+//! that does not answer, and only jobs with GPUs wait at all; a requested look is always begun after the request.
 //!
-//! The task holds nothing that matters, so it may be started again at any time. Started by `crate::roles`; called by
+//! The task has no state that matters, so it can be restarted at any time. Started by `crate::roles`; called by
 //! `worker::runner`.
 
 mod assign;
@@ -37,35 +36,35 @@ pub(crate) use assign::Wait;
 use ledger::Ledger;
 pub(crate) use look::Looker;
 
-/// How often the GPUs are looked at while there are some, and while there are none.
+/// The interval between looks while there are GPUs, and while there are none.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 const LOOK_FOR_SOME_EVERY: Duration = Duration::from_secs(60);
-/// How long a job waits for a look before it is told that there is none.
+/// How long a job waits for a look before it gets [`Wait::unseen`].
 const TAKE_WITHIN: Duration = Duration::from_secs(30);
-/// How long the outcome of a job may wait for the proof that its GPUs are empty.
+/// How long the outcome of a job may wait for the check that its GPUs are empty.
 const PROVE_WITHIN: Duration = Duration::from_secs(30);
 /// How often that is tried.
 const PROVE_EVERY: Duration = Duration::from_millis(500);
 
-/// The GPUs of this machine. Clones are the same ones.
+/// The GPUs of this machine. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Gpus(Arc<Shared>);
 
 struct Shared {
     looker: Looker,
     ledger: Mutex<Ledger>,
-    /// How many looks were asked for, and how many of those were made.
+    /// The number of the last requested look, and of the last finished one.
     asked: watch::Sender<u64>,
     made: watch::Sender<u64>,
-    /// Changes with all that is told of the GPUs.
+    /// Changes whenever the published state of the GPUs does.
     changed: watch::Sender<u64>,
     inventory: watch::Sender<Inventory>,
-    /// Whether there are GPUs; `None` while nobody knows.
+    /// Whether there are GPUs; `None` while that is unknown.
     there: watch::Sender<Option<bool>>,
 }
 
 impl Gpus {
-    /// Not looked at yet; `held` are those that jobs of an earlier life of the daemon have. Tells in `there` whether
+    /// Without a look yet; `held` are those of jobs of an earlier process of the daemon. Sends to `there` whether
     /// there are any, once that is known.
     pub(crate) fn new(
         looker: Looker,
@@ -79,7 +78,7 @@ impl Gpus {
         Gpus(Arc::new(Shared { looker, ledger, asked, made, changed, inventory, there }))
     }
 
-    /// Looks again and again, and whenever somebody asks.
+    /// Runs forever: looks at intervals and on request.
     pub(crate) async fn run(self) {
         let mut asked = self.0.asked.subscribe();
         loop {
@@ -111,7 +110,7 @@ impl Gpus {
         let _ = self.0.made.subscribe().wait_for(|made| *made >= number).await;
     }
 
-    /// Gives a replica `wanted` GPUs that are empty now, or says what it waits for.
+    /// Gives a replica `wanted` GPUs that are empty now, or returns what it waits for.
     pub(crate) async fn take(&self, replica: &ReplicaId, wanted: u32) -> Result<Vec<String>, Wait> {
         if tokio::time::timeout(TAKE_WITHIN, self.look_anew()).await.is_err() {
             return Err(Wait::unseen(wanted));
@@ -122,8 +121,8 @@ impl Gpus {
         given
     }
 
-    /// Takes back what a replica has, once its job has ended: when that is empty, or is never going to be in time. What
-    /// is not empty is kept from others until it is. Gives what was wrong with them, one line each.
+    /// Takes back the GPUs of a replica whose job has ended, when they are empty or the time for that is over. One
+    /// that is not empty is quarantined until it is. Returns what was wrong with them, one line each.
     pub(crate) async fn give_back(&self, replica: &ReplicaId) -> Vec<String> {
         if self.ledger().held_by(replica).is_empty() {
             return Vec::new();
@@ -149,27 +148,27 @@ impl Gpus {
         trouble
     }
 
-    /// What is wrong with the GPUs of a replica now, one line each, for people.
+    /// What is wrong with the GPUs of a replica now, one line each, for users.
     pub(crate) fn trouble(&self, replica: &ReplicaId) -> Vec<String> {
         self.ledger().trouble(replica)
     }
 
-    /// Whether this machine has GPUs; `None` while nobody knows.
+    /// Whether this machine has GPUs; `None` while that is unknown.
     pub(crate) fn are_there(&self) -> Option<bool> {
         *self.0.there.borrow()
     }
 
-    /// Changes whenever what is known of the GPUs does.
+    /// A receiver that changes whenever the published state of the GPUs does.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.0.changed.subscribe()
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // What panics in there leaves it whole: each change is made in one step.
+        // A panic in there leaves it consistent: each change is made in one step.
         self.0.ledger.lock()
     }
 
-    /// Tells the controller and those who wait, when there is something to tell.
+    /// Updates the inventory, and wakes waiting jobs, if anything changed.
     fn publish(&self, ledger: &Ledger) {
         let (gpus, (driver, cuda), finding) = (ledger.gpus(), ledger.versions(), ledger.finding());
         let changed = self.0.inventory.send_if_modified(|known| {
@@ -194,7 +193,7 @@ impl Gpus {
     }
 }
 
-/// Lets a machine that was looked at anew keep what is `known` of its GPUs: those who look at the rest know less.
+/// Copies what is `known` of the GPUs into a new inventory: the probe of the machine knows less about them.
 pub(crate) fn keep_known(known: &Inventory, found: &mut Inventory) {
     found.gpus.clone_from(&known.gpus);
     found.gpu_driver.clone_from(&known.gpu_driver);
@@ -207,7 +206,7 @@ pub(crate) fn keep_known(known: &Inventory, found: &mut Inventory) {
     }
 }
 
-/// Writes into the log which GPUs are handed out no longer, and which again.
+/// Logs which GPUs are no longer handed out, and which are again.
 fn tell(known: &[Gpu], found: &[Gpu]) {
     for gpu in found {
         let before = known.iter().find(|before| before.uuid == gpu.uuid);

@@ -1,11 +1,10 @@
-//! What this node holds, remembered across the end of the daemon.
+//! The replicas that this node holds, stored across restarts of the daemon.
 //!
-//! Owns: `journal.db`, one row for each replica the node still answers for. Hides: SQL, fsync, damage.
+//! Owns: `journal.db`, one row for each replica that the node is still responsible for. Hides: SQL, fsync, damage.
 //!
-//! Invariants: a record is on disk when [`Journal::enter`] returns, before the step it names begins; every
-//! step can be done again from its record; a record that is not, to the letter, what was written is never
-//! obeyed: it is set aside, and so is a file that cannot be read. Neither costs a replica whose directory is
-//! there, because `worker::recover` finds it by that.
+//! Invariants: a record is on disk when [`Journal::enter`] returns, before the step it names begins; every step can
+//! be repeated from its record; a record that is not exactly what was written is never used: it is set aside, and so
+//! is an unreadable file. Neither loses a replica whose directory exists, because `worker::recover` finds it there.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -31,7 +30,7 @@ pub(crate) struct Record {
     pub(crate) replica: ReplicaId,
     /// What it runs.
     pub(crate) spec: JobSpec,
-    /// The boot in which it was accepted; in another one none of its processes is left.
+    /// The boot in which it was accepted; after another boot none of its processes is left.
     pub(crate) boot_id: String,
     /// The secret of its tracking endpoint.
     pub(crate) token: String,
@@ -39,25 +38,25 @@ pub(crate) struct Record {
     pub(crate) step: ReplicaStep,
     /// When the command was started.
     pub(crate) started_at: Option<Timestamp>,
-    /// What came of the command, from the moment that is certain.
+    /// How the command ended, from the moment that is certain.
     pub(crate) ending: Option<Ending>,
     /// The outcome, from the moment its outputs are stored.
     pub(crate) outcome: Option<Outcome>,
-    /// Something of it is nowhere else, so its directory stays for a while when it is over.
+    /// Some of its data is nowhere else, so its directory is kept for a while after its end.
     #[serde(default)]
     pub(crate) precious: bool,
     /// The key of the environment it was started in, which is held until it has ended.
     #[serde(default)]
     pub(crate) environment: Option<String>,
-    /// The GPUs it has, from before its command is started until nothing of it can use them any more.
+    /// The GPUs it has, from before its command is started until no process of it can use them any more.
     #[serde(default)]
     pub(crate) gpus: Vec<String>,
-    /// Until when it has leave at least, of a job that may be replaced: a later life of the daemon knows it by this
-    /// while the supervisor does not answer.
+    /// For a job that may be replaced: until when its lease is valid at least. A restarted daemon uses it while the
+    /// supervisor does not answer.
     #[serde(default)]
     pub(crate) leave: Option<Boot>,
-    /// Whom it runs as on the machine itself, from before anything is laid out for him; the daemon's own user when
-    /// absent.
+    /// The user it runs as on the machine itself, from before any file is laid out for that user; the daemon's own
+    /// user when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<JobUser>,
 }
@@ -83,7 +82,7 @@ impl Record {
     }
 }
 
-/// Why the journal could not do what it was asked.
+/// Why an operation of the journal failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JournalError {
     /// The file can neither be opened nor set aside.
@@ -132,7 +131,7 @@ impl JournalError {
         }
     }
 
-    /// The record found no room; there may be some when somebody gives way.
+    /// There was no room for the record; it may fit when ballast is released.
     pub(crate) fn is_full(&self) -> bool {
         match self {
             JournalError::Disk { source, .. } | JournalError::SetAside { source, .. } => {
@@ -143,7 +142,7 @@ impl JournalError {
     }
 }
 
-/// Remembers each step of each replica.
+/// Stores each step of each replica.
 pub(crate) trait Journal: Send + Sync + 'static {
     /// Stores the record; it is on disk when this returns.
     fn enter(&self, record: &Record) -> impl Future<Output = Result<(), JournalError>> + Send;
@@ -160,8 +159,8 @@ pub(crate) struct Sqlite {
     connection: Mutex<SqliteConnection>,
 }
 
-/// The layout of the tables. A step is repeated outside its record so that people can read it; `sum` is the
-/// digest of the record. A daemon of the version before knows no `sum` and leaves it empty.
+/// The layout of the tables. The step is stored outside the record too, so that people can read it; `sum` is the
+/// digest of the record. A daemon of the previous version does not know `sum` and leaves it empty.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS replica (id TEXT PRIMARY KEY, step TEXT NOT NULL, record TEXT NOT NULL) STRICT;
     CREATE TABLE IF NOT EXISTS set_aside (id TEXT NOT NULL, record TEXT NOT NULL, reason TEXT NOT NULL) STRICT;
@@ -192,7 +191,7 @@ impl Sqlite {
 }
 
 async fn connect(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
-    // Its side files take its mode; records hold what jobs are told, so nobody else may read them.
+    // Its side files get its mode; records contain what jobs are given, so nobody else may read them.
     File::options().create(true).append(true).mode(0o600).open(path)?;
     let mut connection = SqliteConnectOptions::new()
         .filename(path)
@@ -212,30 +211,30 @@ async fn connect(path: &Path) -> Result<SqliteConnection, sqlx::Error> {
     if version < 2 {
         sqlx::raw_sql(ADD_SUM).execute(&mut connection).await?;
     }
-    // What cannot be read, or may only be read, is better known now than later.
+    // A file that is unreadable or read-only is better found now than later.
     sqlx::query(READ).fetch_all(&mut connection).await?;
     let stamp = AssertSqlSafe(format!("PRAGMA user_version = {}", version.max(2)));
     match sqlx::raw_sql(stamp).execute(&mut connection).await {
         Err(error) if primary(&error).is_some_and(|(code, _)| code == READ_ONLY) => return Err(error),
-        _ => {} // a disk that is full is no reason not to begin
+        _ => {} // a full disk is no reason not to start
     }
     Ok(connection)
 }
 
-/// SQLite's number for a database that cannot be written; it opens such a one as well.
+/// SQLite's code for a database that cannot be written; opening one succeeds.
 const READ_ONLY: i32 = 8;
 
 const READ: &str = "SELECT rowid, id, record, sum FROM replica ORDER BY rowid";
 
-/// The number of SQLite's error without what it adds for details.
+/// SQLite's primary result code, and the extended one.
 fn primary(error: &sqlx::Error) -> Option<(i32, i32)> {
     let sqlx::Error::Database(error) = error else { return None };
     let code = error.code().and_then(|code| i32::from_str(&code).ok())?;
     Some((code & 0xff, code))
 }
 
-/// SQLite says that the file is no database, or a broken one, or one whose tables are not ours; anything else
-/// (no space, no permission) is not a reason to give up what is in it.
+/// Whether SQLite reports that the file is no database, or a corrupt one, or one with other tables; any other error
+/// (no space, no permission) is not a reason to give up its contents.
 fn is_damage(error: &sqlx::Error) -> bool {
     const NO_SUCH_TABLE: i32 = 1;
     const CORRUPT: i32 = 11;
@@ -249,7 +248,7 @@ fn is_damage(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Moves a damaged file and its side files out of the way; nothing of it is thrown away.
+/// Moves a damaged file and its side files out of the way; nothing is deleted.
 fn set_file_aside(path: &Path) -> Result<PathBuf, JournalError> {
     let fail = |source| JournalError::SetAside { path: path.to_owned(), source };
     let free = (1_u32..).map(|n| path.with_extension(format!("db.damaged-{n}"))).find(|to| !to.exists());
@@ -316,7 +315,7 @@ impl Journal for Sqlite {
     }
 }
 
-/// The record of a row; why not, when it is not the one that was written there.
+/// The record of a row, or why it is not the one that was written there.
 fn read(id: &[u8], record: &[u8], sum: &[u8]) -> Result<Record, String> {
     if !sum.is_empty() && sum != digest_of(record).to_string().as_bytes() {
         return Err("it is not what was written".to_owned());
@@ -353,7 +352,7 @@ pub(crate) mod tests {
     use super::*;
 
     impl Sqlite {
-        /// Ends it as a daemon does that has the time.
+        /// Closes it as an orderly stop of the daemon does.
         pub(crate) async fn close(self) {
             self.connection.into_inner().close().await.unwrap();
         }
@@ -375,7 +374,7 @@ pub(crate) mod tests {
         assert_eq!(serde_json::from_value::<Record>(json).unwrap(), record("a.1.0"));
     }
 
-    /// SQLite opens it for reading alone when what it shares with others cannot be a file.
+    /// SQLite opens it read-only when its shared memory cannot be a file.
     #[tokio::test]
     async fn test_journal_that_cannot_be_written_is_told_at_the_start() {
         let dir = tempfile::tempdir().unwrap();
@@ -402,7 +401,7 @@ pub(crate) mod tests {
         }
         journal.enter(&Record { step: ReplicaStep::Running, ..record("b.1.0") }).await.unwrap();
         journal.done(&"a.1.0".parse().unwrap()).await.unwrap();
-        drop(journal); // as a killed daemon does: without closing
+        drop(journal); // as when a daemon is killed: without closing
         let mut found = steps(&path).await;
         found.sort();
         assert_eq!(found, [("a.2.0".into(), ReplicaStep::Accepted), ("b.1.0".into(), ReplicaStep::Running)]);

@@ -1,7 +1,7 @@
-//! Stores the outputs of a replica that is over, from the directory that is kept of it, when the controller asks for
-//! it: they could not be stored when it ended, or the store lost them since.
+//! Stores the outputs of an ended replica from its retained directory when the controller asks for it: they could not
+//! be stored when it ended, or the store has lost them since.
 //!
-//! Tried once for each order, which is repeated while somebody waits.
+//! Tried once for each order; the controller repeats the order while somebody waits.
 
 use agent_cas::Store;
 use agent_model::{Artifacts, Code, Fault, ReplicaId};
@@ -13,7 +13,7 @@ use super::recover::ORDER;
 use super::report::Outbox;
 use super::{faults, outputs};
 
-/// Stores what is in the directory of a replica, and says what came of it.
+/// Stores the outputs in the directory of a replica, and reports the result.
 pub(crate) async fn store(store: Store, outbox: Outbox, dir: JobDir, replica: ReplicaId) {
     let stored = attempt(&store, &outbox, &dir, &replica).await;
     info!(%replica, ?stored, "asked to store outputs of earlier job");

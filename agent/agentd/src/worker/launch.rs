@@ -1,6 +1,6 @@
-//! What a job finds when it starts: its command line, its folders and its environment.
+//! Makes the launch order of a job: its command line, its folders and its environment variables.
 //!
-//! Pure, but for looking whether `bash` exists. The names are those scripts written for the cloud look for.
+//! Pure, except for the check whether `bash` exists. The names are those that scripts for the cloud expect.
 
 pub(crate) mod gang;
 
@@ -16,14 +16,14 @@ use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 use self::gang::Seating;
 use crate::config::{HostVariables, JobUser};
 
-/// Everything a launch is made of.
+/// Everything that a launch order is made of.
 pub(crate) struct Facts<'a> {
     pub(crate) replica: &'a ReplicaId,
     pub(crate) spec: &'a JobSpec,
     pub(crate) dir: &'a JobDir,
     pub(crate) host: &'a HostVariables,
     pub(crate) user: Option<&'a JobUser>,
-    /// What goes first on `PATH`, from the environment.
+    /// The first entries of `PATH`, from the environment.
     pub(crate) path_entries: &'a [PathBuf],
     /// The environment's own variables.
     pub(crate) environment: &'a BTreeMap<String, String>,
@@ -32,29 +32,29 @@ pub(crate) struct Facts<'a> {
     pub(crate) tracking_uri: &'a str,
     pub(crate) tracking_port: u16,
     pub(crate) tracking_token: &'a str,
-    /// How the tracking endpoint calls the experiment.
+    /// The id of the experiment at the tracking endpoint.
     pub(crate) experiment_id: &'a str,
-    /// What its log may take of the disk.
+    /// How much of the disk its log may take, in bytes.
     pub(crate) log_quota: u64,
     /// The GPUs it is given; as many as it asked for.
     pub(crate) gpus: &'a [String],
-    /// The memory of a job that says nothing, in bytes; 0 is no limit.
+    /// The memory limit of a job that sets none, in bytes; 0 is no limit.
     pub(crate) usual_memory: u64,
     /// It has a `/tmp` of its own.
     pub(crate) private: bool,
-    /// It may ask the cloud for the machine's identity.
+    /// It may use the cloud's metadata service, which gives the machine's identity.
     pub(crate) metadata: bool,
-    /// Until when the job may run if nothing more is heard; for ever when absent.
+    /// Until when the job may run if the lease is not renewed; without a limit when absent.
     pub(crate) lease_until: Option<Boot>,
-    /// Where it is among the ranks of its job, if it has to know.
+    /// Its place among the ranks of its job, if it needs that.
     pub(crate) seating: Option<&'a Seating>,
 }
 
-/// Processes and threads a job may have at a time: more than any does that works, and few enough to leave
-/// the machine some.
+/// The most processes and threads of a job: more than any correct job has, and few enough to leave some for the
+/// machine.
 const PIDS: u64 = 32_768;
 
-/// What container engines go by.
+/// The variable that container engines read.
 const NVIDIA_VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// The GPUs that a command was, or was to be, started with.
@@ -63,14 +63,14 @@ pub(crate) fn gpus_of(launch: &Launch) -> Vec<String> {
     visible.split(',').filter(|gpu| !gpu.is_empty() && *gpu != "void").map(str::to_owned).collect()
 }
 
-/// Where programs of an image are looked for that does not say it.
+/// The `PATH` in an image that sets none.
 const IMAGE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Gives the command to `bash` where the image has it. Nobody outside can look.
+/// Gives the command to `bash` if the image has it, which cannot be checked from outside.
 const IMAGE_SHELL: &str =
     r#"if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi"#;
 
-/// The file an output of the kind `file` is written to, or the folder of one of the kind `folder`.
+/// The file of an output of kind `file`, or the folder of one of kind `folder`.
 fn output_path(dir: &JobDir, name: &str, output: Output) -> PathBuf {
     match output {
         Output::Folder => dir.out().join(name),
@@ -78,7 +78,7 @@ fn output_path(dir: &JobDir, name: &str, output: Output) -> PathBuf {
     }
 }
 
-/// Where an input lies; `None` for a literal.
+/// The path of an input; `None` for a literal.
 fn input_path(dir: &JobDir, name: &str, input: &Input) -> Option<PathBuf> {
     match input {
         Input::Literal(_) => None,
@@ -88,7 +88,7 @@ fn input_path(dir: &JobDir, name: &str, input: &Input) -> Option<PathBuf> {
 }
 
 impl Facts<'_> {
-    /// The record the shim obeys.
+    /// The launch order for the shim.
     pub(crate) fn launch(&self) -> Result<Launch, Fault> {
         let command = expr::substitute(&self.spec.command, |reference| self.resolve(reference))?;
         let command = match self.seating {
@@ -151,7 +151,7 @@ impl Facts<'_> {
         }
     }
 
-    /// The whole environment; what the job itself says comes last and wins.
+    /// All variables; those that the job sets itself come last and win, except for its GPUs.
     fn variables(&self) -> BTreeMap<String, String> {
         let mut variables = match self.image {
             None => self.host.job.clone(),
@@ -174,13 +174,13 @@ impl Facts<'_> {
         variables
             .extend(self.seating.map(|seating| seating.variables(self.spec, self.dir)).unwrap_or_default());
         variables.extend(self.spec.environment_variables.clone());
-        // Which GPUs it sees is not the job's to say: the others are somebody else's.
+        // The job may not choose its visible GPUs: the others belong to other jobs.
         variables.extend(self.visible_gpus());
         variables
     }
 
-    /// What an image says, a home that can be written to, and the way out that the machine has: its network is shared,
-    /// its files are not.
+    /// The variables of the image, a writable home, and the machine's proxies: the container shares its network, but
+    /// not its files.
     fn of_image(&self, image: &Image) -> BTreeMap<String, String> {
         let mut variables: BTreeMap<String, String> = self
             .host
@@ -194,7 +194,8 @@ impl Facts<'_> {
         variables
     }
 
-    /// The environment's programs, then what `pip install` puts into the home where it may not write to the environment.
+    /// The environment's programs, then those that `pip install` puts into the home if it may not write to the
+    /// environment.
     fn search_path(&self, home: Option<&String>) -> String {
         let usual = match self.image {
             None => self.host.path.clone(),
@@ -205,7 +206,7 @@ impl Facts<'_> {
         entries.chain(own).chain([usual]).collect::<Vec<_>>().join(":")
     }
 
-    /// The variables that say which job this is and where its things are.
+    /// The variables with the job's identity and paths.
     fn contract(&self) -> BTreeMap<String, String> {
         let text = |path: &Path| path.display().to_string();
         let job = self.replica.job.to_string();
@@ -226,7 +227,7 @@ impl Facts<'_> {
             ("MLFLOW_TRACKING_TOKEN", self.tracking_token.to_owned()),
             ("MLFLOW_RUN_ID", job),
             ("MLFLOW_EXPERIMENT_ID", self.experiment_id.to_owned()),
-            // The pages its client would name are not there.
+            // The web pages that the client would print do not exist.
             ("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true".to_owned()),
             ("PYTHONUNBUFFERED", "1".to_owned()),
         ]
@@ -244,8 +245,8 @@ impl Facts<'_> {
         variables
     }
 
-    /// The variables that libraries and container engines obey: a job sees the GPUs it was given, by names that do
-    /// not change when another one is lost. One that asked for none sees none.
+    /// The variables that libraries and container engines read: a job sees the GPUs it was given, by UUIDs, which do
+    /// not change when another GPU is lost. A job that asked for none sees none.
     fn visible_gpus(&self) -> [(String, String); 3] {
         let gpus = self.gpus.join(",");
         let void = if gpus.is_empty() { "void".to_owned() } else { gpus.clone() };
@@ -262,7 +263,7 @@ fn is_proxy(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with("_proxy")
 }
 
-/// Where a proxy is set, loopback must stay reachable without it: the tracking endpoint is there.
+/// If a proxy is set, loopback must be reached without it, because of the tracking endpoint.
 fn keep_loopback_direct(variables: &mut BTreeMap<String, String>) {
     if !variables.keys().any(|name| is_proxy(name)) {
         return;
@@ -280,7 +281,7 @@ fn keep_loopback_direct(variables: &mut BTreeMap<String, String>) {
     }
 }
 
-/// `bash` where there is one, as in the cloud; every machine has `sh`.
+/// `bash` if there is one, as in the cloud; every machine has `sh`.
 fn shell(path: &str) -> String {
     let bash = path.split(':').map(|dir| Path::new(dir).join("bash")).find(|bash| bash.is_file());
     bash.map_or_else(|| "sh".to_owned(), |bash| bash.display().to_string())

@@ -1,7 +1,7 @@
-//! What the replicas of this node need of the store of blobs: the code and the inputs of each that is open, and the
-//! outputs of one whose outcome is not delivered yet.
+//! The blobs that the replicas of this node need: the code and the inputs of each open one, and the outputs of one
+//! whose outcome is not delivered yet.
 //!
-//! The journal says it, so it is the same after a crash.
+//! They are read from the journal, so they are the same after a crash.
 
 use std::sync::{Arc, Weak};
 
@@ -9,10 +9,10 @@ use agent_cas::gc::{Holder, Pin, Pins, Unknown};
 
 use super::journal::{Journal, Record};
 
-/// The name under which a collector knows the node.
+/// The node's name as a user of the collector.
 pub(crate) const USER: &str = "the node";
 
-/// Says everything that is needed, for as long as the journal is there.
+/// The pins of all open replicas, for as long as the journal exists.
 pub(crate) fn all<J: Journal>(journal: &Arc<J>) -> Pins {
     let journal = Arc::downgrade(journal);
     Box::new(move || {

@@ -1,15 +1,15 @@
 //! Trees that jobs may want next, laid out while the ones before them run.
 //!
-//! Owns `prestaged/` of the state directory, closed to everybody else. After a job was started this makes a prestaged
-//! tree of each of its trees that is worth it; the next job with a similar tree takes it
-//! over ([`agent_cas::snapshot::PrestagedTree`]) and has it in a moment, where writing all of it takes seconds.
+//! Owns `prestaged/` of the state directory, closed to everybody else. After a job was started, this makes a
+//! prestaged tree of each of its trees that is large enough; the next job with a similar tree takes it over
+//! ([`agent_cas::snapshot::PrestagedTree`]) in a moment, while writing all of it takes seconds.
 //!
-//! Invariants: a prestaged tree is made for a job that runs already, one at a time, and never on a disk that would be
+//! Invariants: a prestaged tree is made only of trees of a running job, one at a time, and never if the disk would be
 //! low then; at most [`KEPT`] are kept, and the least recently used is removed first; when the disk is low all are
-//! removed, before anything waits for room. A prestaged tree does not outlive the daemon, so a crash leaves nothing
-//! to be trusted: what is found at the start is removed.
+//! removed, before anything waits for room. A prestaged tree is not used after a restart of the daemon, as after a
+//! crash it could not be trusted: those found at the start are removed.
 //!
-//! Tasks: one ([`PrestagedTrees::run`]), which may be started again at any time.
+//! Tasks: one ([`PrestagedTrees::run`]), which can be restarted at any time.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,30 +29,30 @@ use tracing::{debug, info, warn};
 
 use crate::disk::{DiskKeeper, Reclaimer};
 
-/// Prestaged trees that are kept: the code of two kinds of jobs, or the code and an input of one.
+/// How many prestaged trees are kept: the code of two kinds of jobs, or the code and an input of one.
 const KEPT: usize = 2;
 
-/// Trees that are waited for; of more, the latest are made.
+/// The most pending wishes; with more, the oldest are dropped.
 const WISHES: usize = 4;
 
-/// From so many files or bytes on a tree takes noticeably long to lay out.
+/// From this many files or bytes on, a tree takes noticeably long to lay out.
 const FILES_WORTH_IT: u64 = 1000;
 const BYTES_WORTH_IT: u64 = 64 << 20;
 
-/// More than this is not kept twice: the names are in memory, and the bytes on the disk.
+/// Larger trees are not prestaged: their names take memory, and their bytes take disk.
 const MOST_FILES: u64 = 200_000;
 const MOST_BYTES: u64 = 4 << 30;
 
-/// What a file takes of the disk beside its bytes, at most.
+/// How much of the disk a file takes beside its bytes, at most.
 const BLOCK: u64 = 4096;
 
-/// A tree that a job has, and another may want.
+/// A tree that a job has, and that another job may want.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wish {
     pub(crate) root: Digest,
-    /// What is in it.
+    /// Its number of files and bytes.
     pub(crate) laid: Laid,
-    /// Whom the job runs as.
+    /// The user that the job runs as.
     pub(crate) owner: Option<Owner>,
 }
 
@@ -62,7 +62,7 @@ impl Wish {
         (files >= FILES_WORTH_IT || bytes >= BYTES_WORTH_IT) && files <= MOST_FILES && bytes <= MOST_BYTES
     }
 
-    /// Bytes that it takes of the disk, at most.
+    /// How many bytes of the disk it takes, at most.
     fn room(&self) -> u64 {
         self.laid.bytes.saturating_add(self.laid.files.saturating_mul(BLOCK))
     }
@@ -72,7 +72,7 @@ impl Wish {
     }
 }
 
-/// The prestaged trees of a node. Clones are the same.
+/// The prestaged trees of a node. Clones share them.
 #[derive(Clone)]
 pub(crate) struct PrestagedTrees {
     shared: Arc<Shared>,
@@ -80,7 +80,7 @@ pub(crate) struct PrestagedTrees {
 
 struct Shared {
     state_dir: PathBuf,
-    /// Where those of this life of the daemon are.
+    /// The directory of this process of the daemon.
     home: PathBuf,
     store: Store,
     disk: DiskKeeper,
@@ -90,7 +90,7 @@ struct Shared {
 
 #[derive(Default)]
 struct EnvCache {
-    /// The least recently useful first.
+    /// Least recently used first.
     kept: Vec<Arc<PrestagedTree>>,
     wishes: VecDeque<Wish>,
     /// Prestaged trees made so far, for their names.
@@ -98,7 +98,7 @@ struct EnvCache {
 }
 
 impl PrestagedTrees {
-    /// None yet.
+    /// Without any tree yet.
     pub(crate) fn new(state_dir: &Path, store: Store, disk: DiskKeeper) -> PrestagedTrees {
         let number = |entry: io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
         let lives = std::fs::read_dir(all(state_dir)).into_iter().flatten().filter_map(number);
@@ -115,12 +115,12 @@ impl PrestagedTrees {
         }
     }
 
-    /// Those a job may take.
+    /// Those that a job may take.
     pub(crate) fn list(&self) -> Vec<Arc<PrestagedTree>> {
         self.cache().kept.iter().filter(|prestaged| !prestaged.is_claimed()).cloned().collect()
     }
 
-    /// Jobs that come may want this, too.
+    /// Wishes for a tree that later jobs may want.
     pub(crate) fn wish(&self, wish: Wish) {
         if !wish.is_worth_it() {
             return;
@@ -134,7 +134,7 @@ impl PrestagedTrees {
         self.shared.wished.notify_one();
     }
 
-    /// Removes all, because something found no room; `false` when there was none.
+    /// Removes all, because something needs the room; `false` when there was none.
     pub(crate) async fn give_way(&self) -> bool {
         let prestaged_trees: Vec<_> = std::mem::take(&mut self.cache().kept);
         let mut any = false;
@@ -145,7 +145,7 @@ impl PrestagedTrees {
         any
     }
 
-    /// Makes what is wished for, again and again.
+    /// Runs forever: makes the trees that are wished for.
     pub(crate) async fn run(self) {
         self.wipe().await;
         loop {
@@ -157,7 +157,7 @@ impl PrestagedTrees {
         }
     }
 
-    /// Removes what earlier lives left.
+    /// Removes the trees of earlier processes.
     async fn wipe(&self) {
         let shared = Arc::clone(&self.shared);
         let wipe = move || -> io::Result<()> {
@@ -204,7 +204,7 @@ impl PrestagedTrees {
             Ok(prestaged) => self.cache().kept.push(Arc::new(prestaged)),
             Err(error) => {
                 debug!(root = %wish.root, error = causes::tell(&error), "cannot prestage tree");
-                // What of it cannot be removed now is removed by the next life.
+                // Parts that cannot be removed now are removed at the next start.
                 let _ = tokio::task::spawn_blocking(move || remove_tree(&path)).await;
             }
         }
@@ -221,7 +221,7 @@ impl PrestagedTrees {
     }
 }
 
-/// Where those of all lives are.
+/// The directory of the trees of all processes.
 fn all(state_dir: &Path) -> PathBuf {
     state_dir.join("prestaged")
 }
@@ -232,7 +232,7 @@ async fn discard(prestaged: Arc<PrestagedTree>) {
     }
 }
 
-/// They only save time, so they are the first to go.
+/// They only save time, so they are removed first.
 impl Reclaimer for PrestagedTrees {
     fn starts_at(&self) -> Pressure {
         Pressure::Tight
@@ -288,7 +288,7 @@ mod tests {
             Wish { root: scanned.root, laid, owner: None }
         }
 
-        /// What a job of this tree gets, with the inode of its directory.
+        /// The text that a job of this tree gets, and the inode of its directory.
         async fn job(&self, prestaged_trees: &PrestagedTrees, name: &str, wish: Wish) -> (String, u64) {
             let dest = self.home.path().join(name);
             materialize(&self.store, wish.root, &dest, None, &prestaged_trees.list()).await.unwrap();

@@ -1,15 +1,15 @@
-//! Makes what this node holds match the orders of the controller.
+//! Makes the replicas of this node match the orders of the controller.
 //!
 //! Owns: the `Sync` stream, and the set of runners. Hides: reconnects, repeated orders, coalesced reports.
 //!
-//! Invariants: orders and reports are levels, so losing or repeating one does no harm; a replica is reported
-//! from the moment its first record is written until its outcome is acknowledged and it may be forgotten; a
-//! replica that the orders do not name is ended, and what it left is kept for a while.
+//! Invariants: orders and reports state the current state, not changes, so losing or repeating one does no harm; a
+//! replica is reported from the moment its first record is written until its outcome is acknowledged and it may be
+//! forgotten; a replica that the orders do not name is ended, and its directory is kept for a while.
 //!
-//! What an order means for what is held is decided by [`agent_model::protocol::orders`]; one to describe a
-//! replica lets it go on, and reports what was ordered.
+//! [`agent_model::protocol::orders`] decides what an order means for the replicas here; an order to describe a
+//! replica lets it go on, and adds its spec to the reports.
 //!
-//! One task ([`Reconciler::run`]) mutates. Each runner is told by a watched [`Desired`] and tells by a
+//! Only one task ([`Reconciler::run`]) changes state. Each runner receives a watched [`Desired`] and publishes a
 //! watched [`ReplicaView`]; `changed` wakes this task. Started by `crate::roles`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +43,7 @@ struct HeldReplica {
     desired: watch::Sender<Desired>,
     spec: JobSpec,
     view: watch::Receiver<ReplicaView>,
-    /// Its runner ended without being done: a bug, which costs this replica a while.
+    /// Its runner ended too early: a bug, which delays this replica.
     dead: bool,
 }
 
@@ -59,7 +59,7 @@ enum SyncError {
 }
 
 impl SyncError {
-    /// What was said by a controller that is there and does not want this machine.
+    /// The fault of a controller that is reachable and refuses this machine.
     fn refusal(&self) -> Option<Fault> {
         let SyncError::Ended(status) = self else { return None };
         let refused = matches!(status.code(), tonic::Code::PermissionDenied | tonic::Code::Unauthenticated);
@@ -71,34 +71,34 @@ impl SyncError {
 const FIRST_LEASE: Duration = Duration::from_secs(15);
 /// The longest time between two reports, however long the lease.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
-/// A controller that says nothing for this long is not there, however long the lease: it answers each report.
+/// A controller that is silent for this long is unreachable, however long the lease: it answers each report.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// A refusal that stays the same is told this often.
+/// How often an unchanged refusal is logged.
 const TOLD: Duration = Duration::from_secs(600);
-/// The task comes round within this time, whatever the controller does: it waits for none of its answers longer
-/// than [`FIRST_LEASE`].
+/// The longest iteration of the task, whatever the controller does: it waits for no answer longer than
+/// [`FIRST_LEASE`].
 pub(crate) const SYNC_COMES_ROUND: Duration = Duration::from_secs(25);
 
-/// What the task needs besides what runners need.
+/// What the task needs in addition to the runners' [`Worker`].
 pub(crate) struct ControllerLink {
     pub(crate) controller: Channel,
-    /// What this process calls itself; random.
+    /// A random name of this process.
     pub(crate) session: String,
     pub(crate) inventory: watch::Receiver<Inventory>,
-    /// What is wanted of environments, for [`super::environments`].
+    /// The operators' wishes, for [`super::environments`].
     pub(crate) wishes: watch::Sender<Vec<Wish>>,
     pub(crate) pulse: Pulse,
 }
 
-/// The task that talks to the controller and holds the runners.
+/// The state of the task that talks to the controller and owns the runners.
 pub(crate) struct Reconciler<J> {
     worker: Arc<Worker<J>>,
     supervisor: Supervisor,
     link: ControllerLink,
     held: BTreeMap<ReplicaId, HeldReplica>,
-    /// Those that the controller does not know, and asks about.
+    /// Those that the controller does not know and wants described.
     asked: BTreeSet<ReplicaId>,
-    /// Those that are over whose outputs are being stored, each as long as something holds its token.
+    /// Ended replicas whose outputs are being stored, each as long as its token is held.
     saving: BTreeMap<ReplicaId, Weak<()>>,
     order_fence: OrderFence,
     stamps: Stamps,
@@ -110,14 +110,14 @@ struct Conversation {
     reports: watch::Sender<v1::NodeReport>,
     orders: Streaming<v1::NodeOrders>,
     lease: Duration,
-    /// When the controller was last heard.
+    /// When the controller last sent orders.
     heard: Instant,
     reported: Instant,
-    /// Reports that should hold the inventory still: one may be overtaken before it is sent.
+    /// How many more reports should contain the inventory: one may be replaced by the next before it is sent.
     inventory_due: u32,
 }
 
-/// In how many answered reports a changed inventory is repeated.
+/// Until how many answers a changed inventory is repeated.
 const INVENTORY_TIMES: u32 = 3;
 
 impl Conversation {
@@ -131,7 +131,7 @@ impl Conversation {
 }
 
 impl<J: Journal> Reconciler<J> {
-    /// Takes up the replicas that were `found`.
+    /// Adopts the replicas that were `found`.
     pub(crate) fn new(
         worker: Arc<Worker<J>>,
         supervisor: Supervisor,
@@ -151,7 +151,7 @@ impl<J: Journal> Reconciler<J> {
         reconciler
     }
 
-    /// Keeps up the conversation until `stop`, then says a last word. Orders count until `intake` ends.
+    /// Keeps the stream open until `stop`, then sends a last report. Orders are obeyed until `intake` is canceled.
     pub(crate) async fn run(mut self, intake: CancellationToken, stop: CancellationToken) {
         let (mut backoff, mut told) = (Backoff::default(), None);
         while !stop.is_cancelled() {
@@ -172,7 +172,7 @@ impl<J: Journal> Reconciler<J> {
             let until = Instant::now() + wait;
             loop {
                 tokio::select! {
-                    // Runners end and die while nobody listens, too.
+                    // Runners may also end while there is no stream.
                     () = self.changed.notified() => self.sweep(&intake),
                     () = tokio::time::sleep_until(until) => break,
                     () = stop.cancelled() => break,
@@ -207,7 +207,7 @@ impl<J: Journal> Reconciler<J> {
                     if self.order_fence.controller_epoch() == controller_epoch {
                         continue;
                     }
-                    // A new life of the controller believes what is missing here only when told after this.
+                    // A restarted controller believes that a replica is missing only by a report after this.
                 }
                 () = self.changed.notified() => self.sweep(intake),
                 Ok(()) = self.link.inventory.changed() => with.inventory_due = INVENTORY_TIMES,
@@ -220,7 +220,7 @@ impl<J: Journal> Reconciler<J> {
             self.tell(&mut with);
         }
         self.tell(&mut with);
-        drop(with.reports); // ends the stream after the last word
+        drop(with.reports); // ends the stream after the last report
         while let Ok(Some(_)) = with.orders.message().await {}
         Ok(())
     }
@@ -230,8 +230,8 @@ impl<J: Journal> Reconciler<J> {
         let failed = |error: std::io::Error| SyncError::Ended(Status::unavailable(error.to_string()));
         failpoint::hit("node.sync.open").map_err(failed)?;
         self.link.inventory.mark_unchanged();
-        self.link.wishes.send_if_modified(|known| !std::mem::take(known).is_empty()); // those who wished may be gone
-        // Reports are a level: one that is overtaken before it is sent need not be sent.
+        self.link.wishes.send_if_modified(|known| !std::mem::take(known).is_empty()); // may be withdrawn now
+        // A report states the current state: one that is replaced before it is sent need not be sent.
         let (reports, stream) = watch::channel(self.report(true));
         let mut client = WorkerClient::new(self.link.controller.clone());
         let opened = tokio::time::timeout(FIRST_LEASE, client.sync(WatchStream::new(stream))).await;
@@ -246,7 +246,7 @@ impl<J: Journal> Reconciler<J> {
         with.reported = Instant::now();
     }
 
-    /// What this node is and holds.
+    /// The report of this node and its replicas.
     fn report(&self, whole: bool) -> v1::NodeReport {
         let held = self.held.iter().filter_map(|(replica, held)| {
             let spec = self.asked.contains(replica).then(|| held.spec.clone().into());
@@ -314,7 +314,7 @@ impl<J: Journal> Reconciler<J> {
         }
     }
 
-    /// Stores the outputs of a replica that is over, unless that is done already.
+    /// Stores the outputs of an ended replica, unless that is in progress.
     fn save(&mut self, replica: ReplicaId) {
         self.saving.retain(|_, token| token.strong_count() > 0);
         if self.saving.contains_key(&replica) {
@@ -330,7 +330,7 @@ impl<J: Journal> Reconciler<J> {
         });
     }
 
-    /// Starts the runner of a replica; `step` is the one the controller may be told at once.
+    /// Starts the runner of a replica; `step` is reported to the controller at once.
     fn start(&mut self, record: Record, step: Option<ReplicaStep>, desired: Desired) {
         let replica = record.replica.clone();
         let spec = record.spec.clone();
@@ -349,11 +349,11 @@ impl<J: Journal> Reconciler<J> {
         self.held.insert(replica, HeldReplica { desired, spec, view, dead: false });
     }
 
-    /// Lets go of replicas that are over, and notices runners that ended before.
+    /// Removes replicas that are over, and marks those whose runner ended too early.
     fn sweep(&mut self, intake: &CancellationToken) {
         self.held.retain(|_, held| !held.view.borrow().over);
         for (replica, held) in &mut self.held {
-            // At a stop the runners are dropped; that is no accident.
+            // At a stop the runners are dropped; that is no error.
             if held.view.has_changed().is_err() && !held.dead && !intake.is_cancelled() {
                 error!(%replica, "lost runner of replica");
                 held.dead = true;
@@ -361,7 +361,7 @@ impl<J: Journal> Reconciler<J> {
         }
     }
 
-    /// Gives replicas whose runner ended before its time another one.
+    /// Starts another runner for each replica whose runner ended too early.
     fn revive(&mut self, intake: &CancellationToken) {
         if intake.is_cancelled() {
             return;
@@ -374,7 +374,7 @@ impl<J: Journal> Reconciler<J> {
                 info!(%replica, "restarting runner of replica");
                 self.start(record, Some(ReplicaStep::Accepted), desired);
             } else {
-                // It was never written down, so nothing of it exists; the order comes again.
+                // Without a record on disk, nothing of it exists; the order is repeated.
                 self.held.remove(&replica);
             }
         }
@@ -392,14 +392,14 @@ impl Drop for WakeOnDrop {
 
 fn random_text() -> String {
     let mut bytes = [0; 16];
-    // A node without a source of chance has no secrets, but still a name for this life of the daemon.
+    // Without a source of randomness the tracking token is no secret; jobs still run.
     if let Err(error) = getrandom::fill(&mut bytes) {
         warn!(%error, "cannot get random numbers of the system");
     }
     ids::hex(&bytes)
 }
 
-/// A replica as the controller is told of it; nothing before its first record is written.
+/// A replica as it is reported to the controller; `None` before its first record is written.
 fn to_wire(replica: &ReplicaId, view: &ReplicaView, has_runner: bool) -> Option<v1::HeldReplica> {
     Some(v1::HeldReplica {
         replica: replica.to_string(),
@@ -418,13 +418,13 @@ fn asked(orders: &v1::NodeOrders) -> BTreeSet<ReplicaId> {
     orders.orders.iter().filter(describe).filter_map(|order| order.replica.parse().ok()).collect()
 }
 
-/// What is wanted of an environment; a want of a stranger release is none.
+/// The wish for an environment; `None` for an unknown wish of another release.
 fn wish(order: &v1::EnvironmentOrder) -> Option<Wish> {
     let want = EnvironmentWant::parse(&order.want)?;
     Some(Wish { key: order.key.clone(), want })
 }
 
-/// An order, understood; `None` when it does not even name a replica.
+/// The meaning of an order; `None` when it does not even name a replica.
 fn understand(order: v1::Order) -> Option<(ReplicaId, Wanted)> {
     let replica =
         order.replica.parse::<ReplicaId>().inspect_err(|error| warn!(%error, "a strange order")).ok()?;

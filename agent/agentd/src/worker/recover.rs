@@ -1,6 +1,6 @@
-//! Which replicas this node answers for when the daemon starts.
+//! Which replicas this node is responsible for when the daemon starts.
 //!
-//! The journal says it; the job directories say it again, each in `order.json`, so that a damaged journal loses
+//! They are in the journal, and again in the job directories, each in `order.json`, so that a damaged journal loses
 //! nothing.
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ use super::retention;
 /// The file of a job directory with its order.
 pub(super) const ORDER: &str = "order.json";
 
-/// Why it cannot be told what this node holds.
+/// Why the replicas of this node cannot be found.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecoverError {
     /// The journal.
@@ -61,8 +61,8 @@ pub(crate) async fn open_replicas(journal: &impl Journal, jobs: &Path) -> Result
     Ok(records)
 }
 
-/// The GPUs of these replicas, which are nobody else's until they give them back. A replica that the journal forgot
-/// is believed what its command was started with.
+/// The GPUs of these replicas, which nobody else gets until they give them back. For a replica that the journal lost,
+/// they are read from the launch order of its command.
 pub(crate) fn held_gpus(found: &[Record], jobs: &Path) -> Vec<(ReplicaId, Vec<String>)> {
     let held = |record: &Record| {
         let mut gpus = record.gpus.clone();
@@ -76,7 +76,7 @@ pub(crate) fn held_gpus(found: &[Record], jobs: &Path) -> Vec<(ReplicaId, Vec<St
 }
 
 /// The record with which a replica was accepted, read from its directory. A directory without one was never
-/// used: the daemon died while it made it, and the order comes again.
+/// used: the daemon died while making it, and the controller repeats the order.
 pub(crate) fn accepted(dir: &JobDir, replica: &ReplicaId) -> Option<Record> {
     let text = std::fs::read(dir.path().join(ORDER));
     match text.map(|text| serde_json::from_slice::<Record>(&text)) {
@@ -128,7 +128,7 @@ mod tests {
         assert!(!dir("half.1.0").path().exists() && dir("over.1.0").path().exists());
     }
 
-    /// Steps through offsets that look like chance and are the same each time.
+    /// Offsets that look random and are the same in each run.
     fn offset(round: u64, length: u64) -> usize {
         let mixed = (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         usize::try_from(mixed % length).unwrap()
@@ -142,7 +142,7 @@ mod tests {
         let ids: Vec<String> = (0..8).map(|n| format!("job-{n}.1.0")).collect();
         let mut open = None; // a daemon that is killed does not close it
         for half in ids.chunks(4) {
-            // The first half is in the file, the second in the log that goes before it.
+            // The first half is in the database file, the second in its write-ahead log.
             let journal = Sqlite::open(&path).await.unwrap();
             for id in half {
                 prepare(&JobDir::new(jobs.join(id)), &record(id)).await.unwrap();
@@ -174,7 +174,7 @@ mod tests {
             let mut found = open_replicas(&journal, &jobs).await.unwrap();
             found.sort_by(|a, b| a.replica.cmp(&b.replica));
             let expected: Vec<Record> = ids.iter().map(|id| record(id)).collect();
-            // An earlier step is fine: each can be done again.
+            // An earlier step is fine: each can be repeated.
             let found: Vec<Record> =
                 found.into_iter().map(|record| Record { step: ReplicaStep::Accepted, ..record }).collect();
             assert_eq!(found, expected, "round {round}, at {at}");

@@ -1,10 +1,11 @@
-//! Where a rank of a gang is reached, and whether it reaches the others.
+//! The address and ports of a rank of a gang, and whether it reaches the others.
 //!
-//! Owns the choice of the address, the ports that are kept for a rank from before it says that it could start until
-//! right before it does ([`Reservation`]), and the measurement that each rank reaches each port of all others
-//! ([`meet`]), so that a firewall is named and no job hangs. Whoever listens at a kept port says which rank it is.
+//! Owns the choice of the address, the ports that are reserved for a rank from before it reports that it could start
+//! until right before its start ([`Reservation`]), and the check that each rank reaches each port of all others
+//! ([`meet`]), so that a firewall is reported and no job hangs. The listener of a reserved port sends the name of its
+//! rank.
 //!
-//! When ranks go is decided by `agent_model::protocol::gang`.
+//! `agent_model::protocol::gang` decides when ranks start.
 
 use std::convert::Infallible;
 use std::io;
@@ -23,44 +24,44 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::config::GangSettings;
 
-/// For how long another rank is tried before it counts as one that cannot be reached.
+/// How long another rank is tried before it counts as unreachable.
 const MEET_WITHIN: Duration = Duration::from_secs(20);
 /// How long one try may take.
 const TRY_WITHIN: Duration = Duration::from_secs(5);
-/// How long the address of the controller may be looked for: it is connected to it already.
+/// How long the lookup of the controller's address may take; the node is connected to it already.
 const LOOK_UP_WITHIN: Duration = Duration::from_secs(5);
 /// Between two tries.
 const AGAIN: Duration = Duration::from_millis(300);
-/// How long whoever comes may stay.
+/// How long a connection of another rank may last.
 const STAY: Duration = Duration::from_secs(5);
-/// The longest greeting.
+/// The longest greeting, in bytes.
 const GREETING: u64 = 256;
 
 /// The ports of a rank, in the order of [`RankPlace::port`].
 pub(crate) mod ports {
-    /// Where the first rank of PyTorch listens, the head of Ray, the master of Spark.
+    /// The port of the first rank of PyTorch, the head of Ray, the master of Spark.
     pub(crate) const MASTER: u16 = 0;
-    /// Where a rank that lends itself to `mpirun` listens.
+    /// The port of a rank that lets `mpirun` start processes.
     pub(crate) const LAUNCH: u16 = 1;
-    /// The first of those for the daemons of `mpirun`, dashboards and the like.
+    /// The first port for the daemons of `mpirun`, dashboards and the like.
     pub(crate) const SERVICE: u16 = 2;
-    /// The first of those for the processes of the command.
+    /// The first port for the processes of the command.
     pub(crate) const PROCESS: u16 = 4;
 }
 
-/// Ports that are kept for a rank: nobody else gets them as long as this lives.
+/// Ports that are reserved for a rank: nobody else gets them until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
-    /// Where the rank is reached.
+    /// The address and ports of the rank.
     pub(crate) place: RankPlace,
-    /// The interface of its address, as far as one is known by name.
+    /// The name of the interface of its address; may be empty.
     pub(crate) interface: String,
     listeners: Vec<TcpListener>,
 }
 
 impl Reservation {
-    /// Keeps so many ports for a rank, at those that `wanted` names if the others know them already. The address is
-    /// `outward` if nothing else was configured and an interface has it.
+    /// Reserves `count` ports for a rank, those of `wanted` if the others know them already. The address is `outward`
+    /// if none is configured and an interface has it.
     pub(crate) fn make(
         settings: &GangSettings,
         outward: Option<IpAddr>,
@@ -118,7 +119,7 @@ impl Reservation {
         Err(fault.fix("give the node a wider range as `gang_ports`, or end what uses these"))
     }
 
-    /// Says to whoever comes which rank this is, for as long as this is polled.
+    /// Sends the name of this rank to each connection, for as long as this is polled.
     pub(crate) async fn greet(&self, replica: &ReplicaId) -> Infallible {
         let greeting = greeting(replica);
         let mut guests = FuturesUnordered::new();
@@ -127,7 +128,7 @@ impl Reservation {
             tokio::select! {
                 (accepted, _, _) = next => match accepted {
                     Ok((stream, _)) => guests.push(timeout(STAY, answer(stream, &greeting))),
-                    Err(_) => sleep(AGAIN).await, // without descriptors nobody can come
+                    Err(_) => sleep(AGAIN).await, // out of descriptors: try again later
                 },
                 Some(_) = guests.next(), if !guests.is_empty() => {}
             }
@@ -139,15 +140,15 @@ fn greeting(replica: &ReplicaId) -> String {
     format!("agentd {replica}\n")
 }
 
-/// The guest goes first: so no port of this rank is left in a state that keeps others from it.
+/// The caller closes first, so that no port of this rank is left in TIME_WAIT, which would block its reuse.
 async fn answer(mut stream: TcpStream, greeting: &str) -> io::Result<()> {
     stream.write_all(greeting.as_bytes()).await?;
     let mut nothing = [0; 1];
     stream.read(&mut nothing).await.map(drop)
 }
 
-/// The first ports of the blocks of a range, each once. All ranks of an attempt begin at the same one, so that usually
-/// all have the same ports.
+/// The first ports of the blocks of a range, each once. All ranks of an attempt begin with the same one, so that
+/// usually all have the same ports.
 fn blocks(range: &RangeInclusive<u16>, count: u16, replica: &ReplicaId) -> impl Iterator<Item = u16> + use<> {
     let (first, length) = (u32::from(*range.start()), u32::from(range.end() - range.start()) + 1);
     let count = u32::from(count.max(1));
@@ -169,8 +170,8 @@ fn listen(address: IpAddr, first_port: u16, count: u16) -> io::Result<Vec<TcpLis
     (0..count).map(|index| bind(first_port.saturating_add(index))).collect()
 }
 
-/// The address from which this node reaches its controller: others that do so reach it there. Where the controller is
-/// on this machine, or has no address that can be found, that of the route to everybody else.
+/// The address from which this node reaches its controller: other nodes of the controller can use it too. If the
+/// controller is on this machine, or its address cannot be found, the address of the route to other networks.
 pub(crate) async fn outward(controller: &Address) -> Option<IpAddr> {
     let to = match controller {
         Address::Unix(_) => Vec::new(),
@@ -182,7 +183,7 @@ pub(crate) async fn outward(controller: &Address) -> Option<IpAddr> {
     net::outward(&to)
 }
 
-/// Where others reach this node: what was configured, or the interface that leads out.
+/// The address at which others reach this node: the configured one, or that of the outward interface.
 fn choose(
     settings: &GangSettings,
     interfaces: &[Interface],
@@ -197,7 +198,7 @@ fn choose(
     if let Some(interface) = interfaces.iter().find(|interface| interface.address == address) {
         return Ok(interface.clone());
     }
-    // All of 127.0.0.0/8 is this machine's, though only one of it is named.
+    // All of 127.0.0.0/8 is local, although only one address is listed.
     if address.is_loopback() {
         return Ok(Interface {
             name: "lo".to_owned(),
@@ -209,7 +210,7 @@ fn choose(
     Err(Fault::new(Code::GangPlace, what).fix("correct `node_address` in the node's configuration"))
 }
 
-/// Tries every port of every other rank. Those that are not there yet are tried again for a while.
+/// Tries every port of every other rank. Those that do not listen yet are tried again for a while.
 pub(crate) async fn meet(roster: &Roster, replica: &ReplicaId, node: &str) -> Result<(), Fault> {
     let end = Instant::now() + MEET_WITHIN;
     let others = roster.0.iter().zip(0..).filter(|(_, rank)| *rank != replica.rank);

@@ -1,4 +1,4 @@
-//! Delivers outcomes, exactly once in effect: again and again until the controller has answered.
+//! Delivers outcomes, effectively exactly once: repeats each until the controller has answered.
 //!
 //! Hides: retries and the meaning of refusals. The idempotency key is the replica's id, which holds the epoch.
 
@@ -17,10 +17,10 @@ use super::backoff::Backoff;
 /// How long the controller may take to answer: it syncs its disk, and may be busy.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// What the controller made of an outcome.
+/// The controller's answer to an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Delivered {
-    /// It has it.
+    /// It has stored it.
     Stored,
     /// It does not want it: a later attempt has taken over, or the job is unknown.
     Fenced,
@@ -40,12 +40,12 @@ impl Outbox {
         Outbox { controller, node: Arc::new(node) }
     }
 
-    /// Which node this is.
+    /// The name of this node.
     pub(crate) fn node(&self) -> &NodeId {
         &self.node
     }
 
-    /// Tells what came of storing outputs later, once: the order is repeated as long as somebody waits for it.
+    /// Reports the result of storing outputs later, once: the order is repeated as long as somebody waits for it.
     pub(crate) async fn tell_outputs(
         &self,
         replica: &ReplicaId,
@@ -63,8 +63,8 @@ impl Outbox {
         }
     }
 
-    /// Delivers an outcome. Returns when the controller has answered, however long that takes; `waits` is told what it
-    /// says meanwhile.
+    /// Delivers an outcome. Returns when the controller has answered, however long that takes; `waits` is called with
+    /// each error until then.
     pub(crate) async fn deliver(
         &self,
         replica: &ReplicaId,
@@ -84,7 +84,7 @@ impl Outbox {
                     .map_err(|error| Status::unavailable(error.to_string()))?;
                 client.report_outcome(request.clone()).await
             };
-            // Nothing is known of one that is not answered in time; it is told again.
+            // Without an answer in time, the result is unknown, so it is sent again.
             let status = match tokio::time::timeout(ANSWER, told).await {
                 Ok(Ok(_)) => return Delivered::Stored,
                 Ok(Err(status)) => status,
@@ -106,7 +106,7 @@ impl Outbox {
     }
 }
 
-/// What a refusal means; `None` when it says nothing about the outcome.
+/// The meaning of a refusal; `None` when it is not about the outcome.
 fn answer(status: &Status) -> Option<Delivered> {
     match (agent_proto::fault(status).code, status.code()) {
         (Code::Fenced | Code::JobNotFound, _) => Some(Delivered::Fenced),

@@ -1,11 +1,12 @@
-//! Directories of replicas that are over: each stays for the time that was set for it, then it is removed.
+//! Directories of ended replicas: each is kept for the time that was set for it, then it is removed.
 //!
-//! A directory says itself how long it stays, in the file `remove-after`; so the retention needs no memory and
-//! the daemon may be restarted meanwhile. Time counts while the machine is up, sleep included, and never by
-//! the wall clock: an administrator who sets the clock ten years ahead removes nothing. A machine that was
-//! off keeps things for longer, which harms nobody.
+//! The time is stored in the directory itself, in the file `remove-after`; so the retention keeps no state in memory,
+//! and the daemon can be restarted. Time counts while the machine is up, sleep included, and never by the wall clock:
+//! setting the clock ten years ahead removes nothing. A machine that was off keeps directories longer, which is
+//! harmless.
 //!
-//! While the disk is low, those go before their date of which the controller has everything, the oldest first.
+//! While the disk is low, directories of which the controller has everything are removed early, those with the least
+//! time left first.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,43 +23,43 @@ use tracing::{info, warn};
 
 use crate::disk::Reclaimer;
 
-/// How long the outputs of a replica stay that the controller did not take.
+/// How long a directory is kept whose logs or outputs are not stored elsewhere.
 pub(crate) const ORPHANS_STAY: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// How often the directories are looked through.
+/// How often the directories are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 const MARK: &str = "remove-after";
-/// How the name of a directory begins that is being removed.
+/// The prefix of the name of a directory that is being removed.
 const GONE: &str = ".gone-";
 
-/// Until when a directory stays.
+/// Until when a directory is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Mark {
-    /// What was left of its time when this was written, in milliseconds.
+    /// How much of its time was left when this was written, in milliseconds.
     left_ms: u64,
     /// The boot in which it was written, and when.
     boot_id: String,
     at: Boot,
-    /// Something in it is nowhere else, so it stays until then whatever happens.
+    /// Some of its data is nowhere else, so it is kept until then even if the disk is low.
     #[serde(default = "yes")]
     precious: bool,
 }
 
-/// Of a mark that does not say it.
+/// The default for marks without the field.
 fn yes() -> bool {
     true
 }
 
 impl Mark {
-    /// What is left now. In another boot all of that boot has passed at least.
+    /// How much is left now. After a reboot, at least the whole time since that reboot has passed.
     fn left(&self, boot_id: &str, now: Boot) -> Duration {
         let passed = if self.boot_id == boot_id { now.since(self.at) } else { now.0 };
         Duration::from_millis(self.left_ms).saturating_sub(passed)
     }
 }
 
-/// Keeps directories for a while. Clones are the same retention.
+/// Keeps directories for a while. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Retention {
     jobs: PathBuf,
@@ -66,12 +67,12 @@ pub(crate) struct Retention {
     boot_id: Arc<str>,
 }
 
-/// How long a directory stays.
+/// How long a directory is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stay {
-    /// So long, for people to look at; the controller has everything.
+    /// For this time, for users to look at; the controller has everything.
     Copy(Duration),
-    /// [`ORPHANS_STAY`], because something in it is nowhere else.
+    /// For [`ORPHANS_STAY`], because some of its data is nowhere else.
     Original,
 }
 
@@ -85,7 +86,7 @@ impl Retention {
         Retention { jobs, clock, boot_id: boot_id.into() }
     }
 
-    /// The replica of this directory is over: the directory goes after `stay`.
+    /// Marks the directory of an ended replica to be removed after `stay`.
     pub(crate) async fn put(&self, dir: &JobDir, stay: Stay) -> io::Result<()> {
         let (left, precious) = match stay {
             Stay::Copy(left) => (left, false),
@@ -110,7 +111,7 @@ impl Retention {
         }
     }
 
-    /// Removes the directories that are due, and while the disk `is_low` the oldest of those that are only copies.
+    /// Removes the directories that are due, and while the disk `is_low` also the one copy with the least time left.
     fn sweep(&self, is_low: bool) -> io::Result<()> {
         failpoint::hit("node.retention.sweep")?;
         let mut copies = Vec::new();
@@ -132,7 +133,7 @@ impl Retention {
         Ok(())
     }
 
-    /// What is left of the time of a directory, and whether it is precious; `None` when its replica is not over.
+    /// How much of a directory's time is left, and whether it is precious; `None` when its replica is not over.
     fn look(&self, path: &Path) -> Option<(Duration, bool)> {
         let text = match std::fs::read(path.join(MARK)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -156,7 +157,7 @@ impl Reclaimer for Retention {
     fn tidy(&self) -> BoxFuture<'_, Duration> {
         self.clone().swept(false).map(|()| LOOK_EVERY).boxed()
     }
-    /// One at a time: how much it frees is seen by whoever asks.
+    /// One at a time: the caller measures how much that frees.
     fn reclaim(&self, _: u64) -> BoxFuture<'_, ()> {
         self.clone().swept(true).boxed()
     }
@@ -169,7 +170,7 @@ fn tell(path: &Path, removed: io::Result<()>) {
     }
 }
 
-/// Removes a directory. Half of one would tell another story than the whole, so it loses its name first.
+/// Removes a directory. A half removed one would be read wrongly, so it is renamed first.
 fn discard(path: &Path) -> io::Result<()> {
     failpoint::hit("node.retention.remove")?;
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -181,7 +182,7 @@ fn discard(path: &Path) -> io::Result<()> {
     agent_spawn::remove_tree(&gone)
 }
 
-/// Writes a mark that lasts, and is there whole or not at all.
+/// Writes a mark durably and atomically.
 fn write(dir: &Path, mark: &Mark) -> io::Result<()> {
     failpoint::hit("node.retention.write")?;
     agent_fs::write_durable(&dir.join(MARK), &serde_json::to_vec(mark)?)
@@ -195,7 +196,7 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    /// Wall and boot time that move apart.
+    /// A clock whose wall time and boot time differ.
     #[derive(Default)]
     struct Apart {
         wall: ManualClock,
@@ -272,7 +273,7 @@ mod tests {
         clock.boot.advance(3 * DAY);
         assert_eq!(left(&before, &dir), 4 * DAY);
 
-        // Restarts of the machine: only what certainly passed counts, and it counts once.
+        // After reboots, only time that certainly passed counts, and it counts once.
         let clock = Arc::new(Apart::default());
         clock.boot.advance(2 * DAY);
         let after = retention(temp.path(), &clock, "second boot");

@@ -1,4 +1,4 @@
-//! Drives one replica through its steps; [`Runner::live`] is the whole life of a replica.
+//! Drives one replica through its steps; [`Runner::live`] is the whole sequence.
 //!
 //! ```text
 //! Accepted ─▶ Fetching ─▶ Building ─▶ Launching ─▶ Running ─▶ Releasing ─▶ Uploading ─▶ Reported
@@ -9,10 +9,10 @@
 //! retried, what a stop means in each step.
 //!
 //! Invariants: the record of a step is on disk before its work begins; the future may be dropped at any
-//! point (the daemon stops or is killed) and another one goes on from the record; a stop that comes before
-//! the command was started means that it never is; what came of the command is decided once, and its logs
-//! and outputs are stored whatever it was; a job that may be replaced is never started, and never goes on,
-//! beyond the time the controller granted, which a restart of the daemon does not prolong.
+//! point (the daemon stops or is killed) and another one goes on from the record; after a stop that arrives before
+//! the start, the command is never started; how the command ended is decided once, and its logs and outputs are
+//! stored in any case; a job that may be replaced is never started, and never goes on, after its lease, which a
+//! restart of the daemon does not extend.
 //!
 //! Channels: [`Desired`] in, [`ReplicaView`] out, both as watch channels, which hold the latest value. Spawned by
 //! `worker::reconcile`.
@@ -49,38 +49,38 @@ use super::{Worker, containers};
 /// A replica as the node reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ReplicaView {
-    /// The step it is in; `None` until its first record is written.
+    /// Its step; `None` until its first record is written.
     pub(crate) step: Option<ReplicaStep>,
-    /// What the step is doing, for people.
+    /// What the step is doing, as text for users.
     pub(crate) detail: String,
     /// When the command was started.
     pub(crate) started_at: Option<Timestamp>,
-    /// There is evidence that it goes on: this node works on it itself, or its shim answers.
+    /// There is evidence that it runs: this node works on it itself, or its shim answers.
     pub(crate) alive: bool,
     /// The controller has the outcome and nothing of the replica is left to do.
     pub(crate) over: bool,
-    /// Of a rank of a gang, from when it could start.
+    /// Set for a rank of a gang from the moment it could start.
     pub(crate) ready: Option<Ready>,
 }
 
-/// How it came that the command runs no more, or never will.
+/// Why the command does not run any more, or never will.
 enum End {
-    /// Its supervisor wrote down how it ended.
+    /// Its supervisor wrote an exit record.
     Exited(Box<ExitRecord>),
-    /// It was ended from here, because its supervisor did not answer.
+    /// The daemon ended it, because its supervisor did not answer.
     EndedHere(Ending),
-    /// Someone asked for the end before it was started.
+    /// A stop arrived before it was started.
     Stopped,
     /// Something failed before it was started, or it was lost.
     Failed(Fault),
-    /// An earlier life of the daemon decided already what came of it.
+    /// An earlier process of the daemon has already decided how it ended.
     Settled(Ending),
 }
 
-/// What a step comes to: the replica goes on with what it gave, or its command is at its end.
+/// The result of a step: the replica goes on with its value, or its command has ended.
 type Step<T> = ControlFlow<End, T>;
 
-/// A fault is an end.
+/// Turns a fault into an end.
 fn or_end<T>(done: Result<T, Fault>) -> Step<T> {
     match done {
         Ok(done) => Continue(done),
@@ -97,20 +97,20 @@ pub(crate) struct Runner<J> {
     view: watch::Sender<ReplicaView>,
     changed: Arc<Notify>,
     shipping: Shipping,
-    /// The tracking endpoint answers for the replica while this lives: from before the command can ask
-    /// until it has ended.
+    /// The tracking endpoint serves the replica while this is held: from before the command can call it until it has
+    /// ended.
     tracked: Option<Registration>,
     /// How often the controller found the outcome incomplete.
     refusals: u32,
-    /// The stop that the shim has heard.
+    /// The stop that the shim has acknowledged.
     told_to_stop: Option<Desired>,
-    /// The shim does not answer, or is to end the job: since when, and what was done about it.
+    /// Since when the shim does not answer, or is to end the job, and what was done about it.
     silence: Silence,
-    /// What is wrong with the GPUs of the command, as it was last told.
+    /// What is wrong with the GPUs of the command, as it was last reported.
     trouble: Vec<String>,
     /// The trees that were laid out for it.
     laid: Vec<Wish>,
-    /// What it says of itself, of a rank of a gang that could start.
+    /// What a rank of a gang reports when it could start.
     ready: Option<Ready>,
 }
 
@@ -153,7 +153,7 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// The whole life of a replica.
+    /// Runs all steps of a replica.
     pub(crate) async fn live(mut self) {
         let Break(end) = self.work().await;
         let ending = self.release(end).await;
@@ -162,12 +162,12 @@ impl<J: Journal> Runner<J> {
             self.upload(&ending).await;
             self.report(&ending).await;
         };
-        // An engine that is silent holds nobody's outcome up.
+        // A container engine that does not answer must not delay the outcome.
         tokio::join!(told, containers::clear(&*worker.executor, &dir));
         self.forget().await;
     }
 
-    /// The part of it in which there is a command, or may be one.
+    /// The steps until the end of the command.
     async fn work(&mut self) -> Step<Infallible> {
         self.accept().await?;
         if let Some(running) = self.recall().await? {
@@ -178,19 +178,18 @@ impl<J: Journal> Runner<J> {
         self.fetch().await?;
         let environment = self.build().await?;
         let running = self.launch(&environment).await?;
-        // What it has, the next one may want; only now does that keep nobody waiting.
+        // The next job may want the same trees; making copies earlier would have delayed this one.
         self.laid.drain(..).for_each(|wish| self.worker.prestaged_trees.wish(wish));
         self.run(running).await
     }
 
-    /// Takes the replica to the step that follows, writes down that it begins, as soon as there is room to do so, and
-    /// says so.
+    /// Takes the replica to its next step, journals it as soon as there is room, and publishes it.
     async fn enter(&mut self, event: ReplicaEvent, detail: &str) -> Step<()> {
         self.advance(event);
         self.note(detail).await
     }
 
-    /// Writes down how the step that it is in stands, as soon as there is room to do so, and says so.
+    /// Journals the state of the current step as soon as there is room, and publishes it.
     async fn note(&mut self, detail: &str) -> Step<()> {
         let mut in_vain = 0;
         while let Err(error) = self.worker.journal.enter(&self.record).await {
@@ -200,8 +199,8 @@ impl<J: Journal> Runner<J> {
         Continue(())
     }
 
-    /// Enters a step that must be taken even if it cannot be written down: the command was started, so its
-    /// directory tells the next daemon all it needs.
+    /// Enters a step even if it cannot be journaled: the command was started, so the next daemon finds all it needs
+    /// in the directory.
     async fn enter_anyway(&mut self, event: ReplicaEvent, detail: &str) {
         self.advance(event);
         let mut written = self.worker.journal.enter(&self.record).await;
@@ -215,14 +214,14 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Takes the replica to the step that follows. That none does is a mistake in this program; then the step stays.
+    /// Takes the replica to its next step. If there is none, that is a bug, and the step does not change.
     fn advance(&mut self, event: ReplicaEvent) {
         let next = self.record.step.after(event);
         debug_assert!(next.is_some(), "{event:?} means nothing in step {}", self.record.step);
         self.record.step = next.unwrap_or(self.record.step);
     }
 
-    /// Says that a step has begun.
+    /// Publishes the current step.
     fn show(&self, detail: &str) {
         self.view.send_replace(ReplicaView {
             step: Some(self.record.step),
@@ -235,7 +234,7 @@ impl<J: Journal> Runner<J> {
         self.changed.notify_one();
     }
 
-    /// Says what the step is doing.
+    /// Publishes what the step is doing.
     fn say(&self, detail: &str) {
         let changed = self.view.send_if_modified(|view| {
             let differs = view.detail != detail;

@@ -1,7 +1,7 @@
-//! The secrets of a job, between the controller that keeps them and the supervisor that gives them to the command.
+//! The secrets of a job, on their way from the controller to the supervisor, which gives them to the command.
 //!
-//! Invariant: they are in memory alone, and only while a command is being started: no record and no log of a node has
-//! them.
+//! Invariant: on a node they are only in memory, and only while a command is being started: no record and no log
+//! contains them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use tonic::transport::Channel;
 /// How long the controller may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// What came of asking.
+/// The result of a request.
 pub(crate) enum Answer {
-    /// They are these, by variable.
+    /// The secrets, by variable.
     Are(BTreeMap<String, Hidden>),
-    /// They are not to be had.
+    /// The controller refused to send them.
     Refused(Fault),
-    /// Nobody answered.
+    /// The controller could not be reached.
     Away(String),
 }
 
@@ -37,7 +37,7 @@ impl Secrets {
         Secrets { controller, node }
     }
 
-    /// Asks once.
+    /// Asks once; does not retry.
     pub(crate) async fn read(&self, replica: &ReplicaId) -> Answer {
         let request = v1::ReadSecretsRequest { node: self.node.to_string(), replica: replica.to_string() };
         let mut client = WorkerClient::new(self.controller.clone());
@@ -46,7 +46,7 @@ impl Secrets {
                 let values = answer.into_inner().values;
                 Answer::Are(values.into_iter().map(|(name, value)| (name, Hidden(value))).collect())
             }
-            // What the controller itself says comes with a fault.
+            // An error of the controller itself has a fault in its details.
             Ok(Err(status)) if status.details().is_empty() => Answer::Away(status.message().to_owned()),
             Ok(Err(status)) => Answer::Refused(agent_proto::fault(&status)),
             Err(_) => Answer::Away(format!("it did not answer for {ANSWER:?}")),

@@ -1,13 +1,12 @@
-//! Ships logs and tracking records to the controller, without loss and without doubt.
+//! Ships logs and tracking records to the controller, without loss and with certainty about what is stored.
 //!
 //! Owns: the one `Append` stream of the node, and how far each file has been shipped. Hides: offsets,
 //! windows, reconnects.
 //!
-//! Invariants: a file is read, never remembered (a chunk that got lost is read again); after every reconnect
-//! the controller says where to go on; what is on its way is bounded, and so small when the controller is slow
-//! that no job waits long behind another ([`pace`]); files take turns; of a job's log, segments that are
-//! stored as a whole are removed, and nothing that is not; nothing is polled, so a node whose jobs are silent
-//! does nothing.
+//! Invariants: a file's bytes are not kept in memory (a lost chunk is read again); after every reconnect the
+//! controller returns the offset to go on from; the bytes in flight are bounded, and so few when the controller is
+//! slow that no job waits long behind another ([`pace`]); files take turns; of a job's log, only segments that are
+//! stored as a whole are removed; nothing is polled, so a node whose jobs are silent does nothing.
 //!
 //! ```text
 //! runner ── Shipper::written(length) ──▶ ┌─────┐ ── Append{offset, bytes} ──▶ controller
@@ -15,7 +14,7 @@
 //!                                        └─────┘
 //! ```
 //!
-//! One task ([`Hub::run`]) mutates; shippers only raise a length and wake it.
+//! Only one task ([`Hub::run`]) changes state; shippers only raise a length and wake it.
 
 mod flow;
 mod pace;
@@ -42,9 +41,9 @@ use super::backoff::Backoff;
 use flow::{Allowance, Feed, FilePosition, Flow, FlowRequest, PATIENCE, PATIENCE_WITH_STOPPED, Stored};
 use pace::{Pace, Sent};
 
-/// Requests that may be on their way.
+/// The most requests in flight.
 const REQUESTS: usize = 256;
-/// A controller that owes an answer and gives none for so long is taken for gone.
+/// A controller that owes an answer and gives none for this long is treated as unreachable.
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// What a shipped file holds.
@@ -65,23 +64,23 @@ impl Content {
     }
 }
 
-/// What came of a file that is shipped.
+/// The result of shipping a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ShipEnd {
     /// The controller has all of it.
     Whole,
-    /// It has the first `stored` bytes, and will not have more.
+    /// It has the first `stored` bytes, and will not get more.
     Part { stored: u64, why: String },
 }
 
-/// Takes files to be shipped. Clones lead to the same hub.
+/// Accepts files to be shipped. Clones use the same hub.
 #[derive(Debug, Clone)]
 pub(crate) struct Telemetry {
     feeds: mpsc::UnboundedSender<Arc<Feed>>,
     wake: Arc<Notify>,
 }
 
-/// The runner's hold on a file that is shipped. What was written before the drop is shipped still.
+/// The runner's handle of a file that is shipped. Bytes that were announced before the drop are still shipped.
 #[derive(Debug)]
 pub(crate) struct Shipper {
     feed: Arc<Feed>,
@@ -96,8 +95,8 @@ impl Shipper {
         }
     }
 
-    /// Waits until the controller has the first `length` bytes, after which nothing comes. A controller that is away is
-    /// waited for; one that answers and stores nothing only so long ([`PATIENCE`]).
+    /// Waits until the controller has the first `length` bytes, which are the whole file. An unreachable controller
+    /// is waited for; one that answers and stores nothing only for [`PATIENCE`].
     pub(crate) async fn stored(&self, length: u64) -> ShipEnd {
         self.be_patient(PATIENCE);
         self.written(length);
@@ -112,7 +111,7 @@ impl Shipper {
         }
     }
 
-    /// Somebody waits for the end of the job.
+    /// Shortens the wait, because somebody waits for the end of the job.
     pub(crate) fn hurry(&self) {
         self.be_patient(PATIENCE_WITH_STOPPED);
     }
@@ -122,12 +121,12 @@ impl Shipper {
         self.feed.patience.fetch_min(millis, Ordering::AcqRel);
     }
 
-    /// Bytes that the controller has, as far as is known.
+    /// How many bytes the controller has, as far as is known.
     pub(crate) fn known(&self) -> u64 {
         self.feed.stored.borrow().bytes
     }
 
-    /// Asks the controller again how much it has, because it refused an outcome for want of it.
+    /// Asks the controller again how much it has, because it refused an outcome for missing bytes.
     pub(crate) fn doubt(&self) {
         self.feed.stored.send_replace(Stored::default());
         self.feed.doubted.store(true, Ordering::Release);
@@ -143,7 +142,7 @@ impl Drop for Shipper {
 }
 
 impl Telemetry {
-    /// Where to hand files in, and the task that ships them over `controller`.
+    /// The handle that accepts files, and the task that ships them over `controller`.
     pub(crate) fn new(controller: Channel) -> (Telemetry, Hub) {
         let (feeds, arrivals) = mpsc::unbounded_channel();
         let wake = Arc::new(Notify::new());
@@ -151,24 +150,24 @@ impl Telemetry {
         (Telemetry { feeds, wake }, hub)
     }
 
-    /// Takes charge of the build log, a file that need not exist before its first byte is announced.
+    /// Ships the build log, a file that need not exist before its first byte is announced.
     pub(crate) fn ship_build(&self, replica: &ReplicaId, path: PathBuf) -> Shipper {
         self.take(Feed::new(replica.clone(), Content::Log(Stream::Build), FilePosition::Plain(path)))
     }
 
-    /// Takes charge of the tracking records of the job in `dir`.
+    /// Ships the tracking records of the job in `dir`.
     pub(crate) fn ship_tracking(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
         self.take(Feed::new(replica.clone(), Content::Tracking, FilePosition::Tracking(dir.clone())))
     }
 
-    /// Takes charge of the log of the job in `dir`, and removes what the controller has of it.
+    /// Ships the log of the job in `dir`, and removes what the controller has of it.
     pub(crate) fn ship_job(&self, replica: &ReplicaId, dir: &JobDir) -> Shipper {
         self.take(Feed::new(replica.clone(), Content::Log(Stream::Job), FilePosition::Job(dir.clone())))
     }
 
     fn take(&self, feed: Feed) -> Shipper {
         let feed = Arc::new(feed);
-        // The hub lives as long as the daemon; nobody must wait for one that is gone.
+        // The hub runs as long as the daemon; nobody must wait for one that has ended.
         if self.feeds.send(feed.clone()).is_err() {
             feed.give_up("the daemon stops");
         }
@@ -186,7 +185,7 @@ struct Pending {
 
 impl Pending {
     fn is_meant(&self, answer: &v1::AppendResponse) -> bool {
-        // A controller of before does not say which request it answers.
+        // An older controller does not name the request that it answers.
         let is_told = answer.end == 0 || answer.end == self.end;
         is_told
             && answer.channel == self.feed.content.channel()
@@ -205,13 +204,13 @@ struct Connection {
     heard: Instant,
 }
 
-/// The task that ships.
+/// The state of the task that ships.
 pub(crate) struct Hub {
     arrivals: mpsc::UnboundedReceiver<Arc<Feed>>,
     wake: Arc<Notify>,
     controller: Channel,
     flows: Vec<Flow>,
-    /// Whose turn it is.
+    /// The index of the file whose turn it is.
     turn: usize,
 }
 
@@ -232,7 +231,7 @@ impl Hub {
         }
     }
 
-    /// Waits until a file is behind; `false` when there is nothing left to ship at a stop.
+    /// Waits until a file has bytes to ship; `false` when there are none at a stop.
     async fn wait_for_work(&mut self, stop: &CancellationToken) -> bool {
         loop {
             self.take_arrivals();
@@ -279,8 +278,7 @@ impl Hub {
         }
     }
 
-    /// Sends what the window allows, a chunk of each file in turn, beginning with the one after the last
-    /// that was sent.
+    /// Sends what the window allows, a chunk of each file in turn, starting after the file that was sent last.
     async fn send(&mut self, connection: &mut Connection) -> Result<(), Status> {
         let mut idle = 0;
         while idle < self.flows.len() && connection.pending.len() < REQUESTS {
@@ -309,7 +307,7 @@ impl Hub {
         let answer = match answer {
             Ok(answer) => answer,
             Err(status) => {
-                // Answers come in order, so it is the oldest request that was refused.
+                // Answers arrive in order, so the oldest request was refused.
                 if let Some(pending) = connection.pending.front().filter(|_| is_refusal(&status)) {
                     info!(replica = %pending.feed.replica, %status, "forgetting replica: the controller wants no more of it");
                     self.flows
@@ -320,7 +318,7 @@ impl Hub {
                 return Err(status);
             }
         };
-        // An answer that comes twice is no answer to the request that is next in line.
+        // A duplicate answer must not be taken for one to the next request.
         let Some(pending) = connection.pending.pop_front_if(|pending| pending.is_meant(&answer)) else {
             debug!(replica = answer.replica, channel = answer.channel, "skipped answer to no request");
             return Ok(());
@@ -355,7 +353,7 @@ impl Connection {
         Allowance { budget: self.pace.budget(), chunk: self.pace.chunk(), share: self.pace.share() }
     }
 
-    /// The next answer. One that is owed must come in time; nobody waits for one that is not.
+    /// The next answer. It has a deadline only while a request is unanswered.
     async fn answer(&mut self) -> Result<v1::AppendResponse, Status> {
         let deadline = self.pending.front().map(|oldest| self.heard.max(oldest.sent.at) + SILENCE);
         tokio::select! {
@@ -375,7 +373,7 @@ impl Connection {
             offset,
             data,
         };
-        // There is room for as many as may be on their way, so it is only full when nobody takes them.
+        // The channel has room for all requests in flight, so it is only full when nobody receives them.
         self.requests
             .try_send(request)
             .map_err(|_| Status::unavailable("the controller closed the stream"))?;
@@ -388,7 +386,7 @@ impl Connection {
     }
 }
 
-/// Sleeps until a date, which is there.
+/// Sleeps until a date, which must be `Some`.
 async fn until(date: Option<Instant>) {
     tokio::time::sleep_until(date.unwrap_or_else(Instant::now)).await;
 }
@@ -397,7 +395,7 @@ fn silent() -> Status {
     Status::deadline_exceeded(format!("no answer for {SILENCE:?}"))
 }
 
-/// The controller will never take it, however often it is sent.
+/// Whether the controller will never accept it, however often it is sent.
 fn is_refusal(status: &Status) -> bool {
     matches!(agent_proto::fault(status).code, Code::Fenced | Code::JobNotFound)
 }

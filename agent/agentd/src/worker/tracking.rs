@@ -1,12 +1,12 @@
-//! The tracking endpoint: what MLflow's client finds at `MLFLOW_TRACKING_URI` inside a job.
+//! The tracking endpoint: the server at `MLFLOW_TRACKING_URI` for MLflow's client inside a job.
 //!
-//! Owns: an HTTP server on loopback that speaks as much of MLflow's REST protocol as scripts use, for the jobs
-//! that run here. Each request carries its job's token and sees nothing but that job. Hides the protocol: for
-//! the rest of the daemon, a script that uses MLflow appends lines to its tracking file, as any script may.
+//! Owns: an HTTP server on loopback that implements the part of MLflow's REST protocol that scripts use, for the jobs
+//! that run here. Each request has its job's token and has access only to that job. Hides the protocol: for the rest
+//! of the daemon, a script that uses MLflow appends lines to its tracking file, as any script may.
 //!
-//! Invariants: a record is on the disk, in that file, before the call is answered; what a run recorded is the fold of
-//! the file ([`book`]), so nothing is lost with the daemon; a refusal of a call is never a status that clients
-//! repeat, because they repeat for minutes (only too many connections and calls are: [`listener`], [`run`]);
+//! Invariants: a record is on the disk, in that file, before the call is answered; the state of a run is the fold of
+//! that file ([`book`]), so nothing is lost when the daemon ends; a call is never refused with a status on which
+//! clients retry, because they retry for minutes (except for too many connections and calls: [`listener`], [`run`]);
 //! artifacts never leave the job's folder ([`artifacts`]).
 //!
 //! Tasks: the future that [`Tracking::start`] returns, run by `roles`.
@@ -49,13 +49,13 @@ use answer::Refusal;
 use listener::LimitedListener;
 use run::Run;
 
-/// Threads that the calls of all jobs have together: the daemon has others to do with the rest.
+/// The most threads for the calls of all jobs together; the daemon needs others for its own work.
 const THREADS: usize = 16;
 
-/// How long calls that have begun may take once the daemon stops.
+/// How long calls in progress may take after the daemon begins to stop.
 const LAST_CALLS: Duration = Duration::from_secs(2);
 
-/// The endpoint; clones are the same endpoint.
+/// The endpoint. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Tracking {
     address: SocketAddr,
@@ -64,22 +64,22 @@ pub(crate) struct Tracking {
     threads: Arc<Semaphore>,
 }
 
-/// A run the endpoint answers for.
+/// A run that the endpoint serves.
 #[derive(Debug, Clone)]
 pub(crate) struct TrackedRun {
-    /// Whose run it is.
+    /// The replica of the run.
     pub(crate) replica: ReplicaId,
     /// The run's id, the name of the job.
     pub(crate) run_id: String,
-    /// The secret its requests carry (`MLFLOW_TRACKING_TOKEN`).
+    /// The secret in its requests (`MLFLOW_TRACKING_TOKEN`).
     pub(crate) token: String,
     /// The experiment's name; its id is [`experiment_id`] of it.
     pub(crate) experiment: String,
     /// Where records are appended.
     pub(crate) tracking_file: PathBuf,
-    /// Where all that was ever in that file is kept.
+    /// The stream of everything that was ever in that file.
     pub(crate) tracking_stream: PathBuf,
-    /// Where logged artifacts are stored; made when the first one comes.
+    /// The folder of logged artifacts; made for the first one.
     pub(crate) artifacts: PathBuf,
 }
 
@@ -132,7 +132,7 @@ impl Tracking {
         format!("http://{}", self.address)
     }
 
-    /// Answers for a run from now on, until the registration is dropped.
+    /// Serves a run from now on, until the registration is dropped.
     pub(crate) fn register(&self, run: TrackedRun) -> Registration {
         let token = run.token.clone();
         tracing::debug!(replica = %run.replica, "serving tracking endpoint of job");
@@ -142,7 +142,7 @@ impl Tracking {
     }
 }
 
-/// The run is answered for while this lives.
+/// The run is served until this is dropped.
 pub(crate) struct Registration {
     runs: Runs,
     token: String,
@@ -158,11 +158,11 @@ impl Drop for Registration {
     }
 }
 
-/// The runs answered for, by token.
+/// The runs that are served, by token.
 #[derive(Clone, Default)]
 struct Runs(Arc<Mutex<HashMap<String, Arc<Run>>>>);
 
-/// The run whose token a request carries.
+/// The run whose token is in a request.
 struct Caller(Arc<Run>);
 
 impl FromRequestParts<Runs> for Caller {

@@ -1,11 +1,11 @@
-//! Looks after the machine: whether it is still what it said it was, and what control groups were left on it.
+//! Watches the machine: whether its inventory is still true, and whether unused control groups were left on it.
 //!
-//! Owns the inventory, as a watched value that `worker::reconcile` reports whenever it changed. Invariants: that the
-//! disk fills is heard from its keeper, so a node that became unfit stops taking jobs, and one that is fit again takes
-//! them, within seconds; that the container engine ends is heard at once, by a connection on which nothing is said; the
-//! inventory changes only when a judgement does, not with every number in it.
+//! Owns the inventory, as a watch channel that `worker::reconcile` reports whenever it changed. Invariants: the
+//! disk's keeper reports when the disk fills, so a node that became unfit stops taking jobs, and one that is fit
+//! again takes them, within seconds; the end of the container engine is noticed at once, by an idle connection that
+//! is closed; the inventory changes only when a finding's grade or meaning does, not with every number in it.
 //!
-//! It holds nothing that matters, so it may be started again at any time. Started by `crate::roles`.
+//! It has no state that matters, so it can be restarted at any time. Started by `crate::roles`.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ use tracing::{info, warn};
 
 use super::gpus;
 
-/// How often the container engine is asked whether it is well: one that is frozen ends no connection.
+/// How often the container engine is checked by a request: a frozen one does not close its connections.
 const ASK_ENGINE_EVERY: Duration = Duration::from_secs(10);
-/// How often everything is.
+/// How often everything is checked.
 const PROBE_EVERY: Duration = Duration::from_secs(60);
 
-/// The upkeep of a node. Clones look after the same one.
+/// The upkeep of a node. Clones share its state.
 #[derive(Clone)]
 pub(crate) struct Upkeep {
     probe: ProbeConfig,
@@ -36,7 +36,7 @@ pub(crate) struct Upkeep {
 }
 
 impl Upkeep {
-    /// Of a machine that was just found to be `inventory`.
+    /// For a machine whose `inventory` was just taken.
     pub(crate) fn new(
         probe: ProbeConfig,
         pressure: watch::Receiver<Pressure>,
@@ -45,17 +45,17 @@ impl Upkeep {
         Upkeep { probe, pressure, inventory: watch::Sender::new(inventory) }
     }
 
-    /// What the machine is, now and whenever that changed.
+    /// The inventory of the machine, now and after each change.
     pub(crate) fn inventory(&self) -> watch::Receiver<Inventory> {
         self.inventory.subscribe()
     }
 
-    /// Where others put into the inventory what they know: [`super::environments`].
+    /// The sender with which others publish their parts of the inventory: [`super::environments`].
     pub(crate) fn publisher(&self) -> watch::Sender<Inventory> {
         self.inventory.clone()
     }
 
-    /// Looks again and again.
+    /// Runs forever: checks the machine and updates the inventory.
     pub(crate) async fn run(mut self) {
         let (mut probed, mut asked) = (Instant::now(), Instant::now());
         let mut engine = UnixStream::connect(&self.probe.docker).await.ok();
@@ -75,7 +75,7 @@ impl Upkeep {
             }
             if depth != Depth::Disk {
                 asked = Instant::now();
-                // One that ended is not called at once again, so that none is called without a pause.
+                // After an end there is a pause before the next connection, to avoid a busy loop.
                 if engine.is_none() && !ended {
                     engine = UnixStream::connect(&self.probe.docker).await.ok();
                 }
@@ -108,7 +108,7 @@ impl Upkeep {
             }
         };
         self.inventory.send_if_modified(|known| {
-            // Somebody else looks after these.
+            // Other tasks update these.
             found.environments.clone_from(&known.environments);
             found.interpreters.clone_from(&known.interpreters);
             gpus::keep_known(known, &mut found);
@@ -122,7 +122,7 @@ impl Upkeep {
     }
 }
 
-/// How much of the machine is looked at.
+/// How much of the machine is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Depth {
     Disk,
@@ -131,13 +131,13 @@ enum Depth {
     Whole,
 }
 
-/// Ends when the other side of a connection does; what it says is of no interest.
+/// Returns when the other side closes the connection; its data is ignored.
 async fn until_closed(connection: Option<&mut UnixStream>) {
     let Some(connection) = connection else { return std::future::pending().await };
     while connection.read(&mut [0; 512]).await.is_ok_and(|length| length > 0) {}
 }
 
-/// An inventory with some findings made anew.
+/// An inventory with some findings replaced.
 fn renewed(known: &Inventory, findings: Vec<Finding>) -> Inventory {
     let mut inventory = known.clone();
     for finding in findings {
@@ -148,7 +148,7 @@ fn renewed(known: &Inventory, findings: Vec<Finding>) -> Inventory {
     inventory
 }
 
-/// Whether two inventories say the same; what was found in numbers may differ while it means the same.
+/// Whether two inventories are equal, except for the numbers in `found`.
 fn is_same(one: &Inventory, other: &Inventory) -> bool {
     let judged = |inventory: &Inventory| {
         let findings = inventory.findings.iter();
@@ -207,7 +207,7 @@ mod tests {
         assert!(begun.elapsed() < ASK_ENGINE_EVERY, "it heard of it");
     }
 
-    /// An engine that answers for as long as it is polled, and counts who comes.
+    /// An engine that answers for as long as it is polled, and counts connections.
     async fn engine(socket: &std::path::Path, came: &watch::Sender<u32>) {
         let listener = tokio::net::UnixListener::bind(socket).unwrap();
         let mut connections = tokio::task::JoinSet::new();

@@ -1,10 +1,10 @@
-//! Whom a job runs as: the account of its owner, or a number that nobody else has.
+//! Which user a job runs as: the account of its owner, or a uid that nobody else has.
 //!
-//! Owns the numbers for users of single runs. One is given again only when its run is over, its directory is gone and
-//! no process has it, and the longest unused comes first; the journal, the directories and the kernel say which are
-//! taken, so a restart forgets none.
+//! Owns the uids for per-run users. One is reused only when its run is over, its directory is removed and no process
+//! has it, and in turn; those in use are found in the journal, the directories and `/proc`, so a restart forgets
+//! none.
 //!
-//! [`choose`] is pure; [`Users::take`] looks at the machine.
+//! [`choose`] is pure; [`Users::take`] reads the state of the machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,27 +21,27 @@ use tracing::warn;
 use super::journal::Record;
 use crate::config::{Config, JobUser, RunAs};
 
-/// Whom a job is to run as.
+/// Which user a job is to run as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Choice {
-    /// Whoever the daemon runs as.
+    /// The daemon's own user.
     Daemon,
-    /// Somebody who has an account.
+    /// A user with an account.
     Account(JobUser),
-    /// Nobody else.
+    /// A uid of its own.
     OfItsOwn,
-    /// Root, who may not.
+    /// Root, which is not allowed.
     Root,
 }
 
 /// What the choice depends on.
 struct Policy<'a> {
     user: &'a RunAs,
-    /// The daemon can become somebody else.
+    /// The daemon can start processes as other users.
     is_root: bool,
     /// Jobs may run as root.
     allows_root: bool,
-    /// Users of the controller's machine are those of this one.
+    /// The controller's machine is this one, so that it has the same users.
     knows_owners: bool,
 }
 
@@ -66,9 +66,9 @@ fn choose(
         (RunAs::Owner, Some(Principal::Local { uid })) => {
             account(*uid).map_or(Choice::OfItsOwn, Choice::Account)
         }
-        // A user of the fleet has no account here, whatever he is called.
+        // A user of the fleet has no account here, whatever its name is.
         (RunAs::Owner, Some(Principal::User { .. } | Principal::Node { .. })) => Choice::OfItsOwn,
-        // Where root alone has jobs, one that nobody remembers is root's.
+        // Where only root has jobs, a job without a recorded owner is root's.
         (RunAs::Owner, None) => {
             if policy.allows_root {
                 Choice::Daemon
@@ -79,7 +79,7 @@ fn choose(
     }
 }
 
-/// Gives jobs their users. Clones give from the same numbers.
+/// Gives jobs their users. Clones share the uids.
 #[derive(Debug, Clone)]
 pub(crate) struct Users {
     uids: RangeInclusive<u32>,
@@ -94,7 +94,7 @@ struct Given {
 }
 
 impl Users {
-    /// Of the node whose job directories are in `jobs`, with the replicas of an earlier life.
+    /// Of the node whose job directories are in `jobs`, with the replicas of an earlier process.
     pub(crate) fn new(config: &Config, jobs: PathBuf, found: &[Record]) -> Users {
         let users = Users { uids: runs(config), jobs, given: Arc::default() };
         {
@@ -107,8 +107,8 @@ impl Users {
         users
     }
 
-    /// Whom the job of this record runs as on the machine itself; `None` is the daemon's own user. The same answer for
-    /// as long as the record lasts. Blocking: asks the system for the account.
+    /// The user of the job of this record on the machine itself; `None` is the daemon's own user. If the record has
+    /// one, it is returned. Blocking: asks the system for the account.
     pub(crate) fn user(&self, config: &Config, record: &Record) -> Result<Option<JobUser>, Fault> {
         if let Some(user) = &record.user {
             return Ok(Some(user.clone()));
@@ -121,7 +121,7 @@ impl Users {
         };
         match choose(&policy, record.spec.owner.as_ref(), account) {
             Choice::Daemon if !agent_spawn::has_helper() => Ok(None),
-            // The daemon itself runs nothing of anybody then.
+            // With a helper, no job runs as the daemon's own user.
             Choice::Daemon if policy.allows_root && is_roots(record) => Ok(account(0)),
             Choice::Daemon => self.take(&record.replica).map(Some),
             Choice::Account(user) => Ok(Some(user)),
@@ -130,7 +130,7 @@ impl Users {
         }
     }
 
-    /// A user that nobody else has. Blocking: looks at every process.
+    /// A user that nobody else has. Blocking: reads the uid of every process.
     fn take(&self, replica: &ReplicaId) -> Result<JobUser, Fault> {
         if !are_here(&self.uids, &uid_map()) {
             return Err(Fault::new(
@@ -153,12 +153,12 @@ impl Users {
         Ok(JobUser { name: format!("job-{uid}"), uid, gid: uid, groups: Vec::new(), home: String::new() })
     }
 
-    /// The replica is over; its directory may stay, and keeps its number then.
+    /// Releases the uid of an ended replica; if its directory is kept, the uid stays in use.
     pub(crate) fn give_back(&self, replica: &ReplicaId) {
         self.given.lock().held.remove(replica);
     }
 
-    /// The numbers that job directories belong to.
+    /// The uids that job directories belong to.
     fn of_directories(&self) -> Vec<u32> {
         let entries = fs::read_dir(&self.jobs).into_iter().flatten().flatten();
         let numbers = entries.filter_map(|entry| {
@@ -173,12 +173,12 @@ fn is_roots(record: &Record) -> bool {
     matches!(record.spec.owner, Some(Principal::Local { uid: 0 }))
 }
 
-/// The numbers for runs: the first of the range is that of builders.
+/// The uids for runs: the first of the range is that of builders.
 fn runs(config: &Config) -> RangeInclusive<u32> {
     config.jobs.uids.start() + 1..=*config.jobs.uids.end()
 }
 
-/// The user that builds environments, where that is not the daemon's own.
+/// The uid that builds environments, if that is not the daemon's own.
 pub(crate) fn builder(config: &Config) -> Option<u32> {
     if !agent_spawn::serves_others() || !config.builds_apart() {
         return None;
@@ -191,12 +191,12 @@ pub(crate) fn builder(config: &Config) -> Option<u32> {
     Some(id)
 }
 
-/// The numbers of users that this machine has, when it is part of another one.
+/// The uids that this machine has; in a user namespace they may be few.
 fn uid_map() -> String {
     fs::read_to_string("/proc/self/uid_map").unwrap_or_default()
 }
 
-/// Whether one line of the map has all of these.
+/// Whether one line of the map contains all of these.
 fn are_here(uids: &RangeInclusive<u32>, map: &str) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_whitespace().map(|word| word.parse::<u64>().unwrap_or(0));
@@ -205,14 +205,14 @@ fn are_here(uids: &RangeInclusive<u32>, map: &str) -> bool {
     })
 }
 
-/// The first number after `last` that is not taken, and after the end the first of all.
+/// The first uid after `last` that is not taken; after the end, it starts again from the first.
 fn next(uids: &RangeInclusive<u32>, last: Option<u32>, taken: &BTreeSet<u32>) -> Option<u32> {
     let after =
         last.filter(|last| uids.contains(last) && last != uids.end()).map_or(*uids.start(), |last| last + 1);
     (after..=*uids.end()).chain(*uids.start()..after).find(|uid| !taken.contains(uid))
 }
 
-/// The users of all processes.
+/// The uids of all processes.
 fn of_processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes =
@@ -220,7 +220,7 @@ fn of_processes() -> Vec<u32> {
     processes.filter_map(|process| Some(process.metadata().ok()?.uid())).collect()
 }
 
-/// An account whose home is not there has one in the directory of the job.
+/// An account whose home directory does not exist gets one in the job directory.
 fn account(uid: u32) -> Option<JobUser> {
     let user = JobUser::of(uid)?;
     let home = if Path::new(&user.home).is_dir() { user.home.clone() } else { String::new() };
@@ -253,7 +253,7 @@ mod tests {
             (&RunAs::Owner, true, false, true, local(0), Choice::Root),
             (&RunAs::Owner, true, true, true, local(0), Choice::Daemon),
             (&RunAs::Owner, true, true, true, local(1001), its_own.clone()), // no account
-            (&RunAs::Owner, true, true, false, local(1000), its_own.clone()), // somebody else's account here
+            (&RunAs::Owner, true, true, false, local(1000), its_own.clone()), // another user's account here
             (&RunAs::Owner, true, true, false, local(0), its_own.clone()),
             (&RunAs::Owner, true, false, true, None, its_own.clone()),
             (&RunAs::Owner, true, true, true, None, Choice::Daemon),

@@ -1,4 +1,5 @@
-//! Logging in: keys of the agent and of files, answers to questions, passwords; what the host accepts, in ssh's order.
+//! Logs in with keys of the agent and of files, answers to questions, and passwords: what the host accepts, in ssh's
+//! order.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,13 +15,14 @@ use super::{ConnectError, Judge};
 use crate::Desk;
 use crate::target::{Hop, Route};
 
-/// A host hangs up after six of anything.
+/// A host usually disconnects after six failed tries.
 const MOST_KEYS: usize = 5;
 const MOST_PASSWORDS: usize = 3;
-/// How often a host may ask before that is taken for a game.
+/// How many rounds of questions are answered before logging in is given up.
 const MOST_QUESTIONS: usize = 10;
 
-/// Logs in as the user of the hop. `target` is there for the last one, to which a password that was given belongs.
+/// Logs in as the user of the hop. `target` is given for the last hop only, because a given password is for that
+/// host.
 pub(super) async fn login(
     handle: &mut Handle<Judge>,
     hop: &Hop,
@@ -34,7 +36,7 @@ pub(super) async fn login(
         AuthResult::Success => return Ok(()),
         AuthResult::Failure { remaining_methods, .. } => remaining_methods,
     };
-    // A host that wants two proofs says after the first which others it takes.
+    // A host that requires two methods names after the first which others it accepts.
     let mut done: Vec<MethodKind> = Vec::new();
     while let Some(method) = next(&offered, &done, given.is_some()) {
         let tried = match method {
@@ -58,7 +60,7 @@ pub(super) async fn login(
     Err(ConnectError::Refused { host: hop.to_string(), user: hop.user.clone(), tried })
 }
 
-/// What to try next. A password that was given goes before questions, which a script cannot answer.
+/// The method to try next. A given password is tried before questions, which a script cannot answer.
 fn next(offered: &MethodSet, done: &[MethodKind], has_password: bool) -> Option<MethodKind> {
     use MethodKind::{KeyboardInteractive, Password, PublicKey};
     let order = if has_password {
@@ -71,7 +73,7 @@ fn next(offered: &MethodSet, done: &[MethodKind], has_password: bool) -> Option<
 
 enum Tried {
     In,
-    /// It was right, and the host wants one of these besides.
+    /// It was accepted, and the host requires one of these as well.
     More(MethodSet),
     No,
 }
@@ -93,7 +95,7 @@ struct Tries<'a> {
     hop: &'a Hop,
     given: Option<&'a str>,
     desk: &'a dyn Desk,
-    /// In words.
+    /// What was tried, in words.
     tried: Vec<String>,
 }
 
@@ -112,7 +114,7 @@ impl Tries<'_> {
             left -= 1;
             self.tried.push(format!("a key of the agent ({})", key.fingerprint(HashAlg::Sha256)));
             let hash = if key.algorithm().is_rsa() { hash } else { None };
-            // An agent that will not sign costs one key, and no more.
+            // If the agent refuses to sign, only this key is skipped.
             let tried = self.handle.authenticate_publickey_with(&self.hop.user, key, hash, agent).await;
             match tried.map(Tried::from) {
                 Ok(Tried::No) | Err(_) => {}
@@ -146,7 +148,7 @@ impl Tries<'_> {
         (Some(agent), held.into_iter().filter_map(plain).collect())
     }
 
-    /// The key of a file, whose passphrase is asked for.
+    /// The key of a file; asks for the passphrase if there is one.
     fn load(&mut self, path: &Path) -> Option<PrivateKey> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -187,7 +189,7 @@ impl Tries<'_> {
         Ok(Tried::No)
     }
 
-    /// Questions of the host, the first hidden one of which is the password.
+    /// Answers the host's questions; a given password answers the first hidden one.
     async fn questions(&mut self) -> Result<Tried, russh::Error> {
         let mut answer =
             self.handle.authenticate_keyboard_interactive_start(&self.hop.user, None::<String>).await?;
@@ -215,7 +217,7 @@ impl Tries<'_> {
     }
 }
 
-/// What is known of a key without opening it.
+/// The public key of a key file, read without its passphrase.
 fn public_half(path: &Path) -> Option<PublicKey> {
     let beside = load_public_key(path.with_added_extension("pub"));
     let inside = || Some(ssh_key::PrivateKey::read_openssh_file(path).ok()?.public_key().clone());

@@ -1,8 +1,8 @@
-//! Which blobs go. Pure: no clock, no disk.
+//! Which blobs are removed. Pure: no clock, no disk.
 //!
-//! The least recently used go first, and only as many as make the room that is wanted. Two things are never
-//! chosen: what somebody holds, and what was used within the lease. A time of last use that lies in the future by
-//! more than the lease is of a clock that was put back since: it says nothing, and protects nothing.
+//! The least recently used are removed first, and only as many as make the wanted room. Never chosen are blobs that
+//! somebody holds, and those used within the lease. A last use that is in the future by more than the lease was
+//! recorded before the clock was set back: it means nothing, and protects nothing.
 
 use std::time::{Duration, SystemTime};
 
@@ -15,15 +15,16 @@ use crate::Kept;
 /// What the store may take of the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreLimits {
-    /// All of it, in bytes. Nine tenths of that are too much, and eight are enough again.
+    /// Of the store, in bytes. Above nine tenths of it blobs are removed, down to eight.
     pub size: u64,
-    /// Of the disk. Blobs go as soon as it is tight: they can be sent again, and what else needs the room cannot wait.
+    /// Of the disk. Blobs are removed as soon as it is tight: they can be sent again; other users of the disk cannot
+    /// wait.
     pub marks: Watermarks,
-    /// How long a blob stays that was sent, read or asked for.
+    /// How long a blob is kept after it was sent, read or asked for.
     pub lease: Duration,
 }
 
-/// How much of what there is.
+/// How much room is taken, and how much is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Bytes the store takes.
@@ -37,13 +38,13 @@ pub struct Room {
 pub enum Goal {
     /// The store within its limits.
     Limits,
-    /// Besides, so many bytes of the disk free beyond the reserve.
+    /// Also, so many bytes of the disk free beyond the reserve.
     Free(u64),
-    /// Nothing left that may go.
+    /// Everything removed that may be.
     All,
 }
 
-/// Why a blob stays.
+/// Why a blob is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     /// Somebody needs it.
@@ -54,7 +55,7 @@ pub enum Reason {
     Room,
 }
 
-/// So many blobs and bytes stay for one reason.
+/// How many blobs and bytes are kept for one reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stay {
     /// The reason.
@@ -65,15 +66,15 @@ pub struct Stay {
     pub bytes: u64,
 }
 
-/// What goes, in order, and what stays.
+/// What is removed, in order, and what is kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Choice {
     pub(crate) victims: Vec<Kept>,
-    /// Each reason once, what takes most first.
+    /// Once for each reason, most bytes first.
     pub(crate) stays: Vec<Stay>,
 }
 
-/// Bytes that should go for the store to be within its limits.
+/// Bytes to remove for the store to be within its limits.
 pub(crate) fn excess(room: Room, limits: &StoreLimits) -> u64 {
     let (high, low) = (limits.size / 10 * 9, limits.size / 10 * 8);
     let too_much = if room.taken > high { room.taken - low } else { 0 };
@@ -82,7 +83,7 @@ pub(crate) fn excess(room: Room, limits: &StoreLimits) -> u64 {
     too_much.max(too_full)
 }
 
-/// Bytes that should go.
+/// Bytes to remove.
 pub(crate) fn wanted(room: Room, limits: &StoreLimits, goal: Goal) -> u64 {
     match goal {
         Goal::Limits => excess(room, limits),
@@ -93,7 +94,7 @@ pub(crate) fn wanted(room: Room, limits: &StoreLimits, goal: Goal) -> u64 {
     }
 }
 
-/// Chooses `wanted` bytes of all that is `kept`, or as many as may go.
+/// Chooses `wanted` bytes of all that is `kept`, or as many as may be removed.
 pub(crate) fn choose(
     kept: Vec<Kept>,
     holder: impl Fn(&Digest) -> Option<Holder>,
@@ -112,7 +113,7 @@ pub(crate) fn choose(
     idle.sort_unstable_by_key(|kept| (kept.used, kept.digest));
     let mut chosen: u64 = 0;
     for kept in idle {
-        // What has no bytes makes no room.
+        // An empty blob makes no room.
         if chosen < wanted && (kept.digest.size > 0 || wanted == u64::MAX) {
             chosen = chosen.saturating_add(kept.digest.size);
             choice.victims.push(kept);
@@ -124,7 +125,7 @@ pub(crate) fn choose(
     choice
 }
 
-/// Whether the lease of a blob goes on, as far as the clock can tell.
+/// Whether the lease of a blob is still valid, as far as the clock can tell.
 fn is_recent(used: SystemTime, now: SystemTime, lease: Duration) -> bool {
     let apart = now.duration_since(used).unwrap_or_else(|ahead| ahead.duration());
     apart < lease
@@ -215,22 +216,22 @@ mod tests {
             let choice = choose(all.clone(), holder, at(now), LEASE, wanted);
             let may_go = |kept: &Kept| !held[&kept.digest] && !is_recent(kept.used, at(now), LEASE);
             let freed: u64 = choice.victims.iter().map(|kept| kept.digest.size).sum();
-            // Nothing that is held or recent goes.
+            // Nothing that is held or recent is removed.
             prop_assert!(choice.victims.iter().all(may_go));
-            // Enough goes, or all that may.
+            // Enough is removed, or all that may be.
             let possible: u64 = all.iter().filter(|kept| may_go(kept)).map(|kept| kept.digest.size).sum();
             prop_assert!(freed >= wanted.min(possible));
             // No more than needed: without the last one it would be too little.
             if let Some(last) = choice.victims.last().filter(|_| wanted < u64::MAX) {
                 prop_assert!(freed - last.digest.size < wanted);
             }
-            // In the order of use, and nothing older with bytes in it stays behind.
+            // In the order of use, and nothing older with bytes in it is kept.
             prop_assert!(choice.victims.is_sorted_by_key(|kept| (kept.used, kept.digest)));
             if let Some(last) = choice.victims.last() {
                 let passed = all.iter().filter(|kept| may_go(kept) && kept.digest.size > 0 && kept.used < last.used);
                 prop_assert!(passed.into_iter().all(|kept| choice.victims.contains(kept)));
             }
-            // Every blob is told of once.
+            // Every blob is counted once.
             let stays: u64 = choice.stays.iter().map(|stay| stay.blobs).sum();
             prop_assert_eq!(stays + choice.victims.len() as u64, all.len() as u64);
         }

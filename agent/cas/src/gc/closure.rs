@@ -1,8 +1,8 @@
-//! What hangs on the roots somebody holds: every directory below them and every content these name.
+//! All blobs that are reached from roots that somebody holds: the directories below them, and their contents.
 //!
-//! A tree is walked in batches, each distinct directory once, however many roots share it. What is not here is
-//! passed over: it cannot be removed, and below it nothing is known. A directory that is here and cannot be read
-//! ends the walk, because what it names would be taken for unneeded.
+//! A tree is walked in batches, each distinct directory once, however many roots share it. A blob that is absent is
+//! skipped: it cannot be removed, and nothing is known below it. A directory that is present and cannot be read
+//! ends the walk, because the blobs it names would be taken for unneeded.
 //!
 //! Memory: a digest for each distinct directory, and 16 bytes for each content. Contents are known by the first 8
 //! bytes of their hash; two that share them are both kept, which costs room and loses nothing.
@@ -17,13 +17,13 @@ use crate::parallel::blocking;
 use crate::snapshot::{MAX_MESSAGE, Named, named};
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, fitting};
 
-/// Directories on their way to be read: all that hang on some roots.
+/// A walk over all directories that are reached from some roots.
 pub(super) struct Walk {
     open: Vec<Digest>,
     seen: HashSet<Digest>,
 }
 
-/// What a batch of directories turned out to be.
+/// The result of reading a batch of directories.
 #[derive(Debug, Default)]
 pub(super) struct Step {
     /// Directories that are not here.
@@ -39,7 +39,7 @@ impl Walk {
         Walk { open: Vec::new(), seen: HashSet::new() }
     }
 
-    /// Adds a directory, once. What is too large to be one is none.
+    /// Adds a directory, once. A blob that is too large to be one is ignored.
     pub(super) fn add(&mut self, directory: Digest) {
         if directory.size <= MAX_MESSAGE && self.seen.insert(directory) {
             self.open.push(directory);
@@ -51,7 +51,7 @@ impl Walk {
         self.seen
     }
 
-    /// Reads some directories; `None` when none is left. The caller adds which of those they name he wants read.
+    /// Reads some directories; `None` when none is left. The caller adds those they name that it wants read.
     pub(super) async fn step(&mut self, store: &impl BlobStore) -> Result<Option<Step>, ReadError> {
         let sizes = self.open.iter().rev().map(|directory| directory.size);
         let batch = self.open.split_off(self.open.len() - fitting(sizes, BATCH_BYTES, BATCH_BLOBS));
@@ -64,7 +64,7 @@ impl Walk {
             for (directory, answer) in batch.into_iter().zip(answers) {
                 match answer {
                     Err(ReadError::Absent { .. }) => step.absent.push(directory),
-                    // What is no directory is never laid out: whoever tries says so.
+                    // A blob that is no directory is never laid out: an attempt fails with an error of its own.
                     answer => {
                         let Named { files, directories } = named(directory, &answer?).unwrap_or_default();
                         step.files.extend(files);
@@ -90,12 +90,12 @@ impl HeldBlobs {
         HeldBlobs { walk: Walk::new(), holders: HashMap::new() }
     }
 
-    /// Who holds the blob; the first who said so, when several do.
+    /// Who holds the blob; the first that was added, when several do.
     pub(super) fn holder(&self, digest: &Digest) -> Option<Holder> {
         self.holders.get(&short(digest)).copied()
     }
 
-    /// Adds everything that hangs on these pins.
+    /// Adds everything that these pins reach.
     pub(super) async fn add(&mut self, store: &impl BlobStore, pins: &[Pin]) -> Result<(), ReadError> {
         for some in pins.chunk_by(|one, next| one.by == next.by) {
             for pin in some {

@@ -135,7 +135,7 @@ async fn test_what_is_relied_on_during_a_collection_stays() {
     let bench = Bench::new(NO_LEASE);
     let root = bench.tree("t", &[("x", "x"), ("d/y", "y")]).await;
     bench.tree("other", &[("z", "z")]).await;
-    // Between what the user says and the removal, somebody submits.
+    // Between the report of the user and the removal, somebody submits.
     let user = Collector::new(bench.disk.clone(), NO_LEASE, &["jobs"], Arc::new(SystemClock));
     let relying = user.clone();
     let say = move || {
@@ -181,7 +181,7 @@ async fn test_the_limit_of_the_store_is_kept() {
     let text = |n: u8| String::from_utf8(vec![b'a' + n; 100_000]).unwrap();
     for n in 0..6 {
         bench.tree(&format!("t{n}"), &[("x", &text(n))]).await;
-        // What is used after a list was used later than what it told of.
+        // Blobs used after a listing have a later use than all those in it.
         bench.disk.listing().await;
     }
     assert!(bench.collector.is_due().await);

@@ -42,11 +42,11 @@ pub(super) trait Transfer: Sync {
     fn alone(&self, item: Self::Item) -> impl Future<Output = Self::Answer> + Send;
     /// The answer for an item whose message failed.
     fn failed(item: &Self::Item, status: Status) -> Self::Answer;
-    /// What the server said of an item that failed.
+    /// The server's status for an item that failed.
     fn said(answer: &Self::Answer) -> Option<&Status>;
 }
 
-/// The answers for all `items`, in order. Those that failed and may do in a moment are tried again by themselves.
+/// The answers for all `items`, in order. Those that failed and may succeed in a moment are tried again alone.
 pub(super) async fn run<T: Transfer>(transfer: &T, items: Vec<T::Item>) -> Vec<T::Answer> {
     let budget = match transfer.remote().terms().await {
         Ok(terms) => terms.budget,
@@ -58,7 +58,7 @@ pub(super) async fn run<T: Transfer>(transfer: &T, items: Vec<T::Item>) -> Vec<T
         answers.extend(attempt(transfer, open, budget).await);
         let failed: Vec<(usize, &Status)> =
             answers.iter().filter_map(|(number, answer)| Some((*number, T::said(answer)?))).collect();
-        // What a server says of when to come again is said of the whole message.
+        // A retry delay from the server applies to the whole message.
         let may_do = |(_, status): &&(usize, &Status)| is_transient(status) || wanted_pause(status).is_some();
         let Some(status) = failed.iter().find(may_do).map(|(_, status)| (*status).clone()) else { break };
         let again: Vec<usize> = failed.iter().filter(may_do).map(|(number, _)| *number).collect();
@@ -120,8 +120,8 @@ async fn divide<T: Transfer>(
     done
 }
 
-/// The server refuses the message of `cost` bytes as it is; a smaller one may do, unless it wants to be asked later.
-/// One that has nothing left for a small message is not asked for less still.
+/// The server refuses the message of `cost` bytes as it is; a smaller one may succeed, unless the server asked for a
+/// delay. One that lacks resources for a small message is not sent a still smaller one.
 fn is_refusal(status: &Status, cost: u64) -> bool {
     let refused = match status.code() {
         Code::OutOfRange | Code::InvalidArgument => true,

@@ -1,10 +1,10 @@
-//! Blobs under zstd, as the protocol lets them travel.
+//! Blobs compressed with zstd, as the protocol allows.
 //!
-//! Hides the library, its level and its windows, and what pays. What comes in is a stranger's: nothing is
-//! believed of what it says of its own size. At most the bytes that the digest names come out, and one more
-//! that tells a longer one; a window is at most [`WINDOW`]; the compressed form may be a little longer than
-//! the blob and no more. Several frames after each other are one blob; a frame without an end, or anything
-//! behind the last one that is no frame, is an error.
+//! Hides the library, its level and its windows, and when compression pays. The input is untrusted: sizes that it
+//! declares are ignored. At most the bytes that the digest names are decompressed, and one more that reveals a
+//! longer blob; a window is at most [`WINDOW`]; the compressed form may be a little longer than the blob and no
+//! more. Several frames in sequence are one blob; a frame without an end, or anything after the last one that is
+//! no frame, is an error.
 
 use std::io::{self, Write};
 
@@ -24,16 +24,16 @@ const LEVEL: i32 = 1;
 /// The largest window a frame may ask for, as a power of two: 8 MiB.
 const WINDOW: u32 = 23;
 
-/// So much of a blob is tried before the whole is compressed, in bytes.
+/// How much of a blob is compressed on trial before the whole is, in bytes.
 const PROBE: usize = 64 * 1024;
 
-/// A blob below this, in bytes, is smaller than what surrounds it.
+/// Smaller blobs, in bytes, are not compressed: the message around them is larger.
 const LEAST: usize = 256;
 
-/// What a compressed form may have beyond the blob's own size, in bytes, and beyond a 64th of it.
+/// By how many bytes, beyond a 64th of the blob's size, its compressed form may be larger than the blob.
 const SLACK: u64 = 1024 * 1024;
 
-/// Why a compressed form is none of the blob.
+/// Why a compressed form is not that of the blob.
 #[derive(Debug, thiserror::Error)]
 pub enum InflateError {
     /// The bytes are not what they should be.
@@ -56,7 +56,7 @@ pub enum InflateError {
     Truncated,
 }
 
-/// Gives a blob back from its compressed form, piece by piece.
+/// Decompresses a blob, piece by piece.
 pub struct Inflater {
     decoder: Decoder<'static>,
     size: u64,
@@ -66,7 +66,7 @@ pub struct Inflater {
     allowed: u64,
     /// A frame has begun and not ended.
     within: bool,
-    /// The last piece had no room for all there was.
+    /// The last piece was filled: there may be more output.
     full: bool,
 }
 
@@ -80,7 +80,7 @@ impl Inflater {
         Ok(Inflater { decoder, size, left: size, allowed, within: false, full: false })
     }
 
-    /// The next piece of what `input` holds, which is taken from it; `None` when nothing is left in it.
+    /// The next piece of the blob, consumed from `input`; `None` when nothing is left in it.
     pub fn next(&mut self, input: &mut Bytes) -> Result<Option<Bytes>, InflateError> {
         while !input.is_empty() || self.full {
             let room = usize::try_from(self.left).map_or(CHUNK, |left| left.saturating_add(1).min(CHUNK));
@@ -105,7 +105,7 @@ impl Inflater {
         Ok(None)
     }
 
-    /// Nothing more comes.
+    /// Checks that the input may end here.
     pub fn finish(&self) -> Result<(), InflateError> {
         if self.within { Err(InflateError::Truncated) } else { Ok(()) }
     }
@@ -166,18 +166,18 @@ impl Deflater {
     }
 }
 
-/// Less than four fifths stay.
+/// Whether less than four fifths are left.
 fn pays(compressed: usize, size: usize) -> bool {
     compressed.saturating_mul(5) < size.saturating_mul(4)
 }
 
-/// A blob that begins like this is worth being compressed.
+/// Whether a blob that begins like this is worth compressing.
 pub(super) fn shrinks(beginning: &[u8]) -> bool {
     let probe = &beginning[..beginning.len().min(PROBE)];
     Deflater::new().is_some_and(|mut deflater| deflater.deflate(probe).is_some())
 }
 
-/// The compressed form of `chunks`, all in one frame. An error among them ends it as it would end them.
+/// The compressed form of `chunks`, all in one frame. An error among them ends it with the same error.
 pub fn deflated(digest: Digest, chunks: Chunks) -> Chunks {
     let fail = move |source| ReadError::Compress { digest, source };
     let state = Some((chunks, None));
@@ -214,7 +214,7 @@ mod tests {
         zstd::bulk::compress(bytes, LEVEL).unwrap()
     }
 
-    /// What comes of a form that arrives in pieces of `piece` bytes.
+    /// Decompresses a form that arrives in pieces of `piece` bytes.
     fn arriving(digest: Digest, form: &[u8], piece: usize) -> Result<Vec<u8>, InflateError> {
         let (mut inflater, mut content) = (Inflater::new(digest, 0).unwrap(), Vec::new());
         for part in form.chunks(piece) {

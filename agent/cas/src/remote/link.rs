@@ -1,8 +1,8 @@
-//! How fast a connection is, by what went over it, and whether compression gains anything there.
+//! How fast a connection is, measured by its traffic, and whether compression gains anything on it.
 //!
-//! One core compresses a few hundred megabytes in a second; on a connection that is faster it is only in the
-//! way. Nothing is asked of the machine: what counts is how long the batches took so far. A connection of
-//! which nothing is known yet is taken for a fast one.
+//! One core compresses a few hundred megabytes per second; on a faster connection it only costs time. The system
+//! is not asked: what counts is how long the batches took so far. A connection is assumed to be fast until it was
+//! measured.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,25 +12,25 @@ use parking_lot::Mutex;
 /// Compression pays below this rate, in bytes per second: a little more than a wire of 1 Gbit/s carries.
 const SLOW: f64 = 150e6;
 
-/// So much must have gone over a connection before its rate means something, in bytes.
+/// Bytes that a connection must have carried before its rate means something.
 const ENOUGH: u64 = 1024 * 1024;
 
-/// What was longer ago than this counts for half.
+/// Traffic is counted half whenever it covers more time than this, so that newer traffic weighs more.
 const MEMORY: Duration = Duration::from_secs(5);
 
 /// What is known of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Link {
-    /// It leads to another machine, and what is there has refused no compressed blob.
+    /// It leads to another machine, and the store there has refused or damaged no compressed blob.
     may_compress: AtomicBool,
     flow: Mutex<Flow>,
 }
 
-/// What went over it.
+/// The traffic of a connection.
 #[derive(Debug, Default)]
 struct Flow {
     bytes: u64,
-    /// For how long at least one message was on its way.
+    /// For how long at least one message was in flight.
     busy: Duration,
     on_their_way: u32,
     since: Option<Instant>,
@@ -45,7 +45,7 @@ impl Flow {
     }
 
     fn end(&mut self, now: Instant, bytes: u64) {
-        // Messages overlap: the time of each counts once for all that are on their way.
+        // Messages overlap: time counts once for all that are in flight.
         if let Some(since) = self.since.replace(now) {
             self.busy += now.saturating_duration_since(since);
         }
@@ -75,7 +75,7 @@ impl Link {
         Link { flow: Mutex::new(flow), ..Link::far() }
     }
 
-    /// It is so slow that fewer bytes are worth the work.
+    /// It is so slow that compression is worth the work.
     pub(super) fn is_worth_compression(&self) -> bool {
         self.may_compress.load(Ordering::Relaxed) && self.flow.lock().is_slow()
     }
@@ -87,14 +87,14 @@ impl Link {
         }
     }
 
-    /// A message sets out.
+    /// A message is sent.
     pub(super) fn begin(&self) -> Trip<'_> {
         self.flow.lock().begin(Instant::now());
         Trip { link: self, bytes: 0 }
     }
 }
 
-/// A message on its way. One that never arrives, and is dropped, took its time for nothing.
+/// A message in flight. One that is dropped without [`Trip::arrived`] took time and carried nothing.
 pub(super) struct Trip<'a> {
     link: &'a Link,
     bytes: u64,

@@ -1,10 +1,9 @@
-//! For how long a call is repeated that did not do, and which answers are the last word.
+//! For how long a failed call is repeated, and which errors are final.
 //!
-//! Only what is said of the blob or of the call itself is final. Every other answer may be one of a proxy, of a
-//! server that is started again or of a disk that is full, whatever code it has: the same call may do later.
+//! Only errors about the blob or the call itself are final. Every other error may come from a proxy, a restarting
+//! server or a full disk, whatever its code: the same call may succeed later.
 //!
-//! A server may say itself when to come again: then it is not asked earlier, and what it refused is asked once
-//! more whatever the reason was.
+//! A server may ask for a delay: then it is not called earlier, and the call is repeated whatever its error was.
 
 use std::time::Duration;
 
@@ -13,17 +12,17 @@ use prost::Message;
 use tokio::time::{Instant, sleep};
 use tonic::{Code, Status};
 
-/// The longest time between the first failure and the last attempt. A server that is started again, or
-/// replaced by a new version, is back by then.
+/// The longest time between the first failure and the last attempt. A server that is restarted, or replaced by a
+/// new version, is back by then.
 pub(crate) const LONGEST: Duration = Duration::from_secs(20);
 
-/// Between the first attempt and the second; it doubles.
+/// The pause between the first attempt and the second; it doubles.
 const FIRST: Duration = Duration::from_millis(50);
 
-/// Between two attempts at most, unless the server wants more.
+/// The longest pause between two attempts, unless the server wants more.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// What names the detail of a status that says when to come again.
+/// The type of the status detail with the delay that a server asks for.
 const RETRY_INFO: &str = "google.rpc.RetryInfo";
 
 /// That detail, of `google/rpc/error_details.proto`.
@@ -33,7 +32,7 @@ pub(super) struct RetryInfo {
     pub(super) retry_delay: Option<protobuf::Duration>,
 }
 
-/// What has been waited.
+/// The retries of a call so far.
 #[derive(Debug, Default)]
 pub(crate) struct RetryPolicy {
     since: Option<Instant>,
@@ -41,7 +40,7 @@ pub(crate) struct RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Waits before the next attempt, or gives the failure back when there should be none.
+    /// Waits before the next attempt, or returns the failure when there should be none.
     pub(crate) async fn wait(&mut self, status: Status) -> Result<(), Status> {
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
@@ -60,7 +59,7 @@ impl RetryPolicy {
     }
 }
 
-/// What the server said of when to come again.
+/// The delay that the server asks for.
 pub(super) fn wanted_pause(status: &Status) -> Option<Duration> {
     let details = rpc::Status::decode(status.details()).ok()?.details;
     let detail = details.iter().find(|detail| detail.type_url.rsplit('/').next() == Some(RETRY_INFO))?;
@@ -69,7 +68,7 @@ pub(super) fn wanted_pause(status: &Status) -> Option<Duration> {
     (nanos < 1_000_000_000).then(|| Duration::new(seconds, nanos))
 }
 
-/// What a server said, in one line.
+/// The status of a server, in one line.
 pub fn told(status: &Status) -> String {
     match status.message() {
         "" => status.code().to_string(),
@@ -77,12 +76,12 @@ pub fn told(status: &Status) -> String {
     }
 }
 
-/// The same call may do in a moment. A server that is there and says nothing used up its time already.
+/// The same call may succeed in a moment. A server that did not answer in time has used up its time already.
 pub(super) fn is_transient(status: &Status) -> bool {
     status.code() != Code::DeadlineExceeded && is_away(status)
 }
 
-/// The same call may do later: the answer says nothing of the blob, and nothing of the call.
+/// The same call may succeed later: the error is not about the blob, nor about the call.
 pub fn is_away(status: &Status) -> bool {
     !matches!(
         status.code(),

@@ -1,7 +1,7 @@
-//! A blob too large for a message, in a stream of them.
+//! A blob too large for one message, in a stream of messages.
 //!
-//! Owns both directions: [`Download`] goes on where a stream broke, and goes on uncompressed where a compressed one
-//! was no good; [`Upload`] never finishes what is not the blob.
+//! Owns both directions: [`Download`] resumes a stream where it broke, uncompressed where a compressed one failed;
+//! [`Upload`] never finishes a stream whose bytes are not the blob.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,18 +18,18 @@ use super::compression::{Inflater, deflated};
 use super::{Form, PIECE, Remote, Resource, RetryPolicy, SILENCE, persist, within};
 use crate::store::{Chunks, ReadError, WriteError, verified};
 
-/// A blob on its way from a server. When the stream breaks another one goes on where it was.
+/// A blob that is read from a server. When the stream breaks, another one continues where it was.
 pub(super) struct Download {
     remote: Remote,
     digest: Digest,
     /// Bytes of the blob before the next one.
     offset: u64,
     messages: Option<Streaming<ReadResponse>>,
-    /// Where what comes is compressed.
+    /// While the stream is compressed.
     compressed: Option<Compressed>,
 }
 
-/// What undoes the compression, and what it has not seen yet.
+/// The decompressor, and the input it has not consumed yet.
 struct Compressed {
     inflater: Inflater,
     input: Bytes,
@@ -42,7 +42,7 @@ impl Download {
         Download { remote, digest, offset, messages: None, compressed }
     }
 
-    /// Asks for what follows.
+    /// Asks for the rest of the blob.
     pub(super) async fn open(&mut self) -> Result<(), Status> {
         let form = if self.compressed.is_some() { Form::Zstd } else { Form::Plain };
         let name = Resource::Blob { digest: self.digest, form }.within(&self.remote.instance);
@@ -60,7 +60,7 @@ impl Download {
         Ok(())
     }
 
-    /// Asks for what follows as it is. Where a compressed form breaks off there is no place to go on from.
+    /// Asks for the rest uncompressed. A compressed stream that broke cannot be resumed.
     async fn open_plain(&mut self) -> Result<(), Status> {
         self.compressed = None;
         if self.offset == self.digest.size {
@@ -126,19 +126,19 @@ async fn says_something(messages: &mut Streaming<ReadResponse>) -> Result<Option
     }
 }
 
-/// A blob on its way to a server. The last message is held back until the bytes are known to be the blob, so
+/// A blob that is sent to a server. The last message is held back until the bytes are known to be the blob, so
 /// a wrong one is never finished.
 pub(super) struct Upload {
     resource_name: String,
     digest: Digest,
-    /// What is sent; in place of its end comes an error when it is not the blob.
+    /// The bytes to send; ends with an error when they are not the blob.
     source: Chunks,
     held: Bytes,
     sent: Arc<AtomicU64>,
     failure: UploadFailure,
 }
 
-/// Why the messages of an upload ended early; a stream of messages cannot say it.
+/// Why the messages of an upload ended early; the stream of messages cannot carry an error.
 type UploadFailure = Arc<Mutex<Option<WriteError>>>;
 
 impl Upload {
@@ -154,7 +154,7 @@ impl Upload {
         Upload { resource_name, digest, source, held: Bytes::new(), sent: Arc::default(), failure }
     }
 
-    /// Where it is told why the messages ended early.
+    /// Where the reason is stored when the messages end early.
     pub(super) fn failure(&self) -> UploadFailure {
         Arc::clone(&self.failure)
     }

@@ -1,4 +1,4 @@
-//! The client against a server with injected faults, such as real ones were seen to have.
+//! The client against a server with injected faults, such as were seen in real ones.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,29 +22,29 @@ struct Habits {
     batch_limit: i64,
     /// What a batch may really have, if that is less.
     real_limit: Option<usize>,
-    /// What it says of the size of a finished upload.
+    /// The size that it reports for a finished upload.
     committed: Option<i64>,
     /// It takes uploads and forgets them.
     forgetful: bool,
     /// It names blobs by another function.
     other_function: bool,
-    /// It is away at every other call, and breaks off every stream from it that is not short.
+    /// It is unavailable at every other call, and breaks off every stream from it that is not short.
     restless: bool,
     /// One wrong item spoils the whole batch.
     spoiled: bool,
-    /// It says that it knows zstd.
+    /// It announces zstd.
     zstd: Option<Zstd>,
-    /// It goes away in the middle of every third batch, when it has begun to answer it, and comes back.
+    /// It stops in the middle of every third batch, when it has begun to answer it, and restarts.
     replaced: bool,
     /// Its first so many calls end with this code.
     odd: Option<(usize, Code)>,
     /// The first item of every other batch ends with this code.
     odd_item: Option<Code>,
-    /// It wants to be left alone for so long before each first call, and says why by this code.
+    /// It asks for this delay before each first call, with this code.
     later: Option<(Duration, Code)>,
 }
 
-/// What is behind a server's word that it knows zstd.
+/// How a server that announces zstd behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Zstd {
     Good,
@@ -65,11 +65,11 @@ struct Server {
     store: Memory,
     habits: Habits,
     calls: Arc<AtomicUsize>,
-    /// Calls that found it away, or came after one that did.
+    /// Calls that found it unavailable, or came after one that did.
     visits: Arc<AtomicUsize>,
-    /// Blobs that came or went compressed.
+    /// Blobs that were received or sent compressed.
     compressed: Arc<AtomicUsize>,
-    /// Asks the server to go away: it finishes what it is at and takes nothing new.
+    /// Asks the server to stop: it finishes its current calls and accepts no new ones.
     goodbye: Arc<tokio::sync::Notify>,
     /// When each call came.
     came: Arc<Mutex<Vec<std::time::Instant>>>,
@@ -309,7 +309,7 @@ impl ByteStream for Server {
         if form == Form::Zstd && self.habits.zstd == Some(Zstd::Refuses) {
             return Err(Status::unimplemented("no zstd here"));
         }
-        // The error comes within the stream here, as it does from servers that answer before they look.
+        // The error is sent within the stream here, as by servers that answer before they look up the blob.
         let found = self.store.get(&digest).ok_or_else(|| Status::not_found("blob"));
         let mut messages: Vec<Result<bytestream::ReadResponse, Status>> = match found {
             Ok(bytes) => self
@@ -350,7 +350,7 @@ impl ByteStream for Server {
         if finished && !self.habits.forgetful {
             self.store.write_batch(vec![(digest, bytes)]).await.remove(0).unwrap();
         }
-        // Of compressed uploads many tell what came.
+        // For compressed uploads many servers return the bytes received.
         let committed_size = self.habits.committed.unwrap_or(sent);
         Ok(Response::new(bytestream::WriteResponse { committed_size }))
     }
@@ -511,7 +511,7 @@ async fn test_what_shrinks_travels_compressed_over_a_slow_connection_only() {
         }
         remote.write(digest, source(&large, 262_144)).await.unwrap();
         assert!(read_all(&remote, digest, 0).await.unwrap() == large);
-        // Five came and six went in batches, of which the server compresses all; and a stream each way.
+        // Five were received and six sent in batches, of which the server compresses all; and a stream each way.
         assert_eq!(server.compressed.load(Ordering::Relaxed), expected);
         assert!(read_all(&remote, digest, 5_999_990).await.unwrap() == large.slice(5_999_990..));
         assert_eq!(server.compressed.load(Ordering::Relaxed), expected, "never from the middle on");
@@ -654,7 +654,7 @@ async fn test_single_items_that_fail_for_a_moment_are_tried_again_by_themselves(
         }
         assert_eq!(server.calls.load(Ordering::Relaxed), 4, "each batch, and then its one item");
     }
-    // What is said of the blob itself is final.
+    // An error about the blob itself is final.
     let (_dir, server, remote) = serve(Habits { odd_item: Some(Code::DataLoss), ..Habits::default() }).await;
     server.store.write_batch(blobs).await;
     assert!(remote.read_batch(digests).await[0].as_ref().is_err_and(ReadError::is_damage));

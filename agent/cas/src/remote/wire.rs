@@ -14,7 +14,7 @@ pub fn digest_to_wire(digest: &Digest) -> reapi::Digest {
 /// The longest resource name there may be, in bytes.
 const MAX_NAME: usize = 1024;
 
-/// So much of what a peer said is repeated in an answer, in characters.
+/// How much of a peer's text is repeated in an error, in characters.
 const QUOTED: usize = 100;
 
 /// The beginning of a text of any length, for an error: a status travels in headers, which must be short.
@@ -32,18 +32,18 @@ pub fn digest_from_wire(wire: &reapi::Digest) -> Result<Digest, IdError> {
     Digest::from_parts(&wire.hash, size).map_err(|error| IdError { value: quoted(&error.value), ..error })
 }
 
-/// What says of a blob in a batch that it travels compressed.
+/// Marks a blob in a batch as compressed.
 pub const ZSTD: i32 = reapi::compressor::Value::Zstd as i32;
 
-/// What says that it travels as it is.
+/// Marks a blob in a batch as uncompressed.
 pub const IDENTITY: i32 = reapi::compressor::Value::Identity as i32;
 
-/// How the bytes of a blob travel in a stream.
+/// How the bytes of a blob are encoded in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// As they are.
     Plain,
-    /// Under zstd: `compressed-blobs/zstd` in place of `blobs`.
+    /// Compressed with zstd: `compressed-blobs/zstd` in place of `blobs`.
     Zstd,
 }
 
@@ -54,7 +54,7 @@ pub enum Resource {
     Blob {
         /// The blob.
         digest: Digest,
-        /// How it is to come.
+        /// The form to read it in.
         form: Form,
     },
     /// A blob to write: `{instance/}uploads/{id}/blobs/{hash}/{size}{/anything}`.
@@ -63,7 +63,7 @@ pub enum Resource {
         id: String,
         /// The blob.
         digest: Digest,
-        /// How it comes.
+        /// The form it is sent in.
         form: Form,
     },
 }
@@ -71,7 +71,7 @@ pub enum Resource {
 /// Why a resource name cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResourceError {
-    /// It asks for a form of compression there is not.
+    /// It asks for an unsupported compression.
     #[error("the resource `{name}` is compressed in a way that is not zstd")]
     Compressor {
         /// The name.
@@ -86,7 +86,7 @@ pub enum ResourceError {
 }
 
 impl Resource {
-    /// Understands a resource name; an instance name before it may have any number of segments.
+    /// Parses a resource name; an instance name before it may have any number of segments.
     pub fn parse(name: &str) -> Result<Resource, ResourceError> {
         let malformed = || ResourceError::Malformed { name: quoted(name) };
         if name.len() > MAX_NAME {
@@ -120,7 +120,7 @@ impl Resource {
         }
     }
 
-    /// The name in the instance `instance` of a server; an empty one stands for the only one there is.
+    /// The name in the instance `instance` of a server; an empty one means its only instance.
     pub fn within(&self, instance: &str) -> String {
         if instance.is_empty() { self.to_string() } else { format!("{instance}/{self}") }
     }

@@ -1,8 +1,8 @@
-//! What it takes to make one tree of another.
+//! The steps that turn one tree into another.
 //!
-//! Pure. Two trees are compared from their roots down, and where two directories have one digest nothing below them is
-//! looked at; so this costs what differs, and not what there is. Whether a file is executable does not count: in the
-//! tree of a job all are.
+//! Pure. Two trees are compared from their roots down, and directories of equal digest are not entered; so the cost
+//! grows with the differences, not with the trees. The executable bit does not count: in the tree of a job all files
+//! have it.
 
 use std::cmp::Ordering;
 
@@ -10,23 +10,23 @@ use agent_model::Digest;
 
 use super::tree::{Directory, Entry, Extent, Tree, join};
 
-/// What a file, directory or link costs beside its bytes, in bytes that are written meanwhile.
+/// The cost of a file, directory or link beside its bytes, as the number of bytes that could be written meanwhile.
 const PLACE: u64 = 64 * 1024;
 
-/// The steps from one tree to another, in the order in which they can be taken. A content that changed goes and comes.
+/// The steps from one tree to another, in the order in which they can be taken. A changed file is removed and made.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Difference {
-    /// Files and links that go.
+    /// Files and links to remove.
     pub(super) unlinked: Vec<String>,
-    /// Directories that go, each after those in it.
+    /// Directories to remove, each after those in it.
     pub(super) emptied: Vec<String>,
-    /// Directories that come, each before those in it.
+    /// Directories to make, each before those in it.
     pub(super) directories: Vec<String>,
-    /// Files that come.
+    /// Files to write.
     pub(super) files: Vec<Entry>,
-    /// Links that come: path, target.
+    /// Links to make: path, target.
     pub(super) links: Vec<(String, String)>,
-    /// Of all steps, as if each wrote so many bytes.
+    /// The cost of all steps, in bytes written.
     pub(super) cost: u64,
 }
 
@@ -40,7 +40,7 @@ impl Difference {
         Some(comparison.found)
     }
 
-    /// The room that what comes needs.
+    /// The room that the new entries need.
     pub(super) fn extent(&self) -> Extent {
         Extent {
             directories: self.directories.len() as u64,
@@ -66,7 +66,7 @@ impl Comparison<'_> {
         (self.found.cost <= self.most).then_some(())
     }
 
-    /// What is at `path` in both trees. The depth of a tree is limited, and so is that of this recursion.
+    /// Compares the directory at `path` in both trees. The depth of a tree limits this recursion.
     fn directory(&mut self, path: &str, old: &Digest, new: &Digest) -> Option<()> {
         if old == new {
             return Some(());
@@ -136,7 +136,7 @@ impl Comparison<'_> {
     }
 }
 
-/// Two sorted lists, with what has the same name in both together.
+/// Two sorted lists, paired by name.
 fn side_by_side<'a, T>(
     old: &'a [T],
     new: &'a [T],

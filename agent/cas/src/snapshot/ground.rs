@@ -1,9 +1,8 @@
 //! The directory that a tree is written into.
 //!
-//! Every step is relative to its open root, passes no link and stays beneath it; whatever is made is made
-//! exclusively. So neither a hostile tree nor somebody who changes the directory meanwhile leads a write elsewhere.
-//! What is made has its owner and its mode before anybody else can know of it, because the directory has not got its
-//! name yet.
+//! Every path is resolved below its open root and through no link; every entry is created exclusively. So neither a
+//! hostile tree nor somebody who changes the directory meanwhile can redirect a write. Entries have their owner and
+//! mode before anybody else can know of them, because the directory does not have its final name yet.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,7 +19,7 @@ use super::tree::{Extent, Tree};
 use crate::store::{CHUNK, ReadError, remove_tree};
 use crate::{Hasher, holes};
 
-/// Whom files belong to, by number.
+/// The owner of files, by number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// The user.
@@ -73,12 +72,12 @@ impl Ground {
         }
     }
 
-    /// An error unless the file system has room for all of it; one that does not say is tried.
+    /// An error unless the file system has room for all of it, or cannot report its room.
     pub(super) fn demand_room(&self, extent: Extent) -> Result<(), MaterializeError> {
         let Ok(disk) = rustix::fs::fstatvfs(&self.root) else { return Ok(()) };
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let inodes = extent.directories + extent.files + extent.links;
-        // File systems that make inodes as they need them say that there are none.
+        // File systems that make inodes on demand report that there are none.
         let has_inodes = disk.f_files == 0 || inodes <= disk.f_favail;
         match has_inodes && (extent.bytes <= free || self.can_clone()) {
             true => Ok(()),
@@ -86,7 +85,7 @@ impl Ground {
         }
     }
 
-    /// Files may share their blocks here, so that what they sum up to says little of the room they need.
+    /// Whether files can share blocks here, so that the sum of their sizes is not the room they need.
     fn can_clone(&self) -> bool {
         let unnamed = || self.open_beneath("", OFlags::TMPFILE | OFlags::RDWR, Mode::RUSR | Mode::WUSR);
         let cloned = || Ok::<_, io::Error>(rustix::fs::ioctl_ficlone(unnamed()?, unnamed()?)?);
@@ -107,7 +106,7 @@ impl Ground {
         Ok((self.open_beneath(parent, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?, name))
     }
 
-    /// Makes a directory; the root is there.
+    /// Makes a directory; the root exists already.
     pub(super) fn directory(&self, path: &str) -> Result<(), MaterializeError> {
         let mode = Mode::from_raw_mode(0o775);
         let make = || {
@@ -204,7 +203,7 @@ impl Ground {
     }
 }
 
-/// Gives what is open to its owner, and the mode that all of a job's files have.
+/// Sets the owner, and the mode that all files of a job have.
 fn settle(file: impl AsFd, owner: Option<Owner>) -> io::Result<()> {
     if let Some(Owner { uid, gid }) = owner {
         rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
@@ -212,7 +211,7 @@ fn settle(file: impl AsFd, owner: Option<Owner>) -> io::Result<()> {
     Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(0o775))?)
 }
 
-/// Adds to a file.
+/// Appends to a file.
 pub(super) fn write(file: &mut holes::Writer, bytes: &[u8]) -> io::Result<()> {
     failpoint::hit("cas.tree.write")?;
     file.append(bytes)

@@ -1,7 +1,7 @@
 //! What git would ignore, by the lines of one ignore file.
 //!
-//! The library reads and matches patterns as git does, with one exception that is made up for here: git compares
-//! what stands before the first special character by itself, so in `a**/b` the stars begin a pattern and stand for
+//! The library reads and matches patterns as git does, with one exception that is corrected here: git compares the
+//! text before the first special character separately, so in `a**/b` the stars begin a pattern and match
 //! directories. Pure.
 
 use gix_glob::Pattern;
@@ -23,7 +23,7 @@ impl Ignore {
         Ignore { file, patterns }
     }
 
-    /// No line says anything.
+    /// No line has a pattern.
     pub(super) fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }

@@ -1,17 +1,16 @@
 //! Where the links of a tree lead.
 //!
 //! A link is followed over the entries of its own tree, as the system would follow it where the tree is laid out:
-//! through directories and other links, segment by segment. What it names need not be there, so that `latest ->
-//! outputs/last.ckpt` stays what it is; from a name that is not there on the rest is counted as if it were a directory.
-//! Pure.
+//! through directories and other links, segment by segment. Its target need not exist, so that `latest ->
+//! outputs/last.ckpt` is kept as it is; a name that does not exist is treated as a directory. Pure.
 
 use super::MAX_PATH;
 
 /// Links that the system follows one after the other, at most.
 const HOPS: usize = 40;
 
-/// How many segments of links may be looked at in one tree: more than any needs that people make, so that one that was
-/// made to be costly is not.
+/// How many segments of links may be resolved in one tree: more than any honest tree needs, so that one that was made
+/// to be costly is not.
 #[derive(Debug)]
 pub(super) struct Steps(u64);
 
@@ -31,7 +30,7 @@ pub(super) enum Leads<D> {
     Outside,
     /// In a circle, or over more links than the system follows; never out.
     Round,
-    /// Nobody looked to the end.
+    /// It was not followed to its end.
     Unknown,
 }
 

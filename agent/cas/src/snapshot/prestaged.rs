@@ -1,21 +1,21 @@
-//! Trees that were laid out ahead of time, so that a job which wants one of them, or nearly, has it at once.
+//! Trees that were laid out ahead of time, so that a job that wants one of them, or a similar one, has it at once.
 //!
-//! A [`PrestagedTree`] is a private copy of a tree that no job has seen. [`materialize`] gives a job the prestaged tree
-//! that is nearest to what it wants: it proves that nobody touched it, moves it to the job's place, and changes there
-//! what differs. It is used up by that. Where there is none that is near, or anything about it is odd, the tree is laid
-//! out anew; a prestaged tree only ever saves time.
+//! A [`PrestagedTree`] is a private copy of a tree that no job has seen. [`materialize`] gives a job the prestaged
+//! tree that is most similar to the wanted one: it proves that nobody touched it, moves it to the job's place, and
+//! applies the differences. This uses it up. Where none is similar enough, or the proof fails, the tree is laid out
+//! anew; a prestaged tree only ever saves time.
 //!
 //! Invariants:
-//! - A prestaged tree counts from when it was read back: [`SETTLING`] after its stamps were taken every name in it is looked at
-//!   and every byte hashed, so that whatever happened to it while it was laid out is found. From then on its stamps
-//!   vouch for it: of each file, link and directory what the system tells, with the change time, which no program can
-//!   set; a change after the reading has a later time on the coarsest clock. They are looked at once more after the
-//!   reading, and when it is used. They are in memory alone, where no job writes; so a prestaged tree does not outlive the process.
-//! - A prestaged tree is claimed once. Who claims it moves or removes it, whatever comes of that.
+//! - A prestaged tree is usable once it was read back: [`SETTLING`] after its stamps were taken, every name in it is
+//!   compared and every byte hashed, so that any change while it was laid out is found. From then on its stamps prove
+//!   it: the metadata of each file, link and directory, with the change time, which no program can set; a change
+//!   after the reading has a later time on the coarsest clock. They are compared once more after the reading, and
+//!   when it is used. They are only in memory, where no job writes; so no prestaged tree outlives the process.
+//! - A prestaged tree is claimed once. The claimer moves or removes it, even when it fails.
 //! - No file of a prestaged tree was ever shared, with the store or with another tree.
 //!
-//! What it cannot see is what the cache of stamps cannot: a store through a mapping that somebody who may enter the
-//! agent's own directories keeps from before it was read back.
+//! Like the stat cache, it cannot detect a write through a memory mapping that was made before it was read back, by
+//! somebody who may enter the agent's own directories.
 
 use std::fs::File;
 use std::io;
@@ -39,33 +39,33 @@ use crate::holes;
 use crate::parallel::{self, blocking};
 use crate::store::{BlobStore, remove_tree};
 
-/// How long a new prestaged tree is left alone before its stamps count: a tick of the coarsest clock of a file system.
+/// How long a new prestaged tree is left alone before it is read back: a tick of a file system's coarsest clock.
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// Why there is no prestaged tree, or none any more.
+/// Why a prestaged tree could not be made or used.
 #[derive(Debug, thiserror::Error)]
 pub enum PrestageError {
     /// It could not be written.
     #[error("the prestaged could not be laid out")]
     Lay(#[source] MaterializeError),
-    /// Something in it could not be looked at, or it could not be moved or removed.
+    /// Something in it could not be read, or it could not be moved or removed.
     #[error("cannot work on {path}")]
     Disk {
         /// The file, directory or link.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Something in it is not as it was made.
     #[error("somebody changed {path}")]
     Touched {
-        /// The directory in which that is.
+        /// The directory that contains it.
         path: PathBuf,
     },
 }
 
-/// A tree that was laid out for a job to come.
+/// A tree that was laid out for a future job.
 #[derive(Debug)]
 pub struct PrestagedTree {
     path: PathBuf,
@@ -78,7 +78,7 @@ pub struct PrestagedTree {
 
 impl PrestagedTree {
     /// Lays the tree out at `path`, which must not exist and which nobody but the caller may know, for jobs of
-    /// `owner`. Takes [`SETTLING`] longer than that, and as much memory as the names in the tree, as long as it lives.
+    /// `owner`. Takes [`SETTLING`] longer than that, and memory for the names in the tree while it exists.
     pub async fn lay(
         store: &impl BlobStore,
         root: Digest,
@@ -101,7 +101,7 @@ impl PrestagedTree {
         PrestagedTree::settle(path.to_owned(), tree, owner, settling).await
     }
 
-    /// Makes sure that what was laid out at `path` is the tree and stays it.
+    /// Verifies that the directory at `path` is the tree, and takes the stamps that prove it later.
     async fn settle(
         path: PathBuf,
         tree: Arc<Tree>,
@@ -127,7 +127,7 @@ impl PrestagedTree {
         self.tree.root()
     }
 
-    /// Whom its files belong to.
+    /// The owner of its files.
     pub fn owner(&self) -> Option<Owner> {
         self.owner
     }
@@ -151,7 +151,7 @@ impl PrestagedTree {
         !self.claimed.swap(true, Ordering::AcqRel)
     }
 
-    /// It is what its tree says, to the last byte.
+    /// Verifies it against its tree, to the last byte.
     fn read_back(&self) -> Result<(), PrestageError> {
         let root = open(&self.path)?;
         let branches: Vec<Branch<'_>> = self.tree.branches().collect();
@@ -163,7 +163,7 @@ impl PrestagedTree {
         read.into_iter().collect()
     }
 
-    /// It is to the last bit of its stamps as it was made.
+    /// Verifies that all its stamps are those that were taken.
     fn prove(&self) -> Result<(), PrestageError> {
         let root = open(&self.path)?;
         let known: Vec<_> = self.tree.branches().zip(&self.stamps).collect();
@@ -180,7 +180,7 @@ impl PrestagedTree {
         proven.into_iter().collect()
     }
 
-    /// Moves it to `to`, where what may be is removed, if it is proven. It is gone from its own place in any case.
+    /// Moves it to `to`, replacing what is there, if it is proven. If that fails, it is removed.
     fn take(&self, to: &Path) -> Result<(), PrestageError> {
         let take = || {
             self.prove()?;
@@ -190,12 +190,12 @@ impl PrestagedTree {
             moved.map_err(|source| PrestageError::Disk { path: self.path.clone(), source })
         };
         take().inspect_err(|_| {
-            // Why it cannot be used says more; what is left of it goes when its directory does.
+            // The first error is more useful; the rest of it is removed with its directory.
             let _ = remove_tree(&self.path);
         })
     }
 
-    /// Makes this claimed prestaged tree the tree at `dest`, which it differs from by so much.
+    /// Turns this claimed prestaged tree into the tree at `dest`, by applying `difference`.
     async fn become_tree(
         self: &Arc<PrestagedTree>,
         store: &impl BlobStore,
@@ -227,7 +227,7 @@ impl PrestagedTree {
     }
 }
 
-/// What the system tells of everything in the tree at `path`.
+/// The stamps of everything in the tree at `path`.
 fn stamps(path: &Path, tree: &Tree) -> Result<Vec<Vec<Stamp>>, PrestageError> {
     let root = open(path)?;
     let branches: Vec<Branch<'_>> = tree.branches().collect();
@@ -247,8 +247,8 @@ fn open(path: &Path) -> Result<OwnedFd, PrestageError> {
         .map_err(|source| PrestageError::Disk { path: path.to_owned(), source: source.into() })
 }
 
-/// Tells of a directory, its files and its links. The names in a directory are vouched for by its own stamp: one that
-/// comes or goes changes its times.
+/// Passes the stamps of a directory, its files and its links to `tell`. The names in a directory are covered by its
+/// own stamp: adding or removing one changes its times.
 fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io::Result<()> {
     let dir =
         open_beneath(root, &branch.path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty(), Links::Never)?;
@@ -260,7 +260,7 @@ fn look(root: &OwnedFd, branch: &Branch<'_>, mut tell: impl FnMut(Stamp)) -> io:
     Ok(())
 }
 
-/// Whether a directory holds just what it should: these names, and files that nobody else has, with this content.
+/// Whether a directory holds just what it should: these names, and files without other names, with this content.
 fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
     let dir =
         open_beneath(root, &branch.path, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty(), Links::Never)?;
@@ -292,9 +292,9 @@ fn holds(root: &OwnedFd, branch: &Branch<'_>) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Writes the tree to `dest` for a job of `owner` to work in, out of the nearest of `prestaged_trees` where that is
-/// less work. Directories and files have mode 0775, so that a script runs whether or not it was executable where it
-/// came from. `dest` must not exist, or be empty.
+/// Writes the tree to `dest` for a job of `owner` to work in, from the most similar of `prestaged_trees` where that
+/// is less work. Directories and files have mode 0775, so that a script runs whether or not it was executable where
+/// it came from. `dest` must not exist, or be empty.
 pub async fn materialize(
     store: &impl BlobStore,
     root: Digest,

@@ -3,8 +3,8 @@
 //! Contents first, then directories, the root last, so that a store which has the root has the tree. Each
 //! file is hashed again while it is sent: the store never gets other bytes than those that were scanned.
 //!
-//! What was sent is asked for again, and sent again when the store took it and does not have it. A store that says so
-//! of what can be read from it is believed to have it.
+//! Afterwards the store is asked again, and blobs that it took and does not have are sent again. A blob that it
+//! reports missing but that can be read from it counts as present.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -58,7 +58,7 @@ pub struct Pushed {
 /// Why a snapshot could not be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
-    /// The store does not say what it lacks.
+    /// The store cannot report what it lacks.
     #[error("cannot ask the store what it lacks")]
     Missing(#[source] MissingError),
     /// A file is no longer what was scanned.
@@ -73,7 +73,7 @@ pub enum PushError {
         /// The file.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The store does not take the content of a file.
@@ -82,7 +82,7 @@ pub enum PushError {
         /// The file.
         path: PathBuf,
         #[source]
-        /// What the store said.
+        /// The store's error.
         source: WriteError,
     },
     /// The store does not take a directory.
@@ -93,7 +93,7 @@ pub enum PushError {
     Unkept(#[source] WriteError),
 }
 
-/// Sends what `store` lacks of `snapshot`; `progress` is told after each batch and each large file.
+/// Sends what `store` lacks of `snapshot`; calls `progress` after each batch and each large file.
 pub async fn push(
     snapshot: &Snapshot,
     store: &impl BlobStore,
@@ -117,7 +117,7 @@ pub async fn push(
     Ok(pushed)
 }
 
-/// A blob of these, which the store says it lacks, that it really does not give.
+/// One of these blobs, which the store reports missing, that cannot be read from it either.
 async fn not_there(blobs: &[Blob<'_>], store: &impl BlobStore) -> Option<Digest> {
     for blob in blobs {
         let digest = blob.digest();
@@ -129,7 +129,7 @@ async fn not_there(blobs: &[Blob<'_>], store: &impl BlobStore) -> Option<Digest>
     None
 }
 
-/// Sends these, the root last; gives what was sent of files, and the bytes of directories.
+/// Sends these, the root last; returns the files sent, and the bytes of directories.
 async fn send_all(
     mut missing: Vec<Blob<'_>>,
     root: Digest,
@@ -143,7 +143,7 @@ async fn send_all(
         sent.bytes_total += file.digest().size;
     }
     progress(sent);
-    // Directories go along with the last small files: none of them is of use without the root.
+    // Directories are sent with the last small files: none of them is of use without the root.
     let (small, large): (Vec<_>, Vec<_>) =
         missing.into_iter().partition(|blob| !blob.is_file() || blob.digest().size <= SMALL_BLOB);
     let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |blob| blob.digest().size);
@@ -258,7 +258,7 @@ async fn send_small(store: &impl BlobStore, blobs: Vec<Blob<'_>>) -> Result<(), 
 fn read_small(digest: Digest, place: &FilePlace) -> Result<Bytes, PushError> {
     let fail = |source| PushError::Read { path: place.shown(), source };
     let mut content = Vec::with_capacity(usize::try_from(digest.size).unwrap_or(0) + 1);
-    // One byte more than expected tells that the file has grown, however large it is by now.
+    // One byte more than expected shows that the file has grown, however large it is by now.
     place.open().map_err(fail)?.take(digest.size + 1).read_to_end(&mut content).map_err(fail)?;
     match digest_of(&content) == digest {
         true => Ok(content.into()),

@@ -1,4 +1,4 @@
-//! From directories to a [`Snapshot`]: walk, remember, hash the rest on all processors, encode from the leaves up.
+//! From directories to a [`Snapshot`]: walk, recall known hashes, hash the rest on all processors, encode bottom-up.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -38,7 +38,7 @@ pub struct Snapshot {
     pub files: u64,
     /// Bytes in these files.
     pub bytes: u64,
-    /// Files whose content was read for it; of the others it was remembered.
+    /// Files whose content was read for it; the hashes of the others were cached.
     pub read: u64,
     /// Entries left out, by ignore rules or because they cannot be kept. A directory counts once.
     pub skipped: u64,
@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub largest: Vec<(String, u64)>,
     /// What was left out or doubtful, one sentence each.
     pub warnings: Vec<String>,
-    /// What belongs to it and could not be read, by [`scan_outputs`] alone.
+    /// Files and directories in it that could not be read; set by [`scan_outputs`] alone.
     pub unread: Vec<Unread>,
     /// Everything by name, each digest known.
     pub(super) top: Folder,
@@ -93,7 +93,7 @@ impl Snapshot {
         directories
     }
 
-    /// Why a directory of this name cannot be made in it, or is not there already: what has the name, for people.
+    /// Why a directory of this name cannot be made or used in it: what has the name already, for people.
     pub fn in_the_way(&self, name: &str) -> Option<&'static str> {
         if self.top.files.iter().any(|leaf| &*leaf.place.name == name) {
             return Some("a file");
@@ -159,7 +159,7 @@ impl Folder {
         }
     }
 
-    /// Finds out the digest of every directory; this one is at `path`.
+    /// Computes the digest of every directory; this one is at `path`.
     fn seal(&mut self, path: &Path, tally: &mut Tally) -> Result<(), ScanError> {
         for (name, child) in &mut self.folders {
             child.seal(&path.join(&**name), tally)?;
@@ -179,7 +179,7 @@ pub enum ScanError {
         /// The directory.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file could not be read.
@@ -188,7 +188,7 @@ pub enum ScanError {
         /// The file.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file changed each time it was read.
@@ -217,7 +217,7 @@ pub enum ScanError {
     /// A file is longer than its disk, so nearly all of it is a hole.
     #[error("{} {}", .0.path.display(), .0.why)]
     Oversize(Unread),
-    /// Whoever asked for it does not want it any more.
+    /// The caller does not want it any more.
     #[error("the reading was ended")]
     Stopped,
     /// A path is not that of a file with a plain name.
@@ -234,7 +234,7 @@ pub fn scan(dir: &Path) -> Result<Snapshot, ScanError> {
     Choice::default().scan(dir)
 }
 
-/// A directory with all it holds: no ignore rules, because somebody else has rules of his own for it. Blocks.
+/// A directory with all it holds: no ignore rules, because the caller has rules of its own for it. Blocks.
 pub fn scan_whole(dir: &Path) -> Result<Snapshot, ScanError> {
     Choice { whole: true, ..Choice::default() }.scan(dir)
 }
@@ -254,7 +254,7 @@ pub(super) fn scan_chosen(choice: Choice<'_>, dir: &Path) -> Result<Snapshot, Sc
 /// One file, under its own name. Blocks.
 pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
     let not_a_file = || ScanError::NotAFile { path: path.to_owned() };
-    // The file may be reached through a link; the snapshot holds what the link stands for.
+    // The file may be reached through a link; the snapshot holds the target of the link.
     let real = path.canonicalize().map_err(|source| ScanError::Read { path: path.to_owned(), source })?;
     let text = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     let (name, relative) = (text(path).ok_or_else(not_a_file)?, text(&real).ok_or_else(not_a_file)?);
@@ -273,11 +273,11 @@ pub fn scan_file(path: &Path) -> Result<Snapshot, ScanError> {
 }
 
 /// Several directories below `base` as one, each below its prefix (`""`, `outputs`, `named-outputs/model`),
-/// with all they hold: no ignore rules. A directory that does not exist is empty; one that a link puts outside
+/// with all they hold: no ignore rules. A directory that does not exist is empty; one that a link leads outside
 /// of `base`, or that is none, is left out with a warning. Where two parts have the same path, directories are
-/// joined, and of anything else the first part's stays, with a warning. What its owner closed to this process, what a
-/// broken disk keeps to itself, and what is larger than its disk is told as [`Snapshot::unread`], and the rest is read;
-/// so are the files named in `without`. Ends soon after `stop` is set. Blocks.
+/// merged, and of anything else the first part's is kept, with a warning. Files that this process may not read, that
+/// a broken disk does not return, or that are larger than their disk are listed in [`Snapshot::unread`], and so are
+/// the files named in `without`; the rest is read. Ends soon after `stop` is set. Blocks.
 pub fn scan_outputs(
     base: &Path,
     parts: &[(&str, &Path)],
@@ -315,7 +315,7 @@ pub fn scan_outputs(
     let disk = disk_size(base);
     let unread = Mutex::new(std::mem::take(&mut left_out.unread));
     let read = each_unknown(&mut whole, |buffer, leaf| match hash(leaf, buffer, disk, stop) {
-        // What vanished since it was listed was never there.
+        // A file that vanished since it was listed counts as absent.
         Err(ScanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(ScanError::Read { path, source }) if is_kept_back(&source) => {
             unread.lock().push(Unread::because(path, &source));
@@ -333,20 +333,20 @@ pub fn scan_outputs(
     complete(base, whole, read, left_out)
 }
 
-/// Nobody can have it, now or later, as long as whoever owns it does nothing about that.
+/// It cannot be read, now or later, until its owner changes that.
 pub(super) fn is_kept_back(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errors = [Errno::ACCESS, Errno::PERM, Errno::IO, Errno::STALE];
     Errno::from_io_error(error).is_some_and(|error| errors.contains(&error))
 }
 
-/// The bytes of the whole file system that `path` is on; those of any file where it does not say.
+/// The bytes of the whole file system that `path` is on; `u64::MAX` where that is unknown.
 fn disk_size(path: &Path) -> u64 {
     let told = rustix::fs::statvfs(path).map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize));
     if told == 0 { u64::MAX } else { told }
 }
 
-/// It is there, but as nothing that may be walked: a link out of the base, a circle of links, or no directory.
+/// It exists, but may not be walked: a link out of the base, a circle of links, or no directory.
 fn leads_elsewhere(error: &io::Error) -> bool {
     let kinds = [io::ErrorKind::CrossesDevices, io::ErrorKind::NotADirectory];
     kinds.contains(&error.kind()) || rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::LOOP)
@@ -424,9 +424,9 @@ fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>, most: u64, stop: &AtomicBool) -> 
     Err(ScanError::Changed { path: leaf.place.shown() })
 }
 
-/// The digest of what is in `file`, which should have `expected` bytes; nothing when `stop` was set meanwhile. More of
-/// them are not looked for, because the size tells of them; only a file without a size may be one whose system does not
-/// know it.
+/// The digest of the content of `file`, which should have `expected` bytes; `None` when `stop` was set meanwhile. It
+/// does not look for more, because the size would show them; only a file of size 0 is read all the same, because its
+/// file system may not know the size.
 pub(super) fn hash_content(
     file: &mut impl Read,
     expected: u64,

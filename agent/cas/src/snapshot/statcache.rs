@@ -1,8 +1,8 @@
-//! What files held when they were read last, so that a file that was not touched is not read again.
+//! The hashes of files when they were read last, so that an unchanged file is not read again.
 //!
 //! Owns one directory, the cache, with a page for each directory that was scanned. A page is a list of stamps
-//! and hashes; a file whose stamp is on it to the last bit is taken to hold what it held. The cache is never in
-//! the scanned directory, and losing it costs time alone: whatever is wrong with a page, the files are read.
+//! and hashes; a file with exactly the stamp on its page is assumed to have the same content. The cache is never in
+//! the scanned directory, and losing it costs only time: whatever is wrong with a page, the files are read.
 //!
 //! ```text
 //! page    magic, when its scan began, checksum                                   block*
@@ -10,17 +10,17 @@
 //! record  name, device, inode, size, modified, changed, hash                     all in the order of the tree
 //! ```
 //!
-//! Invariants, which make a stamp mean its content:
-//! - A file is put on a page only if both its times lay [`SETTLED`] before the scan began. A file that is
-//!   written after that has another change time, which no program can put back; within the same tick of a
-//!   clock it might not, and neither while a page of it that is mapped into memory is yet to be written back.
-//! - A page from the future is not believed: the clock was wrong when it was written, or is now.
-//! - A page appears by a rename, whole; a checksum finds out what a crash or a disk made of it. Two scans at
-//!   once each write their own, and either is good.
+//! Invariants, which make a stamp identify a content:
+//! - A file is put on a page only if both its times are older than [`SETTLED`] before the scan began. A file that is
+//!   written after that has another change time, which no program can put back; within the same tick of a clock it
+//!   might not, nor while a page of it that is mapped into memory is yet to be written back.
+//! - A page from the future is ignored: the clock was wrong when it was written, or is now.
+//! - A page appears whole, by a rename; a checksum detects damage by a crash or a disk. Two scans at once each write
+//!   their own, and either is good.
 //! - Only pages of this very user are read, and never through a link.
 //!
-//! What it cannot see: a store through a mapping on a file system that does not keep times for that (tmpfs), and
-//! the writes of another machine before this one is told of them (NFS). [`StatCache::forget`] is for these.
+//! It cannot detect writes through a mapping on a file system that keeps no times for them (tmpfs), nor writes of
+//! another machine before this one learns of them (NFS). [`StatCache::forget`] is for these.
 
 use std::cmp::Ordering;
 use std::fs::{self, File};
@@ -39,9 +39,9 @@ use super::survey::Choice;
 use super::walk::{Folder, Leaf, Rules, Stamp};
 use crate::digest_of;
 
-/// How old the last change of a file must be, in nanoseconds, before its stamp is believed. The coarsest clock
-/// of a file system ticks every two seconds; a page that was written through a mapping goes to the disk, and
-/// its next change into the times, after 35 seconds at most unless someone turned that up.
+/// How old the last change of a file must be, in nanoseconds, before its stamp is trusted. The coarsest clock
+/// of a file system ticks every two seconds; a page that was written through a mapping is written to the disk, and
+/// its next change to the times, after 35 seconds at most unless someone raised that.
 const SETTLED: i64 = 60_000_000_000;
 
 /// How a page begins. The last byte is the version of all that follows.
@@ -113,7 +113,7 @@ impl StatCache {
     }
 }
 
-/// What is remembered of one directory.
+/// The cached stamps and hashes of one directory.
 pub(super) struct Page<'a> {
     dir: &'a Path,
     name: String,
@@ -121,14 +121,14 @@ pub(super) struct Page<'a> {
     begun: i64,
 }
 
-/// What a page was good for.
+/// How useful a page was.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Recalled {
-    /// Files it knew.
+    /// Files whose hashes it had.
     hits: u64,
     /// Records it had.
     records: u64,
-    /// It was there, and whole.
+    /// It was present, and whole.
     intact: bool,
 }
 
@@ -142,7 +142,7 @@ impl Page<'_> {
         let page = match self.open() {
             Ok(page) => page,
             Err(error) => {
-                tracing::debug!(path = %self.path().display(), %error, "cannot write stat cache");
+                tracing::debug!(path = %self.path().display(), %error, "cannot read stat cache");
                 return Recalled::default();
             }
         };
@@ -196,7 +196,7 @@ impl Page<'_> {
         getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
         let temp = self.dir.join(format!("{}.{}", self.name, hex(&random)));
         let file = File::options().write(true).create_new(true).mode(0o600).open(&temp)?;
-        // Not flushed: after a power failure the checksums tell whether it got to the disk.
+        // Not flushed: after a power failure the checksums show whether it reached the disk.
         let written = self.write_to(file, top).and_then(|()| fs::rename(&temp, self.path()));
         if written.is_err() {
             let _ = fs::remove_file(&temp); // it would be pruned in time anyway
@@ -240,10 +240,10 @@ impl Page<'_> {
     }
 }
 
-/// The way through a page and a tree, side by side: both are in the same order.
+/// A walk through a page and a tree side by side: both are in the same order.
 struct Recall<R> {
     page: R,
-    /// The block at hand; none after the last one, or a bad one.
+    /// The current block; `None` after the last one, or a bad one.
     block: Option<Block>,
     recalled: Recalled,
 }
@@ -304,7 +304,7 @@ impl<R: Read> Recall<R> {
         self.advance();
     }
 
-    /// Reads the next block. What follows a bad one is not believed.
+    /// Reads the next block. After a bad one the rest is ignored.
     fn advance(&mut self) {
         match self.read_block() {
             Ok(block) => self.block = block,
@@ -334,7 +334,7 @@ impl<R: Read> Recall<R> {
     }
 }
 
-/// What a page says of one file.
+/// The entry of one file on a page.
 struct FileRecord<'a> {
     name: &'a [u8],
     stamp: [u8; 40],
@@ -406,7 +406,7 @@ fn enter(path: &mut String, name: &str) {
     path.push_str(name);
 }
 
-/// Removes what was written longest ago, be it a page or what a crash left of one.
+/// Removes the files that were written longest ago: pages, and what a crash left of one.
 fn prune(dir: &Path) -> io::Result<()> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)?.flatten() {

@@ -1,5 +1,5 @@
-//! What of a directory becomes a snapshot: the choice that every reading of one is made with, and what it comes to
-//! without reading a file.
+//! Which part of a directory becomes a snapshot: the choice that every scan is made with, and a survey of its result
+//! that reads no file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,27 +11,27 @@ use super::walk::{Folder, LeftOut, Root, Rules, walk};
 
 /// Left out of every snapshot of code.
 pub(super) const GIT: &str = "nothing named .git is sent";
-/// Of what one rule left out, how many are named.
+/// How many of the entries that one rule left out are named.
 const EXAMPLES: usize = 3;
 
-/// What of a directory counts, and how it is read.
+/// Which part of a directory counts, and how it is read.
 #[derive(Clone, Copy, Default)]
 pub struct Choice<'a> {
-    /// All it holds: no ignore rules, because somebody else has rules of his own for it.
+    /// All it holds: no ignore rules, because the caller has rules of its own for it.
     pub whole: bool,
-    /// What was read before.
+    /// Hashes of files that were read before.
     pub cache: Option<&'a StatCache>,
-    /// Directories that are never entered, by whatever path the walk comes to them. One that is not there is none.
+    /// Directories that are never entered, by whatever path the walk reaches them. A missing one is ignored.
     pub never: &'a [PathBuf],
 }
 
 impl Choice<'_> {
-    /// The directory, read. Blocks.
+    /// Reads the directory. Blocks.
     pub fn scan(&self, dir: &Path) -> Result<Snapshot, ScanError> {
         scan_chosen(*self, dir)
     }
 
-    /// What that would come to; no file is read. Blocks.
+    /// What a scan would contain; no file is read. Blocks.
     pub fn survey(&self, dir: &Path) -> Result<Survey, ScanError> {
         let mut left_out = LeftOut::default();
         let top = self.walk(dir, &mut left_out)?;
@@ -87,7 +87,7 @@ impl Ruled {
     pub(super) fn add(&mut self, count: u64, paths: impl IntoIterator<Item = String>) {
         self.count += count;
         self.examples.extend(paths);
-        // Whichever thread came first: the same ones are named.
+        // The same ones are named whichever thread was first.
         self.examples.sort_unstable();
         self.examples.truncate(EXAMPLES);
     }

@@ -1,11 +1,11 @@
-//! What is in a directory: names, kinds and stamps, without reading a file.
+//! The content of a directory: names, kinds and stamps, without reading a file.
 //!
-//! Every step is relative to the open root and follows no link, so a directory that is swapped for a link while
-//! the walk goes on cannot lead it elsewhere. Directories are listed by several threads, each by one of them;
-//! the result is put together afterwards and sorted, so it does not depend on who came first.
+//! Every step is relative to the open root and follows no link, so a directory that is swapped for a link during
+//! the walk cannot lead it elsewhere. Directories are listed by several threads, each by one of them; the result is
+//! put together afterwards and sorted, so it does not depend on their order.
 //!
-//! A tree may have a million files, and all of it is in memory until it is sent: what is kept of a file is its
-//! name, a stamp, a hash, and a pointer to what it shares with its neighbours.
+//! A tree may have a million files, and all of it is in memory until it is sent: a file costs its name, a stamp, a
+//! hash, and a pointer to what it shares with its neighbours.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ use crate::parallel;
 /// Bytes of a listing that are fetched at once: some hundred names.
 const LISTING: usize = 32 * 1024;
 
-/// How many entries of a job's outputs are kept, all together: each takes some memory until all are sent.
+/// How many entries of a job's outputs are kept, all together: each takes memory until all are sent.
 const MOST_OUTPUTS: usize = 1_000_000;
 
 /// A directory that files are opened below.
@@ -52,13 +52,13 @@ impl Root {
         Ok(Root { fd, path: path.to_owned(), only: None })
     }
 
-    /// Stands for the file `name` in it alone.
+    /// Represents the file `name` in it alone.
     pub(super) fn only(self, name: String) -> Root {
         Root { only: Some(name), ..self }
     }
 
-    /// Opens the directory at `relative` below `base`. A link on the way must stay below `base`: whoever writes
-    /// there must not lead the walk elsewhere.
+    /// Opens the directory at `relative` below `base`. A link on the way must stay below `base`: a program that
+    /// writes there must not lead the walk elsewhere.
     pub(super) fn open_below(base: &Path, relative: &Path) -> Result<Root, ScanError> {
         let path = base.join(relative);
         let open = || -> Result<OwnedFd, Errno> {
@@ -71,7 +71,7 @@ impl Root {
         }
     }
 
-    /// Opens what is at `relative`, passing no link on the way.
+    /// Opens the entry at `relative`, following no link on the way.
     fn open_beneath(&self, relative: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
         agent_fs::open_beneath(&self.fd, relative, flags, Mode::empty(), Links::Never)
     }
@@ -97,7 +97,7 @@ pub(super) struct FilePlace {
 }
 
 impl FilePlace {
-    /// Opens the file, passing no link on the way. A pipe in its place does not block.
+    /// Opens the file, following no link on the way. A pipe in its place does not block.
     pub(super) fn open(&self) -> io::Result<File> {
         let relative = self.relative();
         Ok(self
@@ -119,8 +119,8 @@ impl FilePlace {
     }
 }
 
-/// All that the system tells of a file's content without reading it. No program can set the change time, so
-/// what was written since is told even where the other time was put back.
+/// All that the system reports about a file's content without reading it. No program can set the change time, so
+/// a later write is detected even where the other time was put back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) device: u64,
@@ -161,7 +161,7 @@ impl Leaf {
         Leaf { place, stamp: Stamp::of(stat), executable: is_executable(stat), hash: None }
     }
 
-    /// The content's digest; that of nothing before the file was read.
+    /// The content's digest; the empty one before the file was read.
     pub(super) fn digest(&self) -> Digest {
         self.hash.map_or(Digest::EMPTY, |hash| Digest { hash, size: self.stamp.size })
     }
@@ -206,7 +206,7 @@ impl Folder {
         }
     }
 
-    /// What it has under a name; it is sorted.
+    /// Its entry with a name; it must be sorted.
     pub(super) fn find<'a>(&'a self, name: &str) -> LinkTarget<'a, &'a Folder> {
         if let Ok(at) = self.folders.binary_search_by(|(known, _)| (**known).cmp(name)) {
             return LinkTarget::Directory(&self.folders[at].1);
@@ -225,7 +225,7 @@ impl Folder {
     }
 }
 
-/// What was left out.
+/// The entries that were left out.
 #[derive(Debug, Default)]
 pub(super) struct LeftOut {
     pub(super) count: u64,
@@ -290,7 +290,7 @@ pub(super) fn walk(
     Ok(top)
 }
 
-/// Leaves out the links that lead out of the tree, or nowhere.
+/// Leaves out the links that lead out of the tree, or that cannot be followed to an end.
 fn leave_links_out(top: &mut Folder, left_out: &mut LeftOut) {
     let mut steps = Steps::for_links(top.count_links());
     let mut leading_out = Vec::new();
@@ -330,7 +330,7 @@ fn judge_links(
     }
 }
 
-/// One tree of directories that come in the order of their numbers, 0 to the last.
+/// One tree from directories in the order of their numbers, 0 to the last.
 fn put_together(mut listed: Vec<Listed>) -> Folder {
     while let Some(Listed { parent, name, folder, .. }) = listed.pop() {
         let Some(mut folder) = folder else { continue };
@@ -359,7 +359,7 @@ fn read_ignore_file(root: &Root, left_out: &mut LeftOut) -> Result<Ignore, ScanE
 
 fn read_text(root: &Root, name: &str) -> Result<Option<Vec<u8>>, ScanError> {
     let mut text = Vec::new();
-    // A pipe in its place does not block, and says nothing.
+    // A pipe in its place does not block, and reads as empty.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let read = rustix::fs::openat(&root.fd, name, flags, Mode::empty())
         .map_err(io::Error::from)
@@ -387,7 +387,7 @@ struct Listed {
     number: usize,
     parent: Option<usize>,
     name: Box<str>,
-    /// Without its directories. `None` for one that vanished meanwhile: it was never there.
+    /// Without its directories. `None` for one that vanished meanwhile, or was not entered.
     folder: Option<Folder>,
     left_out: LeftOut,
 }
@@ -408,7 +408,7 @@ impl Walker<'_> {
         ScanError::Directory { path: self.root.shown(path), source: source.into() }
     }
 
-    /// Goes on without what cannot be read, where that is allowed.
+    /// Skips an entry that cannot be read, where that is allowed.
     fn pass_over(&self, path: &str, source: Errno, left_out: &mut LeftOut) -> Result<(), ScanError> {
         let error = io::Error::from(source);
         match self.rules == Rules::Outputs && is_kept_back(&error) {
@@ -477,7 +477,7 @@ struct Listing<'a> {
 }
 
 impl Listing<'_> {
-    /// What is in it, and the names of the directories among that.
+    /// Its content, and the names of the directories in it.
     fn read(&mut self) -> Result<(Folder, Vec<Box<str>>), ScanError> {
         let (mut folder, mut directories) = (Folder::new(), Vec::new());
         let mut below = join(&self.dir.path, "");
@@ -511,7 +511,7 @@ impl Listing<'_> {
             };
             below.truncate(prefix);
             below.push_str(name);
-            // Its kind first: a directory that is left out is not even looked at.
+            // Its kind first: an entry that is left out needs no `stat`.
             let told = entry.file_type();
             if told != FileType::Unknown && self.leave_out(name, &below, told) {
                 continue;

@@ -1,4 +1,4 @@
-//! What every store must do. Each implementation runs this; it panics at the first promise that is broken.
+//! The contract of every store. Each implementation runs this; it panics at the first violation.
 
 #![allow(clippy::unwrap_used, reason = "this is a test that other crates run too")]
 

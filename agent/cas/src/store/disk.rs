@@ -1,25 +1,25 @@
 //! Blobs in one directory of this machine.
 //!
-//! Owns the directory it is given: nobody else may write there, and a lock sees to it that one process has it
+//! Owns the directory it is given: nobody else may write there, and a lock ensures that one process has it
 //! open at a time.
 //!
 //! | Below it | Holds |
 //! |---|---|
 //! | `segments/` | blobs up to [`SMALL`] bytes, one after another in large files ([`segments`]) |
 //! | `blobs/` | larger ones, each in a file of its own ([`loose`]) |
-//! | `temp/` | what is being written; what a crash left there goes when the store is opened |
+//! | `temp/` | unfinished files; those that a crash left are removed when the store is opened |
 //! | `quarantine/` | damaged blobs, for someone to look at |
 //! | `uses` | when blobs were used last ([`uses`]) |
 //!
-//! Which blobs are here is in memory ([`index`]) and read from the disk once, when the store is opened.
+//! The list of blobs is in memory ([`index`]) and read from the disk once, when the store is opened.
 //!
-//! **Durability rule: `write`, `write_batch` and [`Ingest::commit`] return after the flush that makes what they
-//! acknowledged survive a power failure, and nothing is said to be here before that.** A crash leaves files in
-//! `temp/`, bytes behind the last whole record of a segment, or blobs nobody was told of; each is still what
-//! its digest says.
+//! **Durability rule: `write`, `write_batch` and [`Ingest::commit`] return after the flush that makes the blobs
+//! survive a power failure, and no blob is reported as present before that.** A crash leaves files in `temp/`,
+//! bytes after the last whole record of a segment, or blobs that were never acknowledged; each of these still
+//! matches its digest.
 //!
-//! Every read from the start of a blob is hashed. A blob that turns out to be something else is looked at
-//! once more and put away: from then on it is missing, and whoever has it can send it again.
+//! Every read from the start of a blob is hashed. A blob that does not match is checked once more and
+//! quarantined: from then on it is missing, and can be sent again.
 
 #[cfg(any(test, feature = "fakes"))]
 pub(super) mod damage;
@@ -56,7 +56,7 @@ use super::{BlobStore, CHUNK, Chunks, MissingError, ReadError, WriteError, batch
 use crate::parallel::{self, blocking};
 use crate::{digest_of, holes};
 
-/// Blobs up to this size, in bytes, lie in segments.
+/// Blobs up to this size, in bytes, are stored in segments.
 const SMALL: u64 = 128 * 1024;
 
 /// A store in a directory. Clones share it.
@@ -75,19 +75,19 @@ struct Shared {
     damaged: AtomicU64,
     /// The second at which last uses were noted.
     noted: AtomicU32,
-    /// Held by who copies segments forward.
+    /// Held while segments are copied forward.
     compacting: Mutex<()>,
 }
 
-/// What came of looking at a blob.
+/// The result of checking a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BlobState {
     Good,
-    /// It was not what its digest says, and is gone.
+    /// It did not match its digest, and was quarantined.
     Damaged,
-    /// It is gone, or elsewhere.
+    /// It was removed or moved meanwhile.
     Changed,
-    /// It could not be read, which says nothing of it. It stays.
+    /// It could not be read, which proves nothing about it. It is kept.
     Unread,
 }
 
@@ -100,7 +100,7 @@ pub enum OpenError {
         /// The directory.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// What a crash left behind could not be removed.
@@ -109,7 +109,7 @@ pub enum OpenError {
         /// The directory that holds them.
         path: PathBuf,
         #[source]
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Somebody else has it open.
@@ -121,8 +121,8 @@ pub enum OpenError {
 }
 
 impl Disk {
-    /// Opens the store in `dir`, which is made if need be. Blocks; while an earlier user is about to end, for
-    /// some seconds.
+    /// Opens the store in `dir`, which is made if need be. Blocks; for some seconds while an earlier process that
+    /// uses it is about to end.
     pub fn open(dir: &Path) -> Result<Disk, OpenError> {
         Disk::open_with_reserve(dir, 0)
     }
@@ -160,7 +160,7 @@ impl Disk {
         self.shared.damaged.load(Ordering::Relaxed)
     }
 
-    /// Begins a blob whose bytes come bit by bit.
+    /// Begins a blob whose bytes arrive in pieces.
     pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
         let shared = Arc::clone(&self.shared);
         blocking(move || Ingest::begin(shared, digest)).await
@@ -168,7 +168,7 @@ impl Disk {
 }
 
 impl Drop for Shared {
-    /// What is noted here spares the next start reading the last segment.
+    /// With these notes the next start need not read the last segment.
     fn drop(&mut self) {
         self.segments.write_notes(true);
         uses::note(&self.home, &self.index);
@@ -185,7 +185,7 @@ impl Shared {
         asked
     }
 
-    /// The blob is here. It counts as used, so that it stays.
+    /// The blob is here. It counts as used now, so that it is kept.
     fn holds(&self, digest: &Digest) -> bool {
         *digest == Digest::EMPTY || self.touch(digest).is_some()
     }
@@ -303,7 +303,7 @@ impl BlobStore for Disk {
     }
 }
 
-/// The blob as it is read; one that turns out to be something else is put away.
+/// The blob as it is read; one that does not match its digest is quarantined.
 fn guarded(shared: &Arc<Shared>, digest: Digest, chunks: Chunks) -> Chunks {
     let shared = Arc::clone(shared);
     let check = move |chunk: Result<Bytes, ReadError>| {
@@ -318,7 +318,7 @@ fn guarded(shared: &Arc<Shared>, digest: Digest, chunks: Chunks) -> Chunks {
     verified(digest, chunks).then(check).boxed()
 }
 
-/// What follows in `file`, read where it may block.
+/// The rest of `file`, read where it may block.
 pub(crate) fn file_chunks(file: File, path: PathBuf) -> Chunks {
     futures_util::stream::try_unfold((holes::Reader::new(file), path), |(mut file, path)| async move {
         blocking(move || {

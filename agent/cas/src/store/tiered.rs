@@ -1,15 +1,14 @@
 //! A near store in front of a far one.
 //!
-//! Reads go through the near store and leave a copy there. Writes and questions go to the far one: it is what others
-//! see, and what must be complete. A near blob that is damaged counts as absent: the near store has put it away by the
-//! time it says so, and a copy of the far one takes its place.
+//! Reads are served by the near store and leave a copy there. Writes and queries are sent to the far one: it is what
+//! others see, and what must be complete. A damaged near blob counts as absent: the near store has quarantined it by
+//! the time it reports that, and a copy from the far one replaces it.
 //!
-//! What the far store does not have although it said so, or has as something else, is asked for again, then at the
-//! `other` store where there is one, and the right bytes are written to the far store once more. What cannot be had
-//! anywhere is *doubted*: it counts as missing, so whoever has it sends it again, until it was written again. So does
-//! all that somebody asks about together with it, a whole snapshot as a rule: nobody has read the rest of it yet, and
-//! one gap for each attempt would take as many attempts. Doubt is not remembered across the end of the process; whoever
-//! reads the blob then doubts it again.
+//! A blob that the far store lacks although it reported it, or has with other bytes, is read once more, then from the
+//! `other` store if there is one, and the right bytes are written to the far store again. A blob found nowhere is
+//! *doubted*: it counts as missing, so that clients send it again, until it was written again. So do all blobs that
+//! are queried together with it, usually a whole snapshot: nobody has read the rest of it yet, and with one gap found
+//! for each attempt there would be many attempts. Doubt does not survive a restart; the next read doubts it again.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -20,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::{BlobStore, Chunks, MissingError, ReadError, WriteError};
 
-/// Blobs that are doubted at most. A far store that is wrong about more has lost everything.
+/// Most blobs that are doubted. A far store that is wrong about more has lost everything.
 const DOUBTED: usize = 100_000;
 
 /// See the module.
@@ -39,7 +38,7 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         Tiered { near, far, other: None, doubted: Arc::default() }
     }
 
-    /// The same with another store that is asked for what `far` turns out not to have.
+    /// The same with another store that is asked for blobs that `far` turns out not to have.
     #[must_use]
     pub fn or_from(self, other: F) -> Tiered<N, F> {
         Tiered { other: Some(other), ..self }
@@ -57,7 +56,7 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         self.write(digest, source).await
     }
 
-    /// Keeps whole blobs in both. What counts is what the far store says; the near copies are what it is given again.
+    /// Keeps whole blobs in both. The results are those of the far store; the near copies can be given to it again.
     pub(super) async fn write_both(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
         let kept = self.near.write_batch(blobs.clone()).await;
         if let Some(error) = kept.iter().find_map(|kept| kept.as_ref().err()) {
@@ -66,9 +65,9 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         self.write_batch(blobs).await
     }
 
-    /// Sees to it that the near store has the blob.
+    /// Ensures that the near store has the blob.
     async fn fetch(&self, digest: Digest) -> Result<(), ReadError> {
-        // What came may have been spoiled on its way.
+        // The bytes may have been damaged in transit.
         let mut fetched = self.bring(&self.far, digest).await;
         if fetched.as_ref().is_err_and(ReadError::is_unsound) {
             fetched = self.bring(&self.far, digest).await;
@@ -92,7 +91,7 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         })
     }
 
-    /// Whole blobs of the far store, or the other one.
+    /// Whole blobs from the far store, or the other one.
     async fn fetch_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
         let mut results = self.far.read_batch(digests.clone()).await;
         self.read_again(&self.far, &digests, &mut results).await;
@@ -112,7 +111,7 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         results
     }
 
-    /// Puts what another reading of `from` gives in the place of results that are unsound.
+    /// Replaces unsound results by those of another read from `from`.
     async fn read_again(&self, from: &F, digests: &[Digest], results: &mut [Result<Bytes, ReadError>]) {
         let unsound = unsound(results);
         if unsound.is_empty() {

@@ -1,13 +1,14 @@
 //! Who may call what.
 //!
-//! Owns the one table of rules, a line for each call of every service: a call without a rule does not exist. The layer
-//! [`guard`] stands before all services; it lets a call through with its [`Caller`], or answers itself. What belongs to
-//! a job asks further: [`Services::owned`] gives a job to its owner and to operators alone.
+//! Owns the one table of rules, a line for each call of every service: a call without a rule is refused as unknown.
+//! The layer [`guard`] runs before all services; it passes a call on with its [`Caller`], or refuses it. Handlers of
+//! calls about a job check further: [`Services::owned`] returns a job only to its owner and to operators.
 //!
-//! The transport identifies the caller ([`Peer`]), who is not asked for it. A certificate says who somebody is and
-//! never what he may: that is looked up at each call, and so is whether he is still one of the controller's.
+//! The transport identifies the caller ([`Peer`]), not the message. A certificate proves an identity and grants no
+//! rights: they are looked up at each call, and so is whether the caller still belongs to the controller.
 //!
-//! Every call that may change something, and every refusal, is written down: [`Audit`].
+//! Every call that may change something, except those about blobs and those that nodes make all the time, and every
+//! refusal is recorded: [`Audit`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,12 +28,12 @@ use crate::queue::JobView;
 use crate::registry::Registry;
 use crate::store::JobRecord;
 
-/// What a transport knows of whoever connected; every connection to the controller has one.
+/// What the transport knows about the other end of a connection; every connection to the controller has one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Peer {
-    /// Nothing that counts: no certificate, or the kernel does not say.
+    /// Not identified: no certificate, or no user from the kernel.
     Nobody {
-        /// From where.
+        /// Its address.
         from: String,
     },
     /// A process of this machine.
@@ -40,11 +41,11 @@ pub enum Peer {
         /// The user that the kernel names.
         uid: u32,
     },
-    /// Somebody with a certificate of the controller's authority.
+    /// A caller with a certificate of the controller's authority.
     Certified {
-        /// What it says.
+        /// The content of the certificate.
         certificate: Certified,
-        /// From where.
+        /// Its address.
         from: String,
     },
 }
@@ -66,7 +67,7 @@ impl Peer {
     }
 }
 
-/// Who may do what concerns everybody: root, the controller's own user, and whoever the machine says.
+/// Who may do operations that affect everybody: root, the controller's own user, and others that the machine names.
 #[derive(Clone)]
 pub struct Operators {
     own: u32,
@@ -74,7 +75,7 @@ pub struct Operators {
 }
 
 impl Operators {
-    /// `own` is the user of this process. `others` is asked about everybody else, and may block.
+    /// `own` is the user of this process. `others` decides about everybody else, and may block.
     pub fn new(own: u32, others: impl Fn(&Principal) -> bool + Send + Sync + 'static) -> Operators {
         Operators { own, others: Arc::new(others) }
     }
@@ -105,24 +106,24 @@ impl fmt::Debug for Operators {
 pub(super) enum Rule {
     /// Users, wherever they are.
     User,
-    /// Whoever owns the job it names, and operators: its handler asks.
+    /// The owner of the job it names, operators, and for reads all users if the job says so: its handler checks that.
     Owner,
     /// Operators.
     Operator,
-    /// Those who say who is who: operators of the controller's own machine, and users of that role.
+    /// Those who manage nodes and users: operators of the controller's own machine, and users of the role `admin`.
     Admin,
     /// Nodes.
     Node,
     /// Users and nodes.
     Member,
-    /// Whoever has a token, and nothing else yet: its handler checks it.
+    /// Callers with a token, which need no certificate: its handler checks the token.
     Token,
 }
 
 const JOBS: &[(&str, Rule)] = &[
     ("Submit", Rule::User),
     ("Get", Rule::Owner),
-    ("List", Rule::User), // of others' jobs it hides what is private
+    ("List", Rule::User), // private parts of others' jobs are hidden
     ("Watch", Rule::Owner),
     ("Cancel", Rule::Owner),
     ("Hold", Rule::Owner),
@@ -150,7 +151,7 @@ const WORKER: &[(&str, Rule)] = &[
     ("ReadSecrets", Rule::Node),
 ];
 
-/// Each is about the caller's own alone.
+/// Each concerns only the caller's own secrets.
 const SECRETS: &[(&str, Rule)] = &[("Set", Rule::User), ("List", Rule::User), ("Remove", Rule::User)];
 
 const IDENTITY: &[(&str, Rule)] = &[
@@ -184,10 +185,10 @@ const UNAUDITED: &[&str] = &[
     "/agent.v1.Identity/ListUsers",
 ];
 
-/// A stream by which a process of a node becomes its speaker.
+/// The stream by which a process starts to speak for its node.
 const SYNC: &str = "/agent.v1.Worker/Sync";
 
-/// A blob is had by its digest, which nobody can guess: who knows it was told, or has the content.
+/// A blob is read by its digest, which nobody can guess: a caller that knows it was given it, or has the content.
 const BLOBS: [&str; 4] = [
     "build.bazel.remote.execution.v2.Capabilities",
     "build.bazel.remote.execution.v2.ContentAddressableStorage",
@@ -218,7 +219,7 @@ fn is_audited(path: &str) -> bool {
     !is_blob && !UNAUDITED.contains(&path)
 }
 
-/// What the rules are looked up in. Cheap to clone.
+/// Everything the rules are checked with. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Gate {
     pub(crate) operators: Operators,
@@ -228,13 +229,13 @@ pub(crate) struct Gate {
     pub(crate) clock: Arc<dyn Clock>,
 }
 
-/// Whoever makes a call that its rule allows.
+/// The caller of a call that its rule allows.
 #[derive(Clone)]
 pub(super) struct Caller {
     who: Principal,
     peer: Peer,
     gate: Gate,
-    /// What the call is about, for the audit log.
+    /// The object of the call, for the audit log.
     about: Arc<Mutex<String>>,
 }
 
@@ -249,12 +250,12 @@ impl Caller {
         &self.who
     }
 
-    /// From where; empty for this machine.
+    /// The caller's address; empty for this machine.
     pub(super) fn from(&self) -> &str {
         self.peer.from()
     }
 
-    /// The name in his certificate, if he has one.
+    /// The name in the caller's certificate, if there is one.
     pub(super) fn subject(&self) -> Option<Subject> {
         match &self.peer {
             Peer::Certified { certificate, .. } => Some(certificate.subject.clone()),
@@ -262,7 +263,7 @@ impl Caller {
         }
     }
 
-    /// Says what the call is about: `job train-1`.
+    /// Notes the object of the call: `job train-1`.
     pub(super) fn concerns(&self, what: String) {
         *self.about.lock() = what;
     }
@@ -285,12 +286,12 @@ impl Caller {
         }
     }
 
-    /// The caller of a request in which a node speaks, if it may speak for the node that it names.
+    /// Checks that the caller of a request may speak for the node that the request names.
     pub(super) fn speaking<T>(request: &tonic::Request<T>, node: &str) -> Result<(), Refusal> {
         Caller::of(request)?.speaks_for(&node.parse()?)
     }
 
-    /// A node speaks for itself alone; the controller's own processes for any that they play.
+    /// A node speaks for itself alone; the controller's own processes for any node that did not join.
     pub(super) fn speaks_for(&self, node: &NodeId) -> Result<(), Refusal> {
         match &self.who {
             Principal::Node { name } if name != node => {
@@ -299,7 +300,7 @@ impl Caller {
                     .fix("join the machine under the name it is to have")
                     .into())
             }
-            // A name that a certificate was given out for belongs to that machine.
+            // A name for which a certificate was issued belongs to that machine.
             Principal::Local { .. } if self.gate.registry.has_node(node) => {
                 let what = format!("`{node}` is a machine of its own, which joined with a token");
                 Err(Fault::new(Code::NodeTaken, what).fix("give this one another `node_name`").into())
@@ -308,13 +309,13 @@ impl Caller {
         }
     }
 
-    /// He is still one of the controller's: a stream asks as it goes on.
+    /// Checks that the caller still belongs to the controller: a stream does that while it is open.
     pub(super) fn still(&self) -> Result<(), Refusal> {
         self.gate.standing(&self.peer).map_err(Refusal::from)
     }
 }
 
-/// What a call is about, for the audit log, where nobody calls yet.
+/// The object of a call that has no [`Caller`] yet, for the audit log.
 #[derive(Clone)]
 pub(super) struct About(Arc<Mutex<String>>);
 
@@ -341,7 +342,7 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Stands before every service.
+/// Checks every call before its service runs, and audits it.
 pub(super) async fn guard(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     let unknown = || Peer::Nobody { from: String::new() };
     let peer = request.extensions().get::<Peer>().cloned().unwrap_or_else(unknown);
@@ -376,13 +377,13 @@ pub(super) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
             about: std::mem::take(&mut *about.lock()),
             answer: answer.map_or_else(|| "ok".to_owned(), |status| status.message().to_owned()),
         };
-        // An entry that is lost by a panic was told to the log of the daemon.
+        // An entry that is lost by a panic was reported in the daemon's log.
         let _ = tokio::task::spawn_blocking(move || gate.audit.write(&entry)).await;
     }
     response
 }
 
-/// The process of a node that makes a call names itself in the agent of its connection.
+/// The session of a node's process, which it sends in the user agent.
 fn session_of(request: &Request) -> String {
     let agent = request.headers().get("user-agent").and_then(|agent| agent.to_str().ok()).unwrap_or_default();
     let named = agent.split(' ').find_map(|word| word.strip_prefix(agent_proto::transport::SESSION));
@@ -390,7 +391,7 @@ fn session_of(request: &Request) -> String {
 }
 
 impl Gate {
-    /// Who makes a call, if he may. Nobody makes those that take a token.
+    /// The caller of a call, if it is allowed; `None` for calls that take a token.
     async fn admit(
         &self,
         peer: &Peer,
@@ -425,7 +426,7 @@ impl Gate {
         }
     }
 
-    /// What was proved at the handshake still holds.
+    /// Checks that what was proved at the handshake is still valid.
     fn standing(&self, peer: &Peer) -> Result<(), Fault> {
         let certificate = match peer {
             Peer::Local { .. } => return Ok(()),
@@ -481,7 +482,7 @@ fn denied(rule: Rule, caller: &Caller) -> Fault {
 }
 
 impl Services {
-    /// A job as it stands, for whoever may read it: besides those to whom it belongs, all users if it says so.
+    /// The present state of a job, for those who may read it: its owner, operators, and all users if the job says so.
     pub(super) async fn readable(&self, id: &JobId, caller: &Caller) -> Result<JobView, Refusal> {
         let view = self.view(id).await?;
         match view.job.spec.visible_to_all {
@@ -490,7 +491,7 @@ impl Services {
         }
     }
 
-    /// A job as it stands, for whom it belongs to and for operators.
+    /// The present state of a job, for its owner and for operators.
     pub(super) async fn owned(&self, id: &JobId, caller: &Caller) -> Result<JobView, Refusal> {
         caller.concerns(format!("job {id}"));
         let view = self.view(id).await?;

@@ -14,11 +14,11 @@ use tonic::Status;
 
 use super::{Refusal, Services};
 
-/// Words about the progress of a check that may wait for the client; later ones are left out meanwhile.
+/// Progress messages of a check that may wait for the client; later ones are dropped meanwhile.
 const TOLD: usize = 16;
 
 impl Services {
-    /// Makes room as asked, and says what stays.
+    /// Makes room as asked, and returns what is kept.
     pub(super) async fn collect(
         &self,
         request: v1::CollectBlobsRequest,
@@ -41,7 +41,7 @@ impl Services {
         let (sender, told) = mpsc::channel(TOLD);
         let disk = self.collector.disk().clone();
         let progress = move |checked| {
-            let _ = sender.try_send(checked); // a slow client hears of the next one
+            let _ = sender.try_send(checked); // a slow client gets a later one
         };
         let check: BoxFuture<'static, Checked> = Box::pin(async move { disk.check(progress).await });
         stream::unfold((told, Some(check)), |(mut told, check)| async move {

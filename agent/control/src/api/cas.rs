@@ -1,10 +1,10 @@
 //! The blob store for clients: the Remote Execution API's `Capabilities`, `ContentAddressableStorage`, `ActionCache`
 //! and `ByteStream` over the controller's [`Store`], as published.
 //!
-//! Hides nothing but the translation: every check of content is the store's. Instance names are understood
-//! and ignored, for there is one store. Blobs may come and go under zstd, in streams and in batches: what comes
-//! is bounded by the size its digest names, what goes is compressed where it shrinks. Chunked blobs are not
-//! offered and answered with `UNIMPLEMENTED`.
+//! Hides only the translation: the store checks all content. Instance names are accepted and ignored, because there
+//! is one store. Blobs may be sent and received in zstd, in streams and in batches: the size in its digest limits a
+//! received one, and a sent one is compressed where that makes it smaller. Calls for chunked blobs are answered with
+//! `UNIMPLEMENTED`.
 
 mod actions;
 mod tree;
@@ -43,20 +43,20 @@ use actions::Actions;
 use tree::TreeWalk;
 use uploads::Uploads;
 
-/// Items one message may hold: more than fit with a digest each. What has more is made to be costly.
+/// Items one message may hold: more than fit with a digest each. A message with more was made to be costly.
 const ITEMS: usize = 65_536;
 
-/// Bytes that an answer spends on a blob beside its content: its digest, its status, and the frames around them.
+/// Bytes of an answer for each blob in addition to its content: its digest, its status, and the frames around them.
 const AROUND: u64 = 96;
 
-/// Bytes that the compressed blobs of one batch may have together: so much is in memory at once.
+/// The most bytes of all compressed blobs of one batch, inflated: so much is in memory at once.
 const INFLATED: u64 = 4 * MAX_BATCH;
 
 /// The longest silence of a client that is still uploading.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Adds the services over `store`, in whose near part `collector` makes room, to `routes`.
-/// Results of actions are kept in the directory `actions`.
+/// Adds the services over `store` to `routes`; `collector` makes room in the part of it on this disk. Results of
+/// actions are kept in the directory `actions`.
 pub(crate) fn add(routes: Routes, store: Store, collector: Collector, actions: PathBuf) -> Routes {
     let service = Service { store, collector, uploads: Arc::default(), actions: Actions::at(actions) };
     routes
@@ -71,7 +71,7 @@ pub(crate) fn add(routes: Routes, store: Store, collector: Collector, actions: P
 #[derive(Debug, Clone)]
 struct Service {
     store: Store,
-    /// Makes room for a blob that finds none.
+    /// Makes room for a blob when there is none.
     collector: Collector,
     uploads: Arc<Uploads>,
     actions: Actions,
@@ -266,7 +266,7 @@ fn no_chunks() -> Status {
     Status::unimplemented("this store does not cut blobs into chunks")
 }
 
-/// Clients that do not say which function they mean, mean the one there is.
+/// A client that names no digest function means the only one.
 fn check_function(function: i32) -> Result<(), Status> {
     use reapi::digest_function::Value;
     match Value::try_from(function) {
@@ -275,7 +275,7 @@ fn check_function(function: i32) -> Result<(), Status> {
     }
 }
 
-/// What an item of a batch is about. Compressed ones must fit into `room`, of which they take their part.
+/// The digest and form of an item of a batch. Compressed items must fit into `room`, which they reduce.
 fn accept(
     item: &reapi::batch_update_blobs_request::Request,
     room: &mut u64,
@@ -333,7 +333,7 @@ impl ByteStream for Service {
         let first = next(&mut messages).await?.ok_or_else(|| Status::invalid_argument("no message"))?;
         let (digest, form) = upload_of(&first.resource_name)?;
         if self.has(digest).await? {
-            // What would have come is not known.
+            // The size of the compressed stream is not known.
             let committed_size = if form == Form::Zstd { -1 } else { to_i64(digest.size) };
             return Ok(Response::new(WriteResponse { committed_size }));
         }
@@ -375,7 +375,7 @@ impl Service {
         Ok(missing.is_empty())
     }
 
-    /// Keeps whole blobs; those that find no room are tried once more when some could be made.
+    /// Stores whole blobs; those without room are tried once more if room could be made.
     async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
         let mut results = self.store.keep_batch(blobs.clone()).await;
         let refused = |result: &Result<(), WriteError>| result.as_ref().is_err_and(WriteError::is_no_space);
@@ -390,7 +390,7 @@ impl Service {
         results
     }
 
-    /// Begins a blob; one that finds no room is tried once more when some could be made.
+    /// Begins a blob; one without room is tried once more if room could be made.
     async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
         match self.store.ingest(digest).await {
             Err(error) if error.is_no_space() && self.collector.make_room(digest.size).await => {
@@ -459,7 +459,7 @@ fn inflate_status(error: &InflateError) -> Status {
     Status::invalid_argument(causes::tell(error))
 }
 
-/// What a client is to make of what another store said to us: it may do later, or it is the last word.
+/// The status for a client when the remote store fails: unavailable if it may succeed later, else final.
 fn far_status(said: &Status) -> Status {
     let (code, what) = match agent_cas::remote::is_away(said) {
         true => (Code::Unavailable, "the server that keeps the blobs does not answer as it should"),
@@ -474,7 +474,7 @@ fn to_rpc(status: &Status) -> rpc::Status {
     rpc::Status { code: status.code() as i32, message: status.message().to_owned(), ..Default::default() }
 }
 
-/// Leaves of a status what fits into any answer.
+/// Removes the text of a status, so that it fits into any answer.
 fn without_words(status: &mut Option<rpc::Status>) {
     status.iter_mut().for_each(|status| status.message.clear());
 }

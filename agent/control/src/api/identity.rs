@@ -1,7 +1,7 @@
-//! `Identity`: how a machine becomes a node and somebody a user, and who takes that back.
+//! `Identity`: the calls that admit and remove nodes and users.
 //!
-//! A token is checked, a request is signed, and what was decided is on the disk before the certificate leaves. The
-//! time of whoever asks is looked at first: a clock that is far off would make his certificate useless to him.
+//! A token is checked, a request is signed, and the decision is on disk before the certificate is sent. The caller's
+//! time is checked first: with a clock that is far off, the certificate would be useless.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,26 +19,26 @@ use crate::queue::RemovedNode;
 use crate::registry::TokenRefused;
 use crate::store::TokenRecord;
 
-/// How long a token or a code is good unless somebody says.
+/// How long a token or a code is valid by default.
 const HOUR: Duration = Duration::from_secs(3600);
-/// And at most.
+/// The longest time it may be valid.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What signs certificates, and for how long they are good.
+/// The authority that signs certificates, and how long they are valid.
 #[derive(Clone)]
 pub struct IdentityConfig {
-    /// What signs.
+    /// The authority.
     pub authority: Arc<Authority>,
-    /// Where people who are told of the controller find it: `https://host:port`.
+    /// The controller's address, which is given out with tokens: `https://host:port`.
     pub address: String,
-    /// How long a node's certificate is good.
+    /// How long a node's certificate is valid.
     pub node_life: Duration,
-    /// How long a user's is.
+    /// How long a user's certificate is valid.
     pub user_life: Duration,
 }
 
 impl IdentityConfig {
-    /// The usual lives of certificates.
+    /// The usual lifetimes of certificates.
     pub fn new(authority: Arc<Authority>, address: String) -> IdentityConfig {
         const DAY: Duration = Duration::from_secs(24 * 3600);
         IdentityConfig { authority, address, node_life: DAY, user_life: DAY * 30 }
@@ -110,7 +110,7 @@ impl Services {
         self.sign(&request, subject)
     }
 
-    /// Makes a token, of which the hash alone stays.
+    /// Makes a token, of which only the hash is stored.
     async fn give_token(
         &self,
         token: TokenRecord,
@@ -185,7 +185,7 @@ impl Services {
         self.give_token(token, TokenKind::Login).await
     }
 
-    /// First the certificates, so that it cannot come back; then what it has.
+    /// Revokes first its certificates, so that it cannot connect again; then removes the node with its jobs.
     async fn remove_node(
         &self,
         asked: v1::RemoveNodeRequest,
@@ -229,7 +229,7 @@ fn unsigned(error: &IssueError) -> Fault {
     Fault::new(Code::Bug, "the certificate could not be made").because(error)
 }
 
-/// Both clocks are named: which of them is wrong, nobody here can tell.
+/// Both times are reported, because it is not known which clock is wrong.
 fn require_time(theirs: u64, ours: Timestamp) -> Result<(), Fault> {
     let theirs = Timestamp(theirs);
     let apart = theirs.since(ours).max(ours.since(theirs));

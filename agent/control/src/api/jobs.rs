@@ -1,7 +1,7 @@
-//! `Jobs`: what clients ask of a controller.
+//! `Jobs`: the calls of clients about jobs.
 //!
-//! A submission is answered when it is on disk. A watcher sees the job as it is, then its changes:
-//! a slow one may miss some in between, never the last.
+//! A submission is answered when it is on disk. A watcher gets the present state of the job, then its changes: a slow
+//! one may miss some in between, never the last.
 
 use std::pin::Pin;
 
@@ -15,9 +15,9 @@ use super::{Caller, Refusal, Services, ended, invalid, to_wire, to_wire_for_othe
 use crate::pins;
 use crate::queue::{JobView, Submission};
 
-/// Jobs in a page when the caller does not say.
+/// Jobs in a page by default.
 const PAGE: u32 = 50;
-/// Jobs in a page at most.
+/// The most jobs in a page.
 const LARGEST_PAGE: u32 = 1000;
 /// Names tried before a collision is called a bug.
 const NAME_TRIES: usize = 8;
@@ -74,7 +74,7 @@ impl Services {
         Err(Fault::new(Code::Bug, "no free job name was found").into())
     }
 
-    /// The last room on the disk is for the jobs there are.
+    /// The last room on the disk is for the jobs that were accepted before.
     fn require_room(&self) -> Result<(), Refusal> {
         if self.store.has_room() {
             return Ok(());
@@ -85,7 +85,7 @@ impl Services {
             .into())
     }
 
-    /// Every snapshot a job names must be here, and whole, before the job counts as submitted.
+    /// Every snapshot a job names must be in the store, and complete, before the job counts as submitted.
     async fn require_blobs(&self, spec: &JobSpec) -> Result<(), Refusal> {
         let missing =
             self.first_missing(&spec.snapshots()).await.map_err(|error| super::unsearched(&error))?;
@@ -101,7 +101,8 @@ impl Services {
         }
     }
 
-    /// The jobs that it comes after are there, and its turn may still come. Of those that end from now on it hears.
+    /// The predecessors of a job must exist, and none may have ended otherwise than wanted. The queue handles ends
+    /// from now on.
     async fn require_predecessors(&self, spec: &JobSpec, caller: &Caller) -> Result<(), Refusal> {
         for wanted in &spec.predecessors {
             let state = self.readable(&wanted.job, caller).await?.job.state;
@@ -183,7 +184,7 @@ impl Services {
         }
     }
 
-    /// Takes a job off the record. Its logs go first: when that breaks off, the job is still there to be removed.
+    /// Removes a job. Its logs are removed first: if that is interrupted, the job can be removed again.
     async fn remove_job(&self, id: &JobId, caller: &Caller) -> Result<v1::RemoveJobResponse, Refusal> {
         let job = self.owned(id, caller).await?.job;
         if !job.state.is_terminal() {
@@ -191,7 +192,7 @@ impl Services {
         }
         tracing::info!(job = %id, who = %caller, "removing job");
         self.archive.remove(id).await?;
-        // What is on disk: its end may have been written after it was looked up.
+        // The job on disk: its end may have been written after it was looked up.
         self.queue.flush().await?;
         let job = self.on_record(id).await?;
         let left = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);

@@ -1,7 +1,7 @@
-//! `Nodes`: what clients ask about the machines, the environments they keep, and the controller itself. What they
-//! ask of its blobs is answered in `blobs`.
+//! `Nodes`: the calls of clients about nodes, the environments they keep, and the controller itself. Those about its
+//! blobs are in `blobs`.
 //!
-//! What somebody did is written down with his name; who may is in [`super::access`].
+//! Changes are logged with the caller's name; who may make them is in [`super::access`].
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ impl Services {
         })
     }
 
-    /// What is not as it should be with the controller itself.
+    /// The problems of the controller itself.
     fn notices(&self) -> Vec<v1::Notice> {
         let mut notices = Vec::new();
         if !self.store.has_room() {
@@ -84,7 +84,7 @@ impl Services {
         Ok(self.node_to_wire(node))
     }
 
-    /// A node for the wire, with what only the connection to it tells.
+    /// A node for the wire, with the labels of its token and the error of its clock.
     fn node_to_wire(&self, node: NodeState) -> v1::Node {
         let id = node.record.id.clone();
         let mut wire = to_wire(node);
@@ -158,7 +158,7 @@ fn in_use(wish: &Wish, jobs: &[agent_model::JobId]) -> Fault {
         .fix(format!("wait until they have ended, or end them: agentctl cancel {}", names.join(" ")))
 }
 
-/// The node did not do it in time; nobody asks it any more.
+/// The node did not do it in time, and the wish is withdrawn.
 fn not_done(wish: &Wish, connected: bool, uses: u32, within: Duration) -> Fault {
     let Wish { node, key, want } = wish;
     let what = format!("{node} did not {} `{key}` within {} s", want.name(), within.as_secs());
@@ -181,7 +181,7 @@ pub(super) fn unknown_node(id: &NodeId) -> Fault {
         .fix("list them with `agentctl nodes`")
 }
 
-/// What became of the database, for people.
+/// What happened to the database, as text for users.
 fn mended(recovery: &Recovery) -> v1::Notice {
     let Some(kept) = &recovery.kept else {
         return v1::Notice {
@@ -209,7 +209,7 @@ fn mended(recovery: &Recovery) -> v1::Notice {
     }
 }
 
-/// A clock that is wrong does no harm to leases, which count time that passes; people and certificates read it.
+/// A wrong clock does no harm to leases, which count elapsed time; but users and certificates depend on it.
 fn clock_off(ahead: i64) -> Finding {
     let by = (ahead.unsigned_abs() + 500) / 1000;
     let by = if by < 180 { format!("{by} s") } else { format!("{} min", (by + 30) / 60) };

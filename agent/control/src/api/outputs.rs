@@ -1,7 +1,7 @@
-//! Storing outputs later: of a job that ended without, from the directory that its node keeps for a while.
+//! Storing outputs later: of a job that ended without them, from the directory that its node keeps for a while.
 //!
-//! Somebody asks ([`Services::store_outputs`]), the node is ordered to, and what it says of it
-//! ([`Services::take_outputs`]) is written down and told to whoever asked. How the job ended stays as it is.
+//! A user asks for them ([`Services::store_outputs`]), the node gets an order, and its report
+//! ([`Services::take_outputs`]) is stored and returned to the user. The verdict of the job does not change.
 
 use agent_model::{Artifacts, Blame, Code, Fault, JobId, NodeId, Outcome, ReplicaId};
 use agent_proto::v1;
@@ -12,7 +12,7 @@ use crate::pins;
 use crate::store::JobRecord;
 
 impl Services {
-    /// Has the outputs of a job stored; answers when its node did, or could not.
+    /// Has the outputs of a job stored; answers when its node has done it, or could not.
     pub(super) async fn store_outputs(
         &self,
         request: v1::StoreOutputsRequest,
@@ -43,7 +43,7 @@ impl Services {
         }))
     }
 
-    /// Takes in what a node says of outputs that it was to store.
+    /// Takes in the report of a node about outputs that it was to store.
     pub(super) async fn take_outputs(&self, request: v1::ReportOutputsRequest) -> Result<(), Status> {
         let replica: ReplicaId = request.replica.parse().map_err(Refusal::from)?;
         let node: NodeId = request.node.parse().map_err(Refusal::from)?;
@@ -54,7 +54,7 @@ impl Services {
             (Some(fault), ..) => Err(fault),
             (None, Some(artifacts), Some(outcome)) => {
                 let outcome = Outcome { artifacts: Some(artifacts), ..outcome };
-                // From here until it is on disk nothing that it names is removed.
+                // From here until the outcome is on disk no blob that it names is removed.
                 let _relied = self.collector.rely_on(pins::of_outcome(&outcome).into_iter().collect()).await;
                 match self.require_outputs(&outcome).await {
                     Err(status) => Err(agent_proto::fault(&status)),

@@ -1,6 +1,6 @@
-//! `Secrets`: whoever calls keeps his own, and nodes are told those of the jobs they run.
+//! `Secrets`: users store their own, and nodes read those of the jobs they run.
 //!
-//! A value goes in and comes out to a node alone.
+//! A value is returned to nodes only.
 
 use agent_model::{Code, Fault, JobSpec, NodeId, Principal, ReplicaId};
 use agent_proto::v1;
@@ -44,7 +44,7 @@ impl Services {
         Ok(agent_cas::blocking(move || work(&secrets)).await?)
     }
 
-    /// Every secret that a job names must be its owner's before the job counts as submitted.
+    /// Every secret that a job names must exist for its owner before the job counts as submitted.
     pub(super) async fn require_secrets(&self, spec: &JobSpec, owner: &Principal) -> Result<(), Refusal> {
         let (spec, owner) = (spec.clone(), owner.clone());
         let look = move |secrets: &Secrets| {

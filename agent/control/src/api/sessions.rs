@@ -1,9 +1,9 @@
 //! Which process speaks for each node, and how far its clock is off.
 //!
-//! A machine that was copied has the identity of the first. Both would report, and each would end what the other runs.
-//! So a process that comes while another one speaks for the node waits: if the other one goes on to speak it is alive,
-//! and the one that came is kept out; if its connection ends, or it says nothing, it is gone, and the one that came was
-//! the same machine, started anew. A process that lost its connection and comes again is known by its session.
+//! A copied machine has the identity of the first. Both would report, and each would end what the other runs. So a
+//! process that connects while another one speaks for the node waits: if the other one keeps reporting, it is alive,
+//! and the new one is refused; if its connection ends, or it is silent, it is gone, and the new one is the same
+//! machine, restarted. A process that lost its connection and connects again is recognised by its session.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-/// Reports come at least every five seconds: who is heard that long after another one came is alive, and who is not
-/// heard for twice as long is gone.
+/// Reports arrive at least every five seconds. A process that is heard this long after another one connected is
+/// alive; one that is not heard within [`GONE_AFTER`], two reports, is gone.
 const ALIVE_AFTER: Duration = Duration::from_secs(2);
 const GONE_AFTER: Duration = Duration::from_secs(11);
-/// How long a machine that was kept out is told of after it was last seen.
+/// How long a refused machine is reported after its last attempt.
 const TOLD: Duration = Duration::from_secs(600);
-/// Clocks that differ by less are taken for right.
+/// A smaller difference of clocks is not reported.
 pub(super) const SKEW: Duration = Duration::from_secs(5);
 
 /// One process of a node, as it names itself.
@@ -28,20 +28,20 @@ pub(super) const SKEW: Duration = Duration::from_secs(5);
 pub(super) struct Process {
     pub(super) session: String,
     pub(super) boot_id: String,
-    /// Where it comes from.
+    /// Its address; empty for this machine.
     pub(super) from: String,
 }
 
 #[derive(Debug)]
 struct Live {
     process: Process,
-    /// Tells one stream from the next.
+    /// Distinguishes one stream from the next.
     number: u64,
     /// When it was last heard; closed when its stream ends.
     heard: watch::Sender<Instant>,
 }
 
-/// Two that live at once.
+/// Two processes that claimed one node at the same time.
 #[derive(Debug, Clone)]
 pub(super) struct Twice {
     pub(super) node: NodeId,
@@ -63,7 +63,7 @@ struct State {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Sessions(Arc<Mutex<State>>);
 
-/// Speaks for a node, as long as it lives.
+/// The right to speak for a node, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Speaker {
     sessions: Sessions,
@@ -81,7 +81,7 @@ impl Drop for Speaker {
 }
 
 impl Speaker {
-    /// It was heard.
+    /// The process was heard.
     pub(super) fn heard(&self, clock: Timestamp, now: Timestamp) {
         let mut state = self.sessions.0.lock();
         if let Some(live) = state.live.get(&self.node).filter(|live| live.number == self.number) {
@@ -111,7 +111,7 @@ impl Sessions {
         Ok(self.take(node, process))
     }
 
-    /// Speaks for a node from now on, whoever did.
+    /// Speaks for a node from now on, in place of any other process.
     pub(super) fn take(&self, node: &NodeId, process: Process) -> Speaker {
         let mut state = self.0.lock();
         state.number += 1;
@@ -144,14 +144,14 @@ impl Sessions {
         fault
     }
 
-    /// Whether a process may speak for a node beside its stream: no other one does.
+    /// Whether a process may speak for a node beside its stream: no other process does.
     pub(super) fn may_speak(&self, node: &NodeId, session: &str) -> bool {
         let state = self.0.lock();
         state.live.get(node).is_none_or(|live| live.process.session == session)
             && state.twice.get(node).is_none_or(|twice| twice.second.session != session)
     }
 
-    /// Those that live twice, as far as that is news.
+    /// The nodes that two processes claimed at the same time lately.
     pub(super) fn twice(&self) -> Vec<Twice> {
         let mut state = self.0.lock();
         state.twice.retain(|_, twice| twice.at.elapsed() < TOLD);
@@ -164,7 +164,7 @@ impl Sessions {
         (u128::from(ahead.unsigned_abs()) > SKEW.as_millis()).then_some(ahead)
     }
 
-    /// The node is one no more.
+    /// The node was removed.
     pub(super) fn forget(&self, node: &NodeId) {
         let mut state = self.0.lock();
         state.twice.remove(node);
@@ -224,7 +224,7 @@ mod tests {
         let again = sessions.speak(&gpu, process("a")).await.unwrap();
         drop(first);
         assert!(!sessions.may_speak(&gpu, "b"), "the end of the old stream is not the end of the new one");
-        // Another process: what the old one had sent is read before its end is seen.
+        // Another process: the last reports of the old one are read before its end is seen.
         let old_ends = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
             again.heard(NOW, NOW);
@@ -232,7 +232,7 @@ mod tests {
         };
         let (second, ()) = tokio::join!(sessions.speak(&gpu, process("b")), old_ends);
         let second = second.unwrap();
-        // A machine that lost its power: nobody tells that the old connection is dead.
+        // A machine that lost its power: nothing shows that the old connection is dead.
         let begin = Instant::now();
         let _third = sessions.speak(&gpu, process("c")).await.unwrap();
         assert!(begin.elapsed() <= GONE_AFTER + Duration::from_secs(1));

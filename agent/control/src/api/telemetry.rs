@@ -1,9 +1,9 @@
-//! `Telemetry`: logs and tracking records, in from nodes and out to readers.
+//! `Telemetry`: logs and tracking records, received from nodes and sent to readers.
 //!
-//! Append takes what waits, writes it, wakes the followers, forces it to the disk, and only then answers:
-//! many small appends share one forced write. Memory is bounded by [`BATCH`] for each stream, whatever a
-//! node sends. A reader that follows goes through the attempts of a job, one after the other, and ends when
-//! the job has ended and every byte was sent.
+//! Append takes all waiting requests, writes their bytes, wakes the followers, forces the bytes to the disk, and only
+//! then answers: many small appends share one forced write. Memory is bounded by [`BATCH`] for each stream, whatever
+//! a node sends. A reader that follows goes through the attempts of a job, one after the other, and ends when the job
+//! has ended and every byte is sent.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ const BATCH: usize = 4 * 1024 * 1024;
 const OPEN_LOG_FILES: usize = 64;
 /// Bytes in one message to a reader.
 const CHUNK: usize = 256 * 1024;
-/// The longest line of tracking records; a longer one is passed over.
+/// The longest line of tracking records; a longer one is skipped.
 const LONGEST_LINE: usize = 1024 * 1024;
 
 /// Replica and channel, as they are written on the wire.
@@ -36,7 +36,7 @@ type ChannelKey = (String, String);
 struct Intake {
     services: Services,
     requests: Streaming<v1::AppendRequest>,
-    /// The log files written lately; `false` for one that takes nothing more.
+    /// The log files written lately; `false` for one that accepts no more bytes.
     log_files: HashMap<ChannelKey, (Arc<LogFile>, bool)>,
     caller: Caller,
     /// Why the request after the last answered one is refused.
@@ -44,7 +44,7 @@ struct Intake {
 }
 
 impl Intake {
-    /// Stores what waits; one answer for each request. `None` when the stream is over.
+    /// Stores the waiting requests; one answer for each. `None` when the stream is over.
     ///
     /// A refusal ends the stream, after every request before the refused one was answered: so the node knows
     /// which one it was.
@@ -80,7 +80,7 @@ impl Intake {
         let Some(first) = first else { return Ok(Vec::new()) };
         let mut taken = first.data.len();
         let mut batch = vec![first];
-        // A broken stream shows again at the next call; what came before is stored first.
+        // A broken stream fails again at the next call; earlier requests are stored first.
         while taken < BATCH
             && let Some(Ok(request)) = self.waiting().await
         {
@@ -99,7 +99,7 @@ impl Intake {
         .await
     }
 
-    /// A node that came with a certificate writes no logs of what another one runs.
+    /// A node with a certificate may not write logs of replicas on other nodes.
     async fn require_its_own(&self, replica: &ReplicaId) -> Result<(), Refusal> {
         let job = self.services.queue.job(&replica.job).await?.map(|view| view.job);
         let latest = job.filter(|job| job.epoch == replica.epoch);
@@ -139,7 +139,7 @@ impl Intake {
     }
 }
 
-/// Writes a batch, forces its log files to the disk together, and says how much of each is there. A log file that
+/// Writes a batch, forces its log files to the disk together, and returns how much of each is stored. A log file that
 /// cannot be written or forced now fails alone. Blocks.
 fn store(work: Vec<(v1::AppendRequest, Arc<LogFile>, bool)>) -> Vec<v1::AppendResponse> {
     let mut log_files: Vec<Arc<LogFile>> = Vec::new();
@@ -159,7 +159,8 @@ fn store(work: Vec<(v1::AppendRequest, Arc<LogFile>, bool)>) -> Vec<v1::AppendRe
     let stored = archive::sync_all(&log_files);
     let complete = |(index, answer): (usize, v1::AppendResponse)| match &stored[index] {
         Ok(stored) => v1::AppendResponse { stored: *stored, ..answer },
-        // What was safe before is not known here, and 0 is no lie: the node asks before it goes on.
+        // The length that was safe before is not known here, and 0 is never too much: the node asks before it goes
+        // on.
         Err(error) => v1::AppendResponse { failed: why(error), ..answer },
     };
     answers.into_iter().map(complete).collect()
@@ -179,7 +180,7 @@ fn no_attempt(replica: &ReplicaId) -> Fault {
     Fault::new(Code::Fenced, format!("there was never an attempt `{replica}`"))
 }
 
-/// What a reader asks for.
+/// The request of a reader.
 struct Wish {
     job: JobId,
     epoch: u64,
@@ -190,7 +191,7 @@ struct Wish {
     tail_lines: u64,
 }
 
-/// Where one reader is.
+/// The position of one reader.
 struct LogReader {
     archive: Archive,
     job: JobId,
@@ -290,7 +291,7 @@ impl LogReader {
         }
     }
 
-    /// Bytes that are here already; of tracking records, whole lines.
+    /// Bytes that are stored already; of tracking records, whole lines.
     async fn read(&mut self) -> Result<Option<AttemptPiece>, Refusal> {
         let mut most = CHUNK;
         while self.log_file.len() > self.offset {
@@ -300,7 +301,7 @@ impl LogReader {
                 match data.iter().rposition(|byte| *byte == b'\n') {
                     Some(end) => data.truncate(end + 1),
                     None if data.len() >= LONGEST_LINE => {
-                        self.offset += data.len() as u64; // the rest of the line fails to parse, and is passed over
+                        self.offset += data.len() as u64; // the rest of the line fails to parse, and is skipped
                         continue;
                     }
                     None if data.len() == most => {

@@ -21,7 +21,7 @@ fn code(status: &Status) -> Code {
     agent_proto::fault(status).code
 }
 
-/// A failure that another attempt may mend.
+/// A failure after which another attempt may succeed.
 fn mendable() -> v1::Outcome {
     let fault = Fault::new(Code::LaunchFailed, "no luck").with_retry(Retry::SameNode);
     v1::Outcome { fault: Some(fault.into()), ..outcome(1, b"first\n") }
@@ -270,7 +270,7 @@ async fn test_node_that_restarted_without_the_job_loses_it() {
     let stale = node.deliver("a.1.0", v1::Outcome { streams: vec![], ..outcome(0, b"") }).await.unwrap_err();
     assert_eq!(code(&stale), Code::Fenced);
     node.step("a.2.0", ReplicaStep::Running).await;
-    node.drop_replica("a.2.0").await; // same boot, but it knows the job no more
+    node.drop_replica("a.2.0").await; // same boot, but it does not know the job any more
     let job = rig.ended("a").await;
     assert_eq!(job.state, "Failed");
     assert_eq!(job.outcome.unwrap().fault.unwrap().code, Code::NodeLost.as_str());

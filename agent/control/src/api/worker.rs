@@ -1,8 +1,8 @@
-//! `Worker`: what a node and its controller tell each other.
+//! `Worker`: the calls of nodes to their controller.
 //!
-//! Sync is one stream per node; the stream that reported first most recently speaks for it, an older one
-//! ends. An outcome counts only when every log it names is here, whole and with the right content,
-//! and so are its outputs. Of a log that it does not name, what there is must do, whatever the disk says.
+//! Sync is one stream per node; the stream with the most recent first report speaks for it, an older one ends. An
+//! outcome is accepted only when every log it names has arrived, complete and with the right content, and so have its
+//! outputs. A log that it does not name is accepted as it is, even if the disk fails.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -73,11 +73,11 @@ impl Session {
         let mut report = from_wire(report)?;
         self.caller.speaks_for(&report.node)?;
         if let Some(inventory) = &mut report.inventory {
-            // What was said when it was let in outranks what it says of itself.
+            // The labels of the token override those that the node reports itself.
             inventory.labels.extend(self.registry.labels(&report.node));
         }
         if self.speaker.is_none() {
-            // Of processes of this machine the kernel says who they are: there is no copy among them.
+            // The kernel identifies processes of this machine: there is no copy among them.
             self.speaker = Some(match self.caller.who() {
                 Principal::Node { .. } => {
                     self.sessions.speak(&report.node, process).await.map_err(Refusal::from)?
@@ -135,7 +135,7 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
     let order = |order: &Order| v1::Order {
         replica: order.replica.to_string(),
         desired: Some(match &order.desired {
-            // 0 is no limit at all, which no lease ever is.
+            // 0 means no limit; no lease ends at 0.
             Desired::Run(spec, until, gang) => Wire::Run(v1::RunOrder {
                 spec: Some(spec.clone().into()),
                 until_ms: until.map_or(0, Boot::millis),
@@ -192,15 +192,15 @@ impl Services {
         }
     }
 
-    /// A repeated delivery of the outcome that ended a job is welcome; any other is of no present attempt.
+    /// A repeated delivery of the outcome that ended a job is accepted; any other is not of the present attempt.
     async fn confirm_ended(&self, replica: &ReplicaId) -> Result<(), Refusal> {
-        // No controller makes a replica of no job: its record is lost, and the node is being asked for it.
+        // Every replica belongs to a job: the record is lost, and the node is being asked for it.
         let job = self.store.job(&replica.job).await?.ok_or(Refusal::Unheard)?;
         let known = job.epoch == replica.epoch && job.replicas.iter().any(|known| known.rank == replica.rank);
         if known { Ok(()) } else { Err(fenced(replica).into()) }
     }
 
-    /// Checks that the logs and records the outcome speaks of are here. What is proven wrong is dropped.
+    /// Checks that the logs and records that the outcome names have arrived. A log with wrong content is set aside.
     async fn require_complete(&self, replica: &ReplicaId, outcome: &Outcome) -> Result<(), Status> {
         for stream in agent_model::Stream::ALL {
             if outcome.streams.iter().all(|end| end.stream != stream) {
@@ -237,7 +237,7 @@ impl Services {
         Ok(())
     }
 
-    /// Checks that the outputs are here to the last file. A node that was away for long sends them again.
+    /// Checks that every file of the outputs has arrived. A node that was away for long sends them again.
     pub(super) async fn require_outputs(&self, outcome: &Outcome) -> Result<(), Status> {
         let roots: Vec<_> = outcome.artifacts.iter().map(|artifacts| artifacts.root).collect();
         let missing =
@@ -263,14 +263,14 @@ fn incomplete(what: &str, stored: u64, expected: u64) -> Status {
     )
 }
 
-/// What the outcome names cannot be read or made safe. Its node tries again, and then does without.
+/// A log or the records cannot be read or forced to the disk. The node tries again, and then goes on without.
 fn not_now(error: ArchiveError) -> Status {
     let fault =
         Fault::new(Code::ControllerStore, "the logs of the replica cannot be made safe").because(&error);
     not_yet(fault)
 }
 
-/// An outcome that came too early: to be delivered again when the rest is here.
+/// An outcome that arrived too early: to be delivered again when the rest has arrived.
 fn not_yet(fault: Fault) -> Status {
     let status = agent_proto::status(&fault.with_retry(Retry::SameNode));
     Status::with_details(tonic::Code::FailedPrecondition, status.message(), status.details().to_vec().into())

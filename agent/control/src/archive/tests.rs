@@ -91,7 +91,7 @@ async fn failing_sync_after_one_that_succeeded() {
     assert_eq!(log_file.sync().unwrap(), 4); // the file and two directories
     log_file.append(4, b" doubtful").unwrap();
     log_file.sync().unwrap_err();
-    // The next forced write would succeed, and would say nothing about what was dropped.
+    // The next forced write would succeed, and would not report what was dropped.
     assert_eq!((log_file.sync().unwrap(), log_file.len()), (4, 4));
     log_file.append(13, b"gap").unwrap();
     log_file.append(4, b" doubtful").unwrap();

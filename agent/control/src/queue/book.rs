@@ -1,9 +1,10 @@
 //! The jobs that have not ended and the nodes, in memory, and every rule that changes them.
 //!
-//! Pure: messages and the time go in; changed records, history and waiting reasons come out through
-//! [`Book::changes`]. Each part owns its state and what of it is not on disk yet: the records of [`jobs`], the
-//! waiting [`line`], the [`fleet`] of nodes, the [`replicas`] that were ordered and that their nodes have not
-//! reported yet, the unknown jobs of [`adopt`]. Here and in [`nodes`] are the rules that touch several of them.
+//! Pure: the input is messages and the time; the output is changed records, history and waiting reasons, through
+//! [`Book::changes`]. Each part owns its state and the changes to it that are not on disk yet: the records of
+//! [`jobs`], the waiting [`line`], the [`fleet`] of nodes, the [`replicas`] that are over and that their nodes may
+//! still hold or start, the unknown jobs of [`adopt`]. Here and in [`nodes`] are the rules that touch several of
+//! them.
 //!
 //! Invariants: every placed job has the epoch of its replicas; an outcome counts once; a terminal job is never
 //! touched again and leaves the book when it is written ([`Book::retire`]).
@@ -50,7 +51,7 @@ pub(crate) struct Moment {
     pub(crate) boot: Boot,
 }
 
-/// A job someone wants to have run.
+/// A job that somebody submits.
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub(crate) request: String,
@@ -61,7 +62,7 @@ pub(crate) struct Submission {
     pub(crate) after: Epoch,
 }
 
-/// What the book says to an outcome or a log of a replica.
+/// Whether an outcome or a log of a replica is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// It is the latest attempt and its outcome is not in.
@@ -72,7 +73,7 @@ pub(crate) enum Standing {
     Fenced,
     /// A later attempt than any on record: it is taken over with the next report of its node.
     Ahead,
-    /// The job ended or never was: only the store knows.
+    /// The job ended or never existed: only the store knows.
     Unknown,
 }
 
@@ -87,19 +88,20 @@ pub(crate) struct Book {
     replicas: Replicas,
     strangers: Strangers,
     predecessors: Predecessors,
-    /// What is wanted of the environments that nodes keep, while somebody waits for it.
+    /// Wishes about the environments that nodes keep, each while somebody waits for it.
     wishes: environments::Wishes,
-    /// Documents that only pass through here on their way to the disk.
+    /// Documents that are only written to the disk, and not used here.
     passing: Changes,
-    /// Something was decided that must be on disk before anybody hears of it.
+    /// There is a decision that must be on disk before it is reported.
     urgent: bool,
     /// Something changed that decides where jobs are placed.
     replan: bool,
 }
 
 impl Book {
-    /// What a controller starts from. Every node counts as just heard and every lease as just answered: neither is
-    /// remembered. `contact` is how long a node counts as connected after a report; `controller_epoch` is random.
+    /// The book at the start of a controller. Every node counts as just heard and every lease as just answered,
+    /// because neither is stored. `contact` is how long a node counts as connected after a report; `controller_epoch`
+    /// is random.
     pub(crate) fn new(
         loaded: Loaded,
         contact: Duration,
@@ -163,7 +165,7 @@ impl Book {
         if job.state.is_terminal() {
             return String::new();
         }
-        // Of several ranks the one that is furthest behind is what the others wait for.
+        // Of several ranks, the others wait for the one that is furthest behind.
         let open = job.replicas.iter().filter(|replica| replica.end.is_none());
         let silent = |replica: &&ReplicaRecord| !self.fleet.is_heard(&replica.node);
         let told = match job.state {
@@ -185,7 +187,7 @@ impl Book {
         }
     }
 
-    /// Puts a job in line. The same request gives the same job; a name that is taken is `None`.
+    /// Puts a job in line. The same request gives the same job; `None` when the name is taken.
     pub(crate) fn submit(&mut self, new: Submission, now: Moment) -> Option<JobId> {
         if let Some(id) = self.jobs.submitted(&new.request) {
             return Some(id.clone());
@@ -244,7 +246,7 @@ impl Book {
         Some(())
     }
 
-    /// Takes a job that ended off the record; false when a job of that name has not ended, or its end is not written.
+    /// Marks a job that ended as removed; false when a job of that name has not ended, or its end is not written.
     pub(crate) fn remove(&mut self, job: JobRecord, now: Moment) -> bool {
         let ended = self.jobs.get(&job.id).is_none() && job.state.is_terminal();
         if ended {
@@ -254,7 +256,7 @@ impl Book {
         ended
     }
 
-    /// How a replica on `node` stands.
+    /// The standing of a replica on `node`.
     pub(crate) fn standing(&self, replica: &ReplicaId, node: &NodeId) -> Standing {
         if self.replicas.is_settled(replica) {
             return Standing::Settled;
@@ -277,7 +279,7 @@ impl Book {
         }
     }
 
-    /// Whether logs of a replica are wanted: those of any attempt there was, until its outcome is in.
+    /// Whether logs of a replica are accepted: those of any attempt so far, until the replica's outcome is in.
     pub(crate) fn wants_log(&self, replica: &ReplicaId) -> Standing {
         if self.replicas.is_settled(replica) {
             return Standing::Settled;
@@ -290,7 +292,7 @@ impl Book {
         }
     }
 
-    /// Takes in what came of a replica; the answer is how it stood before.
+    /// Takes in the outcome of a replica; returns its standing before that.
     pub(crate) fn settle(
         &mut self,
         replica: &ReplicaId,
@@ -315,7 +317,7 @@ impl Book {
         Standing::Open
     }
 
-    /// A rank has its end; with the last one the attempt has.
+    /// A rank has ended; with the last rank the attempt ends.
     fn end_rank(&mut self, replica: &ReplicaId, end: RankEnd, now: Moment) {
         let id = &replica.job;
         self.urgent = true;
@@ -350,7 +352,7 @@ impl Book {
         }
     }
 
-    /// The outputs of a job that ended without are stored by now. How it ended stays as it is.
+    /// The outputs of a job that ended without them have been stored. Its verdict does not change.
     pub(crate) fn stored_later(&mut self, mut job: JobRecord, node: &NodeId, stored: Artifacts, now: Moment) {
         let Some(outcome) = job.outcome.as_mut() else { return };
         outcome.artifacts = Some(stored);
@@ -469,7 +471,7 @@ impl Book {
         self.jobs.edit(id, |job| {
             job.ended_at = Some(now.wall);
             job.outcome = Some(outcome);
-            // What the node of a lost rank may still deliver is fenced.
+            // An outcome that the node of a lost rank still delivers is fenced.
             job.replicas.retain(|replica| !matches!(replica.end, Some(RankEnd::Lost { .. })));
         });
         self.predecessors.has_ended(id, self.jobs.verdict(id));
@@ -489,7 +491,7 @@ impl Book {
         replicas.for_each(|replica| self.fleet.release(&replica.node, id));
     }
 
-    /// Something was decided that must be on disk before anybody hears of it.
+    /// There is a decision that must be on disk before it is reported.
     pub(crate) fn is_urgent(&self) -> bool {
         self.urgent
     }
@@ -515,14 +517,14 @@ impl Book {
         changes
     }
 
-    /// Has documents written, and others removed, that nobody here knows.
+    /// Writes documents, and removes others, that the book does not use.
     pub(crate) fn write(&mut self, documents: Vec<Document>, dropped: Vec<String>) {
         self.urgent = true;
         self.passing.documents.extend(documents);
         self.passing.dropped.extend(dropped);
     }
 
-    /// Everything is on disk: jobs that ended leave.
+    /// Everything is on disk: jobs that ended leave the book.
     pub(crate) fn retire(&mut self) {
         self.jobs.written();
         self.fleet.written();
@@ -550,13 +552,14 @@ fn may_retry(job: &JobRecord, fault: &Fault) -> bool {
         && job.epoch.0 - job.uncharged < u64::from(job.spec.retry.max_attempts)
 }
 
-/// How long a job takes its place at the most, once its command runs: its limit, what it has to end, and its outputs.
+/// The longest time a job takes its place once its command runs: its time limit, its grace period, and storing its
+/// outputs.
 pub(super) fn longest(spec: &JobSpec) -> Option<Duration> {
     const OUTPUTS: Duration = Duration::from_secs(60);
     Some(spec.limits.timeout? + spec.limits.grace() + OUTPUTS)
 }
 
-/// The outcome of a job that ended without a word from a node.
+/// The outcome of a job that ended without one from a node.
 fn without_run(verdict: Verdict, fault: Option<Fault>, ended_at: Timestamp) -> Outcome {
     Outcome {
         verdict,
@@ -583,7 +586,7 @@ fn describe(outcome: &Outcome) -> String {
     }
 }
 
-/// What a controller that forgets cancels would start from.
+/// The record as a controller that forgets cancels would load it.
 #[cfg(test)]
 fn uncanceled(mut job: JobRecord) -> JobRecord {
     if job.state == JobState::Finalizing(Verdict::Canceled) {

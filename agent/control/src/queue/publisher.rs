@@ -1,8 +1,8 @@
-//! The book, and everybody who waits for word of it: watchers of jobs, nodes with an open stream, and those who
-//! wait until something became of an environment.
+//! The book, and the receivers of its changes: watchers of jobs, nodes with an open stream, and callers that wait for
+//! a wish or for outputs.
 //!
-//! Hides who waits. Invariant: nobody is told anything but by [`Publisher::publish`] and by the answers that
-//! [`Publisher::handle`] leaves, and the task lets neither happen before what they rest on is durable.
+//! Hides the receivers. Invariant: changes of the book are sent only by [`Publisher::publish`] and by the answers
+//! that [`Publisher::handle`] returns, and the task runs neither before everything they depend on is durable.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ pub(super) struct Publisher {
     watchers: HashMap<JobId, watch::Sender<JobView>>,
     links: BTreeMap<NodeId, Link>,
     last_link: u64,
-    /// Those who wait until something became of an environment.
+    /// Callers that wait for a wish about an environment.
     wishers: Vec<(Wish, watch::Sender<WishState>)>,
-    /// Those who wait until a node has stored the outputs of a replica that is over.
+    /// Callers that wait until a node has stored the outputs of an ended replica.
     savers: Vec<Saver>,
 }
 
-/// Somebody who waits for outputs.
+/// A caller that waits for outputs.
 struct Saver {
     replica: ReplicaId,
     node: NodeId,
@@ -38,12 +38,12 @@ struct Saver {
 struct Link {
     id: u64,
     orders: watch::Sender<Arc<Orders>>,
-    /// A report came that was not answered yet.
+    /// A report arrived that was not answered yet.
     owed: bool,
 }
 
 impl Publisher {
-    /// A publisher at which nobody waits.
+    /// A publisher without receivers.
     pub(super) fn new(book: Book) -> Publisher {
         Publisher {
             book,
@@ -55,7 +55,7 @@ impl Publisher {
         }
     }
 
-    /// Does what is asked; the answer may be told once everything it rests on is durable.
+    /// Carries out a request; the answer may be sent once everything it depends on is durable.
     pub(super) fn handle(&mut self, request: Request, now: Moment) -> Answer {
         tracing::trace!(?request);
         let book = &mut self.book;
@@ -126,7 +126,7 @@ impl Publisher {
 
     fn tell_outputs(&mut self, replica: &ReplicaId, saved: &Saved) {
         for saver in self.savers.extract_if(.., |saver| saver.replica == *replica) {
-            let _ = saver.told.send(saved.clone()); // whoever waited may have gone
+            let _ = saver.told.send(saved.clone()); // the caller may be gone
         }
     }
 
@@ -184,7 +184,7 @@ impl Publisher {
         self.book.schedule(now);
     }
 
-    /// Tells those who wait for an environment how their wishes stand; a wish nobody waits for is forgotten.
+    /// Sends the states of wishes to those who wait for them; a wish nobody waits for is removed.
     fn attend_wishers(&mut self) {
         let book = &mut self.book;
         self.wishers.retain(|(wish, told)| {
@@ -205,7 +205,7 @@ impl Publisher {
         });
     }
 
-    /// Tells watchers and nodes what changed.
+    /// Sends the changes to watchers and nodes.
     pub(super) fn publish(&mut self) {
         self.attend_wishers();
         let book = &self.book;

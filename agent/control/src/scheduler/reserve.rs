@@ -1,15 +1,15 @@
-//! What jobs that wait for room are promised, and what others may do with it meanwhile.
+//! Reservations (promises) of nodes for jobs that wait for room, and how others may use these nodes meanwhile.
 //!
-//! A job is promised the nodes where it can start soonest. When that is, is known where everything in its way has a time
-//! limit. Then another job may take room there that ends before, or that is left beside it. Where nobody knows when, its
-//! nodes take nothing new, so that they run empty: each job in its way that ends brings it nearer, and no other takes
-//! the place. The first [`MOST`] jobs of the line have a promise, the others get one when their turn comes.
+//! A job is promised the nodes where it can start soonest. The time of its start is known if every job in its way has
+//! a time limit. Then another job may run there if it ends before, or fits beside the promised one. If the time is
+//! unknown, the nodes take no new jobs until the promised one starts. The first [`MOST`] jobs of the line have a
+//! promise; the others get one when their turn comes.
 
 use std::time::Duration;
 
 use super::{Pending, Room, Size};
 
-/// Jobs that are promised something at a time.
+/// The most jobs that have a promise at a time.
 const MOST: usize = 64;
 
 /// Every promise, by node.
@@ -24,18 +24,18 @@ impl Promises {
         Promises { of_nodes: vec![Vec::new(); nodes], given: 0 }
     }
 
-    /// No more are given.
+    /// Whether no more are given.
     pub(super) fn are_given(&self) -> bool {
         self.given >= MOST
     }
 
-    /// Whether a job on this node keeps nobody from starting when he was promised to.
+    /// Whether a job on this node delays no promised start.
     pub(super) fn leave_room(&self, index: usize, node: &Room, job: &Pending) -> bool {
         let promised = &self.of_nodes[index];
         promised.iter().all(|(_, within)| match (within, job.longest) {
             (Some(within), Some(longest)) if longest <= *within => true,
             (Some(within), _) => {
-                // All that were promised the node, and whatever does not end before the first of them starts.
+                // All jobs that were promised the node, and those that do not end before the promised start.
                 let stays = node.taken.iter().filter(|taken| taken.ends.is_none_or(|ends| ends > *within));
                 let promised = promised.iter().map(|(size, _)| *size);
                 let all = stays.map(|taken| taken.size).chain(promised).chain([Size::of(&job.wants)]);
@@ -47,8 +47,8 @@ impl Promises {
         })
     }
 
-    /// Promises a job the best of `candidates`, which are enough for it; gives how long from now it can start at the
-    /// latest, if anybody knows.
+    /// Promises a job the best of `candidates`, which are enough for it; returns the longest time from now until it
+    /// can start, if known.
     pub(super) fn give(&mut self, job: &Pending, candidates: &[usize], nodes: &[Room]) -> Option<Duration> {
         if self.are_given() {
             return None;
@@ -67,7 +67,7 @@ impl Promises {
         let known = soonest.iter().all(|(_, unknown, ..)| !unknown);
         let within = soonest.iter().filter_map(|(_, _, within, ..)| *within).max().filter(|_| known);
         for (.., promised) in soonest {
-            // Behind somebody of whom nobody knows for how long he runs there is nothing to keep free.
+            // Behind a promised job whose run time is unknown there is nothing to keep free.
             if within.is_some() || self.of_nodes[promised].is_empty() {
                 self.of_nodes[promised].push((Size::of(&job.wants), within));
             }
@@ -76,13 +76,13 @@ impl Promises {
     }
 }
 
-/// How long it takes at the most until a node has room, if anybody knows, and how many jobs must end for it.
+/// The longest time until a node has room, if known, and how many jobs must end for it.
 fn when(node: &Room, promised: &[(Size, Option<Duration>)], wants: Size) -> (Option<Duration>, usize) {
     let taken = node.taken.iter().map(|taken| (taken.ends, taken.size));
-    // Nobody knows for how long those run who come before.
+    // It is not known how long the jobs with earlier promises run.
     let before = promised.iter().map(|(size, _)| (None, *size));
     let mut uses: Vec<_> = taken.chain(before).collect();
-    uses.sort_by_key(|(ends, _)| std::cmp::Reverse((ends.is_none(), *ends))); // who ends first is last
+    uses.sort_by_key(|(ends, _)| std::cmp::Reverse((ends.is_none(), *ends))); // the first to end is last
     let fits = |uses: &[(Option<Duration>, Size)]| {
         let all = uses.iter().map(|(_, size)| *size).sum::<Size>().and(wants);
         uses.len() < node.slots as usize && all.fits_into(node.size)

@@ -22,7 +22,7 @@ fn names(decided: &Placements) -> Vec<&str> {
     decided.placed.iter().map(|(job, _)| job.as_str()).collect()
 }
 
-/// Without a word of any node about its interpreters.
+/// Without any report of interpreters.
 fn place(pending: &[Pending], nodes: Vec<Room>) -> Placements {
     super::place(pending, nodes, &Pythons::new())
 }
@@ -111,7 +111,7 @@ fn test_labels_are_demanded_and_missing_ones_are_named() {
         told.starts_with("too few nodes have the label instance_type=Standard_ND96: small has instance_type")
     );
     assert!(reason(&decided, "c").contains("instance_type=standard_nc6"), "{}", reason(&decided, "c"));
-    // Nobody said what kind this one is; of any other label that is a no.
+    // This node has no instance type, so it matches any; a missing label of another key does not match.
     let decided = place(&jobs[1..2], [nodes, vec![labeled("box", &[])]].concat());
     assert_eq!(decided.placed, [("b".parse().unwrap(), vec!["box".parse().unwrap()])]);
     let mut rack = wants("d", 1, "any");
@@ -156,7 +156,7 @@ fn test_job_waits_for_its_python_and_blocks_nobody() {
     let reason_of_old = "no node has a Python called python3.9; a has python3 (3.11.7), python3.11 (3.11.7)";
     assert_eq!(reason(&decided, "old"), reason_of_old);
 
-    // A node that says nothing about its interpreters may have any.
+    // A node that reports no interpreters may have any.
     let decided =
         super::place(&jobs[..1], vec![room("a", 3), room("b", 1)], &Pythons::from([(&a, &said[..])]));
     assert_eq!(decided.placed[0].1, [b]);
@@ -164,7 +164,7 @@ fn test_job_waits_for_its_python_and_blocks_nobody() {
     let drained = Room { closed: Some("is being drained".into()), ..room("b", 1) };
     let decided = super::place(&jobs[..1], vec![room("a", 3), drained], &Pythons::from([(&a, &said[..])]));
     assert_eq!(reason(&decided, "old"), "no node takes work now: b is being drained");
-    // What no node could hold is said first: it would not help to install the interpreter.
+    // If no node could hold it, that is the reason given: to install the interpreter would not help.
     let large = Pending { wants: Resources { gpus: 9, ..Resources::default() }, ..jobs[0].clone() };
     let decided = super::place(&[large], nodes, &Pythons::from([(&a, &said[..])]));
     assert!(reason(&decided, "old").starts_with("no node is large enough"));
@@ -190,7 +190,7 @@ fn test_small_jobs_run_beside_a_promise_only_if_they_cannot_delay_it() {
     assert!(told.starts_with("next in line, starts in 30 min at the latest, "), "{told}");
     assert!(reason(&decided, "later").starts_with("1 job ahead"));
 
-    // Nobody knows when a is free: then b takes nothing new, and a third node what comes.
+    // It is not known when a is free: then b takes no new jobs, and a third node takes them.
     busy.taken[0].ends = None;
     let decided = place(&jobs, vec![busy.clone(), node("b")]);
     assert_eq!(names(&decided), [""; 0]);
@@ -314,7 +314,7 @@ proptest! {
             pending.longest = limit.and_then(minutes);
             pending
         }).collect();
-        // Each node says one interpreter, or nothing.
+        // Each node reports one interpreter, or nothing.
         let said: Vec<Option<[Interpreter; 1]>> = rooms.iter().map(|(.., python, _)| python.map(|minor| [Interpreter {
             name: format!("python3.{minor}"), version: format!("3.{minor}.0"),
         }])).collect();
@@ -335,7 +335,7 @@ proptest! {
             .filter_map(|(room, said)| Some((&room.node, &said.as_ref()?[..]))).collect();
         let decided = super::place(&pending, rooms.clone(), &pythons);
 
-        // Every job is placed once or waits once, with words.
+        // Every job is placed once or waits once, with a text.
         let mut seen: Vec<&JobId> = decided.placed.iter().map(|(job, _)| job)
             .chain(decided.waiting.iter().map(|(job, _)| job)).collect();
         seen.sort();
@@ -362,7 +362,7 @@ proptest! {
             prop_assert_eq!((nodes.len(), different.len()), (wants(job).nodes as usize, nodes.len()));
         }
 
-        // Who waits first for room could start no sooner without those who were placed after him.
+        // The first job that waits for room could start no sooner without those that were placed after it.
         let position = |id: &JobId| pending.iter().position(|pending| pending.job == *id).unwrap();
         let first = decided.waiting.iter().find(|(_, wait)| matches!(wait, Wait::Busy { ahead: 0, .. }));
         if let Some((waits, _)) = first {
@@ -392,7 +392,7 @@ proptest! {
             }
         }
 
-        // Nobody goes where his interpreter is known to be missing.
+        // No job is placed where its interpreter is known to be missing.
         for (job, node) in decided.placed.iter().flat_map(|(job, nodes)| nodes.iter().map(move |node| (job, node))) {
             let (job, said) = (found(job), pythons.get(node));
             let missing = said.zip(job.python.as_ref()).is_some_and(|(said, name)| said[0].name != *name);

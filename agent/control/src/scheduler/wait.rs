@@ -1,6 +1,6 @@
-//! Why each job waits, in words for people.
+//! Why each job waits, as text for users.
 //!
-//! Jobs of one size and interpreter have one text: a long line of them must not cost a text each.
+//! Jobs of one size and interpreter share one text, so that a long line of them stays cheap.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -14,7 +14,7 @@ use agent_model::{JobId, NodeId, size};
 use super::{Pending, Pythons, Room, Size, suits};
 
 impl Room {
-    /// What a job that wants GPUs is told of those it cannot get.
+    /// The text for a job that wants GPUs about those it cannot get.
     fn without(&self, wants_gpus: bool) -> String {
         match wants_gpus && !self.unfit.is_empty() {
             true => format!(" ({})", self.unfit),
@@ -36,7 +36,7 @@ impl Room {
             (0, slots) => format!("all {slots} slots of {} busy", self.node),
             (free, slots) => {
                 let Size { gpus, cpus, memory } = self.free();
-                // Processors are told where somebody counts on them.
+                // CPUs are named only if some job asked for them.
                 let counted = self.taken.iter().any(|taken| taken.size.cpus > 0) || wants.cpus > 0;
                 let cpus = match counted {
                     true => format!("{cpus} of {} CPUs, ", self.size.cpus),
@@ -59,25 +59,26 @@ impl Room {
 pub(crate) enum Wait {
     /// There is no node at all.
     NoNode,
-    /// It asks for several nodes at once, and so many could ever run a rank of it.
+    /// It asks for several nodes at once, and only `fit` nodes could ever run a rank of it.
     Gang { nodes: u32, fit: usize },
     /// No node could ever hold it.
     TooLarge { wants: String, largest: String },
     /// Nodes could hold it, but none has its interpreter.
     NoPython { python: String, have: Arc<str> },
-    /// Nodes could hold it, but too few are what it asks for.
+    /// Nodes could hold it, but too few have the labels it asks for.
     NoLabel { label: String, have: String },
     /// Nodes could hold it, but none takes work now.
     Closed { why: Arc<str> },
-    /// The room it needs is taken, or promised to jobs before it. It starts `within` that at the latest, if anybody knows.
+    /// The room it needs is taken, or promised to jobs before it. It starts `within` this time at the latest, if
+    /// known.
     Busy { ahead: usize, busy: Arc<str>, within: Option<Duration> },
-    /// Somebody keeps it from starting: `held by uid 1000`.
+    /// A user holds it: `held by uid 1000`.
     Held { by: String },
     /// It comes after these jobs.
     Predecessors { when: String },
     /// Its next attempt has a date.
     Date,
-    /// After a loss of records, these nodes must first say what they run.
+    /// After a loss of records, these nodes must first report what they run.
     Unheard { nodes: Arc<str> },
 }
 
@@ -130,7 +131,7 @@ impl fmt::Display for Wait {
     }
 }
 
-/// Why a job must not start yet, however much room there is.
+/// Why a job must not start yet, even if there is room.
 pub(crate) fn blocked(held: Option<&str>, waits_for: &[Predecessor]) -> Option<Wait> {
     const SHOWN: usize = 3;
     if let Some(by) = held {
@@ -148,9 +149,9 @@ type Kind<'a> = (bool, Size, &'a BTreeMap<String, String>, Option<&'a str>);
 /// A job that was not placed.
 pub(super) struct Waiting<'a> {
     pub(super) job: &'a Pending,
-    /// How many wait before it for room; `None` where room is not what it lacks.
+    /// How many wait before it for room; `None` if it waits for something else.
     pub(super) ahead: Option<usize>,
-    /// How long from now it starts at the latest, if anybody knows.
+    /// The longest time from now until it starts, if known.
     pub(super) within: Option<Duration>,
 }
 
@@ -160,7 +161,7 @@ pub(super) fn reasons<'a>(
     nodes: &[Room],
     pythons: &Pythons<'_>,
 ) -> Vec<(JobId, Wait)> {
-    // Jobs of one size and interpreter have one text; a long line of them must not cost a text each.
+    // Shared by jobs of one size and interpreter: see the module.
     let mut texts: HashMap<(bool, Kind<'_>), Arc<str>> = HashMap::new();
     let mut text = |job: &'a Pending, open: bool| -> Arc<str> {
         let Pending { wants, python, .. } = job;
@@ -215,14 +216,14 @@ fn have(pythons: &Pythons<'_>) -> String {
     parts.join("; ")
 }
 
-/// Enough nodes could hold it, and too few of them are what it asks for.
+/// Enough nodes could hold it, and too few of them have the labels it asks for.
 fn lacks_label(wants: &Resources, nodes: &[Room]) -> bool {
     let could_hold = || nodes.iter().filter(|node| node.could_hold(wants));
     let enough = |count: usize| count >= wants.nodes as usize;
     enough(could_hold().count()) && !enough(could_hold().filter(|node| node.lacks(wants).is_none()).count())
 }
 
-/// Names the first label that is missing somewhere, and what those nodes say instead.
+/// Names the first label that some node lacks, and the values that nodes have instead.
 fn no_label(wants: &Resources, nodes: &[Room]) -> Wait {
     const SHOWN: usize = 3;
     let first = nodes.iter().find_map(|node| node.lacks(wants));

@@ -1,4 +1,4 @@
-//! The agent and the supervisors of the simulation: what they do about what the protocol decides.
+//! The agent and the supervisors of the simulation: how they carry out the decisions of the protocol.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,12 +36,12 @@ impl World {
         }
         let state = &mut self.nodes[node];
         (state.up, state.boots) = (true, state.boots + 1);
-        // A machine's boot clock runs for a while before anybody asks it.
+        // A machine's boot clock runs for a while before anybody reads it.
         state.clock.since = self.now.saturating_sub(20_000);
         self.agent_starts(node);
     }
 
-    /// Another agent: what it holds is what it finds.
+    /// Another agent process: it holds the directories that it finds.
     pub(super) fn agent_starts(&mut self, node: usize) {
         if !self.nodes[node].up || self.nodes[node].agent.is_some() {
             return;
@@ -133,7 +133,7 @@ impl World {
         self.tell_controller(node, Message::Report { session, report });
     }
 
-    /// Sends what is next of a replica: a part of its log, or its outcome.
+    /// Sends the next message about a replica: a part of its log, or its outcome.
     fn send(&mut self, node: usize, replica: &ReplicaId) {
         let state = &self.nodes[node];
         let Some(run) = state.agent.as_ref().and_then(|agent| agent.runs.get(replica)) else { return };
@@ -145,7 +145,7 @@ impl World {
                 Message::Append { replica: replica.clone(), offset: directory.trimmed, data: Vec::new() }
             }
             stored => match unsent(stored.unwrap_or(u64::MAX), written, CHUNK) {
-                // What was trimmed because it was acknowledged is gone: only an old answer asks for it.
+                // Lines that were acknowledged are deleted: only an old answer asks for them.
                 Some(next) if next.start < directory.trimmed => {
                     Message::Append { replica: replica.clone(), offset: directory.trimmed, data: Vec::new() }
                 }
@@ -170,7 +170,7 @@ impl World {
         match message {
             Message::Orders(orders) => self.obey(node, orders),
             Message::Stored { replica, length } => {
-                // An answer that was overtaken says less than is known.
+                // An overtaken answer has a shorter length than is known.
                 let known = self.nodes[node].directories.get(&replica).map_or(0, |dir| dir.trimmed);
                 if let Some(run) = self.run_of(node, &replica) {
                     let length = length.max(known).max(run.stored.unwrap_or(0));
@@ -249,11 +249,11 @@ impl World {
             }
         }
         if controller_epoch != their_epoch {
-            self.report(node); // the proof that it was heard
+            self.report(node); // the proof that the orders arrived
         }
     }
 
-    /// The runner of a replica is told what is wanted.
+    /// Passes the desired state to the runner of a replica.
     fn tell(&mut self, node: usize, replica: &ReplicaId, desired: Desired) {
         let Some(run) = self.run_of(node, replica) else { return };
         run.desired = desired.after(&run.desired);
@@ -315,7 +315,7 @@ impl World {
         self.muster(node, replica);
     }
 
-    /// Does what a rank that could start does about what it was told.
+    /// Carries out the latest order about the gang of a rank that could start.
     fn muster(&mut self, node: usize, replica: &ReplicaId) {
         let boot = self.boot(node);
         let Some(agent) = self.nodes[node].agent.as_ref() else { return };
@@ -452,7 +452,7 @@ impl World {
         self.ended(node, replica, end);
     }
 
-    /// The supervisor is gone, and perhaps left a record.
+    /// The supervisor has ended, and perhaps left a record.
     fn ended(&mut self, node: usize, replica: &ReplicaId, end: Option<End>) {
         self.live.remove(replica);
         let written = self.nodes[node].written(replica, self.now);

@@ -30,12 +30,12 @@ impl Chance {
         low + self.below(high - low)
     }
 
-    /// True so many times in a thousand.
+    /// True `times` times in a thousand.
     pub(super) fn per_mille(&mut self, times: u64) -> bool {
         self.below(1000) < times
     }
 
-    /// How long until the next of things that happen once in `mean` on average.
+    /// The time until the next event of a kind that happens once in `mean` on average.
     pub(super) fn wait(&mut self, mean: u64) -> u64 {
         let unit = (self.below(1 << 30) + 1) as f64 / (1u64 << 30) as f64;
         (-unit.ln() * mean as f64) as u64 + 1

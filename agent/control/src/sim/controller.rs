@@ -1,4 +1,4 @@
-//! The controller of the simulation: the real [`Book`], moved as its task moves it.
+//! The controller of the simulation: the real [`Book`], driven as its task drives it.
 //!
 //! A turn applies one message, then the rules that need none, then writes if something was decided, then
 //! answers. The process may die before the commit, and between the commit and the answers.
@@ -19,12 +19,12 @@ use crate::queue::{Book, DeclaredLost, Moment, NodeState, Report, Standing, Subm
 
 /// How long a node counts as connected after a report.
 const CONTACT: Duration = Duration::from_secs(45);
-/// The process at the end of a stream that only repeats what was said.
+/// The session of a stream that only repeats old reports.
 const NOBODY: u64 = 0;
-/// How long a level may stay unwritten.
+/// How long a change that need not be durable at once may stay unwritten.
 const LAZY: u64 = 1000;
 
-/// One life of the controller's process.
+/// One process of the controller.
 pub(super) struct Controller {
     pub(super) controller_epoch: u64,
     book: Book,
@@ -36,7 +36,7 @@ pub(super) struct Controller {
     alarm: Option<u64>,
 }
 
-/// What is answered once everything is written.
+/// An answer that is sent once everything is written.
 enum Answer {
     Node(usize, u64, Box<Message>),
     Submitted(usize),
@@ -64,7 +64,7 @@ impl World {
         (0..self.nodes.len()).for_each(|node| self.perhaps_repeat(node, 300, 20_000));
     }
 
-    /// Hears a copy of a report on a stream of its own, whose answers nobody reads.
+    /// Receives a copy of a report on a stream of its own, whose answers nobody reads.
     pub(super) fn controller_hears_again(&mut self, report: Report) {
         self.turn(|controller, world| {
             controller.sessions.insert(report.node.clone(), NOBODY);
@@ -73,7 +73,7 @@ impl World {
         });
     }
 
-    /// Its process is gone; another one will come.
+    /// Its process has ended; another one will start.
     pub(super) fn controller_crashed(&mut self) {
         self.tally.faults += 1;
         self.disk.crash();
@@ -216,7 +216,7 @@ impl World {
         }
     }
 
-    /// A call is answered over the connection that it came by.
+    /// A call is answered over its own connection.
     fn answer(&self, to: usize, message: Message) -> Vec<Answer> {
         let session = self.nodes[to].agent.as_ref().map(|agent| agent.session);
         session.into_iter().map(|session| Answer::Node(to, session, Box::new(message.clone()))).collect()
@@ -232,7 +232,7 @@ impl World {
                 owner: agent_model::Principal::Local { uid: 1 },
                 after: agent_model::Epoch::default(),
             };
-            // A job that has ended is known to the store alone.
+            // Only the store knows a job that has ended.
             if !world.disk.jobs.contains_key(&new.id) {
                 controller.book.submit(new, world.moment());
             }
@@ -249,7 +249,7 @@ impl World {
         });
     }
 
-    /// False when nobody answered.
+    /// False when there was no answer.
     pub(super) fn ask_eligibility(&mut self, node: usize, want: EligibilityEvent) -> bool {
         let mut done = false;
         let id = self.nodes[node].id.clone();

@@ -1,4 +1,4 @@
-//! The controller's durable memory as it should be, and the checks that need only what is written to it.
+//! The controller's database as it should be, and the checks that need only what is written to it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub(super) fn broken<T>(invariant: &'static str, how: String) -> Result<T, Broke
     Err(Broken { invariant, how })
 }
 
-/// One piece of output: anybody can tell whether it is the right one.
+/// One piece of output, which depends only on its replica and index, so that it can be checked.
 pub(super) fn line(replica: &ReplicaId, index: u64) -> u32 {
     let mut hash = 0x811c_9dc5_u32;
     for byte in replica.job.as_str().bytes() {
@@ -41,7 +41,7 @@ pub(super) struct Disk {
     documents: BTreeMap<String, Document>,
     results: BTreeMap<ReplicaId, u32>,
     pub(super) logs: BTreeMap<ReplicaId, Vec<u32>>,
-    /// Before the last commit; kept only for the mistake that needs it.
+    /// The state before the last commit; kept only for the mistake that needs it.
     before: Option<Box<Disk>>,
 }
 
@@ -84,7 +84,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Adds to a log, which must stay the beginning of what was produced.
+    /// Adds to a log, which must stay a prefix of the output.
     pub(super) fn append(&mut self, replica: &ReplicaId, data: &[u32]) -> Result<(), Broken> {
         self.keep();
         let log = self.logs.entry(replica.clone()).or_default();
@@ -94,12 +94,12 @@ impl Disk {
         if right { Ok(()) } else { broken("a log is what was produced", format!("{replica} at {start}")) }
     }
 
-    /// What a controller that starts finds.
+    /// What a controller loads at its start.
     pub(super) fn load(&self) -> Loaded {
         let open = self.jobs.values().filter(|job| !job.state.is_terminal());
         let kept = |job: &Arc<JobRecord>| {
             let mut job = JobRecord::clone(job);
-            // What ranks said of themselves is in no database.
+            // The reports of ranks that they could start are not stored.
             job.replicas.iter_mut().for_each(|replica| replica.ready = None);
             job
         };

@@ -1,7 +1,7 @@
-//! Deliberate mistakes: each switches off one rule that the protocol rests on, and must be caught.
+//! Deliberate mistakes: each switches off one rule that the protocol depends on, and must be caught.
 //!
-//! Those of the controller sit in its own code, behind `broken!`; those of the node and of the disk sit in the
-//! simulator's node and disk, which are what the rule is about there.
+//! Those of the controller are in its own code, behind `broken!`; those of the node and of the disk are in the
+//! simulator's node and disk, to which their rules apply.
 
 use std::cell::Cell;
 
@@ -30,7 +30,7 @@ macro_rules! mutants {
         impl Mutant {
             pub(super) const ALL: &'static [Mutant] = &[$(Mutant::$name,)*];
 
-            /// What is done wrong, in words.
+            /// What is done wrong, as text.
             pub(super) fn title(self) -> &'static str {
                 match self { $(Mutant::$name => $title,)* }
             }

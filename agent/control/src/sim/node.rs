@@ -1,8 +1,8 @@
 //! A machine of the simulation: its clock, its disk, its supervisors, its agent.
 //!
-//! What the agent and the supervisors decide comes from `agent_model::protocol`, as in the programs. What is
-//! modelled here is what those programs do about it, and what is lost when: the memory of the agent when its
-//! process ends, a supervisor at a reboot, a job directory never.
+//! The decisions of the agent and the supervisors come from `agent_model::protocol`, as in the programs. This module
+//! models how those programs carry them out, and what is lost when: the memory of the agent when its process ends, a
+//! supervisor at a reboot, a job directory never.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -57,18 +57,18 @@ pub(super) struct Directory {
     /// The mark of a start.
     pub(super) started: bool,
     pub(super) exit: Option<End>,
-    /// What came of it, once decided.
+    /// Its outcome, once decided.
     pub(super) ending: Option<(Verdict, Option<Fault>)>,
-    /// How much of the log there is, once it does not grow any more.
+    /// The length of the log, once it does not grow any more.
     pub(super) written: u64,
-    /// Below this the log is gone: the controller has it.
+    /// Below this the log is deleted: the controller has it.
     pub(super) trimmed: u64,
 }
 
 /// A supervisor and its command.
 #[derive(Debug, Clone)]
 pub(super) struct Shim {
-    /// Tells events of this one from those of another.
+    /// Distinguishes events of this one from those of another.
     pub(super) instance: u64,
     pub(super) started_at: u64,
     pub(super) deadline: Deadline,
@@ -87,31 +87,31 @@ impl Shim {
     }
 }
 
-/// Where the agent is with a replica.
+/// The progress of the agent with a replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     Preparing,
-    /// A rank of a gang that could start, and waits until it is told to go.
+    /// A rank of a gang that could start, and waits for its go.
     Ready,
     /// Everything is ready, but the lease is over.
     Unleased,
     Running,
-    /// The command ended; the log and the outcome are on their way.
+    /// The command ended; the log and the outcome are being sent.
     Ending,
     Done,
 }
 
-/// What the agent knows of a replica while it lives.
+/// What the agent has in memory about a replica.
 #[derive(Debug, Clone)]
 pub(super) struct Run {
     pub(super) desired: Desired,
     pub(super) deadline: Deadline,
     pub(super) work: Work,
-    /// How much of the log the controller said that it has.
+    /// How much of the log the controller has, as it reported.
     pub(super) stored: Option<u64>,
     /// The controller wants none of the log.
     pub(super) unwanted: bool,
-    /// What it said of itself when it could start, in this life of the agent.
+    /// What it reported when it could start, in this process of the agent.
     pub(super) ready: Option<Ready>,
 }
 
@@ -131,14 +131,14 @@ impl Run {
     }
 }
 
-/// One life of the agent's process.
+/// One process of the agent.
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) session: u64,
     pub(super) order_fence: OrderFence,
     pub(super) stamps: Stamps,
     pub(super) runs: BTreeMap<ReplicaId, Run>,
-    /// Jobs of which some attempt was told to go: only a mistake looks at it.
+    /// Jobs of which some attempt got a go: only a mistake uses it.
     pub(super) gone: BTreeSet<JobId>,
 }
 
@@ -155,7 +155,7 @@ pub(super) struct Node {
     pub(super) directories: BTreeMap<ReplicaId, Directory>,
     pub(super) shims: BTreeMap<ReplicaId, Shim>,
     pub(super) agent: Option<Agent>,
-    /// Until when nothing gets to the controller, and nothing from it.
+    /// Until when nothing reaches the controller, and nothing arrives from it.
     pub(super) cut: (u64, u64),
 }
 
@@ -179,7 +179,7 @@ impl Node {
         held.collect()
     }
 
-    /// How much of a log there is now.
+    /// The length of a log now.
     pub(super) fn written(&self, replica: &ReplicaId, now: u64) -> u64 {
         match self.shims.get(replica).filter(|shim| !shim.hung) {
             Some(shim) => shim.written(now),
@@ -188,12 +188,12 @@ impl Node {
     }
 }
 
-/// What a node makes of the end of a command.
+/// The verdict and fault that a node derives from the end of a command.
 pub(super) fn ending(end: &End, desired: &Desired, epoch: Epoch) -> (Verdict, Option<Fault>) {
     match (end, desired) {
         (End::Code(0), _) => (Verdict::Completed, None),
         (_, Desired::Stop { .. }) | (End::Stopped, _) => (Verdict::Canceled, None),
-        // Some failures may be mended by another attempt.
+        // After some failures another attempt may succeed.
         (End::Code(_), _) if epoch.0.is_multiple_of(2) => {
             (Verdict::Failed, Some(Fault::new(Code::CommandFailed, "no luck")))
         }
@@ -221,7 +221,7 @@ pub(super) fn terms() -> Terms {
     Terms { gather: Duration::from_secs(120), ..Terms::default() }
 }
 
-/// Where the others reach what a node runs; another life of its agent is reached elsewhere.
+/// Where the others reach the ranks of a node; each process of its agent has another place.
 pub(super) fn place(session: u64) -> RankPlace {
     let first_port = (session % 50_000) as u16;
     RankPlace { address: [127, 0, 0, 1].into(), network: "127.0.0.0/8".into(), first_port, ports: 1 }

@@ -1,9 +1,9 @@
-//! The simulated cluster: time, the network, the clients, the faults, and what is really so.
+//! The simulated cluster: time, the network, the clients, the faults, and the true state.
 //!
-//! Everything happens in events, one at a time, in the order of true time, which nobody in the simulation can
-//! read. A message is bound to the process that it was sent to, as a connection is: it may be lost, late,
-//! doubled or overtaken, but it never reaches a successor of that process. Only copies of reports do: the
-//! network keeps some, and delivers them when the controller or the machine has been started anew.
+//! Everything happens in events, one at a time, in the order of true time, which no process in the simulation can
+//! read. A message is bound to the process that it was sent to, as a connection is: it may be lost, late, doubled or
+//! overtaken, but it never reaches a successor of that process. Only copies of reports do: the network keeps some,
+//! and delivers them when the controller or the machine has been restarted.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -27,7 +27,7 @@ const CALM: u64 = 60 * 60_000;
 const KEPT: usize = 12;
 pub(super) const GRACE: Duration = Duration::from_secs(10);
 
-/// What is on its way.
+/// A message in transit.
 #[derive(Debug, Clone)]
 pub(super) enum Message {
     // From a node.
@@ -51,7 +51,7 @@ pub(super) enum Message {
         replica: ReplicaId,
         length: u64,
     },
-    /// Not enough of the log is there for its outcome.
+    /// The stored log is too short for the outcome.
     Lacking {
         replica: ReplicaId,
         length: u64,
@@ -71,7 +71,7 @@ pub(super) enum Message {
 pub(super) enum Event {
     Submit(usize),
     Cancel(usize),
-    /// An operator wants something of a node.
+    /// An operator changes the eligibility of a node.
     Want(usize, EligibilityEvent),
     DeclareLost(usize),
     ToController {
@@ -86,7 +86,7 @@ pub(super) enum Event {
     },
     NodeFault(usize),
     ControllerFault,
-    /// A copy of some report of a node comes.
+    /// A copy of some report of a node arrives.
     Repeat(usize),
     AgentStarts(usize),
     NodeStarts(usize),
@@ -129,13 +129,13 @@ pub(super) enum Event {
     },
 }
 
-/// What a user wants, and what was answered.
+/// A job that a user wants, and what was answered.
 #[derive(Debug, Clone)]
 pub(super) struct Wish {
     pub(super) id: JobId,
     pub(super) spec: JobSpec,
     pub(super) submitted: bool,
-    /// The controller said that it is being canceled.
+    /// The controller confirmed the cancel.
     pub(super) canceled: bool,
 }
 
@@ -186,7 +186,7 @@ pub(super) struct World {
     pub(super) tally: Tally,
 }
 
-/// Simulates one seed; `told` hears of each event.
+/// Simulates one seed; `told` is called with each event.
 pub(super) fn run(seed: u64, told: impl Fn(u64, &Event)) -> (Tally, Option<Broken>) {
     let mut world = World::new(seed);
     while world.failure.is_none() {
@@ -250,7 +250,7 @@ impl World {
         world
     }
 
-    /// What will happen whatever happens.
+    /// Plans the events that do not depend on others.
     fn plan(&mut self) {
         self.after(1, Event::ControllerStarts);
         for node in 0..self.nodes.len() {
@@ -271,7 +271,7 @@ impl World {
             let at = self.chance.below(CALM - 300_000);
             self.after(at, Event::Submit(job));
             if self.chance.per_mille(300) {
-                // Many change their mind at once, when the order is still on its way.
+                // Many users cancel at once, when the order is still in transit.
                 let within = if self.chance.per_mille(500) { 20_000 } else { 600_000 };
                 let at = at + self.chance.below(within);
                 self.after(at, Event::Cancel(job));
@@ -359,7 +359,7 @@ impl World {
         }
     }
 
-    /// How long a message takes on its way; `None` when it is lost.
+    /// The travel time of a message; `None` when it is lost.
     fn travel(&mut self, node: usize, up: bool) -> Option<u64> {
         self.tally.messages += 1;
         let cut = self.nodes[node].cut;
@@ -391,7 +391,7 @@ impl World {
         self.deliver_to_controller(controller_epoch, from, message);
     }
 
-    /// So many times in a thousand a copy of some report comes within so many milliseconds.
+    /// With a chance of `per_mille` in a thousand, a copy of some report arrives within `within` milliseconds.
     pub(super) fn perhaps_repeat(&mut self, node: usize, per_mille: u64, within: u64) {
         if self.is_faulty() && self.chance.per_mille(per_mille) {
             let wait = self.chance.between(1, within);
@@ -440,7 +440,7 @@ impl World {
             return;
         }
         if known {
-            // What was ordered may still be on its way when later orders are lost.
+            // Earlier orders may still be in transit when later ones are lost.
             if self.is_faulty() && self.chance.per_mille(300) {
                 let until = self.now + self.chance.between(1000, 60_000);
                 self.nodes.iter_mut().for_each(|node| node.cut.1 = node.cut.1.max(until));
@@ -458,7 +458,7 @@ impl World {
 
     fn declare_lost(&mut self, node: usize) {
         let done = matches!(self.ask_declare_lost(node), Some(DeclaredLost::Done(_) | DeclaredLost::Unknown));
-        // A copy of what the machine once said may make it look alive again.
+        // A copy of an old report may make the machine look alive again.
         self.after(if done { 60_000 } else { 5000 }, Event::DeclareLost(node));
     }
 
@@ -518,7 +518,7 @@ impl World {
         self.live.retain(|_, on| *on != node);
     }
 
-    /// A command starts: the moment of truth.
+    /// A command starts: checks what must hold then.
     pub(super) fn executes(&mut self, node: usize, replica: &ReplicaId) {
         self.tally.attempts += 1;
         // Ranks of one gang run side by side, but only under one epoch.
@@ -538,7 +538,7 @@ impl World {
         self.live.insert(replica.clone(), node);
     }
 
-    /// A rank of several starts with all the others, when it was told to and in time.
+    /// Checks that a rank of several starts with all the others, after its go and in time.
     fn check_gang(&mut self, node: usize, replica: &ReplicaId) {
         let spec = self.nodes[node].directories.get(replica).map(|found| found.spec.clone());
         let ranks = spec.map_or(1, |spec| spec.resources.nodes);
@@ -559,7 +559,7 @@ impl World {
             Some(_) => {
                 self.failure = broken::<()>("a rank starts in time or not at all", replica.to_string()).err();
             }
-            // A later attempt took its place; whether it was fenced is looked at above.
+            // A later attempt took its place; whether it was fenced is checked above.
             None if job.is_none() => {}
             None => {
                 let how = format!("{replica} starts and was not told to");
@@ -581,7 +581,7 @@ impl World {
             if wish.canceled && job.state != JobState::Canceled {
                 return broken("a cancel that was answered counts", format!("{}: {}", job.id, job.state));
             }
-            // The outcome that counted came with its whole log.
+            // The outcome that counted arrived with its whole log.
             for replica in job.replicas.iter().filter(|_| job.state == JobState::Completed) {
                 let replica = job.replica(replica.rank);
                 let log = self.disk.logs.get(&replica).map_or(0, Vec::len) as u64;
@@ -608,7 +608,7 @@ impl World {
     }
 }
 
-/// One line of a history, for people.
+/// One line of a history, as text.
 pub(super) fn brief(event: &Event) -> String {
     match event {
         Event::ToController { from, message: Message::Report { report, .. }, .. } => {
@@ -670,7 +670,7 @@ fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
     }
 }
 
-/// How this mistake is made where the rule is the node's.
+/// Whether this mistake is made, where the rule is the node's.
 pub(super) fn slips(mutant: Mutant) -> bool {
     mutant::is(mutant)
 }

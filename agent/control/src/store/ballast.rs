@@ -1,8 +1,8 @@
-//! Room on the disk for the last words: how jobs end, and that somebody wants them to.
+//! Reserved room on the disk for the most important records: how jobs end, and cancels.
 //!
-//! Owns the file `ballast`. When the database finds the disk full the file gives its room away, so that what
-//! must be remembered is; until it is back, new jobs are refused. It comes back by itself once the disk has
-//! several times its size free.
+//! Owns the file `db.ballast`. When the database finds the disk full the file is removed, so that such records can be
+//! written; until it is there again, new jobs are refused. It is created again once the disk has three times its size
+//! free.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use agent_model::failpoint;
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
-/// The room kept.
+/// The reserved room, in bytes.
 const SIZE: u64 = 8 * 1024 * 1024;
 
 #[derive(Debug)]
@@ -22,19 +22,19 @@ pub(super) struct Ballast {
 }
 
 impl Ballast {
-    /// Takes the room if it is there.
+    /// Reserves the room if the disk has it.
     pub(super) fn new(path: &Path) -> Ballast {
         let ballast = Ballast { path: path.to_owned(), held: AtomicBool::new(false) };
         ballast.take();
         ballast
     }
 
-    /// There is no shortage: the room is kept, or nothing but a lack of room keeps it from being.
+    /// There is no shortage: the room is reserved, or the reservation failed for another reason than lack of room.
     pub(super) fn is_held(&self) -> bool {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Gives the room away; false when that happened before.
+    /// Frees the room; false when that happened before.
     pub(super) fn give(&self) -> bool {
         let gave = self.held.swap(false, Ordering::Relaxed);
         if gave {
@@ -46,23 +46,23 @@ impl Ballast {
         gave
     }
 
-    /// Takes the room again, if there is plenty. True when it is kept now.
+    /// Reserves the room again, if there is plenty. True when there is no shortage now.
     pub(super) fn take(&self) -> bool {
         if self.is_held() {
             return true;
         }
         let filled = self.fill().inspect_err(|error| {
             tracing::debug!(path = %self.path.display(), %error, "cannot take the reserve");
-            // Half of one only takes room, and what is no file stands in the way of one.
+            // A partial file only takes room, and a directory in its place blocks it.
             let _ = std::fs::remove_file(&self.path).or_else(|_| std::fs::remove_dir(&self.path));
         });
-        // What fails for another reason than want of room means less safety, and is no reason to refuse jobs.
+        // A failure for another reason than lack of room means less safety, and is no reason to refuse jobs.
         let enough = filled.unwrap_or_else(|error| !agent_fs::is_full(&error));
         self.held.store(enough, Ordering::Relaxed);
         enough
     }
 
-    /// Whether there is room for it.
+    /// Creates the file; false when there is no room for it.
     fn fill(&self) -> io::Result<bool> {
         let directory = self.path.parent().unwrap_or(Path::new("."));
         let disk = statvfs(directory)?;

@@ -1,10 +1,10 @@
-//! What a start makes of the database's file.
+//! Opening the database's file at a start.
 //!
-//! Owns the schema and its versions (`PRAGMA user_version`), and the order of a start: refuse what a later
-//! version wrote, check every page and every row, salvage what does not hold, take up what only the second
-//! copy ([`redo`]) knows, and say what happened ([`Recovery`]). Invariants: a file that is damaged is set
-//! aside and never replaced by an empty one; one that is newer than this program, or missing beside an
-//! archive that proves it once was there, is refused in words.
+//! Owns the schema and its versions (`PRAGMA user_version`), and the order of a start: refuse a file of a later
+//! version, check every page and the rows of jobs and documents, salvage a damaged file, add the commits that only
+//! the second copy ([`redo`]) has, and report what happened ([`Recovery`]). Invariants: a file that is damaged is set
+//! aside and never replaced by an empty one; one that is newer than this program, or that is missing although there
+//! is an archive, is refused with an error.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -43,7 +43,7 @@ pub enum OpenStoreError {
         /// What the system said.
         source: io::Error,
     },
-    /// It is damaged, and nothing new could be made of it.
+    /// It is damaged, and no new one could be made from it.
     #[error("the controller's database {} is damaged ({problem}) and could not be salvaged", path.display())]
     Damaged {
         /// The database.
@@ -83,7 +83,7 @@ pub enum OpenStoreError {
     },
 }
 
-/// A database that holds.
+/// A database that passed the checks.
 pub(super) struct Opened {
     pub(super) writer: SqlitePool,
     /// Another one after it was rebuilt, or found to be older than it should be.
@@ -92,7 +92,7 @@ pub(super) struct Opened {
     pub(super) recovery: Option<Recovery>,
 }
 
-/// Opens the database at `path`, made when absent, checks it, mends it and brings its schema up to date.
+/// Opens the database at `path`, creates it when absent, checks and repairs it and brings its schema up to date.
 pub(super) async fn open(path: &Path, archive: &Path) -> Result<Opened, OpenStoreError> {
     if !path.exists() && archive.exists() {
         return Err(OpenStoreError::Gone { path: path.to_owned(), archive: archive.to_owned() });
@@ -120,7 +120,7 @@ pub(super) async fn open(path: &Path, archive: &Path) -> Result<Opened, OpenStor
         recall(&mut to).await.map_err(cannot)?
     };
     if let Err(source) = demand_writable(&writer).await {
-        writer.close().await; // what is open for reading alone is shared with whoever opens it next
+        writer.close().await; // what is open read-only is shared with the next one that opens it
         return Err(cannot(source));
     }
     if let Some(behind) = catch_up(&writer, remembered, mended).await.map_err(cannot)? {
@@ -131,13 +131,13 @@ pub(super) async fn open(path: &Path, archive: &Path) -> Result<Opened, OpenStor
     Ok(Opened { writer, incarnation, mended, recovery })
 }
 
-/// What a look at the database found.
+/// The result of a look at the database.
 enum Looked {
     Whole(SqlitePool),
     Damaged(String),
 }
 
-/// Refuses what a later version wrote before anything touches it: the number stands at a fixed place.
+/// Refuses a file of a later version before anything changes it: the number is at a fixed offset.
 fn refuse_newer(path: &Path) -> Result<(), OpenStoreError> {
     let mut head = [0; 64];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut head));
@@ -149,7 +149,7 @@ fn refuse_newer(path: &Path) -> Result<(), OpenStoreError> {
     if found > known { Err(OpenStoreError::Newer { path: path.to_owned(), found, known }) } else { Ok(()) }
 }
 
-/// Copies the log of a process that did not end in order, before SQLite takes it in or throws it away.
+/// Copies the write-ahead log that a killed process left, before SQLite applies it or discards it.
 fn keep_log(path: &Path) -> Result<(), OpenStoreError> {
     let (log, copy) = (with_suffix(path, "-wal"), with_suffix(path, WAL_COPY));
     if log.metadata().is_ok_and(|file| file.len() > 0) {
@@ -168,7 +168,7 @@ fn keep_log(path: &Path) -> Result<(), OpenStoreError> {
     }
 }
 
-/// Opens and checks everything that jobs rest on.
+/// Opens and checks everything that jobs depend on.
 async fn look(path: &Path) -> Result<Looked, OpenStoreError> {
     let cannot = |source| OpenStoreError::File { path: path.to_owned(), source };
     let writer = match connect(options(path)).await {
@@ -233,12 +233,12 @@ async fn believe(
     Ok(())
 }
 
-/// SQLite opens a database that it may only read, too. Nobody would hear of that before the first job.
+/// SQLite also opens a database that it may only read. That would not be noticed before the first job.
 async fn demand_writable(pool: &SqlitePool) -> Result<(), sqlx::Error> {
     let stamp = AssertSqlSafe(format!("PRAGMA user_version = {}", VERSIONS.len()));
     match sqlx::raw_sql(stamp).execute(pool).await {
         Err(error) if is_read_only(&error) => Err(error),
-        _ => Ok(()), // a disk that is full is no reason not to begin
+        _ => Ok(()), // a full disk is no reason not to start
     }
 }
 
@@ -299,8 +299,8 @@ async fn recall(from: &mut SqliteConnection) -> Result<Option<Recovery>, sqlx::E
     Ok(told.filter(|told| told.kept.as_ref().is_some_and(|kept| kept.exists())))
 }
 
-/// Takes up what the second copy says of commits that the database does not have. One commit is what a crash
-/// may leave; more, or another database's copy, or none at all, says that this database is an older one.
+/// Adds the commits that only the second copy has. A crash may leave one such commit; more of them, the copy of
+/// another database, or no copy at all mean that this database is an older one.
 async fn catch_up(
     writer: &SqlitePool,
     remembered: Option<Remembered>,
@@ -349,7 +349,7 @@ async fn catch_up(
     Ok((behind > 1).then(|| older(&format!("it had lost its last {behind} commits"), copied)))
 }
 
-/// The name of this database; a new one when it is new, or not the one it was.
+/// The name of this database; a new one when it is new, was rebuilt or is an older one.
 async fn incarnate(writer: &SqlitePool, anew: bool) -> Result<String, sqlx::Error> {
     let mut to = writer.acquire().await?;
     if let Some(known) = rows::get(&mut to, "incarnation").await?.filter(|_| !anew) {

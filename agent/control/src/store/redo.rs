@@ -1,14 +1,12 @@
-//! A second copy of what was decided lately, beside the database.
+//! A second copy of the latest commits, beside the database.
 //!
-//! Owns the file `redo`: one line of JSON for each commit, led by its checksum, written before the commit and
-//! never forced to the disk. So it is no proof of anything, costs a few microseconds, and is there when
-//! SQLite's files are damaged: a bit that flips costs one line here and at most one page there, and hardly
-//! ever the same job in both. At each start, and when it has grown, it is made anew with every job that has
-//! not ended and the last [`ENDED`] that did.
+//! Owns the file `db.redo`: one line of JSON for each commit, after its checksum, written before the commit and not
+//! forced to the disk. So it proves nothing, costs a few microseconds, and helps when SQLite's files are damaged: a
+//! flipped bit costs one line here and at most one page there, and hardly ever the same job in both. At each start,
+//! and when it has grown, it is rewritten with every job that has not ended and the last [`ENDED`] that did.
 //!
-//! Invariants: a line that is not whole is passed over; a failure to write never fails a commit; what stands
-//! here and was never committed is an intent that may be taken up, because nobody was told otherwise than
-//! that it is tried again.
+//! Invariants: a line that is not whole is skipped; a failure to write never fails a commit; a line that was never
+//! committed may be applied later, because the callers were told that it is tried again.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use super::sqlite::with_suffix;
 use super::{Changes, Document, Event, JobRecord};
 
-/// Ended jobs that a new file takes over.
+/// Ended jobs that a rewritten file contains.
 pub(super) const ENDED: u32 = 1000;
-/// The size from which on a file is made anew, unless what it began with is more than a quarter of it.
+/// The size in bytes above which a file is rewritten, unless its first content is more than a quarter of it.
 const LARGE: u64 = 64 * 1024 * 1024;
 /// The longest line that is read, in bytes.
 const LONGEST: u64 = 256 * 1024 * 1024;
@@ -32,7 +30,7 @@ const LONGEST: u64 = 256 * 1024 * 1024;
 /// One line: a commit, or a part of what a new file begins with.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Line {
-    /// Of the database this belongs to; in the first line of a file.
+    /// That of the database; in the first line of a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) incarnation: Option<String>,
     /// The number of the commit.
@@ -75,7 +73,7 @@ impl Line {
     }
 }
 
-/// Everything a file says, by what it is about: the latest word on each.
+/// The content of a file: the latest state of each job and document, and all events.
 #[derive(Debug, Default)]
 pub(super) struct Remembered {
     /// Of the first line, if it is whole.
@@ -84,7 +82,7 @@ pub(super) struct Remembered {
     pub(super) rev: u64,
     pub(super) jobs: HashMap<JobId, (u64, JobRecord)>,
     pub(super) events: Vec<(u64, Event)>,
-    /// What the last word on a document was, with the commit that said so: nothing where it was dropped.
+    /// The latest state of each document, with its commit; `None` where it was dropped.
     pub(super) documents: HashMap<String, (u64, Option<Document>)>,
     /// Lines that are not whole.
     pub(super) broken: usize,
@@ -106,7 +104,7 @@ impl Remembered {
         self.documents.extend(line.dropped.into_iter().map(|name| (name, (line.rev, None))));
     }
 
-    /// What commits after `rev` said.
+    /// The changes of commits after `rev`, and all events.
     pub(super) fn since(self, rev: u64) -> Line {
         let (mut documents, mut dropped) = (Vec::new(), Vec::new());
         for (name, (at, document)) in self.documents {
@@ -132,7 +130,7 @@ pub(super) fn beside(path: &Path) -> PathBuf {
     with_suffix(path, ".redo")
 }
 
-/// Reads a file as far as it can be read; one that is not there says nothing.
+/// Reads a file as far as it can be read; `None` if there is no file.
 pub(super) fn read(path: &Path) -> io::Result<Option<Remembered>> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -161,23 +159,23 @@ pub(super) struct Redo {
 
 #[derive(Debug, Default)]
 struct State {
-    /// None after it could not be made: then there is no second copy until the next start.
+    /// None after it could not be created: then there is no second copy until the next start.
     file: Option<File>,
     /// The last line, so that a commit that is tried again is written once.
     last: Option<i64>,
-    /// What was written last may have ended within a line.
+    /// The last write may have stopped within a line.
     torn: bool,
     begun_with: u64,
     size: u64,
 }
 
 impl Redo {
-    /// One that takes nothing until it is made anew.
+    /// One that takes no lines until it is rewritten.
     pub(super) fn new(path: &Path) -> Redo {
         Redo { path: path.to_owned(), state: Mutex::default() }
     }
 
-    /// Makes the file anew, beginning with `lines`.
+    /// Rewrites the file, beginning with `lines`.
     pub(super) fn renew(&self, lines: &[Line]) {
         let mut state = self.state.lock();
         match begin(&self.path, lines) {
@@ -185,7 +183,7 @@ impl Redo {
                 *state = State { file: Some(file), size, begun_with: size, ..State::default() };
             }
             Err(error) => {
-                tracing::warn!(path = %self.path.display(), %error, "found no second copy of the database");
+                tracing::warn!(path = %self.path.display(), %error, "cannot write second copy of the database");
                 state.begun_with = state.size; // not again before it has grown as much once more
             }
         }
@@ -222,7 +220,7 @@ impl Redo {
         }
     }
 
-    /// It is time to make it anew.
+    /// It is time to rewrite it.
     pub(super) fn is_large(&self) -> bool {
         let state = self.state.lock();
         state.size > LARGE.max(4 * state.begun_with)

@@ -1,7 +1,7 @@
-//! Rows of the database and what they prove.
+//! Rows of the database and their checksums.
 //!
-//! Owns the SQL of every table. Invariants: a row is written with a checksum over all of its columns and the
-//! number of its commit, and is believed only when both its checksum and its document hold.
+//! Owns the SQL of every table. Invariants: a row is written with a checksum over all of its columns and the number
+//! of its commit, and is accepted only when its document is valid and its checksum, if it has one, matches.
 
 use agent_model::{Epoch, Timestamp};
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub(super) const EVENT: &str = "number, job, at, epoch, node, text, proof";
 /// The columns of a document, in the order [`kept`] reads them.
 pub(super) const DOCUMENT: &str = "name, document, proof";
 
-/// Writes everything a line says.
+/// Writes all changes of a line.
 pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<(), sqlx::Error> {
     for (rev, job) in &line.jobs {
         let (seq, rev, text) = (integer(job.seq), integer(*rev), document(job));
@@ -28,7 +28,7 @@ pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<
         if job.is_removed() {
             sqlx::query("DELETE FROM events WHERE job = ?").bind(job.id.as_str()).execute(&mut *to).await?;
         } else {
-            // A name that is free again.
+            // The name of a removed job is free again.
             sqlx::query("DELETE FROM jobs WHERE id = ? AND seq < ? AND active = 2")
                 .bind(job.id.as_str())
                 .bind(seq)
@@ -72,7 +72,7 @@ pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<
     set(to, "rev", &line.rev.to_string()).await
 }
 
-/// What the column `active` says: a job has ended (0) or not (1), or was removed (2).
+/// The column `active`: a job has ended (0) or not (1), or was removed (2).
 fn standing(job: &JobRecord) -> i64 {
     match job.is_removed() {
         true => 2,
@@ -99,12 +99,12 @@ async fn write_event(to: &mut SqliteConnection, number: u64, event: &Event) -> R
     .map(drop)
 }
 
-/// What the controller knows about its own memory under a name.
+/// A value that describes the database itself, by its name.
 pub(super) async fn get(from: &mut SqliteConnection, name: &str) -> Result<Option<String>, sqlx::Error> {
     sqlx::query_scalar("SELECT value FROM meta WHERE name = ?").bind(name).fetch_optional(from).await
 }
 
-/// Keeps it.
+/// Stores one.
 pub(super) async fn set(to: &mut SqliteConnection, name: &str, value: &str) -> Result<(), sqlx::Error> {
     sqlx::query(
         "INSERT INTO meta (name, value) VALUES (?, ?)
@@ -117,7 +117,7 @@ pub(super) async fn set(to: &mut SqliteConnection, name: &str, value: &str) -> R
     .map(drop)
 }
 
-/// Why a row is not believed.
+/// Why a row is not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RowError {
     #[error("{0}")]
@@ -127,7 +127,7 @@ pub(super) enum RowError {
 }
 
 impl RowError {
-    /// In the terms of a caller who asked for `what`.
+    /// The error for a caller that asked for `what`.
     pub(super) fn reading(self, what: &'static str) -> StoreError {
         match self {
             RowError::Sql(source) => StoreError::Read { what, source },
@@ -191,7 +191,7 @@ fn document_proof(name: &str, text: &str) -> i64 {
     checksum(&[name.as_bytes(), text.as_bytes()])
 }
 
-/// SQLite has no unsigned numbers; none of ours comes near the sign.
+/// SQLite has no unsigned numbers; none of ours is large enough to reach the sign bit.
 pub(super) fn integer(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

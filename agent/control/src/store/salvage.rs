@@ -1,9 +1,9 @@
-//! A new database from what a damaged one and its second copy still say.
+//! Makes a new database from a damaged one and its second copy.
 //!
-//! The damaged files are copied before anything opens them and stay beside the new database under the name
-//! `db.damaged-N`. Rows are read one by one from a working copy; those that do not hold are passed over, and
-//! what the second copy knows later or alone takes their place. The new database is complete before it takes
-//! the old one's name, so that a crash in between begins anew.
+//! The damaged file is kept beside the new database as `db.damaged-N`, with the log as it was before SQLite opened
+//! it. Rows are read one by one from a working copy; damaged ones are skipped, and records that the second copy has
+//! alone, or in a later state, are taken from there. The new database is complete before it takes the old one's name,
+//! so that after a crash in between all of this is done again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -20,12 +20,12 @@ use super::rows::{self, RowError};
 use super::sqlite::with_suffix;
 use super::{Document, Event, JobRecord, Recovery};
 
-/// Rows in a row that are tried one by one before larger steps are made.
+/// Consecutive numbers that are tried one by one before larger steps are made.
 const PATIENCE: i64 = 256;
-/// The size of SQLite's pages here, which is its usual one.
+/// The size of SQLite's pages, which is its default.
 const PAGE: usize = 4096;
 
-/// Why nothing could be made of a damaged database.
+/// Why a damaged database could not be salvaged.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SalvageError {
     #[error("cannot copy, name or remove {}", path.display())]
@@ -40,11 +40,11 @@ struct Salvaged {
     jobs: BTreeMap<u64, (u64, JobRecord)>,
     events: BTreeMap<u64, Event>,
     documents: HashMap<String, Document>,
-    /// Rows that did not hold.
+    /// Damaged rows.
     bad: usize,
 }
 
-/// Makes a new database at `path`. `empty` makes one with the schema at a path.
+/// Makes a new database at `path`. `fresh` is an empty one with the schema.
 pub(super) async fn salvage(
     path: &Path,
     problem: &str,
@@ -95,7 +95,7 @@ fn set_aside(path: &Path) -> Result<PathBuf, SalvageError> {
     Ok(kept)
 }
 
-/// What the log is copied to before SQLite may change it.
+/// The suffix of the copy of the log that is made before SQLite may change it.
 pub(super) const WAL_COPY: &str = "-wal.before";
 
 fn remove(path: &Path) -> Result<(), SalvageError> {
@@ -138,7 +138,7 @@ async fn read_copy(path: &Path, work: &Path, fresh: &Path) -> Result<Salvaged, S
     Ok(best)
 }
 
-/// Gives `work` the first page of `fresh`, which says where the tables begin.
+/// Gives `work` the first page of `fresh`, which contains where the tables begin.
 fn graft(fresh: &Path, work: &Path) -> io::Result<()> {
     let mut page = vec![0; PAGE];
     File::open(fresh)?.read_exact(&mut page)?;
@@ -238,7 +238,7 @@ async fn sweep(from: &mut SqliteConnection, order: &str) -> (Vec<Document>, usiz
     }
 }
 
-/// Adds what only the second copy knows, or knows later. Gives the number of jobs this changed.
+/// Adds what only the second copy has, or has in a later state. Returns the number of jobs this changed.
 fn merge(read: &mut Salvaged, remembered: Remembered) -> usize {
     let mut copied = 0;
     for (rev, job) in remembered.jobs.into_values() {
@@ -259,7 +259,7 @@ fn merge(read: &mut Salvaged, remembered: Remembered) -> usize {
     copied
 }
 
-/// Takes out the history of jobs that are lost, and gives their names.
+/// Removes the history of jobs that are lost, and returns their names.
 fn orphans(read: &mut Salvaged) -> BTreeSet<JobId> {
     let known: BTreeSet<&JobId> = read.jobs.values().map(|(_, job)| &job.id).collect();
     let removed = read.jobs.values().filter(|(_, job)| job.is_removed());

@@ -2,7 +2,7 @@
 //!
 //! Owns the connections and every query. Invariants: a commit that failed in any way is never acknowledged, and the
 //! connection it failed on is not used again. Only the queue's task writes, so writers never wait for each other.
-//! What a start makes of the file is [`opening`]'s.
+//! Opening the file at a start is in [`opening`].
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ use super::{Changes, Document, Event, JobRecord, Loaded, Recovery, Store, StoreE
 const LAST_REV: &str = "SELECT MAX(CAST(value AS INTEGER)) FROM meta WHERE name = 'rev'";
 const LAST_EVENT: &str = "SELECT MAX(number) FROM events";
 
-/// The name under which it is kept who wrote last.
+/// The name under which the last writer is stored.
 const OWNER: &str = "owner";
 
 /// How long a read may wait for a checkpoint.
@@ -38,7 +38,7 @@ const BUSY: Duration = Duration::from_secs(5);
 pub(super) struct Sqlite {
     /// One connection, so that no read ever makes a commit wait.
     writer: SqlitePool,
-    /// Another one.
+    /// Another connection.
     reader: SqlitePool,
     redo: Redo,
     ballast: Ballast,
@@ -46,9 +46,9 @@ pub(super) struct Sqlite {
     rev: AtomicU64,
     event: AtomicU64,
     incarnation: String,
-    /// Tells this user of the database from those before and after.
+    /// Distinguishes this process from earlier and later users of the database.
     owner: String,
-    /// What this start had to mend.
+    /// Whether this start had to repair the database, or found an older one.
     mended: bool,
     recovery: Option<Recovery>,
 }
@@ -71,7 +71,7 @@ impl Sqlite {
             recovery,
         };
         sqlite.renew_copy().await;
-        let _ = std::fs::remove_file(with_suffix(path, WAL_COPY)); // it has served; the next start replaces it
+        let _ = std::fs::remove_file(with_suffix(path, WAL_COPY)); // not needed any more; the next start replaces it
         Ok(sqlite)
     }
 
@@ -80,7 +80,7 @@ impl Sqlite {
         &self.writer
     }
 
-    /// Makes the second copy anew.
+    /// Rewrites the second copy.
     async fn renew_copy(&self) {
         match self.copy_lines().await {
             Ok(lines) => self.redo.renew(&lines),
@@ -127,7 +127,8 @@ impl Sqlite {
     }
 
     /// One commit; false when another controller has written since the one before. A connection on which anything
-    /// failed is closed: what it did not force to the disk the system may have dropped, and nothing may be built on it.
+    /// failed is closed: the system may have dropped what it did not force to the disk, and nothing may depend on
+    /// that.
     async fn write(&self, line: &Line) -> Result<bool, sqlx::Error> {
         let mut connection = self.writer.acquire().await?;
         let written = async {
@@ -186,12 +187,12 @@ pub(super) async fn connect(options: SqliteConnectOptions) -> Result<SqlitePool,
         .await
 }
 
-/// What SQLite found, without who said so.
+/// SQLite's own message, without the prefix of the library.
 pub(super) fn words(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
-/// Whether an error speaks of the content of the file, not of the disk or the rights to it.
+/// Whether an error is about the content of the file, not about the disk or access rights.
 pub(super) fn is_damage(error: &sqlx::Error) -> bool {
     const ERROR: u32 = 1;
     const CORRUPT: u32 = 11;
@@ -301,7 +302,7 @@ impl Store for Sqlite {
         let read = |row: &SqliteRow| match rows::event(row) {
             Ok((_, event)) => Some(Ok(event)),
             Err(RowError::Store(error)) => {
-                // One line of a story is no reason to tell none of it.
+                // One damaged event is no reason to return none.
                 tracing::error!(job = %id, error = &error as &dyn std::error::Error, "skipped damaged event");
                 None
             }

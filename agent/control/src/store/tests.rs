@@ -118,7 +118,7 @@ async fn test_everything_committed_is_there_after_reopen() {
     assert_eq!(store.load().await.unwrap().documents, documents[..1]);
 }
 
-/// What a store says of a job that was removed: nothing but that its name had attempts.
+/// What a store returns for a job that was removed: only that its name had attempts.
 async fn assert_removed(store: &Sqlite, removed: &JobRecord) {
     let kept = store.job(&removed.id).await.unwrap().unwrap();
     assert_eq!((kept.is_removed(), kept.epoch, kept.outcome), (true, removed.epoch, None));
@@ -140,7 +140,7 @@ async fn test_a_removed_job_leaves_its_name_and_another_may_have_it() {
     assert_removed(&store, &ended).await;
     store.close().await;
 
-    // Nothing of it comes back from the second copy, which saw it as it was.
+    // Nothing of it is restored from the second copy, which has its earlier state.
     let database = dir.path().join("db");
     let mut bytes = std::fs::read(&database).unwrap();
     bytes[..16].fill(0);
@@ -309,7 +309,7 @@ fn damage(file: &std::path::Path, kind: u64, chance: u64) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// Every damage is mended without the loss of a job, or does no harm at all.
+/// Every damage is repaired without the loss of a job, or does no harm at all.
 async fn survives_damage(file: &str, pristine: &std::path::Path, jobs: &[JobRecord], cases: u64) -> usize {
     let (mut state, mut told) = (0x2545_f491_4f6c_dd1d_u64, 0);
     for case in 0..cases {
@@ -457,7 +457,7 @@ async fn failing_salvage() {
     assert_eq!(store.load().await.unwrap().jobs.len(), 39, "a salvage that was cut short begins anew");
 }
 
-/// SQLite opens it for reading alone when what it shares with others cannot be a file.
+/// SQLite opens a database read-only when its shared-memory file cannot be made.
 #[tokio::test]
 async fn test_database_that_cannot_be_written_is_told_at_the_start() {
     let dir = tempfile::tempdir().unwrap();

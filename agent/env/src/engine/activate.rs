@@ -1,9 +1,9 @@
-//! Activation: what an environment sets.
+//! Activation: the variables that an environment sets.
 //!
-//! Owns running the activation scripts, once, and the difference they make. Hides the shell.
+//! Owns the single run of the activation scripts, and the difference they make. Hides the shell.
 //!
-//! Invariants: scripts see an environment of their own and nothing of the daemon's; they end within their time,
-//! and whatever they started ends with them; an environment that cannot be activated is still an environment.
+//! Invariants: scripts see only variables of their environment, and none of the daemon's; they end within their time
+//! limit, and every process they started is killed then; an environment that cannot be activated is still usable.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,22 +16,22 @@ use super::tell::Teller;
 /// How long all scripts together may take.
 const WITHIN: Duration = Duration::from_secs(30);
 
-/// Where programs of the system are.
+/// The system's directories of programs.
 const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What a shell changes by itself.
+/// Variables that a shell changes by itself.
 const NOISE: &[&str] = &["_", "SHLVL", "PWD", "OLDPWD", "PATH", "HOME", "LANG", "BASH_EXECUTION_STRING"];
 
-/// What activating an environment sets.
+/// The result of activating an environment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Activation {
-    /// Variables but `PATH`.
+    /// Variables other than `PATH`.
     pub(crate) vars: BTreeMap<String, String>,
-    /// What comes first on `PATH`.
+    /// The directories that are first on `PATH`.
     pub(crate) path_entries: Vec<PathBuf>,
 }
 
-/// Finds out what activating the environment at `prefix` sets.
+/// Finds out which variables activating the environment at `prefix` sets.
 pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Activation {
     let bin = prefix.join("bin");
     let mut vars = BTreeMap::from([
@@ -65,7 +65,7 @@ pub(crate) fn activate(prefix: &Path, teller: &Teller) -> Activation {
     Activation { vars, path_entries }
 }
 
-/// The files of a directory with an extension, in the order in which conda takes them.
+/// The files of a directory with an extension, in the order in which conda runs them.
 fn listed(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
     let mut files: Vec<PathBuf> = entries
@@ -83,7 +83,7 @@ fn is_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// What of a `PATH` comes before the system's, with the environment's own directory in it.
+/// The entries of a `PATH` that are not the system's, with the environment's own directory among them.
 fn entries(path: &str, bin: &Path) -> Vec<PathBuf> {
     let system: Vec<&str> = SYSTEM_PATH.split(':').collect();
     let mut entries: Vec<PathBuf> = Vec::new();
@@ -101,7 +101,7 @@ fn entries(path: &str, bin: &Path) -> Vec<PathBuf> {
 
 type After = (BTreeMap<String, String>, Vec<String>);
 
-/// Runs scripts in one shell; what is set afterwards, and what they said.
+/// Runs scripts in one shell; returns the variables that are set afterwards, and the output.
 #[allow(
     clippy::disallowed_methods,
     reason = "the scripts of packages are for a shell, and this is the process that may be killed"
@@ -113,7 +113,7 @@ fn run(
     vars: &BTreeMap<String, String>,
 ) -> Result<After, String> {
     let home = tempfile::tempdir().map_err(|error| format!("no directory for them: {error}"))?;
-    // What they say goes the same way as the errors; what is asked for at the end has standard output for itself.
+    // Their output is sent to standard error, so that standard output carries the variables alone.
     let text = r#"exec 3>&1 1>&2; for script in "$@"; do . "$script"; done; exec 1>&3 3>&-; command env -0"#;
     let mut shell = Command::new("bash");
     shell
@@ -143,9 +143,9 @@ fn run(
     Ok((pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(), said))
 }
 
-/// Reads what a child says until it ends; ends it, and all it started, when its time is over.
+/// Reads the output of a child until it ends; kills it, and all it started, when its time is over.
 fn end_within(mut child: Child, within: Duration) -> Result<(Vec<u8>, Vec<u8>, bool), String> {
-    // Whatever the child leaves behind becomes a child of this process, which can then end it.
+    // Orphans of the child become children of this process, which can then kill them.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let reader = |pipe: Option<Box<dyn Read + Send>>| {
         std::thread::spawn(move || {
@@ -176,7 +176,7 @@ fn end_within(mut child: Child, within: Duration) -> Result<(Vec<u8>, Vec<u8>, b
     Ok((out, said, status))
 }
 
-/// Ends every child of this process, and theirs, until there is none.
+/// Kills every child of this process, and their children, until none is left.
 fn end_leftovers() {
     use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
     for _ in 0..100 {
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// What ends the children of a process ends those of all its tests.
+    /// [`end_leftovers`] kills all children of the process, so also those of other tests.
     static ALONE: Mutex<()> = Mutex::new(());
 
     fn prefix(files: &[(&str, &str)]) -> tempfile::TempDir {

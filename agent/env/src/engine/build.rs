@@ -1,9 +1,9 @@
-//! Making an environment, from a request to a prefix.
+//! Builds an environment: from a request to a prefix.
 //!
 //! Owns the order of the steps. Hides nothing.
 //!
-//! Invariants: an environment is made in its final place; what an attempt left there of which nobody took the
-//! outcome is emptied first, and nothing but such a thing is; packages are held until they are linked.
+//! Invariants: an environment is built in its final place; only a prefix that an earlier attempt left there, and that
+//! was never marked ready, is emptied first; packages are locked until they are linked.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use super::net::Net;
 use super::tell::{Teller, busy};
 use super::{Advise, Done, activate, disk, explicit, failed, repodata, solve, specs};
 
-/// What was made here and not taken for ready may be made again.
+/// Marks a prefix that was built here; without [`TAKEN`] it may be built again.
 const MARK: &str = "conda-meta/agent-env";
 
-/// Written by who takes an environment for ready.
+/// Written by the daemon when it marks an environment ready.
 const TAKEN: &str = "ready.json";
 
-/// Makes an environment.
+/// Builds an environment.
 pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
     let begun = Instant::now();
     allow_many_files();
@@ -80,7 +80,7 @@ pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
     })
 }
 
-/// Each package is held by an open file, and some environments have a thousand of them.
+/// Each package is kept locked through an open file, and some environments have a thousand packages.
 fn allow_many_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -127,7 +127,7 @@ async fn chosen(
     Ok((records, asked))
 }
 
-/// Adds the lines that ask for the package that a failure is about.
+/// Adds the lines that ask for the package that failed.
 fn located(mut failure: Failure, build: &Build) -> Failure {
     if failure.lines.is_empty() {
         let asks = |spec: &&agent_env::Spec| {
@@ -142,7 +142,7 @@ fn located(mut failure: Failure, build: &Build) -> Failure {
     failure
 }
 
-/// The packages of a lock. Of each only what its address says is known, until it is fetched.
+/// The packages of a lock file. Until a package is fetched, only what its address contains is known of it.
 fn locked(text: &str, build: &Build) -> Done<Vec<RepoDataRecord>> {
     let list = explicit::parse(text).map_err(|error| failed(FailureKind::Spec, error.to_string()))?;
     specs::subdir(build)?;
@@ -191,7 +191,7 @@ fn record(entry: &explicit::ListedPackage) -> Done<RepoDataRecord> {
     })
 }
 
-/// Links what is held. A package that cannot be linked is fetched once more: perhaps it is not what it was.
+/// Links the locked packages. A package that cannot be linked is fetched once more: its copy may be damaged.
 async fn join(
     build: &Build,
     cache: &Cache,
@@ -226,7 +226,7 @@ async fn join(
     }
 }
 
-/// Fetches a package anew, unless somebody else uses it just now and so finds nothing wrong with it.
+/// Fetches a package anew, unless another build uses it now and so finds it sound.
 async fn renew(broken: CachedPackage, fetcher: &Fetcher, failure: &Failure) -> Done<CachedPackage> {
     let (place, record) = (broken.place.clone(), broken.record.clone());
     drop(broken);

@@ -1,11 +1,11 @@
-//! The package cache: which packages are there, whole, and who uses or changes them.
+//! The package cache: which packages are in it and whole, and who uses or changes them.
 //!
-//! Owns `pkgs` (extracted packages, laid out as the libraries do it) and `locks` (a lock file for each package)
-//! below the cache. Hides how a whole package is told from a broken one.
+//! Owns `pkgs` (extracted packages, laid out as the libraries do it) and `locks` (a lock file for each package) below
+//! the cache. Hides how a whole package is distinguished from a broken one.
 //!
 //! Invariants: a package is used under its shared lock and changed under its exclusive one, so that fetching one
-//! package delays nobody who does not need it; a package is used only if it was completed (its digest is written
-//! down last) and every file of it is there in its size, so a power cut or a hand in the cache leads to another
+//! package delays no build that does not need it; a package is used only if it was completed (its digest is written
+//! last) and each of its files is there with its size, so a power cut or a file changed by hand leads to another
 //! download and never to a broken environment.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use rattler_conda_types::PackageRecord;
 use rattler_conda_types::package::{IndexJson, PackageFile, PathType, PathsJson};
 
-/// Where the digest begins in the file that completes a package: after a revision.
+/// Offset of the digest in the file that completes a package: after a revision.
 const DIGEST_AT: usize = 8;
 
 /// A package cache.
@@ -26,7 +26,7 @@ pub(crate) struct Cache {
     locks: PathBuf,
 }
 
-/// The place of one package.
+/// The directory and the lock file of one package.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PackageDir {
     /// Its name, version and build.
@@ -39,7 +39,7 @@ pub(crate) struct PackageDir {
 /// A whole package.
 #[derive(Debug)]
 pub(crate) struct Whole {
-    /// What it says about itself.
+    /// Its own description.
     pub(crate) index: IndexJson,
     /// How many files it has.
     pub(crate) files: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Whole {
 }
 
 impl Cache {
-    /// Opens a cache, making what is missing.
+    /// Opens a cache, and creates directories that are missing.
     pub(crate) fn open(root: &Path) -> io::Result<Self> {
         let cache = Self { pkgs: root.join("pkgs"), locks: root.join("locks") };
         std::fs::create_dir_all(&cache.pkgs)?;
@@ -57,29 +57,29 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The place of a package.
+    /// The directory of a package.
     pub(crate) fn place(&self, record: &PackageRecord) -> PackageDir {
         self.named(&format!("{}-{}-{}", record.name.as_normalized(), record.version, record.build))
     }
 
-    /// The place of a package by the name of its directory.
+    /// The same, by the name of the directory.
     pub(crate) fn named(&self, name: &str) -> PackageDir {
         PackageDir { name: name.to_owned(), dir: self.pkgs.join(name), lock: self.locks.join(name) }
     }
 
-    /// The file of the lock of all lists of channels; shared by those who fetch one.
+    /// The lock file of all package lists of channels; shared by builds that fetch one.
     pub(crate) fn lists(&self) -> io::Result<File> {
         agent_fs::open_lock(&self.locks.join("lists of channels")) // no package is called so
     }
 }
 
 impl PackageDir {
-    /// The file of its lock, which also says when it was last used.
+    /// Its lock file, whose modification time is the package's last use.
     pub(crate) fn lock_file(&self) -> io::Result<File> {
         agent_fs::open_lock(&self.lock)
     }
 
-    /// Notes that it is used now. Who cannot, for a full disk or otherwise, uses it all the same.
+    /// Notes that it is used now. An error, such as a full disk, is ignored.
     pub(crate) fn touch(&self, lock: &File) {
         use rustix::fs::{Timespec, Timestamps, UTIME_NOW, futimens};
         let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ };
@@ -92,7 +92,7 @@ impl PackageDir {
         path.into()
     }
 
-    /// The package, if it is whole and, where a digest is wanted, has it. Touches every file: for blocking threads.
+    /// The package, if it is whole and has the wanted digest, if any. Examines every file: for blocking threads.
     pub(crate) fn check(&self, wanted: Option<[u8; 32]>) -> Option<Whole> {
         let completion = std::fs::read(self.completion()).ok()?;
         let sha256: Option<[u8; 32]> =
@@ -115,13 +115,13 @@ impl PackageDir {
         whole.then(|| Whole { index, files: paths.paths.len() as u64, sha256 })
     }
 
-    /// Removes the package; its exclusive lock is held.
+    /// Removes the package; the caller holds its exclusive lock.
     pub(crate) fn evict(&self) -> io::Result<()> {
         let gone = |result: io::Result<()>| match result {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         };
-        // What completes it goes first: what is left over when this is killed is not taken for a package.
+        // The completion file is removed first: if this is killed, the rest does not count as a package.
         gone(std::fs::remove_file(self.completion()))?;
         gone(std::fs::remove_dir_all(&self.dir))
     }

@@ -1,6 +1,6 @@
-//! Disks: how full they are, and which errors mean that one is full.
+//! Disks: how full they are, and which errors mean that a disk is full.
 //!
-//! Owns the measures. Hides the many layers an error of the disk comes through.
+//! Owns these measurements. Hides the many layers of error types around an error of the disk.
 //!
 //! Invariants: none.
 
@@ -14,13 +14,13 @@ use agent_model::causes;
 
 use super::{Advise, failed};
 
-/// Bytes that may still be written below a directory, if that can be told.
+/// Bytes that may still be written below a directory, if known.
 pub(crate) fn free(at: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(at).ok()?;
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Bytes on disk of everything below a path, and how many regular files have another name elsewhere.
+/// Bytes on disk of everything below a path, and how many of its regular files have other hard links.
 pub(crate) fn measure(at: &Path) -> io::Result<(u64, u64)> {
     let meta = std::fs::symlink_metadata(at)?;
     let mut bytes = meta.blocks() * 512;
@@ -40,7 +40,7 @@ pub(crate) fn measure(at: &Path) -> io::Result<(u64, u64)> {
     Ok((bytes, shared))
 }
 
-/// Whether an error, or what caused it, is a full disk.
+/// Whether an error, or one of its causes, means a full disk.
 pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         cause.downcast_ref().is_some_and(agent_fs::is_full) || agent_fs::says_full(&cause.to_string())
@@ -54,7 +54,7 @@ pub(crate) fn full(at: &Path, doing: &str) -> Failure {
     )
 }
 
-/// The failure of something that was done to files.
+/// The failure of an operation on files.
 pub(crate) fn trouble(at: &Path, doing: &str, error: &(dyn Error + 'static)) -> Failure {
     if is_full(error) {
         return full(at, doing);

@@ -1,10 +1,10 @@
-//! Explicit lists: exactly these packages.
+//! Explicit lists: the exact packages of an environment.
 //!
 //! Owns the text form: `# platform: ...`, `@EXPLICIT`, one `URL#sha256:HEX` a line (an MD5 alone is read too).
 //! Hides hexadecimal digits.
 //!
-//! Invariants: what is written is read back as the same packages; written lists are sorted, so that one
-//! environment has one text; no line holds credentials.
+//! Invariants: a written list is read back as the same packages; written lists are sorted, so that one environment
+//! has one text; no line contains credentials.
 
 use std::fmt::Write;
 
@@ -13,26 +13,26 @@ use url::Url;
 /// A package of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListedPackage {
-    /// Where it is, without a fragment.
+    /// Its URL, without a fragment.
     pub(crate) url: Url,
     /// SHA-256 of the archive.
     pub(crate) sha256: Option<[u8; 32]>,
-    /// MD5 of the archive, of lists that have nothing better.
+    /// MD5 of the archive, in lists that have no SHA-256.
     pub(crate) md5: Option<[u8; 16]>,
-    /// Its line, from 1.
+    /// Its line number, from 1.
     pub(crate) line: usize,
 }
 
 /// A list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct List {
-    /// What it was made for.
+    /// The platform it was made for.
     pub(crate) platform: Option<String>,
     /// Its packages.
     pub(crate) entries: Vec<ListedPackage>,
 }
 
-/// What is wrong with a list.
+/// An error in a list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} of the lock: {what}")]
 pub(crate) struct Unreadable {
@@ -71,7 +71,7 @@ pub(crate) fn parse(text: &str) -> Result<List, Unreadable> {
     Ok(list)
 }
 
-/// SHA-256 and MD5, of which one is there.
+/// SHA-256 and MD5, one of which is there.
 type Digests = (Option<[u8; 32]>, Option<[u8; 16]>);
 
 fn digests(text: &str) -> Option<Digests> {
@@ -83,7 +83,7 @@ fn digests(text: &str) -> Option<Digests> {
     }
 }
 
-/// Writes a list: one text for one set of packages.
+/// Writes a list; the same packages always give the same text.
 pub(crate) fn print(platform: &str, packages: &[(Url, Option<Vec<u8>>)]) -> String {
     let mut lines: Vec<String> = packages
         .iter()
@@ -92,7 +92,7 @@ pub(crate) fn print(platform: &str, packages: &[(Url, Option<Vec<u8>>)]) -> Stri
             None => url.to_string(),
         })
         .collect();
-    // By file name first: that is how people look for a package.
+    // By file name first, because people look for a package by it.
     lines.sort_by(|a, b| (a.rsplit('/').next(), a).cmp(&(b.rsplit('/').next(), b)));
     let mut text = format!("# platform: {platform}\n@EXPLICIT\n");
     for line in lines {

@@ -1,9 +1,9 @@
 //! Fetching packages into the cache.
 //!
-//! Owns downloads: several at once, each of them watched and begun anew when it stalls. Hides archives.
+//! Owns downloads: several at once, each watched, and restarted when it stalls. Hides archives.
 //!
-//! Invariants: what is fetched is what was announced, by digest and by size, and passed the inspection, before it
-//! gets the name under which it is used; whoever holds a [`CachedPackage`] package has it until it is dropped.
+//! Invariants: a fetched package has the digest and size that were announced, and passed the inspection, before it
+//! gets its final name; the holder of a [`CachedPackage`] has the package until it is dropped.
 
 use std::fs::File;
 use std::io;
@@ -32,29 +32,29 @@ use super::{Advise, Done, disk, failed, inspect};
 /// How many packages are fetched at once.
 const AT_ONCE: usize = 8;
 
-/// How often a package is fetched until it is given up.
+/// How often a package is fetched before the build fails.
 const ATTEMPTS: u32 = 3;
 
-/// Between two looks at what an archive unpacks to.
+/// Pause between two checks of how much an archive has unpacked to.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Between two attempts at a lock that somebody else holds.
+/// Pause between two tries of a lock that another process holds.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long a package is waited for that others use and that is not the one that is wanted. Two builds that each
-/// wait for the other would do so for ever.
+/// How long to wait for a package of the same name that others use and that is not the wanted one. Without a limit
+/// two builds could wait for each other for ever.
 const LONGEST_CONTENTION: Duration = Duration::from_secs(300);
 
 /// Bytes that must stay free on the disk of the cache.
 const RESERVE: u64 = 32 << 20;
 
-/// A package that is in the cache and stays there.
+/// A package in the cache that is locked against removal.
 pub(crate) struct CachedPackage {
-    /// Its place.
+    /// Its directory.
     pub(crate) place: PackageDir,
     /// What is known of it.
     pub(crate) whole: Whole,
-    /// The record it was asked for by; of a lock's package only once it was read from the package itself.
+    /// The record it was requested by, completed from the package itself if it was only listed in a lock file.
     pub(crate) record: RepoDataRecord,
     _lock: File,
 }
@@ -77,7 +77,7 @@ struct Meter {
     bytes_total: AtomicU64,
 }
 
-/// What is told to the library of a download that failed; why is kept with the [`Job`].
+/// The error that is returned to the library for a failed download; the [`Job`] keeps the reason.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("the download failed")]
 struct Failed;
@@ -94,7 +94,7 @@ impl Fetcher {
         for record in &records {
             inspect::record(&record.package_record).map_err(|why| refused(&record.url, &why))?;
         }
-        // What is there already is only looked at; what is not is known then, and counted.
+        // Packages that are there are only checked; so the missing ones are known, and can be counted.
         let looks = futures_util::stream::iter(records).map(|record| self.look(record)).buffer_unordered(32);
         let looked: Vec<Result<CachedPackage, RepoDataRecord>> = looks.try_collect().await?;
         let (mut held, mut missing) = (Vec::new(), Vec::new());
@@ -108,7 +108,7 @@ impl Fetcher {
             return Ok(held);
         }
         self.announce(&missing)?;
-        // Large ones first: the last one to end is then a small one.
+        // Large ones first, so that a small one is the last to end.
         missing.sort_by_key(|record| std::cmp::Reverse(record.package_record.size.unwrap_or(0)));
         let fetches =
             futures_util::stream::iter(missing).map(|record| self.ensure(record)).buffer_unordered(AT_ONCE);
@@ -141,7 +141,7 @@ impl Fetcher {
                     lock.unlock().map_err(trouble)?;
                     continue;
                 }
-                // Others use what is there, and it is another archive of the same name.
+                // Others use the package that is there, and it is another archive of the same name.
                 contended += PAUSE;
             } else {
                 contended = Duration::ZERO;
@@ -160,15 +160,15 @@ impl Fetcher {
         }
     }
 
-    /// Fetches a package whose exclusive lock is held, unless somebody has done it meanwhile.
+    /// Fetches a package whose exclusive lock is held, unless another build fetched it meanwhile.
     async fn replace(&self, record: &RepoDataRecord, place: &PackageDir) -> Done<()> {
         if look_at(place, record).await.is_some() {
             return Ok(());
         }
         place.evict().map_err(|error| disk::trouble(&place.dir, "removing a broken package", &error))?;
         self.fetch(record, place).await?;
-        // What was fetched is looked at as everything else is; that it is not whole then means that the archive
-        // holds something else than it lists.
+        // A fetched package is checked like any other; if it is not whole, the archive does not contain the files
+        // that it lists.
         match look_at(place, record).await {
             Some(_) => Ok(()),
             None => Err(failed(
@@ -178,7 +178,7 @@ impl Fetcher {
         }
     }
 
-    /// The package, if it is there and nobody is changing it.
+    /// The package, if it is there and no build is changing it.
     async fn look(&self, record: RepoDataRecord) -> Done<Result<CachedPackage, RepoDataRecord>> {
         let place = self.cache.place(&record.package_record);
         let lock = place
@@ -252,7 +252,7 @@ impl Fetcher {
             let Err(failure) = self.once(record, place).await else { return Ok(()) };
             let again = match failure.kind {
                 FailureKind::Network => attempt < ATTEMPTS,
-                // On the way, or at a mirror: each has its turn.
+                // Damaged on the way, or at a mirror: each mirror gets one try.
                 FailureKind::Damaged => (attempt as usize) < self.net.routes.of(&record.url).len().max(2),
                 _ => false,
             };
@@ -305,7 +305,7 @@ impl Fetcher {
         if let Some(from) = watched.from.lock().take() {
             self.net.routes.shun(&from);
         }
-        // What was returned to the library is nearer to the cause than what it makes of it.
+        // The reason kept by the job is nearer to the cause than the library's error.
         Err(watched
             .failure()
             .unwrap_or_else(|| disk::trouble(&self.cache.pkgs, &format!("keeping {}", place.name), &error)))
@@ -317,7 +317,7 @@ async fn look_at(place: &PackageDir, record: &RepoDataRecord) -> Option<Whole> {
     tokio::task::spawn_blocking(move || place.check(wanted)).await.ok().flatten()
 }
 
-/// The package as it says it is: what a lock knows of it is only its name.
+/// The package with its own description: a lock file gives only its name.
 fn held(place: PackageDir, whole: Whole, mut record: RepoDataRecord, lock: File) -> Done<CachedPackage> {
     let known = &record.package_record;
     let own = &whole.index;
@@ -338,7 +338,7 @@ fn held(place: PackageDir, whole: Whole, mut record: RepoDataRecord, lock: File)
     }
     if known.depends.is_empty() {
         let (size, md5, subdir) = (known.size, known.md5, known.subdir.clone());
-        // What says too little about itself stays what it was asked for by.
+        // A package whose description is incomplete keeps the record it was requested by.
         if let Ok(read) = PackageRecord::from_index_json(own.clone(), size, known.sha256, md5) {
             record.package_record = PackageRecord { subdir, ..read };
         }
@@ -363,12 +363,12 @@ struct Job {
     name: String,
     pkgs: PathBuf,
     net: Arc<Net>,
-    /// What broke while the body was read, or the failure it came to.
+    /// The error while the body was read, or the failure it led to.
     broken: Mutex<Option<Broken>>,
     /// The mirror that sends it.
     from: Mutex<Option<Url>>,
     received: AtomicU64,
-    /// How long the archive is, by whoever has it. A lock does not say.
+    /// Length of the archive as the server gives it, in bytes. A lock file does not contain it.
     length: AtomicU64,
 }
 
@@ -416,7 +416,7 @@ impl Job {
                 CondaArchiveType::Conda => extract_conda(reader, destination).await,
             };
             match first {
-                // Some archives say how long a part is only after it, and cannot be unpacked as they arrive.
+                // Some archives give the length of a part only after it, and cannot be unpacked while they arrive.
                 Err(ExtractError::ZipError(error))
                     if error.to_string().contains("file length is not available") =>
                 {
@@ -446,7 +446,7 @@ impl Job {
             .unwrap_or_else(|| self.length.load(Ordering::Relaxed).max(self.received.load(Ordering::Relaxed)))
     }
 
-    /// Notes how long the archive is, and that there is room for it.
+    /// Notes how long the archive is, and checks that there is room for it.
     fn announced(&self, length: u64) -> Done<()> {
         self.length.store(length, Ordering::Relaxed);
         let needed = length.saturating_mul(4).saturating_add(RESERVE);
@@ -457,7 +457,7 @@ impl Job {
         Ok(())
     }
 
-    /// Bytes of the archive, counted; what breaks meanwhile is kept.
+    /// The bytes of the archive, counted; an error meanwhile is kept in the job.
     async fn open(&self) -> Done<Box<dyn AsyncRead + Send + Unpin + '_>> {
         if self.url.scheme() == "file" {
             let path = self.url.to_file_path().map_err(|()| {
@@ -543,7 +543,7 @@ impl Job {
         Ok(())
     }
 
-    /// Ends when an archive unpacks to too much.
+    /// Returns a failure once an archive has unpacked to too much, or the disk is nearly full.
     async fn watch(&self, destination: &Path) -> Failure {
         loop {
             tokio::time::sleep(LOOK).await;

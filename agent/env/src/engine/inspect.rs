@@ -1,9 +1,9 @@
-//! Packages that are not to be installed.
+//! Refuses packages that must not be installed.
 //!
-//! Owns what is refused of a package's name and of its extracted files. Hides the many ways out of a directory.
+//! Owns the checks of a package's name and of its extracted files. Hides the many ways out of a directory.
 //!
-//! Invariants: a package that passes leads nowhere out of the environment: no name, no listed path and no link
-//! does, whether a link is listed as one or not.
+//! Invariants: no name, no listed path and no link of a package that passes leads out of the environment, whether the
+//! link is listed as one or not.
 
 use std::fs::FileType;
 use std::io;
@@ -18,7 +18,7 @@ use super::cache;
 /// Why a package is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PackageRefused {
-    /// Its name, version or build are no names of files.
+    /// Its name, version or build is no valid file name.
     #[error("its {part} `{text}` is no name for a file")]
     Name { part: &'static str, text: String },
     /// A listed path leads out of it.
@@ -30,13 +30,13 @@ pub(crate) enum PackageRefused {
     /// A file of it lies outside, by its name or through a link.
     #[error("a file of it lies outside of the environment")]
     Escape,
-    /// It asks for programs where no programs are.
+    /// Its description of entry points cannot be read.
     #[error("it asks for programs in a way that cannot be followed: {0}")]
     EntryPoints(String),
     /// Something that is no file, directory or link.
     #[error("`{0}` is a device, a pipe or a socket")]
     Special(PathBuf),
-    /// It is a bomb.
+    /// It unpacks to far more than its size allows.
     #[error("it unpacks to more than {} MB, which is out of proportion to its {} kB", limit / 1_000_000, size.div_ceil(1000))]
     Bomb { limit: u64, size: u64 },
     /// It cannot be read.
@@ -44,12 +44,12 @@ pub(crate) enum PackageRefused {
     Unreadable(#[from] io::Error),
 }
 
-/// How much a package of some size may unpack to.
+/// How many bytes a package of this size may unpack to.
 pub(crate) fn limit(size: u64) -> u64 {
     (size.saturating_mul(200)).max(64 << 20)
 }
 
-/// Refuses names that lead somewhere.
+/// Refuses a name, version or build that could be a path.
 pub(crate) fn record(record: &PackageRecord) -> Result<(), PackageRefused> {
     let (version, build) = (record.version.to_string(), record.build.to_string());
     for (part, text) in [("name", record.name.as_normalized()), ("version", &version), ("build", &build)] {
@@ -62,9 +62,9 @@ pub(crate) fn record(record: &PackageRecord) -> Result<(), PackageRefused> {
     Ok(())
 }
 
-/// Refuses an extracted package that leads out of itself or is too large.
+/// Refuses an extracted package that contains a way out of its directory, or is too large.
 pub(crate) fn extracted(dir: &Path, limit: u64, size: u64) -> Result<(), PackageRefused> {
-    // A package without a list cannot be linked, which is found out when it is checked.
+    // A package without a list of paths cannot be linked; that is found when it is checked.
     if let Ok(paths) = cache::paths(dir) {
         for entry in &paths.paths {
             let inside = entry
@@ -118,7 +118,7 @@ fn walk(
     Ok(())
 }
 
-/// Whether a link at `link`, relative to a package, leads to somewhere in that package by its text alone.
+/// Whether the link at `link`, relative to a package, stays in that package, judged by its target's text alone.
 fn stays_inside(link: &Path, target: &Path) -> bool {
     let mut depth = link.components().count().saturating_sub(1);
     for component in target.components() {

@@ -1,11 +1,10 @@
 //! Linking packages into the environment.
 //!
-//! Owns the installer and its options. Hides that the library wants the whole cache for itself while it links:
-//! it is given a small cache of the environment's own to lock, and the shared one only to read, where each
-//! package is held already.
+//! Owns the installer and its options. Hides that the library locks a whole cache while it links: it gets a small
+//! cache of the environment's own to lock, and the shared one read-only, where each package is locked already.
 //!
-//! Invariants: no program of a package is run; no link leads out of the environment; files are one with those of
-//! the cache only if the request allows it.
+//! Invariants: no program of a package is run; no link leads out of the environment; files are hard links of the
+//! cache's files only if the request allows it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,30 +24,30 @@ use super::net::Net;
 use super::tell::Teller;
 use super::{Advise, Done, disk, failed};
 
-/// Where an environment that is being made keeps what it needs only then; also the mark of one.
+/// Temporary directory of an environment that is being built; it also marks one as unfinished.
 pub(crate) const WORKSHOP: &str = ".agent-env";
 
 /// What is linked, and how.
 pub(crate) struct Plan<'a> {
-    /// Where to.
+    /// The target.
     pub(crate) prefix: &'a Path,
-    /// Where from.
+    /// The source.
     pub(crate) cache: &'a Cache,
-    /// The packages, each of them held.
+    /// The packages, each of them locked.
     pub(crate) records: Vec<RepoDataRecord>,
-    /// What was asked for, to be noted with the packages.
+    /// The specifications, which are noted with the packages.
     pub(crate) specs: Vec<MatchSpec>,
     /// For which platform.
     pub(crate) subdir: Subdir,
-    /// Whether files may be one with those of the cache.
+    /// Whether files may be hard links of the cache's files.
     pub(crate) hard_links: bool,
 }
 
 /// Why linking failed.
 pub(crate) enum Unlinked {
-    /// Perhaps because of what the cache has of this package.
+    /// Perhaps because the cached copy of this package is damaged.
     Package(String, Failure),
-    /// Because of something else.
+    /// For another reason.
     Otherwise(Failure),
 }
 
@@ -136,10 +135,10 @@ fn explain(error: &InstallerError, prefix: &Path) -> Unlinked {
     }
 }
 
-/// Empties an environment that was left half-made, but for the mark that it is one.
+/// Empties a half-built environment, but keeps the mark that it is one.
 pub(crate) async fn empty(prefix: &Path) -> Done<()> {
     let trouble = |error: std::io::Error| disk::trouble(prefix, "emptying what was half made", &error);
-    // What was begun before a failure is not stopped by it; it ends by itself, and soon.
+    // Work that began before a failure is not stopped by it; it soon ends by itself.
     let mut before = u64::MAX;
     for _ in 0..50 {
         let now = count(prefix);
@@ -170,7 +169,7 @@ fn count(dir: &Path) -> u64 {
         .sum()
 }
 
-/// Lets everybody read what the library wrote for its owner alone.
+/// Makes readable for all users what the library wrote for its owner alone.
 pub(crate) fn open_records(prefix: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     let records: Vec<PathBuf> =

@@ -1,11 +1,11 @@
-//! The network: one client for everything that is fetched.
+//! The network: one client for every request.
 //!
-//! Owns routes to mirrors, trying again, credentials and what went wrong. Hides HTTP: others ask for an address
-//! and, when a step failed, for the [`Net::blame`].
+//! Owns routes to mirrors, retries, credentials and the diagnosis of errors. Hides HTTP: other modules ask for an
+//! address and, when a step failed, for the [`Net::blame`].
 //!
-//! Invariants: the client is made when the first request is, because reading the certificates of the system
-//! takes longer than many builds; credentials are added below everything else, so that no address that is
-//! recorded or told holds one; offline, no request leaves this process.
+//! Invariants: the client is made at the first request, because reading the system's certificates takes longer than
+//! many builds; credentials are added below all other layers, so that no address that is recorded or reported
+//! contains any; offline, no request leaves this process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,33 +23,33 @@ use url::Url;
 use super::routes::Routes;
 use super::{Advise, Done, failed};
 
-/// How often a request is made altogether.
+/// How many rounds of requests are made in all.
 const ROUNDS: u32 = 4;
 
-/// The longest a server can make a request wait.
+/// The longest time that a server can delay a request.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
-/// What is wrong with an answer, or that there is none.
+/// What is wrong with an answer, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    /// It is a failure.
+    /// The status is an error.
     #[error("{host} answered {status} for {}", plainly(path))]
     Status { status: u16, host: String, path: String, known: bool },
-    /// A page for people.
+    /// A web page, which is never what was requested.
     #[error("{host} answered with a web page instead of {}", plainly(path))]
     WebPage { host: String, path: String },
-    /// Redirects without end.
+    /// Endless redirects.
     #[error("{host} redirects requests for {} in a circle", plainly(path))]
     Circle { host: String, path: String },
-    /// Silence.
+    /// No data for too long.
     #[error("{host} stopped sending {}", plainly(path))]
     Stalled { host: String, path: String },
-    /// No connection, or it broke.
+    /// No connection, or it was lost.
     #[error("cannot fetch {} from {host}: {why}", plainly(path))]
     Broken { host: String, path: String, why: String },
 }
 
-/// What people know a file as: a channel comes in more files than they have heard of.
+/// A file under the name that users know: channels have more files than users have heard of.
 fn plainly(path: &str) -> String {
     match path.rsplit_once('/') {
         Some((dir, file)) if file.starts_with("repodata") => format!("the list of packages in {dir}"),
@@ -57,11 +57,11 @@ fn plainly(path: &str) -> String {
     }
 }
 
-/// The client and what it met.
+/// The client and the faults it met.
 pub(crate) struct Net {
-    /// For the libraries; it is made when it is first used.
+    /// For the libraries; it is made at its first use.
     pub(crate) client: LazyClient,
-    /// Where files are.
+    /// The mirrors.
     pub(crate) routes: Arc<Routes>,
     notes: Arc<Notes>,
     storage: AuthenticationStorage,
@@ -94,17 +94,17 @@ impl Net {
         Ok(Self { client, routes, notes, storage: kept_storage, offline })
     }
 
-    /// A client that fetches nothing.
+    /// A client that sends no requests.
     pub(crate) fn none() -> LazyClient {
         LazyClient::new(|| ClientBuilder::new(plain(Duration::from_secs(1))).with(OfflineMiddleware).build())
     }
 
-    /// The fault of an answer that is a failure.
+    /// The fault of an answer with an error status.
     pub(crate) fn of_status(&self, url: &Url, status: StatusCode) -> Fault {
         of_status(&self.storage, url, status)
     }
 
-    /// The fault of a request that came to nothing.
+    /// The fault of a request without an answer.
     pub(crate) fn fault(&self, url: &Url, error: &reqwest_middleware::Error) -> Fault {
         match error {
             reqwest_middleware::Error::Reqwest(error) => of_error(url, error),
@@ -115,7 +115,7 @@ impl Net {
         }
     }
 
-    /// What the gravest fault so far means, if there was one; it is forgotten then.
+    /// The failure of the gravest fault so far, if there was one; the fault is then forgotten.
     pub(crate) fn blame(&self) -> Option<Failure> {
         if self.offline {
             return None;
@@ -123,7 +123,7 @@ impl Net {
         self.notes.worst.lock().take().map(|fault| self.explain(&fault))
     }
 
-    /// What a fault means.
+    /// The failure that a fault leads to.
     pub(crate) fn explain(&self, fault: &Fault) -> Failure {
         let message = self.scrub(&fault.to_string());
         match fault {
@@ -151,7 +151,7 @@ impl Net {
         }
     }
 
-    /// A text without secrets.
+    /// The text without secrets.
     pub(crate) fn scrub(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for secret in self.notes.secrets.lock().iter() {
@@ -161,7 +161,7 @@ impl Net {
     }
 }
 
-/// A text in which no address has credentials: neither `//user:password@` nor `/t/token/`.
+/// The text without credentials in addresses: neither `//user:password@` nor `/t/token/`.
 pub(crate) fn scrub_urls(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -192,7 +192,7 @@ fn credentials(build: &Build, notes: &Notes) -> Done<AuthenticationStorage> {
             )
     };
     let text = std::fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
-    // Not the error itself: it may quote what is in the file.
+    // The error itself is left out: it may quote the file.
     let value: serde_json::Value =
         serde_json::from_str(&text).map_err(|error| refused(format!("no JSON at line {}", error.line())))?;
     let file = FileStorage::from_path(path.clone()).map_err(|_| refused("it has another form".into()))?;
@@ -201,7 +201,7 @@ fn credentials(build: &Build, notes: &Notes) -> Done<AuthenticationStorage> {
     Ok(storage)
 }
 
-/// Every text of a credentials file but user names, which are in many words.
+/// Every string of a credentials file except user names, which also occur in ordinary text.
 fn collect_secrets(value: &serde_json::Value, secrets: &mut Vec<String>) {
     match value {
         serde_json::Value::String(text) if text.len() > 3 => secrets.push(text.clone()),
@@ -215,7 +215,7 @@ fn collect_secrets(value: &serde_json::Value, secrets: &mut Vec<String>) {
 }
 
 fn plain(stall: Duration) -> reqwest::Client {
-    // Somebody else may have chosen one already, which does as well.
+    // It fails if another caller has installed one already, which does as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = || {
         reqwest::Client::builder()
@@ -223,7 +223,7 @@ fn plain(stall: Duration) -> reqwest::Client {
             .connect_timeout(Duration::from_secs(15))
             .read_timeout(stall)
     };
-    // Without certificates of the system, plain addresses still work, and the others say what is wrong.
+    // Without the system's certificates, plain addresses still work, and the others report what is wrong.
     builder().build().or_else(|_| builder().tls_certs_only([]).build()).unwrap_or_default()
 }
 
@@ -242,7 +242,7 @@ impl Notes {
     }
 }
 
-/// Carries requests to the mirrors of a channel, more than once if need be.
+/// Sends requests to the mirrors of a channel, more than once if needed.
 struct Courier {
     routes: Arc<Routes>,
     notes: Arc<Notes>,
@@ -256,7 +256,7 @@ enum Verdict {
     Take,
     /// It is the answer unless another mirror has a better one.
     Elsewhere,
-    /// Ask again, not before some time.
+    /// Ask again after this time.
     Again(Duration),
 }
 
@@ -290,7 +290,7 @@ impl Middleware for Courier {
                     best = Some((url, outcome));
                 }
             }
-            // Where one mirror has an answer, those that have none are not waited for.
+            // If one mirror has a final answer, mirrors without one are not waited for.
             if definite || round + 1 == ROUNDS {
                 break;
             }
@@ -305,7 +305,7 @@ impl Middleware for Courier {
 }
 
 impl Courier {
-    /// What is worth a note. That a file is missing is not: libraries ask for some that many servers lack.
+    /// The fault to note. A missing file is none: libraries ask for some files that many servers lack.
     fn fault(&self, url: &Url, outcome: &reqwest_middleware::Result<Response>) -> Option<Fault> {
         match outcome {
             Ok(answer) if answer.status() == StatusCode::NOT_FOUND => None,
@@ -321,7 +321,7 @@ fn of_status(storage: &AuthenticationStorage, url: &Url, status: StatusCode) -> 
     Fault::Status { status: status.as_u16(), host: host(url), path: url.path().into(), known }
 }
 
-/// The fault behind an error of the client.
+/// The fault that an error of the client means.
 pub(crate) fn of_error(url: &Url, error: &reqwest::Error) -> Fault {
     let (host, path) = (host(url), url.path().to_owned());
     if let Some(status) = error.status() {
@@ -337,7 +337,7 @@ pub(crate) fn of_error(url: &Url, error: &reqwest::Error) -> Fault {
     Fault::Broken { host, path, why }
 }
 
-/// What people call the other side.
+/// The name of the server for people.
 pub(crate) fn host(url: &Url) -> String {
     match (url.host_str(), url.port()) {
         (Some(host), Some(port)) => format!("{host}:{port}"),
@@ -346,7 +346,7 @@ pub(crate) fn host(url: &Url) -> String {
     }
 }
 
-/// A page for people is never what was asked for.
+/// Turns a web page, which is never what was requested, into an error.
 fn no_page(url: &Url, answer: Response) -> reqwest_middleware::Result<Response> {
     let page = answer
         .headers()
@@ -373,8 +373,8 @@ fn judge(outcome: &reqwest_middleware::Result<Response>, round: u32) -> Verdict 
     }
 }
 
-/// How much an answer tells. That a file is not there is an answer, and libraries ask for files that need not
-/// be there; whatever else is wrong with a mirror is not.
+/// How informative an answer is. "Not found" is an answer, because libraries ask for files that need not exist; any
+/// other trouble of a mirror is not.
 fn telling(outcome: &reqwest_middleware::Result<Response>) -> u8 {
     match outcome {
         Ok(answer) if matches!(answer.status().as_u16(), 404 | 410) => 4,
@@ -386,7 +386,7 @@ fn telling(outcome: &reqwest_middleware::Result<Response>) -> u8 {
 
 fn judge_status(status: StatusCode, asked: Option<Duration>, backoff: Duration) -> Verdict {
     match status.as_u16() {
-        // 501 is what some servers say to a kind of request they do not know.
+        // Some servers answer 501 to a kind of request that they do not know.
         501 => Verdict::Elsewhere,
         408 | 425 | 429 | 500..=599 => Verdict::Again(asked.unwrap_or(backoff).min(LONGEST_WAIT)),
         400..=499 => Verdict::Elsewhere,

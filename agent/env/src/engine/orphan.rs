@@ -1,11 +1,11 @@
-//! Ending with whoever asked.
+//! Ends this process with its parent.
 //!
-//! Owns the thread that watches. Hides the two signs: the parent is another one, and nobody can read what is
-//! told. The kernel's own signal for this goes with the parent's *thread*, which ends at any time in a daemon
-//! that keeps a pool of them, so it is not used.
+//! Owns the thread that watches. Hides the two signs: the parent process has changed, and nobody reads standard
+//! output. The kernel's own parent-death signal is sent at the end of the parent's *thread*, which can end at any
+//! time in a daemon with a thread pool, so it is not used.
 //!
-//! Invariants: a request whose asker is gone is given up within a second; what it had half made is cleaned up by
-//! the next request.
+//! Invariants: a request is given up within a second after its caller is gone; the next request removes what it left
+//! half-built.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use rustix::process::{Signal, getpid, getppid, kill_process};
 
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 
-/// Ends this process when its parent is gone.
+/// Kills this process when its parent is gone.
 pub(crate) fn end_with_parent() {
     let parent = getppid();
-    // Without a thread nobody watches, and the parent's own means are left.
+    // Without the thread nobody watches, and only the parent's own means are left.
     let _ = std::thread::Builder::new().name("orphan".into()).spawn(move || {
         loop {
             let stdout = std::io::stdout();

@@ -1,10 +1,10 @@
-//! What this machine offers to packages.
+//! What this machine offers to packages: the platform and its virtual packages.
 //!
-//! Owns the question. Hides how a driver or a C library is asked; asking loads libraries of the driver, which is
-//! why it is done in this process and not in the daemon. `CONDA_OVERRIDE_...` decides where it is set.
+//! Hides how a driver or a C library is asked; asking loads libraries of the driver, so it is done in this process
+//! and not in the daemon. A variable `CONDA_OVERRIDE_...` takes precedence where it is set.
 //!
-//! Invariants: `__linux` is the full version of the kernel, because packages may ask for it; whoever computes an
-//! identity from this must leave it out, or every new kernel means new environments.
+//! Invariants: `__linux` is the full version of the kernel, because packages may ask for it; an identity computed
+//! from this must leave it out, or every new kernel would mean new environments.
 
 use agent_env::{FailureKind, Platform};
 use rattler_conda_types::Subdir;

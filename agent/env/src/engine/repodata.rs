@@ -1,9 +1,9 @@
-//! What channels offer.
+//! The package lists of channels.
 //!
-//! Owns the question to the channels and its cache. Hides the forms in which a channel says it.
+//! Owns the requests to the channels and their cache. Hides the formats of these lists.
 //!
-//! Invariants: nothing that a channel says makes this process run a program or look at another channel; an
-//! answer that cannot be read does not stay in the cache.
+//! Invariants: no content of a channel makes this process run a program or ask another channel; a list that cannot be
+//! read is removed from the cache.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::specs::Wanted;
 use super::tell::{Teller, busy};
 use super::{Advise, Done, disk, failed};
 
-/// What the channels of a request offer of everything that may be needed.
+/// The records in the channels of a request for every package that may be needed.
 pub(crate) async fn read(
     wanted: &Wanted,
     cache: &Path,
@@ -45,8 +45,8 @@ pub(crate) async fn read(
         })
         .with_max_concurrent_requests(16)
         .finish();
-    // Asked for a specification, the library leaves out what does not match it; but what a better channel has
-    // hides what others have of the same name also where nothing of it matches.
+    // Asked for a specification, the library leaves out records that do not match it; but a package in a better
+    // channel hides those of the same name in other channels even if none of its records matches.
     let asked = match wanted.channels.len() {
         1 => wanted.specs.clone(),
         _ => wanted.names(),
@@ -69,7 +69,7 @@ pub(crate) async fn read(
             let failure = explain(&error, cache, net, offline);
             if failure.kind == FailureKind::Damaged {
                 for channel in &wanted.channels {
-                    // What cannot be removed is found out again next time.
+                    // An entry that cannot be removed is found again next time.
                     let _ = gateway.clear_repodata_cache(
                         channel,
                         SubdirSelection::All,
@@ -82,7 +82,7 @@ pub(crate) async fn read(
     }
 }
 
-/// Keeps sweeps from what is being fetched.
+/// Keeps a sweep from removing lists that are being fetched.
 fn share_lists(cache: &Path) -> Done<std::fs::File> {
     let lock = Cache::open(cache).and_then(|cache| cache.lists());
     let shared = lock.and_then(|lock| lock.lock_shared().map(|()| lock)); // a sweep holds it for a moment
@@ -100,7 +100,7 @@ fn explain(error: &GatewayError, cache: &Path, net: &Net, offline: bool) -> Fail
         return failed(FailureKind::Network, format!("what the channels offer is not in the cache: {text}"))
             .advise("The node is configured to be offline: build it once with `offline` off, or give a lock of packages that are in the cache.");
     }
-    // What the network said is nearer to the cause than what the library made of it.
+    // The network's fault is nearer to the cause than the library's error.
     if let Some(failure) = net.blame() {
         return failure;
     }

@@ -1,9 +1,9 @@
-//! Where files of a channel are fetched.
+//! Where the files of a channel are fetched.
 //!
-//! Owns the mirrors. Hides which of them did not answer lately: those are asked last.
+//! Owns the mirrors. Hides which of them failed lately: those are asked last.
 //!
-//! Invariants: an address that belongs to no channel is asked as it is; a channel with mirrors is asked at its
-//! mirrors only.
+//! Invariants: an address that belongs to no channel is used unchanged; a channel with mirrors is fetched only from
+//! them.
 
 use std::collections::BTreeSet;
 
@@ -32,7 +32,7 @@ impl Routes {
             .filter(|channel| !channel.mirrors.is_empty())
             .map(|channel| (slashed(&channel.url), channel.mirrors.iter().map(|m| slashed(m)).collect()))
             .collect();
-        // The longest address is the most particular one.
+        // The longest address is the most specific one.
         channels.sort_by_key(|(url, _): &(String, Vec<String>)| std::cmp::Reverse(url.len()));
         Self { channels, shunned: Mutex::default() }
     }
@@ -50,7 +50,7 @@ impl Routes {
         if urls.is_empty() { vec![url.clone()] } else { urls }
     }
 
-    /// Asks the mirror that this address is at last from now on.
+    /// From now on the mirror that this address belongs to is asked last.
     pub(crate) fn shun(&self, url: &Url) {
         let mirrors = self.channels.iter().flat_map(|(_, mirrors)| mirrors);
         if let Some(mirror) =

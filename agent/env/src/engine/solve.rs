@@ -1,8 +1,8 @@
-//! Choosing packages.
+//! Chooses the packages of an environment.
 //!
-//! Owns the solver's task and what its refusal means to whoever wrote the specifications. Hides the solver.
+//! Owns the solver's task and the explanation of its refusal for the author of the specifications. Hides the solver.
 //!
-//! Invariants: choosing ends within its time; a refusal names the lines it is about, as far as they can be told.
+//! Invariants: choosing ends within its time; a refusal names the lines that caused it, as far as they are known.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +65,7 @@ fn explain(error: SolveError, asked: &[Asked], within: Duration, build: &Build) 
     }
 }
 
-/// What the solver's refusal means.
+/// The failure for a refusal of the solver.
 fn refusal(tree: &str, asked: &[Asked], offered: &[String]) -> Failure {
     let tree = tree.trim().trim_start_matches("Cannot solve the request because of:").trim();
     let mut message = String::from("no choice of packages satisfies everything:\n");
@@ -112,7 +112,7 @@ fn hint(tree: &str, asked: &[Asked], offered: &[String]) -> Option<String> {
     absent.map(|spec| format!("No channel has a package `{}` for this platform: check its spelling, or add the channel that has it. Packages of PyPI belong below `pip:`.", spec.name))
 }
 
-/// Whether it is `name==1.2`: fewer parts than versions have.
+/// Whether it is like `name==1.2`: with fewer parts than versions have.
 fn is_short_exact(text: &str) -> bool {
     text.split_once("==").is_some_and(|(_, version)| {
         version.trim().split('.').count() < 3
@@ -120,7 +120,7 @@ fn is_short_exact(text: &str) -> bool {
     })
 }
 
-/// Whether a text names a package, and not one whose name it is a part of.
+/// Whether a text contains this package name, and not only a longer name around it.
 fn names(text: &str, name: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     text.match_indices(name).any(|(at, _)| {

@@ -1,6 +1,6 @@
-//! What is wanted, understood.
+//! Parses and checks a request.
 //!
-//! Owns the specifications of a request and the channels they may name. Hides how a channel is compared.
+//! Owns the specifications of a request and the channels they may name. Hides how channels are compared.
 //!
 //! Invariants: every specification names one package exactly; a channel it names is one of the request's.
 
@@ -15,7 +15,7 @@ use url::Url;
 
 use super::{Advise, Done, failed};
 
-/// What a request wants, in the terms of the libraries.
+/// A request in the types of the libraries.
 pub(crate) struct Wanted {
     /// The specifications.
     pub(crate) specs: Vec<MatchSpec>,
@@ -30,24 +30,24 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// The packages that are wanted, in any version and from any channel.
+    /// The packages that the specifications name, in any version and from any channel.
     pub(crate) fn names(&self) -> Vec<MatchSpec> {
         self.specs.iter().map(|spec| MatchSpec { name: spec.name.clone(), ..MatchSpec::default() }).collect()
     }
 }
 
-/// A specification as somebody wrote it.
+/// A specification as its author wrote it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Asked {
     /// The package.
     pub(crate) name: String,
-    /// What was written.
+    /// The text.
     pub(crate) text: String,
-    /// Where, or 0.
+    /// Its line, or 0.
     pub(crate) line: usize,
 }
 
-/// Understands a request.
+/// Parses a request.
 pub(crate) fn understand(build: &Build) -> Done<Wanted> {
     let channels: Vec<Channel> = build.channels.iter().map(|c| channel(&c.url)).collect::<Done<_>>()?;
     let (mut specs, mut asked, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
@@ -71,7 +71,7 @@ pub(crate) fn understand(build: &Build) -> Done<Wanted> {
     Ok(Wanted { specs, channels, virtual_packages: virtual_packages(build)?, subdir: subdir(build)?, asked })
 }
 
-/// Line numbers, each once and none that nobody wrote.
+/// Line numbers, each once; 0 is left out.
 pub(crate) fn lines(lines: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut lines: Vec<usize> = lines.filter(|line| *line > 0).collect();
     lines.sort_unstable();
@@ -130,7 +130,7 @@ fn one(text: &str, build: &Build, channels: &[Channel]) -> Result<(String, Match
         let found = build.channels.iter().zip(channels).find(same);
         let (_, channel) =
             found.ok_or_else(|| format!("`{}` is none of the channels of this environment", named.name()))?;
-        // Candidates are compared by the address of their channel.
+        // Candidates are compared by their channel's address.
         spec.channel = Some(Arc::new(channel.clone()));
     }
     Ok((name, spec))

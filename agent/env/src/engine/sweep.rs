@@ -1,9 +1,9 @@
-//! Sweeping the package cache.
+//! Sweeps the package cache.
 //!
-//! Owns the choice of what goes. Hides what the libraries leave behind when they are killed.
+//! Owns the choice of what is removed. Hides what the libraries leave behind when they are killed.
 //!
-//! Invariants: what a build works on or holds is not touched, which its lock tells; what is not a package, nor
-//! something half made of one, stays.
+//! Invariants: a package that a build works on or uses is not touched, because the build holds its lock; any other
+//! directory in `pkgs` that is not a whole package is removed.
 
 use std::fs::File;
 use std::io;
@@ -15,10 +15,10 @@ use agent_env::{FailureKind, Sweep};
 use super::cache::{Cache, PackageDir};
 use super::{Done, disk, failed};
 
-/// Letters that the libraries add to the name of a package for the directory in which they unpack it.
+/// How many letters the libraries add to the name of a package for the directory in which they unpack it.
 const SUFFIX: usize = 6;
 
-/// Sweeps a cache; the bytes that are free now.
+/// Sweeps a cache; returns the bytes that were freed.
 pub(crate) fn sweep(sweep: &Sweep) -> Done<u64> {
     if !sweep.cache.is_dir() {
         return Ok(0);
@@ -39,12 +39,12 @@ pub(crate) fn sweep(sweep: &Sweep) -> Done<u64> {
     run().map_err(|error| failed(FailureKind::Other, format!("sweeping {}: {error}", sweep.cache.display())))
 }
 
-/// The time by the clock of the disk, which is what ages are told by.
+/// The time by the file system's clock, which also gives the ages.
 fn now(at: &Path) -> io::Result<std::time::SystemTime> {
     tempfile::tempfile_in(at)?.metadata()?.modified()
 }
 
-/// Removes what is left of lists that were being fetched, unless somebody fetches one now.
+/// Removes remains of package lists that were being fetched, unless a build fetches one now.
 fn scraps(cache: &Cache, dir: &Path) -> io::Result<u64> {
     let lock = cache.lists()?;
     if lock.try_lock().is_err() {
@@ -63,7 +63,7 @@ fn scraps(cache: &Cache, dir: &Path) -> io::Result<u64> {
 
 fn one(cache: &Cache, name: &str, now: std::time::SystemTime, sweep: &Sweep) -> io::Result<u64> {
     if let Some(half) = name.strip_prefix('.') {
-        // `.name-version-build` and some letters, which is worked on while the package is locked.
+        // `.name-version-build` and some letters; the package's lock is held while it is unpacked there.
         let package = half.len().checked_sub(SUFFIX).and_then(|end| half.get(..end)).unwrap_or_default();
         let Some(_lock) = locked(&cache.named(package))? else { return Ok(0) };
         return remove(&cache.pkgs.join(name));
@@ -85,7 +85,7 @@ fn one(cache: &Cache, name: &str, now: std::time::SystemTime, sweep: &Sweep) -> 
     Ok(bytes)
 }
 
-/// The exclusive lock of a package, unless somebody uses it. The file tells when that was last, so it is not made.
+/// The exclusive lock of a package, unless it is in use. The lock file's modification time is the last use.
 fn locked(place: &PackageDir) -> io::Result<Option<File>> {
     let lock = place.lock_file()?;
     Ok(lock.try_lock().is_ok().then_some(lock))

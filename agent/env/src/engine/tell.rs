@@ -1,10 +1,10 @@
-//! Telling: events go out as lines, and not more of them than anybody reads.
+//! Reports events as lines, and not more of them than anybody reads.
 //!
-//! Owns standard output. Hides how often progress is told: the beginning of a phase and what is asked to be told
-//! always, what is in between a few times a second, and what has not changed every second: everything here
-//! has a limit of its own, so whoever listens can take silence for a process that hangs.
+//! Owns standard output. Hides how often progress is reported: always at the beginning of a phase and where it is
+//! asked for, a few times a second in between, and every second if nothing has changed. Every step here has a time
+//! limit, so the reader may take silence for a process that hangs.
 //!
-//! Invariants: a line is written whole and at once; nothing but events is written.
+//! Invariants: each line is written whole, at once and flushed; nothing but events is written.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use agent_env::{EngineEvent, Phase, Progress};
 use parking_lot::Mutex;
 
-/// Between two tellings of the progress of one phase.
+/// Pause between two reports of the progress of one phase.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The longest silence.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Where events go.
+/// The writer of events.
 pub(crate) struct Teller {
     last: Mutex<Option<(Progress, Instant)>>,
     out: Mutex<Box<dyn Write + Send>>,
@@ -31,7 +31,7 @@ impl Teller {
         Arc::new(Self { last: Mutex::default(), out: Mutex::new(Box::new(std::io::stdout())) })
     }
 
-    /// Tells an event. Who does not listen any more misses it: the process ends soon, see [`super::orphan`].
+    /// Writes an event. An error is ignored: if nobody reads, the process ends soon, see [`super::orphan`].
     pub(crate) fn tell(&self, event: &EngineEvent) {
         if let Ok(mut line) = serde_json::to_vec(event) {
             line.push(b'\n');
@@ -45,13 +45,13 @@ impl Teller {
         self.tell(&EngineEvent::Say { line: line.into() });
     }
 
-    /// Progress that must be seen: how a phase begins and ends.
+    /// Progress that must be reported: the beginning and the end of a phase.
     pub(crate) fn mark(&self, progress: Progress) {
         *self.last.lock() = Some((progress.clone(), Instant::now()));
         self.tell(&EngineEvent::Progress(progress));
     }
 
-    /// Tells the last progress again whenever there was none for some time, for as long as this is kept.
+    /// Repeats the last progress whenever there was none for some time, for as long as this is kept.
     pub(crate) fn beat(self: &Arc<Self>) {
         let teller = Arc::downgrade(self);
         let beat = move || {
@@ -66,11 +66,11 @@ impl Teller {
                 }
             }
         };
-        // Without a thread there is only the silence.
+        // Without the thread there are no repeats.
         let _ = std::thread::Builder::new().name("beat".into()).spawn(beat);
     }
 
-    /// Progress of which some can be missed.
+    /// Progress that may be left out.
     pub(crate) fn pass(&self, progress: impl FnOnce() -> Progress) {
         let mut last = self.last.lock();
         if last.as_ref().is_some_and(|(_, at)| at.elapsed() < PAUSE) {
@@ -83,7 +83,7 @@ impl Teller {
     }
 }
 
-/// Progress that counts nothing.
+/// Progress without counts.
 pub(crate) fn busy(phase: Phase, what: impl Into<String>) -> Progress {
     Progress { phase, done: 0, total: 0, bytes: 0, bytes_total: 0, what: what.into() }
 }

@@ -1,7 +1,7 @@
-//! Files that the pip part of a conda file includes, read in where they are named.
+//! Files that the pip part of a conda file includes, inserted where they are named.
 //!
-//! A line `-r FILE` becomes a list of the lines of that file, in its place: the numbers of all other lines stay,
-//! and the lines of the file have the number of the line that includes them.
+//! A line `-r FILE` becomes a list of the lines of that file, in its place: the numbers of all other lines do not
+//! change, and the lines of the file have the number of the line that includes them.
 
 use super::document;
 use crate::fault::Fault;
@@ -9,7 +9,7 @@ use crate::jobfile::Rejection;
 use crate::requirement;
 use crate::yaml::{self, Node, NotPlain, Value};
 
-/// The text with the files that its pip part includes read in. `read` brings the lines of a file, whose path is
+/// The text with the files that its pip part includes inserted. `read` returns the lines of a file, whose path is
 /// relative to the conda file.
 pub fn inline(text: &str, mut read: impl FnMut(&str) -> Result<Vec<String>, Fault>) -> Result<String, Fault> {
     let root = document(text)?;

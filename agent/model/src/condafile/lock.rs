@@ -1,4 +1,4 @@
-//! Exact packages instead of what a conda file asks for.
+//! Exact packages instead of the requirements of a conda file.
 //!
 //! ```text
 //! # platform: linux-64
@@ -24,7 +24,7 @@ use crate::yaml::Place;
 /// A list of exact packages.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Lock {
-    /// The platform it was made for, for example `linux-64`, if it says so.
+    /// The platform it was made for, for example `linux-64`, if it names one.
     pub platform: Option<String>,
     /// The packages of conda.
     pub packages: Vec<LockedPackage>,
@@ -57,8 +57,8 @@ impl LockedPackage {
 }
 
 impl Lock {
-    /// Says what a conda file asks for and this lacks, as far as names and plain versions tell; nothing when it has
-    /// all.
+    /// A message about what a conda file asks for and this lacks, judged by names and plain versions; `None` when it
+    /// has all.
     pub fn lacks(&self, file: &CondaFile) -> Option<String> {
         let named = |package: &LockedPackage| {
             Some((package.name()?.to_ascii_lowercase(), package.version()?.to_owned()))
@@ -69,7 +69,7 @@ impl Lock {
             version.is_none_or(|version| spec::excludes(&line.text, version))
         };
         let specs = file.specs.iter().filter(lacks_spec).map(|line| line.text.as_str());
-        // What conda brings is there for pip as well.
+        // Packages of conda are there for pip as well.
         let brought = conda.keys().map(|name| requirement::one_spelling(name));
         let pip = self.pip.iter().filter_map(|line| requirement::package(line));
         let has: BTreeSet<String> = pip.chain(brought).collect();
@@ -155,7 +155,7 @@ fn package(line: &str) -> Result<LockedPackage, Complaint> {
     Ok(package)
 }
 
-/// The text that is read as the same list.
+/// A text that is parsed to the same list.
 impl fmt::Display for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(platform) = &self.platform {

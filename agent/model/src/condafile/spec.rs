@@ -1,19 +1,19 @@
-//! What may stand as a package or as a channel of a conda file.
+//! Valid packages and channels of a conda file.
 //!
-//! Not a parser of versions, which is the solver's: enough to find what was meant for somebody else (pip, a
-//! shell, a template) while the place in the file is still known, and one spelling for what means the same.
+//! Not a parser of versions, which the solver has: enough to find text that was meant for another program (pip, a
+//! shell, a template) while the place in the file is still known, and one spelling for equal meanings.
 
 use super::Complaint;
 use crate::requirement::holds_credentials;
 
 const OPERATORS: [char; 5] = ['=', '<', '>', '!', '~'];
 const KNOWN: [&str; 8] = ["=", "==", "!=", ">=", "<=", ">", "<", "~="];
-/// What may stand in a specification besides letters and digits.
+/// Characters of a specification besides letters and digits.
 const MARKS: &str = " _-.+*=!<>~|,:/[]()'\"^$%";
 const CREDENTIALS: &str =
     "write the address without them; the node takes credentials from the file of its key `conda_credentials`";
 
-/// A specification in one spelling, and a remark if it may not mean what its writer thinks.
+/// A specification in one spelling, and a remark if it may not mean what its author thinks.
 pub(super) fn tidy(text: &str) -> Result<(String, Option<String>), Complaint> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     meant_for_others(&text)?;
@@ -102,7 +102,7 @@ fn odd_character(text: &str, odd: char) -> Complaint {
     Complaint::invalid(message, fix)
 }
 
-/// What is before the brackets, and the brackets.
+/// The text before the brackets, and the brackets.
 fn split_brackets(package: &str) -> Result<(&str, &str), Complaint> {
     let Some(at) = package.find(['[', ']']) else { return Ok((package, "")) };
     let (core, brackets) = package.split_at(at);
@@ -142,7 +142,7 @@ fn squeeze(text: &str) -> String {
     squeezed
 }
 
-/// Complains of what cannot be a version and a build, and remarks on what seldom is.
+/// Refuses what cannot be a version and a build, and remarks on what seldom is.
 fn check_version(text: &str, name: &str, rest: &str) -> Result<Option<String>, Complaint> {
     let rest = &without_epochs(rest);
     for run in rest.split(|c| !OPERATORS.contains(&c)).filter(|run| !run.is_empty()) {
@@ -187,7 +187,7 @@ fn check_version(text: &str, name: &str, rest: &str) -> Result<Option<String>, C
     Ok(remark)
 }
 
-/// `=1!2.0` is `=2.0`, as far as it can be told what a version is.
+/// `=1!2.0` becomes `=2.0`, as far as versions are recognized here.
 fn without_epochs(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for (at, part) in text.split('!').enumerate() {
@@ -211,7 +211,7 @@ fn is_two_parts(version: &str) -> bool {
     parts.is_some_and(|parts| parts.len() == 2 && parts.iter().all(number))
 }
 
-/// Complains of what cannot be a channel.
+/// Refuses what cannot be a channel.
 pub(super) fn check_channel(text: &str) -> Result<(), Complaint> {
     if text.contains("://") {
         return check_address(text);
@@ -229,7 +229,7 @@ pub(super) fn check_channel(text: &str) -> Result<(), Complaint> {
     Ok(())
 }
 
-/// Complains of what cannot be the address of a channel or a package.
+/// Refuses what cannot be the address of a channel or a package.
 pub(super) fn check_address(text: &str) -> Result<(), Complaint> {
     if holds_credentials(text) {
         let message = "an address holds credentials, which would be stored with the job";
@@ -275,7 +275,7 @@ pub(super) fn name(tidy: &str) -> String {
     leading_name(package).to_ascii_lowercase()
 }
 
-/// Whether a tidy specification asks surely for another version: it gives a plain one, `=1.2` or `==1.2`.
+/// Whether a tidy specification certainly asks for another version: it has a plain one, `=1.2` or `==1.2`.
 pub(super) fn excludes(tidy: &str, version: &str) -> bool {
     let package = tidy.rsplit_once("::").map_or(tidy, |(_, package)| package);
     let wanted = package[leading_name(package).len()..].trim_start_matches('=').trim_end_matches(".*");

@@ -1,4 +1,4 @@
-//! What is read, what is refused and with which words: one table for each.
+//! What is read, what is refused and with which message: one table for each.
 
 use proptest::prelude::*;
 
@@ -156,7 +156,7 @@ fn test_what_conda_would_misread_is_refused_with_its_place() {
     use Code::{JobFile, JobInvalid, JobUnsupported};
     let bomb = "a: &a [x,x]\nb: &b [*a,*a]\ndependencies: [numpy]\n";
     let table: &[(&str, Code, &str, &str)] = &[
-        // (text, code, what it says, what the fix says)
+        // (text, code, part of the message, part of the fix)
         ("", JobInvalid, "line 1, column 1: the file names no packages", "- python=3.11"),
         ("# nothing\n", JobInvalid, "names no packages", "dependencies"),
         ("name: e\n", JobInvalid, "names no packages", "dependencies"),

@@ -1,7 +1,7 @@
-//! How the processes of a job that has several are started, and what they are told of each other.
+//! How the processes of a job that has several are started, and how they find each other.
 //!
-//! A job without one starts its command once on each of its nodes. What each kind means for the command is decided on
-//! the node; here is what a user may ask for, and how many processes that makes.
+//! A job without a distribution starts its command once on each of its nodes. What each kind means for the command is
+//! decided on the node; here is what a user may ask for, and how many processes that makes.
 
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,7 @@ pub enum Distribution {
         /// Processes on each node.
         processes: u32,
     },
-    /// One for each task of the cluster that `TF_CONFIG` tells.
+    /// One for each task of the cluster in `TF_CONFIG`.
     TensorFlow {
         /// How many work.
         workers: u32,
@@ -60,7 +60,7 @@ impl Distribution {
         }
     }
 
-    /// The command runs on the first node alone, and the others lend themselves to it: the job is over when it is.
+    /// The command runs on the first node alone, and the others work for it: the job is over when the command is.
     pub fn is_led(&self) -> bool {
         matches!(self, Distribution::Mpi { .. } | Distribution::Ray { .. } | Distribution::Spark)
     }

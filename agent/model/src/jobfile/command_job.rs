@@ -14,7 +14,7 @@ use crate::job::{
 };
 use crate::yaml::{self, Key, Node, Place, Value};
 
-/// A command job as read: the draft, and the files the document names, which the caller brings.
+/// A command job as read: the draft, and the files the document names, which the caller reads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommandJob {
     /// Everything that needs no file. Its `code`, `environment` and file inputs are still to be filled in.
@@ -25,7 +25,7 @@ pub struct CommandJob {
     pub environment: EnvironmentRef,
     /// Inputs that name a local path.
     pub inputs: Vec<InputRef>,
-    /// What was read over; the job runs without it.
+    /// Entries that were ignored; the job runs without them.
     pub warnings: Vec<Warning>,
 }
 
@@ -34,18 +34,18 @@ pub struct CommandJob {
 pub struct InputRef {
     /// The input's name.
     pub name: String,
-    /// The path, relative to the document, or to where the caller stands if it was given.
+    /// The path, relative to the document, or to the caller's directory if it was given.
     pub path: String,
     /// It was declared as one file.
     pub is_file: bool,
     /// The caller gave the path: the document has none, or another.
     pub is_given: bool,
-    /// Where the input stands in the document.
+    /// Where the input is in the document.
     pub place: Place,
 }
 
-/// Reads a command job, with other values for some of its inputs: `("inputs.lr", "0.1")`. What such a value replaces is
-/// not judged. The fault names the line and the column of the first mistake, and the others as causes.
+/// Reads a command job, with other values for some of its inputs: `("inputs.lr", "0.1")`. A value that is replaced
+/// is not checked. The fault names the line and the column of the first mistake, and the others as causes.
 pub fn command_job(text: &str, given: &[(String, String)]) -> Result<CommandJob, Fault> {
     let node = yaml::parse(text).map_err(Rejection::syntax)?;
     if node.value == Value::Null {
@@ -59,7 +59,7 @@ pub fn command_job(text: &str, given: &[(String, String)]) -> Result<CommandJob,
 fn read(node: Node, given: &[(String, String)]) -> Result<CommandJob, Fault> {
     let (mut warnings, mut wrong) = (Vec::new(), Mistakes::default());
     let mut top = Section::open(node, "")?;
-    // What is no command job has other rules: nothing else is said of it.
+    // A job of another kind has other rules: nothing else is reported about it.
     refuse_other_kinds(&mut top)?;
     top.ignore(&["$schema", "properties", "parent_job_name", "identity"]);
     top.warn_of(&[("services", "services of a running job cannot be reached")], &mut warnings);
@@ -90,7 +90,7 @@ fn read(node: Node, given: &[(String, String)]) -> Result<CommandJob, Fault> {
     let before = wrong.count();
     let inputs = read_inputs(&mut top, given, &mut draft, &mut warnings, &mut wrong);
     read_outputs(&mut top, &mut draft, &mut warnings, &mut wrong);
-    // Of an input that is wrong it is not known whether the command may use it.
+    // For an input that is wrong it is not known whether the command may use it.
     let known = (wrong.count() == before).then_some(inputs.as_slice());
     draft.command = wrong.note(read_command(top, &draft, known, &mut warnings));
     wrong.told()?;
@@ -162,7 +162,7 @@ fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mi
     let Some(mut section) = wrong.note(top.section("resources")) else { return Resources::default() };
     let nodes = wrong.note(section.parsed::<NonZeroU32>("instance_count", COUNT));
     let mut labels = wrong.note(section.texts("labels"));
-    // Whatever a provider calls its machines: those of a fleet have the name as a label.
+    // Nodes have their provider's name for the kind of machine as a label.
     let kind = wrong.note(section.text("instance_type"));
     labels.extend(kind.filter(|kind| !kind.is_empty()).map(|kind| (INSTANCE_TYPE.to_owned(), kind)));
     let resources = Resources {
@@ -179,7 +179,7 @@ fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mi
     resources
 }
 
-/// One text, or several. Which arguments there may be is a matter of the job, which says so at this place.
+/// One text, or several. The rules for arguments are those of the job; a broken one is reported at this place.
 fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Rejection> {
     let path = section.name("docker_args");
     let Some(node) = section.node("docker_args") else { return Ok(Vec::new()) };
@@ -198,7 +198,7 @@ fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Rejection> {
     }
 }
 
-/// The limits, and where they stand.
+/// The limits, and where they are.
 fn read_limits(
     top: &mut Section,
     warnings: &mut Vec<Warning>,
@@ -220,7 +220,7 @@ fn read_limits(
     (limits, Some(place))
 }
 
-/// A job that may not have a second attempt has nothing to be replaced by.
+/// A job that may not have a second attempt cannot be replaced.
 fn warn_of_no_replacement(place: Option<Place>, draft: &JobDraft, warnings: &mut Vec<Warning>) {
     if let Some(place) = place
         && draft.limits.on_disconnect == OnDisconnect::Replace
@@ -252,7 +252,7 @@ fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Prior
     Ok(word.and_then(Priority::parse).unwrap_or_default())
 }
 
-/// Literals go into the draft; what names a local path is returned.
+/// Literals are put into the draft; inputs that name a local path are returned.
 fn read_inputs(
     top: &mut Section,
     given: &[(String, String)],
@@ -374,7 +374,7 @@ fn read_path(input: InputRef, direct: bool) -> Result<ReadInput, Rejection> {
     }
 }
 
-/// What stands before the colon of something that is not a local path.
+/// The text before the colon of something that is not a local path.
 fn scheme(path: &str) -> Option<&str> {
     let path = path.trim();
     if path.contains("${{") {
@@ -413,8 +413,8 @@ fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Ou
     Ok(if kind == Some("uri_file") { Output::File } else { Output::Folder })
 }
 
-/// The last key to be read: what is left then is not known, and may be a slip of `command`. What it refers to is
-/// looked for where all `inputs` and outputs are known.
+/// The last key to be read: remaining keys are unknown, and one may be a misspelt `command`. Its references are
+/// checked only if all `inputs` and outputs are known.
 fn read_command(
     mut top: Section,
     draft: &JobDraft,

@@ -16,7 +16,7 @@ pub enum EnvironmentRef {
         python: String,
         /// The file, relative to the document.
         path: String,
-        /// The packages are there already, and nothing is installed.
+        /// The packages are installed already, and none is added.
         user_managed: bool,
     },
     /// A conda environment file.
@@ -49,7 +49,7 @@ pub enum EnvironmentRef {
     },
 }
 
-/// Reads an environment document, what `environment: file:./env.yml` names. Paths in it are relative to it.
+/// Reads an environment document, which `environment: file:./env.yml` names. Paths in it are relative to it.
 /// The fault names the line and the column.
 pub fn environment_document(text: &str) -> Result<(EnvironmentRef, Vec<Warning>), Fault> {
     let mut warnings = Vec::new();
@@ -58,7 +58,7 @@ pub fn environment_document(text: &str) -> Result<(EnvironmentRef, Vec<Warning>)
     Ok((environment, warnings))
 }
 
-/// The environment as it stands under the key `environment`.
+/// The environment under the key `environment`.
 pub(super) fn environment(node: Node, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Rejection> {
     match &node.value {
         Value::Scalar(text) => reference(&node, text.trim()),
@@ -136,7 +136,7 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
     }
 }
 
-/// Whether the packages are said to be there already.
+/// Whether the packages are declared to be installed already.
 fn user_managed(section: &mut Section, built: bool) -> Result<bool, Rejection> {
     let key = "user_managed_dependencies";
     let Some(node) = section.node(key) else { return Ok(false) };
@@ -216,8 +216,8 @@ pub(super) fn local(path: &str) -> &str {
     path.strip_prefix("file:").unwrap_or(path).trim()
 }
 
-/// A part of a document as a document of its own. What is said about a line of it is true of the whole document
-/// too, because everything stays on its line, and where that can be in its column. It is JSON, which is YAML.
+/// A part of a document as a document of its own. Lines in messages about it are those of the whole document,
+/// because everything stays on its line, and in its column where possible. It is JSON, which is YAML.
 fn inline_text(node: &Node) -> String {
     let mut text = String::new();
     write_inline(node, &mut text, &mut Place { line: 1, column: 1 });

@@ -1,7 +1,7 @@
-//! One mapping of a document, taken apart key by key.
+//! One mapping of a document, read key by key.
 //!
-//! Owns the two promises every mapping of a job file keeps: a wrong value is refused with its key and its
-//! place, and a key that nobody asked for is a warning that guesses what was meant.
+//! Owns two guarantees for every mapping of a job file: a wrong value is refused with its key and its place, and
+//! an unknown key is a warning that guesses what was meant.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -13,9 +13,9 @@ use crate::yaml::{At, Entries, Key, Node, Place, Value};
 /// Something in a document that has no effect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Warning {
-    /// Where it stands.
+    /// Where it is.
     pub place: Place,
-    /// What it is and that it is read over.
+    /// What it is and that it is ignored.
     pub message: String,
 }
 
@@ -33,7 +33,7 @@ impl Rejection {
         Rejection { code: Code::JobInvalid, at: At { place, message: message.into() }, fix: None }
     }
 
-    /// The document asks at `place` for something that is not run; `fix` says what is.
+    /// The document asks at `place` for something that is not supported; `fix` names what is.
     pub(crate) fn unsupported(place: Place, message: impl Into<String>, fix: &str) -> Rejection {
         let at = At { place, message: message.into() };
         Rejection { code: Code::JobUnsupported, at, fix: Some(fix.to_owned()) }
@@ -45,7 +45,7 @@ impl Rejection {
         Rejection { code: Code::JobFile, at, fix: Some(fix) }
     }
 
-    /// Says what to write instead.
+    /// Sets what to write instead.
     pub(crate) fn fix(mut self, fix: impl Into<String>) -> Rejection {
         self.fix = Some(fix.into());
         self
@@ -62,12 +62,12 @@ impl From<Rejection> for Fault {
     }
 }
 
-/// What is wrong with a document: whoever reads it goes on after each mistake, so that all are told at once.
+/// The mistakes of a document: reading continues after each, so that all are reported at once.
 #[derive(Default)]
 pub(crate) struct Mistakes(Vec<Rejection>);
 
 impl Mistakes {
-    /// What was read, or what stands for it after a mistake.
+    /// What was read, or the default after a mistake.
     pub(crate) fn note<T: Default>(&mut self, read: Result<T, Rejection>) -> T {
         read.unwrap_or_else(|refusal| {
             self.0.push(refusal);
@@ -167,7 +167,7 @@ impl Section {
         })
     }
 
-    /// One of a few words, in any case; the result is the word as it stands in `words`.
+    /// One of a few words, in any case; the result is the word as it is in `words`.
     pub(crate) fn word(
         &mut self,
         key: &'static str,
@@ -211,7 +211,7 @@ impl Section {
         }
     }
 
-    /// Ends the reading: the entries nobody asked for.
+    /// Ends the reading: the entries that were not asked for.
     pub(crate) fn strangers(self) -> Vec<UnknownKey> {
         let Section { path, entries, known } = self;
         let stranger = |key: Key| UnknownKey {
@@ -227,7 +227,7 @@ impl Section {
         self.entries.rest()
     }
 
-    /// Ends the reading: what is left is warned of.
+    /// Ends the reading: the remaining entries are warnings.
     pub(crate) fn finish(self, warnings: &mut Vec<Warning>) {
         warnings.extend(self.strangers().into_iter().map(UnknownKey::into_warning));
     }
@@ -244,16 +244,16 @@ impl Section {
 
 /// A key that is not known.
 pub(crate) struct UnknownKey {
-    /// Where it stands.
+    /// Where it is.
     pub(crate) place: Place,
     /// Its full name.
     pub(crate) name: String,
-    /// The known key it is most likely a slip of.
+    /// The known key that was most likely meant.
     pub(crate) resembles: Option<&'static str>,
 }
 
 impl UnknownKey {
-    /// It is read over.
+    /// The warning that it is ignored.
     pub(crate) fn into_warning(self) -> Warning {
         let hint = self.resembles.map(|key| format!("; did you mean `{key}`?")).unwrap_or_default();
         Warning {
@@ -276,7 +276,7 @@ fn guess(written: &str, words: &[&'static str]) -> String {
     nearest(written, words).map(|word| format!("; did you mean `{word}`?")).unwrap_or_default()
 }
 
-/// The known word that `written` is most likely a slip of.
+/// The known word that was most likely meant by `written`.
 pub fn nearest<'a>(written: &str, known: &[&'a str]) -> Option<&'a str> {
     let fold = |word: &str| word.to_lowercase().replace('-', "_");
     let written = fold(written);
@@ -298,7 +298,7 @@ fn seconds(text: &str) -> Option<u64> {
     text[..split].parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// A number of bytes as job files have it: a number with `b`, `k`, `m`, `g` or `t`, in powers of 1024.
+/// A number of bytes as job files write it: a number with `b`, `k`, `m`, `g` or `t`, in powers of 1024.
 pub fn size(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());

@@ -70,7 +70,7 @@ fn job_table() -> Vec<(S, E, S)> {
         table.push((S::NotResponding(before), E::GraceOver { retry: false }, S::Failed));
     }
     for retry in [true, false] {
-        // Whoever asked for the end gets it, also when the node never came back.
+        // A requested end is granted, also when the node never came back.
         let canceled = S::NotResponding(B::Finalizing(V::Canceled));
         table.push((canceled, E::GraceOver { retry }, S::Canceled));
     }

@@ -1,11 +1,11 @@
 //! How the ranks of a gang start together or not at all.
 //!
-//! All of it is levels. A rank that could start says so, and where the others reach it ([`Ready`]). When all have, each
-//! is told of all ([`Roster`]), tries whether it reaches them, and says of which roster it did. When all have done
-//! that with the same one, the controller writes down that the gang goes, and only then tells so ([`Gang::go`]), to each
-//! node with a date of its own clock. A rank starts when it hears that, of its very epoch and for the place that it
-//! has, before the date; later it does not, and ends the gang. So a rank that was never told to go has never been
-//! started, and a gang that ends before that waits for nobody who is silent.
+//! All messages are states, not events. A rank that could start reports that, and where the others reach it
+//! ([`Ready`]). When all have, each receives the [`Roster`] of all, checks whether it reaches them, and reports for
+//! which roster it did. When all have done that for the same one, the controller records the go, and only then sends
+//! it ([`Gang::go`]), to each node with a date of its own clock. A rank starts when it gets the go for its own epoch
+//! and its current place before the date; later it does not, and ends the gang. So a rank that never got the go was
+//! never started, and a gang that ends before that does not wait for silent nodes.
 //!
 //! Pure.
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Boot, NodeId};
 
-/// From the moment the controller says that a gang goes, as long as each of its ranks may take to start.
+/// How long each rank of a gang may take to start after the controller gave the go.
 pub const GO_WITHIN: Duration = Duration::from_secs(60);
 
 /// How the others reach a rank.
@@ -27,20 +27,20 @@ pub struct RankPlace {
     pub address: IpAddr,
     /// The network that this belongs to, `address/bits`.
     pub network: String,
-    /// The first of the ports that nobody else on that machine has.
+    /// The first of its ports, which nobody else on that machine has.
     pub first_port: u16,
     /// How many follow each other from there.
     pub ports: u16,
 }
 
 impl RankPlace {
-    /// One of its ports, counted from 0; the last one where there are not so many.
+    /// One of its ports, counted from 0; the last one if there are fewer.
     pub fn port(&self, index: u16) -> u16 {
         self.first_port + index.min(self.ports.saturating_sub(1))
     }
 }
 
-/// What all ranks of an attempt share and nobody else knows; empty for one that is not known.
+/// The secret that all ranks of an attempt share; empty when it is not known.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
@@ -50,12 +50,12 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// The text, for whoever is to know it.
+    /// The text, for those that are to know it.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// Nobody said it yet.
+    /// It was not received yet.
     pub fn is_unknown(&self) -> bool {
         self.0.is_empty()
     }
@@ -68,12 +68,12 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a rank says of itself when it could start.
+/// The report of a rank that could start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ready {
     /// Where the others reach it.
     pub place: RankPlace,
-    /// What its environment consists of, as a digest; empty where nobody can say.
+    /// A digest of the content of its environment; empty when unknown.
     pub environment: String,
     /// What the gang shares: of the first rank.
     pub secret: Secret,
@@ -95,7 +95,7 @@ pub struct Seat {
 pub struct Roster(pub Vec<Seat>);
 
 impl Roster {
-    /// A number that another roster does not have; never 0.
+    /// A number that differs from that of another roster; never 0.
     pub fn digest(&self) -> u64 {
         const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
         let text = serde_json::to_string(self).unwrap_or_default(); // our own plain struct
@@ -109,14 +109,14 @@ impl Roster {
     }
 }
 
-/// What a rank is told of its gang.
+/// The gang, as it is sent to a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gang {
     /// All of it.
     pub roster: Roster,
     /// What it shares.
     pub secret: Secret,
-    /// It goes: until when, on the clock of the node that is told, the rank may be started.
+    /// The go: until when, on the clock of the receiving node, the rank may be started.
     pub go: Option<Boot>,
 }
 
@@ -131,11 +131,11 @@ pub enum Next {
     Start,
     /// Not start, and end the gang: it was too slow.
     Late,
-    /// Not start, and end the gang: the others look for it at another place.
+    /// Not start, and end the gang: the others expect it at another place.
     Moved,
 }
 
-/// What the rank that is at `own` does about what it was told last, when it has `met` that roster.
+/// What the rank at `own` does about the last `gang` it received, when `met` is the roster it reached.
 pub fn next(gang: Option<&Gang>, rank: u32, own: &RankPlace, met: u64, now: Boot) -> Next {
     let Some(gang) = gang else { return Next::Wait };
     let known = gang.roster.seat(rank).is_some_and(|seat| seat.place == *own);

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-/// What an upload means to what is stored.
+/// How an upload fits what is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Splice {
-    /// This part of the upload comes next; what is before it is stored already.
+    /// This part of the upload is new; the part before it is stored already.
     Append(Range<usize>),
     /// All of it is stored already.
     Known,
@@ -22,8 +22,8 @@ pub fn splice(stored: u64, offset: u64, length: usize) -> Splice {
     }
 }
 
-/// What to send of `written` bytes when the other side said that it has `stored`; at most `most`. Nothing is
-/// ever remembered of what was sent before.
+/// What to send of `written` bytes when the other side reported that it has `stored`; at most `most`. No record of
+/// earlier sends is kept.
 pub fn unsent(stored: u64, written: u64, most: u64) -> Option<Range<u64>> {
     (stored < written).then(|| stored..written.min(stored.saturating_add(most)))
 }

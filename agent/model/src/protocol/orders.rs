@@ -1,4 +1,4 @@
-//! Which orders count, and what has to be done about them.
+//! Which orders are valid, and what has to be done about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,16 +7,16 @@ use std::time::Duration;
 use super::gang::Gang;
 use crate::{Boot, Epoch, JobId, JobSpec, ReplicaId};
 
-/// Which orders this life of a node's daemon obeys.
+/// Which orders one process of a node's daemon obeys.
 ///
 /// Orders name the report they answer by the time it was sent, on the node's own clock, and those that answer
-/// the same one are numbered. Those that answer an earlier report than the ones obeyed before, or it with a
-/// smaller number, were overtaken; those that answer a report of before the daemon started were meant for its
-/// predecessor. Because a node is this strict, a controller may conclude
-/// from a report that lacks a replica, and that obeyed later orders, that the replica will never start.
+/// the same one are numbered. Orders that answer an earlier report than the last that were obeyed, or the same one
+/// with a smaller number, were overtaken; orders that answer a report from before the daemon started were meant for
+/// its predecessor. Because a node is this strict, a controller may conclude from a report that lacks a replica, and
+/// that obeyed later orders, that the replica will never start.
 ///
-/// Numbers of two lives of the controller cannot be compared, so of orders of different lives only those that
-/// answer a later report count. A report echoes the life, which proves that it was made in it.
+/// Numbers of two controller epochs cannot be compared, so of orders of different epochs only those that answer a
+/// later report are obeyed. A report echoes the controller epoch, which proves that it was made in it.
 #[derive(Debug, Clone, Copy)]
 pub struct OrderFence {
     since: Boot,
@@ -26,7 +26,7 @@ pub struct OrderFence {
 /// The latest orders that were obeyed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Obeyed {
-    /// The life of the controller that made them.
+    /// The controller epoch in which they were made.
     pub controller_epoch: u64,
     /// When the report that they answer was sent.
     pub answers: Boot,
@@ -38,8 +38,8 @@ impl OrderFence {
         OrderFence { since: Boot::from_millis(now.millis()), obeyed: None }
     }
 
-    /// Whether to obey these orders of `life`, which answer the report sent at `answers`; if so, they are the
-    /// latest from now on. Zero is a controller that does not say.
+    /// Whether to obey these orders, which answer the report sent at `answers`; if so, they are the latest from now
+    /// on. An `answers` of zero, of a controller that does not set it, is always obeyed.
     pub fn admits(&mut self, controller_epoch: u64, answers: Boot, revision: u64) -> bool {
         if answers == Boot::default() {
             return true;
@@ -60,14 +60,14 @@ impl OrderFence {
         self.obeyed.map(|(latest, _)| latest)
     }
 
-    /// The life of the latest orders that were obeyed; zero before the first.
+    /// The controller epoch of the latest orders that were obeyed; zero before the first.
     pub fn controller_epoch(&self) -> u64 {
         self.obeyed().map_or(0, |latest| latest.controller_epoch)
     }
 }
 
-/// The times at which a node sends its reports: each later than the one before, even if the clock stands still,
-/// so that of two reports everybody knows the later one.
+/// The times at which a node sends its reports: each later than the one before, even if the clock stops, so that the
+/// later one of two reports is always known.
 #[derive(Debug, Default)]
 pub struct Stamps(AtomicU64);
 
@@ -83,23 +83,23 @@ impl Stamps {
 /// What an order wants of a replica.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Wanted {
-    /// Run it, at most until then unless a later time is heard; `None` is as long as it takes. A rank of a gang starts
-    /// when it is told what it needs for that.
+    /// Run it, at most until then unless a later time is received; `None` is without limit. A rank of a gang starts
+    /// when it gets the go.
     Run(JobSpec, Option<Boot>, Option<Gang>),
-    /// What its runner is told, if there is one.
+    /// A message to its runner, if there is one.
     Other(Desired),
     /// Not understood, so nothing is changed.
     Unclear,
 }
 
-/// What a runner is told to bring about.
+/// What a runner is asked to bring about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Desired {
-    /// Run it to its end, or until a moment of this boot unless a later one is heard.
+    /// Run it to its end, or until a moment of this boot unless a later one is received.
     Run {
-        /// The latest that was ever heard; `None` is as long as it takes.
+        /// The latest that was ever received; `None` is without limit.
         until: Option<Boot>,
-        /// What a rank of a gang was told of it.
+        /// The gang, as it was sent to this rank.
         gang: Option<Gang>,
     },
     /// End it.
@@ -111,7 +111,7 @@ pub enum Desired {
     },
     /// Its outcome is stored; remove it.
     Forget,
-    /// The controller does not know it: end it and keep what it left for a while.
+    /// The controller does not know it: end it and keep its directory for a while.
     Disown,
 }
 
@@ -121,7 +121,7 @@ impl Desired {
         matches!(self, Desired::Run { .. })
     }
 
-    /// What is wanted when this is heard after `known`: that a gang goes is never taken back.
+    /// What is wanted when this is received after `known`: the go of a gang is never taken back.
     #[must_use]
     pub fn after_go(&self, known: &Desired) -> Desired {
         let goes = |gang: &Option<Gang>| gang.as_ref().is_some_and(|gang| gang.go.is_some());
@@ -146,14 +146,14 @@ impl Desired {
     }
 }
 
-/// What an order states as the end of a lease when the controller has not heard of the run since it, or the node,
-/// began anew: a time long past, so that nothing is started by it. It is no reason to end what runs.
+/// The end of a lease in an order when the controller has had no report of the run since it, or the node, was
+/// restarted: a time long past, so that the order starts nothing. It is no reason to end a running command.
 pub const UNHEARD: Boot = Boot(Duration::from_millis(1));
 
 /// What an operator wants of an environment that a node keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EnvironmentWant {
-    /// That it goes, once no job uses it.
+    /// That it is removed, once no job uses it.
     Remove,
     /// That it is never removed to make room.
     Pin,
@@ -182,7 +182,7 @@ impl EnvironmentWant {
 /// What to do about a replica.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Take it up; its lease ends then.
+    /// Start it; its lease ends at that time.
     Start(ReplicaId, JobSpec, Option<Boot>, Option<Gang>),
     /// Tell its runner.
     Tell(ReplicaId, Desired),
@@ -209,7 +209,7 @@ pub fn decide(orders: BTreeMap<ReplicaId, Wanted>, held: &BTreeSet<ReplicaId>) -
             Wanted::Run(..) if !held && latest.get(&replica.job) > Some(&replica.epoch) => {
                 actions.push(Action::Refuse(replica));
             }
-            // Whoever holds it ends the earlier attempt first; the order comes again when that is gone.
+            // The earlier attempt is ended first; the order is repeated when that is gone.
             Wanted::Run(..) if !held && busy => {}
             Wanted::Run(spec, until, gang) if !held => {
                 actions.push(Action::Start(replica, spec, until, gang));

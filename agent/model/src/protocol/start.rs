@@ -6,30 +6,30 @@ use crate::Boot;
 use crate::job::OnDisconnect;
 use crate::lease::Terms;
 
-/// What a job directory holds, as someone who comes later finds it. The lock must be looked at first: a
-/// supervisor writes its record, or is killed, before its lock goes.
+/// What a daemon finds in a job directory after a restart. The lock must be checked first: a supervisor writes its
+/// record, or is killed, before its lock is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traces {
     /// Somebody holds the lock of the supervisor.
     pub supervised: bool,
-    /// The mark of a start is there: the command may have run.
+    /// The mark of a start exists: the command may have run.
     pub started: bool,
-    /// The record of how it ended is there.
+    /// The record of how it ended exists.
     pub ended: bool,
-    /// That record says that the command was never started, and that it still may be.
+    /// According to that record the command was never started, and still may be.
     pub may_start: bool,
 }
 
-/// What became of a command while nobody looked.
+/// What happened to a command while no daemon ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// It was never started, and may be.
     Fresh,
-    /// Its supervisor lives: ask it.
+    /// Its supervisor is running: ask it.
     Live,
     /// It ended, and there is a record of how.
     Ended,
-    /// It was started, and nobody knows more: it is not started again.
+    /// It was started, and no more is known: it is not started again.
     Lost,
 }
 
@@ -51,19 +51,19 @@ impl Traces {
 pub struct Deadline(Option<Boot>);
 
 impl Deadline {
-    /// The deadline of an order; `None` is as long as it takes.
+    /// The deadline of an order; `None` is without limit.
     pub fn new(until: Option<Boot>) -> Deadline {
         Deadline(until)
     }
 
-    /// What a daemon that just started knows of the deadline of a replica it finds: for a job that may be
-    /// replaced, none that it could trust, so that nothing is started before the controller was heard.
+    /// The deadline of a replica that a daemon finds when it starts: for a job that may be replaced, one in the past,
+    /// so that nothing is started before the controller has sent a later one.
     pub fn found(policy: OnDisconnect) -> Deadline {
         Deadline((policy == OnDisconnect::Replace).then(Boot::default))
     }
 
-    /// A time was heard: the latest one ever heard counts. One that has no limit keeps none. True when the
-    /// deadline moved.
+    /// A time was received: the latest one ever received counts. A deadline without a limit keeps none. Returns
+    /// whether the deadline moved.
     pub fn hear(&mut self, until: Boot) -> bool {
         let moved = self.0.is_some_and(|known| known < until);
         if moved {
@@ -77,12 +77,12 @@ impl Deadline {
         self.0
     }
 
-    /// It has passed: nothing is started until a later time is heard, and what runs is asked to end.
+    /// It has passed: nothing is started until a later time is received, and a running command is asked to end.
     pub fn is_over(self, now: Boot) -> bool {
         self.0.is_some_and(|until| until <= now)
     }
 
-    /// When whoever is not the supervisor kills what is left: the supervisor has had the time that is its.
+    /// When others than the supervisor kill the remaining processes: the supervisor has had its time by then.
     pub fn kill_at(self, grace: Duration, terms: Terms) -> Option<Boot> {
         self.0.map(|until| until + grace + terms.kill)
     }

@@ -1,4 +1,4 @@
-//! Looks through a driver's library that says what a test wants.
+//! Looks through a fake driver's library, whose answers a test chooses.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -44,7 +44,7 @@ impl Bed {
     fn look(&self, state: &State) -> Look {
         state.write(&self.library);
         let look = look_on(&Machine { root: self.root.path().to_owned() }, &self.library);
-        // What was seen always travels, and always means something.
+        // Every look can be printed and parsed, and has a meaning.
         let printed = serde_json::to_vec(&look).unwrap();
         assert_eq!(parse(&printed).unwrap(), look);
         let finding = finding(&look);
@@ -119,7 +119,7 @@ fn test_values_that_a_model_does_not_have_are_absent() {
     assert_eq!((gpu.memory, gpu.utilization, gpu.temperature, gpu.power), (None, None, None, None));
     assert_eq!((&gpu.broken, gpu.name.as_str()), (&None, "NVIDIA GB10"));
 
-    // Whatever single value fails, in whatever way but one that tells of a lost GPU, the rest is told.
+    // Whichever single value fails, in any way that does not mean a lost GPU, the others are reported.
     let calls = [
         "nvmlDeviceGetName",
         "nvmlDeviceGetMemoryInfo_v2",
@@ -177,7 +177,7 @@ fn test_lost_gpu_is_broken_and_the_others_are_told() {
     assert_eq!(judged.grade, Grade::Limited);
     assert!(judged.found.contains("GPU 1 cannot be used: it is lost"), "{judged:?}");
 
-    // Lost, in need of a reset, unknown: with its name, for which somebody may wait.
+    // Lost, in need of a reset, unknown: reported with its name, which a job may wait for.
     for error in [8, 10, 11, 15, 16, 999] {
         let look = bed.look(&State::with(2).card(0, |card| card.set("error", error)));
         assert!(look.gpus[0].broken.is_some() && look.gpus[1].broken.is_none(), "{error}: {look:?}");
@@ -231,7 +231,7 @@ fn test_number_of_gpus_may_change_at_any_moment() {
     for count in [0, 3, 1, 8, 2] {
         assert_eq!(bed.look(&State::with(count)).gpus.len(), count);
     }
-    // They were counted before one went.
+    // One disappeared after they were counted.
     let look = bed.look(&State::with(1).say("count 3"));
     assert!(works(&look) && look.gpus.len() == 1, "{look:?}");
     assert!(bed.look(&State::with(3).say("count 0")).gpus.is_empty());

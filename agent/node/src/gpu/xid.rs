@@ -1,7 +1,7 @@
 //! Errors of GPUs as the driver writes them into the kernel's log.
 //!
-//! The driver's library tells of such errors only to a process that waits for them; the log keeps them, and can
-//! be read by a process that comes and goes. Who may not read the log learns nothing, which is no error.
+//! The driver's library reports such errors only to a process that waits for them; the log keeps them, so a
+//! short-lived process can read them. A user who may not read the log gets nothing, which is no error.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
@@ -12,7 +12,7 @@ use agent_model::gpu::Xid;
 
 /// The log is a ring of a few MiB at most; more than this is not read.
 const MOST: usize = 64 << 20;
-/// What is kept of the driver's words.
+/// How much of the driver's text is kept.
 const LONGEST: usize = 200;
 
 /// The last error of each GPU, by [`slot`], in the order of the log.
@@ -31,7 +31,7 @@ pub(super) fn slot(pci: &str) -> Option<(u32, u32, u32)> {
     Some((parts.next()??, parts.next()??, parts.next()??))
 }
 
-/// What is in the log now. Each read gives one record, and the end shows as "would block".
+/// The records in the log now. Each read gives one, and the end shows as "would block".
 fn records(log: &Path) -> String {
     let nonblock = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let Ok(mut log) = OpenOptions::new().read(true).custom_flags(nonblock).open(log) else {
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn test_log_that_cannot_be_read_tells_nothing() {
         assert_eq!(latest(Path::new("/nowhere/kmsg")), []);
-        // The real one ends although more may come, whoever runs this.
+        // Reading the real log ends although more may be written to it, whichever user runs this.
         latest(Path::new("/dev/kmsg"));
     }
 }

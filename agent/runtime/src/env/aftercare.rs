@@ -1,11 +1,11 @@
-//! What is done for a new environment when it is ready already and nobody waits for it.
+//! Work on a new environment after it is ready, for which nobody waits.
 //!
-//! Its files are forced to the disk, see [`EnvDir::settle`]. Then its Python files are compiled: a conda package that
-//! is for every Python brings sources alone, and a job may not be allowed to write what Python makes of them; each
-//! of its starts would compile them again. The process that does it gives way to every other, and goes when its
-//! environment goes. What was cut short is done at the next use.
+//! Its files are forced to the disk, see [`EnvDir::settle`]. Then its Python files are compiled: a conda package for
+//! every Python version contains only sources, and a job may not be allowed to write the bytecode; then each start of
+//! it would compile them again. The process that compiles gives way to all others, and is stopped when its
+//! environment is removed. Interrupted work is repeated at the next use.
 //!
-//! Tasks: one per environment, owned here, ended with this.
+//! Tasks: one per environment, owned here, aborted on drop.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,13 +19,13 @@ use super::builder::Builder;
 use super::cache::{EnvDir, Left};
 use crate::exec::Command;
 
-/// How long it may take: it says nothing while it works.
+/// How long compiling may take: it prints nothing while it works.
 const WITHIN: Duration = Duration::from_secs(3600);
 
-/// As much as possible.
+/// The lowest priority.
 const NICE: i32 = 19;
 
-/// The environments that are looked after.
+/// The environments that are being worked on.
 #[derive(Debug, Default)]
 pub(super) struct Aftercare {
     builder: Option<Builder>,
@@ -39,12 +39,12 @@ struct Running {
 }
 
 impl Aftercare {
-    /// Whose Python compiles.
+    /// With the user whose Python compiles.
     pub(super) fn by(builder: Option<Builder>) -> Aftercare {
         Aftercare { builder, running: Mutex::default() }
     }
 
-    /// Does what is left to be done for an environment, unless it is being done.
+    /// Does the remaining work for an environment, unless it is being done.
     pub(super) fn start(&self, place: &EnvDir, left: Left) {
         if left == Left::default() {
             return;
@@ -58,7 +58,7 @@ impl Aftercare {
         }
     }
 
-    /// Ends it for an environment that is about to go.
+    /// Stops the work for an environment that is about to be removed.
     pub(super) fn stop(&self, name: &str) {
         let mut running = self.running.lock();
         if let Some(task) = running.by_name.remove(name) {
@@ -89,7 +89,7 @@ async fn compile(place: EnvDir, builder: Option<Builder>) {
     let lib = place.prefix().join("lib");
     let pythons = lib.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let pythons: Vec<PathBuf> = pythons.filter(|dir| dir.join("site-packages").is_dir()).collect();
-    // What jobs import first comes first. Tests are not what they import.
+    // First the packages that jobs import. They do not import tests.
     let dirs = pythons.iter().map(|dir| dir.join("site-packages")).chain(pythons.iter().cloned());
     let command = Command::new(place.prefix().join("bin/python"))
         .args(["-I", "-m", "compileall", "-q", "-x", r"/(tests?|lib2to3|idlelib|turtledemo)/"])
@@ -103,7 +103,7 @@ async fn compile(place: EnvDir, builder: Option<Builder>) {
         Some(builder) => command.run_as(&builder.shim, builder.id),
         None => command,
     };
-    // What Python runs at its start came with the packages.
+    // The start files that Python runs belong to the packages, so it runs as the builder.
     if let Err(error) = change_hands(&place, builder.clone(), Builder::lend).await {
         return tracing::warn!(place = place.name(), %error, "an environment is not compiled");
     }
@@ -111,10 +111,10 @@ async fn compile(place: EnvDir, builder: Option<Builder>) {
     if let Err(error) = change_hands(&place, builder, Builder::take_back).await {
         return tracing::warn!(place = place.name(), %error, "an environment stays its builder's for now");
     }
-    // A file that cannot be compiled is not reported: whoever imports it hears it.
+    // A file that cannot be compiled is not reported: the job that imports it gets the error.
     match compiled {
         Ok(_) => {
-            // When this is cut short it is compiled again, which is quick the second time.
+            // If this is interrupted, everything is compiled again, which is quick the second time.
             let _ = tokio::task::spawn_blocking(move || place.note_compiled()).await;
         }
         Err(error) => tracing::warn!(place = place.name(), %error, "an environment is not compiled"),

@@ -1,4 +1,4 @@
-//! Where one build happens: its directory, its log, and the way to run a command there.
+//! The workspace of one build: its directory, its log, and the way to run a command there.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,68 +18,68 @@ use super::builder::Builder;
 use super::single_flight::Transcript;
 use crate::exec::{Command, MemoryGroup, says_lack};
 
-/// How much of a command's output is kept to judge it by, in bytes.
+/// How much of a command's output is kept to diagnose an error, in bytes.
 const KEPT: usize = 64 << 10;
 
-/// How much builders give way to jobs.
+/// How much nicer builders are than the daemon.
 const NICE: i32 = 5;
 
-/// What a builder made of its directory.
+/// The result of a build.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Built {
     /// The variables a command needs to use it, besides `PATH`.
     pub vars: BTreeMap<String, String>,
-    /// What goes first on `PATH`.
+    /// The directories that are first on `PATH`.
     pub path_entries: Vec<PathBuf>,
     /// The version of its interpreter, which is `python` in one of these places; empty for none.
     pub python_version: String,
-    /// What it was built from, for people.
+    /// A description of what it was built from, for people.
     pub summary: String,
     /// How many packages it has.
     pub packages: u32,
     /// The explicit list of its packages; `None` when nothing can be locked.
     pub lock: Option<String>,
-    /// It holds the files of its packages, which nothing but a builder may change. Not so for what only refers to an
+    /// It contains the files of its packages, which only a builder may change. False if it only refers to an
     /// interpreter elsewhere.
     pub holds_files: bool,
     /// Its Python files are compiled already.
     pub compiled: bool,
     /// The image that commands run in; `None` for those that run on the machine itself.
     pub image: Option<Image>,
-    /// What removing it frees elsewhere, in bytes: the image that was brought for it.
+    /// Bytes that removing it frees elsewhere: the image that was brought for it.
     pub elsewhere: u64,
-    /// The environments it is put together from, by their keys.
+    /// The keys of the environments that it consists of.
     pub parts: Vec<String>,
 }
 
-/// An image that is on this machine, and what commands find in it.
+/// An image on this machine, and what commands find in it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Image {
-    /// The engine's name of its content, `sha256:` and so on.
+    /// The engine's ID of its content, `sha256:` and so on.
     pub id: String,
-    /// What the job calls it, for people.
+    /// Its name in the job, for people.
     pub reference: String,
     /// The variables that the image sets, `PATH` among them.
     pub env: BTreeMap<String, String>,
     /// Directories of this machine that are mounted into its containers at the same path, read-only.
     pub mounts: Vec<PathBuf>,
-    /// It is made for GPUs, or not, as far as it says.
+    /// Whether it is made for GPUs, if known.
     pub gpu: Option<bool>,
 }
 
 /// How a command of a builder ended.
 pub(super) struct Ran {
     pub(super) success: bool,
-    /// The end of what it printed.
+    /// The end of its output.
     pub(super) text: String,
 }
 
-/// Where one build happens.
+/// The workspace of one build.
 pub struct BuildWorkspace {
     prefix: PathBuf,
     transcript: Arc<Transcript>,
     stall: Duration,
-    /// The limit of memory, and the group that has it once a command was run.
+    /// The memory limit, and the group that has it after the first command.
     memory: u64,
     builder: Option<Builder>,
     group: OnceLock<Option<Arc<MemoryGroup>>>,
@@ -96,7 +96,7 @@ impl BuildWorkspace {
         BuildWorkspace { prefix, transcript, stall, memory, builder, group: OnceLock::new() }
     }
 
-    /// A command that runs code of others: as whoever builds.
+    /// Makes a command that runs other people's code run as the builders' user.
     pub(super) fn apart(&self, command: Command) -> Command {
         match &self.builder {
             Some(builder) => command.run_as(&builder.shim, builder.id),
@@ -104,7 +104,7 @@ impl BuildWorkspace {
         }
     }
 
-    /// What was made here is nobody's but the daemon's. Blocking: looks at each file.
+    /// Gives all files that were made here to the daemon. Blocks: looks at each file.
     pub(super) fn take_back(&self) -> io::Result<()> {
         self.builder.as_ref().map_or(Ok(()), |builder| builder.take_back(&self.prefix))
     }
@@ -124,13 +124,13 @@ impl BuildWorkspace {
         self.transcript.write(format!("{line}\n").as_bytes());
     }
 
-    /// Tells how far the build is.
+    /// Reports the progress of the build.
     pub fn tell(&self, progress: Progress) {
         self.transcript.tell(Some(progress));
     }
 
-    /// Runs a command; what it prints goes to the build log. It is ended when it is silent for too long, when the
-    /// build is dropped, and, by its mark, when the daemon dies.
+    /// Runs a command; its output is added to the build log. It is killed when it is silent for too long, when the
+    /// build is dropped, and, by its mark, after the daemon has died.
     pub(super) async fn run(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
         let (mut kept, deaths) = (Kept::default(), Deaths::watch());
         let sink = |bytes: &[u8]| {
@@ -144,8 +144,8 @@ impl BuildWorkspace {
         Ok(kept.ran(status))
     }
 
-    /// As [`BuildWorkspace::run`] of a command that talks to us on its standard output: only its standard error goes to
-    /// the build log.
+    /// As [`BuildWorkspace::run`] for a command whose standard output is a protocol: only its standard error is added
+    /// to the build log.
     pub(super) async fn talk(
         &self,
         step: &'static str,
@@ -162,7 +162,7 @@ impl BuildWorkspace {
         Ok(kept.ran(status))
     }
 
-    /// Runs a command that only answers a question; nothing of it goes to the build log.
+    /// Runs a command that only answers a question; nothing is added to the build log.
     pub(super) async fn ask(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
         let deaths = Deaths::watch();
         let is_lent = command.is_somebody_else();
@@ -185,14 +185,14 @@ impl BuildWorkspace {
         Ok(command.nice(NICE).within(self.group()))
     }
 
-    /// A daemon that is not root could not go on in a directory that is lent. Nothing of its builder runs any more.
+    /// A daemon that is not root cannot use a directory that is lent. No process of its builder runs any more.
     fn recover(&self, is_lent: bool) -> Result<(), AcquireError> {
         let builder = self.builder.as_ref().filter(|_| is_lent && agent_spawn::has_helper());
         let taken = builder.map_or(Ok(()), |builder| builder.take_back(&self.prefix));
         taken.map_err(AcquireError::io("take back", &self.prefix))
     }
 
-    /// The group that limits the memory of this build, if there is a limit and it can be had.
+    /// The group that limits the memory of this build, if there is a limit and a group can be made.
     fn group(&self) -> Option<Arc<MemoryGroup>> {
         let make = || match self.memory {
             0 => None,
@@ -208,7 +208,7 @@ impl BuildWorkspace {
     }
 }
 
-/// The end of what a command printed.
+/// The end of a command's output.
 #[derive(Default)]
 struct Kept(Vec<u8>);
 
@@ -226,27 +226,27 @@ impl Kept {
     }
 }
 
-/// How often a command is begun that somebody kills.
+/// How often a command is started that is killed from outside.
 pub(super) const ATTEMPTS: u32 = 5;
 
-/// How long it is waited before a command that was killed so often is begun anew.
+/// The pause before a command is started again that was killed this often.
 pub(super) fn pause(killed: u32) -> Duration {
     Duration::from_millis(125) * 2_u32.pow(killed.min(ATTEMPTS))
 }
 
-/// Tells a command that others ended from one that failed.
+/// Distinguishes a command that was killed from outside from one that failed.
 pub(super) struct Deaths {
-    /// How many processes the kernel had ended for want of memory when the command began.
+    /// How many processes the kernel had killed for lack of memory when the command started.
     before: Option<u64>,
 }
 
 impl Deaths {
-    /// Before the command begins.
+    /// To be called before the command starts.
     pub(super) fn watch() -> Deaths {
         Deaths { before: on_machine() }
     }
 
-    /// Refuses an end that is not the command's own.
+    /// An error if the command was killed from outside.
     pub(super) fn check(&self, step: &'static str, status: ExitStatus) -> Result<(), AcquireError> {
         let Some(signal) = killed_by(status) else { return Ok(()) };
         Err(AcquireError::Killed { step, signal, starved: signal == KILL && on_machine() > self.before })
@@ -256,20 +256,20 @@ impl Deaths {
 const KILL: i32 = 9;
 const TERM: i32 = 15;
 
-/// The signal with which somebody ended a command for good; a shell says it of its child by its own code.
+/// The signal that killed a command; a shell reports that of its child as its own exit code.
 fn killed_by(status: ExitStatus) -> Option<i32> {
     let by_shell = status.code().map(|code| code - 128).filter(|signal| [KILL, TERM].contains(signal));
     status.signal().or(by_shell)
 }
 
 impl Ran {
-    /// What it printed of descriptors, processes or memory that it lacked, as the reason why `step` failed.
+    /// A reported lack of descriptors, processes or memory, as the reason why `step` failed.
     pub(super) fn lack(&self, step: &'static str) -> Option<AcquireError> {
         let said = self.text.lines().rfind(|line| says_lack(line))?;
         Some(AcquireError::Failed { step, detail: said.trim().to_owned() })
     }
 
-    /// The last lines printed, for an error that has no better words.
+    /// The last lines of the output, for an error without a better description.
     pub(super) fn tail(&self) -> String {
         const LINES: usize = 5;
         let lines: Vec<&str> = self.text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

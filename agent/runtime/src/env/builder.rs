@@ -1,11 +1,11 @@
-//! Whom builders run as, where that is not the daemon's own user.
+//! The user that builders run as, if it is not the daemon's own user.
 //!
-//! What installers run is code of strangers: it must not be root's, nor that of a user whose jobs could change what
-//! others use. So it runs as a user of its own, to whom the directories of what is being built are lent; what it made
-//! is the daemon's before anybody uses it, and nobody else can write to it.
+//! Installers run code of unknown authors: it must not run as root, nor as a user whose jobs could change what others
+//! use. So it runs as a user of its own, to whom the directories of the build are lent; the files it made are given
+//! to the daemon before anybody uses them, and nobody else can write to them.
 //!
-//! Invariant: nothing of a builder runs any more when its work is taken back: its processes have numbers of their own,
-//! and the kernel ends them with the first of them.
+//! Invariant: no process of a builder runs any more when its files are taken back: they are in a PID namespace of
+//! their own, and the kernel kills them with its first process.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use agent_spawn::GivenPart;
 
-/// A user that builds, and the program that becomes it.
+/// The user of builders, and the program that switches to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Builder {
     /// Its user and group number.
@@ -23,19 +23,19 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Lets it add, replace and remove what is in a directory; not change the files that are there already, which others
-    /// may share.
+    /// Lets it add, replace and remove files in a directory; but not change those that are there already, which
+    /// others may share.
     pub(super) fn lend(&self, dir: &Path) -> io::Result<()> {
         agent_spawn::give(dir, self.id, self.id, GivenPart::Directories)
     }
 
-    /// Makes everything that it made the daemon's.
+    /// Gives everything that it made to the daemon.
     pub(super) fn take_back(&self, dir: &Path) -> io::Result<()> {
         agent_spawn::take(dir, Some(self.id))
     }
 
-    /// A cache that is its alone. The root changes hands last: when it is cut short, that still says that something is
-    /// to be done.
+    /// Makes a cache that belongs to it alone. The root directory changes its owner last: so after an interruption it
+    /// still shows that this must be repeated.
     pub(super) fn own(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
         match dir.symlink_metadata()?.uid() == self.id {
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn test_what_is_lent_comes_back_safe_and_what_was_there_stays_as_it_is() {
         if own_user().uid != 0 {
-            return; // nobody else can lend
+            return; // only root and a helper can lend
         }
         let temp = tempfile::tempdir().unwrap();
         let prefix = temp.path().join("env");
@@ -87,7 +87,7 @@ mod tests {
         for path in [&made, &link] {
             lchown(path, Some(ID), Some(ID)).unwrap();
         }
-        // A change of the owner takes set-id bits away, and a builder can give them to what is its.
+        // A change of the owner clears set-id bits, and a builder can set them on its own files.
         fs::set_permissions(&made, Permissions::from_mode(0o6777)).unwrap();
         builder().take_back(&prefix).unwrap();
         assert_eq!(uid(&made), 0);

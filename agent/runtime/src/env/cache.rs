@@ -5,12 +5,12 @@
 //! ROOT/pip-3f0a…/ready.json  its marker, written last: without it, it does not exist; see [`marker`](super::marker)
 //! ROOT/pip-3f0a…/environment.lock  the explicit list of its packages, where there can be one
 //! ROOT/pip-3f0a….lock        held shared by leases, exclusively by a builder; the kernel frees it
-//! ROOT/pip-3f0a….log         what its last builder printed
+//! ROOT/pip-3f0a….log         the output of its last builder
 //! ROOT/pip-3f0a….used        when it was last used, see [`marker`](super::marker)
 //! ROOT/image-3f0a….image     the images that were brought for it, see [`held`](super::image)
-//! ROOT/pip-3f0a….pin         it is not removed to make room
-//! ROOT/.trash-pip-3f0a…-1    what was removed, until its files are gone
-//! ROOT/interpreters.json     what interpreters said of themselves, see [`interpreter`](super::interpreter)
+//! ROOT/pip-3f0a….pin         present if it is not removed to make room
+//! ROOT/.trash-pip-3f0a…-7.0  a removed one, until its files are deleted
+//! ROOT/interpreters.json     the answers of interpreters, see [`interpreter`](super::interpreter)
 //! ```
 //!
 //! Lock files are never removed: a lock on a removed file locks nothing.
@@ -35,12 +35,12 @@ use super::marker::{self, LOCK_LIST, MARKER, Marker, Seen};
 use super::trash::{TRASH, empty_trash};
 use super::{AcquireError, Built, OpenEnvError};
 
-/// How long ending the processes of an earlier builder may take.
+/// How long killing the processes of an earlier builder may take.
 const KILL_WITHIN: Duration = Duration::from_secs(10);
-/// How often a lock that another process holds is tried. The kernel tells nobody that it became free, and a
-/// thread that waits in the kernel cannot be called back.
+/// Pause between tries of a lock that another process holds. The kernel does not notify when it is released, and a
+/// thread that waits in the kernel cannot be cancelled.
 const LOCK_EVERY: Duration = Duration::from_millis(100);
-/// How often a use is noted.
+/// A use is noted at most this often.
 const NOTE_EVERY: Duration = Duration::from_secs(60);
 
 /// The directory of environments.
@@ -50,7 +50,7 @@ pub(super) struct EnvCache {
     uses: Uses,
 }
 
-/// How many leases this process holds, by environment.
+/// How many leases this process has, by environment.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Uses(Arc<Mutex<HashMap<String, u32>>>);
 
@@ -65,7 +65,7 @@ impl Uses {
     }
 }
 
-/// One lease among the uses.
+/// Counts one lease.
 #[derive(Debug)]
 struct Use {
     uses: Uses,
@@ -83,7 +83,7 @@ impl Drop for Use {
 }
 
 impl EnvCache {
-    /// Makes the directory and wipes what no builder works on and is not ready.
+    /// Makes the directory and wipes environments that are neither ready nor being built.
     pub(super) fn open(root: &Path) -> Result<EnvCache, OpenEnvError> {
         let fail = |path: &Path| {
             let path = path.to_owned();
@@ -101,14 +101,14 @@ impl EnvCache {
         Ok(cache)
     }
 
-    /// What was removed and is not gone.
+    /// Removed environments whose files are not yet deleted.
     pub(super) fn trash(&self) -> Vec<PathBuf> {
         let entries = self.root.read_dir().into_iter().flatten().flatten();
         let trash = entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(TRASH));
         trash.map(|entry| entry.path()).collect()
     }
 
-    /// The places that hold an environment.
+    /// The directories that contain an environment.
     pub(super) fn places(&self) -> Vec<EnvDir> {
         let entries = self.root.read_dir().into_iter().flatten().flatten();
         let names = entries.filter(|entry| entry.path().join(MARKER).exists());
@@ -118,7 +118,7 @@ impl EnvCache {
         places
     }
 
-    /// The places for which images were brought.
+    /// The environments for which images were brought.
     pub(super) fn with_images(&self) -> Vec<EnvDir> {
         let entries = self.root.read_dir().into_iter().flatten().flatten();
         let names =
@@ -130,25 +130,25 @@ impl EnvCache {
         EnvDir { prefix: self.root.join(&name), key, name, uses: self.uses.clone() }
     }
 
-    /// The place of the environment with this identity.
+    /// The directory of the environment with this identity.
     pub(super) fn place(&self, kind: &str, identity: &str) -> EnvDir {
         let key = agent_model::ids::hex(&Sha256::digest(format!("{kind}\n{identity}")));
         let name = format!("{}-{}", kind.replace(' ', "-"), &key[..12]);
         self.at(name, Some(key))
     }
 
-    /// The place of this name, if it can be the name of one.
+    /// The directory with this name, if an environment can have the name.
     pub(super) fn found(&self, name: &str) -> Option<EnvDir> {
         let plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         (plain && !name.is_empty()).then(|| self.at(name.to_owned(), None))
     }
 }
 
-/// Removes an entry that nobody works on and that is not part of an environment.
+/// Removes an entry that no builder works on and that is not part of an environment.
 fn sweep(path: &Path) -> io::Result<()> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
     if name.contains(".log.") {
-        return fs::remove_file(path); // a transcript that never became a log; who still writes it, keeps it open
+        return fs::remove_file(path); // a transcript that never became a log; its writer, if any, still has it open
     }
     let place = EnvDir { prefix: path.to_owned(), key: None, name: name.to_owned(), uses: Uses::default() };
     if name.starts_with(TRASH) || !path.is_dir() || place.marker().is_some() {
@@ -157,18 +157,18 @@ fn sweep(path: &Path) -> io::Result<()> {
     place.try_exclusive()?.map_or(Ok(()), |lock| lock.wipe())
 }
 
-/// What is to be done for an environment that is ready, see [`super::aftercare`].
+/// The remaining work on a ready environment, see [`super::aftercare`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Left {
     pub(super) settle: bool,
     pub(super) compile: bool,
 }
 
-/// The place of one environment, built or not.
+/// The directory of one environment, built or not.
 #[derive(Debug, Clone)]
 pub(super) struct EnvDir {
     prefix: PathBuf,
-    /// Unknown for what was merely found.
+    /// Unknown if only the directory was found.
     key: Option<String>,
     name: String,
     uses: Uses,
@@ -183,7 +183,7 @@ impl EnvDir {
         &self.prefix
     }
 
-    /// A lease, if the environment is there and nobody works on it.
+    /// A lease, if the environment exists and no builder works on it.
     pub(super) fn lease(&self, reused: bool) -> Result<Option<EnvLease>, AcquireError> {
         let Some((marker, lock)) = self.shared()? else { return Ok(None) };
         Ok(Some(EnvLease {
@@ -199,8 +199,7 @@ impl EnvDir {
         }))
     }
 
-    /// What keeps builders away while it is held: the sole right, or the right of those who use it. `None` when
-    /// somebody works on it.
+    /// A guard that keeps builders away: the exclusive lock, or a shared one. `None` when a builder works on it.
     pub(super) fn hold_off(&self) -> io::Result<Option<Guard>> {
         if let Some(sole) = self.try_exclusive()? {
             return Ok(Some(Guard { _sole: Some(sole), _shared: None }));
@@ -209,9 +208,9 @@ impl EnvDir {
         Ok(shared.map(|(_, lock)| Guard { _sole: None, _shared: Some(lock) }))
     }
 
-    /// What keeps it as it is while it is held, with its marker; `None` when it is not there or somebody works on it.
+    /// The marker and a shared lock that prevents changes; `None` if it does not exist or a builder works on it.
     fn shared(&self) -> Result<Option<(Marker, File)>, AcquireError> {
-        // Looked at before it is locked as well: a lock for nothing would keep a builder waiting.
+        // Checked before it is locked, too: a useless lock would delay a builder.
         if self.marker().is_none() {
             return Ok(None);
         }
@@ -223,8 +222,8 @@ impl EnvDir {
         Ok(self.marker().map(|marker| (marker, lock)))
     }
 
-    /// The sole right to this place, once those who hold it let go; `None` when another process made the
-    /// environment ready meanwhile. `waiting` is called once if it takes a while.
+    /// The exclusive lock, once the others have released theirs; `None` when another process made the environment
+    /// ready meanwhile. `waiting` is called once if it takes a while.
     pub(super) async fn exclusive(&self, waiting: impl FnOnce()) -> Result<Option<Exclusive>, AcquireError> {
         let mut waiting = Some(waiting);
         loop {
@@ -252,7 +251,7 @@ impl EnvDir {
         self.beside("log")
     }
 
-    /// Where it is noted which images were brought for it.
+    /// The note of the images that were brought for it.
     pub(super) fn images(&self) -> PathBuf {
         self.beside("image")
     }
@@ -261,17 +260,17 @@ impl EnvDir {
         self.prefix.with_file_name(format!("{}.{ending}", self.name))
     }
 
-    /// Where it is noted when it was used.
+    /// The note of its last use.
     pub(super) fn used(&self) -> PathBuf {
         self.beside("used")
     }
 
-    /// What keeps it from being removed to make room.
+    /// The file that keeps it from being removed to make room.
     pub(super) fn pin(&self) -> PathBuf {
         self.beside("pin")
     }
 
-    /// How many leases of it this process holds.
+    /// How many leases of it this process has.
     pub(super) fn uses(&self) -> u32 {
         self.uses.of(&self.name)
     }
@@ -282,8 +281,8 @@ impl EnvDir {
         self.key.as_ref().is_none_or(|key| *key == marker.key).then_some(marker)
     }
 
-    /// Notes that it is used, and says how it is damaged if it is. Looks at each file only when something is odd, or
-    /// when jobs can write to it.
+    /// Notes that it is used, and returns how it is damaged, if it is. Looks at each file only if something has
+    /// changed, or if jobs can write to it.
     pub(super) async fn inspect(&self, lease: &EnvLease) -> Result<Option<String>, AcquireError> {
         let path = self.used();
         let seen = Seen::read(&path);
@@ -298,7 +297,7 @@ impl EnvDir {
         }
         let marker = lease.marker.clone();
         let look = move || {
-            // What it looks like is taken first: a change while it is looked at is odd the next time.
+            // Its state is taken first, so that a change during the look is noticed the next time.
             let now = Seen::of(&marker, seen.as_ref().is_some_and(|seen| seen.compiled));
             let look = marker.look(seen.as_ref(), open);
             let now = now.with(look.stamps);
@@ -310,20 +309,20 @@ impl EnvDir {
         blocking(look).await.map_err(AcquireError::io("inspect", &self.prefix))
     }
 
-    /// What is left to be done for it while it is used.
+    /// The work that remains to be done while it is used.
     pub(super) fn left(&self, lease: &EnvLease) -> Left {
         let compiled = || Seen::read(&self.used()).is_some_and(|seen| seen.compiled);
         Left { settle: lease.marker.boot.is_some(), compile: lease.marker.compiles && !compiled() }
     }
 
-    /// Notes what it looks like now that it is ready. Blocking, briefly.
+    /// Notes its state now that it is ready. Blocks briefly.
     fn note_ready(&self) {
         if let Some(marker) = self.marker() {
             Seen::of(&marker, false).write(&self.used());
         }
     }
 
-    /// Notes what it looks like compiled, unless somebody changed it meanwhile. Blocking: looks at each file.
+    /// Notes its state after compiling, unless it was changed meanwhile. Blocks: looks at each file.
     pub(super) fn note_compiled(&self) {
         let Some(marker) = self.marker() else { return };
         let now = Seen::of(&marker, true);
@@ -333,13 +332,13 @@ impl EnvDir {
         }
     }
 
-    /// Makes it no environment any more; whoever holds a lease goes on with it.
+    /// Removes the marker, so that it is no longer an environment; leases stay valid.
     pub(super) fn condemn(&self) -> Result<(), AcquireError> {
         self.remove_marker().map_err(AcquireError::io("remove", &self.prefix.join(MARKER)))
     }
 
-    /// Forces its files to the disk, so that it lasts for the next boot as well. Blocking for as long as the disk
-    /// takes, which for gigabytes is longer than anybody wants to wait for the start of a job, or for the lock.
+    /// Forces its files to the disk, so that it is valid after the next boot as well. Blocks for as long as the disk
+    /// takes, which for gigabytes is too long for the start of a job, or for holding the lock.
     pub(super) fn settle(&self) -> Result<(), AcquireError> {
         let Some(marker) = self.marker().filter(|marker| marker.boot.is_some()) else { return Ok(()) };
         let path = self.prefix.join(MARKER);
@@ -347,11 +346,11 @@ impl EnvDir {
         let this = built();
         let force = || {
             let directory = File::open(&self.prefix)?;
-            // On a stacked file system, such as a container's, any signal of a child interrupts it.
+            // On a stacked file system, such as a container's, any signal from a child interrupts `syncfs`.
             failpoint::hit("env.ready.sync")?;
             rustix::io::retry_on_intr(|| rustix::fs::syncfs(&directory))?;
             let new = self.draft(&marker.lasting(marker::is_open())?)?;
-            // It was not built now. And if another was meanwhile, that one is not on the disk.
+            // The time of its build stays. If another was built meanwhile, that one is not on the disk.
             File::options().write(true).open(&new)?.set_modified(path.metadata()?.modified()?)?;
             match self.shared() {
                 Ok(Some(_lock)) if built() == this => self.declare(&new)?,
@@ -360,20 +359,20 @@ impl EnvDir {
             directory.sync_all()
         };
         match force() {
-            // It was removed meanwhile.
+            // The environment was removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             forced => forced.map_err(AcquireError::io("force to the disk", &self.prefix)),
         }
     }
 
-    /// Writes a marker beside the place where it counts.
+    /// Writes a marker under a temporary name.
     fn draft(&self, marker: &Marker) -> io::Result<PathBuf> {
         let new = self.prefix.join(format!("{MARKER}.{}", std::process::id()));
         failpoint::hit("env.ready.write")?;
         let mut file = File::create(&new)?;
         file.write_all(&serde_json::to_vec_pretty(marker)?)?;
         if marker.boot.is_none() {
-            file.sync_all()?; // what is said to last must not be half there after a power cut
+            file.sync_all()?; // a marker for later boots must not be incomplete after a power cut
         }
         Ok(new)
     }
@@ -392,14 +391,14 @@ impl EnvDir {
     }
 }
 
-/// Nobody builds in a place while this is held.
+/// While this is held, no builder works on the environment.
 pub(super) struct Guard {
     _sole: Option<Exclusive>,
     _shared: Option<File>,
 }
 
-/// The sole right to a place. Clones hold it together, so that work on another thread keeps it when those who
-/// wait for that work are gone.
+/// The exclusive lock of an environment. Clones share it, so that work on another thread keeps it when its waiters
+/// are gone.
 #[derive(Debug, Clone)]
 pub(super) struct Exclusive {
     place: EnvDir,
@@ -407,14 +406,14 @@ pub(super) struct Exclusive {
 }
 
 impl Exclusive {
-    /// An empty directory to build in. What stands there goes when it is dropped before [`Scaffold::finish`].
+    /// An empty directory to build in. It is removed if this is dropped before [`Scaffold::finish`].
     pub(super) async fn scaffold(self) -> Result<Scaffold, AcquireError> {
         let scaffold = Scaffold { lock: Some(self) };
         scaffold.clear().await?;
         Ok(scaffold)
     }
 
-    /// Ends what an earlier builder left running, and removes what it left lying.
+    /// Kills the remaining processes of an earlier builder, and removes its files.
     pub(super) fn wipe(&self) -> io::Result<()> {
         let prefix = &self.place.prefix;
         if !prefix.exists() {
@@ -425,13 +424,13 @@ impl Exclusive {
         if left > 0 {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "an earlier builder cannot be ended"));
         }
-        // The marker goes first: whatever is left when this is cut short is no environment.
+        // The marker is removed first: if this is interrupted, the rest is no environment.
         self.place.remove_marker()?;
         failpoint::hit("env.place.wipe")?;
         self.move_away()
     }
 
-    /// The directory is gone at once, its files a little later.
+    /// The directory is gone at once, its files are deleted a little later.
     fn move_away(&self) -> io::Result<()> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         failpoint::hit("env.place.move")?;
@@ -444,7 +443,7 @@ impl Exclusive {
                     empty_trash(vec![trash]);
                     return Ok(());
                 }
-                // Left by a process of the same number.
+                // Left by an earlier process with the same number.
                 Err(error)
                     if [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::AlreadyExists]
                         .contains(&error.kind()) => {}
@@ -453,11 +452,11 @@ impl Exclusive {
         }
     }
 
-    /// Removes the environment and what lies beside it, but for the lock.
+    /// Removes the environment and the files beside it, except the lock and the note of its images.
     pub(super) fn remove(&self) -> io::Result<()> {
         self.wipe()?;
         for path in [self.place.used(), self.place.pin(), self.place.log()] {
-            let _ = fs::remove_file(path); // what is left is of no consequence
+            let _ = fs::remove_file(path); // a remaining one does no harm
         }
         Ok(())
     }
@@ -473,7 +472,7 @@ impl Exclusive {
     }
 }
 
-/// A directory that is being built in.
+/// The directory of a build.
 #[derive(Debug)]
 pub(super) struct Scaffold {
     lock: Option<Exclusive>,
@@ -492,7 +491,7 @@ impl Scaffold {
         blocking(clear).await.map_err(AcquireError::io("clear", &prefix))
     }
 
-    /// Declares the environment ready.
+    /// Marks the environment as ready.
     pub(super) async fn finish(mut self, built: Built) -> Result<(), AcquireError> {
         let Some(lock) = self.lock.clone() else { return Ok(()) };
         let place = lock.place.clone();
@@ -513,8 +512,8 @@ impl Scaffold {
 }
 
 impl Drop for Scaffold {
-    /// Removes what was built, in the background and with the lock held. If the runtime is gone as well, the
-    /// next life does it.
+    /// Removes what was built, in the background and with the lock held. If the runtime is gone as well, the next
+    /// start does it.
     fn drop(&mut self) {
         let (Some(lock), Ok(runtime)) = (self.lock.take(), tokio::runtime::Handle::try_current()) else {
             return;

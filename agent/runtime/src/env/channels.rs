@@ -1,13 +1,13 @@
-//! Where packages of conda come from: what the words of a file mean on this node.
+//! The channels of conda packages: what the channel names of a file mean on this node.
 //!
-//! A channel is known by its address without credentials, mirrors and platform; that is what makes an environment
-//! what it is. Where its files are fetched is another matter.
+//! A channel is identified by its address without credentials, mirrors and platform; only that is part of an
+//! environment's identity. The mirrors of its files are not.
 
 use agent_env::Channel;
 
 use super::CondaConfig;
 
-/// The channels of the words of a file, best first, each once.
+/// The channels that a file names, best first, each once.
 pub(super) fn channels<'a>(words: impl IntoIterator<Item = &'a str>, config: &CondaConfig) -> Vec<Channel> {
     let mut channels: Vec<Channel> = Vec::new();
     for word in words {
@@ -21,7 +21,7 @@ pub(super) fn channels<'a>(words: impl IntoIterator<Item = &'a str>, config: &Co
     channels
 }
 
-/// What a word means: a name and an address, or more than one.
+/// What a channel name means: one name and address, or more.
 fn addresses(word: &str, alias: &str) -> Vec<(String, String)> {
     let alias = alias.trim_end_matches('/');
     if word == "defaults" {
@@ -41,7 +41,7 @@ fn addresses(word: &str, alias: &str) -> Vec<(String, String)> {
     vec![(name.to_owned(), format!("{alias}/{name}"))]
 }
 
-/// A channel has all platforms; naming one of them is a habit of old files.
+/// A channel has all platforms; old files name one of them.
 fn without_platform(channel: &str) -> &str {
     const PLATFORMS: [&str; 5] = ["linux-64", "linux-aarch64", "linux-ppc64le", "linux-32", "noarch"];
     match channel.rsplit_once('/') {
@@ -50,7 +50,7 @@ fn without_platform(channel: &str) -> &str {
     }
 }
 
-/// Where the files of an address are fetched instead: what the longest beginning that is configured leads to.
+/// The mirrors of an address, from the longest configured prefix of it.
 fn mirrors(url: &str, config: &CondaConfig) -> Vec<String> {
     let rest_of = |from: &str| {
         let rest = url.strip_prefix(from.trim_end_matches('/'))?;

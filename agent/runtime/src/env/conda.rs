@@ -27,21 +27,21 @@ use super::glibc::Glibc;
 use super::install::{InstallSpec, Installer, indexes, local_files};
 use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
 
-/// Grows when the same identity would be built in another way.
+/// Increased when the same identity would be built differently.
 const VERSION: u32 = 1;
 
-/// Makes conda environments.
+/// Builds conda environments.
 pub(super) struct Conda {
     config: Arc<EnvConfig>,
     engine: Arc<Engine>,
     installer: Arc<Installer>,
-    /// The C library that packages find where commands run, when that is not this machine's.
+    /// The C library that packages find where commands run, if it is not this machine's.
     glibc: Option<Glibc>,
 }
 
-/// What is asked for.
+/// A parsed specification.
 struct Order<'a> {
-    /// What the user calls the file.
+    /// The user's name of the file.
     name: &'a str,
     file: CondaFile,
     lock: Option<Lock>,
@@ -71,7 +71,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// What a line of the file is called: ``conda.yml, line 7: `numpy=99` ``.
+    /// The description of a line of the file: ``conda.yml, line 7: `numpy=99` ``.
     fn at(&self, number: usize) -> String {
         let lines = self.file.specs.iter().chain(&self.file.pip).chain(&self.file.channels);
         match lines.into_iter().find(|line| line.line == number) {
@@ -106,7 +106,7 @@ impl<'a> Order<'a> {
     }
 }
 
-/// What an installer calls a requirement is a line of the file.
+/// Whether an installer's name of a requirement means this line of the file.
 fn concerns(part: &str, line: &str) -> bool {
     let package = super::uv::package;
     part == line || (!package(line).is_empty() && dists::same(package(part)) == dists::same(package(line)))
@@ -123,7 +123,7 @@ impl Conda {
         Conda { config, engine, installer, glibc: None }
     }
 
-    /// The same for commands that find another C library: the older one counts.
+    /// The same for commands that find another C library: the older one of both counts.
     pub(super) fn on(&self, glibc: Glibc) -> Conda {
         let (config, engine) = (self.config.clone(), self.engine.clone());
         Conda { config, engine, installer: self.installer.clone(), glibc: Some(glibc) }
@@ -287,7 +287,7 @@ impl EnvBuilder for Conda {
     }
 }
 
-/// What was installed may be read by everybody: commands run as other users.
+/// Lets all users read the records of packages: commands run as other users.
 fn open_records(prefix: &Path) -> io::Result<()> {
     let entries = prefix.join("conda-meta").read_dir().into_iter().flatten();
     for path in entries.flatten().map(|entry| entry.path()) {
@@ -299,7 +299,7 @@ fn open_records(prefix: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A platform with this C library, unless its own is older.
+/// The platform with this C library, unless its own is older.
 fn limited(mut platform: Platform, glibc: Glibc) -> Platform {
     const NAME: &str = "__glibc=";
     for package in &mut platform.virtual_packages {
@@ -311,8 +311,8 @@ fn limited(mut platform: Platform, glibc: Glibc) -> Platform {
     platform
 }
 
-/// The part of a virtual package that makes another environment: `__cuda=12.4=0` is `__cuda=12.4`. A new kernel is
-/// no reason to build anew, nor is a bug fix of the C library.
+/// The part of a virtual package that is part of the identity: `__cuda=12.4=0` is `__cuda=12.4`. A new kernel, or a
+/// bug fix of the C library, is no reason to build again.
 fn lasting(package: &str) -> Option<String> {
     let mut parts = package.splitn(3, '=');
     let (name, version, build) = (parts.next()?, parts.next().unwrap_or_default(), parts.next());

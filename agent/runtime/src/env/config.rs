@@ -1,7 +1,7 @@
-//! What the environments of a node are made with.
+//! The settings for environments of a node.
 //!
-//! Plain values: who reads them from where is the daemon's business. Nothing here is a secret; credentials are
-//! named by the file they are in.
+//! Plain values, which the daemon reads from its configuration. Nothing here is a secret; of credentials only the
+//! file is named.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,46 +17,46 @@ use super::builder::Builder;
 use crate::docker::Docker;
 use crate::exec::Command;
 
-/// Where environments live, and what their builders are given.
+/// The directory of environments, and the settings of their builders.
 #[derive(Debug, Clone)]
 pub struct EnvConfig {
-    /// The directory that holds them, absolute; made when absent.
+    /// The directory that contains them, absolute; created if absent.
     pub root: PathBuf,
-    /// The packages that builds share: `conda/`, `uv/` and `pip/` below it. On the file system of the root, or
+    /// The packages that builds share: `conda/`, `uv/` and `pip/` below it. On the same file system as the root, or
     /// every file of an environment is a copy.
     pub packages: PathBuf,
     /// Where interpreters are looked for, as in `PATH`; also the `PATH` of builders.
     pub path: String,
     /// Variables of builders: `HOME`, `PIP_*`, `CONDA_OVERRIDE_*`, proxies, certificates.
     pub vars: BTreeMap<String, String>,
-    /// A builder that prints nothing for this long is ended.
+    /// A builder that prints nothing for this long is killed.
     pub stall: Duration,
     /// The conda engine, the program `agent-env`; without it conda environments are refused.
     pub engine: Option<PathBuf>,
     /// Where packages of conda come from.
     pub conda: CondaConfig,
-    /// Who installs the packages of pip.
+    /// Which program installs the packages of pip.
     pub uv: Uv,
-    /// The directory of the definitions of named environments, `NAME.yml`.
+    /// The directory with definitions of named environments, `NAME.yml`.
     pub curated: Option<PathBuf>,
-    /// Definitions of named environments that the directory may replace: name and text.
+    /// Built-in definitions of named environments, which the directory may replace: name and text.
     pub curated_builtin: &'static [(&'static str, &'static str)],
-    /// The memory a builder may take, in bytes; 0 for any amount.
+    /// The memory a builder may use, in bytes; 0 for no limit.
     pub memory: u64,
-    /// Files of environments may be the very files of the package cache. Only where jobs cannot write to them,
-    /// because they run as another user: what a job changed would be changed for all.
+    /// Files of environments may be hard links of the package cache's files. Only if jobs cannot write to them,
+    /// because they run as another user: a job's change would affect all environments.
     pub hard_links: bool,
-    /// Whom installers and interpreters run as; the daemon's own user when absent.
+    /// The user that installers and interpreters run as; the daemon's own user when absent.
     pub builder: Option<Builder>,
     /// The container engine; without it environments that are images are refused.
     pub docker: Option<Docker>,
-    /// A file of the form of Docker's own `config.json`, with credentials of registries.
+    /// A file in the format of Docker's own `config.json`, with credentials of registries.
     pub registry_credentials: Option<PathBuf>,
-    /// A file of certificates that builds of images may trust as well.
+    /// A file of certificates that image builds may trust as well.
     pub build_ca: Option<PathBuf>,
-    /// How the contexts of image builds are had; without it such builds are refused.
+    /// How the contexts of image builds are laid out; without it such builds are refused.
     pub contexts: Option<Contexts>,
-    /// Whether this machine has GPUs; `None` while nobody knows.
+    /// Whether this machine has GPUs; `None` while unknown.
     pub gpus: watch::Receiver<Option<bool>>,
 }
 
@@ -73,7 +73,7 @@ impl fmt::Debug for Contexts {
 }
 
 impl EnvConfig {
-    /// A command that runs code of others: as whoever builds.
+    /// Makes a command that runs other people's code run as the builders' user.
     pub(super) fn apart(&self, command: Command) -> Command {
         match &self.builder {
             Some(builder) => command.run_as(&builder.shim, builder.id),
@@ -81,8 +81,8 @@ impl EnvConfig {
         }
     }
 
-    /// What a program may see that is only asked a question: no settings of installers, which may hold credentials, and
-    /// no home that it could not enter.
+    /// The variables for a program that only answers a question: no settings of installers, which may contain
+    /// credentials, and no home that its user cannot enter.
     pub(super) fn vars_of_questions(&self) -> BTreeMap<String, String> {
         let apart = self.builder.is_some();
         let seen = |name: &str| !(name.starts_with("PIP_") || apart && name == "HOME");
@@ -93,7 +93,7 @@ impl EnvConfig {
             .collect()
     }
 
-    /// Environments below `root` with nothing configured: packages beside them, no conda engine, pip.
+    /// Environments below `root` with defaults: packages beside them, no conda engine, pip.
     pub fn plain(root: PathBuf, path: String) -> EnvConfig {
         EnvConfig {
             packages: root.with_file_name("packages"),
@@ -118,18 +118,18 @@ impl EnvConfig {
     }
 }
 
-/// Where packages of conda come from.
+/// The settings for channels of conda packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CondaConfig {
     /// The channels of a file that names none, best first.
     pub channels: Vec<String>,
-    /// What a channel's bare name is below.
+    /// The address that a channel's bare name is appended to.
     pub alias: String,
-    /// Where the files of a channel are fetched instead, by the beginning of its address, best first.
+    /// Mirrors of a channel's files, by prefixes of its address, best first.
     pub mirrors: BTreeMap<String, Vec<String>>,
     /// The file of credentials of channels.
     pub credentials: Option<PathBuf>,
-    /// Nothing is fetched: what is not in the package caches is not there.
+    /// Nothing is fetched: only packages in the caches are available.
     pub offline: bool,
     /// Packages of a better channel do not hide those of others.
     pub flexible: bool,
@@ -148,7 +148,7 @@ impl Default for CondaConfig {
     }
 }
 
-/// Who installs the packages of pip.
+/// Which program installs the packages of pip.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Uv {
     /// `uv` where it is found and works, else pip.
@@ -156,6 +156,6 @@ pub enum Uv {
     Auto,
     /// Always pip.
     Never,
-    /// The `uv` of this path; pip where it does not work.
+    /// The `uv` at this path; pip if it does not work.
     At(PathBuf),
 }

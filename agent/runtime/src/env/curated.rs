@@ -24,7 +24,7 @@ impl Curated {
         Curated { dir: config.curated.clone(), builtin: config.curated_builtin }
     }
 
-    /// What a reference stands for. Reads a small file; a changed one counts at once.
+    /// The specification that a name stands for. Reads a small file, so a change takes effect at once.
     pub(super) fn resolve(&self, reference: &str) -> Result<EnvSpec, AcquireError> {
         let unknown = || AcquireError::NameUnknown { reference: reference.to_owned(), known: self.known() };
         let name = curated::name(reference).ok_or_else(unknown)?;
@@ -41,7 +41,7 @@ impl Curated {
         specification(text, &format!("{name}.yml"), None)
     }
 
-    /// The names that are defined, in order.
+    /// The defined names, sorted.
     fn known(&self) -> Vec<String> {
         let entries = self.dir.iter().filter_map(|dir| dir.read_dir().ok()).flatten().flatten();
         let files =
@@ -51,7 +51,7 @@ impl Curated {
     }
 }
 
-/// The environment of a definition. `dir` is where the files lie that it names.
+/// The environment of a definition. `dir` has the files that it names.
 fn specification(text: &str, file: &str, dir: Option<&Path>) -> Result<EnvSpec, AcquireError> {
     let refuse = |detail: String| AcquireError::Refused {
         at: vec![file.to_owned()],

@@ -1,7 +1,7 @@
 //! The Python packages in an environment, as their installers noted them in `site-packages`.
 //!
-//! Read from files, without starting an interpreter: a name and version in the name of a folder, who installed it,
-//! and where it came from when that was an address.
+//! Read from files, without starting an interpreter: name and version from the name of a folder, its installer, and
+//! its origin if that was a URL.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -16,12 +16,12 @@ pub(super) struct Dist {
     pub(super) version: String,
     /// `conda`, `pip`, `uv` or nothing.
     installer: String,
-    /// Where it came from, if that was an address and no index.
+    /// Its origin, if that was a URL and not an index.
     url: Option<String>,
     sha256: Option<String>,
 }
 
-/// The Python packages of an environment, by a name that is the same however it is written.
+/// The Python packages of an environment, by normalised name.
 pub(super) type Dists = BTreeMap<String, Dist>;
 
 #[derive(Deserialize)]
@@ -44,7 +44,7 @@ impl ArchiveInfo {
     }
 }
 
-/// A name however it is written.
+/// A name in normalised form.
 pub(super) fn same(name: &str) -> String {
     let mut plain = String::with_capacity(name.len());
     for c in name.chars() {
@@ -57,7 +57,7 @@ pub(super) fn same(name: &str) -> String {
     plain
 }
 
-/// What is installed below a prefix.
+/// The packages installed below a prefix.
 pub(super) fn dists(prefix: &Path) -> Dists {
     let pythons = prefix.join("lib").read_dir().into_iter().flatten().flatten();
     let folders = pythons.filter_map(|python| python.path().join("site-packages").read_dir().ok());
@@ -75,7 +75,7 @@ fn dist(path: &Path) -> Option<Dist> {
     Some(Dist { name: name.to_owned(), version: version.to_owned(), installer, url, sha256 })
 }
 
-/// What differs between two looks: what came, and which packages of conda were replaced by it.
+/// The difference between two looks: new packages, and packages of conda that were replaced by one of them.
 pub(super) fn changes<'a>(before: &'a Dists, after: &'a Dists) -> (Vec<&'a Dist>, Vec<(&'a Dist, &'a Dist)>) {
     let new: Vec<(&String, &Dist)> =
         after.iter().filter(|(name, dist)| before.get(*name) != Some(dist)).collect();
@@ -90,7 +90,7 @@ pub(super) fn changes<'a>(before: &'a Dists, after: &'a Dists) -> (Vec<&'a Dist>
 /// The hashes that an installer reported, by the name of the package.
 pub(super) type Hashes = HashMap<String, Vec<String>>;
 
-/// The line of a lock that installs the same again.
+/// The line of a lock that installs the same package again.
 pub(super) fn locked(dist: &Dist, hashes: &Hashes) -> String {
     let Dist { name, version, url, sha256, .. } = dist;
     if let Some(url) = url {
@@ -101,7 +101,7 @@ pub(super) fn locked(dist: &Dist, hashes: &Hashes) -> String {
     hashes.fold(format!("{name}=={version}"), |line, hash| format!("{line} --hash=sha256:{hash}"))
 }
 
-/// What pip reported of an installation (`--report`).
+/// Reads pip's report of an installation (`--report`).
 pub(super) fn hashes_of_report(text: &[u8]) -> Hashes {
     #[derive(Deserialize)]
     struct Report {
@@ -125,7 +125,7 @@ pub(super) fn hashes_of_report(text: &[u8]) -> Hashes {
     items.into_iter().filter_map(of).collect()
 }
 
-/// What uv prints of frozen requirements (`pip compile --generate-hashes`): each package on lines of its own.
+/// Reads uv's output for frozen requirements (`pip compile --generate-hashes`): each package on lines of its own.
 pub(super) fn hashes_of_list(text: &str) -> Hashes {
     let mut hashes = Hashes::new();
     let mut current = None;

@@ -19,20 +19,20 @@ const ASK: &str = "asking the conda engine what this machine offers";
 const BUILD: &str = "installing conda packages";
 const SWEEP: &str = "sweeping the package cache";
 
-/// Solving that takes longer is given up.
+/// Solving is given up after this time.
 pub(super) const SOLVE_WITHIN: Duration = Duration::from_secs(120);
-/// A download that makes no progress for this long is begun anew.
+/// A download without progress for this long is restarted.
 pub(super) const STALL: Duration = Duration::from_secs(30);
 /// How long the engine may take to look at the machine: a driver may be slow.
 const PROBE_WITHIN: Duration = Duration::from_secs(60);
 
-/// What tells the version of a graphics driver.
+/// The file with the version of a graphics driver.
 const DRIVER: &str = "/proc/driver/nvidia/version";
 
 /// The engine of this node.
 pub(super) struct Engine {
     config: Arc<EnvConfig>,
-    /// What the machine offers, and what it looked like when that was asked.
+    /// What the machine offers, and its state when that was asked.
     known: tokio::sync::Mutex<Option<(Look, Platform)>>,
 }
 
@@ -62,7 +62,7 @@ impl Engine {
         self.config.packages.join("conda")
     }
 
-    /// What this machine offers to packages. Asked once, and again when something changed or it failed.
+    /// What this machine offers to packages. Asked once, and again after a change or a failure.
     pub(super) async fn platform(&self) -> Result<Platform, AcquireError> {
         let look = Look::at(self.program()?);
         let mut known = self.known.lock().await;
@@ -80,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Makes an environment in the prefix of a build workspace. `at` names a line of the file of the user.
+    /// Builds an environment in the prefix of a build workspace. `at` describes a line of the user's file.
     pub(super) async fn build(
         &self,
         build: Build,
@@ -111,7 +111,7 @@ impl Engine {
         }
     }
 
-    /// Removes what no environment needs. Returns how many bytes that freed.
+    /// Removes packages that no environment needs. Returns how many bytes that freed.
     pub(super) async fn sweep(&self, unused_for: Duration) -> Result<u64, AcquireError> {
         let cache = self.cache();
         if self.program().is_err() || !cache.is_dir() {
@@ -124,7 +124,7 @@ impl Engine {
         }
     }
 
-    /// Does a task that belongs to no build; begins anew when somebody kills it.
+    /// Performs a task that belongs to no build; repeats it if it is killed from outside.
     async fn alone(
         &self,
         step: &'static str,
@@ -180,11 +180,11 @@ fn unexpected(step: &'static str, event: &EngineEvent) -> AcquireError {
     AcquireError::Failed { step, detail: format!("the engine answered something else: {event:?}") }
 }
 
-/// Puts together the lines in which the engine tells.
+/// Assembles the lines that the engine writes.
 #[derive(Default)]
 struct Ear {
     rest: Vec<u8>,
-    /// What came last that ends a task.
+    /// The last event that ends a task.
     last: Option<EngineEvent>,
 }
 
@@ -211,16 +211,16 @@ impl Ear {
         match serde_json::from_str(line) {
             Ok(event @ (EngineEvent::Progress(_) | EngineEvent::Say { .. })) => what(Some(event), line),
             Ok(event) => self.last = Some(event),
-            Err(_) => what(None, line), // some library prints; it is still a line of the log
+            Err(_) => what(None, line), // printed by some library; it is still a line of the log
         }
     }
 }
 
-/// What a failure of the engine means to whoever waits.
+/// Translates a failure of the engine into an error for waiters.
 fn failed(step: &'static str, failure: Failure, place: &Path, at: impl Fn(usize) -> String) -> AcquireError {
     let Failure { kind, message: detail, lines, hint } = failure;
     let at = || lines.iter().filter(|line| **line > 0).map(|line| at(*line)).collect();
-    // Where the error has no place for a hint it is part of the words.
+    // If the error has no field for a hint, the hint is added to the text.
     let advised = || hint.as_ref().map_or_else(|| detail.clone(), |hint| format!("{detail} ({hint})"));
     match kind {
         FailureKind::NotFound | FailureKind::Unsatisfiable => {
@@ -236,7 +236,7 @@ fn failed(step: &'static str, failure: Failure, place: &Path, at: impl Fn(usize)
     }
 }
 
-/// A build that asks for nothing yet.
+/// A build without packages or channels.
 pub(super) fn blank(config: &EnvConfig, engine: &Engine, prefix: &Path, platform: Platform) -> Build {
     Build {
         prefix: prefix.to_owned(),

@@ -1,4 +1,4 @@
-//! Why an environment is not there.
+//! Why an environment could not be provided.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,15 +16,15 @@ use crate::exec::{CommandError, is_lack, says_lack};
 pub struct OpenEnvError {
     /// The directory, or the file below it that is in the way.
     pub path: PathBuf,
-    /// What the system says.
+    /// The error of the system.
     #[source]
     pub source: io::Error,
 }
 
-/// Why an environment is not there. Everybody who waited for a build gets the same answer.
+/// Why an environment could not be provided. All waiters of a build get the same error.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum AcquireError {
-    /// This version does not make it.
+    /// This version cannot build it.
     #[error("environments of the kind `{kind}` are not made on this node")]
     Unsupported {
         /// See [`EnvSpec::kind`](agent_model::EnvSpec::kind).
@@ -36,12 +36,12 @@ pub enum AcquireError {
         /// The name or path in the specification.
         name: String,
     },
-    /// The interpreter is there, but does not work.
+    /// The interpreter exists, but does not work.
     #[error("the Python at {} does not work: {detail}", path.display())]
     PythonUnusable {
         /// Where it was found.
         path: PathBuf,
-        /// What it said.
+        /// Its output.
         detail: String,
     },
     /// The interpreter cannot make virtual environments.
@@ -49,7 +49,7 @@ pub enum AcquireError {
     VenvMissing {
         /// The interpreter.
         python: PathBuf,
-        /// The package of Debian and Ubuntu that brings what is missing, for example `python3.10-venv`.
+        /// The package of Debian and Ubuntu that contains the missing part, for example `python3.10-venv`.
         package: String,
     },
     /// No package satisfies a requirement.
@@ -57,13 +57,13 @@ pub enum AcquireError {
     Unsatisfied {
         /// The requirement, or the requirements that exclude each other.
         requirement: String,
-        /// What the installer said.
+        /// The installer's message.
         detail: String,
     },
     /// The package index cannot be reached.
     #[error("the package index cannot be reached: {detail}")]
     Network {
-        /// What the installer said.
+        /// The installer's message.
         detail: String,
     },
     /// The program that makes conda environments is not installed.
@@ -72,50 +72,50 @@ pub enum AcquireError {
         /// Where it was looked for.
         looked: Option<PathBuf>,
     },
-    /// No choice of packages satisfies the file of the user.
+    /// No choice of packages satisfies the user's file.
     #[error("{}{detail}", at_of(at))]
     Unsolvable {
-        /// The lines at fault, for example ``conda.yml, line 7: `numpy=99` ``; empty when none is known.
+        /// The lines that caused it, for example ``conda.yml, line 7: `numpy=99` ``; empty when none is known.
         at: Vec<String>,
-        /// What the solver said.
+        /// The solver's message.
         detail: String,
-        /// What to do about it, when something particular can be done.
+        /// What to do about it, if there is something specific.
         hint: Option<String>,
     },
-    /// The file of the user cannot be understood, or asks for what is not installed.
+    /// The user's file cannot be understood, or asks for a package that must not be installed.
     #[error("{}{detail}", at_of(at))]
     Refused {
-        /// The lines at fault; empty when none is known.
+        /// The lines that caused it; empty when none is known.
         at: Vec<String>,
         /// Why.
         detail: String,
-        /// What to do about it, when something particular can be done.
+        /// What to do about it, if there is something specific.
         hint: Option<String>,
     },
     /// Choosing packages took too long.
     #[error("choosing packages took too long: {detail}")]
     TooLong {
-        /// What the solver said.
+        /// The solver's message.
         detail: String,
     },
     /// A server wants other credentials.
     #[error("a server refused the packages: {detail}")]
     Denied {
-        /// What the engine said.
+        /// The engine's message.
         detail: String,
     },
-    /// What arrived is not what was announced.
+    /// The data received is not the data announced.
     #[error("a package is damaged: {detail}")]
     Damaged {
-        /// What the engine said.
+        /// The engine's message.
         detail: String,
     },
-    /// The interpreter of the host has not what the job lists.
+    /// The interpreter of the host lacks packages that the job lists.
     #[error("the Python at {} lacks {}", python.display(), missing.join(", "))]
     Lacks {
         /// The interpreter.
         python: PathBuf,
-        /// What is missing or of another version, for example `scipy>=1.9 (1.8.0 is installed)`.
+        /// What is missing or has another version, for example `scipy>=1.9 (1.8.0 is installed)`.
         missing: Vec<String>,
     },
     /// A named environment is not defined on this node.
@@ -126,37 +126,37 @@ pub enum AcquireError {
         /// The names that are defined.
         known: Vec<String>,
     },
-    /// The container engine did not answer, or broke off: nothing is known, and asking again later may help.
+    /// The container engine did not answer, or broke off: nothing is known, and a later try may help.
     #[error("{0}")]
     Engine(DockerError),
-    /// The container engine broke off what it had begun, again and again.
+    /// The container engine broke off its work, again and again.
     #[error("the container engine broke it off {times} times without getting further: {error}")]
     BrokenOff {
-        /// What it said, or how it fell silent.
+        /// The last error.
         error: DockerError,
         /// How many steps or layers were done.
         done: u64,
-        /// How often it came no further.
+        /// How often it got no further.
         times: u32,
     },
-    /// A registry has no such image, or not for us.
+    /// A registry has no such image, or refuses it to us.
     #[error("the image `{image}` is not to be had from {registry}: {detail}")]
     ImageMissing {
         /// Its name.
         image: String,
         /// The host that was asked.
         registry: String,
-        /// It wants other credentials, as far as it says; it may not say so of what it hides.
+        /// It wants other credentials, as far as known; a registry may hide this for an image that it conceals.
         denied: bool,
-        /// What it said.
+        /// Its message.
         detail: String,
     },
-    /// A registry cannot be reached, or does not go on.
+    /// A registry cannot be reached, or stopped sending.
     #[error("the registry {registry} cannot be used: {detail}")]
     Registry {
         /// The host.
         registry: String,
-        /// What the engine said.
+        /// The engine's message.
         detail: String,
     },
     /// An image could not be built.
@@ -164,12 +164,12 @@ pub enum AcquireError {
     ImageBuild {
         /// The step of the Dockerfile, for example ``step 2 of 5, `RUN make` ``.
         step: String,
-        /// What the engine said.
+        /// The engine's message.
         detail: String,
         /// The last lines it printed.
         tail: Vec<String>,
     },
-    /// The image is for other machines.
+    /// The image is for another platform.
     #[error("the image `{image}` is for {has}, and this node is {node}")]
     WrongPlatform {
         /// Its name.
@@ -195,7 +195,7 @@ pub enum AcquireError {
         /// Why not.
         why: String,
     },
-    /// A builder was ended because it took too much memory.
+    /// A builder was killed because it used too much memory.
     #[error("the builder was ended at its memory limit of {}: {step}", size::binary(*limit))]
     OutOfMemory {
         /// What the command was to do.
@@ -206,25 +206,25 @@ pub enum AcquireError {
     /// The disk is full.
     #[error("no space is left for {}", path.display())]
     DiskFull {
-        /// What was to be written.
+        /// The file or directory that was written.
         path: PathBuf,
     },
-    /// A command of the builder printed nothing for too long and was ended.
+    /// A command of the builder printed nothing for too long and was killed.
     #[error("{step} was given up after {} s of silence", after.as_secs())]
     Stalled {
         /// What the command was to do.
         step: &'static str,
-        /// How long it was silent.
+        /// The longest silence allowed.
         after: Duration,
     },
-    /// Somebody killed a command, time and again.
+    /// A command was killed from outside, time and again.
     #[error("{step} was killed by {}{}", signal_name(*signal), if *starved { STARVED } else { "" })]
     Killed {
         /// What the command was to do.
         step: &'static str,
-        /// With what.
+        /// The signal.
         signal: i32,
-        /// The kernel ended processes for want of memory meanwhile.
+        /// Meanwhile the kernel killed processes for lack of memory.
         starved: bool,
     },
     /// A command of the builder failed for a reason of its own.
@@ -232,7 +232,7 @@ pub enum AcquireError {
     Failed {
         /// What the command was to do.
         step: &'static str,
-        /// The last lines it printed.
+        /// The last lines of its output.
         detail: String,
     },
     /// A command of the builder could not be run.
@@ -244,30 +244,30 @@ pub enum AcquireError {
         #[source]
         source: Arc<CommandError>,
     },
-    /// It failed so a while ago, and nobody looked again since.
+    /// It failed a while ago, and was not tried again since.
     #[error("{error}")]
     Remembered {
-        /// Why it failed then.
+        /// The error of that time.
         error: Box<AcquireError>,
         /// How long ago.
         ago: Duration,
-        /// When it is looked at again.
+        /// How long until it is tried again.
         left: Duration,
     },
-    /// The file system refused something.
+    /// An operation on files failed.
     #[error("could not {what} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// On which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: Arc<io::Error>,
     },
 }
 
-/// Said of a command that was killed while the kernel ended processes.
+/// Added to the message of a command that was killed while the kernel killed processes.
 const STARVED: &str = ", while the kernel ended processes because the machine had no memory left";
 
 fn signal_name(signal: i32) -> String {
@@ -283,13 +283,13 @@ fn lines_of(tail: &[String]) -> String {
     if tail.is_empty() { String::new() } else { format!(" ({})", tail.join(" | ")) }
 }
 
-/// The lines at fault as the beginning of a message.
+/// The lines that caused it, as the beginning of a message.
 fn at_of(at: &[String]) -> String {
     if at.is_empty() { String::new() } else { format!("{}: ", at.join("; ")) }
 }
 
 impl AcquireError {
-    /// Turns a refusal of the file system into the error it is.
+    /// Converts an error of the file system.
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> AcquireError {
         let path = path.to_owned();
         move |source| match agent_fs::is_full(&source) {
@@ -298,7 +298,7 @@ impl AcquireError {
         }
     }
 
-    /// Turns a command that did not run to its end into the error it is.
+    /// Converts the error of a command that did not run to its end.
     pub(super) fn command(step: &'static str) -> impl FnOnce(CommandError) -> AcquireError {
         move |error| match error {
             CommandError::Stalled { after, .. } => AcquireError::Stalled { step, after },
@@ -307,7 +307,7 @@ impl AcquireError {
         }
     }
 
-    /// Turns an answer of the container engine, or its silence, into the error it is.
+    /// Converts an error of the container engine.
     pub(super) fn engine(step: &'static str) -> impl FnOnce(DockerError) -> AcquireError {
         move |error| match error {
             DockerError::Refused { message, .. } => AcquireError::Failed { step, detail: message },
@@ -315,7 +315,7 @@ impl AcquireError {
         }
     }
 
-    /// What it means that the engine does not go on with what it had begun; other errors stay as they are.
+    /// For an engine that broke off its work midway; other errors stay as they are.
     pub(super) fn midway(self, done: u64) -> AcquireError {
         match self {
             AcquireError::Engine(error) if error.is_unknown() => {
@@ -325,12 +325,12 @@ impl AcquireError {
         }
     }
 
-    /// Nobody knows, and waiting may help: the container engine is not there, or silent.
+    /// Nothing is known, and waiting may help: the container engine is absent, or does not answer.
     pub fn is_waiting(&self) -> bool {
         matches!(self, AcquireError::Engine(error) if error.is_unknown())
     }
 
-    /// The node lacked what others may give back in a moment: descriptors, processes, memory.
+    /// The node lacked something that others may free in a moment: descriptors, processes, memory.
     pub fn is_lack(&self) -> bool {
         match self {
             AcquireError::Command { source, .. } => match &**source {
@@ -343,8 +343,8 @@ impl AcquireError {
         }
     }
 
-    /// The same would happen at once again, so it is remembered for a while. What is cheap to look at, and what
-    /// somebody mends on the node before he tries again, is not.
+    /// The same would happen again at once, so it is remembered for a while. Errors that are cheap to check again, or
+    /// that an operator fixes on the node before the next try, are not.
     pub(super) fn is_lasting(&self) -> bool {
         use AcquireError as E;
         if self.is_lack() {

@@ -1,4 +1,4 @@
-//! A builder that follows a script, for tests of what surrounds builders.
+//! A builder that follows a script, for tests of the code around builders.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, Image};
 
-/// How one build goes.
+/// The script of one build.
 #[derive(Debug, Clone, Default)]
 pub struct Script {
     /// How long it takes.
@@ -21,15 +21,15 @@ pub struct Script {
     pub image: Option<Image>,
 }
 
-/// Takes one script for each build, in order, then builds at once. Makes every kind of environment; the folder
-/// it makes holds an empty file `bin/python`.
+/// Uses one script for each build, in order, and then builds at once. Handles every kind of environment; the
+/// directory gets an empty file `bin/python`.
 #[derive(Debug, Default)]
 pub struct Scripted {
     scripts: Mutex<VecDeque<Script>>,
 }
 
 impl Scripted {
-    /// A builder with these builds ahead of it.
+    /// A builder with these scripts.
     pub fn new(scripts: impl IntoIterator<Item = Script>) -> Scripted {
         Scripted { scripts: Mutex::new(scripts.into_iter().collect()) }
     }

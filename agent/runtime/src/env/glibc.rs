@@ -1,10 +1,10 @@
-//! Versions of the C library, as far as they decide what runs.
+//! Versions of the C library, which decide which programs run.
 
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// A version of glibc, without its bug fixes.
+/// A version of glibc, without the bug-fix part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Glibc {
     major: u32,
@@ -18,7 +18,7 @@ impl fmt::Display for Glibc {
 }
 
 impl Glibc {
-    /// Of a text such as `2.36` or `2.36.1`.
+    /// From a text such as `2.36` or `2.36.1`.
     pub(super) fn parse(text: &str) -> Option<Glibc> {
         let mut parts = text.split('.').map(str::parse);
         match (parts.next()?, parts.next()?) {
@@ -27,7 +27,7 @@ impl Glibc {
         }
     }
 
-    /// Of the library itself, which says it in words.
+    /// From the library file itself, which contains it as text.
     pub(super) fn of_library(bytes: &[u8]) -> Option<Glibc> {
         const WORDS: &[u8] = b"release version ";
         let mut rest = bytes;
@@ -43,7 +43,7 @@ impl Glibc {
     }
 }
 
-/// What a wheel says it needs: `manylinux_2_28_x86_64` is 2.28, `manylinux2014_x86_64` is 2.17.
+/// The version that a wheel's tag asks for: `manylinux_2_28_x86_64` is 2.28, `manylinux2014_x86_64` is 2.17.
 fn of_tag(tag: &str) -> Option<Glibc> {
     let platform = tag.trim().rsplit('-').next()?;
     platform.split('.').filter_map(of_platform).min()
@@ -60,7 +60,7 @@ fn of_platform(platform: &str) -> Option<Glibc> {
     Some(Glibc { major: 2, minor })
 }
 
-/// The packages of pip below a prefix whose files need a newer C library than this: `torch (2.28)`. Blocking.
+/// The pip packages below a prefix that need a newer C library than this, like `torch (2.28)`. Blocks.
 pub(super) fn too_new(prefix: &Path, limit: Glibc) -> Vec<String> {
     let entries = |dir: &Path| dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let mut found: Vec<String> = entries(&prefix.join("lib"))

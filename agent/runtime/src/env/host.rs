@@ -1,6 +1,6 @@
-//! An interpreter of the host, with whatever packages it has.
+//! An interpreter of the host, with the packages it has.
 //!
-//! The environment is a folder that holds `python` and `python3`, whatever the host calls them, so that
+//! The environment is a directory with `python` and `python3`, whatever their names on the host, so that
 //! `python train.py` works everywhere. Nothing of the host is changed.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use super::present::Present;
 use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
 use crate::exec::Command;
 
-/// Grows when the same identity would be built in another way.
+/// Increased when the same identity would be built differently.
 const VERSION: u32 = 1;
 
 /// Finds interpreters of the host.
@@ -31,7 +31,7 @@ impl Host {
         Host { interpreters, present: Present::new(config) }
     }
 
-    /// The interpreter, which has what the job lists.
+    /// The interpreter, after checking that it has what the job lists.
     async fn interpreter(&self, spec: &EnvSpec) -> Result<Interpreter, AcquireError> {
         let EnvSpec::Host { python, requirements } = spec else {
             return Err(AcquireError::Unsupported { kind: spec.kind() });
@@ -77,7 +77,7 @@ impl EnvBuilder for Host {
     }
 }
 
-/// A virtual environment works only through the files in its own folder.
+/// A virtual environment works only from its own directory.
 fn in_place(python: &Interpreter, built: Built) -> Built {
     let vars = [("VIRTUAL_ENV".to_owned(), python.prefix.display().to_string())];
     Built { vars: vars.into(), path_entries: vec![python.prefix.join("bin")], ..built }
@@ -92,7 +92,7 @@ fn link(python: &Interpreter, bin: &Path) -> Result<(), AcquireError> {
     Ok(())
 }
 
-/// An interpreter finds its packages from where it was started; make sure the link does not lead it astray.
+/// An interpreter finds its packages from its start path; this checks that the link does not mislead it.
 async fn check(python: &Interpreter, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
     const STEP: &str = "starting the interpreter through a link";
     let question = "import sys; sys.exit(None if sys.prefix == sys.argv[1] else sys.prefix)";

@@ -1,14 +1,14 @@
 //! Environments that are container images: pulled, built from a context, or with a conda environment beside them.
 //!
-//! Their directories hold little more than the marker: the image is with the container engine, and its name for the
-//! content stands in the marker. Owns everything that the engine is asked about images. Hides how images are
-//! fetched and built, whose they are ([`held`]), and what of a conda environment of this machine works in which
-//! image ([`carrier`]).
+//! Their directories contain little more than the marker: the image is stored by the container engine, and the marker
+//! contains the engine's ID of it. Owns every call to the engine about images. Hides how images are fetched and
+//! built, which of them are ours ([`held`]), and which image can run a conda environment of this machine
+//! ([`carrier`]).
 //!
-//! Invariants: an image that was here before is never removed by us; an engine that does not answer is waited for
-//! ([`AcquireError::is_waiting`]) and never taken for one that has no such image.
+//! Invariants: an image that was here before us is never removed; an engine that does not answer is waited for
+//! ([`AcquireError::is_waiting`]), and its silence never means that it has no such image.
 //!
-//! No tasks but the removal of a container that nobody waits for any more.
+//! No tasks except the removal of a container that nobody waits for any more.
 
 mod build;
 mod carrier;
@@ -41,20 +41,20 @@ use together::Together;
 
 pub use gpu::{GpuVerdict, judge_gpu};
 
-/// How long the engine may take for what it has at hand.
+/// How long the engine may take for calls without downloads.
 const ASK: Duration = Duration::from_secs(60);
-/// How long it may take to say that it is there.
+/// How long it may take to answer a ping.
 const PING: Duration = Duration::from_secs(10);
 
 const LOOK: &str = "look at an image";
 
-/// Variables of an image that lead a Python astray that is not its own.
+/// Variables of an image that mislead any Python but its own.
 const MISLEADING: [&str; 2] = ["PYTHONHOME", "PYTHONPATH"];
 
-/// The label of what is made for an environment, and its value: the environment's key.
+/// The label of images that are built for an environment; its value is the environment's key.
 const LABEL: &str = "agentd.environment";
 
-/// What makes environments of images.
+/// The builders of environments with images.
 pub(super) struct Images {
     access: Arc<Access>,
     conda: Conda,
@@ -75,22 +75,22 @@ impl Images {
         }
     }
 
-    /// The builders of what is one image.
+    /// The builders of environments that are a single image.
     pub(super) fn builders(&self) -> [Arc<dyn EnvBuilder>; 2] {
         [self.pull.clone(), self.build.clone()]
     }
 
-    /// What makes an environment of an image that exists somewhere.
+    /// The builder of an environment that is a fetched image.
     pub(super) fn pull(&self) -> &Arc<dyn EnvBuilder> {
         &self.pull
     }
 
-    /// What makes conda environments for this machine.
+    /// The builder of conda environments for this machine.
     pub(super) fn conda(&self) -> &Conda {
         &self.conda
     }
 
-    /// What makes conda environments that work in an image as well, and its C library.
+    /// The builder of conda environments that also work in an image, and the image's C library.
     pub(super) async fn conda_in(
         &self,
         ground: &EnvLease,
@@ -99,7 +99,7 @@ impl Images {
         Ok((Arc::new(self.conda.on(glibc)), glibc))
     }
 
-    /// What says that the two fit together.
+    /// The builder of the record that the two work together.
     pub(super) fn together(
         &self,
         ground: &EnvLease,
@@ -116,7 +116,7 @@ impl Images {
     }
 }
 
-/// The image of an environment that is one.
+/// The image of an environment that has one.
 fn image_of(lease: &EnvLease) -> Result<&Image, AcquireError> {
     lease.image().ok_or_else(|| AcquireError::Failed {
         step: "reading the record of an image",
@@ -124,7 +124,7 @@ fn image_of(lease: &EnvLease) -> Result<&Image, AcquireError> {
     })
 }
 
-/// The engine, as far as images go.
+/// The engine's calls for images.
 #[derive(Debug)]
 struct Access {
     config: Arc<EnvConfig>,
@@ -135,7 +135,7 @@ struct Access {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Found {
     image: Image,
-    /// With what it shares with others.
+    /// Including layers that it shares with others.
     size: u64,
     platform: String,
     /// Its names.
@@ -143,12 +143,12 @@ struct Found {
 }
 
 impl Access {
-    /// The engine is there.
+    /// Fails if the engine does not answer.
     async fn ping(&self) -> Result<(), AcquireError> {
         self.docker.ping(PING).await.map_err(AcquireError::engine("asking the container engine"))
     }
 
-    /// What the engine has under a name; `None` when it says that it has nothing.
+    /// The engine's image with this name; `None` when it answers that it has none.
     async fn look(&self, name: &str) -> Result<Option<Found>, DockerError> {
         let asked = name.to_owned();
         let answer =
@@ -164,7 +164,7 @@ impl Access {
         self.look(name).await.map_err(AcquireError::engine("looking at the image"))
     }
 
-    /// Refuses an image that this machine has no use for.
+    /// Refuses an image that cannot run on this machine.
     fn admit(&self, found: &Found) -> Result<(), AcquireError> {
         let node = platform();
         if found.platform != node {
@@ -174,7 +174,7 @@ impl Access {
         self.admit_gpu(&found.image.reference, found.image.gpu)
     }
 
-    /// Refuses an image for GPUs where there are none.
+    /// Refuses an image for GPUs on a machine without any.
     fn admit_gpu(&self, image: &str, says: Option<bool>) -> Result<(), AcquireError> {
         let node = *self.config.gpus.borrow();
         match judge_gpu(says, node, false) {
@@ -211,7 +211,7 @@ impl Found {
     }
 }
 
-/// What images call this machine.
+/// This machine's platform, in the notation of images.
 fn platform() -> String {
     format!("linux/{}", architecture())
 }

@@ -1,7 +1,7 @@
-//! Installing pip requirements into a prefix: by uv where it is there and understands them, else by pip.
+//! Installs pip requirements into a prefix: with uv if it is there and understands them, else with pip.
 //!
-//! Owns what installers are given: a clean environment, the package caches that builds share, the settings of the
-//! node. Hides which of the two it was, and what each prints.
+//! Owns the surroundings of installers: a clean environment, the package caches that builds share, the settings of
+//! the node. Hides which of the two it was, and the output of each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,11 +35,11 @@ pub(super) struct Installer {
 pub(super) struct InstallSpec {
     /// The lines, options among them.
     pub(super) lines: Vec<String>,
-    /// They are everything there is to install: nothing is looked up for them.
+    /// The lines are complete: no dependencies are looked up.
     pub(super) exact: bool,
-    /// What is installed is compiled when nobody waits for it.
+    /// The installed files are compiled later, when nobody waits.
     pub(super) compiled_later: bool,
-    /// Whoever has this prefix for a prefix of their own gives these variables.
+    /// Variables for commands in this prefix.
     pub(super) vars: BTreeMap<String, String>,
 }
 
@@ -48,7 +48,7 @@ impl Installer {
         Installer { finder: Finder::new(config.clone()), config }
     }
 
-    /// The uv that will install these lines; says why when it is not the one that is wanted.
+    /// The uv that will install these lines; logs the reason if pip is used instead.
     pub(super) async fn uv(&self, lines: &[String], workspace: &BuildWorkspace) -> Option<Found> {
         let found = match self.finder.find().await {
             Ok(found) => found?,
@@ -66,7 +66,7 @@ impl Installer {
         }
     }
 
-    /// Installs what is wanted into the prefix of the build workspace, and returns the lines of a lock for it.
+    /// Installs the wanted packages into the prefix of the build workspace; returns the lines of a lock for it.
     pub(super) async fn install(
         &self,
         uv: Option<&Found>,
@@ -105,7 +105,7 @@ impl Installer {
         Ok(lock_lines(wanted, &before, &after, &hashes))
     }
 
-    /// Whether uv installed it; not when it turns out that it does not understand a line.
+    /// Whether uv installed it; false if it turns out that uv does not understand a line.
     async fn by_uv(
         &self,
         found: &Found,
@@ -155,7 +155,7 @@ impl Installer {
         let mut ran =
             workspace.run(INSTALL, self.clean(command, wanted, workspace).arg("-r").arg(list)).await?;
         if ran.success {
-            // It has looked already, and calls an error what it lets pass.
+            // pip has checked already, and prints an error for what it accepts.
             if ran.text.contains("dependency resolver does not currently take into account") {
                 workspace.say(&format!("{MISFIT}, as pip says above"));
             }
@@ -165,7 +165,7 @@ impl Installer {
         Err(pip_output::judge(&ran, INSTALL, workspace.prefix()))
     }
 
-    /// The hashes of what uv installed, as its indexes say them; none when it cannot be asked without the network.
+    /// The hashes of the packages that uv installed, from its indexes; none if that needs the network.
     async fn hashes(
         &self,
         found: &Found,
@@ -201,7 +201,7 @@ impl Installer {
         }
     }
 
-    /// Says what does not fit; such an environment is used all the same, as pip does.
+    /// Logs packages that do not fit each other; the environment is used all the same, as with pip.
     async fn check(
         &self,
         uv: &Found,
@@ -217,7 +217,7 @@ impl Installer {
         Ok(())
     }
 
-    /// Installs pip itself from what the interpreter brings, so that jobs can call it; says so when there is none.
+    /// Installs pip itself from the interpreter's files, so that jobs can call it; logs it when there is none.
     pub(super) async fn seed(
         &self,
         found: &Found,
@@ -240,8 +240,8 @@ impl Installer {
     }
 
     fn of_uv(&self, found: &Found, workspace: &BuildWorkspace) -> Command {
-        // Not `clone`: where files cannot be cloned, uv makes hard links of it.
-        // What is a builder's own could be changed by the next one.
+        // Not `clone`: where files cannot be cloned, uv makes hard links instead. The next builder could change the
+        // files of a cache that builders own.
         let link = if self.config.hard_links && self.config.builder.is_none() { "hardlink" } else { "copy" };
         let command = Command::new(&found.program).envs([
             ("UV_CACHE_DIR", self.config.packages.join("uv")),
@@ -250,7 +250,7 @@ impl Installer {
         let offline = if self.config.conda.offline { "1" } else { "0" };
         let command =
             command.envs([("UV_LINK_MODE", link), ("UV_OFFLINE", offline), ("UV_NO_PROGRESS", "1")]);
-        // The certificates that pip and the conda engine believe; older ones call it by the second name.
+        // The certificates that pip and the conda engine trust; older versions of uv know the second name.
         let command = command.envs([("UV_SYSTEM_CERTS", "1"), ("UV_NATIVE_TLS", "1")]);
         command
             .envs([("UV_PYTHON_DOWNLOADS", "never")])
@@ -264,7 +264,7 @@ impl Installer {
         command.args(["-m", "pip", "--disable-pip-version-check"])
     }
 
-    /// Gives a command what a builder may see, and nothing of the daemon's own environment. Scratch files go
+    /// Gives a command the variables for builders, and nothing of the daemon's own environment. Scratch files are put
     /// into the environment, so that they are wiped with it.
     pub(super) fn clean(
         &self,
@@ -282,7 +282,7 @@ impl Installer {
             .envs([
                 ("PATH", path.as_str()),
                 ("TMPDIR", &scratch.to_string_lossy()),
-                ("LC_ALL", "C.UTF-8"), // what installers print is read
+                ("LC_ALL", "C.UTF-8"), // the output of installers is parsed
                 ("PYTHONNOUSERSITE", "1"),
                 ("PYTHONUNBUFFERED", "1"),
             ])
@@ -294,7 +294,7 @@ fn scratch(workspace: &BuildWorkspace) -> PathBuf {
     workspace.prefix().join("tmp")
 }
 
-/// The part that settings have in the identity of an environment: other indexes have other packages.
+/// The settings that are part of an environment's identity: other indexes have other packages.
 pub(super) fn indexes(config: &EnvConfig) -> String {
     const NAMES: [&str; 4] = ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"];
     let settings = settings(&config.vars);
@@ -302,7 +302,7 @@ pub(super) fn indexes(config: &EnvConfig) -> String {
     said.map(|(name, value)| format!("{name}={}\n", without_credentials(value))).collect()
 }
 
-/// Addresses without user and password.
+/// The addresses without user and password.
 fn without_credentials(value: &str) -> String {
     let plain = |word: &str| match word.split_once("://") {
         Some((scheme, rest)) => {
@@ -314,7 +314,7 @@ fn without_credentials(value: &str) -> String {
     value.split_whitespace().map(plain).collect::<Vec<_>>().join(" ")
 }
 
-/// A line may name a file of the node: a wheel, or another list. A changed file is another environment.
+/// The state of files of the node that lines name, such as wheels: a changed file makes another environment.
 pub(super) fn local_files(requirements: &[String]) -> String {
     let words = requirements.iter().flat_map(|line| line.split([' ', '\t', '=']));
     let paths =
@@ -351,7 +351,7 @@ fn say_replaced(before: &Dists, after: &Dists, workspace: &BuildWorkspace) {
     }
 }
 
-/// The lines that install the same again: where to look, then exactly what came.
+/// The lines that install the same again: the indexes, then exactly the installed packages.
 fn lock_lines(wanted: &InstallSpec, before: &Dists, after: &Dists, hashes: &Hashes) -> Vec<String> {
     if wanted.exact {
         return wanted.lines.clone();

@@ -1,8 +1,8 @@
-//! Which file is behind the name of a Python, and what does it say about itself?
+//! Finds the file that the name of a Python stands for, and the properties of that interpreter.
 //!
-//! A name may lead to a script of a version manager, which takes a tenth of a second to find the real file; so it
-//! is asked once, and again only when one of the files that could change its answer changed. The answers outlive the
-//! daemon in `ROOT/interpreters.json`; without that file everything is asked again.
+//! A name may lead to a script of a version manager, which takes a tenth of a second to find the real file; so it is
+//! asked once, and again only after a change of a file that could change its answer. The answers are kept across
+//! restarts in `ROOT/interpreters.json`; without that file everything is asked again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -29,7 +29,7 @@ print(json.dumps(dict(
     executable=sys.executable, version='%d.%d.%d' % sys.version_info[:3], prefix=sys.prefix,
     base_prefix=sys.base_prefix, stdlib=sysconfig.get_path('stdlib'), implementation=sys.implementation.name, platform=sysconfig.get_platform())))";
 
-/// What an interpreter says about itself.
+/// The properties that an interpreter reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Interpreter {
     /// The real file, behind wrappers of version managers.
@@ -48,20 +48,20 @@ pub(super) struct Interpreter {
 }
 
 impl Interpreter {
-    /// The part it has in the identity of an environment.
+    /// Its part of the identity of an environment.
     pub(super) fn identity(&self) -> String {
         let Interpreter { executable, version, prefix, implementation, platform, .. } = self;
         format!("{} {} {implementation} {version} {platform}", executable.display(), prefix.display())
     }
 
-    /// The package of Debian and Ubuntu that lets it make virtual environments.
+    /// The package of Debian and Ubuntu that enables virtual environments for it.
     pub(super) fn venv_package(&self) -> String {
         let minor: Vec<&str> = self.version.splitn(3, '.').take(2).collect();
         format!("python{}-venv", minor.join("."))
     }
 }
 
-/// Which file it is, and whether it changed: path, device, inode, modification time.
+/// Identifies a file and its version: path, device, inode, modification time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp(PathBuf, Option<(u64, u64, i64, i64)>);
 
@@ -89,10 +89,10 @@ impl Known {
     }
 }
 
-/// What is known, as it is kept for the next start of the daemon.
+/// The known answers, as kept for the next start of the daemon.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Saved {
-    /// The digest of what every answer depends on: the search path, the variables, and who asks.
+    /// A digest of what every answer depends on: the search path, the variables, and the user.
     asked_with: String,
     known: BTreeMap<String, Known>,
     /// Names whose files do not work.
@@ -117,7 +117,7 @@ impl Saved {
 /// The interpreters of this node, each asked once.
 pub(super) struct Interpreters {
     config: Arc<EnvConfig>,
-    /// Held while a name is asked: it is asked once, however many want it, and nobody waits for another name.
+    /// Held while a name is asked, so that each is asked once for all callers; other names are not delayed.
     asking: tokio::sync::Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     saved: Mutex<Saved>,
 }
@@ -125,15 +125,15 @@ pub(super) struct Interpreters {
 impl Interpreters {
     pub(super) fn new(config: Arc<EnvConfig>) -> Interpreters {
         let asker = config.builder.as_ref().map(|builder| builder.id);
-        // Variables may hold what nobody else should read, such as the password of a proxy.
+        // Variables may be secret, such as a proxy's password, so only their digest is kept.
         let asked_with = format!("{} {:?} {asker:?}", config.path, config.vars_of_questions());
         let asked_with = agent_model::ids::hex(&Sha256::digest(asked_with));
         let saved = Mutex::new(Saved::read(&place(&config), asked_with));
         Interpreters { config, asking: tokio::sync::Mutex::default(), saved }
     }
 
-    /// What jobs can call by a name, best first: `python3`, `python`, then the versions, the newest first. What does
-    /// not work is left out, and not tried again before its files change.
+    /// The names that jobs can use, best first: `python3`, `python`, then the versions, the newest first. Names that
+    /// do not work are left out, and tried again only after their files have changed.
     pub(super) async fn all(&self) -> Vec<agent_model::node::Interpreter> {
         let path = self.config.path.clone();
         let names = tokio::task::spawn_blocking(move || names(&path)).await.unwrap_or_default();
@@ -181,7 +181,7 @@ impl Interpreters {
                 Err(AcquireError::PythonUnusable { path, detail }) => {
                     refusal = AcquireError::PythonUnusable { path, detail };
                 }
-                // Another one in its place would be another environment, for this moment only.
+                // Another interpreter in its place would give another environment, just for this moment.
                 Err(other) => return Err(other),
             }
         }
@@ -209,7 +209,7 @@ impl Interpreters {
         })
     }
 
-    /// Changes what is known, here and for the next start. Blocking, briefly.
+    /// Changes the known answers, here and for the next start. Blocks briefly.
     fn note(&self, change: impl FnOnce(&mut Saved)) {
         let mut saved = self.saved.lock();
         change(&mut saved);
@@ -217,7 +217,7 @@ impl Interpreters {
     }
 }
 
-/// That a program was not started because of its file, and not for want of something on the machine.
+/// Whether a program could not be started because of its file, and not for lack of a resource of the machine.
 fn is_of_the_file(error: &io::Error) -> bool {
     use rustix::io::Errno;
     const OF_THE_FILE: [Errno; 5] = [Errno::NOENT, Errno::ACCESS, Errno::NOEXEC, Errno::NOTDIR, Errno::LOOP];
@@ -232,7 +232,7 @@ fn still_hold(stamps: &[Stamp]) -> bool {
     stamps.iter().all(Stamp::still_holds)
 }
 
-/// The names of interpreters that the search path has files for.
+/// The names of interpreters with files on the search path.
 fn names(search: &str) -> Vec<String> {
     let mut versions = std::collections::BTreeSet::new();
     for dir in search.split(':').filter(|dir| dir.starts_with('/')) {
@@ -263,8 +263,8 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|seen| seen.is_file() && seen.permissions().mode() & 0o111 != 0)
 }
 
-/// What could change the answer: the file found, the file behind it, and, for the script of a version manager
-/// in its folder `shims`, the file that chooses the version.
+/// The files whose change could change the answer: the file found, the file behind it, and, for a version manager's
+/// script in its folder `shims`, the file that selects the version.
 fn stamps(found: &Path, interpreter: &Interpreter) -> Vec<Stamp> {
     let mut stamps = vec![Stamp::of(found.to_owned()), Stamp::of(interpreter.executable.clone())];
     let manager = found.parent().filter(|folder| folder.ends_with("shims")).and_then(Path::parent);
@@ -280,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    /// A script that says what an interpreter of this version says, and counts how often it was asked.
+    /// A script that answers like an interpreter of this version, and counts how often it was asked.
     fn python(dir: &Path, name: &str, version: &str) -> PathBuf {
         let path = dir.join(name);
         let said = format!(
@@ -318,7 +318,7 @@ mod tests {
             let all: Vec<_> = all.iter().map(|one| (one.name.as_str(), one.version.as_str())).collect();
             assert_eq!(all, [("python3", "3.11.7"), ("python3.11", "3.11.7"), ("python3.9", "3.9.2")]);
         }
-        // Neither does the next life of the daemon, unless somebody else is to ask.
+        // It is not asked after a restart of the daemon either, unless another user is to ask.
         assert_eq!(Interpreters::new(interpreters.config.clone()).all().await.len(), 3);
         for name in ["python3", "python3.8", "python3.11"] {
             let asked = fs::read_to_string(dir.path().join(format!("{name}.asked"))).unwrap();

@@ -1,4 +1,4 @@
-//! The environments that are kept: what they are, and letting go of them.
+//! The environments that are kept: listing, pinning and removing them.
 
 use std::fs;
 use std::io;
@@ -14,17 +14,17 @@ use super::marker::{LOCK_LIST, MARKER, own_bytes};
 pub struct Kept {
     /// Its kind and the start of its digest, for example `conda-3f0a9c1b2d4e`.
     pub key: String,
-    /// What it was built from, for people: `conda.yml: python=3.11, scikit-learn, 2 pip packages`.
+    /// A description of what it was built from, for people: `conda.yml: python=3.11, scikit-learn, 2 pip packages`.
     pub summary: String,
     /// The version of its Python; empty for none.
     pub python: String,
     /// How many packages it has.
     pub packages: u32,
-    /// What it takes of the disk that nothing else shares, in bytes, when it was ready.
+    /// Bytes on the disk that nothing else shares, at the time it was ready.
     pub bytes: u64,
     /// When it was ready.
     pub built: SystemTime,
-    /// When somebody last began to use it, to the minute.
+    /// When its last use began, to the minute.
     pub used: SystemTime,
     /// How many leases this process has given out.
     pub uses: u32,
@@ -40,7 +40,7 @@ impl Kept {
         self.lock.as_deref()
     }
 
-    /// What its builder printed. May be gone.
+    /// The output of its builder. The file may be missing.
     pub fn log_file(&self) -> &Path {
         &self.log
     }
@@ -49,7 +49,7 @@ impl Kept {
 /// Why an environment was not removed, or its pin not changed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RemoveError {
-    /// There is none of this key.
+    /// There is none with this key.
     #[error("there is no environment `{key}`")]
     Unknown {
         /// The key.
@@ -60,27 +60,27 @@ pub enum RemoveError {
     InUse {
         /// The key.
         key: String,
-        /// How many use it; 0 when it is another process, or a builder.
+        /// How many leases there are; 0 when another process, or a builder, has it.
         uses: u32,
     },
-    /// The file system refused something.
+    /// An operation on files failed.
     #[error("could not change {}", path.display())]
     Io {
-        /// On which file or directory.
+        /// The file or directory.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: Arc<io::Error>,
     },
 }
 
 impl EnvCache {
-    /// What is kept, by key. Blocking.
+    /// The kept environments, by key. Blocks.
     pub(super) fn list(&self) -> Vec<Kept> {
         self.places().iter().filter_map(kept).collect()
     }
 
-    /// Removes an environment that nobody uses. Blocking.
+    /// Removes an environment that is not in use; returns how many bytes that frees. Blocks.
     pub(super) fn remove(&self, key: &str) -> Result<u64, RemoveError> {
         let place = self.known(key)?;
         let in_use = || RemoveError::InUse { key: key.to_owned(), uses: place.uses() };
@@ -91,7 +91,7 @@ impl EnvCache {
         Ok(bytes)
     }
 
-    /// Sets or removes a pin. Blocking.
+    /// Sets or removes a pin. Blocks.
     pub(super) fn pin(&self, key: &str, pinned: bool) -> Result<(), RemoveError> {
         let pin = self.known(key)?.pin();
         let done = if pinned { fs::write(&pin, "") } else { fs::remove_file(&pin) };

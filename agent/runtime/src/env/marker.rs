@@ -1,20 +1,20 @@
-//! What is known of an environment that is ready: its marker, and when it was last seen undamaged.
+//! The record of a ready environment: its marker, and when it was last seen undamaged.
 //!
 //! ```text
 //! ROOT/KEY/ready.json   the marker, written last: without it, it does not exist. Nobody waits for the disk, so it
-//!                       is good for one boot at first, and written anew when everything is on the disk
-//! ROOT/KEY.used         written when it is used, at most once a minute: its time, and what it looked like then
+//!                       is valid for one boot at first, and written again when everything is on the disk
+//! ROOT/KEY.used         written when it is used, at most once a minute if unchanged: its time, and its state then
 //! ```
 //!
-//! Damage is looked for in two steps. Cheap, at every use: the interpreter is there, and neither has the machine
-//! been started anew nor have the directories changed that installers write to. Only when that looks odd, each
-//! file is compared, by path, size and time, with what was there when it was ready. Bytecode does not count, since
-//! whoever runs Python writes it.
+//! Damage is looked for in two steps. The cheap one, at every use: the interpreter exists, and since the last look
+//! neither was the machine restarted nor did directories change that installers write to. Only if one of these fails,
+//! each file is compared, by path, size and time, with its state when the environment was ready. Bytecode is left
+//! out, because every run of Python may write it.
 //!
-//! Where jobs run as the daemon's own user they can write to it, and set sizes and times back. So there each file is
-//! looked at at every use, and its stamp too, which nobody can set: which file it is, and when it was last touched.
-//! Another stamp is no damage yet, as links that share a file touch it; then what is in the files decides. That is
-//! read once, after it was ready, when it is forced to the disk.
+//! Jobs that run as the daemon's own user can write to it, and reset sizes and times. So there each file is examined
+//! at every use, and also its stamp, which nobody can set: the inode, and when it was last changed. A different stamp
+//! alone is no damage, because links that share a file change it; then the contents decide. Their digest is computed
+//! once, after it was ready, when it is forced to the disk.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +33,7 @@ pub(super) const MARKER: &str = "ready.json";
 pub(super) const LOCK_LIST: &str = "environment.lock";
 pub(super) const VERSION: u32 = 3;
 
-/// What a marker says. Earlier versions say less.
+/// The content of a marker. Earlier versions have fewer fields.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Marker {
     version: u32,
@@ -53,40 +53,40 @@ pub(super) struct Marker {
     /// Its Python has source files that may be compiled.
     #[serde(default)]
     pub(super) compiles: bool,
-    /// Its files need not be on the disk yet, so it is good until this boot of the machine ends; see
+    /// Its files may not be on the disk yet, so it is valid until this boot of the machine ends; see
     /// [`EnvDir::settle`](super::cache::EnvDir::settle).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) boot: Option<String>,
     /// The image that commands run in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) image: Option<Image>,
-    /// What removing it frees elsewhere, in bytes.
+    /// Bytes that removing it frees elsewhere.
     #[serde(default)]
     pub(super) elsewhere: u64,
-    /// The environments it is put together from.
+    /// The environments that it consists of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) parts: Vec<String>,
     /// Its files when it was ready; `None` when it refers to an interpreter elsewhere.
     #[serde(default)]
     extent: Option<Extent>,
-    /// Their stamps then.
+    /// Their stamps at that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stamps: Option<String>,
-    /// A digest of what is in them, where it may be asked for.
+    /// A digest of their contents, if it may be needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     contents: Option<String>,
 }
 
-/// What a look at each file finds.
+/// The result of examining each file.
 #[derive(Debug)]
 pub(super) struct Look {
-    /// How they differ from those that were there when it was ready.
+    /// How the files differ from those at the time it was ready.
     pub(super) damage: Option<String>,
-    /// Their stamps, of files without damage.
+    /// Their stamps, if there is no damage.
     pub(super) stamps: Option<String>,
 }
 
-/// Jobs can write to environments: they run as whoever makes them.
+/// Whether jobs can write to environments, because they run as the user who builds them.
 pub(super) fn is_open() -> bool {
     !agent_spawn::serves_others()
 }
@@ -99,7 +99,7 @@ struct Extent {
 }
 
 impl Marker {
-    /// Of an environment that was just built. Blocking: looks at each file.
+    /// The marker of an environment that was just built. Blocks: looks at each file.
     pub(super) fn of(built: &Built, key: String, prefix: PathBuf) -> io::Result<Marker> {
         let Survey { extent, stamps, bytes, .. } = Survey::of(&prefix)?;
         Ok(Marker {
@@ -124,8 +124,8 @@ impl Marker {
         })
     }
 
-    /// The same, of files that are on the disk; of an `open` one with what is in them, unless somebody touched them since
-    /// it was ready. Blocking: may read all of it.
+    /// The same, for files that are on the disk; if `open`, with a digest of their contents, unless they were changed
+    /// since it was ready. Blocks: may read all of it.
     pub(super) fn lasting(&self, open: bool) -> io::Result<Marker> {
         let contents = match open && self.extent.is_some() && self.contents.is_none() {
             true => {
@@ -139,23 +139,23 @@ impl Marker {
         Ok(Marker { boot: None, contents, ..self.clone() })
     }
 
-    /// The marker in a directory, if it is for this place and a quick look finds no damage.
+    /// The marker in a directory, if it is for this directory and a quick look finds no damage.
     pub(super) fn read(prefix: &Path) -> Option<Marker> {
         let marker: Marker = serde_json::from_slice(&fs::read(prefix.join(MARKER)).ok()?).ok()?;
         let same = (1..=VERSION).contains(&marker.version) && marker.prefix == prefix;
-        // `exists` follows links: an interpreter that was removed from the machine is seen.
+        // `exists` follows links, so an interpreter that was removed from the machine is noticed.
         let has_python = || marker.path_entries.iter().any(|bin| bin.join("python").exists());
         let usable = (marker.version > 1 && marker.python_version.is_empty()) || has_python();
         let lasts = marker.boot.as_ref().is_none_or(|boot| *boot == agent_shim::process::boot_id());
         (same && usable && lasts).then_some(marker)
     }
 
-    /// What it looks like now, and what it looked like when it was last seen undamaged are the same.
+    /// Whether its state is the same as when it was last seen undamaged.
     pub(super) fn looks_like(&self, seen: Option<&Seen>) -> bool {
         self.extent.is_none() || seen.is_some_and(|seen| seen.holds())
     }
 
-    /// Looks at each file. Those of an `open` one must have their stamps, or else what was in them. Blocking.
+    /// Examines each file. If `open`, their stamps must be the same, or else their contents. Blocks.
     pub(super) fn look(&self, seen: Option<&Seen>, open: bool) -> Look {
         let Some(then) = &self.extent else { return Look { damage: None, stamps: None } };
         let survey = match Survey::of(&self.prefix) {
@@ -167,7 +167,7 @@ impl Marker {
             return damaged(format!("it had {} files and has {}", then.files, now.files));
         }
         let stamps = seen.and_then(|seen| seen.stamps.as_ref()).or(self.stamps.as_ref());
-        // One of an earlier release has none.
+        // The marker of an earlier release has none.
         let is_touched = open && stamps.is_some_and(|stamps| *stamps != survey.stamps);
         if now != then || (is_touched && !survey.contents().is_ok_and(|now| Some(now) == self.contents)) {
             return damaged("some of its files were changed".to_owned());
@@ -175,7 +175,7 @@ impl Marker {
         Look { damage: None, stamps: open.then_some(survey.stamps) }
     }
 
-    /// Directories that installers write to.
+    /// The directories that installers write to.
     fn watched(&self) -> Vec<PathBuf> {
         let lib = self.prefix.join("lib");
         let pythons = lib.read_dir().into_iter().flatten().flatten();
@@ -185,7 +185,7 @@ impl Marker {
     }
 }
 
-/// When an environment was last seen undamaged.
+/// The state of an environment when it was last seen undamaged.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Seen {
     boot: String,
@@ -193,7 +193,7 @@ pub(super) struct Seen {
     dirs: Vec<(PathBuf, i64, i64)>,
     /// Its sources are compiled.
     pub(super) compiled: bool,
-    /// The stamps of its files, where anybody looks at them.
+    /// The stamps of its files, if they are checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stamps: Option<String>,
 }
@@ -204,7 +204,7 @@ impl Seen {
         Seen { stamps, ..self }
     }
 
-    /// What an undamaged environment looks like now.
+    /// The state of an undamaged environment now.
     pub(super) fn of(marker: &Marker, compiled: bool) -> Seen {
         let dirs = marker.watched().into_iter().filter_map(|dir| stamp(&dir).map(|(s, ns)| (dir, s, ns)));
         Seen { boot: agent_shim::process::boot_id(), dirs: dirs.collect(), compiled, stamps: None }
@@ -240,7 +240,7 @@ fn damaged(how: String) -> Look {
 struct Survey {
     extent: Extent,
     stamps: String,
-    /// Of them that nothing else shares.
+    /// Bytes of those that nothing else shares.
     bytes: u64,
     paths: Vec<PathBuf>,
 }
@@ -254,7 +254,7 @@ impl Survey {
             for entry in dir.read_dir()? {
                 let entry = entry?;
                 let path = entry.path();
-                // Bytecode and the marker are written under other names first, which may be gone by now.
+                // Bytecode and the marker are first written under temporary names, which may be gone by now.
                 let seen = match entry.metadata() {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                     seen => seen?,
@@ -286,7 +286,7 @@ impl Survey {
         Ok(Survey { extent, stamps: hex(&stamps.finalize()), bytes, paths })
     }
 
-    /// A digest of what is in them, and of who may do what with them. Blocking: reads all of it.
+    /// A digest of their contents and their modes. Blocks: reads all of it.
     fn contents(&self) -> io::Result<String> {
         let (mut digest, mut buffer) = (Sha256::new(), vec![0; 128 << 10]);
         for path in &self.paths {
@@ -305,7 +305,7 @@ impl Survey {
     }
 }
 
-/// Bytes below a directory that removing it would free.
+/// Bytes that removing a directory would free.
 pub(super) fn own_bytes(dir: &Path) -> u64 {
     Survey::of(dir).map_or(0, |survey| survey.bytes)
 }
@@ -316,7 +316,7 @@ mod tests {
 
     use super::*;
 
-    /// An environment with one file, `lib/a`, which is shared with `b` beside it.
+    /// An environment with one file, `lib/a`, which is a hard link of `b` beside it.
     fn environment(dir: &Path) -> Marker {
         let prefix = dir.join("env");
         fs::create_dir_all(prefix.join("lib")).unwrap();
@@ -326,11 +326,11 @@ mod tests {
         Marker::of(&built, String::new(), prefix).unwrap()
     }
 
-    /// Writes as much as there was, and says that nobody did.
+    /// Writes as many bytes as there were, and resets the time.
     fn forge(marker: &Marker) {
         let file = File::options().write(true).open(marker.prefix.join("lib/a")).unwrap();
         let times = FileTimes::new().set_modified(file.metadata().unwrap().modified().unwrap());
-        std::thread::sleep(std::time::Duration::from_millis(20)); // the kernel's own stamps are as coarse as its ticks
+        std::thread::sleep(std::time::Duration::from_millis(20)); // the kernel's stamps are as coarse as its ticks
         fs::write(marker.prefix.join("lib/a"), "evil").unwrap();
         file.set_times(times).unwrap();
     }

@@ -17,15 +17,15 @@ use super::interpreter::{Interpreter, Interpreters};
 use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
 use crate::exec::Command;
 
-/// Grows when the same identity would be built in another way.
+/// Increased when the same identity would be built differently.
 const VERSION: u32 = 2;
 
 const MAKE: &str = "making a virtual environment";
 
-/// After what pauses it is made again when it failed without a reason.
+/// Pauses before it is made again after a failure without a reason.
 const AGAIN: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4)];
 
-/// Makes virtual environments.
+/// Builds virtual environments.
 pub(super) struct Pip {
     config: Arc<EnvConfig>,
     interpreters: Arc<Interpreters>,
@@ -41,7 +41,7 @@ impl Pip {
         Pip { config, interpreters, installer }
     }
 
-    /// Makes the environment; without its pip when somebody else installs that, which is faster.
+    /// Makes the environment; without pip if that is installed separately, which is faster.
     async fn make(
         &self,
         python: &Interpreter,
@@ -127,7 +127,7 @@ impl EnvBuilder for Pip {
     }
 }
 
-/// For people: `python 3.11.7: numpy, scipy and 3 more`.
+/// A description for people: `python 3.11.7: numpy, scipy and 3 more`.
 fn summary(python: &Interpreter, requirements: &[String]) -> String {
     let packages: Vec<&str> =
         requirements.iter().map(String::as_str).filter(|line| !line.starts_with('-')).collect();
@@ -146,7 +146,7 @@ fn parts(spec: &EnvSpec) -> Result<(&str, &[String]), AcquireError> {
     }
 }
 
-/// `venv` swallows what its `ensurepip` says: that may lack its wheels for good, or a thread for a moment.
+/// `venv` hides the output of its `ensurepip`, which may lack its wheels for good, or a thread for a moment.
 fn is_mute(text: &str) -> bool {
     text.contains("ensurepip") && (text.contains("returned non-zero") || text.contains("died with"))
 }

@@ -1,11 +1,11 @@
-//! What pip prints when packages are not installed, and what it means.
+//! pip's output when packages are not installed, and what it means.
 
 use std::path::Path;
 
 use super::AcquireError;
 use super::build_workspace::Ran;
 
-/// Pip names a requirement by its line in a file that nobody but the builder knows; puts the line itself there.
+/// Replaces pip's references to lines of a file, which only the builder knows, by the lines themselves.
 pub(super) fn name_lines(text: &str, list: &Path, requirements: &[String]) -> String {
     requirements.iter().enumerate().fold(text.to_owned(), |text, (index, requirement)| {
         let place = format!("-r {} (line {})", list.display(), index + 1);
@@ -13,7 +13,7 @@ pub(super) fn name_lines(text: &str, list: &Path, requirements: &[String]) -> St
     })
 }
 
-/// What pip prints when it cannot reach an index; without a match it may still print that no package was found.
+/// Signs in pip's output that an index cannot be reached; pip may then also print that no package was found.
 const UNREACHABLE: [&str; 7] = [
     "NewConnectionError",
     "ConnectTimeoutError",
@@ -24,7 +24,7 @@ const UNREACHABLE: [&str; 7] = [
     "connection broken by",
 ];
 
-/// Why packages were not installed, from what pip printed.
+/// Why packages were not installed, from pip's output.
 pub(super) fn judge(ran: &Ran, step: &'static str, prefix: &Path) -> AcquireError {
     let lines = || ran.text.lines().map(str::trim);
     let errors = || lines().filter_map(|line| line.strip_prefix("ERROR: "));

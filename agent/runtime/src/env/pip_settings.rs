@@ -1,16 +1,16 @@
 //! The settings of pip that decide where packages come from: variables, and the files that pip reads.
 //!
-//! Pip reads them itself. Whoever installs in its place, or has to tell one environment from another, must know the
-//! same: packages of a private name must never be looked for at a public index.
+//! pip reads them itself. An installer in its place, and the identity of an environment, need the same settings:
+//! packages with private names must never be looked for at a public index.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The settings that are read from files; others are none of our business.
+/// The settings that are read from files; others are not needed.
 const NAMES: [&str; 6] = ["index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert"];
 
-/// The settings as variables `PIP_…`: what the files say, and over that the variables themselves.
+/// The settings as variables `PIP_…`: those of the files, overridden by the variables themselves.
 pub(super) fn settings(vars: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let texts = files(vars).into_iter().filter_map(|path| fs::read_to_string(path).ok());
     let mut settings = texts.fold(BTreeMap::new(), |mut settings, text| {
@@ -22,7 +22,7 @@ pub(super) fn settings(vars: &BTreeMap<String, String>) -> BTreeMap<String, Stri
     settings
 }
 
-/// The files that pip reads, each of more weight than those before it.
+/// The files that pip reads; later ones override earlier ones.
 fn files(vars: &BTreeMap<String, String>) -> Vec<PathBuf> {
     let var = |name: &str| vars.get(name).filter(|value| value.starts_with('/')).map(Path::new);
     let own = var("PIP_CONFIG_FILE").map(Path::to_owned);
@@ -36,7 +36,7 @@ fn files(vars: &BTreeMap<String, String>) -> Vec<PathBuf> {
     of_machine.into_iter().chain(of_user.into_iter().flatten()).collect()
 }
 
-/// What a file says to every command, or to the one that installs.
+/// The settings of a file for every command and for `install`.
 fn read(text: &str) -> BTreeMap<String, String> {
     let (mut global, mut install) = (BTreeMap::new(), BTreeMap::new());
     let (mut section, mut last) = (String::new(), None::<String>);
@@ -54,7 +54,7 @@ fn read(text: &str) -> BTreeMap<String, String> {
             "install" => &mut install,
             _ => continue,
         };
-        // A value may go on in lines that are indented.
+        // A value may continue in indented lines.
         if line.starts_with([' ', '\t']) {
             if let Some(value) = last.as_ref().and_then(|name| values.get_mut(name)) {
                 *value = format!("{value} {plain}").trim().to_owned();

@@ -1,7 +1,7 @@
-//! Whether an interpreter of the host has what a job lists. Nothing is installed, nothing is changed.
+//! Whether an interpreter of the host has what a job lists. Nothing is installed or changed.
 //!
 //! The interpreter itself is asked, since only it knows where it looks for packages. It is asked again when one of
-//! those directories changed.
+//! those directories has changed.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,7 +15,7 @@ use super::interpreter::{Interpreter, PATIENCE};
 use super::{AcquireError, EnvConfig};
 use crate::exec::Command;
 
-/// Reads requirements, a line each. Without the library that understands them only names are looked for.
+/// Reads requirements, one per line. Without the library that parses them only names are looked up.
 const QUESTION: &str = r##"
 import json, re, sys
 try:
@@ -80,7 +80,7 @@ fn stamp(dir: &Path) -> Stamp {
     (dir.to_owned(), seen)
 }
 
-/// What was asked, and what holds as long as the directories do not change.
+/// The answers by question; each is valid as long as the directories do not change.
 type Known = HashMap<(PathBuf, Vec<String>), (Vec<Stamp>, Vec<String>)>;
 
 /// How many answers are remembered.
@@ -97,7 +97,7 @@ impl Present {
         Present { config, known: tokio::sync::Mutex::default() }
     }
 
-    /// Says everything that the interpreter lacks, at once.
+    /// Reports everything that the interpreter lacks, at once.
     pub(super) async fn check(
         &self,
         python: &Interpreter,
@@ -130,7 +130,7 @@ impl Present {
 
     async fn ask(&self, python: &Interpreter, requirements: &[String]) -> Result<ProbeAnswer, AcquireError> {
         const STEP: &str = "asking the interpreter for its packages";
-        // In place of a link to it, which in a virtual environment leads elsewhere.
+        // Not through a link to it, which in a virtual environment would find other packages.
         let command = Command::new(&python.executable).args(["-I", "-c", QUESTION]).stall(PATIENCE);
         let command = command.cwd(&self.config.root).envs([("PATH", &self.config.path)]);
         let command = self.config.apart(command.input(requirements.join("\n")));

@@ -1,14 +1,14 @@
-//! How far a build is, in words: for the build log and for whoever watches a job.
+//! The progress of a build as text: for the build log and for users who watch a job.
 
 use std::time::{Duration, Instant};
 
 use agent_env::{Phase, Progress};
 use agent_model::size;
 
-/// How often the build log says how far a phase is.
+/// How often the build log gets the progress of a phase.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// How far a build is: `downloading packages, 12 of 40, 30 of 120 MB: numpy`.
+/// The progress of a build: `downloading packages, 12 of 40, 30 of 120 MB: numpy`.
 pub fn describe(progress: &Progress) -> String {
     let mut text = counted(progress);
     if !progress.what.is_empty() {
@@ -31,7 +31,7 @@ fn counted(progress: &Progress) -> String {
     text
 }
 
-/// Which lines of progress go to the build log: the first of a phase, one now and then, and how it ended.
+/// Chooses the lines of progress for the build log: the first of a phase, one now and then, and its end.
 #[derive(Debug, Default)]
 pub(super) struct Narrator {
     current: Option<Current>,
@@ -45,7 +45,7 @@ struct Current {
 }
 
 impl Narrator {
-    /// Takes what is told, and gives what is to be said.
+    /// Takes a report of progress; returns the lines to log.
     pub(super) fn hear(&mut self, progress: &Progress, now: Instant) -> Vec<String> {
         match &mut self.current {
             Some(current) if current.last.phase == progress.phase => {
@@ -65,7 +65,7 @@ impl Narrator {
         }
     }
 
-    /// How the last phase ended.
+    /// The line for the end of the last phase.
     pub(super) fn end(&mut self, now: Instant) -> Vec<String> {
         let Some(Current { last, began, .. }) = self.current.take() else { return Vec::new() };
         if last.phase == Phase::Waiting {

@@ -1,8 +1,8 @@
-//! One build for everybody who waits for it.
+//! One build shared by all its waiters.
 //!
-//! A build is a shared future: whoever waits polls it, the last one who leaves drops it, and with it the
-//! builder's processes. It prints into a [`Transcript`], which each waiter copies into a log of its own. A failure that
-//! would come again is answered from memory for a minute, and the answer says so.
+//! A build is a shared future: its waiters poll it, and when the last one leaves, it is dropped, and the builder's
+//! processes with it. Its output is written to a [`Transcript`], which each waiter copies into a log of its own. A
+//! failure that would happen again is answered from memory for a minute, and the answer says so.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -32,12 +32,12 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 /// How often an engine may break off a build without getting further than before.
 const BREAKS: u32 = 3;
 
-/// How an environment came to be there.
+/// How an environment became ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Made {
-    /// It was built, here or by another agent that was waited for.
+    /// It was built, by this agent or by another that was waited for.
     Anew,
-    /// It was there already: who looked before this one came at a moment when somebody else looked at it.
+    /// It was ready already, but an earlier look found its lock taken by another one's look.
     Before,
 }
 
@@ -47,7 +47,7 @@ type Build = Shared<BoxFuture<'static, Outcome>>;
 /// The builds of this process.
 pub(super) struct SingleFlights {
     by_name: Mutex<HashMap<String, SingleFlight>>,
-    /// Of builds that the container engine broke off: how far they came at best, and how often no further.
+    /// For builds that the container engine broke off: how far they got at best, and how often no further.
     broken: Mutex<HashMap<String, (u64, u32)>>,
     stall: Duration,
     memory: u64,
@@ -72,17 +72,17 @@ impl SingleFlights {
         }
     }
 
-    /// Does what is left to be done for a new environment, see [`super::aftercare`].
+    /// Does the remaining work for a new environment, see [`super::aftercare`].
     pub(super) fn look_after(&self, place: &EnvDir, lease: &EnvLease) {
         self.aftercare.start(place, place.left(lease));
     }
 
-    /// Nothing works on a place for its own sake any more.
+    /// Stops that work for an environment.
     pub(super) fn leave(&self, name: &str) {
         self.aftercare.stop(name);
     }
 
-    /// Joins the build of a place, or the memory of its failure, or starts one.
+    /// Joins the build of an environment, or the memory of its failure, or starts a build.
     pub(super) fn join(
         flights: &Arc<SingleFlights>,
         place: &EnvDir,
@@ -132,12 +132,12 @@ impl SingleFlights {
         outcome
     }
 
-    /// A build that the engine broke off is worth another try, for as long as each gets further or few did not.
+    /// A build that the engine broke off may be tried again while tries get further, or only few did not.
     fn bounded(&self, name: &str, outcome: Outcome) -> Outcome {
         let mut broken = self.broken.lock();
         let (error, done) = match outcome {
             Err(AcquireError::BrokenOff { error, done, .. }) => (error, done),
-            // Before it could begin.
+            // The engine was absent before the build could begin.
             Err(error) if error.is_waiting() => return Err(error),
             other => {
                 broken.remove(name);
@@ -236,20 +236,20 @@ async fn build(
     }
 }
 
-/// One who waits for a build.
+/// One waiter of a build.
 pub(super) struct Seat {
     build: Build,
     transcript: Arc<Transcript>,
 }
 
 impl Seat {
-    /// Waits for the end of the build; appends what it prints to a log and tells how far it is meanwhile.
+    /// Waits for the end of the build; meanwhile appends its output to a log and passes on its progress.
     pub(super) async fn follow(mut self, log: &Path, told: &watch::Sender<Option<Progress>>) -> Outcome {
         let fail = |error| AcquireError::io("write", log)(error);
         let mut file = OpenOptions::new().create(true).append(true).open(log).map_err(fail)?;
         let mut grown = self.transcript.length.subscribe();
         let mut further = self.transcript.progress.subscribe();
-        further.mark_changed(); // what was told before this one came
+        further.mark_changed(); // report what was sent before this waiter joined
         let mut copied = 0;
         loop {
             let outcome = tokio::select! {
@@ -270,7 +270,7 @@ impl Seat {
     }
 }
 
-/// What one build prints. Written by the build alone, read by everybody who waits for it.
+/// The output of one build. Only the build writes it, and all waiters read it.
 pub(super) struct Transcript {
     path: PathBuf,
     file: File,
@@ -289,7 +289,7 @@ impl Transcript {
         Ok(Transcript { path, file, length: watch::Sender::new(0), progress: watch::Sender::new(None) })
     }
 
-    /// Appends; when that fails the text is lost, because the build matters more than its log.
+    /// Appends text; a failure loses that text, because the build matters more than its log.
     pub(super) fn write(&self, bytes: &[u8]) {
         let at = *self.length.borrow();
         match self.file.write_all_at(bytes, at) {
@@ -298,22 +298,22 @@ impl Transcript {
         }
     }
 
-    /// Tells how far the build is.
+    /// Reports the progress of the build.
     pub(super) fn tell(&self, progress: Option<Progress>) {
         self.progress.send_replace(progress);
     }
 
-    /// Becomes the log of the place: this is the process that builds.
+    /// Makes it the log of the environment: this process builds.
     fn keep(&self, place: &EnvDir) -> Result<(), AcquireError> {
         match fs::rename(&self.path, place.log()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(AcquireError::io("keep", &self.path)(error))
             }
-            _ => Ok(()), // another process that began meanwhile took it for a leaving
+            _ => Ok(()), // another process that started meanwhile removed it as a leftover
         }
     }
 
-    /// Repeats the log of the place, which another process built meanwhile.
+    /// Copies the log of the environment, which another process built meanwhile.
     fn repeat(&self, place: &EnvDir) {
         if let Ok(text) = fs::read(place.log()) {
             self.write(&text);
@@ -337,6 +337,6 @@ impl Transcript {
 
 impl Drop for Transcript {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path); // gone already when it became the log of the place
+        let _ = fs::remove_file(&self.path); // does nothing if it became the log of the environment
     }
 }

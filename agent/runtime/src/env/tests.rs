@@ -16,12 +16,12 @@ mod images;
 mod installers;
 mod kills;
 
-/// Nobody wants to know how far it is.
+/// A progress channel without a reader.
 fn nobody() -> watch::Sender<Option<Progress>> {
     watch::Sender::new(None)
 }
 
-/// A directory with everything a test needs: environments, logs, and what lies around.
+/// A directory with everything a test needs: environments, logs, and other files.
 struct Fixture {
     dir: TempDir,
     search: String,
@@ -59,7 +59,7 @@ impl Fixture {
         fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// A script that answers like the real Python, but does `on_venv` when it is to make an environment.
+    /// A script that answers like the real Python, but runs `on_venv` in place of making an environment.
     async fn python(&self, name: &str, on_venv: &str) -> String {
         let real = self.real_python().await;
         let path = self.path(name);
@@ -67,7 +67,7 @@ impl Fixture {
             format!("#!/bin/sh\ncase \"$*\" in *'-m venv'*) {on_venv};; *) exec {real} \"$@\";; esac\n");
         fs::write(&path, script).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        // It says that it is the executable; else the real one would make the environment.
+        // It reports itself as the executable; otherwise the real one would make the environment.
         let wrapper = self.path(&format!("{name}-asks"));
         let answer = format!(
             "#!/bin/sh\ncase \"$*\" in *json*) {real} \"$@\" | sed 's#{real}#{}#';; *) exec {} \"$@\";; esac\n",
@@ -119,7 +119,7 @@ async fn run(lease: &EnvLease, code: &str) -> String {
     String::from_utf8(output.text).unwrap().trim_end().to_owned()
 }
 
-/// Waits until something holds; what it waits for is other processes.
+/// Waits until a condition holds that depends on other processes.
 async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !holds() {
@@ -397,7 +397,7 @@ async fn test_environment_that_is_there_after_all_is_not_said_to_be_built() {
     let spec = EnvSpec::host();
     let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
     let (builder, place) = (&environments.builders[0], environments.cache.found(lease.key()).unwrap());
-    // As one who found the lock taken by somebody who only looked.
+    // Like a waiter that found the lock held by another one's look.
     let flight = SingleFlights::join(&environments.flights, &place, builder, &spec).unwrap();
     let made = flight.follow(&fixture.path("second"), &nobody()).await.unwrap();
     assert_eq!((made, fixture.log("second").as_str()), (Made::Before, ""));
@@ -448,7 +448,7 @@ async fn test_what_a_killed_daemon_left_is_ended_and_built_anew() {
         let lease = environments.acquire(&spec, &fixture.path("log"), &nobody()).await.unwrap();
         lease.prefix().to_owned()
     };
-    // As a kill leaves it: files without a marker, and a builder that is still at work.
+    // The state after a kill: files without a marker, and a builder that still works.
     fs::remove_file(prefix.join("ready.json")).unwrap();
     fs::write(prefix.join("junk"), "half").unwrap();
     let orphan =

@@ -1,7 +1,7 @@
-//! uv: whether it is there, what it is told, and what it says.
+//! uv: whether it is there, its arguments, and its output.
 //!
-//! It installs what pip would, faster. It does not understand all that pip does, and passes over some of it in
-//! silence; lines it would get wrong are left to pip.
+//! It installs the same as pip, but faster. It does not understand everything that pip does, and silently ignores
+//! some of it; lines that it would get wrong are left to pip.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -13,10 +13,10 @@ use super::build_workspace::Ran;
 use super::{AcquireError, EnvConfig, Uv};
 use crate::exec::Command;
 
-/// How long it may take to say its version, on a machine that is busy with other jobs.
+/// How long it may take to print its version, on a machine that is busy with other jobs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A uv that was tried: which file, and whether it works.
+/// A uv that was tried: its file, and whether it works.
 type Tried = (PathBuf, (u64, i64), Result<String, String>);
 
 /// Finds uv, once per file.
@@ -38,7 +38,7 @@ impl Finder {
         Finder { config, tried: tokio::sync::Mutex::default() }
     }
 
-    /// The uv to use; `Err` with a reason worth telling, `Ok(None)` when none is wanted or found.
+    /// The uv to use; `Err` with a reason to report, `Ok(None)` when none is wanted or found.
     pub(super) async fn find(&self) -> Result<Option<Found>, String> {
         let named = matches!(self.config.uv, Uv::At(_));
         let program = match &self.config.uv {
@@ -82,7 +82,7 @@ impl Finder {
     }
 }
 
-/// The arguments that stand for lines uv passes over; `None` when pip is needed, with the line that needs it.
+/// Arguments in place of lines that uv ignores; if pip is needed, the error is the line that needs it.
 pub(super) fn arguments(lines: &[String]) -> Result<Vec<String>, &str> {
     const UNDERSTOOD: [&str; 13] = [
         "-i",
@@ -122,7 +122,7 @@ pub(super) fn arguments(lines: &[String]) -> Result<Vec<String>, &str> {
     Ok(arguments)
 }
 
-/// The settings of pip as uv wants them, where uv is not told itself.
+/// pip's settings as variables of uv, except those that are set for uv directly.
 pub(super) fn variables(
     vars: &BTreeMap<String, String>,
     settings: &BTreeMap<String, String>,
@@ -143,13 +143,13 @@ pub(super) fn variables(
     translated.filter_map(|(pip, uv)| Some((uv, spelled(uv, said(pip)?)))).collect()
 }
 
-/// The argument for the setting of pip that has no variable of uv.
+/// The argument for the one setting of pip for which uv has no variable.
 pub(super) fn no_index(settings: &BTreeMap<String, String>) -> Option<&'static str> {
     let set = settings.get("PIP_NO_INDEX").map(|value| value.trim().to_ascii_lowercase());
     set.filter(|value| !["", "0", "false", "no", "off"].contains(&value.as_str())).map(|_| "--no-index")
 }
 
-/// It did not understand a line that was thought to be understood.
+/// Whether it did not understand a line that it should understand.
 pub(super) fn is_puzzled(ran: &Ran) -> bool {
     [
         "Couldn't parse requirement",
@@ -161,7 +161,7 @@ pub(super) fn is_puzzled(ran: &Ran) -> bool {
     .any(|sign| ran.text.contains(sign))
 }
 
-/// Why packages were not installed, from what uv printed.
+/// Why packages were not installed, from uv's output.
 pub(super) fn judge(ran: &Ran, lines: &[String], step: &'static str, prefix: &Path) -> AcquireError {
     let text = &ran.text;
     let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
@@ -202,7 +202,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
         .map(|word| word.trim_end_matches(['.', '-']))
 }
 
-/// What follows the word `error`, on one line.
+/// The text after the word `error`, on one line.
 fn reason(text: &str) -> String {
     let start = |line: &&str| !(line.starts_with("error:") || line.contains("No solution found"));
     let lines = text.lines().map(str::trim).skip_while(start);

@@ -1,4 +1,4 @@
-//! A process that was started for the daemon: its own child, or that of the helper.
+//! A process that was started for the daemon: its own child, or a child of the helper.
 
 use std::io;
 use std::process::ExitStatus;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use agent_spawn::Started;
 
-/// A process that is waited for. Dropping it leaves it be, but for a builder of the helper, which ends then.
+/// A process that is waited for. Dropping it does not end it, but kills a builder of the helper.
 #[derive(Debug)]
 pub(super) enum Child {
     Own(tokio::process::Child),
@@ -14,7 +14,7 @@ pub(super) enum Child {
 }
 
 impl Child {
-    /// Its number, until its end was waited for.
+    /// Its number; for an own child only until its end was waited for.
     pub(super) fn id(&self) -> Option<i32> {
         match self {
             Child::Own(child) => child.id().and_then(|id| i32::try_from(id).ok()),
@@ -22,7 +22,7 @@ impl Child {
         }
     }
 
-    /// Waits for its end, and for how it ended.
+    /// Waits for its end; returns how it ended.
     pub(super) async fn wait(&mut self) -> io::Result<ExitStatus> {
         match self {
             Child::Own(child) => child.wait().await,

@@ -1,10 +1,10 @@
-//! Short children: output captured or streamed, a deadline on silence, and no survivor.
+//! Short children: output captured or streamed, a limit on silence, and no process left behind.
 //!
-//! Each child leads a process group of its own. The group is killed when the child has ended (before it is
-//! reaped, while its number cannot be anybody else's), when it is silent for too long, and when the future
-//! that waits for it is dropped; what a [`MemoryGroup`] holds goes with that, even if it left the process group.
-//! A daemon that is killed cannot do any of that: callers whose children must not survive it give them a mark,
-//! and [`agent_shim::process::kill_marked`] finds them in the next life.
+//! Each child leads a process group of its own. The group is killed when the child has ended (before it is reaped,
+//! while its number cannot be reused), when it is silent for too long, and when the future that waits for it is
+//! dropped; the processes in a [`MemoryGroup`] are killed with the last user of that, even if they left the process
+//! group. A killed daemon can do none of that: callers whose children must not survive it give them a mark, and
+//! [`agent_shim::process::kill_marked`] finds them after the restart.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -28,15 +28,15 @@ use tokio::net::unix::pipe;
 use super::child::Child;
 use super::memory_group::{Kills, MemoryGroup};
 
-/// The most output [`Command::capture`] keeps, in bytes; what comes later is read and dropped.
+/// The most output [`Command::capture`] keeps, in bytes; the rest is read and dropped.
 const MAX_CAPTURE: usize = 4 << 20;
 
-/// Enters the groups whose `cgroup.procs` files come first and becomes the program. Before it, since what a program
-/// starts while it is being moved stays outside.
+/// Enters the groups whose `cgroup.procs` files are the first arguments and then becomes the program. It enters
+/// first, since processes that a program starts while it is being moved would stay outside.
 const ENTER: &str = r#"while [ "$1" != -- ]; do echo $$ 2>/dev/null > "$1"; shift; done; shift; exec "$@""#;
 
-/// A short child to run. Its environment is what [`envs`](Command::envs) gives it and nothing else, its
-/// standard input is what [`input`](Command::input) gives it.
+/// A short child to run. Its environment is only what [`envs`](Command::envs) gives it, its standard input only what
+/// [`input`](Command::input) gives it.
 #[derive(Debug, Clone)]
 pub struct Command {
     program: PathBuf,
@@ -48,12 +48,12 @@ pub struct Command {
     nice: i32,
     within: Option<Arc<MemoryGroup>>,
     leash: Option<Leash>,
-    /// The program that becomes somebody else, and whom.
+    /// The program that switches to another user, and that user.
     becomes: Option<(PathBuf, u32)>,
 }
 
-/// Tells whether a child is gone, also when nobody waits for it any more: what is killed may stay for long in the
-/// kernel. Clones watch the same child.
+/// Shows whether a child is gone, also when no caller waits for it any more: a killed process may stay in the kernel
+/// for long. Clones watch the same child.
 #[derive(Debug, Clone, Default)]
 pub struct Leash(Arc<Mutex<Option<Exit>>>);
 
@@ -61,7 +61,7 @@ pub struct Leash(Arc<Mutex<Option<Exit>>>);
 type Exit = Arc<AsyncFd<OwnedFd>>;
 
 impl Leash {
-    /// Whether the last child that was started with it has ended; so it is when none was.
+    /// Whether the last child that was started with it has ended; true also when none was started.
     pub fn is_gone(&self) -> bool {
         let exit = self.0.lock().clone();
         exit.is_none_or(|exit| {
@@ -72,12 +72,12 @@ impl Leash {
     }
 }
 
-/// What a child left.
+/// The result of a child.
 #[derive(Debug, Clone)]
 pub struct CommandOutput {
     /// How it ended.
     pub status: ExitStatus,
-    /// Its standard output and standard error, in the order they were written, up to 4 MiB.
+    /// Its standard output and standard error, in the order of writing, up to 4 MiB.
     pub text: Vec<u8>,
 }
 
@@ -89,7 +89,7 @@ pub enum CommandError {
     Spawn {
         /// The program.
         program: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -98,11 +98,11 @@ pub enum CommandError {
     Follow {
         /// The program.
         program: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// It, or a process it started, was ended because all that is confined with it took too much memory.
+    /// It, or a process it started, was killed because its memory group exceeded the limit.
     #[error("{} was ended at its memory limit of {}", program.display(), size::binary(*limit))]
     OutOfMemory {
         /// The program.
@@ -110,7 +110,7 @@ pub enum CommandError {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// It wrote nothing for too long, and was killed.
+    /// It wrote nothing for too long and was killed.
     #[error("{} was killed: it wrote nothing for {after:?}", program.display())]
     Stalled {
         /// The program.
@@ -121,8 +121,8 @@ pub enum CommandError {
 }
 
 impl Command {
-    /// A child that runs `program`, a path or a name to look up in the `PATH` it is given, in `/`; it may
-    /// be silent for a minute.
+    /// A child that runs `program`, a path or a name that is looked up in the `PATH` it is given, in the directory
+    /// `/`; it may be silent for a minute.
     pub fn new(program: impl Into<PathBuf>) -> Command {
         Command {
             program: program.into(),
@@ -138,20 +138,20 @@ impl Command {
         }
     }
 
-    /// It runs as the user of this number, without any right that user has not, and what it starts ends with it. `shim`
-    /// is the program that becomes it.
+    /// It runs as the user with this number, with only that user's rights, and the processes it starts are killed
+    /// with it. `shim` is the program that switches to the user.
     #[must_use]
     pub(crate) fn run_as(mut self, shim: &Path, id: u32) -> Command {
         self.becomes = Some((shim.to_owned(), id));
         self
     }
 
-    /// Whether it runs as somebody else than this process.
+    /// Whether it runs as another user than this process.
     pub(crate) fn is_somebody_else(&self) -> bool {
         self.becomes.is_some()
     }
 
-    /// Lets somebody see whether the child is gone.
+    /// Lets callers see whether the child is gone.
     #[must_use]
     pub fn leash(mut self, leash: &Leash) -> Command {
         self.leash = Some(leash.clone());
@@ -182,16 +182,15 @@ impl Command {
         self
     }
 
-    /// Marks the child and its descendants, so that [`agent_shim::process::kill_marked`] finds them when
-    /// this process is gone.
-    /// The value must not be shared with anything that is to live, for example an absolute path that only
-    /// one builder writes to.
+    /// Marks the child and its descendants, so that [`agent_shim::process::kill_marked`] finds them when this process
+    /// is gone. The value must not be shared with processes that are to survive; it is for example an absolute path
+    /// that only one builder writes to.
     #[must_use]
     pub fn mark(self, value: &str) -> Command {
         self.envs([(agent_shim::MARK, value)])
     }
 
-    /// Where it runs.
+    /// Its working directory.
     #[must_use]
     pub fn cwd(mut self, dir: impl AsRef<Path>) -> Command {
         self.cwd = dir.as_ref().to_owned();
@@ -205,28 +204,28 @@ impl Command {
         self
     }
 
-    /// What it reads from its standard input. It lies in memory, so that a child that reads nothing holds up nobody.
+    /// Its standard input. It is held in memory, so a child that does not read it delays nobody.
     #[must_use]
     pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Command {
         self.input = Some(bytes.into().into());
         self
     }
 
-    /// How much more than this process it gives way to others, 0 to 19, from right after its start.
+    /// How much nicer it is than this process, 0 to 19, from right after its start.
     #[must_use]
     pub fn nice(mut self, nice: i32) -> Command {
         self.nice = nice;
         self
     }
 
-    /// Its processes are limited, and killed, together with what else is confined there.
+    /// Its processes are limited, and killed, together with all others in the group.
     #[must_use]
     pub(crate) fn within(mut self, limited: Option<Arc<MemoryGroup>>) -> Command {
         self.within = limited;
         self
     }
 
-    /// Runs it to its end and returns what it wrote.
+    /// Runs it to its end and returns its output.
     pub async fn capture(&self) -> Result<CommandOutput, CommandError> {
         let mut text = Vec::new();
         let keep = |bytes: &[u8]| text.extend_from_slice(&bytes[..bytes.len().min(MAX_CAPTURE - text.len())]);
@@ -234,7 +233,7 @@ impl Command {
         Ok(CommandOutput { status, text })
     }
 
-    /// Runs it to its end and hands over what it writes, standard output and standard error in one order.
+    /// Runs it to its end and passes on its output: standard output and standard error in one order.
     pub async fn stream(&self, mut sink: impl FnMut(&[u8]) + Send) -> Result<ExitStatus, CommandError> {
         let started = async {
             let (output, input) = io::pipe()?;
@@ -245,7 +244,7 @@ impl Command {
         self.follow(group, [Some(output), None], |_, bytes| sink(bytes)).await
     }
 
-    /// Runs it to its end and hands over what it writes to its standard output, and what to its standard error.
+    /// Runs it to its end and passes on its output: standard output and standard error separately.
     pub async fn talk(
         &self,
         mut output: impl FnMut(&[u8]) + Send,
@@ -333,7 +332,7 @@ impl Command {
         Ok(group)
     }
 
-    /// Has the helper start it: only that one can become somebody else.
+    /// Has the helper start it: only the helper can switch to another user.
     async fn ask(&self, streams: [OwnedFd; 3]) -> io::Result<Group> {
         let text = |text: &OsStr| {
             text.to_str().map(str::to_owned).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
@@ -382,7 +381,7 @@ impl Command {
     }
 }
 
-/// A file in memory that is read from its beginning.
+/// A file in memory with these bytes.
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(rustix::fs::memfd_create("input", rustix::fs::MemfdFlags::CLOEXEC)?);
     file.write_all(bytes)?;
@@ -390,7 +389,7 @@ fn in_memory(bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits for output; for ever where none is to come.
+/// Waits for output; for ever if there is no pipe.
 async fn read_some(output: Option<&pipe::Receiver>, buffer: &mut [u8]) -> io::Result<usize> {
     let Some(output) = output else { return std::future::pending().await };
     loop {
@@ -402,18 +401,18 @@ async fn read_some(output: Option<&pipe::Receiver>, buffer: &mut [u8]) -> io::Re
     }
 }
 
-/// Reads what is there; 0 when there is no more. The pipe itself is asked: that its child has ended may be heard before
-/// its receiver hears of what the child wrote, and until then the receiver would say that nothing is there.
+/// Reads what is in the pipe; 0 when there is no more. It reads the pipe itself: the child's end may be noticed
+/// before the receiver hears of the last output, and until then the receiver would report an empty pipe.
 fn read_rest(output: &pipe::Receiver, buffer: &mut [u8]) -> usize {
     rustix::io::retry_on_intr(|| rustix::io::read(output, &mut *buffer)).unwrap_or(0)
 }
 
-/// A child that is not reaped yet, and the group it leads.
+/// A child that is not reaped yet, and the process group it leads.
 struct Group {
     child: Child,
     id: Option<Pid>,
     exit: Exit,
-    /// What it is confined in, and how many processes had been killed there before it came.
+    /// Its memory group, and how many processes had been killed there before it started.
     within: Option<(Arc<MemoryGroup>, Kills)>,
 }
 
@@ -430,16 +429,16 @@ impl Group {
         self.exit.readable().await.map(|mut ready| ready.retain_ready())
     }
 
-    /// The limit at which the kernel ended a process of it, if it did.
+    /// The memory limit, if the kernel killed a process of the memory group since it started.
     fn out_of_memory(&self) -> Option<u64> {
         let (limited, before) = self.within.as_ref()?;
         (limited.kills() != *before).then_some(limited.limit())
     }
 
-    /// Kills what is there of the group. Once: after that the number may be somebody else's.
+    /// Kills the process group. Only once: after that the number may be reused.
     fn kill(&mut self) {
         if let Some(id) = self.id.take() {
-            let _ = killpg(id, Signal::SIGKILL); // nobody left is what it is for
+            let _ = killpg(id, Signal::SIGKILL); // it fails only if no process is left
         }
     }
 }

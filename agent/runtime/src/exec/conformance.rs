@@ -1,6 +1,6 @@
-//! What every executor promises. Each implementation runs this; it panics at the first promise that is broken.
+//! The promises of every executor. Each implementation runs this; it panics at the first broken promise.
 //!
-//! Commands are of those few words that a shell and [`Fake`](super::Fake) both understand.
+//! Commands use only the words that a shell and [`Fake`](super::Fake) both understand.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,12 +17,12 @@ const LONG: Duration = Duration::from_secs(60);
 const AT_ONCE: Duration = Duration::ZERO;
 const FOR_EVER: &str = "echo once >> starts; echo ready; sleep 1000";
 
-/// An executor, and what may befall the supervisors it starts.
+/// An executor, and the faults of its supervisors.
 pub(super) struct Subject<'a> {
     pub(super) executor: &'a dyn Executor,
-    /// Ends a supervisor with the final signal.
+    /// Kills a supervisor.
     pub(super) kill: &'a dyn Fn(&JobDir),
-    /// Stops a supervisor.
+    /// Halts a supervisor.
     pub(super) halt: &'a dyn Fn(&JobDir),
 }
 
@@ -93,7 +93,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// An order that asks for nothing but this command.
+/// A launch record with nothing but this command.
 pub(super) fn launch_of(argv: &[&str]) -> Launch {
     Launch {
         version: VERSION,
@@ -130,7 +130,7 @@ async fn ended(running: &Running) -> ExitRecord {
     timeout(LONG, running.wait()).await.expect("the job ends").unwrap()
 }
 
-/// In whole milliseconds, as leases are told.
+/// In whole milliseconds, the unit of leases.
 fn soon(millis: u64) -> Option<Boot> {
     Some(Boot::from_millis(SystemClock.boot().millis() + millis))
 }
@@ -166,7 +166,7 @@ async fn output_is_where_it_is_read(subject: &Subject<'_>) {
     assert_eq!(Reader::of_tracking(&case.dir).unwrap().len().unwrap(), 3);
     assert_eq!(fs::read_to_string(case.dir.work().join("file")).unwrap(), "out\n");
 
-    // Not only at the end.
+    // Progress is reported before the end, too.
     let case = Case::new(subject);
     let running = case.start(FOR_EVER).await;
     let mut progress = running.progress();
@@ -186,7 +186,7 @@ async fn a_command_is_started_once(subject: &Subject<'_>) {
     for other in &running[1..] {
         assert_eq!(ended(other).await, record);
     }
-    // Nor is it when it has ended.
+    // Nor is it started again after it has ended.
     assert_eq!(ended(&case.launch(&order).await).await, record);
     assert!(matches!(case.found().await, Found::Ended(found) if found == record));
     assert_eq!((case.starts(), case.log().as_str()), (1, "ready\n"));
@@ -226,7 +226,7 @@ async fn a_stop_ends_it(subject: &Subject<'_>) {
     assert!(!record.timed_out && !record.lease_over);
     running.stop(LONG, "after the end").await.unwrap();
 
-    // One that does not listen; a shorter grace counts, the first reason stays.
+    // A command that ignores SIGTERM; a shorter grace counts, the first reason stays.
     let case = Case::new(subject);
     let running = case.start("trap '' TERM; echo ready; sleep 1000").await;
     case.until_ready().await;

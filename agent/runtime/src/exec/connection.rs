@@ -1,4 +1,4 @@
-//! One conversation with a shim, and the one place that tells from a job directory who is there.
+//! A connection to a shim, and the only place that finds out from a job directory whether one is running.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,22 +19,22 @@ use tokio::time::Instant;
 use super::container::note::Note;
 use super::{Lost, ReattachError, SHIM};
 
-/// How long a shim may take to answer. Generous: it fsyncs, and machines that train are busy.
+/// How long a shim may take to answer. Long, because it calls fsync, and machines that train are busy.
 pub(super) const ANSWER: Duration = Duration::from_secs(30);
 
-/// The first version of a shim that knows leases.
+/// The first shim version with leases.
 pub(super) const LEASES: u32 = 2;
 
-/// Between two looks at a directory whose shim is about to listen or about to end.
+/// Pause between two looks at a directory whose shim is about to listen or about to end.
 pub(super) const AGAIN: Duration = Duration::from_millis(10);
 
-/// How long whoever listens where no lock is held may take to greet.
+/// How long a listener may take to greet if it holds no lock.
 const GREETING: Duration = Duration::from_secs(1);
 
 /// How long killing the remains of a lost job may take.
 const KILL_WITHIN: Duration = Duration::from_secs(30);
 
-/// Somebody else answers at the socket.
+/// Another program answers at the socket.
 #[derive(Debug, thiserror::Error)]
 #[error("whoever listens there is not the supervisor of this job")]
 struct OtherListener;
@@ -43,14 +43,14 @@ struct OtherListener;
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: BufReader<UnixStream>,
-    /// `go` had been said before this connection was made.
+    /// `go` had been sent before this connection was made.
     pub(super) gone: bool,
-    /// What the shim speaks.
+    /// The protocol version of the shim.
     pub(super) version: u32,
 }
 
 impl Connection {
-    /// Connects, and makes sure that it is the shim of this job that answers.
+    /// Connects, and checks that the shim of this job answers.
     pub(super) async fn open(dir: &JobDir) -> io::Result<Connection> {
         let stranger = || io::Error::new(io::ErrorKind::InvalidData, OtherListener);
         let (_keep, path) = dir.short_socket_path()?;
@@ -59,7 +59,7 @@ impl Connection {
         let Some(Event::Hello { version, instance, gone }) = connection.next().await? else {
             return Err(stranger());
         };
-        // Either file tells it, should somebody have harmed the other.
+        // Each file has the instance, in case the other was damaged.
         let hello = dir.read_hello().ok().flatten().map(|hello| hello.instance);
         if hello.or_else(|| dir.started_instance()) != Some(instance) {
             return Err(stranger());
@@ -74,7 +74,7 @@ impl Connection {
         self.stream.get_mut().write_all(request.to_line().as_bytes()).await
     }
 
-    /// Asks, and waits for an answer that `wanted` accepts.
+    /// Sends a request, and waits for an answer that `wanted` accepts.
     pub(super) async fn ask(
         &mut self,
         request: &Request,
@@ -88,14 +88,14 @@ impl Connection {
         tokio::time::timeout(ANSWER, conversation).await.map_err(silent).flatten()
     }
 
-    /// Says until when the job may run; the answer may be that it may not.
+    /// Sets until when the job may run; the answer may be a refusal.
     pub(super) async fn renew(&mut self, until: Boot) -> io::Result<Event> {
         let wanted =
             |event: &Event| matches!(event, Event::Renewed { .. } | Event::Refused { .. } | Event::Ended);
         self.ask(&Request::Renew { until_ms: until.millis() }, wanted).await
     }
 
-    /// What it says next; `None` when it has closed the connection.
+    /// The next event; `None` when the shim has closed the connection.
     pub(super) async fn next(&mut self) -> io::Result<Option<Event>> {
         let mut line = Vec::new();
         (&mut self.stream).take(MAX_LINE as u64).read_until(b'\n', &mut line).await?;
@@ -105,7 +105,7 @@ impl Connection {
         }
     }
 
-    /// Reads until one of the events that `wanted` accepts; an end of the conversation is an error.
+    /// Reads until an event that `wanted` accepts; a closed connection is an error.
     pub(super) async fn until(&mut self, wanted: impl Fn(&Event) -> bool) -> io::Result<Event> {
         loop {
             match self.next().await? {
@@ -117,27 +117,27 @@ impl Connection {
     }
 }
 
-/// What there is at a job directory.
+/// What a job directory shows.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one at a time, taken apart at once")]
 pub(super) enum JobTrace {
     /// A shim, connected.
     Live(Connection),
-    /// An exit record that counts.
+    /// A valid exit record.
     Ended(ExitRecord),
-    /// Nothing that was ever started.
+    /// Nothing was ever started.
     Fresh,
     /// The mark of a start, and nothing else.
     Lost,
 }
 
-/// Looks what there is at a job directory. A shim that comes or goes meanwhile is waited for.
+/// Looks at a job directory. If a shim is starting or ending meanwhile, this waits for it.
 pub(super) async fn look(dir: &JobDir) -> Result<JobTrace, ReattachError> {
     let deadline = Instant::now() + ANSWER;
     let path = || dir.path().to_owned();
     let mut last = None;
     loop {
-        // In this order: a shim writes its record, or is killed, before its lock goes.
+        // In this order: a shim writes its record, or is killed, before its lock is released.
         let shim = dir.has_shim().map_err(|source| ReattachError::Look { dir: path(), source })?;
         let record = dir.read_exit();
         let no_go = |record: &ExitRecord| record.end == End::NeverStarted(NotStarted::NoGo);
@@ -149,11 +149,11 @@ pub(super) async fn look(dir: &JobDir) -> Result<JobTrace, ReattachError> {
         };
         match (traces.found(), record) {
             (Found::Ended, Ok(Some(record))) => return Ok(JobTrace::Ended(record)),
-            // A supervisor that lives writes what somebody harmed again.
+            // A running supervisor rewrites a damaged record.
             (Found::Live | Found::Ended, _) => {}
             (Found::Fresh | Found::Lost, Err(error)) => return Err(error.into()),
             (found, Ok(_)) => {
-                // One of an earlier release is known by its log alone, which somebody may have removed.
+                // A shim of an earlier release is known only by its log, which may have been removed.
                 if let Ok(Ok(connection)) = tokio::time::timeout(GREETING, Connection::open(dir)).await {
                     return Ok(JobTrace::Live(connection));
                 }
@@ -172,12 +172,12 @@ pub(super) async fn look(dir: &JobDir) -> Result<JobTrace, ReattachError> {
     }
 }
 
-/// Kills what is left of a job whose shim is gone, and finds out why it is. Safe to repeat.
+/// Kills the remaining processes of a job whose shim is gone, and finds out why it is gone. May be repeated.
 pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
     let nothing = Lost { rebooted: false, killed: 0, left: 0, loose: false, starved: 0, why: None };
     let hello = match (dir.read_hello(), dir.started_instance()) {
         (Ok(Some(hello)), _) => hello,
-        // Who was started is known by the mark that its processes bear.
+        // The processes of that start are known by the mark that they bear.
         (_, Some(instance)) => {
             let (found, left) = kill_of(Vec::new(), instance, KILL_WITHIN).await;
             return Ok(Lost { killed: found - left, left, loose: true, ..nothing });
@@ -185,24 +185,24 @@ pub(super) async fn clear_lost(dir: &JobDir) -> Result<Lost, ReattachError> {
         (hello, None) => return hello.map(|_| nothing).map_err(ReattachError::from),
     };
     if hello.boot_id != agent_shim::process::boot_id() {
-        // A container keeps its groups when it is given another boot.
+        // After a container was restarted its boot id is new, but its groups are still there.
         let groups = Groups::of(&hello);
         let _ = groups.is_empty() && groups.remove();
         return Ok(Lost { rebooted: true, ..nothing });
     }
     let starved = hello.kills.as_ref().map_or(0, KillCount::since);
-    // What it says of groups is what was to be made.
+    // The groups in the hello are those that were to be made.
     let loose = !hello.container && !Groups::of(&hello).dirs().iter().any(|group| group.exists());
     let (found, left) = kill(dir, hello, KILL_WITHIN).await;
     let why = super::container::fate::of(dir).await;
     Ok(Lost { killed: found - left, left, loose, starved, why, ..nothing })
 }
 
-/// Ends a job from outside, its supervisor with it: that one does not do what it was told. What is frozen is let go on,
-/// so that it hears the signal. Returns how many processes there were, and how many are left.
+/// Kills a job from outside, together with its supervisor, which does not obey. Frozen processes are thawed, so that
+/// they receive the signal. Returns how many processes there were, and how many are left.
 pub(super) async fn end_all(dir: &JobDir, within: Duration) -> Result<(usize, usize), ReattachError> {
     let Some(hello) = dir.read_hello()? else { return Ok((0, 0)) };
-    // Killed first: what it would do next is to find its job dead, and to say that the job died by itself.
+    // The supervisor is killed first: otherwise it would find its job dead and record that the job died by itself.
     let supervisor = Process::find(hello.pid)
         .filter(|_| !hello.container && hello.boot_id == process::boot_id())
         .filter(|found| process::name(found.pid as u32) == SHIM && found.works_at(dir.path()));
@@ -220,7 +220,7 @@ async fn kill_of(groups: Vec<PathBuf>, instance: String, within: Duration) -> (u
 }
 
 async fn kill(dir: &JobDir, hello: Hello, within: Duration) -> (usize, usize) {
-    // What an earlier release wrote down the job may have written anew: its processes are known by their mark then.
+    // The job may have rewritten the note of an earlier release: then its processes are known by their mark.
     let is_told = hello.container && !dir.is_shared();
     let container = Note::read(dir).ok().flatten().map(|note| note.id).filter(|_| is_told);
     if let Some(id) = container {

@@ -1,21 +1,21 @@
 //! Jobs in containers, each with the shim as the first process.
 //!
-//! The container engine makes the container and starts the shim in it, and from then on is not needed: log, stop, lease
-//! and exit record are the shim's, in the job directory. Of that the container has the job's part alone, at the same
-//! place. So an engine that is silent means nothing for a job that runs, and what became of a job is told, as of any
-//! other, by its directory: its shim's lock says whether it lives, and with the first process of a container the kernel
-//! ends all others.
+//! The container engine makes the container and starts the shim in it, and is not needed after that: the shim owns
+//! log, stop, lease and exit record, in the job directory. The container has only the job's part of that directory,
+//! at the same path. So an engine that does not answer does not affect a running job, and the fate of a job is found
+//! out, as of any other, from its directory: the shim's lock shows whether it lives, and when the first process of a
+//! container ends, the kernel kills all others.
 //!
 //! Owns: the names and labels of containers, `container.json` in the job directory (`note`), what a container may do
-//! (`body`), how the shim gets into any image and to its directory (`supervisor`), and the words for why a container
-//! ended (`fate`).
+//! (`body`), how the shim gets into any image and to its directory (`supervisor`), and the description of why a
+//! container ended (`fate`).
 //!
-//! Invariants: a container is removed, and told of, only where its label names this very directory, whatever a file
-//! says; the job directory names the container before the engine is asked for it, and by the engine's own name
-//! before anything is started in it; a container is removed by force only while nothing of the command was started,
-//! or when its shim is gone; what the engine does not answer is never taken for an answer.
+//! Invariants: a container is removed or reported on only if its label names this very directory, whatever a file
+//! says; the job directory has the container's name before the engine is asked to make it, and the engine's ID before
+//! anything is started in it; a container is removed by force only while nothing of the command was started, or when
+//! its shim is gone; no answer of the engine is never taken for an answer.
 //!
-//! Networking is the machine's own: the tracking endpoint listens on its loopback.
+//! Networking is the host's own: the tracking endpoint listens on its loopback.
 
 mod body;
 pub(super) mod fate;
@@ -47,40 +47,40 @@ use note::{Engine, Note};
 use supervisor::Door;
 pub use supervisor::SupervisorError;
 
-/// How long the engine may take for each thing it is asked. An answer is asked for first, so that silence shows soon.
+/// How long each call to the engine may take. It is pinged first, so that silence is noticed soon.
 const ANSWERS: Duration = Duration::from_secs(5);
 const CREATE: Duration = Duration::from_secs(60);
 const START: Duration = Duration::from_secs(60);
 const REMOVE: Duration = Duration::from_secs(30);
 const LIST: Duration = Duration::from_secs(30);
 
-/// How often the engine is asked whether a container whose shim is not heard yet is still there.
+/// How often the engine is asked whether a container still exists whose shim has not answered yet.
 const STILL_THERE: Duration = Duration::from_millis(500);
 
-/// Between two tries to take a name that is being given up.
+/// Pause between two tries to take a name that is being released.
 const NAME_AGAIN: Duration = Duration::from_millis(100);
 
-/// What containers are labelled with, so that they are found again.
+/// The labels of containers, by which they are found again.
 const JOB: &str = "agentd.job";
 const REPLICA: &str = "agentd.replica";
 const EPOCH: &str = "agentd.epoch";
 const NODE: &str = "agentd.node";
 const DIR: &str = "agentd.dir";
 
-/// What surrounds a job in a container.
+/// The container that a job runs in.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerSpec {
-    /// The image, and what of this machine is mounted into it.
+    /// The image, and the directories of this machine that are mounted into it.
     pub image: Image,
     /// Size of its shared memory, in bytes; 0 is the usual 2 GiB.
     pub shm: u64,
     /// The GPUs it gets, by UUID.
     pub gpus: Vec<String>,
-    /// What else the job says.
+    /// The other options of the job.
     pub options: Options,
 }
 
-/// The containers of one node; clones share what they know.
+/// The containers of one node.
 #[derive(Debug, Clone)]
 pub struct Containers {
     docker: Docker,
@@ -89,13 +89,13 @@ pub struct Containers {
 }
 
 impl Containers {
-    /// Those that `docker` makes for the node called `node`, a name that no other node on that engine has.
+    /// Those that `docker` makes for the node `node`, a name that no other node on that engine has.
     pub fn new(docker: Docker, shim: PathBuf, node: impl Into<String>) -> Containers {
         Containers { docker, shim, node: node.into() }
     }
 
-    /// Makes the container and waits until the shim in it listens; the command is not started. Changes nothing where it
-    /// listens already, and where the job has ended or was lost. May be dropped, and done again.
+    /// Makes the container and waits until the shim in it listens; the command is not started. Does nothing if it
+    /// listens already, or if the job has ended or was lost. May be dropped and repeated.
     pub(super) async fn prepare(
         &self,
         dir: &JobDir,
@@ -108,17 +108,17 @@ impl Containers {
         }
     }
 
-    /// Removes the container of a job that is over, or that nobody will start any more; there is nothing to do for a
-    /// job without one, and for one that runs.
+    /// Removes the container of a job that is over, or that will not be started any more. Does nothing for a job
+    /// without one, and for a job that runs.
     pub(super) async fn clear(&self, dir: &JobDir) -> Result<(), DockerError> {
         let Ok(Some(note)) = Note::read(dir) else { return Ok(()) };
         while dir.is_started() && dir.has_shim().unwrap_or(true) {
             if !dir.exit().exists() {
                 return Ok(());
             }
-            tokio::time::sleep(AGAIN).await; // a shim takes a moment to go after it said how the job ended
+            tokio::time::sleep(AGAIN).await; // a shim takes a moment to exit after it recorded how the job ended
         }
-        // It may never have been made, because somebody else's has the name.
+        // It may never have been made, because a container that is not this job's has the name.
         match self.named(note.key()).await? {
             Some((id, of)) if Path::new(&of) == dir.path() => self.remove(&id).await,
             Some((id, of)) => {
@@ -129,8 +129,8 @@ impl Containers {
         }
     }
 
-    /// Removes containers of this node that nobody needs: their shim is gone, and `is_open` says of no runner that it
-    /// still wants to know why. Returns how many there were.
+    /// Removes containers of this node that nobody needs: their shim is gone, and no runner still wants to know why
+    /// (`is_open` is false). Returns how many there were.
     pub async fn sweep(&self, is_open: impl Fn(&ReplicaId) -> bool) -> Result<usize, DockerError> {
         let label = format!("{NODE}={}", self.node);
         let filters = HashMap::from([("label".to_owned(), vec![label])]);
@@ -143,7 +143,7 @@ impl Containers {
             let labels = found.labels.unwrap_or_default();
             let (Some(id), Some(dir)) = (found.id, labels.get(DIR).map(JobDir::new)) else { continue };
             let replica = labels.get(REPLICA).and_then(|replica| replica.parse::<ReplicaId>().ok());
-            // A directory that cannot be looked at may have a shim.
+            // If a directory cannot be examined, it may have a shim.
             let wanted = replica.is_some_and(|replica| is_open(&replica)) || dir.has_shim().unwrap_or(true);
             if !wanted {
                 self.remove(&id).await?;
@@ -153,7 +153,7 @@ impl Containers {
         Ok(swept)
     }
 
-    /// Has a shim stand at a directory where nothing was started yet.
+    /// Starts a shim for a directory where nothing was started yet.
     pub(super) async fn stand(
         &self,
         dir: &JobDir,
@@ -192,7 +192,7 @@ impl Containers {
         note.write(dir).map_err(|source| LaunchError::Note { dir: dir.path().to_owned(), source })
     }
 
-    /// Makes the container; gives the engine's name for it. One of the same name that an earlier try left goes first.
+    /// Makes the container; returns the engine's ID. One of the same name from an earlier try is removed first.
     async fn create(
         &self,
         name: &str,
@@ -244,8 +244,8 @@ impl Containers {
         labels.map(|(name, value)| (name.to_owned(), value)).into()
     }
 
-    /// Removes a container of this job that has the name; nothing was ever started in it, for the directory would say.
-    /// One of somebody else is left alone.
+    /// Removes a container of this job that has the name; nothing was ever started in it, or the directory would show
+    /// it. A container that is not this job's is left alone.
     async fn free_name(&self, name: &str, dir: &JobDir) -> Result<(), LaunchError> {
         let Some((id, of)) = self.named(name).await? else { return Ok(()) };
         if Path::new(&of) != dir.path() {
@@ -257,12 +257,12 @@ impl Containers {
                 tokio::time::sleep(NAME_AGAIN).await;
                 Ok(())
             }
-            // Its shim was about to stand when it was looked at before.
+            // Its shim was about to start at the look before.
             _ => Err(LaunchError::Silent { dir: dir.path().to_owned(), after: Duration::ZERO }),
         }
     }
 
-    /// The container of a name, and the job directory it is labelled with; empty for one of somebody else.
+    /// The container with a name, and the job directory in its label; empty if it has no such label.
     async fn named(&self, name: &str) -> Result<Option<(String, String)>, DockerError> {
         let step = "look whose container has the name";
         failpoint::hit("node.container.look").map_err(DockerError::planned(step))?;
@@ -291,7 +291,7 @@ impl Containers {
         self.docker.remove_container(key, REMOVE).await
     }
 
-    /// Waits until the shim of a container that was started listens.
+    /// Waits until the shim of a started container listens.
     async fn until_ready(&self, dir: &JobDir, id: &str) -> Result<(), LaunchError> {
         let deadline = Instant::now() + ANSWER;
         let mut ask_at = Instant::now() + STILL_THERE;
@@ -307,7 +307,7 @@ impl Containers {
                     let before = fate::last_words(&self.docker, id).await;
                     let said = [state.error.unwrap_or_default(), before, last_words(dir)];
                     let said = said.into_iter().find(|said| !said.is_empty()).unwrap_or_default();
-                    let _ = self.remove(id).await; // else it goes when the name is needed, or with a sweep
+                    let _ = self.remove(id).await; // else it is removed when the name is needed, or by a sweep
                     return Err(LaunchError::Unready { dir: dir.path().to_owned(), status, said });
                 }
             }
@@ -317,8 +317,8 @@ impl Containers {
     }
 }
 
-/// Whom the shim of a container begins as: this process's user, who owns the job directory, or user 0 where jobs are of
-/// others; that becomes whoever owns the directory once it has it.
+/// The user that the shim of a container starts as: this process's user, who owns the job directory, or user 0 with a
+/// helper; as user 0 it switches to the owner of the directory once it has it.
 fn shim_user() -> User {
     match agent_spawn::has_helper() {
         true => User { uid: 0, gid: 0, groups: Vec::new() },

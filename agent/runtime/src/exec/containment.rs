@@ -1,4 +1,4 @@
-//! What keeps the processes of a job together on this machine, found out by trying it.
+//! How the processes of a job are kept together on this machine, found out by trying.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use agent_shim::cgroup::{self, GroupPlace};
 
 use super::scope;
 
-/// What keeps the processes of a job together here.
+/// How the processes of a job are kept together here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Containment {
-    /// `systemd scope`, `cgroup v2`, `cgroup v1` or `process group`, as exit records say it.
+    /// `systemd scope`, `cgroup v2`, `cgroup v1` or `process group`, as in exit records.
     pub kind: String,
-    /// A job's memory can be limited, and running out of it told from any other end.
+    /// A job's memory can be limited, and running out of it distinguished from any other end.
     pub memory: bool,
     /// The number of a job's processes can be limited.
     pub pids: bool,
@@ -21,8 +21,8 @@ pub struct Containment {
     pub at_once: bool,
 }
 
-/// Makes the groups of a job, looks what they do and removes them. Blocking, for well under a second. Where
-/// systemd makes scopes, what they do is what its groups do.
+/// Makes the groups of a job, checks what they can do and removes them. Blocks for well under a second. Where systemd
+/// makes scopes, the controllers that a scope gets count, too.
 pub fn containment() -> Containment {
     let places = cgroup::places(&agent_shim::CgroupRequest::default());
     let name = format!("agentd-probe-{}", std::process::id());
@@ -43,18 +43,18 @@ pub fn containment() -> Containment {
     found
 }
 
-/// Removes groups of jobs that nobody will remove: those of a shim that was killed and whose job directory
-/// is gone as well. Only empty ones go, and only those that were there for a while: a group that is about to
-/// be entered is empty too. Blocking, for a moment; returns how many there were.
+/// Removes groups of jobs that have no other owner: those of a shim that was killed and whose job directory is gone
+/// as well. Only empty groups of some age are removed: a group that is about to be entered is empty too. Blocks for a
+/// moment; returns how many were removed.
 pub fn sweep_groups() -> usize {
     let places = cgroup::places(&agent_shim::CgroupRequest::default());
     places.iter().map(|place| cgroup::sweep(&place.parent, ABANDONED)).sum()
 }
 
-/// For how long an empty group has been nobody's.
+/// The age from which an empty group counts as abandoned.
 const ABANDONED: Duration = Duration::from_secs(600);
 
-/// The unified hierarchy has the controller, which a scope of a job is then given.
+/// The unified hierarchy has the controller, which a scope of a job then gets.
 fn is_delegated(places: &[GroupPlace], controller: &str) -> bool {
     let of = |dir: &Path| std::fs::read_to_string(dir.join("cgroup.controllers")).ok();
     let of_unified = places.iter().filter(|place| place.v2).flat_map(|place| place.parent.ancestors());

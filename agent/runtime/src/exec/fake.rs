@@ -1,11 +1,11 @@
-//! An executor that makes no process: its shims are tasks ([`supervisor`]).
+//! An executor without processes: its shims are tasks ([`supervisor`]).
 //!
-//! Directory, records, lock and socket of a job are as a shim makes them, so whoever looks finds no difference; only
-//! who stands there is another. It lives as long as the runtime it was launched in, whatever becomes of the executor
-//! and of whoever launched it: as a shim outlives the daemon.
+//! Directory, records, lock and socket of a job are as a shim makes them, so a reader finds no difference; only the
+//! supervisor is another. It lives as long as the runtime it was launched in, whatever becomes of the executor and
+//! its caller: as a shim outlives the daemon.
 //!
-//! Owns what a test does to them: starts that fail, supervisors that are killed or halted. Users, limits and variables
-//! mean nothing, and a container is none. It promises what `conformance` asks; the rest is for tests of what is real.
+//! Owns the faults that a test injects: failed starts, supervisors that are killed or halted. Users, limits and
+//! variables have no effect, and no container is made. It passes `conformance`; all else needs tests of the real one.
 
 mod supervisor;
 
@@ -52,24 +52,24 @@ struct FakeSupervisor {
 }
 
 impl Fake {
-    /// The next of what is prepared or launched fails so, one after the other.
+    /// The next calls to prepare or launch fail with these errors, one after the other.
     pub fn refuse(&self, errors: impl IntoIterator<Item = LaunchError>) {
         self.shared.refusals.lock().extend(errors);
     }
 
-    /// Has the kernel end so many processes for want of memory beside the supervisor of a job.
+    /// Makes the kernel appear to have killed so many processes for lack of memory next to the supervisor of a job.
     pub fn starve(&self, dir: &JobDir, processes: u64) -> io::Result<()> {
         std::fs::write(kills(dir), format!("oom_kill {processes}\n"))
     }
 
-    /// Ends a supervisor as the final signal does: its command goes with it, and nothing is written down. Says whether
-    /// there was one.
+    /// Kills a supervisor as SIGKILL does: its command ends with it, and nothing is written. Returns whether there
+    /// was one.
     pub fn kill(&self, dir: &JobDir) -> bool {
         let found = self.shared.supervisors.lock().remove(dir.path());
         found.inspect(|supervisor| supervisor.task.abort()).is_some()
     }
 
-    /// Stops a supervisor, and its command: it lives and does nothing any more.
+    /// Halts a supervisor and its command: they live, but do nothing any more.
     pub fn halt(&self, dir: &JobDir) {
         if let Some(supervisor) = self.shared.supervisors.lock().get(dir.path()) {
             supervisor.halted.store(true, Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl Fake {
         self.shared.refusals.lock().pop_front().map_or(Ok(()), Err)
     }
 
-    /// Has a supervisor stand at a directory where nothing was started yet, unless another one has the place.
+    /// Starts a supervisor for a directory where nothing was started yet, unless another one has the lock.
     fn stand(&self, dir: &JobDir, launch: &Launch) -> Result<(), LaunchError> {
         remove_if_there(dir.exit())?;
         dir.write_launch(launch)?;
@@ -153,7 +153,7 @@ impl Executor for Fake {
     }
 }
 
-/// Does `work` until somebody halts it.
+/// Does `work` until it is halted.
 async fn unless(halted: Arc<AtomicBool>, work: impl Future<Output = ()>) {
     let mut work = pin!(work);
     poll_fn(|context| match halted.load(Ordering::Relaxed) {

@@ -1,11 +1,11 @@
 //! The executor of a real machine: every job under a shim, as processes of the machine or in a container.
 //!
-//! Owns what both ways have in common, and the fake with them: looking who is there before anything is started, saying
-//! `go` ([`begin`]), and finding a job again ([`reattach`]). Hides which way a job was started. How a shim comes to
-//! stand at a job directory is [`super::process`] and [`super::container`].
+//! Owns the steps that both ways, and the fake, have in common: checking for a running shim before anything is
+//! started, sending `go` ([`begin`]), and finding a job again ([`reattach`]). Hides which way a job was started.
+//! [`super::process`] and [`super::container`] start the shim for a job directory.
 //!
-//! Invariants: no shim is started where one stands, or where a command was started before; whoever says `go` has looked
-//! who listens.
+//! Invariants: no shim is started where one runs, or where a command was started before; before `go` is sent, the
+//! identity of the listener is checked.
 
 use std::future::Future;
 use std::io;
@@ -24,7 +24,7 @@ use super::process::enclose;
 use super::{ContainerSpec, Containers, Executor, Found, LaunchError, ReattachError, Running};
 use crate::docker::DockerError;
 
-/// Runs jobs on this machine. Clones share what they know.
+/// Runs jobs on this machine.
 #[derive(Debug, Clone)]
 pub struct Local {
     /// The shim's program; see [`find_shim`](super::find_shim).
@@ -33,7 +33,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// With this program as the shim, and these containers for jobs that have a container.
+    /// With this program as the shim, and these containers for jobs that run in one.
     pub fn new(shim: PathBuf, containers: Containers) -> Local {
         Local { shim, containers }
     }
@@ -86,8 +86,8 @@ impl Executor for Local {
     }
 }
 
-/// Starts the command of a job once, whoever else does so. `stand` has a shim stand at a directory where nothing was
-/// started; it gives the conversation with one that it must reap, or nothing when it is to be looked who is there.
+/// Starts the command of a job once, even if others try, too. `stand` starts a shim where nothing was started yet; it
+/// returns the connection to a shim that must be reaped here, or `None` to look at the directory again.
 pub(super) async fn begin<S>(
     dir: &JobDir,
     launch: &Launch,
@@ -125,20 +125,20 @@ pub(super) async fn reattach(dir: &JobDir) -> Result<Found, ReattachError> {
     })
 }
 
-/// What there is at the directory of a job that is to be started.
+/// What the directory of a job that is to be started shows.
 pub(super) async fn told_by(dir: &JobDir) -> Result<JobTrace, LaunchError> {
     look(dir).await.map_err(|source| LaunchError::Look { dir: dir.path().to_owned(), source })
 }
 
-/// The error for a job that cannot be started because it was lost before; what is left of it is killed.
+/// The error for a job that cannot be started because it was lost before; its remaining processes are killed.
 async fn lost(dir: &JobDir) -> Result<LaunchError, LaunchError> {
     let path = || dir.path().to_owned();
     let lost = clear_lost(dir).await.map_err(|source| LaunchError::Look { dir: path(), source })?;
     Ok(LaunchError::Lost { dir: path(), lost })
 }
 
-/// Says `go` and waits until the command is started, or could not be. The shim may have been started by an
-/// earlier life of the daemon, whose lease was another.
+/// Sends `go` and waits until the command is started, or could not be. The shim may have been started before a
+/// restart of the daemon, with another lease.
 async fn say_go(
     dir: &JobDir,
     launch: &Launch,
@@ -152,7 +152,7 @@ async fn say_go(
     if source.kind() == io::ErrorKind::TimedOut {
         return Err(LaunchError::Silent { dir: dir.path().to_owned(), after: ANSWER });
     }
-    // It may have ended under our hands.
+    // The job may have ended meanwhile.
     match told_by(dir).await? {
         JobTrace::Ended(_) => Ok(Running::ended(dir.clone())),
         _ => Err(LaunchError::Talk { dir: dir.path().to_owned(), source }),

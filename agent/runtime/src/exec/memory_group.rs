@@ -1,11 +1,11 @@
-//! What a builder may take: a control group that its commands run in.
+//! The memory limit of a builder: a control group that its commands run in.
 //!
-//! Made as the groups of jobs are (see [`agent_shim::cgroup`]), so a machine where jobs cannot be limited cannot
-//! limit builders either. Where systemd makes scopes it is asked for one around each command instead, because a
-//! service may not limit a part of itself. A limit on address space instead would fail builders that only map much.
+//! Made like the groups of jobs (see [`agent_shim::cgroup`]), so a machine where jobs cannot be limited cannot limit
+//! builders either. Where systemd makes scopes it is asked for one around each command instead, because a service may
+//! not limit a part of itself. A limit on address space would fail builders that only map much memory.
 //!
-//! Invariant: when it goes, whoever is still in the group is killed and the group is removed; a group that a
-//! killed daemon left is removed with those of jobs, once it is empty.
+//! Invariant: on drop, all processes in the group are killed and the group is removed; a group left by a killed
+//! daemon is removed with those of jobs, once it is empty.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,10 +17,10 @@ use parking_lot::Mutex;
 
 use super::scope;
 
-/// How many processes of a group the kernel has ended for want of memory.
+/// How many processes of a group the kernel has killed for lack of memory.
 pub(super) type Kills = u64;
 
-/// A group that commands are confined in.
+/// A group that limits the memory of commands.
 #[derive(Debug)]
 pub(crate) struct MemoryGroup {
     groups: Groups,
@@ -32,8 +32,8 @@ pub(crate) struct MemoryGroup {
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl MemoryGroup {
-    /// Makes a group whose processes may take this much memory together, in bytes. Says why it cannot be done.
-    /// Blocking, for a moment.
+    /// Makes a group whose processes may use this much memory together, in bytes. The error is the reason why it
+    /// cannot. Blocks for a moment.
     pub(crate) fn make(limit: u64) -> Result<MemoryGroup, String> {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("agentd-builder-{}-{number}", std::process::id());
@@ -56,17 +56,17 @@ impl MemoryGroup {
         self.limit
     }
 
-    /// The files by which a process enters the group: it writes its number.
+    /// The files through which a process enters the group, by writing its number.
     pub(super) fn procs_files(&self) -> impl Iterator<Item = PathBuf> + '_ {
         self.groups.dirs().iter().map(|dir| dir.join("cgroup.procs"))
     }
 
-    /// Puts a process into a scope of its own where systemd makes the groups, before it does much.
+    /// Puts a process into a scope of its own if systemd makes the groups, before it does much.
     pub(super) async fn enclose(&self, pid: i32) {
         let Some(known) = &self.scope else { return };
         match scope::limit(pid, NUMBER.fetch_add(1, Ordering::Relaxed), self.limit).await {
             Ok(group) => *known.lock() = group,
-            // A command that ends at once is gone before systemd hears of it.
+            // A command that ends at once is gone before systemd receives the request.
             Err(error) => tracing::debug!(%error, "the memory of a builder is not limited"),
         }
     }
@@ -87,10 +87,10 @@ impl Drop for MemoryGroup {
         }
         groups.kill();
         let finish = move || {
-            groups.kill(); // who was being started meanwhile
+            groups.kill(); // processes that were being started meanwhile
             groups.remove()
         };
-        // It may take a moment until the group is empty; nobody waits for that.
+        // It may take a moment until the group is empty; no caller waits for that.
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(finish)),
             Err(_) => drop(finish()),

@@ -18,12 +18,12 @@ use super::child::Child;
 use super::connection::{ANSWER, Connection};
 use super::{LaunchError, Local, scope};
 
-/// What is read of the log of a shim that did not get ready, in bytes, and told of its last line, in characters.
+/// Bytes read of the log of a shim that did not get ready, and characters reported of its last line.
 const LARGEST_LOG: u64 = 1 << 20;
 const MOST_WORDS: usize = 500;
 
 impl Local {
-    /// Starts a shim and connects to it; `None` when another one has the place.
+    /// Starts a shim and connects to it; `None` when another one has the lock.
     pub(super) async fn start_shim(
         &self,
         dir: &JobDir,
@@ -36,7 +36,7 @@ impl Local {
         let (output, input) = io::pipe().map_err(failed)?;
         let mut child = self.spawn(dir, launch, input.into()).await.map_err(failed)?;
         let ready = async {
-            // It greets on its standard output as soon as it listens, or ends.
+            // The shim writes a greeting to its standard output as soon as it listens, or it ends.
             let mut greeting = String::new();
             let output = pipe::Receiver::from_owned_fd(output.into())?;
             BufReader::new(output).read_line(&mut greeting).await?;
@@ -70,8 +70,8 @@ impl Local {
     }
 }
 
-/// Puts the shim into a scope where there are some. Without one the job runs as well; that in a container needs none,
-/// and its number means somebody else here.
+/// Puts the shim into a scope if systemd makes them. Without one the job runs as well; a shim in a container needs
+/// none, and its number means another process here.
 pub(super) async fn enclose(dir: &JobDir, launch: &Launch) {
     if let Ok(Some(hello)) = dir.read_hello()
         && !hello.container
@@ -95,7 +95,7 @@ pub(super) fn last_words(dir: &JobDir) -> String {
     if said.is_empty() { "it left no word".to_owned() } else { said }
 }
 
-/// The last line of what somebody said, fit to be told to people.
+/// The last line of an output, without control characters and cut to a length for messages.
 pub(super) fn last_line(said: &str) -> String {
     let last = said.lines().last().unwrap_or_default().trim();
     last.chars().filter(|c| !c.is_control()).take(MOST_WORDS).collect()

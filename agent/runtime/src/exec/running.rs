@@ -1,4 +1,4 @@
-//! A job that runs: how far it is, how to stop it, how it ended.
+//! A running job: its progress, how to stop it, how it ended.
 
 use std::io;
 use std::path::PathBuf;
@@ -15,13 +15,13 @@ use super::child::Child;
 use super::connection::{Connection, JobTrace, LEASES, clear_lost, look};
 use super::{Lost, ReattachError};
 
-/// How long a shim that said it has ended may take to be gone.
+/// How long a shim that reported the end may take to exit.
 const REAP: Duration = Duration::from_secs(10);
 
-/// Between two looks for a job that was lost sight of.
+/// Pause between two looks for a job after the connection was lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A job that runs, or did when this was made. Dropping it leaves the job alone.
+/// A job that runs, or did when this was made. Dropping it does not touch the job.
 #[derive(Debug)]
 pub struct Running {
     dir: JobDir,
@@ -30,18 +30,18 @@ pub struct Running {
     _follower: JoinSet<()>,
 }
 
-/// Why a job could not be told to stop.
+/// Why a job could not be stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
-    /// Who is there could not be told.
+    /// Whether a shim is running could not be found out.
     #[error(transparent)]
     Look(#[from] ReattachError),
-    /// The shim did not take it.
+    /// The shim did not accept it.
     #[error("could not tell the supervisor of {} to stop the job", dir.display())]
     Talk {
         /// The job directory.
         dir: PathBuf,
-        /// What went wrong.
+        /// The error.
         #[source]
         source: io::Error,
     },
@@ -50,10 +50,10 @@ pub enum StopError {
 /// Why the lease of a job could not be renewed.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewError {
-    /// Who is there could not be told.
+    /// Whether a shim is running could not be found out.
     #[error(transparent)]
     Look(#[from] ReattachError),
-    /// The shim is of an earlier release: nobody but the daemon ends this job when its lease is over.
+    /// The shim is of an earlier release: only the daemon can end this job when its lease is over.
     #[error("the supervisor of {} has version {version}, which knows no leases", dir.display())]
     Unsupported {
         /// The job directory.
@@ -61,20 +61,20 @@ pub enum RenewError {
         /// The version it speaks.
         version: u32,
     },
-    /// The shim will not: the job has no lease, or is being ended.
+    /// The shim refuses: the job has no lease, or is being ended.
     #[error("the supervisor of {} refuses: {why}", dir.display())]
     Refused {
         /// The job directory.
         dir: PathBuf,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// The shim did not take it.
+    /// The shim did not accept it.
     #[error("could not renew the lease with the supervisor of {}", dir.display())]
     Talk {
         /// The job directory.
         dir: PathBuf,
-        /// What went wrong.
+        /// The error.
         #[source]
         source: io::Error,
     },
@@ -83,7 +83,7 @@ pub enum RenewError {
 /// Why it is not known how a job ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WaitError {
-    /// Its supervisor is gone and left no record. What was left of the job has been killed.
+    /// Its supervisor is gone and left no record. The job's remaining processes have been killed.
     #[error("the supervisor of {} is gone and left no record", dir.display())]
     Lost {
         /// The job directory.
@@ -97,8 +97,8 @@ pub enum WaitError {
 }
 
 impl Running {
-    /// Follows a job over a connection on which nothing has been asked yet but perhaps `go`. `child` is the
-    /// shim, when it is this process that must reap it.
+    /// Follows a job over a connection on which at most `go` was sent. `child` is the shim, if this process must reap
+    /// it.
     pub(super) fn follow(dir: JobDir, connection: Connection, child: Option<Child>) -> Running {
         let (progress_to, progress) = watch::channel(Progress::default());
         let (ended_to, ended) = watch::channel(false);
@@ -118,26 +118,26 @@ impl Running {
         Running { dir, progress, ended, _follower: follower }
     }
 
-    /// A job that has ended already.
+    /// A job that has already ended.
     pub(super) fn ended(dir: JobDir) -> Running {
         let progress = watch::channel(written(&dir)).1;
         Running { dir, progress, ended: watch::channel(true).1, _follower: JoinSet::new() }
     }
 
-    /// How much it has written. Closed after the last change: then the numbers are final.
+    /// How much it has written. Closed after the last change, so the numbers are final then.
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.clone()
     }
 
-    /// Ends the job: the polite signal to each of its processes now, the final one after `grace`. Returns
-    /// when that has been taken on, not when the job has ended. May be said again: a shorter grace counts,
-    /// the first reason stays. Of a job that has ended it is done already.
+    /// Ends the job: SIGTERM to each of its processes now, SIGKILL after `grace`. Returns when the shim has accepted
+    /// this, not when the job has ended. May be repeated: a shorter grace counts, the first reason stays. Does
+    /// nothing to a job that has ended.
     pub async fn stop(&self, grace: Duration, reason: &str) -> Result<(), StopError> {
         let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(()) };
         let wanted = |event: &Event| matches!(event, Event::Stopping | Event::Ended);
         match connection.ask(&Request::stop(grace, reason), wanted).await {
             Ok(_) => Ok(()),
-            // It may have ended under our hands.
+            // The job may have ended meanwhile.
             Err(source) => match look(&self.dir).await? {
                 JobTrace::Live(_) => Err(StopError::Talk { dir: self.dir.path().to_owned(), source }),
                 _ => Ok(()),
@@ -145,8 +145,8 @@ impl Running {
         }
     }
 
-    /// Lets the job run until `until` at least. The shim ends it then by itself, unless it is told a later
-    /// moment before. Returns until when it has leave now; `None` of a job that has ended.
+    /// Lets the job run until `until` at least. The shim ends it then, unless it gets a later time before. Returns
+    /// until when the job may run now; `None` if it has ended.
     pub async fn renew(&self, until: Boot) -> Result<Option<Boot>, RenewError> {
         let dir = || self.dir.path().to_owned();
         let JobTrace::Live(mut connection) = look(&self.dir).await? else { return Ok(None) };
@@ -166,7 +166,7 @@ impl Running {
 
     /// Waits until the job has ended. May be dropped and called again.
     pub async fn wait(&self) -> Result<ExitRecord, WaitError> {
-        // An error means that the follower is gone, which then is as good as an end: what is there decides.
+        // An error means that the follower is gone, which counts as an end: the job directory decides.
         let _ = self.ended.clone().wait_for(|ended| *ended).await;
         loop {
             match look(&self.dir).await? {
@@ -181,7 +181,7 @@ impl Running {
     }
 }
 
-/// Publishes progress until the job has ended. A connection that breaks while the shim lives is made again.
+/// Publishes progress until the job has ended. Reconnects if the connection breaks while the shim lives.
 async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Sender<Progress>) {
     loop {
         if let Err(error) = listen(&mut connection, progress).await {
@@ -193,7 +193,7 @@ async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Send
             match look(dir).await {
                 Ok(JobTrace::Live(connection)) => break connection,
                 Ok(_) => return,
-                Err(ReattachError::Record(_)) => return, // whoever waits meets the same error and reports it
+                Err(ReattachError::Record(_)) => return, // the caller of `wait` gets the same error and reports it
                 Err(error) => {
                     tracing::warn!(dir = %dir.path().display(), %error, "lost sight of job: looking again");
                 }
@@ -203,7 +203,7 @@ async fn follow(dir: &JobDir, mut connection: Connection, progress: &watch::Send
     }
 }
 
-/// `Ok` when the shim said that the job has ended.
+/// `Ok` when the shim reported that the job has ended.
 async fn listen(connection: &mut Connection, progress: &watch::Sender<Progress>) -> io::Result<()> {
     connection.send(&Request::Watch).await?;
     loop {

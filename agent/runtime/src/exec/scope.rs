@@ -1,5 +1,5 @@
-//! Scopes of systemd around supervisors and builders, where it runs the machine ([`agent_spawn::Scope`]). A machine
-//! without it, or one that refuses, costs nothing: the shim then makes groups where it stands.
+//! Scopes of systemd around supervisors and builders, if systemd runs the machine ([`agent_spawn::Scope`]). Without
+//! it, or if it refuses, nothing is lost: the shim then makes groups where it runs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,10 +14,10 @@ pub(super) use agent_spawn::can_make_scopes as is_possible;
 /// How long systemd may take to answer.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Where its programs are looked for.
+/// Where systemd's programs are looked for.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The machine is being stopped: what is ended now is ended because of that.
+/// Whether the machine is being stopped, which then explains why processes end.
 pub async fn is_stopping() -> bool {
     if !Path::new("/run/systemd/system").is_dir() {
         return false;
@@ -26,8 +26,8 @@ pub async fn is_stopping() -> bool {
     ask.capture().await.is_ok_and(|said| said.text.trim_ascii() == b"stopping")
 }
 
-/// Puts the shim that says `hello` into a scope of its own and waits until it is there. Said again of one
-/// that is in its scope, it changes nothing.
+/// Puts the shim of this `hello` into a scope of its own and waits until it is there. Does nothing to a shim that is
+/// in its scope already.
 pub(super) async fn enclose(hello: &Hello, metadata: bool) -> Result<(), ScopeError> {
     if !is_possible() {
         return Ok(());

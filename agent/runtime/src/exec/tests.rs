@@ -25,7 +25,7 @@ mod trees;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The shim of this build, built if the run of these tests alone has not.
+/// The shim of this build; built here if these tests are run alone.
 fn shim() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT
@@ -47,7 +47,7 @@ fn local(shim: PathBuf) -> Local {
     Local::new(shim.clone(), Containers::new(Docker::at("/nowhere"), shim, "test"))
 }
 
-/// A job directory and an executor; whatever is left of the job when the test ends is killed.
+/// A job directory and an executor; the job's remaining processes are killed when the test ends.
 struct Bench {
     dir: JobDir,
     executor: Local,
@@ -57,13 +57,13 @@ struct Bench {
 impl Bench {
     fn new() -> Bench {
         let keep = tempfile::tempdir().unwrap();
-        // Longer than a socket address may be.
+        // Longer than a socket address can be.
         let dir = JobDir::new(keep.path().join("d".repeat(120)).join("train.1.0"));
         dir.create().unwrap();
         Bench { dir, executor: local(shim()), _keep: keep }
     }
 
-    /// An executor whose shim starts after a shell has done something, and inherits what came of it.
+    /// An executor whose shim is started by a shell after this script, and inherits its effects.
     fn executor_after(&self, script: &str) -> Local {
         use std::os::unix::fs::PermissionsExt as _;
         let shim = self.dir.path().join("prepared-shim");
@@ -193,7 +193,7 @@ async fn test_job_gets_its_environment_and_nothing_else() {
     assert!(log.contains("GREETING=two\nlines\n"), "{log}");
     assert!(log.contains(&format!("{MARK}={}\n", record.instance)), "{log}");
     assert!(!log.contains("CARGO"), "{log}");
-    // The fourth is the directory that ls reads.
+    // Descriptor 3 is the directory that ls reads.
     assert!(log.contains("\n0 1 2 3 /dev/null\n0022\n"), "{log}");
     assert!(log.contains("SigBlk:\t0000000000000000\nNoNewPrivs:\t1\n300\n"), "{log}");
     assert!(log.ends_with("/train.1.0/job/work\n"), "{log}");
@@ -283,7 +283,7 @@ async fn test_job_may_use_its_grace_after_its_shell_is_gone() {
 #[tokio::test]
 async fn test_leftovers_are_ended_after_the_command() {
     let bench = Bench::new();
-    // One keeps the pipe open and ignores the polite signal.
+    // One keeps the pipe open and ignores SIGTERM.
     let begun = Instant::now();
     let record =
         bench.run("(trap '' TERM; exec sleep 1000) & (exec 1>&- 2>&-; setsid sleep 1000) & exit 3").await;
@@ -316,7 +316,7 @@ async fn test_job_outlives_its_daemon_and_is_found_again() {
     let handle = runtime.handle().clone();
     tokio::task::spawn_blocking(move || {
         let running = handle.block_on(executor.launch(&dir, &launch, None)).unwrap();
-        std::mem::forget(running); // as a daemon that is killed: nothing is told to anybody
+        std::mem::forget(running); // as when a daemon is killed: no message is sent
         runtime.shutdown_background();
     })
     .await
@@ -461,7 +461,7 @@ async fn test_command_is_executed_at_most_once_whoever_dies_when() {
         {
             let _ = shim.signal(Signal::SIGKILL);
         }
-        tasks.shutdown().await; // and with it everything the first launch knew
+        tasks.shutdown().await; // and with it all that the first launch knew
         let outcome = match bench.executor.launch(&bench.dir, &launch, None).await {
             Ok(running) => tokio::time::timeout(LONG, running.wait()).await.expect("the job ends"),
             Err(LaunchError::Lost { dir, lost }) => Err(WaitError::Lost { dir, lost }),
@@ -487,7 +487,7 @@ async fn test_command_is_executed_at_most_once_whoever_dies_when() {
 #[tokio::test]
 async fn test_full_disk_under_the_log_is_counted_and_spares_the_job() {
     let bench = Bench::new();
-    // A file size limit fails writes as a full disk does, for the shim that inherits it.
+    // For a shim that inherits it, a file size limit makes writes fail as a full disk does.
     let executor = bench.executor_after("ulimit -f 8");
     let launch = launch_of(&["bash", "-c", "head -c 1000000 /dev/zero; exit 5"]);
     let record = ended(&executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
@@ -568,7 +568,7 @@ async fn test_child_group_dies_when_nobody_waits_or_when_it_is_silent() {
     assert!(waiting.is_err());
     until(|| marked(MARK, &dropped).is_empty()).await;
 
-    // A background process that keeps the output open does not keep the caller.
+    // A background process that keeps the output open does not delay the caller.
     let left = mark("left");
     let command = Command::new("sh").args(["-c", "sleep 1000 & echo up"]).envs([("PATH", "/usr/bin:/bin")]);
     assert_eq!(command.mark(&left).capture().await.unwrap().text, b"up\n");
@@ -605,11 +605,11 @@ fn test_shim_is_looked_for_in_the_search_path() {
 
 #[tokio::test]
 async fn test_child_reads_its_input_and_its_two_outputs_stay_apart() {
-    // More than a pipe holds, to a child that never reads it.
+    // More bytes than a pipe holds, to a child that never reads them.
     let idle = Command::new("/bin/echo").arg("done").input(vec![b'x'; 1 << 20]).capture().await.unwrap();
     assert_eq!(idle.text, b"done\n");
     let command = Command::new("/bin/sh").envs([("PATH", "/usr/bin:/bin")]).nice(7);
-    // A child is slowed down right after its start: it looks until it sees that, or has looked for long.
+    // A child is made nicer only after its start: it looks until it sees that, for a limited time.
     let slowed = format!(
         "n=0; while [ $(nice) = {} ] && [ $((n += 1)) -lt 600 ]; do sleep 0.1; done; nice",
         own_nice()
@@ -630,9 +630,9 @@ fn own_nice() -> i32 {
 #[tokio::test]
 async fn test_child_that_takes_too_much_memory_is_told_apart() {
     let limit = 64 << 20;
-    let Ok(group) = MemoryGroup::make(limit) else { return }; // this machine lets nobody limit memory
+    let Ok(group) = MemoryGroup::make(limit) else { return }; // memory cannot be limited on this machine
     let group = Arc::new(group);
-    // Not without end, wherever the limit should fail.
+    // The output is bounded, in case the limit does not work.
     let hungry = "head -c 400000000 /dev/zero | tail | wc -c; exit 1";
     let command = Command::new("/bin/sh").envs([("PATH", "/usr/bin:/bin")]).args(["-c", hungry]);
     let error = command.within(Some(group.clone())).capture().await.unwrap_err();

@@ -1,4 +1,4 @@
-//! The groups of one job: who is in them, how all of them are signalled, and their removal.
+//! The groups of one job: their processes, how all of these are signalled, and the removal of the groups.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -15,13 +15,13 @@ use crate::process::Process;
 use crate::record::Hello;
 use crate::sys;
 
-/// How long it is waited for a group of version 1 to stand still before it is killed all the same.
+/// How long to wait for a group of version 1 to freeze before it is killed all the same.
 const FREEZE: Duration = Duration::from_millis(50);
 
 /// How long a group that lost its last process may take to be removable.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// The control groups of one job, one in each hierarchy. There may be none, and then there is nobody in them.
+/// The control groups of one job, one in each hierarchy. There may be none, which then have no processes.
 #[derive(Debug, Clone, Default)]
 pub struct Groups {
     dirs: Vec<PathBuf>,
@@ -36,7 +36,7 @@ impl Groups {
         Groups { dirs, name }
     }
 
-    /// The groups a shim said it would make; those that do not bear its name are not its.
+    /// The groups that a shim recorded; those without its name are not its own.
     pub fn of(hello: &Hello) -> Groups {
         let name = super::name_of(&hello.replica, &hello.instance);
         let is_its = |dir: &&PathBuf| dir.file_name().is_some_and(|last| last == name.as_str());
@@ -53,7 +53,7 @@ impl Groups {
         self.dirs.iter().map(PathBuf::as_path).find(|dir| dir.join(file).exists())
     }
 
-    /// Does something in the first group that can; says why in none.
+    /// Does something in the first group that can; an error if none can.
     pub(super) fn try_each(&self, mut what: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
         let mut why = io::Error::other("no control group here can limit it");
         for dir in &self.dirs {
@@ -71,7 +71,7 @@ impl Groups {
         self.pids().into_iter().filter_map(Process::find).filter(|process| self.holds(process.pid)).collect()
     }
 
-    /// Nobody is in them.
+    /// No process is in them.
     pub fn is_empty(&self) -> bool {
         self.dirs.iter().all(|dir| match fs::read_to_string(dir.join("cgroup.events")) {
             Ok(events) => !events.lines().any(|line| line == "populated 1"),
@@ -79,12 +79,12 @@ impl Groups {
         })
     }
 
-    /// Sends a signal to each process in them, and lets those go on that were frozen.
+    /// Sends a signal to each process in them, and thaws them.
     pub fn signal(&self, signal: Signal) {
         for pid in self.pids() {
             // One that is gone, or not ours to signal, is counted later.
             let Ok(process) = sys::pidfd_open(pid) else { continue };
-            // Looked at after the descriptor was had: a number that was taken over is in no group of ours.
+            // Checked after the descriptor was opened: a number that was reused is in no group of ours.
             if self.holds(pid) {
                 let _ = sys::pidfd_send_signal(process.as_fd(), signal);
             }
@@ -92,8 +92,8 @@ impl Groups {
         self.thaw();
     }
 
-    /// Kills everybody in them, at once where the kernel can, else while they stand still, else one by one.
-    /// To be said again until they are empty.
+    /// Kills all processes in them, at once where the kernel can, else while they are frozen, else one by one.
+    /// To be repeated until they are empty.
     pub fn kill(&self) {
         if failpoint::hit("shim.cgroup.kill").is_err() {
             return;
@@ -154,7 +154,7 @@ impl Groups {
         }
     }
 
-    /// Lets those go on that are frozen: such a process hears nothing, and in version 1 does not even die.
+    /// Thaws them: a frozen process does not react to signals, and in version 1 does not even die.
     pub fn thaw(&self) {
         for dir in self.dirs.iter().flat_map(|dir| each(dir)) {
             let _ = put(&dir.join("freezer.state"), "THAWED");
@@ -181,7 +181,7 @@ fn each(dir: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Those that another process namespace hides are shown as 0, which is nobody.
+/// Processes that a PID namespace hides are shown as 0, which is skipped.
 fn pids_in(dir: &Path) -> impl Iterator<Item = i32> + use<> {
     let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
     let pids: Vec<i32> = text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect();

@@ -52,7 +52,7 @@ fn test_limit_that_does_not_take_effect_is_told() {
     let root = tempfile::tempdir().unwrap();
     let place = GroupPlace { parent: root.path().to_owned(), v2: false, scope: false };
     let limits = Limits { memory: Some(1 << 20), pids: Some(7) };
-    // No kernel stands behind these files: a group without any of them, then one that rounds.
+    // There is no kernel behind these files: a group without any of them, then one that rounds.
     fs::create_dir(root.path().join("g")).unwrap();
     fs::write(root.path().join("g/cgroup.procs"), "").unwrap();
     fs::write(root.path().join("g/pids.max"), "0").unwrap();

@@ -1,5 +1,5 @@
-//! Several processes of the command on one machine. The first that ends badly ends the others, and its exit code is
-//! that of all.
+//! Several processes of the command on one machine. When the first one fails, the others are ended, and its exit code
+//! is that of all.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,7 +17,7 @@ use super::{RankError, code_of, command, say};
 /// How long the others may take to end once they were asked to.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How often it is looked who has ended.
+/// How often ended processes are looked for.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Starts the command once for each set of variables, and waits for all.

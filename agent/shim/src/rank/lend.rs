@@ -1,9 +1,8 @@
-//! A rank that lends itself to the `mpirun` of the first: both ends of the way by which that starts its daemons.
+//! A rank that runs command lines for the `mpirun` of the first rank: both ends of the connection for that.
 //!
-//! `mpirun` takes [`rsh`] for a remote shell, with words as `ssh` would get them. The rank at the other end runs the
-//! command line with its own variables, and gives back what it says and its exit code. So no machine needs a
-//! server for remote shells, and what is started is part of the job there: in its control group, as its user, in its
-//! container.
+//! `mpirun` uses [`rsh`] as its remote shell, with the arguments of `ssh`. The rank at the other end runs the command
+//! line with its own variables, and returns its output and its exit code. So no machine needs a server for remote
+//! shells, and the started processes are part of the job there: in its control group, as its user, in its container.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -23,24 +22,24 @@ use super::mpi::FailedProcess;
 use super::wire::{self, PIECE, Told};
 use super::{RankError, code_of, command, own_words, quoted, say, write};
 
-/// How long whoever asks may take for that.
+/// How long a connection, and the request on it, may take.
 const ASKS: Duration = Duration::from_secs(20);
-/// How long a rank that is asked may take to be there.
+/// How long connecting to a rank is tried.
 const THERE: Duration = Duration::from_secs(60);
 /// Between two tries.
 const AGAIN: Duration = Duration::from_millis(200);
-/// What a process that has ended left to be read comes within this time.
+/// How long the remaining output of an ended process is read.
 const REST: Duration = Duration::from_secs(2);
 
-/// What a remote shell says of a machine that it does not reach.
+/// The exit code of a remote shell that does not reach its machine.
 const UNREACHED: u8 = 255;
 
-/// The file with the order, and the program that is taken for a remote shell.
+/// The file with the order, and the program that is used as remote shell.
 const ORDER: &str = "order.json";
 const RSH: &str = "rsh";
 
-/// Runs what the first rank asks for, until this process is ended, or a process of the command has failed here and nobody
-/// does anything about it.
+/// Runs the command lines that the first rank sends, until this process is ended, or a process of the command has
+/// failed here and `mpirun` does not react.
 pub(super) fn run(order: &GangLaunch) -> Result<u8, RankError> {
     let own = order.hosts.get(order.rank as usize).cloned();
     let at = own.map_or(SocketAddr::from(([127, 0, 0, 1], 0)), |own| SocketAddr::new(own.address, own.port));
@@ -73,7 +72,7 @@ fn serve(mut stream: TcpStream, secret: &Secret) {
     }
 }
 
-/// Runs a command line, and tells what comes of it.
+/// Runs a command line, and sends its output and exit code.
 fn run_line(line: &str, stream: &TcpStream) -> io::Result<()> {
     let back = Arc::new(Mutex::new(stream.try_clone()?));
     let mut child = command(&["sh", "-c", line])
@@ -106,13 +105,13 @@ fn relay(
                 return;
             }
             let mut back = back.lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever asked may be gone; the process must not wait for that.
+            // The other rank may be gone; the process must not wait for that.
             let _ = wire::tell(&mut *back, &told(piece[..length].to_vec()));
         }
     })
 }
 
-/// Writes the program that `mpirun` takes for a remote shell; gives its path.
+/// Writes the program that `mpirun` uses as remote shell; returns its path.
 pub(super) fn write_rsh(order: &GangLaunch) -> Result<String, RankError> {
     let failed = |source| RankError::Write { path: Path::new(super::FOLDER).join(RSH), source };
     let text = serde_json::to_vec(order).map_err(io::Error::other).map_err(failed)?;
@@ -152,7 +151,7 @@ pub(crate) fn rsh(words: &[OsString]) -> ExitCode {
             });
             ExitCode::from(told)
         }
-        // This machine needs nobody's help.
+        // On this machine no other rank is needed.
         Some(_) => {
             let error = command(&["sh", "-c", &line]).exec();
             say(&format!("a shell cannot be started: {error}"));

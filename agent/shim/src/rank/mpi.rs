@@ -1,8 +1,8 @@
-//! The first rank of a job that `mpirun` starts: runs it once, around the command, for all ranks.
+//! The first rank of a job that `mpirun` starts: runs `mpirun` once, with the command, for all ranks.
 //!
-//! Which `mpirun` it is decides how it is told the same: where the ranks are, that [`super::lend::rsh`] is its remote
-//! shell, and which network and ports there are. On each machine the command is started by a script that its own rank
-//! wrote, as paths are not the same everywhere.
+//! Each kind of `mpirun` has its own options for the same facts: where the ranks are, that [`super::lend::rsh`] is
+//! its remote shell, and which network and ports there are. On each machine the command is started by a script that
+//! its own rank wrote, as paths are not the same everywhere.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -18,19 +18,19 @@ use super::{FOLDER, RankError, become_command, code_of, command, quoted, say, wr
 /// The script that starts the command of one process.
 const SCRIPT: &str = "rank";
 
-/// Where that says that the command failed.
+/// The file to which the script writes that the command failed.
 const FAILED: &str = "failed";
 
 /// How long `mpirun` may take to end all others when one process has failed.
 const OVERSIGHT: Duration = Duration::from_secs(8);
 
-/// How often it is looked for that.
+/// How often that is checked.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What `mpirun` is asked to start: the script of whatever machine it is on.
+/// The command that `mpirun` starts: the script of the machine it runs on.
 const ANYWHERE: &str = "cd \"$AZUREML_CR_EXECUTION_WORKING_DIR_PATH\" && exec sh .agentd/rank";
 
-/// Whose `mpirun` it is.
+/// The kind of `mpirun`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum MpiKind {
     OpenMpi,
@@ -38,14 +38,14 @@ enum MpiKind {
     Hydra,
 }
 
-/// Runs the command under `mpirun`; gives the exit code of that.
+/// Runs the command under `mpirun`; returns the exit code of that.
 pub(super) fn lead(order: &GangLaunch, network: &Mpi, argv: &[OsString]) -> Result<u8, RankError> {
     #[allow(clippy::disallowed_methods, reason = "the variables of the job")]
     let program = std::env::var("AGENTD_MPIRUN").unwrap_or_else(|_| "mpirun".to_owned());
     write_script(order, argv)?;
     let processes: u32 = order.hosts.iter().map(|host| host.slots).sum();
     let kind = match kind_of(&program) {
-        // One process needs nobody to start it.
+        // One process needs no `mpirun` to start it.
         Err(RankError::NoMpi { .. }) if processes == 1 => {
             say(&format!("there is no `{program}`; the one process is started without it"));
             return Err(become_command(argv));
@@ -74,7 +74,7 @@ pub(super) fn lead(order: &GangLaunch, network: &Mpi, argv: &[OsString]) -> Resu
     see_to_its_end(child).map_err(RankError::Wait)
 }
 
-/// Waits for `mpirun`. One that goes on although a process has failed here is ended.
+/// Waits for `mpirun`. One that keeps running although a process has failed here is ended.
 fn see_to_its_end(mut child: Child) -> io::Result<u8> {
     let mut failure = FailedProcess::default();
     loop {
@@ -96,7 +96,7 @@ fn see_to_its_end(mut child: Child) -> io::Result<u8> {
 pub(super) struct FailedProcess(Option<Instant>);
 
 impl FailedProcess {
-    /// The exit code, when it has been there for so long that nobody else does anything about it.
+    /// The exit code, when it has been there for so long that `mpirun` will not react any more.
     pub(super) fn look(&mut self) -> Option<u8> {
         let said = fs::read_to_string(Path::new(FOLDER).join(FAILED)).ok()?;
         let since = *self.0.get_or_insert_with(Instant::now);

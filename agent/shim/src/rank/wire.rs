@@ -1,31 +1,31 @@
-//! How a rank asks another one to run a command line: what goes over the connection.
+//! How a rank asks another one to run a command line: the messages of the connection.
 //!
 //! ```text
-//! who lends                                who leads
+//! rank that lends                          rank that leads
 //!   nonce ──────────────────────────────────▶
 //!        ◀── nonce, command line, their MAC with the secret of the attempt
 //!   out, err, …, exit code ─────────────────▶
 //! ```
 //!
-//! The MAC covers both nonces and the command line, so replayed or altered messages are rejected. Nothing is encrypted:
-//! the network between the nodes of a job carries its data in the clear, too.
+//! The MAC covers both nonces and the command line, so replayed or altered messages are rejected. Nothing is
+//! encrypted: the network between the nodes of a job carries its data in the clear, too.
 
 use std::io::{self, Read, Write};
 
 use agent_model::protocol::gang::Secret;
 use sha2::{Digest as _, Sha256};
 
-/// Bytes of a nonce and of a code.
+/// Bytes of a nonce and of a MAC.
 const BYTES: usize = 32;
 /// The longest command line.
 const LONGEST: usize = 1 << 20;
 /// The largest piece of output.
 pub(super) const PIECE: usize = 32 << 10;
 
-/// A number that nobody else has.
+/// A random number that is used once.
 pub(super) type Nonce = [u8; BYTES];
 
-/// What whoever lends tells of the command.
+/// A message of the lending rank about the command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Told {
     Out(Vec<u8>),
@@ -52,7 +52,7 @@ fn code(secret: &Secret, parts: &[&[u8]]) -> [u8; BYTES] {
     keyed(0x5c).chain_update(inner).finalize().into()
 }
 
-/// Asks for a command line, of whoever has sent its nonce.
+/// Sends a command line to a rank that sends its nonce first.
 pub(super) fn ask(stream: &mut (impl Read + Write), secret: &Secret, line: &str) -> io::Result<()> {
     let mut theirs: Nonce = [0; BYTES];
     stream.read_exact(&mut theirs)?;
@@ -66,7 +66,7 @@ pub(super) fn ask(stream: &mut (impl Read + Write), secret: &Secret, line: &str)
     stream.write_all(&message)
 }
 
-/// The command line that is asked for, if whoever asks knows the secret.
+/// The command line that the other rank sends, if it knows the secret.
 pub(super) fn asked(stream: &mut (impl Read + Write), secret: &Secret) -> io::Result<String> {
     let own = nonce()?;
     stream.write_all(&own)?;
@@ -81,7 +81,7 @@ pub(super) fn asked(stream: &mut (impl Read + Write), secret: &Secret) -> io::Re
     stream.read_exact(&mut line)?;
     stream.read_exact(&mut given)?;
     let right = code(secret, &[&own, &theirs, &line]);
-    // As long whichever byte differs.
+    // In the same time, whichever byte differs.
     let differs = right.iter().zip(given).fold(0, |differs, (right, given)| differs | (right ^ given));
     if secret.is_unknown() || differs != 0 {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "whoever asks is not of this job"));
@@ -89,7 +89,7 @@ pub(super) fn asked(stream: &mut (impl Read + Write), secret: &Secret) -> io::Re
     String::from_utf8(line).map_err(io::Error::other)
 }
 
-/// Tells something of the command.
+/// Sends a message about the command.
 pub(super) fn tell(stream: &mut impl Write, told: &Told) -> io::Result<()> {
     let one = [match told {
         Told::Exit(code) => *code,
@@ -107,7 +107,7 @@ pub(super) fn tell(stream: &mut impl Write, told: &Told) -> io::Result<()> {
     stream.write_all(&message)
 }
 
-/// The next that is told.
+/// Receives the next message.
 pub(super) fn told(stream: &mut impl Read) -> io::Result<Told> {
     let mut head = [0; 5];
     stream.read_exact(&mut head)?;

@@ -1,7 +1,7 @@
-//! The reading half: bytes by offset, and the removal of what is not needed any more.
+//! The reading half: bytes by offset, and the removal of segments that are not needed any more.
 //!
 //! Works beside a writer and after it. A stream of an earlier release, one plain file, is read the same way.
-//! What a crash of the machine took away ends the stream: the bytes behind a hole are not served.
+//! Bytes lost in a crash of the machine end the stream: the bytes after a hole are not served.
 
 use std::fs::{self, File};
 use std::io;
@@ -108,8 +108,8 @@ impl Reader {
         Ok(done)
     }
 
-    /// Removes every segment that holds nothing at or above `offset`, but never the last one. Gives how many
-    /// went.
+    /// Removes every segment that holds nothing at or above `offset`, but never the last one. Returns how many
+    /// were removed.
     pub fn trim_below(&mut self, offset: u64) -> io::Result<usize> {
         let StreamPlace::Segments(_) = &self.place else { return Ok(0) };
         if !self.can_trim(offset) {
@@ -139,7 +139,7 @@ impl Reader {
         }
     }
 
-    /// Looks which segments there are.
+    /// Lists the segments anew.
     fn look(&mut self) -> io::Result<()> {
         if let StreamPlace::Segments(dir) = &self.place {
             self.starts = starts(dir)?;

@@ -25,8 +25,8 @@ fn hex_of(bytes: &[u8]) -> String {
     agent_model::ids::hex(&Sha256::digest(bytes))
 }
 
-/// Whether `stream` is `produced` in order, but for gaps that tell exactly what is missing where they stand.
-/// Gives the sums of what they tell.
+/// Whether `stream` is `produced` in order, but for gap lines that report exactly what is missing at their place.
+/// Returns the sums of what they report.
 fn explained(stream: &[u8], produced: &[u8]) -> Option<(u64, u64)> {
     let same = stream.iter().zip(produced).take_while(|(one, other)| one == other).count();
     if same == stream.len() && same == produced.len() {
@@ -44,7 +44,7 @@ fn explained(stream: &[u8], produced: &[u8]) -> Option<(u64, u64)> {
         if lines != missing.iter().filter(|byte| **byte == b'\n').count() as u64 {
             return None;
         }
-        // What follows is judged as if it stood behind a line feed, as it does.
+        // The rest is checked as if it came after a line feed, as it does.
         let rest = explained_after_feed(&line[end..], &produced[at + bytes..])?;
         Some((rest.0 + bytes as u64, rest.1 + lines))
     })
@@ -253,7 +253,7 @@ fn test_every_failure_of_the_disk_is_counted_wherever_it_strikes() {
     with_failures("shim.log.sync=errno:5=1", "failing_sync");
 }
 
-/// Writes for a while, with pauses long enough for the disk to be tried again; gives what was produced.
+/// Writes for a while, with pauses long enough for the disk to be tried again; returns what was produced.
 fn produce(writer: &mut Writer) -> Vec<u8> {
     let mut now = Instant::now();
     let mut produced = Vec::new();
@@ -286,7 +286,7 @@ fn silent_end() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = Writer::open(dir.path(), policy(1 << 20, 4096)).unwrap();
     let produced = produce(&mut writer);
-    // Not even the reserve could be used: then the record alone tells what is missing.
+    // Not even the reserve could be used: then only the record shows what is missing.
     let stream = all_from(dir.path(), 0, writer.len());
     assert!(produced.starts_with(&stream));
     assert_eq!(writer.gaps().bytes, (produced.len() - stream.len()) as u64);

@@ -34,7 +34,7 @@ pub struct Writer {
     quota: u64,
     segment: u64,
     block: bool,
-    /// Segments that were there when it was looked last, oldest first; the last one is written.
+    /// Segments found at the last check, oldest first; the last one is written.
     starts: VecDeque<u64>,
     /// The last segment; none when it cannot be used any more.
     file: Option<File>,
@@ -47,7 +47,7 @@ pub struct Writer {
     gaps: Gaps,
     retry_at: Option<Instant>,
     error: Option<String>,
-    /// How the stream says something of itself: a line, with its line feed.
+    /// Formats a message about the stream itself as a line, with its line feed.
     tell: fn(&str) -> String,
 }
 
@@ -67,7 +67,7 @@ enum Refused {
 }
 
 impl Writer {
-    /// The log in `dir`, which is made. What an earlier shim left there, which never went far, is kept.
+    /// The log in `dir`, which is made. Bytes that an earlier shim left there are kept.
     pub fn open(dir: impl Into<PathBuf>, policy: LogPolicy) -> io::Result<Writer> {
         let dir = dir.into();
         fs::create_dir_all(&dir)?;
@@ -99,13 +99,13 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The same, but what the stream says of itself is written as `tell` makes it.
+    /// The same, but messages about the stream itself are formatted by `tell`.
     pub fn telling(mut self, tell: fn(&str) -> String) -> Writer {
         self.tell = tell;
         self
     }
 
-    /// Reads what is there, because the hash is that of the whole stream.
+    /// Reads the existing segments, because the hash is that of the whole stream.
     fn take_over(&mut self) -> io::Result<()> {
         if self.starts.is_empty() {
             return self.next_segment();
@@ -142,7 +142,7 @@ impl Writer {
         gaps
     }
 
-    /// The first thing that kept output from being written or from being made durable.
+    /// The first reason why output could not be written or made durable.
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()
     }
@@ -179,7 +179,7 @@ impl Writer {
         taken
     }
 
-    /// Appends a line that says something of the stream itself.
+    /// Appends a message about the stream itself.
     pub fn note(&mut self, text: &str, now: Instant) {
         let line = self.line(text);
         self.append(line.as_bytes(), now);
@@ -190,7 +190,7 @@ impl Writer {
         self.at_line_start
     }
 
-    /// From now on what cannot be appended is dropped, whatever the policy.
+    /// From now on bytes that cannot be appended are dropped, whatever the policy.
     pub fn wait_no_more(&mut self) {
         self.block = false;
     }
@@ -200,7 +200,7 @@ impl Writer {
         self.block && self.room() == 0
     }
 
-    /// Ends the stream: a gap that is open is told of, in room that was kept for it.
+    /// Ends the stream: an open gap is reported in it, in room that was reserved for that.
     pub fn finish(&mut self) {
         if let Some(gap) = self.gap.take() {
             let line = self.gap_line(&gap);
@@ -217,8 +217,8 @@ impl Writer {
         let _ = fs::remove_file(self.dir.join("reserve")); // it may have become a segment
     }
 
-    /// Makes the log durable. An error is final for its file: what the system has dropped it will not write
-    /// later, and asking again would only be told that all is well.
+    /// Makes the log durable. An error is final for its file: the system does not write later what it has
+    /// dropped, and another flush would only report success.
     pub fn sync(&mut self) {
         self.forget_trimmed();
         let force = |start: &u64| -> io::Result<()> {
@@ -279,7 +279,7 @@ impl Writer {
     }
 
     /// A file whose disk is full takes more when there is room again. One that failed otherwise may fail for
-    /// ever, so what follows goes to another.
+    /// ever, so the next bytes are written to another.
     fn give_up_file(&mut self, error: &io::Error) {
         let start = self.starts.back().copied().unwrap_or(0);
         if let Some(file) = &self.file {
@@ -342,7 +342,7 @@ impl Writer {
         }
     }
 
-    /// Whether the gap is over, and said to be.
+    /// Whether the gap is over, and was reported in the stream.
     fn has_room_again(&mut self, now: Instant) -> bool {
         let wait = self
             .retry_at

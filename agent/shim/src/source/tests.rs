@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::*;
 
-/// What was read, with a word for everything that is no text.
+/// What was read, with a mark for everything that is no text.
 #[derive(Default)]
 struct Heard(String);
 
@@ -37,7 +37,7 @@ impl Bench {
         self.dir.path().join("file")
     }
 
-    /// Writes a file anew and puts it in the place of the other.
+    /// Writes a new file and renames it over the other.
     fn rename_over(&self, text: &str) {
         let new = self.dir.path().join("new");
         fs::write(&new, text).unwrap();
@@ -107,7 +107,7 @@ fn test_file_written_anew_with_all_that_was_read_goes_on_behind_it() {
     bench.rename_over("a\nb\nc\n");
     bench.read();
     assert_eq!(bench.said(), "a\nb\nc\n");
-    // In place, with a look in between.
+    // In place, with a read in between.
     fs::write(bench.path(), "a\n").unwrap();
     bench.read_after(SETTLE / 4);
     assert!(bench.source.due().is_some());

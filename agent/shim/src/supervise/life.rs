@@ -80,7 +80,7 @@ impl Life {
         self.lease.at().filter(|_| !self.escalation.is_begun())
     }
 
-    /// Lets the job run until `until` at least. Says until when it may run now, or why not.
+    /// Lets the job run until `until` at least. Returns until when it may run now, or why this was refused.
     pub(super) fn renew(&mut self, until: Boot) -> Result<Boot, &'static str> {
         let dying =
             self.escalation.is_begun() || matches!(self.phase, Phase::Clearing { .. } | Phase::Over { .. });

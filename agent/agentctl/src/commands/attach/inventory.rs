@@ -1,4 +1,4 @@
-//! A file of machines: `hosts:`, each a place or a mapping with what the command line may say of one.
+//! Reads a file of machines: `hosts:`, each a place or a mapping with the command line's options for one machine.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use agent_model::{Code, Fault};
 use super::Candidate;
 use crate::cli::AttachArgs;
 
-/// Reads the machines of a file; what the command line says is for those that say nothing else.
+/// Reads the machines of a file; options of the command line are for machines that set no other value.
 pub(super) fn read(file: &Path, args: &AttachArgs) -> Result<Vec<Candidate>, Fault> {
     let wrong = |why: String| {
         Fault::new(Code::RequestInvalid, format!("{} names no machines to attach", file.display()))

@@ -1,7 +1,7 @@
 //! `envs build`: an environment ahead of the jobs that need it.
 //!
-//! It is made by a job that does nothing in it, so everything that goes for jobs goes for it too: it waits its
-//! turn, its build log is stored, and `agentctl why` tells its story.
+//! A job that does nothing builds it, so the build is treated as any job: it waits in the queue, its build log is
+//! stored, and `agentctl why` shows its history.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ pub(super) async fn build(
     Ok(ExitCode::SUCCESS)
 }
 
-/// The job's history has the key, and whether it was built or was there already.
+/// Reads from the job's history the key, and whether the environment was built or existed already.
 async fn made(client: &Client, job: &str) -> Result<(String, String), Failure> {
     let request = v1::GetJobRequest { job: job.to_owned() };
     let history = answer(client.jobs().history(request)).await?;
@@ -73,7 +73,7 @@ async fn made(client: &Client, job: &str) -> Result<(String, String), Failure> {
     Ok(history.events.iter().rev().find_map(told).ok_or_else(unknown)?)
 }
 
-/// A job that only has the environment of what is named.
+/// A job with nothing but the environment that `target` defines.
 fn plan(target: &Path) -> Result<Plan, Failure> {
     let changes = || Changes { command: vec![NOTHING.to_owned()], ..Changes::default() };
     let mut plan = match form(target) {
@@ -108,11 +108,11 @@ fn plan(target: &Path) -> Result<Plan, Failure> {
 enum Form {
     /// A directory or a job file, which names its environment.
     Job,
-    /// A part of one: what a job file would say under `environment`.
+    /// A part of a job file: the text that would be under `environment`.
     Part(String),
 }
 
-/// What is named, told by its content: users call these files as they like.
+/// What `target` is, by its content, because users name these files as they like.
 fn form(target: &Path) -> Form {
     let Ok(text) = fs::read_to_string(target) else { return Form::Job }; // reading it says what is wrong
     let path = target.canonicalize().unwrap_or_else(|_| PathBuf::from(target));

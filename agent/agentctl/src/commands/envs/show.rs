@@ -37,7 +37,7 @@ pub(super) async fn show(args: &EnvArgs, to: Option<&Target>, output: &mut Outpu
     output.print(&render(&one, &packages, &log, SystemClock.now(), paper))
 }
 
-/// What a lock names, as people call it: `numpy-1.26.4-py311h64a7726_0`, and what pip installed.
+/// The packages of a lock by their usual names, as `numpy-1.26.4-py311h64a7726_0`, and those that pip installed.
 fn packages(lock: &Lock) -> Vec<String> {
     let name = |url: &str| {
         let file = url.rsplit('/').next().unwrap_or(url);

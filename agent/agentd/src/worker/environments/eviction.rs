@@ -1,13 +1,13 @@
-//! Which environments go. Pure: no clock, no disk.
+//! Chooses which environments are removed. Pure: no clock, no disk.
 
 use std::time::{Duration, SystemTime};
 
-/// What environments may take of the disk.
+/// How much of the disk environments may take, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EnvLimits {
     /// Together, in bytes.
     pub(crate) size: u64,
-    /// How long one stays that nobody uses.
+    /// How long an unused one is kept.
     pub(crate) age: Duration,
 }
 
@@ -15,7 +15,7 @@ pub(crate) struct EnvLimits {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate<'a> {
     pub(crate) key: &'a str,
-    /// What it takes of the disk, in bytes.
+    /// How much of the disk it takes, in bytes.
     pub(crate) bytes: u64,
     /// When it was last used, or made.
     pub(crate) used: SystemTime,
@@ -23,8 +23,8 @@ pub(crate) struct Candidate<'a> {
     pub(crate) spared: bool,
 }
 
-/// The environments that go, the least recently used first: those that nobody used for too long, and as many more
-/// as are too much, or as have so many `wanted` bytes.
+/// The environments to remove, the least recently used first: those that were unused for too long, and more until the
+/// rest is within the limit and `wanted` bytes are freed.
 pub(crate) fn choose_victims(
     kept: &[Candidate<'_>],
     limits: &EnvLimits,
@@ -79,7 +79,7 @@ mod tests {
         assert_eq!(victims(&kept, EnvLimits { size: 0, ..limits }, 0), ["old", "middle", "new"]);
         let young = EnvLimits { size: 1000, age: Duration::from_secs(1000) };
         assert!(victims(&kept, young, 0).is_empty());
-        // What has no bytes would not help.
+        // Removing one without bytes would not help.
         let empty = ("empty", 0, 99, false);
         assert_eq!(victims(&[&kept[..], &[empty]].concat(), young, 11), ["old", "middle"]);
         assert_eq!(victims(&[("future", 10, 0, false)], EnvLimits { size: 0, ..young }, 1), ["future"]);

@@ -1,5 +1,5 @@
-//! What environments give when the disk is low: unused ones, the images that were brought for those that are gone, and
-//! packages of the cache. Nothing that a job uses, or that is pinned, is among it.
+//! The reclaimers for environments: unused ones, images of removed ones, and cached packages. Nothing that a job
+//! uses, or that is pinned, is removed.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -16,9 +16,9 @@ use tracing::{debug, info, warn};
 use super::eviction::{Candidate, EnvLimits, choose_victims};
 use crate::disk::Reclaimer;
 
-/// How often it is looked which environments are too old, or too much.
+/// How often environments that are too old or too large together are removed.
 const EVICT_EVERY: Duration = Duration::from_secs(60);
-/// How often it is looked which images go.
+/// How often unneeded images are removed.
 const DISCARD_EVERY: Duration = Duration::from_secs(10);
 /// How often the package cache is swept, and how often at most when the disk is low.
 const SWEEP_EVERY: Duration = Duration::from_secs(24 * 3600);
@@ -31,19 +31,19 @@ pub(crate) struct Unused {
     pub(crate) clock: Arc<dyn Clock>,
 }
 
-/// The images of environments that are gone.
+/// The images of removed environments.
 pub(crate) struct Images(pub(crate) Environments);
 
 /// The packages that no environment shares.
 pub(crate) struct Packages {
     environments: Environments,
-    /// How long one stays that nobody uses.
+    /// How long an unused one is kept.
     age: Duration,
     swept: Mutex<Option<Instant>>,
 }
 
 impl Unused {
-    /// Removes what is too old, too much, or in the way of so many bytes.
+    /// Removes what is too old or above the limit, and more until `wanted` bytes are freed.
     pub(super) async fn evict(&self, wanted: u64) {
         let environments = self.environments.clone();
         let kept = blocking(move || environments.list()).await;

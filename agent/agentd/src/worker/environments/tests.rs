@@ -8,7 +8,7 @@ use super::*;
 use crate::cli::Flags;
 use crate::config::Variables;
 
-/// A node with builders that follow a script, and what its keeper is told.
+/// A node with scripted builders, and the channels of its keeper.
 struct Rig {
     dir: tempfile::TempDir,
     keeper: Keeper,
@@ -42,7 +42,7 @@ fn rig(change: impl FnOnce(&mut Config)) -> Rig {
 }
 
 impl Rig {
-    /// Builds an environment of this name; gives its key and a lease.
+    /// Builds an environment of this name; returns its key and a lease.
     async fn build(&self, name: &str) -> agent_runtime::env::EnvLease {
         let spec = EnvSpec::Pip { python: name.to_owned(), requirements: Vec::new() };
         let log = self.dir.path().join("build.log");
@@ -53,7 +53,7 @@ impl Rig {
         self.inventory.borrow_and_update().environments.clone()
     }
 
-    /// Between two tries; fails when it was tried for too long.
+    /// The pause between two tries; fails when it was tried for too long.
     async fn pause(&mut self) {
         self.pauses += 1;
         assert!(self.pauses < 12_000, "after two minutes: {:?}", self.shown());
@@ -89,7 +89,7 @@ async fn test_what_is_wanted_is_done_once_nothing_is_in_the_way() {
         rig.keeper.fulfil().await;
         rig.keeper.show().await;
     }
-    rig.keeper.fulfil().await; // what is gone can be wanted again
+    rig.keeper.fulfil().await; // a removed environment can be wanted again
 }
 
 #[tokio::test]

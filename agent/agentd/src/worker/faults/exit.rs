@@ -1,6 +1,6 @@
-//! What the end of a command means: an [`ExitRecord`] becomes an [`Ending`] by one rule, [`judge`].
+//! Turns an [`ExitRecord`] into an [`Ending`] by one rule, [`judge`].
 //!
-//! Pure. The words are for the person who submitted the job.
+//! Pure. The texts are for the user who submitted the job.
 
 use std::io;
 use std::path::Path;
@@ -13,8 +13,8 @@ use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
 
 use super::{Ending, rebooted};
 
-/// What an exit record means. `tail` are the last lines of the log, oldest first.
-/// The machine `went_down`: it was restarted since, or is being stopped.
+/// The ending that follows from an exit record. `tail` are the last lines of the log, oldest first. `went_down`: the
+/// machine was rebooted since, or is being stopped.
 pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went_down: bool) -> Ending {
     let (verdict, fault) = match &record.end {
         _ if went_down && is_from_elsewhere(record) => (Verdict::Failed, Some(rebooted())),
@@ -24,7 +24,7 @@ pub(crate) fn judge(record: &ExitRecord, spec: &JobSpec, tail: Vec<String>, went
         _ if record.lease_over || record.stopped.as_deref() == Some(LEASE_OVER) => {
             (Verdict::Failed, Some(lease_over()))
         }
-        // Nobody but the controller has a stop ordered in words.
+        // Only a stop by the controller has a reason text.
         _ if record.stopped.is_some() => (Verdict::Canceled, None),
         End::NeverStarted(NotStarted::Stopped) => (Verdict::Canceled, None),
         End::NeverStarted(reason) => (Verdict::Failed, Some(never_started(reason, in_container(record)))),
@@ -56,14 +56,14 @@ fn survivors(left: u32) -> String {
     format!("{left} of its processes survived the final signal")
 }
 
-/// The kernel holds what is left, for example in a file system that does not answer.
+/// The kernel keeps these processes, for example in a file system that does not answer.
 fn unkilled(left: u32) -> Fault {
     Fault::new(Code::Unkilled, "the job ended, but not all of it")
         .why(survivors(left))
         .fix("look on the node for processes in state D, and for the file system or device they wait for")
 }
 
-/// The job did what it should, but not all it said could be kept.
+/// The job succeeded, but part of its log could not be kept.
 fn cut_log(record: &ExitRecord) -> Option<Fault> {
     let error = record.log_error.as_deref()?;
     Some(
@@ -81,7 +81,7 @@ fn cut_metrics(record: &ExitRecord) -> Option<Fault> {
     ))
 }
 
-/// The controller does not have all that was to be stored. A job that failed failed for another reason.
+/// Adds to the fault that the controller lacks part of the log or metrics. A failed job keeps its own fault.
 pub(crate) fn unstored(fault: Option<Fault>, missing: &[String], dir: &Path) -> Fault {
     let lost = || {
         Fault::new(Code::ControllerStore, "the controller does not have all of the log or metrics")
@@ -94,11 +94,11 @@ fn in_container(record: &ExitRecord) -> bool {
     record.containment == Containment::Container.to_string()
 }
 
-/// The reason with which the agent stops a job whose supervisor knows of no leases.
+/// The reason with which the agent stops a job whose supervisor does not support leases.
 pub(crate) const LEASE_OVER: &str = "the node has not heard from the controller for too long";
 
-/// A signal that nobody ordered ended the job. A machine that goes down sends it to all processes at one moment, so the
-/// command may have ended of it before its supervisor did anything.
+/// Whether a signal from outside ended the job. A machine that shuts down sends SIGTERM to all processes at once, so
+/// the command may have ended by it before its supervisor did anything.
 pub(crate) fn is_from_elsewhere(record: &ExitRecord) -> bool {
     const TERM: i32 = 15;
     let by_itself =
@@ -107,7 +107,7 @@ pub(crate) fn is_from_elsewhere(record: &ExitRecord) -> bool {
     record.stop_signal.is_some() || by_itself && asked
 }
 
-/// What a machine that goes down does to jobs whose supervisor leaves no record, or could not start them.
+/// Whether a machine that shuts down can cause this fault: no exit record, or a failed start.
 pub(crate) fn may_be_of_the_machine(fault: &Fault) -> bool {
     matches!(fault.code, Code::RunLost | Code::LaunchFailed | Code::OutOfMemory)
 }
@@ -158,13 +158,13 @@ fn time_limit(spec: &JobSpec, tail: Vec<String>) -> Fault {
     with_tail(fault, tail).fix("raise `limits.timeout`, or let the script do less or go on from a checkpoint")
 }
 
-/// The kernel ended the command, or what it depended on, for want of memory.
+/// The kernel ended the command, or a process it depended on, for lack of memory.
 fn out_of_memory(record: &ExitRecord) -> Fault {
     match record.oom {
         None | Some(OomScope::Own) => Fault::new(Code::OutOfMemory, "the command ran out of memory")
             .why(format!("the kernel ended it{}; {}", at_its_limit(record), peak(record)))
             .fix("raise `resources.memory`, or lower the batch size"),
-        // Others had used it up, or the node promised more than it has.
+        // Other processes had used it up, or the node promised more than it has.
         Some(scope) => {
             let whose = match scope {
                 OomScope::Host => "the machine had no memory left",
@@ -183,7 +183,7 @@ pub(super) fn node_out_of_memory(why: String) -> Fault {
     Fault { blame: Blame::Node, ..fault }.why(why).with_retry(Retry::OtherNode)
 }
 
-/// The job did what it should, although it lost processes on the way.
+/// The job succeeded, although the kernel ended some of its processes.
 fn survived_kills(record: &ExitRecord) -> Option<Fault> {
     let what = match record.oom_kills {
         0 => return None,
@@ -209,7 +209,7 @@ fn peak(record: &ExitRecord) -> String {
     }
 }
 
-/// The lease of an attempt was over, so it was ended: another node may have the job by now.
+/// The fault for an attempt that was ended because its lease was over: another node may have the job by now.
 pub(crate) fn lease_over() -> Fault {
     Fault::new(Code::LeaseOver, "the node lost contact for longer than the job allows")
         .why("the job says `on_disconnect: replace`, and no word came from the controller in time")
@@ -261,7 +261,7 @@ pub(super) fn returned(code: i32, tail: Vec<String>, has_code: bool) -> Fault {
     })
 }
 
-/// The module that Python did not find, if a line says so: `ModuleNotFoundError: No module named 'numpy'`.
+/// The module that Python did not find, if the line is such an error: `ModuleNotFoundError: No module named 'numpy'`.
 fn absent_module(line: &str) -> Option<&str> {
     let (_, quoted) = line.split_once("ModuleNotFoundError: No module named '")?;
     quoted.split('\'').next()
@@ -294,13 +294,12 @@ fn signal_text(signal: i32) -> String {
     }
 }
 
-/// Most lines of a log that a fault shows.
+/// The most lines of a log that a fault shows.
 const TAIL_LINES: usize = 5;
-/// Most characters of a line that a fault shows.
+/// The most characters of a line that a fault shows.
 pub(super) const TAIL_WIDTH: usize = 300;
 
-/// The last lines of a log that say something, from its last bytes. What a progress bar wrote over is left
-/// out.
+/// The last lines of a log that are not blank, from its last bytes. Text that a progress bar overwrote is left out.
 pub(crate) fn tail_lines(end_of_log: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(end_of_log);
     let shown = |line: &str| -> String {

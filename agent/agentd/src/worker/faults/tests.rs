@@ -82,7 +82,7 @@ fn test_every_way_to_end_has_its_verdict_and_code() {
         (ExitRecord { timed_out: true, ..killed.clone() }, "", (Failed, Some(Code::TimeLimit))),
         (ExitRecord { timed_out: true, ..code(0) }, "", (Failed, Some(Code::TimeLimit))),
         (ExitRecord { stop_signal: Some(15), ..killed.clone() }, "", (Failed, Some(Code::RunLost))),
-        // As releases before this one told it.
+        // As earlier releases reported it.
         (
             ExitRecord { stopped: Some("TERM".into()), stop_signal: Some(15), ..killed.clone() },
             "",

@@ -1,7 +1,7 @@
-//! Which GPUs a job is given: one pure function.
+//! Chooses the GPUs for a job: one pure function.
 //!
-//! Invariants, held by property tests: nothing that is held, unfit or without a name is given, and nothing twice; a
-//! job gets exactly as many as it wants or none; the same question has the same answer.
+//! Invariants, checked by property tests: no GPU that is held, unfit or without an identifier is given, and none
+//! twice; a job gets exactly as many as it wants or none; the same input gives the same result.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,12 +14,12 @@ use agent_model::node::Gpu;
 pub(crate) struct Wait {
     wanted: u32,
     free: usize,
-    /// What keeps the others, for people.
+    /// Why the others are not free, as text for users.
     others: Vec<String>,
 }
 
 impl Wait {
-    /// Nothing is known of the GPUs that is new enough.
+    /// There is no recent look at the GPUs.
     pub(super) fn unseen(wanted: u32) -> Wait {
         Wait { wanted, free: 0, others: vec!["the GPUs have not been looked at yet".to_owned()] }
     }
@@ -38,9 +38,9 @@ impl fmt::Display for Wait {
 
 /// Gives `wanted` of `gpus`, by their identifiers in the order of the driver.
 ///
-/// Prefers GPUs of one kind; of several kinds that suffice the one with the least memory, so that large GPUs stay for
-/// those who need them. Who wants more than one gets parts of divided GPUs only where nothing else is left: a process
-/// can use one part alone.
+/// Prefers GPUs of one kind; of several sufficient kinds the one with the least memory, so that large GPUs are left
+/// for jobs that need them. A job that wants more than one gets parts of divided GPUs only if nothing else is left: a
+/// process can use only one part.
 pub(crate) fn assign(
     gpus: &[Gpu],
     held: &BTreeMap<String, ReplicaId>,
@@ -85,7 +85,7 @@ fn others(gpus: &[Gpu], held: &BTreeMap<String, ReplicaId>) -> Vec<String> {
         (None, None) => None,
     };
     let mut others: Vec<String> = gpus.iter().filter_map(why).collect();
-    // Those that nobody uses and that are not handed out are what an operator can do something about.
+    // GPUs that are unused but not handed out are listed first: an operator can do something about them.
     others.sort_by_key(|other| other.contains(" is used by "));
     if others.len() > SHOWN {
         let more = others.len() - SHOWN;
@@ -140,7 +140,7 @@ mod tests {
             cards in prop::collection::vec((0u8..12, 0u64..3, any::<bool>(), any::<bool>(), any::<bool>()), 0..16),
             wanted in 0u32..10,
         ) {
-            // Garbage too: identifiers that are there twice, and empty ones.
+            // Invalid input too: duplicate identifiers, and empty ones.
             let gpus: Vec<Gpu> = cards.iter().enumerate().map(|(i, (name, memory, part, unfit, _))| {
                 let uuid = match (name, part) {
                     (0, _) => String::new(),

@@ -1,10 +1,10 @@
-//! What is known of the GPUs of this machine, and who has them. Pure.
+//! The state of the GPUs of this machine, and which replicas have them. Pure.
 //!
-//! Invariants: whether a GPU is handed out follows from the latest look and from who has it, never from a mark that
-//! somebody must remember to remove. One that nobody has and that is not empty (a process uses it, or its memory is
-//! in use) is quarantined, and is so no longer at the first look that finds it empty; one whose job has ended without
-//! a proof that it is empty waits for a look that was made later. A GPU that the driver does not list any more stays
-//! listed here, as lost; parts of divided GPUs come and go with the division.
+//! Invariants: whether a GPU is handed out follows from the latest look and from its holder, never from a mark that
+//! must be removed later. One without a holder that is not empty (a process uses it, or its memory is in use) is
+//! quarantined until the first look that finds it empty; one whose job has ended, but was not seen empty since, waits
+//! for a later look. A GPU that the driver does not list any more is still listed here, as lost; parts of divided
+//! GPUs are only listed as long as they exist or are held.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use agent_model::{ReplicaId, size};
 use super::assign::{Wait, assign};
 use super::owner::Owners;
 
-/// What a GPU may have in use when it is said to be empty, above what it has without jobs: the least, and the part
-/// of its memory, of 100.
+/// How much memory an empty GPU may have in use above its use without jobs: in bytes, or in percent of its memory if
+/// that is more.
 const SLACK: (u64, u64) = (256 << 20, 2);
-/// The most of its memory that counts as what it has without jobs, of 100: drivers and screens take some.
+/// The most memory that counts as use without jobs, in percent: drivers and screens take some.
 const IDLE_AT_MOST: u64 = 10;
 
 /// A GPU or a part of one, as last seen.
@@ -33,38 +33,38 @@ struct Unit {
     broken: Option<String>,
 }
 
-/// What keeps a GPU that nobody has from being handed out. Told in the words in which it was first told as long as
-/// the same processes are there, so that numbers that change all the time are no news.
+/// Why a GPU without a holder is not handed out. The first text is kept as long as the processes are the same, so
+/// that changing numbers do not change the published state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Dirt {
     pids: BTreeSet<u32>,
     words: String,
 }
 
-/// What is known of the GPUs.
+/// The state of the GPUs.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// The latest.
+    /// The latest look.
     look: Look,
-    /// There was a driver, at some time.
+    /// There has been a driver at some time.
     had_driver: bool,
     units: Vec<Unit>,
     held: BTreeMap<String, ReplicaId>,
-    /// Those whose job has ended and that are being looked at for what it left.
+    /// Replicas whose job has ended and whose GPUs are being checked.
     ending: BTreeSet<ReplicaId>,
-    /// The least that was in use of each when it was empty.
+    /// The least memory in use of each when it was empty, in bytes.
     idle: BTreeMap<String, u64>,
     dirt: BTreeMap<String, Dirt>,
-    /// Those that must be looked at again, by the number of the first look that counts.
+    /// Those that must be looked at again, with the number of the first look that counts.
     unproven: BTreeMap<String, u64>,
-    /// Whose the processes of the latest look are, in words.
+    /// The owners of the processes of the latest look, as text.
     owners: Owners,
-    /// When the kernel had logged the last error of each, when it was first seen: what came before is not judged.
+    /// The time of the last logged error of each when it was first seen: earlier errors do not count.
     errors: BTreeMap<String, u64>,
 }
 
 impl Ledger {
-    /// With what replicas of an earlier life of the daemon have.
+    /// With the GPUs of replicas of an earlier process of the daemon.
     pub(super) fn new(held: impl IntoIterator<Item = (ReplicaId, Vec<String>)>) -> Ledger {
         let mut ledger = Ledger::default();
         for (replica, gpus) in held {
@@ -73,12 +73,12 @@ impl Ledger {
         ledger
     }
 
-    /// It is worth looking often: there are GPUs, or jobs that have some.
+    /// Whether to look often: there are GPUs, or jobs that have some.
     pub(super) fn is_in_use(&self) -> bool {
         !self.units.is_empty() || !self.held.is_empty()
     }
 
-    /// The processes of a look of which it must be known whose they are: those where no job should be.
+    /// The processes of a look whose owners must be found: those on GPUs that no job should use.
     pub(super) fn strangers(&self, look: &Look) -> BTreeSet<u32> {
         let taken = |uuid: &str| self.held.get(uuid).is_some_and(|replica| !self.ending.contains(replica));
         let units = look.gpus.iter().flat_map(units_of);
@@ -86,7 +86,7 @@ impl Ledger {
         odd.flat_map(|unit| unit.processes.unwrap_or_default()).map(|process| process.pid).collect()
     }
 
-    /// Takes in a look, the `number`th; `owners` says whose the [`strangers`](Ledger::strangers) are.
+    /// Takes in look number `number`; `owners` are the owners of its [`strangers`](Ledger::strangers).
     pub(super) fn absorb(&mut self, look: &Look, number: u64, owners: Owners) {
         self.look = look.clone();
         self.had_driver |= self.look.driver != Driver::Absent;
@@ -115,12 +115,12 @@ impl Ledger {
                 units.push(Unit { broken, processes: None, used: None, ..known });
             }
         }
-        units.sort_by_key(|unit| unit.index); // stable: parts stay in their order
+        units.sort_by_key(|unit| unit.index); // stable: parts keep their order
         self.units = units;
         self.judge();
     }
 
-    /// What was logged of GPUs since they were first seen, or came back, that they cannot be trusted after.
+    /// Fatal errors of GPUs that were logged since they were first seen, or reappeared.
     fn new_errors(&mut self, look: &Look) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         self.errors.retain(|uuid, _| look.gpus.iter().any(|seen| seen.uuid == *uuid));
@@ -138,7 +138,7 @@ impl Ledger {
         found
     }
 
-    /// A GPU that does not even tell its name any more, known from when it did.
+    /// Completes a broken GPU that does not report its identifier any more from what was known of it.
     fn recognised(&self, unit: Unit, seen: &[Seen]) -> Unit {
         let known = self
             .units
@@ -152,7 +152,7 @@ impl Ledger {
         }
     }
 
-    /// Finds out which of those that nobody has are not empty.
+    /// Finds which GPUs without a holder are not empty.
     fn judge(&mut self) {
         let before = std::mem::take(&mut self.dirt);
         for unit in
@@ -171,7 +171,7 @@ impl Ledger {
         }
     }
 
-    /// Gives a replica as many as it wants, or says what it waits for. What it had is given back first.
+    /// Gives a replica `wanted` GPUs, or returns what it waits for. GPUs that it had are given back first.
     pub(super) fn assign(&mut self, replica: &ReplicaId, wanted: u32) -> Result<Vec<String>, Wait> {
         self.held.retain(|_, holder| holder != replica);
         self.ending.remove(replica);
@@ -182,18 +182,18 @@ impl Ledger {
         Ok(given)
     }
 
-    /// What a replica has.
+    /// The GPUs of a replica.
     pub(super) fn held_by(&self, replica: &ReplicaId) -> Vec<String> {
         self.held.iter().filter(|(_, holder)| *holder == replica).map(|(uuid, _)| uuid.clone()).collect()
     }
 
-    /// The job of a replica has ended: from now on nobody should use what it has.
+    /// The job of a replica has ended: from now on no process should use its GPUs.
     pub(super) fn ends(&mut self, replica: &ReplicaId) {
         self.ending.insert(replica.clone());
     }
 
-    /// Whether waiting longer can show that what an ended job had is empty. It cannot when it is empty, and neither
-    /// when the driver or the GPU says nothing.
+    /// Whether to wait until the GPUs of an ended job are empty: not if they are empty already, or if the driver or
+    /// the GPU does not answer.
     pub(super) fn may_clear(&self, replica: &ReplicaId) -> bool {
         let dirty = |unit: &Unit| {
             unit.broken.is_none() && dirt(unit, self.idle.get(&unit.uuid).copied(), &self.owners).is_some()
@@ -201,8 +201,8 @@ impl Ledger {
         self.works() && self.units_of(replica).any(dirty)
     }
 
-    /// Takes from a replica what it has. Unless it was looked at after the end of the job, the `next` look must come
-    /// before anybody gets it.
+    /// Takes back the GPUs of a replica. If they were not looked at after the end of the job, nobody gets them before
+    /// the look with the number in `unseen`.
     pub(super) fn release(&mut self, replica: &ReplicaId, unseen: Option<u64>) {
         for uuid in self.held_by(replica) {
             self.held.remove(&uuid);
@@ -214,7 +214,7 @@ impl Ledger {
         self.judge();
     }
 
-    /// What is wrong with the GPUs of a replica, one line each, for people.
+    /// What is wrong with the GPUs of a replica, one line each, for users.
     pub(super) fn trouble(&self, replica: &ReplicaId) -> Vec<String> {
         let line = |unit: &Unit| {
             unit.broken.as_ref().map(|broken| format!("GPU {} ({}): {broken}", unit.index, unit.uuid))
@@ -230,7 +230,7 @@ impl Ledger {
         matches!(self.look.driver, Driver::Works { .. })
     }
 
-    /// The GPUs as the controller and people see them.
+    /// The GPUs as the controller and users see them.
     pub(super) fn gpus(&self) -> Vec<Gpu> {
         let gpu = |unit: &Unit| Gpu {
             index: unit.index,
@@ -260,7 +260,7 @@ impl Ledger {
         self.dirt.get(&unit.uuid).and_then(|dirt| quarantined(&dirt.words))
     }
 
-    /// Whether there are any; `None` when the driver does not say.
+    /// Whether there are any; `None` when the driver does not answer.
     pub(super) fn are_there(&self) -> Option<bool> {
         match self.look.driver {
             Driver::Works { .. } | Driver::Absent | Driver::NotLoaded => Some(!self.look.gpus.is_empty()),
@@ -276,7 +276,7 @@ impl Ledger {
         }
     }
 
-    /// What people are told of the GPUs as a whole; nothing where there never was a driver.
+    /// The finding about the GPUs as a whole; `None` where there never was a driver.
     pub(super) fn finding(&self) -> Option<Finding> {
         if !self.had_driver {
             return None;
@@ -286,7 +286,7 @@ impl Ledger {
         let unfit = |gpu: &Gpu| gpu.unfit.as_ref().map(|unfit| format!("GPU {}: {unfit}", gpu.index));
         let unfit: Vec<String> = gpus.iter().filter_map(unfit).collect();
         if !unfit.is_empty() && self.look.driver == Driver::Absent {
-            // Where there never was one that is as it should be.
+            // On a machine that never had a driver this would be normal.
             let (found, means) = (condition(&self.look.driver), "jobs that ask for GPUs wait".to_owned());
             let fix = Some("install the GPU driver again".to_owned());
             return Some(Finding { grade: Grade::Limited, found, means, fix, ..told });
@@ -300,14 +300,14 @@ impl Ledger {
     }
 }
 
-/// What to do about a GPU that is not handed out though nothing is wrong with it.
+/// What to do about a GPU that is not handed out although it is not broken.
 const FREE: &str = "end the processes that are named, and it is handed out again; memory that is left without a process \
                     goes with a reset: `nvidia-smi --gpu-reset -i N`";
 
-/// The finding that tells of GPUs.
+/// The topic of the finding about GPUs.
 pub(super) const TOPIC: &str = "gpu";
 
-/// What is the matter with a driver that does not work.
+/// A text about the state of a driver.
 fn condition(driver: &Driver) -> String {
     match driver {
         Driver::Works { .. } => "the GPU driver works".to_owned(),
@@ -321,7 +321,7 @@ fn condition(driver: &Driver) -> String {
     }
 }
 
-/// What can be given of a GPU: its parts when it is divided, or else itself.
+/// The units of a GPU that can be given: its parts if it is divided (MIG), or else itself.
 fn units_of(seen: &Seen) -> Vec<Unit> {
     let whole = Unit {
         index: seen.index,
@@ -353,7 +353,7 @@ fn units_of(seen: &Seen) -> Vec<Unit> {
     }
 }
 
-/// What is on a GPU that should be empty.
+/// What uses a GPU that should be empty.
 fn dirt(unit: &Unit, idle: Option<u64>, owners: &Owners) -> Option<Dirt> {
     const SHOWN: usize = 3;
     let all = unit.processes.as_deref().unwrap_or_default();

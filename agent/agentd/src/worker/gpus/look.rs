@@ -1,8 +1,8 @@
-//! Runs the helper that asks the GPU driver, and gives up on it in time.
+//! Runs the helper process that asks the GPU driver, with a deadline.
 //!
-//! Invariants: the driver's library is never loaded into this process; a look is over within its deadline whatever
-//! the driver does; a helper that cannot be killed (the driver holds it in the kernel) is left alone, and no second
-//! one is started until it is gone.
+//! Invariants: the driver's library is never loaded into this process; a look ends within its deadline whatever the
+//! driver does; a helper that cannot be killed (the driver holds it in the kernel) is left alone, and no second one
+//! is started until it has ended.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use crate::config::Config;
 
 /// How long a look may take.
 const WITHIN: Duration = Duration::from_secs(10);
-/// The most that is kept of what it complains about, in bytes.
+/// How much of its standard error is kept, in bytes.
 const COMPLAINT: usize = 4 << 10;
 
-/// Looks at the GPUs through a helper.
+/// Looks at the GPUs through a helper process.
 #[derive(Debug)]
 pub(crate) struct Looker {
     program: PathBuf,
@@ -31,16 +31,16 @@ pub(crate) struct Looker {
 }
 
 impl Looker {
-    /// By way of this program itself.
+    /// The helper is this program itself.
     pub(crate) fn new(config: &Config) -> Looker {
-        // Always told: a configuration that was changed since is not the helper's to read.
+        // Always passed: the helper must not read a configuration that was changed since.
         let library = config.devices.nvml_library.as_deref().unwrap_or(Path::new(gpu::LIBRARY));
         let own = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("/proc/self/exe"));
         let args = ["gpu-look".into(), "--library".into(), library.into()];
         Looker { program: own, args: args.into(), within: WITHIN, leash: Leash::default() }
     }
 
-    /// What the driver says now.
+    /// The current answer of the driver.
     pub(super) async fn look(&self) -> Look {
         let driver = match self.ask().await {
             Ok(look) => return look,
@@ -150,7 +150,7 @@ pub(super) mod tests {
         let starts = dir.path().join("starts");
         let looker = scripted(dir.path(), &format!("echo x >> {}; sleep 1000", starts.display()), LONG);
         let mut first = Box::pin(looker.look());
-        // While the first is there, as one that cannot be killed would be, all others are told at once.
+        // While the first runs, like one that cannot be killed, all other looks fail at once.
         let end = tokio::time::Instant::now() + LONG;
         while !starts.exists() {
             assert!(tokio::time::Instant::now() < end, "the helper never starts");

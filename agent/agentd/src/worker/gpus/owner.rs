@@ -1,7 +1,7 @@
-//! Whose a process is, in words for people: `(python) of job train-3`.
+//! The owner of a process, as text for users: `(python) of job train-3`.
 //!
-//! Looks into `/proc`. What it reads there may wait for a process that the driver holds, so it is done on a thread of
-//! its own and given up after a moment; then less is told.
+//! Reads `/proc`. A read there may block on a process that the driver holds, so it is done on a separate thread and
+//! given up after a moment; then the text is less detailed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,9 +10,9 @@ use std::time::Duration;
 use agent_model::ReplicaId;
 use agent_shim::process::Process;
 
-/// How long all of it may take.
+/// How long the lookup of all owners may take.
 const WITHIN: Duration = Duration::from_secs(2);
-/// Those that draw on the screen, by the names that the kernel keeps of them. They share a GPU with whoever computes.
+/// Programs that draw on the screen, by their names in the kernel (`comm`). They may share a GPU with jobs.
 const SCREENS: &[&str] = &[
     "Xorg",
     "Xwayland",
@@ -28,13 +28,13 @@ const SCREENS: &[&str] = &[
     "xfwm4",
     "gdm-x-session",
 ];
-/// How many parents are asked.
+/// How many parents are checked.
 const GENERATIONS: usize = 32;
 
-/// Whose processes are, in words; nothing of one that only draws on the screen.
+/// The owners of processes, as text; `None` for one that only draws on the screen.
 pub(super) type Owners = BTreeMap<u32, Option<String>>;
 
-/// Whose these processes are.
+/// Finds the owners of these processes.
 pub(super) async fn owners(pids: BTreeSet<u32>) -> Owners {
     if pids.is_empty() {
         return BTreeMap::new();
@@ -73,7 +73,7 @@ fn owner(pid: u32) -> String {
     }
 }
 
-/// The job of a process, which it or one of its parents says.
+/// The job of a process, from its environment or that of one of its parents.
 fn job_of(pid: u32) -> Option<String> {
     let mut next = i32::try_from(pid).ok()?;
     for _ in 0..GENERATIONS {
@@ -95,7 +95,7 @@ fn replica(environment: &[u8]) -> Option<ReplicaId> {
     entries.find_map(|entry| entry.strip_prefix("AGENTD_REPLICA="))?.parse().ok()
 }
 
-/// The start of the name of the container that a process is in, as engines write it into the names of groups.
+/// The first characters of the id of a process's container, which engines put into the names of control groups.
 fn container(groups: &str) -> Option<String> {
     const LENGTH: usize = 64;
     const SHOWN: usize = 12;

@@ -7,7 +7,7 @@ use super::*;
 /// More than anything here takes.
 const LONG: Duration = Duration::from_secs(120);
 
-/// GPUs whose looks are printed from a file.
+/// GPUs whose looks are read from a file.
 fn gpus(dir: &Path, within: Duration) -> (Gpus, watch::Receiver<Inventory>) {
     let script = format!("[ -e {0}/hang ] && exec sleep 1000; cat {0}/look", dir.display());
     let inventory = watch::Sender::new(Inventory::default());
@@ -15,7 +15,7 @@ fn gpus(dir: &Path, within: Duration) -> (Gpus, watch::Receiver<Inventory>) {
     (Gpus::new(scripted(dir, &script, within), inventory, watch::Sender::default(), []), told)
 }
 
-/// Lets the driver tell of two GPUs, of which the second is used by the process.
+/// Lets the driver report two GPUs, of which the second is used by the process.
 fn tell_of(dir: &Path, stranger: Option<u32>) {
     let processes =
         stranger.map(|pid| format!(r#"{{"pid": {pid}, "memory": 3435973837}}"#)).unwrap_or_default();
@@ -33,7 +33,7 @@ fn tell_of(dir: &Path, stranger: Option<u32>) {
     fs::rename(dir.join("new"), dir.join("look")).unwrap();
 }
 
-/// Does something while the GPUs are looked after.
+/// Runs a future while the task of the GPUs runs.
 async fn with<T>(gpus: &Gpus, work: impl Future<Output = T>) -> T {
     tokio::select! {
         () = gpus.clone().run() => panic!("it never ends"),
@@ -56,7 +56,7 @@ async fn test_a_stranger_is_seen_before_the_start_and_after_the_end() {
         tell_of(dir.path(), None);
         assert_eq!(gpus.take(&b, 1).await.unwrap(), ["GPU-1"]);
         assert_eq!(gpus.give_back(&a).await, Vec::<String>::new());
-        // What the job left ends while it is waited for.
+        // The job's left process ends during the wait.
         tell_of(dir.path(), Some(me));
         let clean = async {
             tokio::time::sleep(PROVE_EVERY * 2).await;

@@ -1,6 +1,6 @@
-//! What a rank of several finds: its variables, and how its command is started. Pure.
+//! The variables of a rank among several, and how its command is started. Pure.
 //!
-//! The names are those that frameworks read, and those that the cloud's scripts of each age look for.
+//! The names are those that frameworks read, and those that old and new scripts for the cloud expect.
 
 use std::collections::BTreeMap;
 
@@ -12,13 +12,13 @@ use serde_json::json;
 
 use crate::worker::rendezvous::ports;
 
-/// Where a rank is, and where all others are.
+/// The place of a rank, and those of all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Seating {
     pub(crate) rank: u32,
     pub(crate) roster: Roster,
     pub(crate) secret: Secret,
-    /// The interface of its address, as far as one is known by name.
+    /// The name of the interface of its address; may be empty.
     pub(crate) interface: String,
 }
 
@@ -54,7 +54,7 @@ impl Seating {
         job.distribution.as_ref().map_or(1, |distribution| distribution.processes(rank, nodes))
     }
 
-    /// How many processes there are before those of a node.
+    /// How many processes the nodes before this rank have.
     fn before(&self, job: &JobDraft, rank: u32) -> u32 {
         (0..rank).map(|rank| self.processes(job, rank)).sum()
     }
@@ -88,7 +88,7 @@ impl Seating {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
-        // What looks for an interface by itself finds that of a bridge which every machine has.
+        // Without these, the libraries may choose the interface of a bridge that exists on every machine.
         if !own.address.is_loopback() && !self.interface.is_empty() {
             for name in ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"] {
                 variables.insert(name.to_owned(), self.interface.clone());
@@ -116,7 +116,7 @@ impl Seating {
         variables
     }
 
-    /// The variables of one task of a TensorFlow cluster: workers come first, and then who serves parameters.
+    /// The variables of one task of a TensorFlow cluster: workers come first, then parameter servers.
     fn task(&self, job: &JobDraft, task: u32, workers: u32) -> [(String, String); 5] {
         let tasks: Vec<String> = (0..self.nodes())
             .flat_map(|rank| {
@@ -145,7 +145,7 @@ impl Seating {
         .map(|(name, value)| (name.to_owned(), value))
     }
 
-    /// The command, with what is to be started before it.
+    /// The command, preceded by what must be started before it.
     pub(crate) fn command(&self, job: &JobDraft, command: String) -> String {
         let (Some(first), Some(own)) = (self.place(0), self.own()) else { return command };
         match &job.distribution {
@@ -189,12 +189,12 @@ impl Seating {
     }
 }
 
-/// A text as a shell reads it whole.
+/// A text quoted as one word for a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// The command in the shell that it would have run in.
+/// The command in the shell that it would run in otherwise.
 fn in_its_shell(command: &str) -> String {
     format!("\"${{BASH:-sh}}\" -c {}", quoted(command))
 }
@@ -240,7 +240,7 @@ fn spark(rank: u32, first: &RankPlace, own: &RankPlace, command: &str) -> String
          --work-dir \"$PWD/.agentd/spark\" {master}",
         own.address
     );
-    // Else each program of Spark looks for the machine's name, which often is that of its loopback, or nobody's.
+    // Otherwise each Spark program looks up the machine's name, which is often a loopback address or unknown.
     let address = format!("export SPARK_LOCAL_IP={}\n", own.address);
     if rank > 0 {
         return format!("{address}exec {worker}\n");

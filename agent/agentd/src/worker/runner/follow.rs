@@ -1,12 +1,12 @@
-//! A command and its supervisor: `Running`, and what an earlier life of the daemon left.
+//! A command and its supervisor: `Running`, and commands of an earlier process of the daemon.
 //!
-//! Owns what is passed on, what is known of a supervisor that does not answer, and what becomes of its job. The command
-//! is found before anything is prepared ([`Runner::recall`]), so that none is started twice; its end is believed only
-//! when its supervisor wrote it down, or when every process of it was ended from here.
+//! Owns what is passed to the supervisor, how long it has not answered, and the end of its job in that case. An
+//! existing command is looked for before anything is prepared ([`Runner::recall`]), so that none is started twice;
+//! its end is certain only when its supervisor wrote an exit record, or when the daemon ended all its processes.
 //!
-//! Silence is not death: whoever is silent may run, and whoever asks is told since when. But a job that must end,
-//! because its end was ordered or its lease is over, ends also when its supervisor is stopped or frozen: once that one
-//! has had its time ([`due_after`]), the job is ended from here, supervisor and all.
+//! A supervisor that does not answer may still run; the view shows since when it is silent. But a job that must end,
+//! because a stop was ordered or its lease is over, ends also when its supervisor is stopped or frozen: after the
+//! time for that ([`due_after`]), the daemon ends the job and its supervisor.
 
 use std::convert::Infallible;
 use std::ops::ControlFlow::{Break, Continue};
@@ -29,25 +29,25 @@ use crate::worker::backoff::Backoff;
 use crate::worker::faults::{self, Ending};
 use crate::worker::journal::Journal;
 
-/// How often a shim is asked whether it is there, and told what is wanted.
+/// How often the current order is sent to a shim, which also shows whether it answers.
 const ASK_EVERY: Duration = Duration::from_secs(5);
-/// How long it may take to answer that.
+/// How long the answer may take.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long a shim that runs may need to hear a stop: it fsyncs, and machines that train are busy.
+/// How long a running shim may need to receive a stop: it fsyncs, and training machines are busy.
 const BUSY: Duration = Duration::from_secs(60);
 
-/// How long one that has heard it may need, beyond the grace, until the record of the end is on a disk that is full.
+/// How long one that has received it may need, beyond the grace, to write the exit record to a full disk.
 const RECORD: Duration = Duration::from_secs(700);
 
-/// What is known of a supervisor that does not answer.
+/// The state of a supervisor that does not answer.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
-    /// Since when it does not.
+    /// Since when it does not answer.
     since: Option<Boot>,
-    /// Since when the job is to end.
+    /// Since when the job must end.
     stop_since: Option<Boot>,
-    /// Why the job was ended from here.
+    /// Why the daemon ended the job.
     ended: Option<Why>,
 }
 
@@ -57,8 +57,8 @@ enum Why {
     LeaseOver,
 }
 
-/// How long beyond its grace a supervisor that is silent has to end a job. One that is `halted` gets no time: it can
-/// do nothing with it.
+/// How long, beyond the grace, a silent supervisor has to end a job. One that is `halted` gets little: it cannot use
+/// it.
 fn due_after(halted: bool, heard: bool) -> Duration {
     match (halted, heard) {
         (true, _) => Terms::default().kill,
@@ -67,14 +67,14 @@ fn due_after(halted: bool, heard: bool) -> Duration {
     }
 }
 
-/// A write is forced to the disk, so it is worth one only when what is written covers less than half of the time.
+/// A write costs an fsync, so it is made only when the written lease covers less than half of the remaining time.
 fn is_worth_writing(written: Option<Boot>, until: Boot, now: Boot) -> bool {
     let covered = written.unwrap_or_default().since(now);
     until > UNHEARD && covered * 2 < until.since(now)
 }
 
 impl<J: Journal> Runner<J> {
-    /// Finds what an earlier life of the daemon left: a command that runs, one that ended, or nothing.
+    /// Finds what an earlier process of the daemon left: a running command, one that ended, or nothing.
     pub(super) async fn recall(&mut self) -> Step<Option<Running>> {
         if let Some(ending) = self.record.ending.clone() {
             return Break(End::Settled(ending));
@@ -109,13 +109,13 @@ impl<J: Journal> Runner<J> {
             self.prove(false);
             let pause = backoff.next();
             if let Ok(Err(_)) = timeout(pause, desired.changed()).await {
-                tokio::time::sleep(pause).await; // nobody can want anything any more: the daemon stops
+                tokio::time::sleep(pause).await; // there are no more orders: the daemon stops
             }
         }
     }
 
-    /// A command of which there is no trace may start if it was not started before. After a restart of the machine the
-    /// controller decides anew: nothing starts because of an old order.
+    /// A command without any trace may start if it was not started before. After a reboot of the machine the
+    /// controller decides again: an old order starts nothing.
     fn may_start(&self) -> Result<(), Fault> {
         if self.record.started_at.is_some() {
             return Err(faults::traces_lost(self.dir.path()));
@@ -126,7 +126,7 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// The environment that an earlier life started the command in: as long as this is held nobody removes it.
+    /// The environment that an earlier process started the command in; it is not removed while this is held.
     pub(super) fn hold_environment(&self) -> Option<EnvLease> {
         let key = self.record.environment.as_deref()?;
         let held = self.worker.environments.hold(key);
@@ -136,7 +136,7 @@ impl<J: Journal> Runner<J> {
         held
     }
 
-    /// What came of a command whose supervisor is gone without a record.
+    /// The end of a command whose supervisor is gone without an exit record.
     fn lost(&mut self, fault: Fault) -> End {
         self.advance(ReplicaEvent::Started);
         let ended = |fault| Ending {
@@ -155,11 +155,11 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Follows the command to its end: ships what it writes, passes on what the controller wants.
+    /// Follows the command to its end: ships what it writes, passes on the controller's orders.
     pub(super) async fn run(&mut self, mut running: Running) -> Step<Infallible> {
         let now = self.worker.clock.now();
         self.record.started_at.get_or_insert(now);
-        let detail = self.view.borrow().detail.clone(); // what the launch said about the environment
+        let detail = self.view.borrow().detail.clone(); // the text of the launch about the environment
         self.enter_anyway(ReplicaEvent::Started, &detail).await;
         loop {
             match self.follow(&running, &detail).await {
@@ -199,7 +199,7 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Passes on to the shim what is wanted; `false` when it did not hear.
+    /// Passes the order on to the shim; `false` when the shim did not answer.
     async fn obey(&mut self, running: &Running, desired: &Desired, usual: &str) -> bool {
         match desired {
             Desired::Run { until: None, .. } => return true,
@@ -212,7 +212,7 @@ impl<J: Journal> Runner<J> {
         if self.told_to_stop.as_ref() != Some(desired) {
             self.say(&format!("stopping: {reason}"));
         }
-        // Said again to see whether it is there: it may have been stopped after it heard.
+        // Repeated to see whether the shim answers: it may have been stopped (SIGSTOP) since.
         let heard = timeout(ASK_WITHIN, running.stop(grace, &reason)).await;
         if let Ok(Ok(())) = heard {
             self.told_to_stop = Some(desired.clone());
@@ -234,7 +234,8 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// The supervisor does not answer: says so, after `before`, and ends the job from here if it has had its time.
+    /// The supervisor does not answer: publishes that, after `before`, and ends the job if the supervisor's time is
+    /// over.
     async fn bear_silence(&mut self, before: &str) {
         self.prove(false);
         let now = self.worker.clock.boot();
@@ -262,8 +263,8 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// When the job is to be ended from here, and why; `None` as long as it may go on. Its supervisor is silent
-    /// `since`.
+    /// When the daemon must end the job, and why; `None` as long as it may go on. `since` is when its supervisor
+    /// became silent.
     fn due(&mut self, halted: bool, since: Boot, now: Boot) -> Option<(Boot, Why)> {
         let desired = self.desired.borrow().clone();
         match &desired {
@@ -271,7 +272,7 @@ impl<J: Journal> Runner<J> {
                 let grace = self.record.spec.limits.grace();
                 Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
             }
-            // An earlier life of this daemon passed leave on, at least until what it wrote down.
+            // An earlier process of this daemon passed on a lease, at least until the time it journaled.
             Desired::Run { .. }
                 if halted && self.record.spec.limits.on_disconnect == OnDisconnect::Replace =>
             {
@@ -289,8 +290,8 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Tells the shim until when the job may run, which also shows whether it is there; `false` when it did not
-    /// answer. It ends the job by itself when the time is over; when it did not, that is done here.
+    /// Sends the shim the end of the job's lease; `false` when it did not answer. The shim ends the job by itself
+    /// when the lease is over; if it did not, the daemon does.
     async fn renew(&mut self, running: &Running, until: Boot, usual: &str) -> bool {
         let renewed = match timeout(ASK_WITHIN, running.renew(until)).await {
             Ok(renewed) => renewed.map_err(Some),
@@ -308,14 +309,14 @@ impl<J: Journal> Runner<J> {
             self.say(usual);
         }
         let knows_none = matches!(renewed, Err(Some(RenewError::Unsupported { .. })));
-        // The supervisor knows what earlier lives of this agent passed on.
+        // The supervisor knows the leases that earlier processes of this daemon passed on.
         let known = renewed.ok().flatten().unwrap_or_default().max(until);
         self.write_leave(known).await;
         self.enforce(running, known, knows_none).await;
         true
     }
 
-    /// Writes down until when it may run, unless what is written says nearly the same.
+    /// Journals the end of the lease, unless the journaled one is still good enough.
     async fn write_leave(&mut self, until: Boot) {
         if !is_worth_writing(self.record.leave, until, self.worker.clock.boot()) {
             return;
@@ -326,10 +327,11 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Ends a job whose lease is over and that its supervisor should have ended by now, or `knows_none` to end.
+    /// Ends a job whose lease is over, when its supervisor should have done so by now, or does not support leases
+    /// (`knows_none`).
     async fn enforce(&mut self, running: &Running, until: Boot, knows_none: bool) {
         if until <= UNHEARD {
-            return; // it had leave from an earlier life of the controller, until a time nobody here knows
+            return; // the lease is from an earlier controller process, until a time unknown here
         }
         let deadline = Deadline::new(Some(until));
         let (now, grace) = (self.worker.clock.boot(), self.record.spec.limits.grace());
@@ -344,7 +346,7 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Says what is wrong with the GPUs of the command, which goes on as long as it can.
+    /// Publishes what is wrong with the GPUs of the command, which goes on as long as it can.
     fn tell_trouble(&mut self, usual: &str) {
         let trouble = self.worker.gpus.trouble(&self.record.replica);
         if trouble == self.trouble {
@@ -358,7 +360,7 @@ impl<J: Journal> Runner<J> {
         self.trouble = trouble;
     }
 
-    /// Says whether there is evidence that the replica goes on.
+    /// Publishes whether there is evidence that the replica runs.
     fn prove(&self, alive: bool) {
         let changed = self.view.send_if_modified(|view| std::mem::replace(&mut view.alive, alive) != alive);
         if changed {
@@ -373,7 +375,7 @@ impl<J: Journal> Runner<J> {
     }
 }
 
-/// What cannot be read will not be another time.
+/// Whether the record will never be readable.
 fn is_damage(error: &RecordError) -> bool {
     match error {
         RecordError::Parse { .. } | RecordError::Version { .. } => true,

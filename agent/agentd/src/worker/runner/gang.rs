@@ -1,8 +1,8 @@
-//! From a rank that could start to one that starts: within `Launching`.
+//! From a rank that could start to its start: within `Launching`.
 //!
-//! Owns what the rank says of itself to the others ([`Ready`]) and the ports that are kept for it meanwhile. Each wait
-//! says what it waits for, and a stop ends it. Once the gang goes the ports are given up, right before the start. What
-//! is done when is decided by [`next`].
+//! Owns what the rank reports to the others ([`Ready`]) and the ports that are reserved for it meanwhile. Each wait
+//! is shown in the view, and a stop ends it. When the gang has its go, the ports are released, right before the
+//! start. [`next`] decides what to do when.
 
 use std::ops::ControlFlow::{Break, Continue};
 
@@ -19,7 +19,7 @@ use crate::worker::launch::gang::{Seating, ports_of};
 use crate::worker::rendezvous::{self, Reservation};
 
 impl<J: Journal> Runner<J> {
-    /// Waits until the gang that this is a rank of goes; gives where all of it is. Nothing for a job that has no other
+    /// Waits for the go of this rank's gang; returns where all its ranks are. `None` for a job that has no other
     /// process.
     pub(super) async fn muster(&mut self, environment: &EnvLease) -> Step<Option<Seating>> {
         let (spec, replica) = (self.record.spec.clone(), self.record.replica.clone());
@@ -49,7 +49,7 @@ impl<J: Journal> Runner<J> {
         Continue(Some(Seating { rank: replica.rank, roster: gang.roster, secret: gang.secret, interface }))
     }
 
-    /// The only node of a job whose processes must find each other.
+    /// The seating of a job on a single node whose processes must find each other.
     fn sit_alone(&self, count: u16) -> Step<Seating> {
         let Reservation { place, .. } =
             or_end(Reservation::alone(&self.worker.config.gangs, &self.record.replica, count))?;
@@ -58,7 +58,7 @@ impl<J: Journal> Runner<J> {
         Continue(Seating { rank: 0, roster, secret, interface: String::new() })
     }
 
-    /// The same in every life of the daemon, and no other attempt's.
+    /// The same after a restart of the daemon, and different for each attempt.
     fn secret_of_gang(&self) -> Secret {
         Secret::new(digest_of(format!("gang {}", self.record.token).as_bytes()).hex())
     }
@@ -70,7 +70,7 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Does what there is to be done until the gang goes.
+    /// Does the steps of the rank until the go of its gang.
     async fn await_go(&mut self, reservation: &Reservation) -> Step<Gang> {
         let rank = self.record.replica.rank;
         let mut desired = self.desired.clone();
@@ -108,12 +108,12 @@ impl<J: Journal> Runner<J> {
                 }),
             }
             if desired.changed().await.is_err() {
-                std::future::pending::<()>().await; // nobody can say so any more: the daemon stops
+                std::future::pending::<()>().await; // there are no more orders: the daemon stops
             }
         }
     }
 
-    /// The date by which a rank that was told to go must have started has come.
+    /// The fault of a rank that had its go and did not start by its date.
     pub(super) fn late(&self) -> Fault {
         let what = format!("rank {} was told to go and could not start in time", self.record.replica.rank);
         Fault::new(Code::GangLate, what).fix("look at the log of agentd on the node")
@@ -126,7 +126,7 @@ impl<J: Journal> Runner<J> {
     }
 }
 
-/// What an environment consists of, as far as that can be told and wherever it came from.
+/// A text that identifies the contents of an environment, as far as they are known, wherever it was built.
 fn contents_of(environment: &EnvLease) -> String {
     if let Some(image) = environment.image() {
         return image.id.clone();

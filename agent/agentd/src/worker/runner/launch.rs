@@ -1,10 +1,9 @@
-//! From a job that could start to a command that runs: `Launching`.
+//! From a job that could start to a running command: `Launching`.
 //!
-//! Owns what stands between the two: the GPUs it has, the other ranks of its gang, the leave to start, the container
-//! around it. In this order, because each may take long: GPUs are taken before a rank says that it could start, and
-//! leave is asked for again after each wait.
-//! A stop ends every wait; the launch itself is never dropped, because then it would be unknown whether the
-//! command runs. From there on only its shim ends it.
+//! Owns what is needed in between: the GPUs, the other ranks of its gang, the permission to start, the container. In
+//! this order, because each may take long: GPUs are taken before a rank reports that it could start, and the
+//! permission is checked again after each wait. A stop ends every wait; the launch itself is never dropped, because
+//! then it would be unknown whether the command runs. From then on only its shim ends it.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
@@ -30,11 +29,11 @@ use crate::worker::secrets::Answer;
 use crate::worker::tracking::experiment_id;
 use crate::worker::{containers, faults, fetch};
 
-/// How often a job that waits for GPUs asks again though nothing is known to have changed.
+/// How often a job that waits for GPUs asks again although no change is known.
 const GPUS_EVERY: Duration = Duration::from_secs(10);
 
 impl<J: Journal> Runner<J> {
-    /// Starts the command under its shim. From here on only the shim ends it.
+    /// Starts the command under its shim. From then on only the shim ends it.
     pub(super) async fn launch(&mut self, environment: &EnvLease) -> Step<Running> {
         self.record.environment = Some(environment.key().to_owned());
         self.enter(ReplicaEvent::StepDone, &about(environment)).await?;
@@ -53,7 +52,7 @@ impl<J: Journal> Runner<J> {
         self.start(launch, container_spec.as_ref()).await
     }
 
-    /// The secrets it names, as soon as the controller gives them.
+    /// The secrets that the job names; waits for the controller to send them.
     async fn secrets(&self) -> Step<BTreeMap<String, Hidden>> {
         let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
         if self.record.spec.secrets.is_empty() {
@@ -75,7 +74,7 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// What its shim is told.
+    /// The launch order for its shim.
     fn order(
         &self,
         environment: &EnvLease,
@@ -108,13 +107,14 @@ impl<J: Journal> Runner<J> {
         facts.launch()
     }
 
-    /// Gives the user in a container a home, and the job's files where it was not known before that it would be one.
+    /// Gives the container's user a home, and the job's files if it was not known earlier that the job runs in a
+    /// container.
     async fn give_home(&self, user: Option<JobUser>) -> Result<(), Fault> {
         let known = containers::is_sure(&self.record.spec.environment);
         fetch::settle(&self.dir, user, !known).await.map_err(|error| faults::fetch(&error, false))
     }
 
-    /// Starts it, as soon as its container stands there and the node has what a start takes.
+    /// Starts it, as soon as its container is created and the node has the resources for a start.
     async fn start(&mut self, mut launch: Launch, container_spec: Option<&ContainerSpec>) -> Step<Running> {
         let usual = self.view.borrow().detail.clone();
         let (begun, mut backoff) = (Instant::now(), Backoff::default());
@@ -135,8 +135,8 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// A command that runs although its start failed; nothing when it may be started again, as then it did not begin,
-    /// and what it lacked may be there.
+    /// The running command, if it runs although its start failed; `None` when the start may be tried again, because
+    /// the command did not begin and the lack may be over.
     async fn after_failed_start(
         &mut self,
         error: &LaunchError,
@@ -144,17 +144,17 @@ impl<J: Journal> Runner<J> {
         backoff: &mut Backoff,
     ) -> Step<Option<Running>> {
         match error {
-            // What stood there had gone, and the engine with it.
+            // The container is gone, and the engine is unreachable.
             error if error.is_engine_away() => return Continue(None),
             error if faults::is_lack(error) && patient => {}
-            // It found no room for what it writes first.
+            // The shim found no room for its first files.
             LaunchError::Refused { .. } if self.worker.disk.room().is_err() => {
                 self.admit().await?;
                 return Continue(None);
             }
-            // Nobody may say that it failed while it may run.
+            // It must not be reported as failed while it may run.
             error if faults::is_unsure(error) => match self.recall().await? {
-                None if patient => {} // its supervisor was killed before it heard that it may begin
+                None if patient => {} // its supervisor was killed before it was allowed to begin
                 found => return or_end(found.map(Some).ok_or_else(|| faults::launch(error))),
             },
             error => return Break(End::Failed(faults::launch(error))),
@@ -164,8 +164,8 @@ impl<J: Journal> Runner<J> {
         Continue(None)
     }
 
-    /// Has the container stand there. An engine that is away is waited for; whoever asks why is told. It may take long,
-    /// so until when the job may run is asked again.
+    /// Creates the container. An unreachable engine is waited for, and the view shows it. This may take long, so the
+    /// permission to start is checked again.
     async fn prepare(&mut self, launch: &mut Launch, container_spec: &ContainerSpec) -> Step<()> {
         let (usual, mut backoff) = (self.view.borrow().detail.clone(), Backoff::default());
         loop {
@@ -185,7 +185,7 @@ impl<J: Journal> Runner<J> {
         Continue(())
     }
 
-    /// Waits until it has the GPUs it asked for, each of them empty, and writes down which.
+    /// Waits until it has the GPUs it asked for, each of them empty, and journals which.
     async fn take_gpus(&mut self, detail: &str) -> Step<()> {
         let wanted = self.record.spec.resources.gpus;
         if wanted == 0 {
@@ -207,9 +207,9 @@ impl<J: Journal> Runner<J> {
         self.note(&detail).await
     }
 
-    /// Waits for leave to start; gives until when it holds. The lease of a job that may be replaced must be
-    /// known, and an order that an earlier life of the daemon heard is not, and it must not be over: then the
-    /// controller may have given the job to somebody else.
+    /// Waits for permission to start; returns the end of the lease. The lease of a job that may be replaced must be
+    /// known, which it is not from an order to an earlier process of the daemon, and it must not be over: then the
+    /// controller may have given the job to another node.
     pub(super) async fn leave_to_start(&mut self) -> Step<Option<Boot>> {
         let (policy, detail) = (self.record.spec.limits.on_disconnect, self.view.borrow().detail.clone());
         loop {
@@ -228,14 +228,14 @@ impl<J: Journal> Runner<J> {
             }
             self.say("waiting for the controller to say until when it may run");
             if self.desired.changed().await.is_err() {
-                // Nobody can say so any more: the daemon stops.
+                // There are no more orders: the daemon stops.
                 std::future::pending::<()>().await;
             }
         }
     }
 }
 
-/// What users are told about an environment.
+/// What users see about an environment.
 fn about(environment: &EnvLease) -> String {
     let how = if environment.reused() { "reused" } else { "built" };
     format!("environment {} {how}", environment.key())

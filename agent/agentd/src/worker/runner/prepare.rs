@@ -1,12 +1,12 @@
 //! From an order to a job that could start: `Accepted`, `Fetching`, `Building`.
 //!
-//! Owns the directory of the replica as long as no command is in it. Each step may be done again from its beginning: it
-//! begins with nothing of an earlier try. No step begins on a disk that is too full. A stop ends the steps after
-//! `Accepted` wherever they are; the directory and its order are always made whole, so that the replica can be found
-//! again and reported.
+//! Owns the directory of the replica as long as no command runs in it. Each step can be repeated from its beginning:
+//! it uses nothing of an earlier try. No step begins on a disk that is too full. A stop ends the steps after
+//! `Accepted` at any point; the directory and its order are always completed, so that the replica can be found again
+//! and reported.
 //!
-//! A store that is elsewhere may answer oddly for a while, and so may whatever is in front of it: what is not its last
-//! word is waited for.
+//! A remote store, or a proxy in front of it, may give wrong answers for a while: errors that may pass are waited
+//! out.
 
 use std::convert::Infallible;
 use std::ops::ControlFlow::Continue;
@@ -29,13 +29,13 @@ use crate::worker::journal::Journal;
 use crate::worker::prestaged_trees::Wish;
 use crate::worker::{containers, faults, outputs, recover};
 
-/// For how long a store is asked again for what it lacks or holds damaged, after everybody else was asked for it.
+/// How long a store is asked again for blobs that it lacks or holds damaged, after all other sources were asked.
 const DOUBT: Duration = Duration::from_secs(20);
 
-/// How often a build log is looked at, and only while something is built: everything else announces itself.
+/// How often the length of a build log is checked, only during a build: all other files announce their growth.
 const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 
-/// How often the numbers of a build are told.
+/// How often the numbers of a build are published.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 impl<J: Journal> Runner<J> {
@@ -60,15 +60,15 @@ impl<J: Journal> Runner<J> {
         let laid = self.unless_stopped(self.lay_out(user.as_ref())).await?;
         let laid = or_end(laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere())))?;
         let owner = user.as_ref().and_then(fetch::owner);
-        // A tree of a user who never comes again helps nobody.
+        // A tree of a per-run user, whose id is not used again soon, would help no other job.
         let again = user.as_ref().is_none_or(|user| !self.worker.config.jobs.uids.contains(&user.uid));
         let wishes = laid.into_iter().map(|(root, laid)| Wish { root, laid, owner });
         self.laid = wishes.filter(|_| again).collect();
         Continue(())
     }
 
-    /// Everything the job reads, as soon as the store that holds it gives it; trees that wait for jobs to come make
-    /// room for it.
+    /// Lays out everything the job reads, waiting for the store if needed; prestaged trees are removed to make room
+    /// for it.
     async fn lay_out(&self, user: Option<&JobUser>) -> Result<Vec<(Digest, Laid)>, FetchError> {
         let (store, prestaged_trees, spec) =
             (&self.worker.store, &self.worker.prestaged_trees, &self.record.spec);
@@ -122,7 +122,7 @@ impl<J: Journal> Runner<J> {
         Continue(environment)
     }
 
-    /// The environment, as soon as the container engine answers if it takes one, and the disk has room.
+    /// Gets the environment, waiting until the container engine answers, if one is needed, and the disk has room.
     async fn acquire(
         &self,
         wanted: &EnvSpec,
@@ -141,13 +141,13 @@ impl<J: Journal> Runner<J> {
                 }
                 acquired => return acquired,
             };
-            // What a build says goes through `told`, in its order.
+            // All messages of a build are sent through `told`, to keep their order.
             let tell = |what: &str| drop(told.send_replace(Some(Progress::of(Phase::Waiting, what))));
             self.wait_telling(&mut backoff, &what, tell).await;
         }
     }
 
-    /// Says how far a build is: what it is busy with at once, the numbers now and then.
+    /// Publishes the progress of a build: a new phase at once, the numbers now and then.
     async fn follow_progress(&self, mut told: watch::Receiver<Option<Progress>>) -> Infallible {
         let usual = self.view.borrow().detail.clone();
         loop {
@@ -158,7 +158,7 @@ impl<J: Journal> Runner<J> {
             let next = tokio::time::timeout(PROGRESS_EVERY, told.wait_for(other));
             let gone = matches!(next.await, Ok(Err(_)));
             if gone {
-                std::future::pending::<()>().await; // what came of it is heard elsewhere
+                std::future::pending::<()>().await; // the result is handled elsewhere
             }
         }
     }
@@ -172,8 +172,8 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Finds out whom the job runs as; the next record says it, before anything is his. Root's own jobs in containers
-    /// are nobody's.
+    /// Determines the user of the job; the next record holds it, before any file belongs to that user. Root's own
+    /// jobs in containers have none.
     async fn choose_user(&mut self) -> Step<()> {
         let (worker, record) = (self.worker.clone(), self.record.clone());
         let chosen = agent_cas::blocking(move || worker.users.user(&worker.config, &record)).await;
@@ -184,7 +184,7 @@ impl<J: Journal> Runner<J> {
         Continue(())
     }
 
-    /// Whom the command runs as; the daemon's own user when it is nobody else.
+    /// The user of the command; `None` is the daemon's own user.
     pub(super) fn user(&self, in_container: bool) -> Option<JobUser> {
         let user = self.record.user.clone();
         if in_container { containers::user(&self.worker.config, user) } else { user }

@@ -1,8 +1,8 @@
-//! From the end of a command to a replica of which nothing is left: `Releasing`, `Uploading`, `Reported`, forgotten.
+//! From the end of a command to the removal of the replica: `Releasing`, `Uploading`, `Reported`, forgotten.
 //!
-//! Owns what came of the command ([`Ending`], decided once), the outcome, and the way of the directory into the
-//! retention. No step here fails and none is left out, whatever came before: what is not stored is named in the
-//! outcome, and stays in the directory. A step that cannot be written down is taken even so.
+//! Owns the ending of the command ([`Ending`], decided once), the outcome, and the hand-over of the directory to the
+//! retention. No step here fails or is left out, whatever happened before: what is not stored is named in the
+//! outcome, and is kept in the directory. A step is taken even if it cannot be journaled.
 //!
 //! Outputs are safe in the directory as long as they wait for a store; the wait ends when they are stored, when
 //! somebody cancels the job, or when the disk runs short.
@@ -31,29 +31,29 @@ use crate::worker::outputs::{CollectError, Collected};
 use crate::worker::report::Delivered;
 use crate::worker::retention::Stay;
 
-/// How often storing outputs is tried where the store is not what fails.
+/// How often storing outputs is tried when the store is not the cause of the failure.
 const ATTEMPTS: u32 = 3;
 
-/// How long outputs wait for room in a store that is on this disk: they take room themselves as long as they wait, and
-/// a slot. After that they stay where they are, and can be stored later.
+/// How long outputs wait for room in a store on this disk: while they wait, they take room themselves, and a slot.
+/// After that they are kept in the directory, and can be stored later.
 const FOR_ROOM: Duration = Duration::from_secs(10 * 60);
 
-/// How many files that change each time they are read are left out. Where there are more, the outputs are not those
-/// that the job left.
+/// How many files that change each time they are read are left out. With more, the outputs would not be those that
+/// the job left.
 const UNSTEADY: usize = 16;
 
-/// How often the logs are sent again to a controller that finds them incomplete. What differs still will not be
-/// the same after one more time.
+/// How often the logs are sent again to a controller that finds them incomplete. If they still differ then, another
+/// try would not help.
 const REFUSALS: u32 = 5;
 
-/// How long the controller may take to store the rest of the logs before people are told that it is waited for.
+/// How long the controller may take to store the rest of the logs before the view shows the wait.
 const QUIET: Duration = Duration::from_secs(5);
 
 impl<J: Journal> Runner<J> {
-    /// Lets go of what the command used, and decides what came of it.
+    /// Releases what the command used, and decides its ending.
     pub(super) async fn release(&mut self, end: End) -> Ending {
         let has_run = match end {
-            End::Settled(_) => false, // and released before
+            End::Settled(_) => false, // it was released before
             End::Exited(_) | End::EndedHere(_) => true,
             End::Failed(_) | End::Stopped => self.record.step >= ReplicaStep::Running,
         };
@@ -83,12 +83,12 @@ impl<J: Journal> Runner<J> {
         ending
     }
 
-    /// The machine was stopped since the job was accepted, or is being stopped now.
+    /// Whether the machine was rebooted since the job was accepted, or is being stopped now.
     async fn went_down(&self) -> bool {
         self.record.boot_id != self.worker.boot_id || is_stopping().await
     }
 
-    /// Proves that the GPUs of the command are empty, or leaves them to be looked after; gives what was wrong with
+    /// Checks that the GPUs of the command are empty, or leaves them to the GPU task; returns what was wrong with
     /// them.
     async fn give_gpus_back(&mut self) -> Vec<String> {
         if !self.record.gpus.is_empty() {
@@ -96,7 +96,7 @@ impl<J: Journal> Runner<J> {
         }
         let mut trouble = self.worker.gpus.give_back(&self.record.replica).await;
         if trouble.is_empty() {
-            // A GPU that was reset while the command failed looks well again.
+            // A GPU that was reset while the command failed looks healthy again.
             trouble = std::mem::take(&mut self.trouble);
         }
         self.record.gpus.clear();
@@ -109,7 +109,7 @@ impl<J: Journal> Runner<J> {
         faults::judge(exit, &self.record.spec, faults::tail_lines(&tail), went_down)
     }
 
-    /// Stores logs and outputs, and writes the outcome down.
+    /// Stores logs and outputs, and journals the outcome.
     pub(super) async fn upload(&mut self, ending: &Ending) {
         if self.record.outcome.is_some() {
             return;
@@ -157,14 +157,14 @@ impl<J: Journal> Runner<J> {
         outcome.fault.get_or_insert(fault);
     }
 
-    /// Stores the outputs. They are stored of a job that was canceled too; one that is canceled while they are stored
-    /// does without them.
+    /// Stores the outputs, also those of a job that was canceled. If a job is canceled only while they are stored,
+    /// this is given up.
     async fn collect(&self) -> Result<Collected, CollectError> {
         let (store, spec) = (&self.worker.store, &self.record.spec);
         let canceled = |error| CollectError::given_up("the job was canceled meanwhile", error);
         let (mut backoff, mut attempts, begun) = (Backoff::default(), 1, Instant::now());
         let (mut unsteady, ends_anyway) = (Vec::new(), !self.desired.borrow().is_run());
-        // What the store said, while it is waited for.
+        // The error of the store, while it is waited for.
         let mut away: Option<CollectError> = None;
         loop {
             let collect = Box::pin(outputs::collect(store, &self.dir, spec, unsteady.clone()));
@@ -210,7 +210,7 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// What found no room is larger than what is free: makes so much again, each time.
+    /// The outputs need more than what is free: each time, makes twice the free room.
     async fn make_room_for(&self, error: &CollectError) {
         if faults::is_no_space(error) {
             let free = agent_node::disk_free(&self.worker.config.state_dir);
@@ -218,14 +218,14 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Why outputs cannot wait here any longer: the node needs the room of its disk for what is to come.
+    /// Why outputs cannot wait here any longer: the node needs the room on its disk for other jobs.
     async fn short_of_room(&self) -> Option<String> {
         self.worker.disk.room().err()?;
         self.worker.collector.make_room(self.worker.config.disk_reserve.saturating_mul(2)).await;
         Some(format!("the node needs the room: {}", self.worker.disk.room().err()?))
     }
 
-    /// Waits until the controller has logs and records whole, or will not have more of them.
+    /// Waits until the controller has all logs and records, or will not get more of them.
     async fn ship_rest(&self) -> Shipped {
         tokio::select! {
             shipped = self.shipping.rest(&self.dir, self.refusals > REFUSALS) => shipped,
@@ -234,14 +234,14 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Says that the end waits for the controller, once it does for long.
+    /// Publishes that the end waits for the controller, after it has waited for [`QUIET`].
     async fn tell_of_shipping(&self) -> Infallible {
         tokio::time::sleep(QUIET).await;
         self.say("waiting for the controller to store the rest of log and metrics");
         std::future::pending().await
     }
 
-    /// Lets the logs be given up sooner once somebody wants the job to end.
+    /// Gives the logs up sooner when somebody wants the job to end.
     async fn hurry_when_stopped(&self) -> Infallible {
         let mut desired = self.desired.clone();
         if desired.wait_for(|wanted| !wanted.is_run()).await.is_ok() {
@@ -250,7 +250,7 @@ impl<J: Journal> Runner<J> {
         std::future::pending().await
     }
 
-    /// Delivers the outcome. When the controller lacks something it had acknowledged, that is sent again.
+    /// Delivers the outcome. If the controller lacks bytes that it had acknowledged, they are sent again.
     pub(super) async fn report(&mut self, ending: &Ending) {
         let mut backoff = Backoff::default();
         while let Some(outcome) = self.record.outcome.clone() {
@@ -274,9 +274,9 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Waits for leave to go, and cleans up.
+    /// Waits for the order to forget the replica, and cleans up.
     pub(super) async fn forget(mut self) {
-        // When nobody can give leave any more the daemon stops; the next one waits again.
+        // If that order cannot arrive any more, the daemon stops; the next one waits again.
         let leave =
             self.desired.wait_for(|wanted| matches!(wanted, Desired::Forget | Desired::Disown)).await.is_ok();
         if !leave {
@@ -285,7 +285,7 @@ impl<J: Journal> Runner<J> {
         let stay =
             if self.record.precious { Stay::Original } else { Stay::Copy(self.worker.config.keep_jobs) };
         if let Err(error) = self.put_away(stay).await {
-            // Its record stays, so that the next life of the daemon tries again.
+            // Its record is kept, so that the next process of the daemon tries again.
             warn!(dir = %self.dir.path().display(), %error, "cannot retire job directory");
         } else if let Err(error) = self.strike_off().await {
             warn!(replica = %self.record.replica, %error, "cannot remove replica from journal");

@@ -1,7 +1,7 @@
-//! The files of a replica on their way to the controller, and what it has of them in the end.
+//! The files of a replica that are shipped to the controller, and what it has of them in the end.
 //!
-//! Owns what an outcome may say of them: a length or an end is stated only of what the controller has whole, so that
-//! nothing it lacks can keep the outcome back. What it lacks is named instead.
+//! Owns what an outcome states about them: a length or an end only of files that the controller has whole, so that
+//! missing bytes cannot delay the outcome. Missing parts are named instead.
 
 use agent_model::{Digest, ReplicaId, Stream, StreamEnd, size};
 use agent_shim::JobDir;
@@ -18,10 +18,10 @@ pub(super) struct Shipping {
 
 /// What the controller has of them, in the end.
 pub(super) struct Shipped {
-    /// The logs it has whole.
+    /// The logs that it has whole.
     pub(super) streams: Vec<StreamEnd>,
     pub(super) tracking_bytes: u64,
-    /// What it lacks, a sentence each.
+    /// What it lacks, one sentence each.
     pub(super) missing: Vec<String>,
 }
 
@@ -34,8 +34,8 @@ impl Shipping {
         }
     }
 
-    /// Waits until the controller has all that is in `dir`, or will not have more. `hopeless` when it found again and
-    /// again that it has something else than it was told: then it is not told any more.
+    /// Waits until the controller has all files of `dir`, or will not get more. `hopeless`: it found again and again
+    /// that its bytes differ from the stated end, so no end is stated any more.
     pub(super) async fn rest(&self, dir: &JobDir, hopeless: bool) -> Shipped {
         let job = outputs::job_log_end(dir.clone()).await;
         let build = outputs::measure(dir.log(Stream::Build)).await;
@@ -60,12 +60,12 @@ impl Shipping {
         shipped
     }
 
-    /// Somebody waits for the end of the job.
+    /// Shortens the waits, because somebody waits for the end of the job.
     pub(super) fn hurry(&self) {
         self.all().into_iter().for_each(Shipper::hurry);
     }
 
-    /// The controller refused the outcome for want of something.
+    /// The controller refused the outcome because it lacks something.
     pub(super) fn doubt(&self) {
         self.all().into_iter().for_each(Shipper::doubt);
     }
@@ -80,7 +80,7 @@ impl Shipped {
         self.streams.push(StreamEnd { stream, digest });
     }
 
-    /// Takes note of one file; whether the controller has it whole.
+    /// Adds one file; returns whether its end may be stated, because the controller has it whole.
     fn add(&mut self, what: &str, kept: &ShipEnd, length: u64, hopeless: bool) -> bool {
         let lack = match kept {
             ShipEnd::Part { stored, why } => {

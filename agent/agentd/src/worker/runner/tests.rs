@@ -27,13 +27,13 @@ use crate::worker::tracking::Tracking;
 use crate::worker::users::Users;
 use crate::worker::{faults, recover};
 
-/// A journal that fails when it is told to, or lets the daemon die right after a record.
+/// A journal that fails on demand, or lets the daemon die right after a record.
 struct Twin {
     real: Sqlite,
     broken: AtomicBool,
-    /// Records until the daemon dies.
+    /// How many records are left until the daemon dies.
     left: AtomicUsize,
-    /// Records for which there is no room.
+    /// How many of the next records find no room.
     full: AtomicUsize,
     died: Notify,
 }
@@ -83,7 +83,7 @@ fn nobody() -> Channel {
     Endpoint::from_static("http://127.0.0.1:1").connect_lazy()
 }
 
-/// A node of its own below `state`, whose controller is away.
+/// A node with its state in `state`, whose controller is unreachable.
 async fn node(state: &Path, left: usize) -> Arc<Worker<Twin>> {
     node_with(state, left, &Fake::default(), []).await
 }
@@ -103,7 +103,7 @@ async fn node_with(
     let builders: [Arc<dyn EnvBuilder>; 1] = [Arc::new(Scripted::new(builds))];
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let clock: Arc<dyn agent_model::Clock> = Arc::new(SystemClock);
-    // It waits for that of the node before, whose tasks end meanwhile.
+    // It waits for the lock of the previous node, whose tasks end meanwhile.
     let place = state.join("cas");
     let blobs = tokio::task::spawn_blocking(move || Disk::open(&place)).await.unwrap().unwrap();
     let (store, disk) = (Store::Disk(blobs.clone()), DiskKeeper::open(state, 0));
@@ -197,7 +197,7 @@ async fn test_crash_after_any_record_gives_the_same_outcome() {
     assert_eq!(expected.exit, Some(ExitStatus::Code(7)));
     assert_eq!(expected.artifacts.unwrap().bytes, 5, "the command ran once");
 
-    // A journal that is lost as well is made anew of the directories, in which every replica stands at its beginning.
+    // A lost journal is restored from the directories, in which every replica is at its first step.
     for (records, lost) in (1..).flat_map(|records| [(records, false), (records, true)]) {
         let state = tempfile::tempdir().unwrap();
         let worker = node(state.path(), records).await;
@@ -231,7 +231,7 @@ async fn test_nothing_starts_that_cannot_be_written_down() {
     worker.journal.broken.store(true, Ordering::SeqCst);
     let (mut runner, _desired, view) = runner(&worker, record());
     assert_eq!(fault(runner.accept().await), Code::DiskFull);
-    // The controller is told even so; what was started before is seen to its end.
+    // The controller still gets a report, and the remaining steps are done.
     let ending = runner.release(End::Failed(faults::rebooted())).await;
     runner.upload(&ending).await;
     assert_eq!(view.borrow().step, Some(ReplicaStep::Reported));
@@ -290,14 +290,14 @@ async fn test_full_disk_gives_way_to_records() {
 async fn test_record_that_finds_no_room_is_waited_for() {
     let state = tempfile::tempdir().unwrap();
     let mut worker = node(state.path(), usize::MAX).await;
-    while worker.disk.give_way() {} // nothing is held that could be given up
-    // The room came back since it was refused.
+    while worker.disk.give_way() {} // no ballast is left
+    // The room was freed since the failure.
     worker.journal.full.store(2, Ordering::SeqCst);
     let (mut ready, _desired, view) = runner(&worker, record());
     assert!(ready.accept().await.is_continue());
     assert_eq!(view.borrow().step, Some(ReplicaStep::Accepted));
     drop(ready);
-    // The same where there is none, as long as there is none.
+    // The same while there is no room.
     Arc::get_mut(&mut worker).unwrap().disk = DiskKeeper::open(state.path(), u64::MAX);
     while worker.disk.give_way() {}
     worker.journal.full.store(1, Ordering::SeqCst);
@@ -362,7 +362,7 @@ async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
         () = &mut live => panic!("it sleeps"),
         seen = view.wait_for(|view| view.step == Some(ReplicaStep::Running)) => drop(seen.unwrap()),
     }
-    // A stopped supervisor is not there; and by now its lease is long over.
+    // A stopped supervisor does not answer, and its lease is long over by now.
     executor.halt(&dir);
     desired.send_replace(Desired::Run { until: Some(Boot::from_millis(2)), gang: None });
     tokio::select! {
@@ -370,7 +370,7 @@ async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
         seen = view.wait_for(|view| !view.alive && view.detail.ends_with("ended by the agent")) => drop(seen.unwrap()),
         () = tokio::time::sleep(Duration::from_secs(60)) => panic!("the job lives"),
     }
-    // It is ended too, so nobody has to let it go on.
+    // The supervisor is ended too, so nobody has to continue it.
     tokio::select! {
         () = &mut live => panic!("nobody gave leave to go"),
         seen = view.wait_for(|view| view.step == Some(ReplicaStep::Reported)) => drop(seen.unwrap()),
@@ -380,7 +380,7 @@ async fn test_job_whose_supervisor_does_not_end_it_is_ended_by_the_agent() {
     assert_eq!((outcome.verdict, outcome.fault.unwrap().code), (Verdict::Failed, Code::LeaseOver));
 }
 
-/// A start for which the node lacks something, and one whose container engine is away.
+/// A start for which the node lacks something, and one whose container engine is unreachable.
 fn lack() -> LaunchError {
     LaunchError::Spawn { shim: "agent-shim".into(), source: std::io::Error::from_raw_os_error(11) }
 }
@@ -497,7 +497,7 @@ async fn test_job_that_does_not_listen_is_canceled_when_its_grace_is_over() {
 
 #[tokio::test]
 async fn test_job_that_is_lost_where_memory_ran_out_is_for_another_node() {
-    // Whoever finds it lost: the daemon that started it, or the next one.
+    // Either the daemon that started it finds it lost, or the next one.
     for next in [false, true] {
         let (state, executor) = (tempfile::tempdir().unwrap(), Fake::default());
         let mut worker = node_with(state.path(), if next { 5 } else { usize::MAX }, &executor, []).await;
@@ -523,7 +523,7 @@ async fn test_job_that_is_lost_where_memory_ran_out_is_for_another_node() {
     }
 }
 
-/// A node whose blobs are at a server that is away, and a replica of it whose command ended well and left a file.
+/// A node whose blobs are at an unreachable server, and its replica whose command succeeded and left a file.
 async fn without_a_store(state: &Path, disk_reserve: u64) -> (Arc<Worker<Twin>>, Record) {
     let Ok(mut worker) = Arc::try_unwrap(node(state, usize::MAX).await) else { panic!("it is in use") };
     let Store::Disk(disk) = worker.store.clone() else { panic!("the store is elsewhere") };
@@ -542,7 +542,7 @@ async fn without_a_store(state: &Path, disk_reserve: u64) -> (Arc<Worker<Twin>>,
     (Arc::new(worker), record)
 }
 
-/// What a replica reports whose outputs are not stored.
+/// The report of a replica whose outputs are not stored.
 async fn unstored(worker: &Arc<Worker<Twin>>) -> Fault {
     let record = worker.journal.open_replicas().await.unwrap().pop().unwrap();
     assert!(record.precious, "the outputs stay");

@@ -1,8 +1,8 @@
-//! How the steps of a runner wait for what others must give: room, a store, a container engine, memory.
+//! How the steps of a runner wait for resources: room, a store, a container engine, memory.
 //!
-//! One way for all. Whoever asks is told what for ([`Runner::wait`]), the next try comes after a pause that grows, and
-//! a stop ends the wait where the caller lets it ([`Runner::unless_stopped`]). What is worth a wait each step knows
-//! itself, and `worker::faults` tells it. Room has a wait of its own: it is looked at, not tried.
+//! One way for all: the view shows the reason ([`Runner::wait`]), the pause before the next try grows, and a stop
+//! ends the wait where the caller allows it ([`Runner::unless_stopped`]). Each step decides with `worker::faults`
+//! which errors are worth a wait. The wait for room is different: it checks the disk instead of trying again.
 
 use std::error::Error;
 use std::ops::ControlFlow::{Break, Continue};
@@ -15,29 +15,29 @@ use crate::worker::backoff::Backoff;
 use crate::worker::faults;
 use crate::worker::journal::Journal;
 
-/// How long a build or a start waits for descriptors, processes or memory before it is for another node.
+/// How long a build or a start waits for descriptors, processes or memory before it is left to another node.
 pub(super) const LACK_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long it is waited before a write is tried again that found no room though there is some.
+/// The wait before the next try of a write that failed for lack of room although there is some.
 const ROOM_EVERY: Duration = Duration::from_secs(1);
 
-/// How often it is tried again.
+/// How often such a write is tried again.
 const IN_VAIN: u32 = 3;
 
 impl<J: Journal> Runner<J> {
-    /// Says that it waits, and `what` for, and lets a while pass, a longer one each time.
+    /// Publishes that it waits, and for `what`, and sleeps, longer each time.
     pub(super) async fn wait(&self, backoff: &mut Backoff, what: &str) {
         self.wait_telling(backoff, what, |what| self.say(&format!("waiting {what}"))).await;
     }
 
-    /// The same for a step that speaks in another way.
+    /// The same for a step that publishes its state in another way.
     pub(super) async fn wait_telling(&self, backoff: &mut Backoff, what: &str, tell: impl FnOnce(&str)) {
         warn!(replica = %self.record.replica, "waiting {what}");
         tell(what);
         tokio::time::sleep(backoff.next()).await;
     }
 
-    /// The same for a store of blobs that is away, or not sound.
+    /// The same for a store of blobs that is unreachable or damaged.
     pub(super) async fn wait_for_store(
         &self,
         backoff: &mut Backoff,
@@ -46,10 +46,10 @@ impl<J: Journal> Runner<J> {
         self.wait(backoff, &format!("for the store of blobs: {}", faults::store_says(error))).await;
     }
 
-    /// Work that is dropped when the controller wants something else than that the replica runs.
+    /// Does `work`, but drops it when the controller does not want the replica to run any more.
     pub(super) async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Step<T> {
         let mut desired = self.desired.clone();
-        // A controller that is gone stops nothing.
+        // A closed channel (the daemon stops) is no stop of the replica.
         let stopped = async { desired.wait_for(|wanted| !wanted.is_run()).await.is_ok() };
         tokio::select! {
             biased;
@@ -63,7 +63,7 @@ impl<J: Journal> Runner<J> {
         self.unless_stopped(self.until_room()).await
     }
 
-    /// Returns when there is room. Whoever asks why it waits is told. Knows of no stop.
+    /// Returns when there is room; the view shows the wait. A stop does not end it.
     pub(super) async fn until_room(&self) {
         let Err(shortfall) = self.worker.disk.room() else { return };
         let fault = faults::disk_full(&shortfall, &self.worker.config.state_dir);
@@ -74,8 +74,8 @@ impl<J: Journal> Runner<J> {
         self.say(&detail);
     }
 
-    /// Returns when what was refused with `error` may be tried again: there was no room, and there may be now. What is
-    /// refused `in_vain` while there is room wants more than there ever is.
+    /// Returns when the write that failed with `error` for lack of room may be tried again. `in_vain` counts failures
+    /// although there is room: after a few, the write needs more than there ever is.
     pub(super) async fn room_for(
         &self,
         error: &(dyn Error + Send + Sync + 'static),
@@ -90,7 +90,7 @@ impl<J: Journal> Runner<J> {
         if self.worker.disk.room().is_err() {
             return self.admit().await;
         }
-        // Somebody may have freed it only since.
+        // The room may have been freed since the failure.
         *in_vain += 1;
         self.unless_stopped(tokio::time::sleep(ROOM_EVERY)).await
     }

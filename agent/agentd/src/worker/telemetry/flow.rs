@@ -1,6 +1,6 @@
-//! What to do next for one file: pure, but for the reading at the end.
+//! Decides what to do next for one file; pure, except for reading and trimming the file.
 //!
-//! Owns how far the hub is with a file on this connection.
+//! Owns the progress of the hub with a file on this connection.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,28 +20,28 @@ use tracing::{error, warn};
 
 use super::Content;
 
-/// A file up to this long was never trimmed, so the controller need not be asked where to go on.
+/// A file up to this length was never trimmed, so shipping starts at 0 without asking the controller.
 const SHORT: u64 = 4096;
-/// What is stored is looked through for segments to trim whenever it has grown so much,
+/// Segments to trim are looked for whenever the stored part has grown by this much,
 const TRIM_EVERY: u64 = 1 << 20;
-/// and so much when there is nothing left to ship.
+/// and by this much when there is nothing left to ship.
 const TRIM_IDLE: u64 = 4096;
-/// How long a file rests that the controller could not store.
+/// The pause of a file after the controller could not store it.
 const REST: Duration = Duration::from_secs(1);
 
-/// How long a controller that answers may store nothing of a file that has ended. It tries every second; what it could
-/// not do in a minute, for want of room for example, it may not be able to do for days, and nobody must wait for the
-/// end of a job until then. A controller that does not answer is another matter: it is waited for.
+/// How long a controller that answers may store nothing of a file that has ended. The node tries every second; a
+/// failure that lasts a minute, for lack of room for example, may last days, and nobody must wait that long for the
+/// end of a job. A controller that does not answer is different: it is waited for.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// The same, once somebody asked for the end of the job.
+/// The same, after somebody asked for the end of the job.
 pub(super) const PATIENCE_WITH_STOPPED: Duration = Duration::from_secs(10);
 
-/// Where the bytes are.
+/// Where the bytes of a file are.
 #[derive(Debug)]
 pub(super) enum FilePosition {
-    /// The log of a job, which is trimmed as it is stored.
+    /// The log of a job; stored segments are trimmed.
     Job(JobDir),
-    /// The tracking records of a job, which stay: what a run recorded is asked for here too.
+    /// The tracking records of a job, which are kept: they are also read on this node.
     Tracking(JobDir),
     /// A file.
     Plain(PathBuf),
@@ -65,7 +65,7 @@ pub(super) struct Stored {
     pub(super) given_up: Option<String>,
 }
 
-/// What runner and hub both know about a file.
+/// The state of a file that runner and hub share.
 #[derive(Debug)]
 pub(super) struct Feed {
     pub(super) replica: ReplicaId,
@@ -76,11 +76,11 @@ pub(super) struct Feed {
     pub(super) written: AtomicU64,
     /// What the controller has of it.
     pub(super) stored: watch::Sender<Stored>,
-    /// For how long the controller may answer and store nothing, in milliseconds, before the file is given up.
+    /// How long the controller may answer and store nothing before the file is given up, in milliseconds.
     pub(super) patience: AtomicU64,
-    /// The controller said that it lacks what it had acknowledged.
+    /// The controller reported that it lacks bytes that it had acknowledged.
     pub(super) doubted: AtomicBool,
-    /// Nobody will raise `written` any more.
+    /// `written` will not be raised any more.
     pub(super) closed: AtomicBool,
 }
 
@@ -99,7 +99,7 @@ impl Feed {
         }
     }
 
-    /// Nothing more of it is sent. The first reason stays.
+    /// Ends the shipping of the file. The first reason is kept.
     pub(super) fn give_up(&self, why: impl Into<String>) {
         self.stored.send_if_modified(|stored| {
             let first = stored.given_up.is_none();
@@ -139,40 +139,40 @@ impl Feed {
 
 enum Read {
     Data(Vec<u8>),
-    /// It begins only here.
+    /// The file begins only at this offset.
     Trimmed(u64),
 }
 
-/// How far the hub is with a file.
+/// The progress of the hub with a file.
 #[derive(Debug)]
 pub(super) struct Flow {
     pub(super) feed: Arc<Feed>,
-    /// Where the next chunk begins; unknown until the controller said so on this connection.
+    /// Where the next chunk begins; unknown until the controller answered on this connection.
     pub(super) next: Option<u64>,
-    /// Bytes on their way.
+    /// Bytes in flight.
     pub(super) in_flight: u64,
-    /// Requests on their way.
+    /// Requests in flight.
     pub(super) pending: usize,
-    /// Nothing is sent until every request on its way is answered: the controller is asked, or was ahead of
-    /// or behind what was thought.
+    /// Nothing is sent until every request in flight is answered: the controller's length was asked for, or differed
+    /// from what was expected.
     settling: bool,
-    /// The controller could not store it; not before this time again.
+    /// The controller could not store it: when to try again.
     resting: Option<Instant>,
-    /// For how long it has stored nothing since the file ended, although it answered; and when it said so last on this
-    /// connection.
+    /// How long the controller has stored nothing since the file ended, although it answered; and the last such
+    /// answer on this connection.
     failing: (Duration, Option<Instant>),
-    /// How much was stored when segments to trim were looked for.
+    /// How much was stored when segments to trim were last looked for.
     trimmed_at: u64,
 }
 
-/// What the connection lets through now.
+/// How much the connection allows to send now.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Allowance {
     /// Bytes of all files.
     pub(super) budget: u64,
     /// Bytes of one request.
     pub(super) chunk: u64,
-    /// Bytes of one file on their way.
+    /// Bytes of one file in flight.
     pub(super) share: u64,
 }
 
@@ -209,18 +209,18 @@ impl Flow {
         !is_sent || self.feed.doubted.load(Ordering::Acquire)
     }
 
-    /// A new connection knows nothing.
+    /// Resets the state that belongs to a connection.
     pub(super) fn reconnect(&mut self) {
         (self.next, self.in_flight, self.pending, self.settling) = (None, 0, 0, false);
         self.failing.1 = None; // it did not answer meanwhile
     }
 
-    /// When it is worth looking at again although nothing happens.
+    /// When to try again although nothing else happens.
     pub(super) fn resting(&self) -> Option<Instant> {
         self.resting.filter(|_| self.is_behind())
     }
 
-    /// What to do next: `None` is nothing now.
+    /// What to do next; `None` means nothing now.
     pub(super) fn plan(&mut self, allowed: Allowance, now: Instant) -> Option<FlowRequest> {
         if self.feed.doubted.swap(false, Ordering::AcqRel) {
             (self.next, self.settling) = (None, true);
@@ -236,7 +236,7 @@ impl Flow {
         let written = self.written();
         let Some(next) = self.next else {
             if written <= SHORT {
-                self.next = Some(0); // sending is asking: what is there already is trimmed
+                self.next = Some(0); // no need to ask: the answer says what it has
                 return self.plan(allowed, now);
             }
             self.settling = true;
@@ -244,7 +244,7 @@ impl Flow {
         };
         let unsent = unsent(next, written, allowed.chunk.min(allowed.budget));
         let length = unsent.map_or(0, |range| range.end - range.start);
-        // The first bytes go at once; while they are being stored, what comes after them gathers.
+        // The first bytes are sent at once; later ones are collected until those are stored.
         let worth_it = length == allowed.chunk || (length > 0 && self.pending == 0);
         worth_it.then_some(FlowRequest::Send { offset: next, length })
     }
@@ -254,7 +254,7 @@ impl Flow {
         self.arrived(bytes);
         if bytes > 0 && stored == expected - bytes {
             self.has(stored);
-            // It was offered just what comes next, and did not take it.
+            // It was sent exactly the next bytes, and did not take any.
             return self.feed.give_up(format!("it takes no more than {}", size::binary(stored)));
         }
         self.has(stored);
@@ -275,7 +275,7 @@ impl Flow {
         self.rest(why, now);
     }
 
-    /// It comes no further now: it is tried again after a rest, and given up when that has been so for too long.
+    /// Pauses the file before the next try, or gives it up when it made no progress for too long.
     fn rest(&mut self, why: &str, now: Instant) {
         let patience = self.feed.patience.load(Ordering::Acquire);
         let (failing, before) = &mut self.failing;
@@ -325,8 +325,7 @@ impl Flow {
         });
     }
 
-    /// A part of the file; `None` when it cannot be read now, or is not there, which is said once by giving the file
-    /// up.
+    /// A part of the file; `None` when it cannot be read now, or is missing, and then the file is given up.
     pub(super) async fn read(&mut self, offset: u64, length: u64) -> Option<Vec<u8>> {
         let feed = self.feed.clone();
         let reading = tokio::task::spawn_blocking(move || {

@@ -1,13 +1,12 @@
-//! How much may be on its way at a time: as much as the controller takes in a moment.
+//! How many bytes may be in flight: as many as the controller takes in a moment.
 //!
-//! Without this, what a loud job has written would stand for minutes before a line of another one when the
-//! controller is slow. The window is what the controller was seen to take in the time that bytes may wait, on
-//! top of what an answer takes when nothing else is on its way. So an answer that is late by itself, as a forced
-//! write on a busy disk is, costs nothing, and one that is late because of what stands before it makes the
-//! window smaller. When it had to be made smaller, the time of a lone answer is measured anew now and then, by
-//! letting everything on its way arrive first.
+//! Without this, when the controller is slow, a line of one job would wait for minutes behind the output of a loud
+//! one. The window is the measured rate of the controller times the time that an answer may take: the time of a lone
+//! answer, with nothing else in flight, plus the time that bytes may wait. So a slow answer, such as after an fsync
+//! on a busy disk, costs nothing, and an answer that is late because of earlier bytes makes the window smaller. After
+//! that, the time of a lone answer is measured again now and then, when all other requests are answered.
 //!
-//! Pure: whoever calls says when it is.
+//! Pure: the caller passes the time.
 
 use std::time::Duration;
 
@@ -15,19 +14,19 @@ use tokio::time::Instant;
 
 /// The most bytes of one request.
 pub(super) const CHUNK: u64 = 256 * 1024;
-/// The most bytes of all files on their way.
+/// The most bytes of all files in flight: the upper limit of the window.
 const LARGEST: u64 = 32 * CHUNK;
-/// The fewest.
+/// The lower limit of the window.
 const SMALLEST: u64 = 2 * PROBE;
-/// At the start of a connection.
+/// The window at the start of a connection.
 const FIRST: u64 = 2 * SMALLEST;
-/// A request of so many bytes measures what an answer takes.
+/// A request of at most this many bytes measures the time of a lone answer.
 const PROBE: u64 = 256;
-/// Bytes may wait this long for those before them.
+/// How long bytes may wait for those before them.
 const QUEUE: Duration = Duration::from_millis(500);
-/// The time of a lone answer is good for this long, in a window that had to be cut.
+/// How long the time of a lone answer is valid after the window was made smaller.
 const STALE: Duration = Duration::from_secs(5);
-/// The best rate seen is good for this long.
+/// How long the best measured rate is valid.
 const RECENT: Duration = Duration::from_secs(2);
 
 /// The window of one connection.
@@ -36,22 +35,22 @@ pub(super) struct Pace {
     window: u64,
     in_flight: u64,
     pending: usize,
-    /// Bytes that were answered so far.
+    /// How many bytes were answered so far.
     taken: u64,
-    /// The most bytes a second the controller took of late, and when that was seen.
+    /// The most bytes a second that the controller took recently, and when that was measured.
     rate: Option<(f64, Instant)>,
-    /// What an answer takes when nothing else is on its way, and when that was measured.
+    /// The time of an answer when nothing else is in flight, and when that was measured.
     base: Option<(Duration, Instant)>,
     probing: bool,
 }
 
-/// When a request was sent, and beside what.
+/// When a request was sent, and the state at that time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sent {
     pub(super) at: Instant,
     bytes: u64,
     alone: bool,
-    /// Bytes that were answered before.
+    /// How many bytes were answered before.
     taken: u64,
 }
 
@@ -60,7 +59,7 @@ impl Pace {
         Pace { window: FIRST, in_flight: 0, pending: 0, taken: 0, rate: None, base: None, probing: true }
     }
 
-    /// Bytes that may be sent now.
+    /// How many bytes may be sent now.
     pub(super) fn budget(&self) -> u64 {
         match self.probing {
             true if self.pending > 0 => 0,
@@ -69,12 +68,12 @@ impl Pace {
         }
     }
 
-    /// Bytes of one request.
+    /// The most bytes of one request.
     pub(super) fn chunk(&self) -> u64 {
         (self.window / 4).clamp(PROBE, CHUNK)
     }
 
-    /// Bytes of one file that may be on their way.
+    /// The most bytes of one file in flight.
     pub(super) fn share(&self) -> u64 {
         self.window / 2
     }
@@ -108,8 +107,8 @@ impl Pace {
         }
     }
 
-    /// The best rate of late, of which this answer is the newest sign: what was answered since its request was
-    /// sent is what the controller took meanwhile.
+    /// The best recent rate, including this answer's: the bytes that were answered since its request was sent are
+    /// what the controller took meanwhile.
     fn rate(&mut self, sent: Sent, took: Duration, now: Instant) -> f64 {
         let seen = (self.taken - sent.taken) as f64 / took.as_secs_f64().max(1e-6);
         let best = self.rate.filter(|(best, at)| *best > seen && now.saturating_duration_since(*at) < RECENT);
@@ -125,8 +124,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A controller that needs `fixed` for every answer, however much it is for, and takes `rate` bytes a
-    /// second. Gives when it ended, and how long the answer before that took.
+    /// A controller that needs `fixed` for every answer, whatever its size, and takes `rate` bytes a second. Returns
+    /// when it ended, and how long the last answer within `seconds` took.
     fn simulate(
         pace: &mut Pace,
         from: Instant,

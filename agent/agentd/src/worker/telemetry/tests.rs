@@ -15,7 +15,7 @@ use tonic::{Request as Call, Response};
 
 use super::*;
 
-/// What a connection does after so many answers.
+/// How a connection behaves after this many answers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mood {
     Well,
@@ -23,13 +23,13 @@ enum Mood {
     Silent,
     /// Breaks.
     Broken,
-    /// Cannot store for so many requests.
+    /// Cannot store this many requests.
     Full(u32),
-    /// Has lost the last bytes it acknowledged nothing of, as after a crash.
+    /// Has lost the last bytes, which it had not acknowledged, as after a crash.
     Forgetful,
 }
 
-/// What a controller has, by replica and channel.
+/// The bytes that a controller has, by replica and channel.
 type Stored = BTreeMap<(String, String), Vec<u8>>;
 
 /// A controller with one connection after the other, each in a mood of its own.
@@ -109,7 +109,7 @@ impl Service for Controller {
     }
 }
 
-/// A connection to `controller` in memory; it is made anew whenever it broke.
+/// A connection to `controller` in memory; it is made again whenever it broke.
 fn connect(controller: &Controller, tasks: &Arc<Mutex<JoinSet<()>>>) -> Channel {
     let (controller, tasks) = (controller.clone(), tasks.clone());
     let connector = tower::service_fn(move |_| {

@@ -1,4 +1,4 @@
-//! Questions and answers in the shapes of MLflow's REST protocol.
+//! Requests and answers in the format of MLflow's REST protocol.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::book::{Data, Point, RUN};
 /// The largest body of a call that is not an artifact, in bytes; clients keep below 1 MiB.
 const MAX_BODY: usize = 8 << 20;
 
-/// How long such a body may take to come.
+/// How long such a body may take to arrive.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
 
 /// The tag with the name of a run.
@@ -29,11 +29,11 @@ pub(super) const INPUT: &str = "input";
 pub(super) const MODEL_INPUT: &str = "model-input";
 pub(super) const OUTPUT: &str = "output";
 
-/// What a call comes to.
+/// The result of a call.
 pub(super) type Answer = Result<Json<Value>, Refusal>;
 
-/// Why a call is refused. Never a status that clients repeat, because the script would stand still for minutes; but
-/// [`Refusal::busy`], where it makes more calls than are answered.
+/// Why a call is refused. Never a status on which clients retry, because the script would hang for minutes; except
+/// for [`Refusal::busy`], when it makes too many calls at once.
 #[derive(Debug)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -50,7 +50,7 @@ impl Refusal {
         Refusal { status: StatusCode::NOT_FOUND, code: "RESOURCE_DOES_NOT_EXIST", message: message.into() }
     }
 
-    /// There is one of that name.
+    /// An entity of that name exists already.
     pub(super) fn exists(message: impl Into<String>) -> Refusal {
         Refusal { status: StatusCode::BAD_REQUEST, code: "RESOURCE_ALREADY_EXISTS", message: message.into() }
     }
@@ -74,7 +74,7 @@ impl Refusal {
         Refusal { status: StatusCode::NOT_FOUND, code: "ENDPOINT_NOT_FOUND", message }
     }
 
-    /// The disk failed: the fault of the node, yet nothing that a client should repeat.
+    /// The disk failed: a fault of the node, but clients should not retry.
     pub(super) fn disk(what: &str, error: &std::io::Error) -> Refusal {
         tracing::warn!(what, %error, "failed tracking call");
         let message = format!("{what}: {error}");
@@ -86,13 +86,13 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let body = json!({ "error_code": self.code, "message": self.message });
         let later = (self.status == StatusCode::TOO_MANY_REQUESTS).then_some([(RETRY_AFTER, "1")]);
-        // Who has no business here keeps no connection.
+        // A client without a valid token must not keep the connection.
         let close = (self.status == StatusCode::UNAUTHORIZED).then_some([(CONNECTION, "close")]);
         (self.status, later, close, Json(body)).into_response()
     }
 }
 
-/// The arguments of a call: the query of a GET, else a JSON body, whatever its type is said to be.
+/// The arguments of a call: the query of a GET, else a JSON body, whatever its content type.
 pub(super) struct Asked<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
@@ -112,7 +112,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
     }
 }
 
-/// An integer, which the JSON form of protocol buffers may write as a string.
+/// An integer; in the JSON form of protocol buffers it may be a string.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Integer(pub(super) i64);
 
@@ -156,7 +156,7 @@ pub(super) struct Pair {
     pub(super) value: String,
 }
 
-/// A moment as a client says it.
+/// A time from a client, in milliseconds; `None` if it is not positive.
 pub(super) fn moment(at: Integer) -> Option<Timestamp> {
     u64::try_from(at.0).ok().filter(|at| *at > 0).map(Timestamp)
 }
@@ -187,7 +187,7 @@ pub(super) struct Identity<'a> {
     pub(super) started: Timestamp,
 }
 
-/// A whole run. What the endpoint remembers for itself is not shown.
+/// A whole run. The endpoint's own tags are not shown.
 pub(super) fn run(identity: &Identity<'_>, data: &Data) -> Value {
     let metrics: Vec<Value> = data.metrics.iter().map(|(key, at)| point(key, at)).collect();
     let info = info(identity, data);

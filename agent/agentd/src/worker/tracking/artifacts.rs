@@ -1,7 +1,7 @@
-//! Files that a job logs: bytes in, bytes out, never outside the job's own folder.
+//! Files that a job logs: stores and returns them, never outside the job's own folder.
 //!
-//! The job can write to that folder as well, and put something else in its place, so every step starts from the open
-//! directory around it and passes no link ([`agent_fs::open_beneath`]).
+//! The job can write to that folder too, and replace it, so every step starts from the open parent directory and
+//! follows no link ([`agent_fs::open_beneath`]).
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
@@ -43,7 +43,7 @@ impl Artifacts {
         Artifacts { root }
     }
 
-    /// What is directly in a folder of the run with this label; each path begins with `shown`.
+    /// The entries of a folder of the run with this label; each path begins with `shown`.
     pub(super) fn list(&self, label: &str, path: &str, shown: &str) -> Result<Vec<Value>, Refusal> {
         let place = segments(label)?.into_iter().chain(segments(path)?).collect::<ArtifactPath>();
         let entries = match self.entries(&place) {
@@ -93,7 +93,7 @@ impl Artifacts {
         agent_fs::open_file_beneath(self.open_root()?, join(place))
     }
 
-    /// A new file beside the place it is to take, and the folders on the way.
+    /// Makes a temporary file in the artifact's folder, and the folders above it.
     fn create(&self, place: &[String]) -> io::Result<ArtifactUpload> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let (name, folders) = place.split_last().ok_or(ErrorKind::InvalidInput)?;
@@ -118,10 +118,10 @@ impl Artifacts {
     }
 }
 
-/// How much of a folder is told at a time; clients ask for all of it.
+/// The most entries of a folder that are listed; clients ask for all of them at once.
 const MOST_LISTED: usize = 20_000;
 
-/// How the name of an upload begins that is not whole yet.
+/// The prefix of the name of an unfinished upload.
 const PART: &str = ".agentd-upload-";
 
 struct FolderEntry {
@@ -140,7 +140,7 @@ impl FolderEntry {
     }
 }
 
-/// A file that is not whole yet; removed unless it is finished.
+/// An unfinished upload; its file is removed on drop unless it is finished.
 struct ArtifactUpload {
     file: Option<std::fs::File>,
     folder: OwnedFd,
@@ -165,7 +165,7 @@ impl ArtifactUpload {
 impl Drop for ArtifactUpload {
     fn drop(&mut self) {
         if let Some(part) = self.part.take() {
-            let _ = fs::unlinkat(&self.folder, part.as_str(), AtFlags::empty()); // goes with the job otherwise
+            let _ = fs::unlinkat(&self.folder, part.as_str(), AtFlags::empty()); // else it goes with the job
         }
     }
 }
@@ -178,7 +178,7 @@ fn join(place: &[String]) -> String {
     if place.is_empty() { ".".to_owned() } else { place.join("/") }
 }
 
-/// The segments of a path that stays where it is.
+/// The segments of a path, which must not lead out of the artifacts.
 fn segments(path: &str) -> Result<ArtifactPath, Refusal> {
     let segments = path.split('/').filter(|segment| !segment.is_empty() && *segment != ".");
     segments
@@ -192,7 +192,7 @@ fn segments(path: &str) -> Result<ArtifactPath, Refusal> {
         .collect()
 }
 
-/// The place behind `EXPERIMENT/RUN/artifacts/PATH`, `EXPERIMENT/models/MODEL/artifacts/PATH` or the same of a trace.
+/// The path for `EXPERIMENT/RUN/artifacts/PATH`, `EXPERIMENT/models/MODEL/artifacts/PATH` or the same of a trace.
 async fn place(run: &Arc<Run>, address: &str) -> Result<ArtifactPath, Refusal> {
     let missing = || Refusal::missing(format!("there are no artifacts at `{address}`"));
     let segments = segments(address)?;
@@ -278,7 +278,7 @@ pub(super) struct List {
     path: String,
 }
 
-/// The same folder listed by the address of the bytes; here names are relative to the folder.
+/// Lists a folder by its artifact address; here names are relative to the folder.
 pub(super) async fn list(Caller(run): Caller, Asked(asked): Asked<List>) -> Answer {
     let _turn = run.file_turn().await?;
     let place = place(&run, &asked.path).await?;

@@ -1,13 +1,12 @@
-//! What a run recorded, as the fold of its tracking file.
+//! The state of a run, as the fold of its tracking file.
 //!
-//! The file is the only truth: to record is to append to it, to know is to read it from where one stopped. So
-//! the lines a script writes itself count as much as those of the endpoint. A script may replace the file too; what
-//! was in it is known still, and a new life of the daemon knows what the old one knew, because the supervisor of the
-//! job keeps all of it in a stream ([`agent_shim::tracking`]).
+//! The file is the only source: recording appends to it, and the state is updated by reading its new lines. So lines
+//! that a script writes itself count like those of the endpoint. A script may also replace the file; its earlier
+//! records still count, also after a restart of the daemon, because the supervisor of the job copies everything into
+//! a stream ([`agent_shim::tracking`]).
 //!
-//! A job has one file, but a script may begin further runs in it; their records name the run. What the endpoint must
-//! remember of a run beyond what the script recorded is a tag whose name begins with `agentd.`, never shown to the
-//! script.
+//! A job has one file, but a script may begin further runs in it; their records name the run. The endpoint's own data
+//! about a run are tags whose names begin with `agentd.`, never shown to the script.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -19,15 +18,15 @@ use agent_shim::segments::Reader;
 use agent_shim::source::{Piece, Source};
 use serde_json::Value;
 
-/// The tag whose presence makes a run; its value is the name people see.
+/// The tag that makes a run exist; its value is the name that users see.
 pub(super) const RUN: &str = "agentd.run";
-/// The longest line read, in bytes; longer ones are no records.
+/// The longest line that is read, in bytes; longer ones are no records.
 const MAX_LINE: usize = 1 << 20;
-/// What a job's names and texts may take of the memory, in bytes: far more than any script that means well records.
+/// The most memory for a job's names and texts, in bytes: far more than any reasonable script records.
 pub(super) const MOST_KEPT: usize = 16 << 20;
-/// What one of them takes beside its bytes: most of it in an answer, where each is a map of its own.
+/// The overhead of each of them, in bytes: most of it in an answer, where each is a separate map.
 const ENTRY: usize = 640;
-/// How much one call reads of what was recorded, in bytes.
+/// The most that one call reads of the records, in bytes.
 const SCAN: u64 = 32 << 20;
 
 /// The latest value of a metric.
@@ -36,7 +35,7 @@ pub(super) struct Point {
     pub(super) value: f64,
     pub(super) step: i64,
     pub(super) time: Timestamp,
-    /// When any value of it was recorded last.
+    /// The newest time of any of its values.
     pub(super) newest: Timestamp,
 }
 
@@ -47,7 +46,7 @@ impl Point {
     }
 }
 
-/// What one run recorded.
+/// The state of one run.
 #[derive(Debug, Default)]
 pub(super) struct Data {
     pub(super) metrics: BTreeMap<String, Point>,
@@ -61,14 +60,14 @@ impl Data {
         self.tags.get(name).map(String::as_str)
     }
 
-    /// What the endpoint keeps of one kind, in the order of ids.
+    /// The endpoint's documents of one kind, in the order of ids.
     pub(super) fn documents(&self, kind: &str) -> impl Iterator<Item = Value> {
         let from = document(kind, "");
         let tags = self.tags.range(from.clone()..).take_while(move |(name, _)| name.starts_with(&from));
         tags.filter_map(|(_, text)| serde_json::from_str(text).ok())
     }
 
-    /// Takes a value in; gives by how much more is kept.
+    /// Adds a value; returns the change in memory use.
     fn measure(&mut self, metric: String, point: Point, room: bool) -> isize {
         match self.metrics.get_mut(&metric) {
             Some(latest) => {
@@ -89,30 +88,30 @@ impl Data {
     }
 }
 
-/// The name of the tag that has a document of the endpoint's own.
+/// The name of the tag that contains a document of the endpoint.
 pub(super) fn document(kind: &str, id: &str) -> String {
     format!("{OWN}{kind}.{id}")
 }
 
-/// What all runs of one job recorded.
+/// The state of all runs of one job.
 pub(super) struct Book {
     path: PathBuf,
-    /// Where all that the file ever held is kept.
+    /// The stream of everything that was ever in the file.
     stream: PathBuf,
-    /// The file, once the stream was read.
+    /// The reader of the file; set after the stream was read.
     reader: Option<LineReader>,
     runs: Runs,
-    /// An earlier life of the daemon saw the file replaced.
+    /// The stream contains a note that the file was replaced.
     is_broken: bool,
 }
 
 impl Book {
-    /// Of a file and a stream that need not exist yet.
+    /// For a file and a stream that need not exist yet.
     pub(super) fn new(path: PathBuf, stream: PathBuf) -> Book {
         Book { path, stream, reader: None, runs: Runs::new(), is_broken: false }
     }
 
-    /// Everything recorded until now.
+    /// The state of all runs, by label, updated with all records until now.
     pub(super) fn runs(&mut self) -> io::Result<&BTreeMap<String, Data>> {
         let (runs, is_broken) = (&mut self.runs, &mut self.is_broken);
         let mut fold_line = |line: &[u8]| {
@@ -124,7 +123,7 @@ impl Book {
         let reader = match &mut self.reader {
             Some(reader) => reader,
             none => {
-                // What is in both is folded twice, which changes nothing.
+                // Records in both are folded twice, which changes nothing.
                 read_stream(&self.stream, &mut fold_line)?;
                 none.insert(LineReader::new(&self.path))
             }
@@ -141,7 +140,7 @@ impl Book {
         self.runs()?;
         let mut text = String::new();
         if self.reader.as_ref().is_some_and(|reader| reader.lines.is_inside_one()) {
-            text.push('\n'); // somebody died while writing it
+            text.push('\n'); // its writer was killed while writing it
         }
         for record in records {
             text.push_str(&TrackingLine { run: label.to_owned(), record }.to_line());
@@ -152,18 +151,18 @@ impl Book {
         file.write_all(text.as_bytes())?;
         failpoint::hit("node.tracking.sync")?;
         file.sync_data()?;
-        // Known at once: the script may remove the file before somebody asks.
+        // Read at once, because the script may remove the file before the next call.
         self.runs().map(drop)
     }
 
-    /// Where all values of its metrics are.
+    /// The place of all values of metrics.
     pub(super) fn history(&self) -> History {
-        // As long as the file is the one that it began as, it has all of them and is never behind.
+        // A file that was never replaced has all of them, and is always up to date.
         let is_whole = self.reader.as_ref().is_none_or(|reader| !reader.is_broken) && !self.is_broken;
         if is_whole { History::File(self.path.clone()) } else { History::Stream(self.stream.clone()) }
     }
 
-    /// Whether these records find room, beside what is known.
+    /// Whether there is room for these records.
     pub(super) fn has_room_for(&self, label: &str, records: &[TrackingRecord]) -> bool {
         let known = |record: &TrackingRecord| {
             let Some(data) = self.runs.get(label) else { return false };
@@ -178,17 +177,17 @@ impl Book {
     }
 }
 
-/// Where the values of metrics are, in the order of recording.
+/// The place of the values of metrics, in the order of recording.
 pub(super) enum History {
     /// In the file, which was never replaced.
     File(PathBuf),
-    /// In the stream of all that the file ever held.
+    /// In the stream of everything that was ever in the file.
     Stream(PathBuf),
 }
 
 impl History {
-    /// Up to `most` values of a metric of a run from byte `from` on, and from which byte there may be more. Reads at
-    /// most [`SCAN`] bytes, and may find none in them.
+    /// Up to `most` values of a metric of a run from byte `from` on, and the byte from which there may be more. Reads
+    /// at most [`SCAN`] bytes, and may find none in them.
     pub(super) fn page(
         &self,
         (run, name): (&str, &str),
@@ -204,7 +203,7 @@ impl History {
             History::Stream(dir) => Reader::open(dir, dir)?,
         };
         let (mut points, mut lines, mut buffer) = (Vec::new(), Lines::default(), vec![0; 64 << 10]);
-        // Behind the last line that is whole.
+        // `next` is the end of the last whole line.
         let (mut at, mut next) = (from, from);
         loop {
             let count = reader.read_at(at, &mut buffer)?;
@@ -221,7 +220,7 @@ impl History {
                     return Ok((points, Some(next)));
                 }
                 if at - from >= SCAN {
-                    // What is left of a line that long is no record either.
+                    // The rest of such a long line is no record either.
                     return Ok((points, Some(if next > from { next } else { at })));
                 }
             }
@@ -239,10 +238,10 @@ fn value_of(line: &[u8], run: &str, name: &str) -> Option<Point> {
     }
 }
 
-/// What runs recorded, by label; the job's own has the empty one.
+/// The state of runs, by label; the label of the job's own run is empty.
 struct Runs {
     by_label: BTreeMap<String, Data>,
-    /// What names and texts take of the memory, about.
+    /// About how much memory names and texts take, in bytes.
     kept: usize,
 }
 
@@ -255,7 +254,7 @@ impl Runs {
         self.by_label.get(label)
     }
 
-    /// Takes a record in; what is new finds no room in a full book.
+    /// Adds a record; in a full book, new names are ignored.
     fn fold(&mut self, TrackingLine { run, record }: TrackingLine) {
         let room = self.kept < MOST_KEPT;
         let data = match self.by_label.get_mut(&run) {
@@ -263,7 +262,7 @@ impl Runs {
             None if room && matches!(&record, TrackingRecord::Tag { tag, .. } if tag == RUN) => {
                 self.by_label.entry(run).or_default()
             }
-            // Of a run that nobody began.
+            // A record of a run that was never begun.
             None => return,
         };
         let change = match record {
@@ -281,7 +280,7 @@ impl Runs {
     }
 }
 
-/// Sets a text, if there is room for a new one; gives by how much more is kept.
+/// Sets a text, a new one only if there is room; returns the change in memory use.
 fn put(texts: &mut BTreeMap<String, String>, name: String, text: String, room: bool) -> isize {
     let size = size_of_pair(&name, &text);
     let before = texts.get(&name).map(|old| size_of_pair(&name, old));
@@ -296,10 +295,10 @@ fn size_of_pair(name: &str, text: &str) -> isize {
     isize::try_from(ENTRY + name.len() + text.len()).unwrap_or(isize::MAX)
 }
 
-/// Cuts bytes into lines.
+/// Splits bytes into lines.
 #[derive(Default)]
 struct Lines {
-    /// The start of a line whose end has not come yet.
+    /// The start of a line whose end has not arrived yet.
     rest: Vec<u8>,
 }
 
@@ -308,7 +307,7 @@ impl Lines {
         !self.rest.is_empty()
     }
 
-    /// Hands over each line that is whole now.
+    /// Calls `take` with each line that is whole now.
     fn add(&mut self, bytes: &[u8], take: &mut impl FnMut(&[u8])) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             if self.rest.len() <= MAX_LINE {
@@ -320,7 +319,7 @@ impl Lines {
         }
     }
 
-    /// No more of the line will come.
+    /// Ends the line, of which no more bytes will arrive.
     fn end(&mut self, take: &mut impl FnMut(&[u8])) {
         take(&self.rest);
         self.rest.clear();
@@ -331,7 +330,7 @@ impl Lines {
 struct LineReader {
     source: Source,
     lines: Lines,
-    /// It was replaced.
+    /// The file was replaced.
     is_broken: bool,
 }
 
@@ -341,7 +340,7 @@ impl LineReader {
         LineReader { source, lines: Lines::default(), is_broken: false }
     }
 
-    /// Hands over each new line. A file that is not there has none.
+    /// Calls `take` with each new line. A file that does not exist has none.
     fn read(&mut self, mut take: impl FnMut(&[u8])) -> io::Result<()> {
         let (lines, is_broken) = (&mut self.lines, &mut self.is_broken);
         while self.source.read(None, |piece| match piece {
@@ -356,7 +355,7 @@ impl LineReader {
     }
 }
 
-/// Hands over the whole lines of a stream; one that is not there has none.
+/// Calls `take` with the whole lines of a stream; one that does not exist has none.
 fn read_stream(dir: &Path, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     if !dir.is_dir() {
         return Ok(());
@@ -436,7 +435,7 @@ mod tests {
         std::fs::write(dir.path().join("tracking.jsonl"), lines).unwrap();
         let kept: usize = book.runs().unwrap()[""].tags.values().map(String::len).sum();
         assert!(kept < MOST_KEPT && kept > MOST_KEPT / 2, "{kept}");
-        // What is known can still be changed and removed, and what goes makes room.
+        // Known names can still be changed and removed, and removal makes room.
         assert!(!book.has_room_for("", &[metric("loss", 1.0, 0)]));
         assert!(book.has_room_for("", &[tag("t0", "new")]));
         book.append("", vec![untag("t0"), untag("t1")]).unwrap();

@@ -1,7 +1,7 @@
 //! The calls about runs, metrics and experiments.
 //!
-//! A job sees one experiment, its own, under whatever name it asks for, and in it the run it was given and those
-//! its script began. Of the run it was given, the end is not the script's to say: the exit code decides.
+//! A job sees one experiment, its own, under any name it asks for, and in it the job's run and those that its script
+//! began. The script cannot set the status of the job's run: the exit code decides.
 
 use std::sync::Arc;
 
@@ -22,10 +22,10 @@ const MAX_KEY: usize = 250;
 const MAX_PARAM: usize = 6000;
 /// The longest value of a tag, in bytes.
 const MAX_TAG: usize = 8000;
-/// The most that is handed out at a time when a client names no number.
+/// The default and largest number of entries in one page.
 const PAGE: usize = 25_000;
 
-/// Names a run; older clients use the second name.
+/// The id of a run; older clients use the second field.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Which {
@@ -104,7 +104,7 @@ pub(super) async fn delete(Caller(run): Caller, Asked(which): Asked<Which>) -> A
     set_lifecycle(run, which, "deleted").await
 }
 
-/// Takes that back.
+/// Restores a deleted run.
 pub(super) async fn restore(Caller(run): Caller, Asked(which): Asked<Which>) -> Answer {
     set_lifecycle(run, which, "active").await
 }
@@ -130,7 +130,7 @@ pub(super) struct Metric {
     pub(super) timestamp: Integer,
     #[serde(default)]
     pub(super) step: Integer,
-    /// The model it was measured of, and the data set it was measured on.
+    /// The model that was measured, and the data set used for that.
     #[serde(default)]
     pub(super) model_id: String,
     #[serde(default)]
@@ -209,8 +209,8 @@ async fn record(
     .await
 }
 
-/// The metrics that are not recorded yet. When a client stores a model, it says again what it recorded before, to tell of
-/// which model that was.
+/// The metrics that are not recorded yet. When a client stores a model, it repeats earlier metrics with the model's
+/// id.
 fn new_metrics(open: &mut OpenRun<'_>, label: &str, metrics: Vec<Metric>) -> Result<Vec<Metric>, Refusal> {
     let known = &open.data(label)?.metrics;
     let is_new = |metric: &Metric| match (known.get(&metric.key), moment(metric.timestamp)) {
@@ -223,7 +223,7 @@ fn new_metrics(open: &mut OpenRun<'_>, label: &str, metrics: Vec<Metric>) -> Res
     Ok(metrics.into_iter().filter(is_new).collect())
 }
 
-/// The parameters that are not known yet. A parameter that was given a value keeps it.
+/// The parameters that are not known yet. The value of a parameter cannot change.
 fn new_params(open: &mut OpenRun<'_>, label: &str, params: Vec<Pair>) -> Result<Vec<Pair>, Refusal> {
     let run_id = open.run.id_of(label);
     let known = &open.data(label)?.params;
@@ -283,7 +283,7 @@ pub(super) struct LogInputs {
     models: Vec<Value>,
 }
 
-/// Which data and models a run read.
+/// Records which data and models a run read.
 pub(super) async fn log_inputs(Caller(run): Caller, Asked(asked): Asked<LogInputs>) -> Answer {
     run.with(move |open| {
         let label = open.label(asked.which.id())?;
@@ -305,7 +305,7 @@ pub(super) struct LogOutputs {
     models: Vec<Value>,
 }
 
-/// Which models a run made.
+/// Records which models a run made.
 pub(super) async fn log_outputs(Caller(run): Caller, Asked(asked): Asked<LogOutputs>) -> Answer {
     run.with(move |open| {
         let label = open.label(asked.which.id())?;
@@ -330,7 +330,8 @@ pub(super) struct LogModel {
     model_json: String,
 }
 
-/// Adds a model to the run's list of them, where clients before the third generation look; the oldest ones give way.
+/// Adds a model to the run's list of models, which clients before MLflow 3 read; the oldest ones are dropped if it is
+/// too long.
 pub(super) async fn log_model(Caller(run): Caller, Asked(asked): Asked<LogModel>) -> Answer {
     const HISTORY: &str = "mlflow.log-model.history";
     run.with(move |open| {
@@ -436,7 +437,7 @@ fn experiment(run: &Run, name: &str) -> Value {
     })
 }
 
-/// The one experiment there is.
+/// Fails unless this is the job's own experiment.
 fn known(run: &Run, id: &str) -> Result<(), Refusal> {
     if id == run.experiment_id {
         return Ok(());
@@ -449,8 +450,8 @@ pub(super) async fn experiment_by_id(Caller(run): Caller, Asked(which): Asked<Wh
     Ok(Json(json!({ "experiment": experiment(&run, "") })))
 }
 
-/// Scripts name the experiment they were written for; whatever they call it, it is that of the job. The name
-/// is remembered as a tag, so that nobody wonders.
+/// Scripts name the experiment that they were written for; under any name, it is that of the job. The name is
+/// recorded as a tag, so that users can see it.
 pub(super) async fn experiment_by_name(Caller(run): Caller, Asked(which): Asked<WhichExperiment>) -> Answer {
     let answer = json!({ "experiment": experiment(&run, &which.experiment_name) });
     remember_name(run, which.experiment_name).await?;
@@ -481,7 +482,7 @@ pub(super) async fn search_experiments(Caller(run): Caller) -> Answer {
     Ok(Json(json!({ "experiments": [experiment(&run, "")] })))
 }
 
-/// Labels of an experiment have no place here, but a script that sets them goes on.
+/// Labels of an experiment are not stored, but a script that sets them must not fail.
 pub(super) async fn label_experiment(Caller(run): Caller, Asked(which): Asked<WhichExperiment>) -> Answer {
     known(&run, &which.experiment_id)?;
     Ok(Json(json!({})))

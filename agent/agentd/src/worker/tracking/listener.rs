@@ -1,9 +1,9 @@
-//! The connections of the tracking endpoint: how many there are, and for how long a silent one stays.
+//! The connections of the tracking endpoint: their number, and how long a silent one is kept.
 //!
-//! Any process of the machine may connect, so no number of silent connections may keep a job from its endpoint or the
-//! daemon from its files. A connection on which nothing came for a while is closed, sooner if no request ever came
-//! whole up to its body; a stranger's ends with the refusal, and any with its answer when more than half are taken.
-//! One too many is told to come later (503), which clients of MLflow do by themselves.
+//! Any process of the machine may connect, so no number of silent connections may block a job's calls or use up the
+//! daemon's descriptors. A silent connection is closed after a while, sooner if it never sent a whole request head;
+//! one without a valid token is closed after the refusal, and any one after its answer while more than half are
+//! taken. One too many gets status 503, on which MLflow's clients retry by themselves.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,11 +18,11 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::limits::{Connection, Connections, Reads};
 
-/// How long a connection stays on which the head of a request has not come yet.
+/// How long a connection is kept before its first whole request head.
 const UNHEARD: Duration = Duration::from_secs(10);
-/// How long one stays on which nothing more comes. The longest call is done by then.
+/// How long a silent one is kept after that. The longest call is done by then.
 const SILENT: Duration = Duration::from_secs(300);
-/// The wait after an accept that failed, for want of descriptors most likely.
+/// The wait after a failed accept, most likely for lack of descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
 const COME_LATER: &[u8] =
@@ -39,7 +39,7 @@ impl LimitedListener {
         LimitedListener { listener, taken: Connections::new() }
     }
 
-    /// The connections, to be asked how many are left.
+    /// The count of connections, to see how many are left.
     pub(super) fn taken(&self) -> Connections {
         self.taken.clone()
     }
@@ -61,7 +61,7 @@ impl Listener for LimitedListener {
             };
             match self.taken.admit(stream, Silence::new()) {
                 Ok(connection) => return (connection, address),
-                // Whoever cannot take even this sees the connection closed.
+                // If even this cannot be sent, the client sees a closed connection.
                 Err(stream) => drop(stream.try_write(COME_LATER)),
             }
         }
@@ -72,7 +72,7 @@ impl Listener for LimitedListener {
     }
 }
 
-/// Ends a connection that is silent for too long.
+/// Closes a connection that is silent for too long.
 pub(super) struct Silence {
     until: Pin<Box<Sleep>>,
     head: Head,
@@ -84,15 +84,15 @@ impl Silence {
     }
 }
 
-/// How far the head of the first request has come: it ends with an empty line.
+/// How much of the first request's head has arrived: it ends with an empty line.
 #[derive(Debug, Default)]
 struct Head {
-    /// Line feeds at the end of what came, but for carriage returns.
+    /// The number of line feeds at the end, not counting carriage returns.
     feeds: u8,
 }
 
 impl Head {
-    /// Takes in what comes next; whether it is whole.
+    /// Adds the next bytes; returns whether the head is whole.
     fn is_whole_with(&mut self, bytes: &[u8]) -> bool {
         for byte in bytes {
             match byte {

@@ -1,7 +1,7 @@
 //! The calls about logged models, with which MLflow 3 stores a model beside its run.
 //!
-//! A model is a document of the job ([`OpenRun::document`]); its files are artifacts below `models/`. What is measured of
-//! a model is a document for each metric and data set, and put into the model where it is shown.
+//! A model is a document of the job ([`OpenRun::document`]); its files are artifacts below `models/`. Metrics of a
+//! model are one document for each metric and data set, and are added to the model in answers.
 
 use axum::Json;
 use axum::extract::Path;
@@ -15,7 +15,7 @@ use super::run::OpenRun;
 use super::search::{self, Filter, Searched, SortKey};
 
 const MODEL: &str = "model";
-/// How many models are found at most when a client names no number.
+/// The default page size of a search.
 const PAGE: usize = 100;
 
 #[derive(Default, Deserialize)]
@@ -31,7 +31,7 @@ pub(super) struct Create {
 pub(super) async fn create(Caller(run): Caller, Asked(asked): Asked<Create>) -> Answer {
     run.with(move |open| {
         let number = open.documents("", MODEL)?.len() + 1;
-        // Clients know an id from a name by its beginning.
+        // Clients tell an id from a name by the prefix `m-`.
         let model_id = format!("m-{}-{number}", open.run.facts.run_id);
         let now = open.now().0;
         let model = json!({
@@ -81,7 +81,7 @@ pub(super) async fn finalize(
     .await
 }
 
-/// Forgets a model; its files stay, and so does its number: another one would find them.
+/// Forgets a model; its files are kept, so its number is not reused: another model would find them.
 pub(super) async fn delete(Caller(run): Caller, Path(id): Path<String>) -> Answer {
     run.with(move |open| {
         model(open, &id)?;
@@ -132,7 +132,7 @@ pub(super) struct Search {
     page_token: String,
 }
 
-/// On which data a metric counts.
+/// A data set whose metrics count.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct DataSet {
@@ -155,7 +155,7 @@ fn yes() -> bool {
     true
 }
 
-/// The models that a client looks for, the newest first unless it says in which order.
+/// Searches models; the newest first unless the client gives an order.
 pub(super) async fn search(Caller(run): Caller, Asked(asked): Asked<Search>) -> Answer {
     run.with(move |open| {
         let filter = Filter::parse(&asked.filter)?;
@@ -201,7 +201,7 @@ fn newest_first(a: &Value, b: &Value) -> std::cmp::Ordering {
     age(b).cmp(&age(a))
 }
 
-/// The model with the metrics on these data alone; with all of them when none is named.
+/// The model with only the metrics on these data sets; with all metrics if there are none.
 fn on_data(model: &Value, data: &[DataSet]) -> Value {
     let mut model = model.clone();
     let counts = |metric: &Value| {
@@ -239,7 +239,7 @@ pub(super) async fn directory(
     .await
 }
 
-/// Remembers what was measured of the models that these metrics name.
+/// Stores these metrics with the models that they name.
 pub(super) fn link(open: &mut OpenRun<'_>, run_id: &str, metrics: &[Metric]) -> Result<(), Refusal> {
     for metric in metrics {
         if metric.model_id.is_empty() {
@@ -262,12 +262,12 @@ pub(super) fn link(open: &mut OpenRun<'_>, run_id: &str, metrics: &[Metric]) -> 
     Ok(())
 }
 
-/// Where the files of a model are, by what follows `models:/` in its address.
+/// The address of a model's files; `id` is the part after `models:/` in its URI.
 pub(super) fn artifact_uri(open: &mut OpenRun<'_>, id: &str) -> Result<Value, Refusal> {
     Ok(model(open, id)?["info"]["artifact_uri"].take())
 }
 
-/// The kind of the documents with what was measured of a model.
+/// The kind of the documents with a model's metrics.
 fn measured_of(id: &str) -> String {
     format!("model-metric.{id}")
 }
@@ -289,7 +289,7 @@ pub(super) fn pairs(pairs: &[Pair]) -> Vec<Value> {
     answer::pairs(pairs.iter().map(|pair| (&pair.key, &pair.value)))
 }
 
-/// Takes an entry out of such a list.
+/// Removes an entry from a list of keys and values.
 pub(super) fn remove(list: &mut Value, key: &str) {
     if let Some(list) = list.as_array_mut() {
         list.retain(|entry| entry["key"] != key);

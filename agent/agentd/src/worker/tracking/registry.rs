@@ -1,8 +1,8 @@
 //! The calls about registered models.
 //!
-//! A job has a registry of its own, which begins empty: what its script registers it can find, load and name again, and
-//! it is told with the job's records. Nothing is shared between jobs, so versions begin with 1 in each. A registered model
-//! is a document of the job ([`OpenRun::document`]), its versions stand in it.
+//! A job has a registry of its own, which begins empty: its script can find, load and rename what it registered, and
+//! the registry is part of the job's records. Nothing is shared between jobs, so versions begin with 1 in each. A
+//! registered model is a document of the job ([`OpenRun::document`]), which contains its versions.
 
 use axum::Json;
 use serde::{Deserialize, Serialize};
@@ -16,10 +16,10 @@ use super::search::{self, Filter, Searched, SortKey};
 
 const REGISTERED: &str = "registered-model";
 const IS_PROMPT: &str = "mlflow.prompt.is_prompt";
-/// How many are found at most when a client names no number.
+/// The default page size of a search.
 const PAGE: usize = 100;
 
-/// A registered model, as the document keeps it.
+/// A registered model, as its document stores it.
 #[derive(Serialize, Deserialize)]
 struct Registered {
     name: String,
@@ -28,7 +28,7 @@ struct Registered {
     last_updated_timestamp: u64,
     tags: Value,
     aliases: Vec<Alias>,
-    /// As clients read them, the oldest first.
+    /// In the form for clients, the oldest first.
     versions: Vec<Value>,
 }
 
@@ -38,7 +38,7 @@ struct Alias {
     version: String,
 }
 
-/// Names a model or a version of one, and says what is to be changed about it. Each call uses a part.
+/// The arguments of all calls: the model or version, and the change. Each call uses a part of them.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Named {
@@ -87,7 +87,7 @@ pub(super) async fn get(Caller(run): Caller, Asked(asked): Asked<Named>) -> Answ
     run.with(move |open| Ok(Json(json!({ "registered_model": model(open, &asked.name)?.shown() })))).await
 }
 
-/// Changes a registered model, and answers with it.
+/// Changes a registered model, and returns it.
 async fn change(
     Caller(run): Caller,
     asked: Named,
@@ -227,7 +227,7 @@ pub(super) async fn search_versions(Caller(run): Caller, Asked(asked): Asked<Sea
 fn found(mut all: Vec<Value>, asked: &Search) -> Result<(Vec<Value>, String), Refusal> {
     let filter = Filter::parse(&asked.filter)?;
     all.retain(|one| {
-        // Clients ask for what is no prompt by this tag, which only prompts have.
+        // Clients exclude prompts by this tag, which only prompts have.
         let mut one = one.clone();
         if let Some(tags) = one["tags"].as_array_mut()
             && !tags.iter().any(|tag| tag["key"] == IS_PROMPT)
@@ -272,7 +272,7 @@ pub(super) async fn create_version(Caller(run): Caller, Asked(asked): Asked<Name
     .await
 }
 
-/// Changes a version, and answers with it.
+/// Changes a version, and returns it.
 async fn change_version(
     Caller(run): Caller,
     asked: Named,
@@ -353,7 +353,7 @@ pub(super) async fn delete_version(Caller(run): Caller, Asked(asked): Asked<Name
     .await
 }
 
-/// Where the files of a version are.
+/// The address of a version's files.
 pub(super) async fn download_uri(Caller(run): Caller, Asked(asked): Asked<Named>) -> Answer {
     run.with(move |open| {
         let mut model = model(open, &asked.name)?;
@@ -369,7 +369,7 @@ pub(super) async fn download_uri(Caller(run): Caller, Asked(asked): Asked<Named>
 }
 
 impl Registered {
-    /// As clients read it.
+    /// In the form for clients.
     fn shown(&self) -> Value {
         json!({
             "name": self.name,

@@ -1,4 +1,4 @@
-//! One job's runs: the one it was given, and those its script begins beside it.
+//! The runs of one job: the job's own, and those that its script begins.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use super::answer::{self, Identity, Refusal};
 use super::artifacts::Artifacts;
 use super::book::{self, Book, Data, History, Point, RUN};
 
-/// Stands between the id of the job's run and the label of another.
+/// The separator between the id of the job's run and the label of another run.
 const BESIDE: &str = "--";
-/// Folders of a job's artifacts, and other names that cannot be labels.
+/// Names that cannot be labels, such as folders of a job's artifacts.
 const TAKEN: [&str; 6] = ["", "logs", "models", "named-outputs", "outputs", "traces"];
-/// Calls of one job and kind that wait at most; clients come again when there are more.
+/// The most waiting calls of one job and kind; with more, clients retry.
 const MOST_WAITING: usize = 64;
-/// Files of one job that are sent or taken at a time.
+/// How many files of one job are sent or received at a time.
 const FILES: usize = 4;
 /// The longest label, in bytes.
 const MAX_LABEL: usize = 48;
 
-/// What one job may see and do here.
+/// The state of one job at the endpoint.
 pub(super) struct Run {
     pub(super) facts: TrackedRun,
     pub(super) experiment_id: String,
@@ -33,7 +33,7 @@ pub(super) struct Run {
     clock: Arc<dyn Clock>,
     started: Timestamp,
     book: Mutex<Book>,
-    /// One call at a time works on the book, and one reads a history.
+    /// One call at a time uses the book, and one reads a history.
     book_turn: Turn,
     history_turn: Turn,
     file_turn: Turn,
@@ -41,10 +41,10 @@ pub(super) struct Run {
     threads: Arc<Semaphore>,
 }
 
-/// Calls of one kind, so many at a time.
+/// Limits the calls of one kind.
 struct Turn {
     turn: Arc<Semaphore>,
-    /// Those that wait, and the one at work.
+    /// Permits for waiting calls and those in progress.
     places: Arc<Semaphore>,
 }
 
@@ -53,7 +53,7 @@ impl Turn {
         Turn { turn: Arc::new(Semaphore::new(at_once)), places: Arc::new(Semaphore::new(MOST_WAITING)) }
     }
 
-    /// Waits until it is there; too many do not wait.
+    /// Waits for a turn; fails if too many calls wait.
     async fn come(&self) -> Result<HeldTurn, Refusal> {
         let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| Refusal::busy())?;
         let turn = Arc::clone(&self.turn).acquire_owned().await;
@@ -83,7 +83,7 @@ impl Run {
         }
     }
 
-    /// Works on the book on a thread that may block; one call of a job at a time.
+    /// Runs `work` with the book on a blocking thread; one call of a job at a time.
     pub(super) async fn with<T: Send + 'static>(
         self: Arc<Run>,
         work: impl FnOnce(&mut OpenRun<'_>) -> Result<T, Refusal> + Send + 'static,
@@ -96,7 +96,7 @@ impl Run {
         .await
     }
 
-    /// Reads a part of what was recorded, for which nothing of the book is needed.
+    /// Reads a part of a metric's history, without the book.
     pub(super) async fn history(
         &self,
         history: History,
@@ -111,12 +111,12 @@ impl Run {
         .await
     }
 
-    /// The turn of a call that sends or takes files, to be held until it is done.
+    /// The turn of a call that sends or receives files, to be held until it is done.
     pub(super) async fn file_turn(&self) -> Result<HeldTurn, Refusal> {
         self.file_turn.come().await
     }
 
-    /// Waits for its turn before it takes a thread, so that no number of calls of one job keeps threads from others.
+    /// Waits for its turn before it takes a thread, so that the calls of one job cannot use up the threads of others.
     async fn blocking<T: Send + 'static>(
         &self,
         turn: &Turn,
@@ -125,14 +125,14 @@ impl Run {
         let turn = turn.come().await?;
         let thread = Arc::clone(&self.threads).acquire_owned().await;
         let worked = tokio::task::spawn_blocking(move || {
-            // Also when whoever called is gone, until the work is done.
+            // Held until the work is done, even if the caller is gone.
             let _held = (turn, thread);
             work()
         });
         worked.await.map_err(|error| Refusal::disk("the call was interrupted", &error.into()))?
     }
 
-    /// Where the artifacts of a run or a model are kept, from the address clients use for it.
+    /// The address of the artifacts of a run or a model, in the form that clients use.
     pub(super) fn artifact_uri(&self, owner: &str) -> String {
         format!("mlflow-artifacts:/{}/{owner}/artifacts", self.experiment_id)
     }
@@ -145,7 +145,7 @@ impl Run {
         }
     }
 
-    /// The label a run id would have; whether there is such a run, the book knows.
+    /// The label in a run id; such a run need not exist.
     pub(super) fn label_in<'a>(&self, run_id: &'a str) -> Option<&'a str> {
         match run_id.strip_prefix(self.facts.run_id.as_str())? {
             "" => Some(""),
@@ -154,7 +154,7 @@ impl Run {
     }
 }
 
-/// A run at work on its book.
+/// A run with its locked book.
 pub(super) struct OpenRun<'a> {
     pub(super) run: &'a Run,
     book: &'a mut Book,
@@ -165,7 +165,7 @@ impl OpenRun<'_> {
         self.run.clock.now()
     }
 
-    /// Everything recorded, by label.
+    /// The state of all runs, by label.
     pub(super) fn runs(&mut self) -> Result<&BTreeMap<String, Data>, Refusal> {
         self.book.runs().map_err(|error| Refusal::disk("the tracking file cannot be read", &error))
     }
@@ -177,7 +177,7 @@ impl OpenRun<'_> {
         if self.runs()?.contains_key(label) { Ok(label.to_owned()) } else { Err(missing()) }
     }
 
-    /// What the run with this label recorded.
+    /// The state of the run with this label.
     pub(super) fn data(&mut self, label: &str) -> Result<&Data, Refusal> {
         self.runs()?.get(label).ok_or_else(|| Refusal::missing("the run is gone"))
     }
@@ -195,8 +195,8 @@ impl OpenRun<'_> {
         appended.map_err(|error| Refusal::disk("the tracking file cannot be written", &error))
     }
 
-    /// What the endpoint keeps for clients of one kind, as clients read it: models, traces, data sets of a run, …. Each
-    /// is a tag of the run with this label, whose name says what it is and whose text is the document.
+    /// The endpoint's documents of one kind, in the form for clients: models, traces, data sets of a run, …. Each is
+    /// a tag of the run with this label: its name has kind and id, its text is the document.
     pub(super) fn documents(&mut self, label: &str, kind: &str) -> Result<Vec<Value>, Refusal> {
         Ok(self.data(label)?.documents(kind).collect())
     }
@@ -220,12 +220,12 @@ impl OpenRun<'_> {
         self.record(label, vec![TrackingRecord::Untag { untag: book::document(kind, id) }])
     }
 
-    /// Where the values of the metrics of this run are.
+    /// The place of the values of this job's metrics.
     pub(super) fn history(&self) -> History {
         self.book.history()
     }
 
-    /// The whole run, or only what identifies it, as clients read it.
+    /// The whole run, or only its info, in the form for clients.
     pub(super) fn show(
         &mut self,
         label: &str,
@@ -260,7 +260,7 @@ pub(super) fn tag(name: &str, text: &str) -> TrackingRecord {
     TrackingRecord::Tag { tag: name.to_owned(), text: text.to_owned() }
 }
 
-/// A name made fit for a folder and for the start of other names.
+/// A name changed so that it can be a folder name and a prefix of other names.
 fn label(name: &str) -> String {
     let fit = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
     let label: String = name.chars().map(fit).take(MAX_LABEL).collect();

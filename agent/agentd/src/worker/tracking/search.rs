@@ -1,6 +1,6 @@
 //! MLflow's search language, for runs, models, traces and the registry: comparisons joined by `and`, and orders.
 //!
-//! What is not understood is refused with words, never answered wrongly.
+//! An expression that is not understood is refused with a message, never answered wrongly.
 
 use std::cmp::Ordering;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::answer::{Integer, Refusal};
 
-/// What is searched in: where an entity, as clients read it, has the parts that comparisons name.
+/// The kind of entity to search: JSON pointers to the parts that comparisons name.
 #[derive(Clone, Copy)]
 pub(super) struct Searched {
     /// The part with the attributes.
@@ -39,7 +39,7 @@ impl Searched {
             ("last_updated_timestamp", "last_updated_timestamp_ms"),
         ],
     };
-    /// A trace, whose metadata stand where others have parameters.
+    /// A trace; its metadata are used as parameters.
     pub(super) const TRACE: Searched = Searched {
         attributes: "",
         metrics: "/none",
@@ -70,10 +70,10 @@ impl Searched {
                 let alias = self.aliases.iter().find(|(name, _)| *name == field.key).map(|(_, key)| *key);
                 return of.pointer(self.attributes)?.get(alias.unwrap_or(&field.key));
             }
-            FieldPart::Dataset => return None, // of which a run may have several: see `Condition::accepts`
+            FieldPart::Dataset => return None, // a run may have several: see `Condition::accepts`
         };
         match of.pointer(list)? {
-            // Of several values the last one counts.
+            // If there are several values, the last one counts.
             Value::Array(all) => {
                 all.iter().rev().find(|entry| entry["key"] == field.key.as_str()).map(|entry| &entry["value"])
             }
@@ -82,7 +82,7 @@ impl Searched {
     }
 }
 
-/// Which entities are wanted.
+/// The conditions that an entity must meet.
 #[derive(Debug, PartialEq)]
 pub(super) struct Filter(Vec<Condition>);
 
@@ -148,7 +148,7 @@ impl Filter {
 }
 
 impl Condition {
-    /// The condition that begins here, and what follows it.
+    /// The condition at the start of `words`, and the words after it.
     fn parse(words: &[String]) -> Option<(Condition, &[String])> {
         let [field, rest @ ..] = words else { return None };
         let field = Field::parse(field)?;
@@ -173,7 +173,7 @@ impl Condition {
         if self.field.part == FieldPart::Dataset {
             let inputs = entity["inputs"]["dataset_inputs"].as_array().into_iter().flatten();
             let named = |input: &Value| match self.field.key.as_str() {
-                // Of one input, a tag says what it was used for.
+                // A tag of the input holds what it was used for.
                 "context" => {
                     let tags = input["tags"].as_array()?;
                     tags.iter()
@@ -231,7 +231,7 @@ impl Field {
 }
 
 impl Operator {
-    /// The operator that begins here, and what follows it.
+    /// The operator at the start of `words`, and the words after it.
     fn parse(words: &[String]) -> Option<(Operator, &[String])> {
         let [word, rest @ ..] = words else { return None };
         let operator = match word.to_ascii_uppercase().as_str() {
@@ -261,7 +261,7 @@ impl Operator {
     }
 }
 
-/// What is sorted by.
+/// A key to sort by.
 pub(super) struct SortKey {
     field: Field,
     is_descending: bool,
@@ -285,7 +285,7 @@ impl SortKey {
     }
 }
 
-/// Sorts by the first key, then by the second, …; what has no value comes last.
+/// Sorts by the first key, then by the second, …; entities without a value come last.
 pub(super) fn sort(entities: &mut [Value], subject: Searched, keys: &[SortKey]) {
     for SortKey { field, is_descending } in keys.iter().rev() {
         entities.sort_by(|a, b| match (subject.value(field, a), subject.value(field, b)) {
@@ -296,8 +296,7 @@ pub(super) fn sort(entities: &mut [Value], subject: Searched, keys: &[SortKey]) 
     }
 }
 
-/// The part that a page of an answer has, and the token of the next one; empty when there is none. A client that names
-/// no number gets the usual one.
+/// One page of an answer, and the token of the next page; empty when there is none. `usual` is the default page size.
 pub(super) fn page(found: Vec<Value>, token: &str, asked: Integer, usual: usize) -> (Vec<Value>, String) {
     let most = usize::try_from(asked.0).ok().filter(|most| *most > 0).unwrap_or(usual);
     let from: usize = token.parse().unwrap_or(0);
@@ -317,11 +316,11 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Whether a text is what a pattern describes: `%` stands for any characters, `_` for one.
+/// Whether a text matches a pattern: `%` stands for any characters, `_` for one.
 fn is_like(text: &str, pattern: &str) -> bool {
     let (text, pattern): (Vec<char>, Vec<char>) = (text.chars().collect(), pattern.chars().collect());
     let (mut at, mut seen) = (0, 0);
-    // Where the last `%` stands, and up to where it took the text.
+    // The position of the last `%`, and the end of the text it matched.
     let mut any = None;
     while seen < text.len() {
         match pattern.get(at) {
@@ -340,7 +339,7 @@ fn is_like(text: &str, pattern: &str) -> bool {
     pattern[at..].iter().all(|rest| *rest == '%')
 }
 
-/// The values of `('a', 'b')`, and what follows.
+/// The values of `('a', 'b')`, and the words after it.
 fn list(words: &[String]) -> Option<(Vec<String>, &[String])> {
     let [open, rest @ ..] = words else { return None };
     let end = rest.iter().position(|word| word == ")")?;
@@ -356,8 +355,8 @@ fn unquote(word: &str) -> String {
     quoted.unwrap_or(word).to_owned()
 }
 
-/// Splits at blanks, around operators and around what lists are made of, but not within quotes; `None` when a quote
-/// does not end.
+/// Splits at blanks, around operators, parentheses and commas, but not within quotes; `None` when a quote does not
+/// end.
 fn words(text: &str) -> Option<Vec<String>> {
     let mut words = vec![String::new()];
     let mut quote = None;

@@ -465,7 +465,7 @@ async fn test_models_are_found_by_what_was_measured_of_them_and_in_the_order_ask
     assert_eq!(one["model"]["data"]["metrics"][0]["value"], 0.9);
     assert_eq!(fixture.post("logged-models/search", json!({"filter": "nonsense"})).await.0, 400);
 
-    // Said again to tell of which model it was: it stands once.
+    // Repeated with the model's id: it is recorded once.
     let again = json!({
         "run_id": "train",
         "metrics": [{"key": "accuracy", "value": 0.7, "timestamp": 12, "step": 0, "model_id": ids[0]}],
@@ -607,12 +607,12 @@ fn test_calls_of_one_job_keep_nobody_waiting() {
                 status
             });
         }
-        // All of them are there.
+        // All calls are waiting.
         tokio::time::sleep(Duration::from_millis(300)).await;
         let body = json!({"run_id": "other", "key": "loss", "value": 1}).to_string();
         let path = format!("{API}/runs/log-metric");
         assert_eq!(fixture.exchange("POST", &path, "other", body.as_bytes()).await.0, 200);
-        // Threads of the daemon's own, too.
+        // Blocking threads of the daemon are free, too.
         tokio::task::spawn_blocking(|| ()).await.unwrap();
         let answered = done.load(std::sync::atomic::Ordering::Relaxed);
         let statuses = flood.join_all().await;

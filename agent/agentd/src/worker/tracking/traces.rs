@@ -1,7 +1,7 @@
-//! The calls about traces, as MLflow 3 makes them.
+//! The calls about traces, in the form of MLflow 3.
 //!
-//! What is known of a trace is a document of the job ([`OpenRun::document`]); its spans are a file that the client stores
-//! where the trace says, below the job's artifacts, and reads there again.
+//! The information about a trace is a document of the job ([`OpenRun::document`]); its spans are a file that the
+//! client stores and reads below the job's artifacts, at the address in the trace.
 
 use axum::Json;
 use axum::extract::Path;
@@ -14,9 +14,9 @@ use super::run::OpenRun;
 use super::search::{self, Filter, Searched, SortKey};
 
 const TRACE: &str = "trace";
-/// The tag that tells a client where the spans are.
+/// The tag with the address of the spans.
 const FILES: &str = "mlflow.artifactLocation";
-/// How many are found at most when a client names no number.
+/// The default page size of a search.
 const PAGE: usize = 100;
 
 #[derive(Default, Deserialize)]
@@ -31,7 +31,7 @@ struct Trace {
     trace_info: Value,
 }
 
-/// Keeps a trace, which has ended by then.
+/// Stores a trace, which has ended by then.
 pub(super) async fn start(Caller(run): Caller, Asked(asked): Asked<Start>) -> Answer {
     run.with(move |open| {
         let mut info = asked.trace.trace_info;
@@ -64,7 +64,7 @@ pub(super) struct Search {
     page_token: String,
 }
 
-/// The traces that a client looks for, the newest first unless it says in which order.
+/// Searches traces; the newest first unless the client gives an order.
 pub(super) async fn search(Caller(run): Caller, Asked(asked): Asked<Search>) -> Answer {
     run.with(move |open| {
         let filter = Filter::parse(&asked.filter)?;
@@ -88,7 +88,7 @@ pub(super) struct Tag {
     value: Option<String>,
 }
 
-/// Sets a tag; removes it where the call names no value.
+/// Sets a tag; removes it if the call has no value.
 pub(super) async fn tag(Caller(run): Caller, Path(id): Path<String>, Asked(asked): Asked<Tag>) -> Answer {
     run.with(move |open| {
         let mut trace = trace(open, &id)?;

@@ -99,7 +99,7 @@ async fn test_push_follows_no_link_that_took_the_place_of_a_file_or_directory() 
     assert!(matches!(push(&snapshot, &store, |_| {}).await, Err(PushError::Read { .. })));
 }
 
-/// Forgets what it took so many times; then, if it is a liar, it says of everything that it lacks it.
+/// Forgets what it took so many times; a liar also reports every blob as missing.
 #[derive(Debug, Clone, Default)]
 struct Careless {
     store: Memory,
@@ -154,7 +154,7 @@ async fn test_what_a_store_takes_and_does_not_keep_is_sent_again_and_told_when_i
     assert_eq!(list(&store.store, snapshot.root).await.unwrap().len(), 22);
     let error = push(&snapshot, &forgets(usize::MAX), |_| {}).await.unwrap_err();
     assert!(matches!(error, PushError::Unkept(WriteError::Vanished { .. })), "{error:?}");
-    // What can be read is there, whatever the store says.
+    // A blob that can be read is present, whatever the store reports.
     let liar = Careless { liar: true, ..Careless::default() };
     push(&snapshot, &liar, |_| {}).await.unwrap();
 }

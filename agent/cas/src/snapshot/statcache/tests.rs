@@ -48,8 +48,8 @@ impl Rig {
         snapshot.read
     }
 
-    /// The same, and waits until the clock of the file system has moved on: whoever says by `settle` that time
-    /// has passed must let some pass.
+    /// The same, and waits until the clock of the file system has moved on: a test that pretends by `settle` that
+    /// time has passed must let some pass.
     #[track_caller]
     fn read(&self) -> u64 {
         let read = self.look();

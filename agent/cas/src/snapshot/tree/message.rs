@@ -1,7 +1,7 @@
 //! `Directory` messages: the one encoder and the strict decoder.
 //!
-//! A message is read entry by entry, and each is accepted only if encoding what was understood gives the same
-//! bytes again, in the one order there is. So unknown fields and odd encodings need no rule each, equal trees
+//! A message is read entry by entry, and each is accepted only if encoding the decoded entry gives the same
+//! bytes again, in the canonical order. So unknown fields and odd encodings need no rules of their own, equal trees
 //! have equal digests, and a message that is all wrong costs no more memory than its first entry. Names are
 //! single path segments.
 
@@ -20,10 +20,10 @@ const MAX_NAME: usize = 255;
 /// The largest entry of a `Directory` message, in bytes: a link with the longest name and target, rounded up.
 pub(super) const MAX_ENTRY: usize = 8 * 1024;
 
-/// What a directory takes in memory beside its entries: its digest, its place in the tables of the tree.
+/// Memory of a directory beside its entries: its digest, its place in the tables of the tree.
 const DIRECTORY_WEIGHT: u64 = 300;
 
-/// What an entry takes in memory beside the text of its name and target.
+/// Memory of an entry beside the text of its name and target.
 const ENTRY_WEIGHT: u64 = 112;
 
 /// What one directory holds, each kind sorted by name.
@@ -61,8 +61,8 @@ impl Directory {
         (digest_of(&bytes), bytes)
     }
 
-    /// Understands a message, if it is canonical. Node properties (times, full modes) are of no use here and
-    /// ours never have them; they make a message as foreign as an unknown field does.
+    /// Decodes a message, if it is canonical. Node properties (times, full modes) are of no use here, and ours never
+    /// have them; a message with them is refused like one with an unknown field.
     pub(super) fn decode(directory: Digest, bytes: &[u8]) -> Result<Directory, TreeError> {
         let mut decoder = Decoder { directory, rest: bytes, decoded: Directory::default() };
         let mut last = FILE;
@@ -85,7 +85,7 @@ impl Directory {
         Ok(decoded)
     }
 
-    /// Each kind is sorted, and no name stands twice, of whatever kind.
+    /// Each kind is sorted, and no name is used twice, of whatever kind.
     fn check_names(&self, directory: Digest) -> Result<(), TreeError> {
         let files = self.files.iter().map(|(name, ..)| name);
         let directories = self.directories.iter().map(|(name, _)| name);
@@ -100,7 +100,7 @@ impl Directory {
         }
     }
 
-    /// About what it takes in memory; never less than its message has bytes.
+    /// Roughly its memory, in bytes; never less than the size of its message.
     pub(super) fn weight(&self) -> u64 {
         let files = self.files.iter().map(|(name, ..)| name.len());
         let directories = self.directories.iter().map(|(name, _)| name.len());
@@ -110,12 +110,12 @@ impl Directory {
     }
 }
 
-/// Before each entry of a message stands which kind it is: a field's number and the mark of a message in it.
+/// The key before each entry of a message: the field number of its kind, and the wire type of a message.
 const FILE: usize = 1 << 3 | 2;
 const DIRECTORY: usize = 2 << 3 | 2;
 const LINK: usize = 3 << 3 | 2;
 
-/// A message being understood, one entry at a time.
+/// A message being decoded, one entry at a time.
 struct Decoder<'a> {
     directory: Digest,
     rest: &'a [u8],
@@ -128,14 +128,14 @@ impl Decoder<'_> {
     }
 
     fn key(&mut self) -> Result<usize, TreeError> {
-        // A key is written as a length is; in more bytes than it needs, it is not canonical.
+        // A key is encoded like a length; one in more bytes than needed is not canonical.
         let before = self.rest.len();
         let key = prost::decode_length_delimiter(&mut self.rest).map_err(|source| self.malformed(source))?;
         let is_shortest = before - self.rest.len() == prost::length_delimiter_len(key);
         if is_shortest { Ok(key) } else { Err(TreeError::NotCanonical { directory: self.directory }) }
     }
 
-    /// The entry that follows, if its encoding is the one it may have.
+    /// The next entry, if its encoding is canonical.
     fn entry<M: Message + Default>(&mut self) -> Result<M, TreeError> {
         let mut peeked = self.rest;
         let length = prost::decode_length_delimiter(&mut peeked).map_err(|source| self.malformed(source))?;

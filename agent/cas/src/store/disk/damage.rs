@@ -1,4 +1,4 @@
-//! Finds and damages a blob on the disk, wherever it lies, for tests of what happens then.
+//! Finds and damages a blob on the disk, wherever it is stored, for tests.
 
 #![allow(clippy::unwrap_used, reason = "this is a part of tests")]
 
@@ -33,8 +33,8 @@ pub fn place_of(dir: &Path, digest: &Digest) -> Option<(PathBuf, u64)> {
     })
 }
 
-/// Changes the bytes of a blob on the disk. What `change` takes away of a blob that shares its file with others
-/// is garbled instead. It panics if the store in `dir` does not keep the blob.
+/// Changes the bytes of a blob on the disk. In a file shared with other blobs, bytes that `change` removes are
+/// garbled instead. It panics if the store in `dir` does not keep the blob.
 pub fn damage(dir: &Path, digest: &Digest, change: impl FnOnce(&mut Vec<u8>)) {
     let (path, start) = place_of(dir, digest).unwrap();
     fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();

@@ -1,4 +1,4 @@
-//! The directory of a store: its names, who may use it, and how much may be written there.
+//! The directory of a store: its names, its lock, and how much may be written there.
 //!
 //! Owns the lock of the directory: one process has a store open, because two would append to the same file.
 
@@ -29,7 +29,7 @@ pub(super) struct Home {
 }
 
 impl Home {
-    /// Enters the directory, which is made if need be, and removes what a crash left unfinished.
+    /// Opens the directory, which is made if need be, and removes what a crash left unfinished.
     pub(super) fn open(path: &Path, reserve: u64) -> Result<Home, OpenError> {
         let fail = |path: PathBuf| move |source| OpenError::Directory { path, source };
         private_directory(path).map_err(fail(path.to_owned()))?;
@@ -52,7 +52,7 @@ impl Home {
         match agent_fs::lock_soon(&self.root) {
             Ok(true) => Ok(()),
             Ok(false) => Err(OpenError::InUse { path: self.path.clone() }),
-            // A file system without locks has no second user that could be told from the first.
+            // On a file system without locks a second process cannot be detected.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(()),
             Err(source) => Err(OpenError::Directory { path: self.path.clone(), source }),
         }
@@ -70,7 +70,7 @@ impl Home {
 
     /// A name for a damaged blob, if another one may be kept.
     pub(super) fn quarantine_name(&self, digest: &Digest) -> Option<String> {
-        // One that cannot be counted now is taken for one that has room.
+        // If it cannot be read now, it is assumed to have room.
         let kept = std::fs::read_dir(self.at("quarantine")).map_or(0, Iterator::count);
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         (kept < QUARANTINED).then(|| format!("quarantine/{}-{}.{number}", digest.hex(), digest.size))
@@ -88,8 +88,7 @@ impl Home {
         rustix::fs::openat(&self.root, name, flags, mode).map(File::from)
     }
 
-    /// Puts a file of these bytes in the place of another, whole or not at all, unless it fails at `failpoint`. It is
-    /// not flushed.
+    /// Replaces a file by one of these bytes, whole or not at all, unless it fails at `failpoint`. It is not flushed.
     pub(super) fn replace_file(&self, name: &str, bytes: &[u8], failpoint: &'static str) -> io::Result<()> {
         let temp = self.temp_name();
         let replace = || {
@@ -102,7 +101,7 @@ impl Home {
         })
     }
 
-    /// Removes a file of the store; one that is gone is removed.
+    /// Removes a file of the store; one that does not exist is no error.
     pub(super) fn remove_file(&self, name: &str) -> Result<(), Errno> {
         match rustix::fs::unlinkat(&self.root, name, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -118,12 +117,12 @@ impl Home {
         rustix::io::retry_on_intr(|| rustix::fs::fsync(&directory))
     }
 
-    /// The reserve stays free after `size` more bytes. A disk that does not say is tried.
+    /// The reserve stays free after `size` more bytes; also true when the free space is unknown.
     pub(super) fn has_room(&self, size: u64) -> bool {
         self.free().is_none_or(|free| free >= size.saturating_add(self.reserve))
     }
 
-    /// Bytes of the disk that are free; nothing when it does not say.
+    /// Bytes of the disk that are free; `None` when that is unknown.
     pub(super) fn free(&self) -> Option<u64> {
         let disk = rustix::fs::fstatvfs(&self.root).ok()?;
         Some(disk.f_bavail.saturating_mul(disk.f_frsize))
@@ -149,33 +148,33 @@ pub(super) fn blob_name(digest: &Digest) -> String {
     format!("{}/{}-{}", prefix_name(digest.hash[0]), digest.hex(), digest.size)
 }
 
-/// Bytes of a file that is never flushed, with the SHA-256 that tells it whole.
+/// Bytes of a file that is never flushed, with a SHA-256 that proves it whole.
 pub(super) fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let check = digest_of(&bytes).hash;
     bytes.extend(check);
     bytes
 }
 
-/// What was [`sealed`], if all of it is there.
+/// The bytes that were [`sealed`], if they are whole.
 pub(super) fn unsealed(bytes: &[u8]) -> Option<&[u8]> {
     let (bytes, check) = bytes.split_last_chunk()?;
     (digest_of(bytes).hash == *check).then_some(bytes)
 }
 
 /// Whether a read that failed proves that the blob is not there: its file is gone, cut, or something else. Any other
-/// failure (no descriptor or memory left, a disk that does not answer) says nothing of the blob: it stays.
+/// failure (no descriptor or memory left, a disk that does not answer) proves nothing: the blob is kept.
 pub(super) fn is_proof(error: &io::Error) -> bool {
     use io::ErrorKind::{IsADirectory, NotADirectory, NotFound, UnexpectedEof};
     matches!(error.kind(), NotFound | UnexpectedEof | IsADirectory | NotADirectory)
         || Errno::from_io_error(error) == Some(Errno::LOOP) // a link: links are not followed
 }
 
-/// A failpoint where the system's own error is the error.
+/// A failpoint that returns an error of the system.
 pub(super) fn hit(name: &'static str) -> Result<(), Errno> {
     failpoint::hit(name).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// The second it is now.
+/// The current time, in seconds since 1970.
 pub(super) fn now() -> u32 {
     u32::try_from(SystemClock.now().0 / 1000).unwrap_or(u32::MAX)
 }

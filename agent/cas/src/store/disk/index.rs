@@ -1,15 +1,15 @@
-//! Which blobs are here, where each lies, and when it was last used.
+//! Which blobs are here, where each is stored, and when it was last used.
 //!
-//! Owns the map from digest to place and the sums of what each segment holds. All of it is in memory, so that
-//! a question about twenty thousand blobs asks the disk nothing; some 90 bytes for each blob. It does no I/O
-//! and reads no clock: who holds its lock holds it for moments.
+//! Owns the map from digest to place and the sums of each segment. All of it is in memory, so that a query for
+//! twenty thousand blobs does not touch the disk; some 90 bytes for each blob. It does no I/O and reads no clock:
+//! its lock is held only for moments.
 //!
 //! Invariants: **a blob that is in the index survives a power failure**; it is put in after the flush that
 //! makes it so. A segment with appends under way (`pending`) is neither listed in a note nor removed, because
 //! what they wrote is not in the index yet.
 //!
-//! Last use is in whole seconds. What is used after a list gets a later second than any the list told of,
-//! so that nobody removes a blob for what he heard before it was used.
+//! Last use is in whole seconds. A blob used after a listing gets a later second than any in that listing, so that
+//! no blob is removed because of a listing from before its last use.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
@@ -21,10 +21,10 @@ use super::segments::record;
 /// What a loose file takes at least, in bytes: a block of most file systems.
 const BLOCK: u64 = 4096;
 
-/// How far the second of a use may be ahead of the clock. What is further ahead comes from a wrong clock.
+/// How far the second of a use may be ahead of the clock. One further ahead comes from a wrong clock.
 const AHEAD: u32 = 60;
 
-/// Where a blob lies.
+/// Where a blob is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum BlobLocation {
     /// In a file of its own.
@@ -81,7 +81,7 @@ pub(super) struct Index {
     segments: BTreeMap<u32, Segment>,
     /// Bytes that loose files take of the disk.
     loose: u64,
-    /// What is used now was used at this second, or later.
+    /// A use now is recorded with this second, or a later one.
     floor: u32,
 }
 
@@ -94,12 +94,12 @@ fn weight(digest: &Digest, place: BlobLocation) -> u64 {
 }
 
 impl Index {
-    /// Where a blob lies.
+    /// Where a blob is stored.
     pub(super) fn find(&self, digest: &Digest) -> Option<BlobLocation> {
         self.blobs.get(digest).map(|entry| entry.place)
     }
 
-    /// Where a blob lies that is used now.
+    /// Marks a blob as used now; where it is stored.
     pub(super) fn touch(&mut self, digest: &Digest, now: u32) -> Option<BlobLocation> {
         let used = self.stamp(now);
         self.blobs.get_mut(digest).map(|entry| {
@@ -112,7 +112,7 @@ impl Index {
         if self.floor <= now.saturating_add(AHEAD) { now.max(self.floor) } else { now }
     }
 
-    /// A blob was made durable in this place. One that is here already stays where it is.
+    /// A blob was made durable in this place. One that is here already keeps its place.
     pub(super) fn insert(&mut self, digest: Digest, place: BlobLocation, now: u32) {
         if self.touch(&digest, now).is_none() {
             let used = self.stamp(now);
@@ -120,7 +120,7 @@ impl Index {
         }
     }
 
-    /// A blob that was given up is in this place after all; false when it is known by now.
+    /// A blob that was taken for missing is in this place after all; false when it is in the index by now.
     pub(super) fn take_back(&mut self, digest: Digest, place: BlobLocation, now: u32) -> bool {
         let new = self.find(&digest).is_none();
         self.insert(digest, place, now);
@@ -150,7 +150,7 @@ impl Index {
         self.blobs.insert(digest, entry);
     }
 
-    /// The sum that counts what lies here.
+    /// The sum that counts blobs in this place.
     fn live(&mut self, place: BlobLocation) -> &mut u64 {
         match place {
             BlobLocation::Loose => &mut self.loose,
@@ -158,7 +158,7 @@ impl Index {
         }
     }
 
-    /// Forgets a blob if it still lies there.
+    /// Forgets a blob if it is still in this place.
     pub(super) fn remove(&mut self, digest: &Digest, place: BlobLocation) -> bool {
         let there = self.find(digest) == Some(place);
         if there {
@@ -171,14 +171,14 @@ impl Index {
         there
     }
 
-    /// A record was copied. One that is gone, or elsewhere by now, stays so.
+    /// A record was copied. A blob that was removed or moved meanwhile is not changed.
     pub(super) fn moved(&mut self, digest: &Digest, from: BlobLocation, to: BlobLocation) {
         let Some(entry) = self.blobs.get(digest).copied().filter(|entry| entry.place == from) else { return };
         self.remove(digest, from);
         self.put(*digest, Entry { place: to, ..entry });
     }
 
-    /// Every blob and when it was used last. From now on uses count as later than all that is told.
+    /// Every blob and when it was used last. Later uses get a later second than any in this list.
     pub(super) fn listing(&mut self, now: u32) -> Vec<Kept> {
         let mut newest = 0;
         let tell = |(digest, entry): (&Digest, &mut Entry)| {
@@ -194,7 +194,7 @@ impl Index {
         all
     }
 
-    /// Forgets a blob if it was not used since the list told of it; where it lies and what it took.
+    /// Forgets a blob if it was not used since the listing; returns where it is stored and the bytes it took.
     pub(super) fn evict(&mut self, kept: &Kept) -> Option<(BlobLocation, u64)> {
         let entry = *self.blobs.get(&kept.digest)?;
         let used = SystemTime::UNIX_EPOCH + Duration::from_secs(entry.used.into());
@@ -202,7 +202,7 @@ impl Index {
         unused.then(|| (entry.place, weight(&kept.digest, entry.place)))
     }
 
-    /// Every blob and where it lies, those of a segment in their order.
+    /// Every blob and where it is stored, those of a segment in their order.
     pub(super) fn places(&self) -> Vec<(BlobLocation, Digest)> {
         let mut all: Vec<_> = self.blobs.iter().map(|(digest, entry)| (entry.place, *digest)).collect();
         all.sort_unstable();
@@ -221,18 +221,18 @@ impl Index {
         }
     }
 
-    /// Bytes of the disk that what is here takes.
+    /// Bytes of the disk that the blobs take.
     pub(super) fn taken(&self) -> u64 {
         self.loose + self.segments.values().map(|segment| segment.live).sum::<u64>()
     }
 
-    /// The same with what segments hold beside it.
+    /// The same with the unwanted bytes of segments.
     #[cfg(test)]
     pub(super) fn on_disk(&self) -> u64 {
         self.loose + self.segments.values().map(|segment| segment.length).sum::<u64>()
     }
 
-    /// A segment is there.
+    /// Registers a segment.
     pub(super) fn open_segment(&mut self, number: u32, length: u64, sealed: bool, noted: bool) {
         let segment = self.segments.entry(number).or_default();
         *segment = Segment { length, sealed, noted, ..*segment };
@@ -258,7 +258,7 @@ impl Index {
         }
     }
 
-    /// What each segment holds that needs a note, by segment; they count as noted. With `open`, also the one
+    /// The content of each segment that needs a note, by segment; they count as noted. With `open`, also the one
     /// that grows.
     pub(super) fn take_unnoted(&mut self, open: bool) -> BTreeMap<u32, (u64, Vec<(Digest, u32)>)> {
         let mut notes = BTreeMap::new();
@@ -280,8 +280,8 @@ impl Index {
         notes
     }
 
-    /// Segments of which less than three quarters are wanted, the emptiest first, so that each gives more room than its
-    /// copy needs.
+    /// Segments of which less than three quarters are wanted, the emptiest first, so that each frees more room than
+    /// its copy needs.
     pub(super) fn sparse(&self) -> Vec<u32> {
         let waste = |segment: &Segment| segment.live == 0 || segment.is_sparse();
         let sparse = self.segments.iter().filter(|(_, segment)| segment.is_settled() && waste(segment));
@@ -290,7 +290,7 @@ impl Index {
         sparse.into_iter().map(|(_, number)| number).collect()
     }
 
-    /// So little is wanted of this segment, which still grows, that it is better sealed and copied.
+    /// So little of this growing segment is wanted that it is better sealed and copied.
     pub(super) fn is_waste(&self, number: u32, worth: u64) -> bool {
         let worn = |segment: &Segment| segment.is_sparse() && (segment.live == 0 || segment.length >= worth);
         self.segments.get(&number).is_some_and(worn)

@@ -13,13 +13,13 @@ use super::{SMALL, Shared, WriteError};
 use crate::Hasher;
 use crate::parallel::blocking;
 
-/// A blob of a [`Disk`](super::Disk) whose bytes come bit by bit. Dropped before [`commit`](Self::commit), it
-/// was never there. A call that is given up halfway has still appended everything it was given.
+/// A blob of a [`Disk`](super::Disk) whose bytes arrive in pieces. Dropped before [`commit`](Self::commit), it
+/// leaves nothing. A call that is dropped halfway still appends everything it was given.
 #[derive(Debug)]
 pub struct Ingest {
     shared: Arc<Shared>,
     digest: Digest,
-    /// Nothing after an error. Shared with the thread that appends, so that a dropped call loses no bytes.
+    /// `None` after an error. Shared with the thread that appends, so that a dropped call loses no bytes.
     growing: Arc<Mutex<Option<Growing>>>,
 }
 
@@ -36,7 +36,7 @@ enum Gathered {
 }
 
 impl Ingest {
-    /// An ingest that has taken nothing. Blocks.
+    /// An empty ingest. Blocks.
     pub(super) fn begin(shared: Arc<Shared>, digest: Digest) -> Result<Ingest, WriteError> {
         let bytes = match digest.size <= SMALL {
             true if !shared.home.has_room(digest.size) => {
@@ -59,7 +59,7 @@ impl Ingest {
         self.growing.lock().as_ref().map_or(0, |growing| growing.hasher.size())
     }
 
-    /// Takes the bytes that follow. After an error nothing more can be added.
+    /// Adds the next bytes. After an error nothing more can be added.
     pub async fn append(&mut self, bytes: Bytes) -> Result<(), WriteError> {
         let (digest, growing) = (self.digest, Arc::clone(&self.growing));
         blocking(move || {

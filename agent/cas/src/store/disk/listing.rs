@@ -1,8 +1,8 @@
-//! What a collector asks of the store: what is here, what it takes, to remove some of it, and to read all of it.
+//! The operations for a collector: to list blobs, to report the room they take, to remove some, and to check all.
 //!
-//! A victim is removed only if nobody used it since the list told of it, decided under the locks that writes
-//! take: a blob that is sent again during an eviction stays. Loose blobs give their bytes back at once; those in
-//! segments when less than three quarters of a segment are wanted, by copying those forward.
+//! A victim is removed only if nobody used it since it was listed, decided under the locks that writes take: a
+//! blob that is sent again during an eviction is kept. Loose blobs free their bytes at once; those in segments when
+//! less than three quarters of a segment are wanted, by copying those forward.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ const TOGETHER: usize = 64;
 /// Seconds between two notes of last uses.
 const HOUR: u32 = 3600;
 
-/// Bytes read between two words of progress, unless a blob is larger.
+/// Bytes read between two reports of progress, unless a blob is larger.
 const STRIDE: u64 = 32 * 1024 * 1024;
 
 /// What an eviction removed.
@@ -26,7 +26,7 @@ const STRIDE: u64 = 32 * 1024 * 1024;
 pub struct Evicted {
     /// Blobs that are no longer here.
     pub blobs: u64,
-    /// Bytes of the disk that they took. Those in segments come back when enough of a segment has gone.
+    /// Bytes of the disk that they took. Those in segments are freed when enough of a segment is unwanted.
     pub bytes: u64,
 }
 
@@ -37,11 +37,11 @@ pub struct Checked {
     pub blobs: u64,
     /// Bytes in them.
     pub bytes: u64,
-    /// Blobs that were damaged and put away.
+    /// Blobs that were damaged and quarantined.
     pub damaged: u64,
-    /// Blobs that could not be read now, which says nothing of them. They stay.
+    /// Blobs that could not be read now, which proves nothing about them. They are kept.
     pub unread: u64,
-    /// Blobs that lay in the store, whole, and were taken for missing.
+    /// Blobs that were in the store, whole, and were taken for missing.
     pub found: u64,
 }
 
@@ -66,18 +66,18 @@ impl Disk {
         self.shared.index.lock().taken()
     }
 
-    /// Bytes of the disk that are free; nothing when it does not say. Blocks.
+    /// Bytes of the disk that are free; `None` when that is unknown. Blocks.
     pub fn free(&self) -> Option<u64> {
         self.shared.home.free()
     }
 
-    /// What [`taken`](Self::taken) says, with what nobody wants.
+    /// As [`taken`](Self::taken), with the bytes that nobody wants.
     #[cfg(test)]
     pub(super) fn on_disk(&self) -> u64 {
         self.shared.index.lock().on_disk()
     }
 
-    /// Removes those of `victims` that were not used since the list told of them; what was freed.
+    /// Removes those of `victims` that were not used since they were listed; returns what was freed.
     pub async fn evict(&self, victims: Vec<Kept>) -> Evicted {
         let shared = std::sync::Arc::clone(&self.shared);
         blocking(move || {
@@ -92,15 +92,15 @@ impl Disk {
         .await
     }
 
-    /// Gives the disk back what segments hold and nobody wants: once after many evictions, because what is left of
-    /// a segment is copied.
+    /// Frees the bytes of segments that nobody wants: once after many evictions, because the rest of a segment is
+    /// copied.
     pub async fn compact(&self) {
         let shared = std::sync::Arc::clone(&self.shared);
         blocking(move || shared.compact()).await;
     }
 
-    /// Takes back whole blobs that were taken for missing, then reads every blob and puts away what is damaged;
-    /// `progress` is told now and then, and at the end.
+    /// Takes back whole blobs that were taken for missing, then reads every blob and quarantines damaged ones;
+    /// calls `progress` now and then, and at the end.
     pub async fn check(&self, progress: impl Fn(Checked) + Send + 'static) -> Checked {
         let shared = std::sync::Arc::clone(&self.shared);
         blocking(move || {
@@ -123,8 +123,8 @@ impl Disk {
 }
 
 impl Shared {
-    /// Puts blobs into the index that lie in the store, whole, and are not in it; how many. What was quarantined
-    /// comes back as well if its bytes are right after all.
+    /// Puts blobs into the index that are in the store, whole, and not in the index; returns how many. Quarantined
+    /// blobs are taken back as well if their bytes are right after all.
     fn take_back(&self) -> u64 {
         // Nothing is copied or removed meanwhile.
         let _alone = self.compacting.lock();
@@ -149,7 +149,7 @@ impl Shared {
     fn compact(&self) {
         let _alone = self.compacting.lock();
         for segment in self.segments.sparse() {
-            // A second time when damaged blobs were put away.
+            // A second time when damaged blobs were quarantined.
             for _ in 0..2 {
                 let wanted: Vec<(Digest, u32)> = self.index.lock().wanted(segment);
                 match self.segments.copy_forward(segment, &wanted) {

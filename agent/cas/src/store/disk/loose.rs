@@ -1,12 +1,12 @@
 //! Large blobs, each in a file of its own.
 //!
 //! Owns `blobs/xx/<hash>-<size>` and `temp/`. A blob is written to `temp/`, flushed, renamed, and then the
-//! directory it was renamed into is flushed; only after that it enters the index. A batch pays for it as a
-//! group: its files are flushed by several threads at once, which the file system joins into few commits of its
-//! journal, and each directory is flushed once. Small blobs of stores of an earlier release lie here too.
+//! directory it was renamed into is flushed; only after that it enters the index. A batch shares the cost: its
+//! files are flushed by several threads at once, which the file system joins into few commits of its journal, and
+//! each directory is flushed once. Small blobs of stores of an earlier release are here too.
 //!
-//! Whoever removes a name below `blobs/` holds `names` alone and looks into the index then; whoever makes one
-//! holds it, shared, until the blob is in the index. So no newer copy is ever removed for an older one.
+//! A thread that removes a name below `blobs/` holds the `names` lock exclusively while it reads the index; one that
+//! makes a name holds it shared until the blob is in the index. So no newer copy is ever removed for an older one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -37,7 +37,7 @@ pub(super) struct Loose {
 }
 
 impl Loose {
-    /// Puts all files of blobs into the index; those that cannot be what their name says are returned.
+    /// Puts all files of blobs into the index; returns those that cannot match their names.
     pub(super) fn open(
         home: &Arc<Home>,
         index: &Arc<Mutex<Index>>,
@@ -93,7 +93,7 @@ impl Loose {
         self.names.write()
     }
 
-    /// An open file of the blob. One that is gone leaves the index; one of another length is `None`.
+    /// An open file of the blob. A missing one is removed from the index; one of another length is `None`.
     pub(super) fn open_blob(&self, digest: Digest) -> Result<Option<File>, ReadError> {
         let name = blob_name(&digest);
         let fail = |source| ReadError::Disk { path: self.home.at(&name), source };
@@ -157,7 +157,7 @@ impl Loose {
         renamed.into_iter().map(keep).collect()
     }
 
-    /// Reads a blob and moves its file out of the store if its bytes are not what its name says.
+    /// Reads a blob and moves its file to the quarantine if its bytes do not match its name.
     pub(super) fn judge(&self, digest: &Digest) -> io::Result<BlobState> {
         let name = blob_name(digest);
         let inode = |file: &File| file.metadata().map(|meta| meta.ino());
@@ -196,8 +196,8 @@ impl Loose {
         Ok(BlobState::Damaged)
     }
 
-    /// Files whose bytes are those of a blob and that are not in the index; of those in quarantine, each is put back
-    /// into its place. What cannot be read is left where it is.
+    /// Files that match their blob and are not in the index; those in quarantine are moved back to their places. A
+    /// file that cannot be read is left where it is.
     pub(super) fn strays(&self) -> Vec<(Digest, BlobLocation)> {
         let names = |directory: String| {
             let entries = std::fs::read_dir(self.home.at(&directory)).into_iter().flatten().flatten();
@@ -224,8 +224,8 @@ impl Loose {
         strays
     }
 
-    /// Removes those that were not used since the list told of them: how many, and the bytes they took.
-    /// Those in segments only leave the index.
+    /// Removes those that were not used since they were listed: how many, and the bytes they took.
+    /// Those in segments are removed from the index only.
     pub(super) fn evict(&self, victims: &[Kept]) -> (u64, u64) {
         let _alone = self.removing();
         let mut gone = (0, 0);
@@ -272,7 +272,7 @@ pub(super) struct TempName {
 }
 
 impl TempName {
-    /// Waits until the bytes are on disk. Opens the file again: a batch has more of them than may be open.
+    /// Waits until the bytes are on disk. Opens the file again: a batch has more files than may be open.
     fn flush(&self) -> Result<(), WriteError> {
         hit("cas.blob.sync")
             .and_then(|()| self.home.open_file(&self.name))
@@ -294,7 +294,7 @@ impl TempName {
 impl Drop for TempName {
     fn drop(&mut self) {
         if !self.published {
-            // What cannot be removed now is removed when the store is opened the next time.
+            // A file that cannot be removed now is removed when the store is opened the next time.
             let _ = self.home.remove_file(&self.name);
         }
     }
@@ -327,7 +327,7 @@ impl Temp {
         written.map_err(|source| self.name.home.write_error(&self.name.name, source))
     }
 
-    /// Ends it: all bytes came.
+    /// Ends it: all bytes were added.
     pub(super) fn finish(self) -> Result<TempName, WriteError> {
         let Temp { file, name } = self;
         file.finish().map_err(|source| name.home.write_error(&name.name, source))?;

@@ -1,7 +1,7 @@
-//! From a digest to checked bytes, wherever they lie.
+//! From a digest to checked bytes, wherever they are stored.
 //!
-//! Of a batch, records that are near each other in a segment are read at once. Whatever does not come out right
-//! is read again alone, and carefully: it may have been moved meanwhile, or it is damaged and is put away.
+//! Records of a batch that are near each other in a segment are read at once. A blob that does not match is read
+//! again alone: it may have been moved meanwhile, or it is damaged and is quarantined.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,13 +19,13 @@ use crate::{digest_of, parallel};
 /// Bytes of a segment that are read at once.
 const RUN: u64 = 1024 * 1024;
 
-/// Bytes that are read and not wanted, rather than asking the disk twice.
+/// Most unwanted bytes between two records that are read rather than reading twice.
 const GAP: u64 = 16 * 1024;
 
 /// Bytes that one thread hashes faster than a second one starts.
 const BYTES_PER_THREAD: u64 = 256 * 1024;
 
-/// How often a blob that is moved while it is read is looked for again.
+/// How often a blob that is moved while it is read is looked up again.
 const CHASES: usize = 16;
 
 /// Where the bytes of a blob come from.
@@ -36,7 +36,7 @@ pub(super) enum Opened {
     Bytes(Bytes),
 }
 
-/// Neighbours in a segment, as they are asked for: position in the batch, and where the record begins.
+/// Neighbours in a segment that are wanted: position in the batch, and where the record begins.
 struct Run {
     segment: u32,
     start: u64,
@@ -45,7 +45,7 @@ struct Run {
 }
 
 impl Shared {
-    /// Where a blob lies that is used now.
+    /// Marks a blob as used now; where it is stored.
     pub(super) fn touch(&self, digest: &Digest) -> Option<BlobLocation> {
         self.index.lock().touch(digest, now())
     }
@@ -123,7 +123,7 @@ impl Shared {
         digests.iter().zip(results).map(rest).collect()
     }
 
-    /// Those that lie in segments, neighbours together.
+    /// Those in segments, neighbours together.
     fn runs(&self, digests: &[Digest]) -> Vec<Run> {
         let mut places: Vec<(u32, u64, usize)> = Vec::with_capacity(digests.len());
         {
@@ -149,7 +149,7 @@ impl Shared {
         runs
     }
 
-    /// Those of a run that came out right.
+    /// Those of a run that match their digests.
     fn read_run(&self, run: &Run, digests: &[Digest]) -> Vec<(usize, Bytes)> {
         let Ok(bytes) = self.segments.read_range(run.segment, run.start, run.end) else { return Vec::new() };
         let cut = |(at, offset): &(usize, u64)| {
@@ -160,7 +160,7 @@ impl Shared {
         run.wanted.iter().filter_map(cut).collect()
     }
 
-    /// Reads a blob and puts it away if its bytes are not what its digest says.
+    /// Reads a blob and quarantines it if its bytes do not match its digest.
     pub(super) fn judge(&self, digest: Digest) -> BlobState {
         for _ in 0..CHASES {
             let Some(place) = self.index.lock().find(&digest) else { break };

@@ -3,13 +3,13 @@
 //! Owns `segments/<number>` and the notes `segments/<number>.note` beside them. Blobs are appended to the last
 //! segment under one lock, and a batch pays one flush; batches that wait for the disk at the same time share
 //! it. **An append is acknowledged, and its blobs enter the index, after the flush.** A segment that is full is
-//! sealed and gets a [`note`]; opening the store reads notes, and scans only what none tells of.
+//! sealed and gets a [`note`]; opening the store reads notes, and scans only bytes that no note covers.
 //!
-//! Nothing is removed in place: a blob that goes leaves the index, a sealed segment of which less than three quarters
-//! are wanted is copied forward and unlinked. Until then a scan may find such a blob again; it is still what its digest
-//! says. A damaged record is found by no scan, and the note that named it is written anew.
+//! Nothing is removed in place: a removed blob leaves the index, and a sealed segment of which less than three
+//! quarters are wanted is copied forward and unlinked. Until then a scan may find such a blob again; it still matches
+//! its digest. No scan returns a damaged record, and the note that named it is written anew.
 //!
-//! Lock order: `noting` or `flushing`, then `tail`, then the index. Who holds the index does no I/O.
+//! Lock order: `noting` or `flushing`, then `tail`, then the index. Nobody does I/O while holding the index.
 
 mod note;
 pub(super) mod record;
@@ -45,9 +45,9 @@ pub(super) struct Segments {
     /// The size up to which a segment grows.
     limit: u64,
     tail: Mutex<Tail>,
-    /// Held by who flushes; the others queue here and find their flush done.
+    /// Held during a flush; other threads queue here and find their flush done.
     flushing: Mutex<()>,
-    /// Held by who writes or removes notes, so that no older one takes the place of a newer one.
+    /// Held while notes are written or removed, so that no older one replaces a newer one.
     noting: Mutex<()>,
 }
 
@@ -66,14 +66,14 @@ struct Open {
     length: u64,
     /// The flush that the next append waits for.
     round: Arc<Round>,
-    /// A flush failed: nobody knows what of it is on the disk.
+    /// A flush failed: it is unknown which of its bytes are on the disk.
     broken: bool,
 }
 
 /// A flush, and how it ended.
 type Round = OnceLock<Result<(), Errno>>;
 
-/// Records that are written and not in the index yet. Their segment stays while this lives.
+/// Records that are written and not in the index yet. Their segment is kept while this exists.
 #[derive(Debug)]
 struct Appended {
     index: Arc<Mutex<Index>>,
@@ -97,7 +97,7 @@ fn note_name(number: u32) -> String {
 }
 
 impl Segments {
-    /// Puts all that the segments hold into the index.
+    /// Puts all blobs of the segments into the index.
     pub(super) fn open(
         home: &Arc<Home>,
         index: &Arc<Mutex<Index>>,
@@ -118,8 +118,8 @@ impl Segments {
         let loaded = parallel::map(&numbers, parallel::cores(), |number| {
             match segments.load(*number, Some(*number) == last) {
                 Ok(open) => Ok(open),
-                // A store that opened without what it cannot read now would call it missing. A part of a disk that is
-                // broken for good must not keep the rest from being used.
+                // A store opened without a segment that it cannot read now would report its blobs missing. But a
+                // part of a disk that is broken for good must not keep the rest from being used.
                 Err(source) if !is_proof(&source) && Errno::from_io_error(&source) != Some(Errno::IO) => {
                     Err(OpenError::Directory { path: home.at(&segment_name(*number)), source })
                 }
@@ -135,7 +135,7 @@ impl Segments {
         Ok(segments)
     }
 
-    /// Reads what a segment holds. The last one may grow further: then it is cut behind what is whole.
+    /// Loads a segment. The last one may grow further: then it is cut after its last whole record.
     fn load(&self, number: u32, last: bool) -> io::Result<Option<Open>> {
         let file = self.home.open_file(&segment_name(number))?;
         let meta = file.metadata()?;
@@ -240,7 +240,7 @@ impl Segments {
         Ok(appended)
     }
 
-    /// Writes records behind the others. They are not durable yet.
+    /// Appends records. They are not durable yet.
     fn append(&self, blobs: &[&(Digest, Bytes)]) -> Result<Appended, WriteError> {
         let size: u64 = blobs.iter().map(|(digest, _)| record::length(digest.size)).sum();
         let mut tail = self.tail.lock();
@@ -263,7 +263,7 @@ impl Segments {
         let written =
             failpoint::hit("cas.segment.append").and_then(|()| open.file.write_all_at(&bytes, open.length));
         if let Err(source) = written {
-            // The next append begins at the same byte; until then a part of this one needs no room.
+            // The next append begins at the same byte; until then a part of this one takes no room.
             let _ = open.file.set_len(open.length);
             return Err(self.home.write_error(&segment_name(open.number), source));
         }
@@ -273,7 +273,7 @@ impl Segments {
         Ok(Appended { index, segment: open.number, records, round })
     }
 
-    /// Waits until a round is flushed, by someone else if he comes first.
+    /// Waits until a round is flushed, maybe by another thread.
     fn flush(&self, round: &Arc<Round>) -> Result<(), Errno> {
         let _turn = self.flushing.lock();
         if let Some(outcome) = round.get() {
@@ -294,7 +294,7 @@ impl Segments {
             }
             let _ = begun.set(outcome);
         }
-        // Sealing flushes as well, so a round that is not this one was the round of who sealed.
+        // Sealing flushes as well, so a round that is not the one flushed here was flushed by sealing.
         round.get().copied().unwrap_or(Err(Errno::IO))
     }
 
@@ -338,12 +338,12 @@ impl Segments {
         read_range(&self.home.open_file(&segment_name(segment))?, start, end)
     }
 
-    /// Takes a damaged blob out of the index, if it is still there, and keeps its bytes for someone to look at.
+    /// Removes a damaged blob from the index, if it is still there, and keeps its bytes for someone to look at.
     pub(super) fn put_away(&self, digest: &Digest, segment: u32, offset: u32) -> bool {
         let there = self.index.lock().remove(digest, BlobLocation::Record { segment, offset });
         if there {
             self.quarantine(digest, segment, offset);
-            // A note that names it still costs one more look after the next start.
+            // A note that still names it costs one more check after the next start.
             if let Err(error) = self.forget_note(segment) {
                 tracing::warn!(segment = segment_name(segment), %error, "cannot forget damaged blob");
             }
@@ -360,7 +360,7 @@ impl Segments {
         }
     }
 
-    /// A record is no longer in the index, and may not come back: no note may name it.
+    /// Removes the note of a segment: a record that left the index must not come back through it.
     fn forget_note(&self, segment: u32) -> Result<(), Errno> {
         {
             let _alone = self.noting.lock();
@@ -371,7 +371,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Writes the notes that are due; `closing` says that nothing is appended any more. One that cannot be
+    /// Writes the notes that are due; `closing` means that nothing is appended any more. One that cannot be
     /// written costs a scan.
     pub(super) fn write_notes(&self, closing: bool) {
         let _alone = self.noting.lock();
@@ -429,8 +429,8 @@ impl Segments {
         self.index.lock().sparse()
     }
 
-    /// Copies what is wanted of a sealed segment behind the others and removes it. If some of that is damaged,
-    /// nothing changes, and those blobs are returned.
+    /// Appends copies of the `wanted` blobs of a sealed segment and removes it. If some are damaged, the segment and
+    /// the index do not change, and those blobs are returned.
     pub(super) fn copy_forward(
         &self,
         number: u32,
@@ -483,7 +483,7 @@ impl Segments {
     }
 }
 
-/// Waits until what was appended is on the disk.
+/// Waits until all appended bytes are on the disk.
 fn sync(file: &File) -> Result<(), Errno> {
     hit("cas.segment.sync")?;
     rustix::io::retry_on_intr(|| rustix::fs::fdatasync(file))
@@ -501,7 +501,7 @@ fn read_range(file: &File, start: u64, end: u64) -> io::Result<Bytes> {
     Ok(bytes.freeze())
 }
 
-/// The numbers of the segments there are, in order. A note without its segment is removed.
+/// The numbers of all segments, in order. A note without its segment is removed.
 fn numbers(home: &Home) -> Result<Vec<u32>, OpenError> {
     let path = home.at("segments");
     let fail = |source| OpenError::Directory { path: path.clone(), source };

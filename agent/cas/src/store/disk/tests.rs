@@ -395,7 +395,7 @@ async fn test_disk_without_room_or_names_keeps_whole_blobs_or_none() {
         let disk = Disk::open(&small.path().join("store")).unwrap();
         holds_all(&disk, &kept).await;
         assert_eq!(disk.missing(&digests(&refused)).await.unwrap(), digests(&refused), "and nothing else");
-        // Room comes back without a restart.
+        // Room is found again without a restart.
         let gone = evict(&disk, disk.listing().await).await;
         assert_eq!(gone.blobs, kept.len() as u64);
         keep(&disk, &refused[..3]).await;

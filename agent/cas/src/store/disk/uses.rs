@@ -2,8 +2,8 @@
 //!
 //! Owns the file `uses`: for each blob the first eight bytes of its hash and the second of its last use, in the
 //! order of the hashes, and the SHA-256 of all that. It is written when the store is closed, and at most once
-//! an hour beside a list. It is never flushed: without it a blob counts as used when its file or its segment
-//! was written last, which only makes a poorer choice of what goes first.
+//! an hour with a listing. It is never flushed: without it a blob counts as used when its file or its segment
+//! was written last, which only makes a poorer choice of what is removed first.
 
 use std::io::{self, Read};
 
@@ -16,7 +16,7 @@ use super::index::Index;
 const NAME: &str = "uses";
 const ENTRY: usize = 12;
 
-/// Tells the index what the file knows.
+/// Loads the last uses from the file into the index.
 pub(super) fn recall(home: &Home, index: &Mutex<Index>) {
     let mut bytes = Vec::new();
     let read =
@@ -41,7 +41,7 @@ fn find(entries: &[u8], digest: &Digest) -> Option<u32> {
     None
 }
 
-/// Writes down what the index knows.
+/// Writes the last uses of the index to the file.
 pub(super) fn note(home: &Home, index: &Mutex<Index>) {
     let mut entries: Vec<[u8; ENTRY]> = Vec::new();
     for (digest, used) in index.lock().uses() {

@@ -1,9 +1,9 @@
 //! Results of actions, for build tools that use a box as their remote cache.
 //!
-//! Owns a directory of small files, one for each action, named by the action's digest. Hides how they are kept and
-//! which give way: those that were not used for longest, when there are too many. Invariants: a result is told only
-//! while every blob it names is in the store; a file is told only as it was written, for it begins with the digest of
-//! the rest. It is a cache: nothing is forced to the disk, and what cannot be read is not there.
+//! Owns a directory of small files, one for each action, named by the action's digest. Hides how they are stored and
+//! which are removed when there are too many: the least recently used ones. Invariants: a result is returned only
+//! while every blob it names is in the store; a file is used only as it was written, which the digest at its
+//! beginning proves. It is a cache: nothing is forced to the disk, and a file that cannot be read counts as absent.
 
 use std::fs;
 use std::io;
@@ -26,10 +26,10 @@ use super::{Service, check_function, lookup_status, read_status};
 /// The largest result that is kept, in bytes.
 pub(super) const LARGEST: usize = 1 << 20;
 
-/// The largest tree of an output directory that is looked through, in bytes.
+/// The largest tree of an output directory that is read, in bytes.
 const LARGEST_TREE: u64 = 2 << 20;
 
-/// What all results may be together.
+/// The limits of all results together.
 const BOUNDS: Bounds = Bounds { files: 50_000, bytes: 256 << 20 };
 
 #[derive(Debug, Clone, Copy)]
@@ -43,12 +43,12 @@ pub(super) struct Bounds {
 pub(super) struct Actions {
     root: Arc<Path>,
     bounds: Bounds,
-    /// How many there are and how large, once they were counted. Replaced ones count twice until they are again.
+    /// Number and bytes of the results, once they were counted. Replaced ones count twice until the next count.
     held: Arc<Mutex<Option<(usize, u64)>>>,
 }
 
 impl Actions {
-    /// Those in a directory, which need not be there yet.
+    /// Those in a directory, which need not exist yet.
     pub(super) fn at(root: PathBuf) -> Actions {
         Actions::within(root, BOUNDS)
     }
@@ -61,7 +61,7 @@ impl Actions {
         self.root.join(format!("{}-{}", hex(&action.hash), action.size))
     }
 
-    /// The result of an action, which counts as used by that.
+    /// The result of an action. Reading counts as use.
     fn read(&self, action: &Digest) -> Option<reapi::ActionResult> {
         let path = self.path(action);
         let bytes = fs::read(&path).ok()?;
@@ -90,7 +90,7 @@ impl Actions {
         Ok(())
     }
 
-    /// Counts what there is. When that is too much, the tenth goes that was not used for longest.
+    /// Counts the results. If they exceed the limits, the least recently used tenth is removed.
     fn make_room(&self) -> io::Result<(usize, u64)> {
         let mut all = Vec::new();
         for entry in fs::read_dir(&self.root)? {
@@ -160,7 +160,7 @@ impl ActionCache for Service {
 }
 
 impl Service {
-    /// A blob that a result names and the store has not.
+    /// A blob that a result names and the store lacks.
     async fn lacks(&self, result: &reapi::ActionResult) -> Result<Option<Digest>, Status> {
         let files = result.output_files.iter().map(|file| file.digest.as_ref());
         let streams = [&result.stdout_digest, &result.stderr_digest].map(Option::as_ref);
@@ -233,7 +233,7 @@ mod tests {
         let left =
             |actions: &Actions| (0..=20).filter(|i| actions.read(&named(*i)).is_some()).collect::<Vec<_>>();
         assert_eq!(left(&few), [vec![0], (4..=20).collect()].concat());
-        // Of another life, with room for bytes alone.
+        // After a restart, with a limit of bytes alone.
         let small = actions(Bounds { files: 100, bytes: 2000 });
         assert_eq!(left(&small).len(), 18);
         small.write(&named(20), &result(1800)).unwrap();

@@ -1,7 +1,7 @@
 //! A tree for a client that asks for all its directories at once.
 //!
-//! What is in the store under the name of a directory may be anything: it is counted before it is understood, and a
-//! tree of more directories than a snapshot may have is not told to its end.
+//! A blob that is named as a directory may contain anything: its entries are counted before it is decoded, and a tree
+//! of more directories than a snapshot may have is not sent to its end.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -16,11 +16,11 @@ use tonic::Status;
 
 use super::{ITEMS, read_status};
 
-/// Bytes that a page spends on a directory beside it.
+/// Bytes of a page for each directory in addition to its content.
 const FRAMING: u64 = 8;
 
-/// A message of a directory may be all entries without content, which take two bytes there and far more in
-/// memory. So they are counted before they are understood.
+/// A message of a directory may be all entries without content, which take two bytes there and far more in memory. So
+/// they are counted before they are decoded.
 fn check_entries(digest: &Digest, bytes: &[u8]) -> Result<(), Status> {
     let no_directory = |why: &str| Status::failed_precondition(format!("{digest} is no directory: {why}"));
     let (mut rest, mut count) = (bytes, 0);
@@ -51,12 +51,12 @@ pub(super) struct TreeWalk {
 }
 
 impl TreeWalk {
-    /// From `root` down, so many directories at a time.
+    /// From `root` down, at most `page` directories at a time.
     pub(super) fn new(store: Store, root: Digest, page: usize) -> TreeWalk {
         TreeWalk { store, page, open: VecDeque::from([root]), seen: HashSet::from([root]) }
     }
 
-    /// The next page; what the store lacks is left out, and the client is to notice.
+    /// The next page. Directories that the store lacks are left out; the client has to notice that.
     pub(super) async fn next_page(mut self) -> Result<Option<(reapi::GetTreeResponse, TreeWalk)>, Status> {
         let batch = self.next_batch()?;
         if batch.is_empty() {

@@ -1,9 +1,9 @@
-//! Uploads that come as a stream.
+//! Uploads that arrive as a stream.
 //!
-//! Owns [`Upload`], one that is going on, and [`Uploads`], all of them: how far the open ones are, and for a while
-//! the bytes of those that broke off, so that the client can ask how far it came and go on from there. A handful of
-//! these is kept; the oldest gives way. Offsets are of the blob itself; within a compressed stream they count on from
-//! its first by what came.
+//! Owns [`Upload`], one in progress, and [`Uploads`], all of them: the progress of the open ones, and for a while the
+//! bytes of interrupted ones, so that the client can ask how many have arrived and continue there. At most [`PARKED`]
+//! of these are kept; the oldest is dropped. Offsets are of the blob itself; within a compressed stream they count
+//! from its first offset by the bytes received.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use tonic::Status;
 
 use super::{Service, inflate_status, write_status};
 
-/// Broken-off uploads that are kept.
+/// Interrupted uploads that are kept.
 pub(super) const PARKED: usize = 16;
 
 /// How long they are kept, and then until the next call about an upload.
 const PARKED_FOR: Duration = Duration::from_secs(300);
 
-/// How long one that goes on waits for the end of the stream before: a connection that is dead is noticed by then.
+/// How long a continued upload waits for the end of the stream before: a dead connection is noticed by then.
 const HANDED_ON: Duration = Duration::from_secs(25);
 
-/// An upload that is going on. Dropped unfinished, it is parked.
+/// An upload in progress. If it is dropped unfinished, it is parked.
 pub(super) struct Upload {
     name: String,
     ingest: Option<Ingest>,
@@ -38,24 +38,24 @@ pub(super) struct Upload {
     inflater: Option<Inflater>,
     /// Where in the blob the stream begins.
     start: u64,
-    /// The bytes that came in it.
+    /// The bytes received in the stream.
     received: u64,
-    /// What is told of it to whoever asks meanwhile.
+    /// The progress, for other calls that ask for it.
     told: Arc<AtomicU64>,
 }
 
 impl Upload {
-    /// The bytes of the blob that are here.
+    /// The bytes of the blob that are written.
     pub(super) fn written(&self) -> u64 {
         self.ingest.as_ref().map_or(0, Ingest::written)
     }
 
-    /// The bytes that came in the stream there is now.
+    /// The bytes received in the present stream.
     pub(super) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Takes the bytes of a message, which must go on where the last one ended.
+    /// Takes the bytes of a message, which must continue where the last one ended.
     pub(super) async fn append(&mut self, offset: i64, mut bytes: Bytes) -> Result<(), Status> {
         let expected = self.start + self.received;
         if u64::try_from(offset) != Ok(expected) {
@@ -74,7 +74,7 @@ impl Upload {
         result
     }
 
-    /// Checks that the bytes are the blob, and keeps it in `store`.
+    /// Checks that the bytes are the blob, and stores it in `store`.
     pub(super) async fn finish(mut self, store: &Store) -> Result<(), Status> {
         let Some(ingest) = self.ingest.take() else { return Err(wrong_offset(0)) };
         if let Some(inflater) = &self.inflater {
@@ -101,19 +101,19 @@ impl Drop for Upload {
     }
 }
 
-/// The uploads there are.
+/// All uploads.
 #[derive(Debug, Default)]
 pub(super) struct Uploads {
     known: Mutex<Known>,
-    /// One is open no more.
+    /// Notified when an upload is closed.
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Known {
-    /// How far the open ones are, by their names.
+    /// The names and the progress of the open ones.
     open: Vec<(String, Arc<AtomicU64>)>,
-    /// Those that broke off, oldest first.
+    /// The interrupted ones, oldest first.
     parked: VecDeque<Parked>,
 }
 
@@ -125,7 +125,7 @@ struct Parked {
 }
 
 impl Uploads {
-    /// A new upload, or the one of this name that broke off at `offset`.
+    /// A new upload, or the one of this name that was interrupted at `offset`.
     pub(super) async fn begin(
         self: &Arc<Uploads>,
         service: &Service,
@@ -134,7 +134,7 @@ impl Uploads {
         offset: i64,
     ) -> Result<Upload, Status> {
         if offset != 0 {
-            // The connection on which it broke off may still have to be noticed.
+            // The end of its earlier connection may not be noticed yet.
             let _ = tokio::time::timeout(HANDED_ON, self.until_closed(name)).await;
         }
         let parked = self.take(name);
@@ -160,7 +160,7 @@ impl Uploads {
         known
     }
 
-    /// An upload is open no more; what is left of it is kept.
+    /// An upload is closed; if it is unfinished, it is kept.
     fn end(&self, name: String, told: &Arc<AtomicU64>, left: Option<Ingest>) {
         let mut known = self.lock();
         known.open.retain(|(_, other)| !Arc::ptr_eq(other, told));
@@ -190,7 +190,7 @@ impl Uploads {
         parked.remove(at).map(|upload| upload.ingest)
     }
 
-    /// How far an upload is, or came before it broke off.
+    /// The progress of an upload, open or interrupted.
     pub(super) fn written(&self, name: &str) -> u64 {
         let known = self.lock();
         let open = known.open.iter().rev().find(|(other, _)| other == name);

@@ -1,4 +1,4 @@
-//! Every call of every service, by whom it is not for.
+//! Every call of every service, by those who may not make it.
 
 use agent_model::Code;
 use agent_proto::{declared_calls, v1};
@@ -40,7 +40,7 @@ async fn test_every_call_has_a_rule_and_keeps_it() {
     }
     let [stranger, operator, own] = &sockets[..] else { unreachable!() };
     let calls = declared_calls();
-    // What takes the job away comes last.
+    // Calls that remove something come last.
     let (mut calls, removals): (Vec<_>, Vec<_>) =
         calls.into_iter().partition(|path| !path.contains("Remove"));
     calls.extend(removals);
@@ -53,7 +53,7 @@ async fn test_every_call_has_a_rule_and_keeps_it() {
         assert_eq!(is_denied(&by_stranger), !everybody, "{path} by a stranger: {by_stranger:?}");
         assert_eq!(is_denied(&by_operator), rule == Rule::Node, "{path} by an operator: {by_operator:?}");
     }
-    // What nobody wrote a rule for is not there, whoever asks.
+    // A call without a rule does not exist, for any caller.
     for path in ["/agent.v1.Jobs/Burn", "/grpc.health.v1.Health/Check", "/agent.v1.Jobs"] {
         let status = call(own, path).await.unwrap_err();
         assert_eq!(status.code(), tonic::Code::Unimplemented, "{path}: {status}");
@@ -137,7 +137,7 @@ async fn test_secrets_are_their_owners_and_told_to_the_node_that_runs_the_job() 
     assert_eq!(shown.spec.as_ref().unwrap().owner, format!("uid {OWN}"), "a client does not say whose it is");
     assert!(!format!("{shown:?}").contains("hunter2"));
 
-    // Another's is not to be named, whatever he calls himself.
+    // A job cannot name the secret of another owner, whatever owner it claims.
     let mut theirs = v1::jobs_client::JobsClient::new(stranger.clone());
     let submit = v1::SubmitRequest {
         request_id: "s".into(),
@@ -152,7 +152,7 @@ async fn test_secrets_are_their_owners_and_told_to_the_node_that_runs_the_job() 
     };
     assert_eq!((listed(own.clone()).await.len(), listed(stranger).await.len()), (1, 0));
 
-    // A node that was not given the job is told nothing.
+    // A node that was not given the job gets no secret.
     let mut worker = v1::worker_client::WorkerClient::new(own);
     let ask = v1::ReadSecretsRequest { node: "n".into(), replica: format!("{job}.1.0") };
     assert!(worker.read_secrets(ask).await.is_err());

@@ -1,4 +1,4 @@
-//! What of the blobs stays, and what goes.
+//! Which blobs are kept, and which are removed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn with_outputs(root: Digest) -> v1::Outcome {
     v1::Outcome { artifacts, ..outcome(0, b"") }
 }
 
-/// Removes all that may go; gives the reasons of what stays.
+/// Removes all blobs that may be removed; returns the reasons why the others are kept.
 async fn collect(rig: &mut Rig) -> BTreeMap<String, u64> {
     let all = v1::CollectBlobsRequest { all: true, dry_run: false };
     let answer = within("a collection", rig.nodes.collect_blobs(all)).await.unwrap().into_inner();
@@ -72,7 +72,7 @@ async fn test_a_snapshot_with_a_gap_is_asked_for_again() {
     let blobs = rig.blobs().await;
     let files = [("a.py", "a"), ("lib/b.py", "b")];
     let ran = push(dir.path(), &blobs, &files).await;
-    // Between the push and the submission everything goes.
+    // Between the push and the submission everything is removed.
     collect(&mut rig).await;
     let refused = rig.try_submit("j", with_code("j", ran)).await.unwrap_err();
     assert_eq!(code(&refused), Code::SnapshotMissing);
@@ -83,7 +83,7 @@ async fn test_a_snapshot_with_a_gap_is_asked_for_again() {
     let mut node = Node::join(&rig, 1).await;
     node.ordered("j.1.0").await;
     node.step("j.1.0", ReplicaStep::Uploading).await;
-    // The node was away for so long that its outputs went before it told of them.
+    // The node was away for so long that its outputs were removed before it reported them.
     collect(&mut rig).await;
     let early = node.deliver("j.1.0", with_outputs(outputs)).await.unwrap_err();
     assert_eq!((code(&early), early.code()), (Code::SnapshotMissing, tonic::Code::FailedPrecondition));

@@ -1,4 +1,4 @@
-//! What is wanted of the environments that nodes keep.
+//! Wishes about the environments that nodes keep.
 
 use super::*;
 
@@ -40,7 +40,7 @@ async fn known(rig: &Rig, environments: usize) {
     .await;
 }
 
-/// What came of the one call of a set.
+/// The result of the one call of a set.
 async fn finished(
     mut calls: JoinSet<Result<tonic::Response<v1::ManageEnvironmentResponse>, Status>>,
 ) -> tonic::Response<v1::ManageEnvironmentResponse> {

@@ -1,4 +1,4 @@
-//! What is left of a controller whose database is damaged, restored, or on a full disk.
+//! What a controller keeps when its database is damaged, restored, or on a full disk.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn is_describe(order: &v1::Order) -> bool {
     matches!(order.desired, Some(v1::order::Desired::Describe(_)))
 }
 
-/// Tells the controller what was ordered, when it asks.
+/// Reports what was ordered, when the controller asks.
 async fn describe(node: &mut Node, replica: &str, spec: v1::JobSpec) {
     node.until("the question what it is", |orders| {
         assert!(!orders.is_empty(), "orders that do not name it would end it");
@@ -89,7 +89,7 @@ async fn test_backup_that_is_older_than_a_running_job_ends_and_doubles_nothing()
     let held = node.held.clone();
     let known = rig.nodes.list(v1::ListNodesRequest {}).await.unwrap().into_inner().controller.unwrap();
     rig.kill().await;
-    // On another machine, as it were: the files of the one that was killed are still in use here.
+    // As if on another machine: the files of the one that was killed are still in use here.
     let other = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(other.path().join("controller/archive")).unwrap();
     std::fs::write(other.path().join("controller/db"), backup).unwrap();

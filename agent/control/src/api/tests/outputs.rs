@@ -58,7 +58,7 @@ async fn test_outputs_that_are_stored_later_are_those_of_the_job_that_ended() {
     std::fs::write(left.join("model"), "weights").unwrap();
     let scanned = snapshot::scan(&left).unwrap();
 
-    // What the node could not do is told as it says it, and what is not in the store is not believed.
+    // A failure is returned as the node reports it, and outputs that are not in the store are not accepted.
     let calls = ask(&rig, "late");
     wanted(&mut node, &["late.1.0"]).await;
     let fault = Fault::new(Code::OutputsUnstored, "still not");
@@ -94,10 +94,10 @@ async fn test_outputs_are_stored_later_only_where_they_may_be() {
     let mut node = unstored(&mut rig, "late").await;
     rig.submit("waits").await;
     assert_eq!(code_of(answer(ask(&rig, "waits")).await), Code::RequestInvalid);
-    // Nobody speaks of outputs of an attempt that did not end its job.
+    // No outputs are accepted for an attempt that did not end its job.
     let fenced = node.tell_outputs("late.2.0", Ok(None)).await.unwrap_err();
     assert_eq!(code(&fenced), Code::Fenced);
-    // A question that nobody waits for is not asked any more.
+    // A request that nobody waits for is withdrawn.
     let calls = ask(&rig, "late");
     wanted(&mut node, &["late.1.0"]).await;
     drop(calls);

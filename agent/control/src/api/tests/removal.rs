@@ -1,4 +1,4 @@
-//! Jobs that are taken off the record.
+//! Jobs that are removed.
 
 use super::*;
 
@@ -32,7 +32,7 @@ async fn test_a_removed_job_is_gone_and_its_name_is_free() {
     let left = rig.jobs.list(v1::ListJobsRequest::default()).await.unwrap().into_inner().jobs;
     assert!(left.is_empty(), "{left:?}");
 
-    // No node takes the new job of this name for the one that it had, not even after a restart.
+    // No node confuses the new job of this name with the one that it had, not even after a restart.
     rig.kill().await;
     let mut rig = Rig::start(dir.path()).await;
     let mut node = Node::join(&rig, 1).await;

@@ -25,14 +25,14 @@ use tonic::{Status, Streaming};
 
 use crate::{Controller, ControllerConfig, OpenError, Operators, Peer};
 
-/// The user that the controller runs as, and whose every test is.
+/// The user that the controller and every test run as.
 pub(super) const OWN: u32 = 7000;
-/// A user of the machine who is nothing else.
+/// A user of the machine without other rights.
 pub(super) const STRANGER: u32 = 7001;
-/// Another, whom the machine calls an operator.
+/// Another user, who is an operator.
 pub(super) const OPERATOR: u32 = 7002;
 
-/// Everything a test waits for comes within this, or the test fails.
+/// Everything a test waits for happens within this time, or the test fails.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub(super) async fn within<T>(what: &str, work: impl Future<Output = T>) -> T {
@@ -150,7 +150,7 @@ impl Rig {
         self.until(job, |job| job.ended_ms != 0).await
     }
 
-    /// Reads a log to its end: the attempts it came from, and all bytes.
+    /// Reads a log to its end: its attempts, and all bytes.
     pub(super) fn read_log(
         &self,
         request: v1::ReadLogRequest,
@@ -171,7 +171,7 @@ impl Rig {
 
 pub(super) async fn open(dir: &Path, lease: Duration) -> Result<Controller, OpenError> {
     let blobs = dir.join("cas");
-    // It waits for the store of the controller before, whose connections end meanwhile.
+    // It waits for the store of the earlier controller, whose connections end meanwhile.
     let disk = tokio::task::spawn_blocking(move || agent_cas::Disk::open(&blobs)).await.unwrap().unwrap();
     let limits = StoreLimits { size: 1 << 40, marks: Watermarks::new(0), lease: Duration::ZERO };
     let clock = Arc::new(SystemClock);
@@ -181,9 +181,9 @@ pub(super) async fn open(dir: &Path, lease: Duration) -> Result<Controller, Open
     Controller::open(config, Arc::new(SystemClock), agent_cas::Store::Disk(disk), collector).await
 }
 
-/// Connections of which the system says that they are of this user.
+/// Connections whose peer counts as this user.
 fn listen(socket: &Path, uid: u32) -> impl Stream<Item = io::Result<Connection>> + use<> {
-    let _ = std::fs::remove_file(socket); // of the controller before
+    let _ = std::fs::remove_file(socket); // of an earlier controller
     let listener = UnixListenerStream::new(UnixListener::bind(socket).unwrap());
     listener.map_ok(move |stream| Connection { stream, uid })
 }
@@ -260,7 +260,7 @@ pub(super) struct Node {
     name: String,
     pub(super) boot_id: String,
     pub(super) held: Vec<v1::HeldReplica>,
-    /// Of the latest orders that it heard.
+    /// Of the latest orders that it received.
     controller_epoch: u64,
     reports: mpsc::Sender<v1::NodeReport>,
     pub(super) orders: Streaming<v1::NodeOrders>,
@@ -385,7 +385,7 @@ impl Node {
         Ok(answer.expect("an answer for each append").stored)
     }
 
-    /// Tells what came of storing outputs later.
+    /// Reports the result of storing outputs later.
     pub(super) async fn tell_outputs(
         &mut self,
         replica: &str,

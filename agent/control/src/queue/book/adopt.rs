@@ -1,20 +1,20 @@
-//! The part of the book that meets replicas it cannot place: what nodes know and this controller does not.
+//! The part of the book about unknown replicas: those that nodes hold and this controller has no record of.
 //!
-//! A node holds nothing that no controller ordered. So a replica of a job that is in no record, or of an
-//! attempt later than the record's, proves that this controller's memory is older than the truth: its
-//! database was rebuilt after damage, or restored from a backup. Whoever has evidence is believed:
+//! A node holds only what a controller ordered. So a replica of a job that is not on record, or of an attempt later
+//! than the record's, proves that this controller's database is out of date: it was rebuilt after damage, or restored
+//! from a backup. The replica counts as evidence:
 //!
 //! | The node holds | The record says | What follows |
 //! |---|---|---|
 //! | an attempt of a job | nothing at all | the node is asked what was ordered, and the job is taken over |
 //! | a rank of an attempt | other ranks of it, taken over | it belongs to them |
-//! | a later attempt | an earlier one, or none yet | the later one counts; it was only given because the earlier was over |
+//! | a later attempt | an earlier one, or none yet | the later one counts; it was placed as the earlier was over |
 //! | the same attempt | it was given to another node | it is left alone until the job has ended: a person decides |
 //! | an earlier attempt | a later one, or an end | it is not named in the orders, so the node ends it |
 //!
-//! Invariants: nothing is ended because a record is missing; after a loss nothing is placed and nothing is
-//! called lost before every node on record has said what it runs, or was declared lost, so that no number of
-//! an attempt is given twice, and no job ends that goes on elsewhere.
+//! Invariants: nothing is ended because a record is missing; after a loss of records nothing is placed and no replica
+//! is called lost before every node on record has reported what it runs, or was declared lost, so that no attempt
+//! number is given twice, and no job ends that goes on elsewhere.
 //!
 //! The store is asked by the task of `queue`, between [`Book::unresolved`] and [`Book::resolve`].
 
@@ -34,25 +34,25 @@ pub(super) struct Stranger {
     known: Known,
 }
 
-/// What the store says about it.
+/// What is known about it from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
-    /// Nobody has looked yet.
+    /// The store was not asked yet.
     Unasked,
-    /// Its job ended, and this attempt is no news.
+    /// Its job ended, with this attempt or a later one.
     Ended,
     /// There is no such job.
     Not,
-    /// What is on record and what the node has contradict each other: a person has to look.
+    /// The record and the node contradict each other: a person has to decide.
     Odd,
 }
 
-/// Every one, by its name.
+/// All of them, by replica.
 #[derive(Debug, Default)]
 pub(super) struct Strangers(BTreeMap<ReplicaId, Stranger>);
 
 impl Strangers {
-    /// Forgets those that the node of a report holds no more.
+    /// Removes those that the node of a report does not hold any more.
     fn hear(&mut self, report: &Report) {
         self.0.retain(|replica, stranger| stranger.node != report.node || report.holds(replica));
     }
@@ -70,27 +70,27 @@ impl Strangers {
         self.0.remove(replica);
     }
 
-    /// Those about which the store must be asked.
+    /// Those that must be looked up in the store.
     fn unasked(&self) -> Vec<ReplicaId> {
         let unasked = self.0.iter().filter(|(_, stranger)| stranger.known == Known::Unasked);
         unasked.map(|(replica, _)| replica.clone()).collect()
     }
 
-    /// The orders about what `node` holds and nobody here knows: go on, and tell.
+    /// The orders for the unknown replicas that `node` holds: go on, and report what was ordered.
     pub(super) fn questions(&self, node: &NodeId) -> impl Iterator<Item = Order> {
         let ours = move |stranger: &Stranger| stranger.node == *node && stranger.known != Known::Ended;
         let ours = self.0.iter().filter(move |(_, stranger)| ours(stranger));
         ours.map(|(replica, _)| Order { replica: replica.clone(), desired: Desired::Describe })
     }
 
-    /// A node runs something of this name.
+    /// Whether a node holds an unknown replica of this job.
     pub(super) fn have(&self, id: &JobId) -> bool {
         self.0.keys().any(|replica| replica.job == *id)
     }
 }
 
 impl Book {
-    /// Takes in the replicas of a report that the book cannot place.
+    /// Takes in the replicas of a report that are not as on record.
     pub(super) fn meet(&mut self, report: &Report, now: Moment) {
         if self.believes(report) {
             self.replan |= self.fleet.has_told(&report.node);
@@ -121,7 +121,7 @@ impl Book {
         }
     }
 
-    /// A job that is in no record goes on as if it always had been.
+    /// Adds a job that is not on record, and that continues as if it always had been.
     fn take_over(&mut self, report: &Report, held: &Held, spec: &JobSpec, now: Moment) {
         let (id, node) = (&held.replica.job, &report.node);
         let job = JobRecord {
@@ -152,13 +152,13 @@ impl Book {
         self.adopted(id, node, &held.replica, now, "the controller has no record of this job, but");
     }
 
-    /// The record is of an earlier attempt: the one that is there counts.
+    /// The record is of an earlier attempt: the one on the node counts.
     fn meet_later(&mut self, report: &Report, held: &Held, now: Moment) {
         let id = &held.replica.job;
         let decided =
             |state| matches!(state, JobState::Finalizing(_) | JobState::NotResponding(Before::Finalizing(_)));
         if self.jobs.state(id).is_some_and(|state| state.is_terminal() || decided(state)) {
-            // How the job ends was decided, so a later attempt of it cannot be.
+            // How the job ends was decided, so there can be no later attempt of it.
             self.strangers.note(&held.replica, &report.node, Known::Odd);
             return;
         }
@@ -185,7 +185,7 @@ impl Book {
         self.jobs.tell(id, Some(node), now, format!("{why} {node} has attempt {} of it", replica.epoch));
     }
 
-    /// The record of the attempt was made from what other nodes hold of it, and this rank is not in it yet.
+    /// The record of the attempt was made from the ranks on other nodes, and this rank is not in it yet.
     fn is_unheard(&self, replica: &ReplicaId) -> bool {
         self.jobs.get(&replica.job).is_some_and(|job| {
             let some = job.epoch == replica.epoch && !job.replicas.is_empty();
@@ -204,14 +204,14 @@ impl Book {
         self.adopted(id, node, &held.replica, now, "the record of this job is older than the truth:");
     }
 
-    /// The record gave the very same attempt to another node.
+    /// On record, the same attempt is on another node.
     fn is_double(&self, replica: &ReplicaId, node: &NodeId) -> bool {
-        // A job that waits has its last attempt behind it: whoever still holds that is late, not a double.
+        // The last attempt of a waiting job is over: a node that still holds it is late, not a double.
         let known = self.jobs.get(&replica.job).filter(|job| job.epoch == replica.epoch);
         known.and_then(|job| job.rank(replica.rank)).is_some_and(|known| known.node != *node)
     }
 
-    /// Two nodes have the same attempt, which no controller ever does: one of them did it before a restore.
+    /// Two nodes have the same attempt, which no controller orders: one of them got it before a restore.
     fn meet_double(&mut self, report: &Report, held: &Held, now: Moment) {
         let (id, node) = (&held.replica.job, &report.node);
         if self.strangers.note(&held.replica, node, Known::Odd) {
@@ -224,12 +224,12 @@ impl Book {
         }
     }
 
-    /// The replicas about which the store must be asked.
+    /// The replicas that must be looked up in the store.
     pub(crate) fn unresolved(&self) -> Vec<ReplicaId> {
         self.strangers.unasked()
     }
 
-    /// Takes in what the store said.
+    /// Takes in the record from the store, if there is one.
     pub(crate) fn resolve(&mut self, replica: &ReplicaId, job: Option<&JobRecord>) {
         if let Some(stranger) = self.strangers.0.get_mut(replica) {
             stranger.known = match job {
@@ -245,7 +245,7 @@ impl Book {
 }
 
 fn replica_of(report: &Report, held: &Held) -> ReplicaRecord {
-    // Its step is told like any other, right after.
+    // Its step is taken in like any other, right after.
     ReplicaRecord { rank: held.replica.rank, ..ReplicaRecord::on(&report.node, &report.boot_id) }
 }
 

@@ -1,10 +1,10 @@
-//! What keeps a job from starting however much room there is: somebody holds it, or it comes after other jobs.
+//! Reasons that keep a job from starting even if there is room: a user holds it, or it comes after other jobs.
 //!
-//! Owns who waits for the end of whom. What a job still waits for is in its record ([`JobRecord::waits_for`]) and is
-//! struck off in the very commit that has the end it waited for; what never comes ends the job in that commit. So an end
-//! counts once, over every restart, and nothing waits for a job that has ended. Invariant: whoever waits for a job that
-//! the book does not have is asked about at the store, which only a record that was lost and mended, or an end that
-//! crossed the submission, brings about.
+//! Owns the index of the jobs that wait for the end of another job. The predecessors that a job still waits for are
+//! in its record ([`JobRecord::waits_for`]). One is removed in the same commit that contains its end; if it did not
+//! end as wanted, the waiting job ends in that commit. So an end counts once, over every restart, and no job waits
+//! for one that has ended. Invariant: a predecessor that is not in the book is looked up in the store; that happens
+//! only after a loss of records, or when its end crossed the submission.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,11 +17,11 @@ use crate::store::JobRecord;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Predecessors {
-    /// Those who wait, by the job whose end they wait for.
+    /// The waiting jobs, by the job whose end they wait for.
     followers: BTreeMap<JobId, BTreeSet<JobId>>,
-    /// Ends that were not told to followers yet; nobody knows how a job without a verdict ended.
+    /// Ends that were not passed to followers yet; without a verdict where it is not known how the job ended.
     ends: Vec<(JobId, Option<Verdict>)>,
-    /// Waited for, and not in the book.
+    /// Predecessors that are not in the book.
     unknown: BTreeSet<JobId>,
 }
 
@@ -35,7 +35,7 @@ impl Predecessors {
 }
 
 impl Book {
-    /// Keeps a job that waits from starting, or lets it go; false when it does not wait. Asking again changes nothing.
+    /// Holds a job that waits, or releases it; false when it does not wait. Asking again changes nothing.
     pub(crate) fn hold(&mut self, id: &JobId, held: bool, who: &str, now: Moment) -> bool {
         let Some(job) = self.jobs.get(id).filter(|job| job.state == JobState::Queued) else { return false };
         if job.held.is_some() == held {
@@ -51,7 +51,7 @@ impl Book {
         true
     }
 
-    /// Has a job that waits told of the ends of those it comes after.
+    /// Registers a waiting job for the ends of its predecessors.
     pub(super) fn await_predecessors(&mut self, id: &JobId) {
         let Some(job) = self.jobs.get(id).filter(|job| job.state == JobState::Queued) else { return };
         for wanted in &job.waits_for {
@@ -68,13 +68,13 @@ impl Book {
         }
     }
 
-    /// The same for all of them, after a start.
+    /// The same for all waiting jobs, after a start of the controller.
     pub(super) fn await_predecessors_again(&mut self) {
         let waiting: Vec<JobId> = self.line.iter().cloned().collect();
         waiting.iter().for_each(|id| self.await_predecessors(id));
     }
 
-    /// Jobs about whose end the store must be asked. A node that was not heard yet may still run one that is on no record.
+    /// Predecessors to look up in the store. None while a node is unheard: it may run one that is not on record.
     pub(crate) fn unknown_predecessors(&mut self) -> Vec<JobId> {
         if self.fleet.unheard().is_some() {
             return Vec::new();
@@ -84,13 +84,13 @@ impl Book {
         known.unknown.iter().cloned().collect()
     }
 
-    /// Takes in what the store said.
+    /// Takes in the record from the store, if there is one.
     pub(crate) fn resolve_predecessor(&mut self, id: &JobId, job: Option<&JobRecord>) {
         self.predecessors.unknown.remove(id);
         self.predecessors.ends.push((id.clone(), job.and_then(|job| job.state.verdict())));
     }
 
-    /// Tells the followers of every job that ended. What ends by that has followers too.
+    /// Passes each end to the followers of the job. A follower that ends by that may have followers too.
     pub(super) fn settle_predecessors(&mut self, now: Moment) {
         while let Some((ended, verdict)) = self.predecessors.ends.pop() {
             for follower in self.predecessors.followers.remove(&ended).unwrap_or_default() {

@@ -1,9 +1,8 @@
-//! The part of the book about environments: which interpreters nodes have, and what is wanted of the
-//! environments they keep.
+//! The part of the book about environments: the wishes about those that nodes keep.
 //!
-//! A wish is a level like an order: it is repeated to the node until its inventory shows that it came true. It is
-//! remembered only here, and no longer than somebody waits for it: a removal that comes hours later, when the
-//! environment was built anew, is not what anybody asked for.
+//! Like an order, a wish is repeated to the node until its inventory shows that it was fulfilled. It is kept only
+//! here, and only while somebody waits for it: a removal hours later, when the environment was built again, is not
+//! what anybody asked for.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +12,7 @@ use agent_model::{JobId, JobState, NodeId};
 
 use super::Book;
 
-/// Whether a node that shows an environment so, or does not show it, has done what is wanted.
+/// Whether a node that reports an environment as `shown` has done what is wanted.
 fn is_done(want: EnvironmentWant, shown: Option<&CachedEnvironment>) -> bool {
     match (want, shown) {
         (EnvironmentWant::Remove, shown) => shown.is_none(),
@@ -31,31 +30,31 @@ pub(crate) struct Wish {
     pub(crate) want: EnvironmentWant,
 }
 
-/// How a wish stands.
+/// The state of a wish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum WishState {
     /// There is no such node.
     NoNode,
     /// The node has no such environment; it has these.
     NoEnvironment { has: Vec<String> },
-    /// These jobs use what is to be removed.
+    /// These jobs use the environment that is to be removed.
     InUse { jobs: Vec<JobId> },
-    /// The node has not done it yet. It may be that it does not answer, and that something uses the environment.
+    /// The node has not done it yet. It may be that it is not connected, or that the environment is in use.
     Open { connected: bool, uses: u32 },
-    /// Done; the environment as it is now, if it still is.
+    /// Done; the environment as it is now, if it still exists.
     Done(Option<CachedEnvironment>),
 }
 
 pub(super) type Wishes = BTreeMap<NodeId, BTreeMap<String, EnvironmentWant>>;
 
 impl Book {
-    /// The environment of a node, as the node last showed it.
+    /// The environment of a node, as the node last reported it.
     pub(crate) fn environment(&self, node: &NodeId, key: &str) -> Option<&CachedEnvironment> {
         let kept = &self.fleet.get(node)?.record.inventory.environments;
         kept.iter().find(|environment| environment.key == key)
     }
 
-    /// Wishes something of an environment, instead of what was wished of it before.
+    /// Makes a wish about an environment; it replaces an earlier one.
     pub(crate) fn wish(&mut self, wish: &Wish) -> WishState {
         let state = self.wish_state(wish, true);
         if matches!(state, WishState::Open { .. }) {
@@ -64,7 +63,7 @@ impl Book {
         state
     }
 
-    /// How a wish stands. A `new` one is for an environment that is there.
+    /// The state of a wish. A `new` one must be for an environment that exists.
     pub(crate) fn wish_state(&self, wish: &Wish, new: bool) -> WishState {
         let Some(node) = self.fleet.get(&wish.node) else { return WishState::NoNode };
         let shown = self.environment(&wish.node, &wish.key);
@@ -86,7 +85,7 @@ impl Book {
         }
     }
 
-    /// Forgets a wish, unless another one took its place.
+    /// Removes a wish, unless another one replaced it.
     pub(crate) fn unwish(&mut self, wish: &Wish) {
         if let Some(wishes) = self.wishes.get_mut(&wish.node)
             && wishes.get(&wish.key) == Some(&wish.want)
@@ -103,7 +102,7 @@ impl Book {
         open.map(|(key, want)| (key.clone(), *want)).collect()
     }
 
-    /// The jobs of a node that say they run in an environment.
+    /// The jobs of a node whose detail names an environment.
     fn users(&self, node: &NodeId, key: &str) -> Vec<JobId> {
         let says = format!("environment {key} ");
         let jobs = self.fleet.get(node).into_iter().flat_map(|node| &node.jobs);
@@ -178,7 +177,7 @@ mod tests {
             assert_eq!(book.wish(&stranger), WishState::NoNode);
         }
         assert!(book.wishes.is_empty());
-        // One that goes by itself cannot be pinned any more.
+        // One that the node removed by itself cannot be pinned any more.
         book.wish(&wish("pip-1", EnvironmentWant::Pin));
         book.report(&keeping(vec![], vec![]), moment(2, START));
         let state = book.wish_state(&wish("pip-1", EnvironmentWant::Pin), false);

@@ -1,15 +1,16 @@
-//! The nodes: what each said last, whether it is heard, which jobs are placed on it, and what is not on disk yet.
+//! The nodes: the last report of each, whether it answers, the jobs placed on it, and the changes that are not on
+//! disk yet.
 //!
-//! A report may be a copy of one from before this controller started, or from before its node did, and nothing
-//! heard since tells. So each node has a *life*: a number that no other controller process gives, and another
-//! one whenever the node is heard under another boot. Orders carry it, and reports echo that of the orders that
-//! were obeyed. One that echoes the present life was made in it, and only such a report is believed about what
-//! it does not name ([`Fleet::believes`]). The others say what the node is and what it holds: that was so once,
-//! and at worst a lease ends later for it.
+//! A report may be an old copy, from before this controller or its node started, and its other fields do not show
+//! that. So each node has a *controller epoch*: a number that no other controller process gives, and a new one
+//! whenever the node is heard under another boot. Orders contain it, and reports echo that of the orders that were
+//! obeyed. A report that echoes the present one was made under it, and only such a report is believed about what it
+//! does not name ([`Fleet::believes`]). From the others only what the node is and holds is taken: that was true once,
+//! and at worst a lease ends later because of it.
 //!
-//! Invariants: a report that a later one overtook changes nothing; a draining node that runs empty is cordoned;
-//! whatever changes a record lists it as unwritten. Methods that return `bool` say whether something changed
-//! that decides where jobs are placed.
+//! Invariants: a report that a later one overtook changes nothing; a draining node that has no more jobs is cordoned;
+//! every change of a record lists it as unwritten. Methods that return `bool` say whether something changed that
+//! decides where jobs are placed.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,14 +29,14 @@ use crate::lease::Contacts;
 use crate::scheduler::{Pythons, Room, Size, Taken};
 use crate::store::{Changes, Document, NodeRecord};
 
-/// What a node says about itself and what it holds.
+/// A report of a node: its state and the replicas it holds.
 #[derive(Debug, Clone)]
 pub(crate) struct Report {
     pub(crate) node: NodeId,
     pub(crate) boot_id: String,
-    /// When it said so, by its own clock.
+    /// When it was sent, by the node's clock.
     pub(crate) sent: Boot,
-    /// The latest orders it obeyed; none yet, or it does not say.
+    /// The latest orders it obeyed; `None` before the first, or if it does not say.
     pub(crate) obeyed: Option<Obeyed>,
     pub(crate) inventory: Option<Inventory>,
     pub(crate) load: Load,
@@ -55,15 +56,15 @@ pub(crate) struct Held {
     pub(crate) step: ReplicaStep,
     pub(crate) detail: String,
     pub(crate) started_at: Option<Timestamp>,
-    /// The node has evidence that it goes on.
+    /// The node has evidence that it is running.
     pub(crate) alive: bool,
-    /// What was ordered, when the node was asked for it.
+    /// The job that was ordered, if the node was asked for it.
     pub(crate) spec: Option<JobSpec>,
     /// Of a rank of a gang, from when it could start.
     pub(crate) ready: Option<Ready>,
 }
 
-/// A node and what is only known while the controller runs.
+/// A node, with the part of its state that is not stored.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeState {
     pub(crate) record: NodeRecord,
@@ -90,7 +91,7 @@ impl NodeState {
         }
     }
 
-    /// One that was never heard of.
+    /// A node that was never heard before.
     fn unknown(id: &NodeId, controller_epoch: u64, now: Moment) -> NodeState {
         let record = NodeRecord {
             id: id.clone(),
@@ -103,7 +104,7 @@ impl NodeState {
         NodeState::new(record, controller_epoch)
     }
 
-    /// Takes in what the node says of itself; true when its record changed by it.
+    /// Takes in the node's report about itself; true when its record changed.
     fn hear(&mut self, report: &Report, now: Moment) -> bool {
         (self.sent, self.load) = (Some(report.sent), report.load);
         let before = NodeRecord { last_seen: now.wall, ..self.record.clone() };
@@ -145,7 +146,7 @@ impl NodeState {
         }
     }
 
-    /// Why it takes no new work, for people.
+    /// Why it takes no new work, as text for users.
     fn closed(&self) -> Option<Cow<'static, str>> {
         let why = match (self.record.eligibility, self.record.liveness) {
             (Eligibility::Draining, _) => "is being drained",
@@ -159,7 +160,7 @@ impl NodeState {
         Some(why.into())
     }
 
-    /// What is wrong with a node that answers.
+    /// The failed check of a node that answers.
     fn failed_check(&self) -> String {
         match self.record.inventory.findings.iter().find(|finding| finding.grade == Grade::Bad) {
             Some(Finding { topic, found, means, .. }) => {
@@ -170,7 +171,7 @@ impl NodeState {
     }
 }
 
-/// What of its GPUs a node does not hand out, and why, for people; empty when it hands out all of them.
+/// The GPUs that a node does not hand out, and why, as text for users; empty when it hands out all of them.
 fn unfit(inventory: &Inventory) -> String {
     const SHOWN: usize = 3;
     let unfit: Vec<_> = inventory.gpus.iter().filter(|gpu| !gpu.counts()).collect();
@@ -202,7 +203,7 @@ pub(super) struct Heard {
 pub(super) struct Fleet {
     nodes: BTreeMap<NodeId, NodeState>,
     contacts: Contacts,
-    /// After a loss: those that must be heard before anything is placed.
+    /// After a loss of records: those that must be heard before anything is placed.
     awaited: BTreeSet<NodeId>,
     /// The last one that a node was given.
     controller_epoch: u64,
@@ -211,8 +212,8 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// The nodes on record, each as if just heard. After a loss of records each must be heard again before
-    /// anything is placed. `contact` is how long a node counts as connected after a report; `life` is random.
+    /// The nodes on record, each as if just heard. After a loss of records each must be heard again before anything
+    /// is placed. `contact` is how long a node counts as connected after a report; `controller_epoch` is random.
     pub(super) fn new(
         records: Vec<NodeRecord>,
         lossy: bool,
@@ -254,12 +255,12 @@ impl Fleet {
         self.get(id).is_some_and(|node| matches!(node.record.liveness, Liveness::Ready | Liveness::Degraded))
     }
 
-    /// The life of a node, or the one that a node would get which nobody heard yet.
+    /// The controller epoch of a node; for one that was never heard, the epoch it would get.
     pub(super) fn controller_epoch_of(&self, id: &NodeId) -> u64 {
         self.get(id).map_or(self.controller_epoch, |node| node.controller_epoch)
     }
 
-    /// Takes in what a node says of itself; `None` when a later report overtook this one.
+    /// Takes in a node's report about itself; `None` when a later report overtook this one.
     pub(super) fn hear(&mut self, report: &Report, now: Moment) -> Option<Heard> {
         let (id, controller_epoch) = (&report.node, self.controller_epoch);
         let node =
@@ -280,8 +281,8 @@ impl Fleet {
         Some(Heard { rebooted, changed, jobs: node.jobs.iter().cloned().collect() })
     }
 
-    /// Whether what a report does not name is not there: it was made after its node obeyed orders of its present
-    /// life, so it is no copy of before.
+    /// Whether a replica that a report does not name is not on the node: the report was made after the node obeyed
+    /// orders of its present controller epoch, so it is no old copy.
     pub(super) fn believes(&self, report: &Report) -> bool {
         let present = |controller_epoch| {
             self.get(&report.node).is_some_and(|node| node.controller_epoch == controller_epoch)
@@ -291,12 +292,12 @@ impl Fleet {
             .is_some_and(|obeyed| present(obeyed.controller_epoch) || broken!(ControllerEpochNotChecked))
     }
 
-    /// A node that was awaited has said what it runs.
+    /// A node that was awaited has reported what it runs.
     pub(super) fn has_told(&mut self, id: &NodeId) -> bool {
         self.awaited.remove(id)
     }
 
-    /// The nodes that must be heard before anything is placed, for people; `None` when there are none.
+    /// The nodes that must be heard before anything is placed, as text for users; `None` when there are none.
     pub(super) fn unheard(&self) -> Option<Arc<str>> {
         if self.awaited.is_empty() {
             return None;
@@ -305,7 +306,7 @@ impl Fleet {
         Some(names.join(", ").into())
     }
 
-    /// The nodes that fell silent at `now`, each told once, with the jobs that are placed on it.
+    /// The nodes that fell silent at `now`, each returned once, with the jobs that are placed on it.
     pub(super) fn silent(&mut self, now: Boot) -> Vec<(NodeId, Vec<JobId>)> {
         let mut silent = Vec::new();
         for id in self.contacts.tick(now) {
@@ -335,7 +336,7 @@ impl Fleet {
         DeclaredLost::Done(node.jobs.iter().cloned().collect())
     }
 
-    /// Lets new work onto a node, or keeps it off; `None` when there is no such node.
+    /// Allows new work on a node, or stops it; `None` when there is no such node.
     pub(super) fn set_eligibility(&mut self, id: &NodeId, event: EligibilityEvent) -> Option<bool> {
         let node = self.nodes.get_mut(id)?;
         let next = node.record.eligibility.after(event);
@@ -348,7 +349,7 @@ impl Fleet {
         Some(changed)
     }
 
-    /// A node that is being drained and has run empty is cordoned.
+    /// A draining node that has no more jobs is cordoned.
     fn rest(&mut self, id: &NodeId) {
         if let Some(node) = self.nodes.get_mut(id).filter(|node| node.jobs.is_empty())
             && node.record.eligibility == Eligibility::Draining
@@ -373,7 +374,7 @@ impl Fleet {
         self.rest(id);
     }
 
-    /// Says which nodes have an open stream.
+    /// Takes in which nodes have an open stream.
     pub(super) fn link(&mut self, linked: impl Fn(&NodeId) -> bool) -> bool {
         let mut changed = false;
         for (id, node) in &mut self.nodes {
@@ -384,12 +385,12 @@ impl Fleet {
         changed
     }
 
-    /// The size of every node, and what of `jobs` takes room on it.
+    /// The size of every node, and those of `jobs` that take room on it.
     pub(super) fn rooms(&self, jobs: &Jobs, now: Timestamp) -> Vec<Room> {
         self.iter().map(|node| node.room(jobs, now)).collect()
     }
 
-    /// The interpreters that nodes say they have.
+    /// The interpreters that nodes report.
     pub(super) fn pythons(&self) -> Pythons<'_> {
         let said = self.nodes.iter().map(|(id, node)| (id, &node.record.inventory.interpreters[..]));
         said.filter(|(_, interpreters)| !interpreters.is_empty()).collect()
@@ -399,7 +400,7 @@ impl Fleet {
         self.unwritten.is_empty() && self.removed.is_empty()
     }
 
-    /// Forgets a node. One that is heard again is a new one.
+    /// Removes a node. One that is heard again is a new one.
     pub(super) fn remove(&mut self, id: &NodeId) {
         self.nodes.remove(id);
         self.awaited.remove(id);

@@ -1,11 +1,11 @@
 //! The part of the book that starts attempts of several ranks: all of them together, or none.
 //!
-//! The protocol is explained in `agent_model::protocol::gang`. Here is when the controller lets a gang start
-//! ([`Assembly`]), and what it does when that, or a start, takes too long ([`Gangs`]).
+//! The protocol is explained in `agent_model::protocol::gang`. This module decides when a gang may start
+//! ([`Assembly`]), and ends one that takes too long for that, or to start ([`Gangs`]).
 //!
-//! Invariants: an attempt is started at most once, and that is on disk before any node hears of it; it is started only
-//! when every rank has said, since this controller was started, that it is ready and reaches the others; an attempt
-//! that is to be stopped is not started any more, and waits for no rank whose node is silent.
+//! Invariants: an attempt is started at most once, and its go is on disk before any node receives it; it is started
+//! only when every rank has reported, since this controller was started, that it is ready and reaches the others; an
+//! attempt that is to be stopped is not started any more, and then does not wait for ranks whose node is silent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use agent_model::{Boot, Code, Epoch, Fault, JobId, JobState, ReplicaStep, Verdic
 use super::{Book, Held, Moment, Report, without_run};
 use crate::store::{Broken, Go, JobRecord, RankEnd, ReplicaRecord};
 
-/// How long after the date by which a rank must have started it may take until that is heard.
+/// How long the report of a start may take after the date by which a rank must have started.
 const SLACK: Duration = Duration::from_secs(15);
 
-/// What an attempt has a time limit for.
+/// A phase of an attempt that has a time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GangPhase {
-    /// That every rank could start, once the first could.
+    /// Until every rank could start, from when the first could.
     Gather,
-    /// That every rank has started, once they were told to.
+    /// Until every rank has started, from the go.
     Start,
 }
 
-/// Until when attempts have time for what they are at.
+/// The time limits of attempts in their present phase.
 #[derive(Debug)]
 pub(super) struct Gangs {
     gather: Duration,
@@ -40,7 +40,7 @@ impl Gangs {
         Gangs { gather, due: BTreeMap::new() }
     }
 
-    /// Counts a job as it is on disk: nobody remembers since when it waits.
+    /// Loads a job from disk. Its time starts now: it is not stored since when it waits.
     pub(super) fn load(&mut self, job: &JobRecord, now: Boot) {
         if is_gang(job) && job.state.is_placed() {
             let phase = if job.go.is_some() { GangPhase::Start } else { GangPhase::Gather };
@@ -64,7 +64,7 @@ impl Gangs {
         self.due.remove(job);
     }
 
-    /// When the next one has no more time.
+    /// When the next time limit is over.
     pub(super) fn next(&self) -> Option<Boot> {
         self.due.values().map(|(_, _, at)| *at).min()
     }
@@ -86,7 +86,7 @@ enum Assembly<'a> {
     Missing(&'a ReplicaRecord),
     /// This rank has another environment than the first.
     Unlike(&'a ReplicaRecord),
-    /// This rank has not said yet that it reaches the others.
+    /// Some rank has not reported yet that it reaches the others.
     Meeting,
     /// Nothing is missing.
     Complete(Roster),
@@ -109,7 +109,7 @@ impl JobRecord {
         (0..self.spec.resources.nodes).map(seat).collect::<Option<_>>().map(Roster)
     }
 
-    /// What a rank is told of its gang; nothing before all could start.
+    /// The gang as a rank's order contains it; `None` before all ranks could start.
     pub(crate) fn gang(&self, rank: u32) -> Option<Gang> {
         if !is_gang(self) {
             return None;
@@ -130,7 +130,7 @@ impl JobRecord {
             let missing = self.replicas.iter().filter(|replica| replica.ready.is_none());
             return match missing.min_by_key(|replica| (replica.step, replica.rank)) {
                 Some(missing) => Assembly::Missing(missing),
-                None => Assembly::Meeting, // a rank that nobody has heard of
+                None => Assembly::Meeting, // a rank is not on record
             };
         };
         let (digest, mut ready) =
@@ -147,13 +147,13 @@ impl JobRecord {
 }
 
 impl Book {
-    /// Takes in whether a rank could start, from a report that is no copy of before.
+    /// Takes in whether a rank could start, from a report that is no old copy.
     pub(super) fn hear_ready(&mut self, report: &Report, held: &Held, now: Moment) {
         let id = &held.replica.job;
         let Some(job) = self.jobs.get(id).filter(|job| is_gang(job)) else { return };
         let has_run = held.step >= ReplicaStep::Running && held.started_at.is_some();
         if has_run && job.go.is_none() && !broken!(GoNotRecorded) {
-            // It was told by a controller that this one has no record of.
+            // It got its go from a controller whose records are lost.
             self.jobs.edit(id, |job| job.go = Some(Go { roster: Roster::default(), until: Vec::new() }));
             self.urgent = true;
         }
@@ -175,7 +175,7 @@ impl Book {
         self.muster(id, now);
     }
 
-    /// Has a gang go that is complete, and ends one that cannot be.
+    /// Gives the go to a gang that is complete, and ends one that cannot become complete.
     fn muster(&mut self, id: &JobId, now: Moment) {
         let Some(job) = self.jobs.get(id) else { return };
         if job.go.is_some() || job.state != JobState::Preparing || job.why_stopped().is_some() {
@@ -220,7 +220,7 @@ impl Book {
         self.urgent = true;
     }
 
-    /// Ends attempts that take too long to start, and those ranks of attempts that never went that nobody hears.
+    /// Ends attempts that take too long to start, and the silent ranks of stopped attempts that got no go.
     pub(super) fn expire_gangs(&mut self, now: Moment) {
         for (id, epoch, phase) in self.gangs.over(now.boot) {
             let Some(job) = self.jobs.get(&id).filter(|job| job.epoch == epoch) else { continue };
@@ -234,7 +234,7 @@ impl Book {
         self.give_up_silent(now);
     }
 
-    /// A rank that was not told to go has not been started, whatever its node does: nothing waits for it.
+    /// A rank without a go has not been started, whatever its node does: nothing waits for it.
     fn give_up_silent(&mut self, now: Moment) {
         if self.fleet.unheard().is_some() {
             return;
@@ -257,7 +257,7 @@ impl Book {
     }
 }
 
-/// The rank that keeps an attempt from starting, and what is said of it; nothing when none does.
+/// The rank that keeps an attempt from starting, and the fault; `None` when no rank does.
 fn too_slow(job: &JobRecord, phase: GangPhase, gather: Duration) -> Option<(u32, Fault)> {
     match phase {
         GangPhase::Gather if job.go.is_none() => {

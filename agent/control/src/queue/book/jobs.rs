@@ -1,8 +1,8 @@
-//! The jobs that have not ended, as they stand now, and what of them is not on disk yet.
+//! The jobs that have not ended, and the changes to them that are not on disk yet.
 //!
-//! Owns: their records, who submitted which, and the history that is still to be written. Invariants: the state
-//! of a job moves through `JobState::after` only; whatever changes a record lists it as unwritten; a job that
-//! ended stays until that is written, and is still found for a while after.
+//! Owns: their records, the requests that made them, and the history that is still to be written. Invariants: the
+//! state of a job changes through `JobState::after` only; every change of a record lists it as unwritten; a job that
+//! ended is kept until that is written, and is still found for a while after.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use agent_model::{Epoch, JobEvent, JobId, JobState, NodeId, Verdict};
 use super::Moment;
 use crate::store::{Changes, Event, JobRecord};
 
-/// How many ended jobs stay in memory, so that a repeated submission that crosses the end of its job in
-/// flight still finds it.
+/// How many ended jobs stay in memory, so that a repeated submission that arrives just after the end of its job still
+/// finds it.
 const RECENT: usize = 64;
 
 /// See the module.
@@ -24,13 +24,13 @@ pub(super) struct Jobs {
     recent: VecDeque<Arc<JobRecord>>,
     last_seq: u64,
     unwritten: BTreeSet<JobId>,
-    /// Jobs that ended before, of which something more is known by now.
+    /// Jobs that ended before, whose records changed since.
     amended: BTreeMap<JobId, Arc<JobRecord>>,
     events: Vec<Event>,
 }
 
 impl Jobs {
-    /// None, after a job whose place in the order of submission was `last_seq`.
+    /// No jobs; the last place given in the order of submission was `last_seq`.
     pub(super) fn new(last_seq: u64) -> Jobs {
         Jobs { last_seq, ..Jobs::default() }
     }
@@ -41,7 +41,7 @@ impl Jobs {
         self.active.insert(job.id.clone(), Arc::new(job));
     }
 
-    /// Takes in a job that is on no disk yet, and gives it the next place in the order of submission.
+    /// Takes in a job that is not on disk yet, and gives it the next place in the order of submission.
     pub(super) fn add(&mut self, job: JobRecord) -> &Arc<JobRecord> {
         self.last_seq += 1;
         self.unwritten.insert(job.id.clone());
@@ -103,7 +103,7 @@ impl Jobs {
         self.events.push(Event { job: id.clone(), at: now.wall, epoch, node: node.cloned(), text });
     }
 
-    /// Takes in something more of a job that ended before.
+    /// Takes in the changed record of a job that ended before.
     pub(super) fn amend(&mut self, job: JobRecord, node: &NodeId, now: Moment, text: String) {
         let (id, epoch) = (job.id.clone(), job.epoch);
         self.events.push(Event { job: id, at: now.wall, epoch, node: Some(node.clone()), text });
@@ -114,7 +114,7 @@ impl Jobs {
         self.amended.insert(job.id.clone(), job);
     }
 
-    /// Takes an ended job off the record.
+    /// Marks an ended job as removed.
     pub(super) fn remove(&mut self, job: JobRecord, now: Moment) {
         self.recent.retain(|known| known.id != job.id);
         self.amended.insert(job.id.clone(), Arc::new(job.removed(now.wall)));
@@ -126,13 +126,13 @@ impl Jobs {
 
     /// Adds what is not on disk yet to `changes`.
     pub(super) fn collect(&self, changes: &mut Changes) {
-        // A job that was removed frees its name for one that comes after it.
+        // Removed jobs come first: each frees its name for a later one.
         changes.jobs.extend(self.amended.values().cloned());
         changes.jobs.extend(self.unwritten.iter().filter_map(|id| self.get(id)).cloned());
         changes.events.extend(self.events.iter().cloned());
     }
 
-    /// Everything is on disk: jobs that ended leave.
+    /// Everything is on disk: jobs that ended move to the recent ones.
     pub(super) fn written(&mut self) {
         self.events.clear();
         self.amended.clear();

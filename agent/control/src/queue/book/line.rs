@@ -1,4 +1,4 @@
-//! The line of jobs that wait: in which order, from when on, and why each still waits.
+//! The line of waiting jobs: their order, their dates, and the reason why each waits.
 //!
 //! Invariant: a job that is not in line has neither a date nor a reason here.
 
@@ -22,7 +22,7 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// Puts a job into its place. It is not taken out of the line before its date.
+    /// Adds a job in its order. It is not placed before its date.
     pub(super) fn join(&mut self, job: &JobRecord) {
         self.order.insert(place(job));
         if let Some(date) = job.not_before {
@@ -30,14 +30,14 @@ impl Line {
         }
     }
 
-    /// Takes a job out, wherever it stands.
+    /// Takes a job out of the line.
     pub(super) fn leave(&mut self, job: &JobRecord) {
         self.order.remove(&place(job));
         self.dates.remove(&job.id);
         self.reasons.remove(&job.id);
     }
 
-    /// Forgets the dates that have come; true when there were any.
+    /// Removes the dates that have passed; true when there were any.
     pub(super) fn come(&mut self, now: Timestamp) -> bool {
         let before = self.dates.len();
         self.dates.retain(|_, date| *date > now);
@@ -53,19 +53,19 @@ impl Line {
         self.dates.contains_key(id)
     }
 
-    /// Those who wait, in their order.
+    /// The waiting jobs, in their order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &JobId> {
         self.order.iter().map(|(_, _, id)| id)
     }
 
-    /// Notes why a job waits; gives that back when it waits for something else than before.
+    /// Notes why a job waits; returns the reason when it is of another kind than before.
     pub(super) fn explain(&mut self, id: &JobId, reason: Wait) -> Option<&Wait> {
         let new = self.reasons.get(id).is_none_or(|before| before.differs_in_kind(&reason));
         let known = self.reasons.entry(id.clone()).insert_entry(reason).into_mut();
         new.then_some(known)
     }
 
-    /// Why a job waits, for people.
+    /// Why a job waits, as text for users.
     pub(super) fn reason(&self, id: &JobId) -> String {
         self.reasons.get(id).map(Wait::to_string).unwrap_or_default()
     }

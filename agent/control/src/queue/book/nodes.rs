@@ -1,8 +1,8 @@
-//! The half of the book that hears nodes: reports, lost replicas, ended leases and orders.
+//! The part of the book about nodes: reports, lost replicas, ended leases and orders.
 //!
-//! Invariants: a report is the whole truth about its node, unless a later one overtook it; a replica that the
-//! node once named and names no more is lost, also when the machine was restarted; silence takes a job from
-//! its node only when the job may be replaced and its lease is over.
+//! Invariants: a report describes its node completely, unless a later one overtook it; a replica that the node once
+//! reported and does not report any more is lost, also when the machine was restarted; silence takes a job from its
+//! node only when the job may be replaced and its lease is over.
 
 use agent_model::machine::EligibilityEvent;
 use agent_model::{Code, Fault, JobEvent, JobId, NodeId, ReplicaId, ReplicaStep, Verdict};
@@ -11,30 +11,30 @@ use super::{Book, Held, Moment, NodeState, Report, Standing, without_run};
 use crate::lease::{self, Orders};
 use crate::store::{RankEnd, ReplicaRecord};
 
-/// What came of declaring a node lost.
+/// The result of declaring a node lost.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DeclaredLost {
     /// There is no such node.
     Unknown,
-    /// It answers; nobody needs to declare anything.
+    /// It answers, so it is not lost.
     Answers,
     /// These jobs were taken from it.
     Done(Vec<JobId>),
 }
 
-/// What came of removing a node.
+/// The result of removing a node.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RemovedNode {
     /// There is no such node.
     Unknown,
     /// It has these jobs.
     Busy(Vec<JobId>),
-    /// It is forgotten; these jobs were taken from it.
+    /// It is removed; these jobs were taken from it.
     Done(Vec<JobId>),
 }
 
 impl Book {
-    /// Takes in what a node says, whole.
+    /// Takes in a report of a node.
     pub(crate) fn report(&mut self, report: &Report, now: Moment) {
         let Some(heard) = self.fleet.hear(report, now) else { return };
         self.replan |= heard.changed;
@@ -55,12 +55,12 @@ impl Book {
         self.replicas.hear(report, self.believes(report));
     }
 
-    /// Whether what a report does not name is not there.
+    /// Whether a replica that a report does not name is not on the node.
     pub(crate) fn believes(&self, report: &Report) -> bool {
         self.fleet.believes(report)
     }
 
-    /// The node was restarted: no time of its clock from before means anything to it now.
+    /// The node was restarted: no time of its clock from before is valid now.
     fn forget_boot(&mut self, node: &NodeId, jobs: &[JobId]) {
         for job in jobs.iter().filter_map(|id| self.jobs.get(id)) {
             for replica in job.replicas.iter().filter(|replica| replica.node == *node) {
@@ -71,7 +71,7 @@ impl Book {
         }
     }
 
-    /// The node holds this replica: where it stands, and perhaps evidence that it is alive.
+    /// The node holds this replica: takes in its step, and the evidence that it is alive, if there is any.
     fn see(&mut self, report: &Report, held: &Held, now: Moment) {
         let (node, boot_id, id) = (&report.node, report.boot_id.as_str(), &held.replica.job);
         if self.standing(&held.replica, node) != Standing::Open {
@@ -119,8 +119,7 @@ impl Book {
         self.hear_ready(report, held, now);
     }
 
-    /// Declares the replicas of `job` lost that the node had and now has not. Those it never had are offered
-    /// again.
+    /// Declares the replicas of a job lost that the node had and has no more. Those it never had are offered again.
     fn miss(&mut self, id: &JobId, report: &Report, now: Moment) {
         let Some(job) = self.jobs.get(id).cloned() else { return };
         let believed = self.believes(report);
@@ -144,8 +143,8 @@ impl Book {
         }
     }
 
-    /// Ends the replicas of a job that are to be stopped and that this node never took up, once it cannot take
-    /// them up any more: it obeyed orders that were made after that was decided, and will obey no earlier ones.
+    /// Ends those replicas of a stopped job that this node never reported, once it cannot start them any more: it
+    /// obeyed orders that were made after the stop, and will obey no earlier ones.
     fn withdraw(&mut self, id: &JobId, report: &Report, now: Moment) {
         let Some(job) = self.jobs.get(id).filter(|job| job.why_stopped().is_some()).cloned() else { return };
         let obeyed = report.obeyed.filter(|_| self.believes(report));
@@ -159,8 +158,8 @@ impl Book {
         }
     }
 
-    /// Takes a replica from its node, where it can have no run any more. An attempt that no node ever took up
-    /// counts against no limit.
+    /// Takes a replica from its node, where it can have no run any more. An attempt that no node ever reported does
+    /// not count against the limit.
     fn lose(&mut self, replica: &ReplicaId, fault: Fault, now: Moment) {
         let id = &replica.job;
         let Some(job) = self.jobs.get(id).filter(|job| job.epoch == replica.epoch) else { return };
@@ -174,7 +173,7 @@ impl Book {
         self.end_rank(replica, RankEnd::Lost { fault, heard }, now);
     }
 
-    /// Takes everything that a job has on a node.
+    /// Takes all replicas of a job from a node.
     fn lose_on(&mut self, id: &JobId, node: &NodeId, fault: &Fault, now: Moment) {
         let Some(job) = self.jobs.get(id).cloned() else { return };
         for replica in job.replicas.iter().filter(|replica| replica.node == *node) {
@@ -182,7 +181,7 @@ impl Book {
         }
     }
 
-    /// Notes which nodes fell silent, and gives away the jobs whose lease is over.
+    /// Notes which nodes fell silent, and takes replicas whose lease is over from their nodes.
     pub(crate) fn expire(&mut self, now: Moment) {
         for (id, jobs) in self.fleet.silent(now.boot) {
             self.replan = true;
@@ -204,7 +203,7 @@ impl Book {
         self.expire_gangs(now);
     }
 
-    /// Takes the word of an operator that a silent node, and everything that ran on it, is gone for good.
+    /// Takes in the statement of an operator that a silent node, and everything that ran on it, is gone for good.
     pub(crate) fn declare_lost(&mut self, id: &NodeId, who: &str, now: Moment) -> DeclaredLost {
         let declared = self.fleet.declare_lost(id);
         if let DeclaredLost::Done(jobs) = &declared {
@@ -217,7 +216,7 @@ impl Book {
         declared
     }
 
-    /// Forgets a node. What it runs must be nothing, or may count as lost.
+    /// Removes a node. If it has jobs it is not removed, unless `lose_jobs`: then they count as lost.
     pub(crate) fn remove_node(
         &mut self,
         id: &NodeId,
@@ -238,8 +237,7 @@ impl Book {
         RemovedNode::Done(jobs)
     }
 
-    /// Lets new work onto a node, or keeps it off; `None` when there is no such node. What was placed before
-    /// stays, and nothing is placed after.
+    /// Allows new work on a node, or stops it; `None` when there is no such node. Jobs that were placed before stay.
     pub(crate) fn set_eligibility(&mut self, id: &NodeId, event: EligibilityEvent) -> Option<&NodeState> {
         if self.fleet.set_eligibility(id, event)? {
             (self.urgent, self.replan) = (true, true);
@@ -247,7 +245,7 @@ impl Book {
         self.fleet.get(id)
     }
 
-    /// Says which nodes have an open stream.
+    /// Takes in which nodes have an open stream.
     pub(crate) fn link(&mut self, linked: impl Fn(&NodeId) -> bool) {
         self.replan |= self.fleet.link(linked);
     }

@@ -1,10 +1,10 @@
-//! What came of an attempt, from what came of its ranks: one pure rule.
+//! The outcome of an attempt, from the ends of its ranks: one pure rule.
 //!
-//! An attempt has its end when every rank has one. It completed if every rank did; otherwise the first rank that
-//! ended badly is the cause, and what came of the others, which were stopped for it, is not told again. A lost
-//! rank ended when its node was last heard: the others fail because of it, and are heard before it is given up. Before
-//! all that comes what broke an attempt as a whole. Where the first rank leads the others, what comes of it is what
-//! comes of the attempt once it completed.
+//! An attempt has ended when every rank has. It completed if every rank did; otherwise the first rank that failed is
+//! the cause, and the outcomes of the others, which were stopped for it, are not repeated. A lost rank counts as
+//! ended when its node was last heard: the others fail because of it, and report that before it is given up. A fault
+//! that broke the attempt as a whole has priority over all that. If the first rank leads the others and completed,
+//! the attempt completed.
 
 use agent_model::machine::Before;
 use agent_model::{Fault, JobState, NodeId, Outcome, Timestamp, Verdict};
@@ -12,18 +12,18 @@ use agent_model::{Fault, JobState, NodeId, Outcome, Timestamp, Verdict};
 use super::without_run;
 use crate::store::{JobRecord, RankEnd, ReplicaRecord};
 
-/// What came of an attempt.
+/// The end of an attempt.
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) outcome: Outcome,
     /// The cause is a rank that is lost.
     pub(super) lost: bool,
-    /// Where the cause was.
+    /// The node of the cause.
     pub(super) node: NodeId,
 }
 
 impl JobRecord {
-    /// Why those of its ranks that have no end are to be stopped; `None` when they are to run.
+    /// Why its ranks that have not ended are to be stopped; `None` when they are to run.
     pub(crate) fn why_stopped(&self) -> Option<String> {
         match self.state {
             JobState::Finalizing(Verdict::Canceled)
@@ -37,7 +37,7 @@ impl JobRecord {
     }
 }
 
-/// The rank that leads the others completed, so whatever came of them is fine.
+/// The rank that leads the others completed, so the ends of the others do not matter.
 fn leader_completed(job: &JobRecord) -> bool {
     let completed = |end: &RankEnd| matches!(end, RankEnd::Told(Outcome { verdict: Verdict::Completed, .. }));
     job.spec.is_led() && job.rank(0).and_then(|first| first.end.as_ref()).is_some_and(completed)
@@ -49,15 +49,15 @@ fn cause(job: &JobRecord) -> Option<&ReplicaRecord> {
         return None;
     }
     let bad = |replica: &&ReplicaRecord| replica.end.as_ref().is_some_and(|end| rate(end) > 0);
-    // What a user or an operator ended is a cause only if nothing failed.
+    // A canceled rank is the cause only if none failed.
     job.replicas.iter().filter(bad).min_by_key(|replica| {
         let end = replica.end.as_ref();
         end.map(|end| (std::cmp::Reverse(rate(end)), ended_at(end), replica.rank))
     })
 }
 
-/// What came of the latest attempt of a job; `None` while a rank has no end. One that is canceled waits for no
-/// rank that nobody has heard of.
+/// The end of the latest attempt of a job; `None` while a rank has not ended. One that is canceled does not wait for
+/// ranks that are not on record.
 pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
     let known = job.replicas.len() as u64 == u64::from(job.spec.resources.nodes);
     let ended = job.replicas.iter().all(|replica| replica.end.is_some());
@@ -77,7 +77,7 @@ pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
     };
     if job.spec.resources.nodes > 1 {
         let place = format!("rank {} of {}, on {}", told.rank, job.spec.resources.nodes, told.node);
-        // What it left is what its first rank left; what the others did is told with them.
+        // Its outputs are those of its first rank; the outcomes of the others are kept with each rank.
         outcome.artifacts = match job.rank(0).and_then(|first| first.end.as_ref()) {
             Some(RankEnd::Told(first)) => first.artifacts,
             _ => None,
@@ -88,7 +88,7 @@ pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
     Some(Joined { outcome, lost, node: told.node.clone() })
 }
 
-/// How much an end is the cause of the end of the others.
+/// How strongly an end counts as the cause: the highest wins.
 fn rate(end: &RankEnd) -> u8 {
     match end {
         RankEnd::Told(Outcome { verdict: Verdict::Completed, .. }) => 0,

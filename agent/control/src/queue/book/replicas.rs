@@ -1,8 +1,8 @@
-//! Replicas between a decision and the word of their node.
+//! Replicas between a decision and its confirmation by their node.
 //!
 //! Owns two lists: those whose outcome is in and that their node may still hold, and those of canceled jobs that
-//! their node never named and that it might still begin. Invariant: a replica is *forgotten* (a change to be
-//! written) once, when its node holds it no more.
+//! their node never reported and might still start. Invariant: a replica is *forgotten* (a change to be written)
+//! once, when its node does not hold it any more.
 
 use std::collections::BTreeMap;
 
@@ -28,12 +28,12 @@ struct Settled {
     node: NodeId,
     /// The node named it in a report.
     named: bool,
-    /// Reports without it, one after the other.
+    /// Reports without it since the last one with it.
     absent: u8,
 }
 
 impl Settled {
-    /// Takes in a report; true when the node holds the replica no more.
+    /// Takes in a report; true when the node does not hold the replica any more.
     ///
     /// One report without a replica that was never named may be older than its outcome; two are not.
     fn hear(&mut self, held: bool) -> bool {
@@ -50,7 +50,7 @@ impl Replicas {
         Replicas { settled: settled.into_iter().map(named).collect(), ..Replicas::default() }
     }
 
-    /// The outcome of a replica is in. `named`: its node told of it before.
+    /// The outcome of a replica is in. `named`: its node reported it before.
     pub(super) fn settle(&mut self, replica: &ReplicaId, node: &NodeId, named: bool) {
         self.settled.insert(replica.clone(), Settled { node: node.clone(), named, absent: 0 });
         self.unwritten.push(SettledRecord { replica: replica.clone(), node: node.clone() });
@@ -65,7 +65,7 @@ impl Replicas {
         self.settled.iter().filter(move |(_, settled)| settled.node == *node).map(|(replica, _)| replica)
     }
 
-    /// Takes in what a node holds, and what it does not hold if that is `believed`.
+    /// Takes in which replicas a node holds, and, if that is `believed`, which it does not hold.
     pub(super) fn hear(&mut self, report: &Report, believed: bool) {
         let forgotten = &mut self.forgotten;
         self.settled.retain(|replica, settled| {
@@ -78,8 +78,8 @@ impl Replicas {
         });
     }
 
-    /// Whether the node of a canceled replica that it never named can begin it no more: it `obeyed` orders that
-    /// were made after the cancel.
+    /// Whether the node of a canceled replica that it never reported cannot start it any more: it `obeyed` orders
+    /// that were made after the cancel.
     pub(super) fn is_withdrawn(
         &mut self,
         replica: &ReplicaId,
@@ -96,7 +96,7 @@ impl Replicas {
         }
     }
 
-    /// The node of a canceled replica was restarted: its clock began anew.
+    /// The node of a canceled replica was restarted: its clock starts again.
     pub(super) fn rebooted(&mut self, replica: &ReplicaId) {
         self.withdrawn.remove(replica);
     }

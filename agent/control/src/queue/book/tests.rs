@@ -152,11 +152,11 @@ fn test_report_older_than_an_outcome_does_not_forget_the_replica() {
     book.settle(&replica, &node, ended(Verdict::Completed, None), now);
     book.retire();
     let forget = [lease::Order { replica: replica.clone(), desired: lease::Desired::Forget }];
-    hear(&mut book, report(1, "b1", Vec::new()), now); // made before the node heard of the job
+    hear(&mut book, report(1, "b1", Vec::new()), now); // made before the node got the order
     assert_eq!(book.orders(&node).list, forget);
     book.report(&report(1, "b1", vec![held(replica, ReplicaStep::Reported)]), now);
     assert_eq!(book.orders(&node).list, forget);
-    book.report(&report(1, "b1", Vec::new()), now); // perhaps a copy of before
+    book.report(&report(1, "b1", Vec::new()), now); // perhaps an old copy
     assert_eq!(book.orders(&node).list, forget);
     hear(&mut book, report(1, "b1", Vec::new()), now);
     assert_eq!(book.orders(&node).list, []);
@@ -277,7 +277,7 @@ impl World {
         assert_eq!(node.jobs.len(), on_node);
         for order in self.book.orders(&node.record.id).list {
             if order.desired == lease::Desired::Describe {
-                continue; // there is no store here to say what it was
+                continue; // there is no store here to look it up
             }
             let forget = order.desired == lease::Desired::Forget;
             let standing = self.book.standing(&order.replica, &node.record.id);

@@ -232,7 +232,7 @@ fn test_all_mistakes_are_told_at_once_the_first_one_first() {
         assert!(why.starts_with(&format!("also {place}: ")), "{why}");
     }
     assert!(fault.why[0].contains("display_name"), "{}", fault.why[0]);
-    // What is known of a kind of job that is not run is that, and nothing else.
+    // For a kind of job that is not run nothing else is reported.
     assert_eq!(refused("type: sweep\nname: my job\n").why, [""; 0]);
     let text = "command: x\nresources: {colour: 2}\n";
     assert!(!command_job(text, &[]).unwrap().warnings[0].message.contains("did you mean"));
@@ -271,7 +271,7 @@ fn test_the_reference_names_every_key_that_is_read_and_no_other() {
     command_job(FULL, &[]).unwrap();
     let asked = super::super::section::ASKED.with_borrow(Clone::clone);
     let last = |key: &str| key.rsplit('.').next().unwrap().to_owned();
-    // A key that is there to be refused is none to write; a name of a section stands over its keys.
+    // A key that is always refused is not documented; the name of a section is above its keys.
     let refused = ["trial", "jobs", "channels", "dependencies"];
     let sections = ["inputs", "outputs", "resources", "distribution", "limits", "retry", "queue_settings"];
     let read: BTreeSet<String> = asked.iter().map(|key| last(key)).collect();
@@ -283,7 +283,7 @@ fn test_the_reference_names_every_key_that_is_read_and_no_other() {
     told.extend(refused.iter().chain(&sections).map(|key| (*key).to_owned()));
     told.extend(["path", "dockerfile_path"].map(str::to_owned)); // told where `build` is
     assert_eq!(told, read);
-    // And what it shows can be read.
+    // And its example can be read.
     let shown = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
     assert_eq!(command_job(shown, &[]).unwrap().warnings, []);
 }

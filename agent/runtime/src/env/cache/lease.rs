@@ -1,4 +1,4 @@
-//! The right to use an environment, and what a command needs to know of it.
+//! The right to use an environment, and the information that a command needs about it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::{Marker, Use};
 use crate::env::Image;
 
-/// A ready environment. It is neither rebuilt nor removed while this lives.
+/// A ready environment. It is neither rebuilt nor removed while this exists.
 #[derive(Debug)]
 pub struct EnvLease {
     pub(super) name: String,
@@ -22,7 +22,7 @@ pub struct EnvLease {
 }
 
 impl EnvLease {
-    /// What the environment is called on this node: its kind and the start of its digest.
+    /// The environment's name on this node: its kind and the start of its digest.
     pub fn key(&self) -> &str {
         &self.name
     }
@@ -32,31 +32,31 @@ impl EnvLease {
         &self.marker.prefix
     }
 
-    /// With the variables that a specification sets for whatever runs in its environment. They make no other
-    /// environment, so each lease has those of its own.
+    /// Adds the variables that a specification sets for commands in its environment. They are not part of its
+    /// identity, so each lease has its own.
     pub(in crate::env) fn with_variables(mut self, variables: BTreeMap<String, String>) -> EnvLease {
         self.vars.extend(variables);
         self
     }
 
-    /// With what it is put together from, which stays as long as it does.
+    /// Adds leases of the environments that it consists of, for as long as this exists.
     pub(in crate::env) fn with_parts(mut self, parts: Vec<EnvLease>) -> EnvLease {
         self.reused &= parts.iter().all(EnvLease::reused);
         self.parts = parts;
         self
     }
 
-    /// The keys of what it is put together from.
+    /// The keys of the environments that it consists of.
     pub(in crate::env) fn parts(&self) -> &[String] {
         &self.marker.parts
     }
 
-    /// The variables a command needs to use it, besides `PATH`; those that the job's own file sets among them.
+    /// The variables a command needs to use it, besides `PATH`; including those of the job's own file.
     pub fn vars(&self) -> &BTreeMap<String, String> {
         &self.vars
     }
 
-    /// What goes first on `PATH`.
+    /// The directories that are first on `PATH`.
     pub fn path_entries(&self) -> &[PathBuf] {
         &self.marker.path_entries
     }
@@ -66,7 +66,7 @@ impl EnvLease {
         self.marker.image.as_ref()
     }
 
-    /// It was there already: nothing was built, and nobody was waited for.
+    /// It was ready already: nothing was built, and no build was waited for.
     pub fn reused(&self) -> bool {
         self.reused
     }
@@ -91,7 +91,7 @@ impl EnvLease {
         self.lock_file.as_deref()
     }
 
-    /// What its builder printed. May be gone.
+    /// The output of its builder. The file may be missing.
     pub fn log_file(&self) -> &Path {
         &self.log_file
     }

@@ -1,8 +1,8 @@
-//! Images that are built from a context: a Dockerfile and what it copies.
+//! Images that are built from a context: a Dockerfile and the files it copies.
 //!
-//! The cache key of such an image: the files of the context, which Dockerfile, the extra certificates and the platform.
-//! The digests of its base images are noted beside the record; when a base tag points to another digest, it is built
-//! again.
+//! The cache key of such an image: the files of the context, the name of the Dockerfile, the extra certificates and
+//! the platform. The digests of its base images are noted beside the record; when a base tag points to another
+//! digest, it is built again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -29,18 +29,18 @@ use super::reference::Reference;
 use super::{Access, LABEL, image_of, platform, refusal};
 use crate::docker::DockerError;
 
-/// Grows when the same identity would be built in another way.
+/// Increased when the same identity would be built differently.
 const VERSION: u32 = 1;
 const BUILD: &str = "build an image";
-/// What was noted of a build.
+/// The file with the record of a build.
 const RECORD: &str = "image.json";
-/// How many of the last lines are told when it fails.
+/// How many of the last lines are reported when it fails.
 const TAIL: usize = 5;
-/// Where the extra certificates are expected by programs, once the Dockerfile copied them there.
+/// Where programs look for the extra certificates, once the Dockerfile has copied them there.
 const CA_PLACE: &str = "/etc/ssl/certs/agentd-ca.pem";
 /// The variables by which programs find certificates.
 const CA_ARGS: [&str; 4] = ["PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
-/// Every engine knows these arguments, and keeps them out of the image.
+/// Build arguments that every engine knows, and keeps out of the image.
 const PROXY_ARGS: [&str; 8] = [
     "HTTP_PROXY",
     "HTTPS_PROXY",
@@ -57,12 +57,12 @@ pub(super) struct Build {
     access: Arc<Access>,
 }
 
-/// What a later use of the image is judged by.
+/// The record by which later uses check the image.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Record {
     /// The name we gave it.
     tag: String,
-    /// What its base images were.
+    /// The IDs of its base images by name.
     bases: BTreeMap<String, String>,
 }
 
@@ -116,8 +116,8 @@ impl Build {
         }
     }
 
-    /// Has the engine build it, and passes on what it prints. It is given up when nothing is printed for too long,
-    /// and by dropping this, which the engine hears.
+    /// Has the engine build it, and passes on the output. It is cancelled when there is no output for too long, and
+    /// when this is dropped, because the connection closes.
     async fn run(&self, context: Context, tag: &str, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
         failpoint::hit("env.image.build").map_err(AcquireError::io("build in", workspace.prefix()))?;
         let credentials = Credentials::read(self.access.config.registry_credentials.as_deref())?.all();
@@ -146,7 +146,7 @@ impl Build {
         }
     }
 
-    /// What the names of the base images stand for now, as far as the engine has them.
+    /// The IDs of the base images now, as far as the engine has them.
     async fn bases(&self, dockerfile: &str) -> Result<BTreeMap<String, String>, AcquireError> {
         let mut bases = BTreeMap::new();
         for base in bases_of(dockerfile) {
@@ -158,7 +158,7 @@ impl Build {
         Ok(bases)
     }
 
-    /// The bytes of the image that its base does not have.
+    /// The bytes of the image that are not in its base.
     async fn own_bytes(&self, size: u64, bases: &BTreeMap<String, String>) -> u64 {
         let mut largest = 0;
         for id in bases.values() {
@@ -169,7 +169,7 @@ impl Build {
     }
 }
 
-/// A proxy of the machine that listens to the machine alone: from another network a build would not reach it.
+/// Whether a proxy listens only on this machine's loopback: a build in another network could not reach it.
 fn needs_host(vars: &BTreeMap<String, String>) -> bool {
     let is_own = |address: &String| {
         let rest = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
@@ -198,23 +198,23 @@ fn parts(spec: &EnvSpec) -> Result<(Digest, String), AcquireError> {
     }
 }
 
-/// What the engine tells of a build.
+/// The engine's reports on a build.
 #[derive(Debug, Default)]
 struct Story {
-    /// The step it is at, for people: ``step 2 of 5, `RUN make` ``.
+    /// The current step, for people: ``step 2 of 5, `RUN make` ``.
     step: Option<String>,
     /// How many steps are done.
     done: u64,
-    /// The base image it is at.
+    /// The base image of the current step.
     base: Option<String>,
     layers: Layers,
-    /// A line that has not ended yet.
+    /// An incomplete line.
     rest: String,
     tail: Vec<String>,
 }
 
 impl Story {
-    /// Passes on what was told; says whether it is about getting on.
+    /// Passes on a report; returns whether it shows progress.
     fn hear(&mut self, info: BuildInfo, workspace: &BuildWorkspace) -> bool {
         if info.status.is_some() {
             let BuildInfo { id, status, progress_detail, .. } = info;
@@ -250,7 +250,7 @@ impl Story {
         workspace.tell(Progress { done: self.done, total, ..Progress::of(Phase::Image, what) });
     }
 
-    /// Keeps a line for an error, unless it is the engine's own.
+    /// Keeps a line for an error message, unless it is the engine's own.
     fn keep(&mut self, line: &str) {
         if line.starts_with("---> ") || line.starts_with("Removing intermediate container ") {
             return;
@@ -265,7 +265,7 @@ impl Story {
     fn judge(&mut self, error: DockerError) -> AcquireError {
         let DockerError::Refused { message, .. } = error else { return AcquireError::Engine(error) };
         let base = self.base.as_deref().and_then(|base| Reference::parse(base).ok());
-        // The engine fetches base images with its own words; later steps have words of their own.
+        // Messages about fetching a base image are the engine's own; those of later steps differ.
         if let Some(judged) = base.and_then(|base| refusal::of_words(&base, &message)) {
             return judged;
         }
@@ -281,7 +281,7 @@ impl Story {
     }
 }
 
-/// A line without what colours it: the engine paints what commands print to their standard error.
+/// A line without colour codes: the engine colours the standard error of commands.
 fn plain(line: &str) -> String {
     let (mut shown, mut rest) = (String::with_capacity(line.len()), line.chars());
     while let Some(next) = rest.next() {
@@ -296,14 +296,14 @@ fn plain(line: &str) -> String {
     shown
 }
 
-/// `Step 2/5 : RUN make` is the second of five, `RUN make`.
+/// `Step 2/5 : RUN make` is step 2 of 5, `RUN make`.
 fn step_of(line: &str) -> Option<(u64, u64, &str)> {
     let (numbers, what) = line.strip_prefix("Step ")?.split_once(" : ")?;
     let (number, total) = numbers.split_once('/')?;
     Some((number.parse().ok()?, total.parse().ok()?, what.trim()))
 }
 
-/// The images that a Dockerfile builds upon or copies from, as far as they are written out.
+/// The images that a Dockerfile builds on or copies from, if their names can be determined.
 fn bases_of(dockerfile: &str) -> Vec<String> {
     let (mut args, mut stages, mut bases) = (HashMap::new(), Vec::new(), Vec::new());
     for line in dockerfile.lines() {
@@ -335,7 +335,7 @@ fn bases_of(dockerfile: &str) -> Vec<String> {
     bases
 }
 
-/// A name with its arguments replaced by their defaults; `None` when it cannot be told.
+/// A name with its arguments replaced by their defaults; `None` when some have none.
 fn replaced(image: &str, args: &HashMap<&str, &str>) -> Option<String> {
     let mut text = image.to_owned();
     let mut names: Vec<&&str> = args.keys().collect();
@@ -380,7 +380,7 @@ impl EnvBuilder for Build {
             }
             for (base, id) in &record.bases {
                 let now = self.access.inspect(base).await?;
-                // A base that is gone changes nothing: what was built of it is still there.
+                // A removed base changes nothing: the image built on it still exists.
                 if now.is_some_and(|now| now.image.id != *id) {
                     return Ok(Some(format!("its base {base} names another image now")));
                 }

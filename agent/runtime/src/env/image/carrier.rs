@@ -1,7 +1,7 @@
-//! Which images can run a conda environment of this machine: those with a C library that is new enough for it.
+//! Finds out which images can run a conda environment of this machine: those whose C library is new enough for it.
 //!
 //! The library is read from a container of the image that is made and never started, so that nothing of the image
-//! runs. Asked once for each image.
+//! runs. Each image is examined once.
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -21,10 +21,10 @@ use super::super::{AcquireError, Image};
 use super::{ASK, Access, MISLEADING};
 use crate::docker::{Docker, DockerError};
 
-/// The label of our containers, and the process that made one.
+/// The label of our containers; its value is the process that made one.
 const PROBE: &str = "agentd.probe";
 const LOOK: &str = "look into an image";
-/// Where the C library is, by distribution.
+/// The paths of the C library in various distributions.
 const LIBRARIES: [&str; 7] = [
     "/lib/x86_64-linux-gnu/libc.so.6",
     "/lib/aarch64-linux-gnu/libc.so.6",
@@ -34,17 +34,17 @@ const LIBRARIES: [&str; 7] = [
     "/usr/lib64/libc.so.6",
     "/usr/lib/libc.so.6",
 ];
-/// Where another C library has its loader.
+/// The paths of the loader of another C library.
 const MUSL: [&str; 2] = ["/lib/ld-musl-x86_64.so.1", "/lib/ld-musl-aarch64.so.1"];
-/// How often a link is followed, and how large a library may be.
+/// How many links are followed, and how large a library may be, in bytes.
 const LINKS: usize = 5;
 const LARGEST: usize = 32 << 20;
 
-/// What is known of images.
+/// The known C libraries of images.
 pub(super) struct Carriers {
     access: Arc<Access>,
     known: Mutex<HashMap<String, Glibc>>,
-    /// What earlier lives left was looked for.
+    /// Containers from before a restart were looked for.
     tidy: AtomicBool,
 }
 
@@ -53,7 +53,7 @@ impl Carriers {
         Carriers { access, known: Mutex::default(), tidy: AtomicBool::new(false) }
     }
 
-    /// The C library of an image; an error when no conda environment works with it.
+    /// The C library of an image; an error if no conda environment works with it.
     pub(super) async fn glibc(&self, image: &Image) -> Result<Glibc, AcquireError> {
         let known = self.known.lock().get(&image.id).copied();
         if let Some(glibc) = known {
@@ -76,7 +76,7 @@ impl Carriers {
         Ok(glibc)
     }
 
-    /// Removes containers of earlier lives of this program, once.
+    /// Removes containers from before a restart, once.
     pub(super) async fn discard(&self) {
         if self.tidy.load(Ordering::Relaxed) {
             return;
@@ -107,7 +107,7 @@ fn body(image: &Image, binds: Vec<String>, entrypoint: Vec<String>, cmd: Vec<Str
     ContainerCreateBody {
         image: Some(image.id.clone()),
         user: Some("65534:65534".to_owned()),
-        // A name without a value takes the image's away.
+        // A name without a value removes the image's variable.
         env: Some(MISLEADING.into_iter().chain(["PYTHONDONTWRITEBYTECODE=1"]).map(str::to_owned).collect()),
         entrypoint: Some(entrypoint),
         cmd: Some(cmd),
@@ -125,7 +125,7 @@ fn body(image: &Image, binds: Vec<String>, entrypoint: Vec<String>, cmd: Vec<Str
     }
 }
 
-/// A container of ours, removed with this.
+/// A container of ours, which is removed on drop.
 struct Probe {
     docker: Docker,
     id: Option<String>,
@@ -148,7 +148,7 @@ impl Probe {
         }
     }
 
-    /// The file of a path: its content, or where it leads. `None` when there is none.
+    /// The file at a path: its content, or the target of a link. `None` if there is none.
     async fn file(&self, path: &str) -> Result<Option<Entry>, DockerError> {
         let (id, options) = (self.id(), DownloadFromContainerOptionsBuilder::new().path(path).build());
         let read = |client: bollard::Docker| async move {
@@ -171,7 +171,7 @@ impl Probe {
 }
 
 impl Drop for Probe {
-    /// Nobody waits for it any more. If the runtime is gone as well, the next life does it.
+    /// Removes the container in the background. If the runtime is gone as well, this is done after the next start.
     fn drop(&mut self) {
         let (Some(id), Ok(runtime)) = (self.id.take(), tokio::runtime::Handle::try_current()) else { return };
         let docker = self.docker.clone();
@@ -220,7 +220,7 @@ async fn library(container: &Probe) -> Result<Option<Vec<u8>>, DockerError> {
     Ok(None)
 }
 
-/// Where a link in an image leads.
+/// The target of a link in an image.
 fn followed(link: &str, target: &str) -> String {
     if target.starts_with('/') {
         return target.to_owned();
@@ -238,8 +238,8 @@ async fn has_musl(container: &Probe) -> Result<bool, DockerError> {
     Ok(false)
 }
 
-/// Starts the Python of a conda environment in a container of an image, as a user without rights; says why it does
-/// not work.
+/// Starts the Python of a conda environment in a container of an image, as a user without rights; returns why it does
+/// not work, if so.
 pub(super) async fn try_python(
     access: &Access,
     image: &Image,
@@ -264,14 +264,14 @@ pub(super) async fn try_python(
     Ok(why)
 }
 
-/// How a container ended: `None` when well, else its last words.
+/// How a container ended: `None` if successful, else its last output.
 async fn ended(access: &Access, container: &Probe) -> Result<Option<String>, DockerError> {
     let id = container.id();
     let wait = |client: bollard::Docker| async move {
         let mut wait = client.wait_container(&id, None::<WaitContainerOptions>);
         match wait.next().await {
             Some(Ok(answer)) => Ok(answer.status_code),
-            // The library takes every other end for an error of its own.
+            // The library reports every other exit code as an error of its own.
             Some(Err(bollard::errors::Error::DockerContainerWaitError { code, .. })) => Ok(code),
             Some(Err(error)) => Err(error),
             None => Ok(-1),

@@ -1,9 +1,9 @@
-//! The context of an image build on its way to the engine: a tar stream of a directory, compressed as it is read.
+//! Sends the context of an image build to the engine: a tar stream of a directory, compressed while it is read.
 //!
-//! `.dockerignore` means what it means to Docker: a pattern is relative to the root, holds for what is below what
-//! it names, and the last that matches decides. The Dockerfile and `.dockerignore` are sent all the same, because the
-//! engine reads them; it leaves them out of the image by the same rules. What the stream holds depends on the files
-//! alone, not on when they were laid out or by whom.
+//! `.dockerignore` has the same meaning as for Docker: a pattern is relative to the root, applies also to everything
+//! below what it names, and the last match decides. The Dockerfile and `.dockerignore` are sent even if excluded,
+//! because the engine reads them; it leaves them out of the image by the same rules. The stream depends only on the
+//! files, not on when they were laid out or by whom.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -18,17 +18,17 @@ use gix_glob::wildmatch;
 use tar::{Builder, EntryType, Header};
 use tokio::sync::mpsc;
 
-/// What extra certificates are called in a context.
+/// The name of the extra certificates in a context.
 pub(super) const CA_FILE: &str = ".agentd-ca.pem";
 const IGNORE_FILE: &str = ".dockerignore";
 
-/// When every file was changed last, as far as the engine hears: not before 1980, which archives of Python refuse.
+/// The modification time of every file for the engine: not before 1980, because Python's zip archives refuse that.
 const TIME: u64 = 946_684_800;
-/// How much of the stream waits for the engine: chunks, and the size of one.
+/// How much of the stream may wait for the engine: the number of chunks, and the size of one.
 const CHUNKS: usize = 8;
 const CHUNK: usize = 64 << 10;
 
-/// What is sent.
+/// The context to send.
 #[derive(Debug, Clone)]
 pub(super) struct Context {
     /// The directory.
@@ -40,7 +40,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// The stream. It is read on a thread of its own, which ends when the stream is dropped.
+    /// The stream. It is produced on a thread of its own, which ends when the stream is dropped.
     pub(super) fn stream(self) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
         let (sender, receiver) = mpsc::channel(CHUNKS);
         let work = move || {
@@ -49,13 +49,13 @@ impl Context {
                 let _ = sender.blocking_send(Err(error)); // nobody reads it any more
             }
         };
-        tokio::task::spawn_blocking(work); // it ends with the receiver
+        tokio::task::spawn_blocking(work); // it ends when the receiver is dropped
         futures_util::stream::unfold(receiver, |mut receiver| async move {
             receiver.recv().await.map(|chunk| (chunk, receiver))
         })
     }
 
-    /// Writes all of it. Blocking.
+    /// Writes the whole archive. Blocks.
     fn write(&self, to: impl Write) -> io::Result<()> {
         let mut tar = Builder::new(GzEncoder::new(to, Compression::fast()));
         let rules = Rules::read(&self.dir)?;
@@ -79,7 +79,7 @@ impl Context {
                     let mut header = header(EntryType::Directory, 0o755, 0);
                     tar.append_data(&mut header, format!("{path}/"), io::empty())?;
                 }
-                // What is below may be an exception, or be needed.
+                // An entry below may be an exception, or be needed.
                 if !excluded || rules.has_exceptions() || self.dockerfile.starts_with(&format!("{path}/")) {
                     self.folder(tar, rules, &path)?;
                 }
@@ -108,7 +108,7 @@ impl Context {
         tar.append_data(&mut header, path, io::Read::take(file, metadata.len()))
     }
 
-    /// The engine reads it, whatever the rules say.
+    /// Whether the engine needs the file, whatever the rules say.
     fn is_needed(&self, path: &str) -> bool {
         path == IGNORE_FILE || path == self.dockerfile
     }
@@ -130,10 +130,10 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     header
 }
 
-/// What a `.dockerignore` says.
+/// The rules of a `.dockerignore`.
 #[derive(Debug, Default)]
 struct Rules {
-    /// Each pattern, and whether it leaves out what it matches. The last that matches a file, or what it is in,
+    /// Each pattern, and whether it excludes its matches. The last one that matches a file or a directory above it
     /// decides.
     patterns: Vec<(String, bool)>,
 }
@@ -168,7 +168,7 @@ impl Rules {
     }
 }
 
-/// One line: what it names, and whether that is left out.
+/// Parses one line: the pattern, and whether it excludes.
 fn pattern(line: &str) -> Option<(String, bool)> {
     let line = line.trim();
     let (named, excludes) = match line.strip_prefix('!') {
@@ -186,7 +186,7 @@ fn pattern(line: &str) -> Option<(String, bool)> {
     (!parts.is_empty()).then(|| (parts.join("/"), excludes))
 }
 
-/// Hands bytes to whoever reads the stream.
+/// Sends bytes to the reader of the stream.
 struct Pipe(mpsc::Sender<io::Result<Bytes>>);
 
 impl Write for Pipe {

@@ -1,6 +1,6 @@
-//! Who we are to registries: a file of the form of Docker's own `config.json`.
+//! Our credentials for registries: a file in the format of Docker's own `config.json`.
 //!
-//! Read anew each time, because words change. Nothing of it is ever shown: errors name the file and the host.
+//! Read anew each time, because passwords change. Its content is never shown: errors name only the file and the host.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -15,14 +15,14 @@ use serde::Deserialize;
 use super::super::AcquireError;
 use super::reference::{HUB, Reference};
 
-/// The name under which the engine looks for the credentials of its usual registry.
+/// The key under which the engine looks for the credentials of its default registry.
 const HUB_ADDRESS: &str = "https://index.docker.io/v1/";
 
 /// Credentials of registries.
 #[derive(Default)]
 pub(super) struct Credentials {
     by_host: BTreeMap<String, DockerCredentials>,
-    /// Hosts whose credentials are kept by a program, which is not asked.
+    /// Some credentials are kept by a helper program, which is not called.
     elsewhere: bool,
 }
 
@@ -51,7 +51,7 @@ struct Entry {
 }
 
 impl Credentials {
-    /// What a file says; nothing when there is no file.
+    /// Reads a file; empty when none is configured.
     pub(super) fn read(path: Option<&Path>) -> Result<Credentials, AcquireError> {
         let Some(path) = path else { return Ok(Credentials::default()) };
         let text = fs::read(path).map_err(AcquireError::io("read", path))?;
@@ -65,7 +65,7 @@ impl Credentials {
     }
 
     fn parse(text: &[u8]) -> Result<Credentials, String> {
-        // What the parser says may quote the text, so it is not repeated.
+        // The parser's message may quote the text, so it is left out.
         let file: File = serde_json::from_slice(text)
             .map_err(|error| format!("it is not of Docker's form: line {}", error.line()))?;
         let mut by_host = BTreeMap::new();
@@ -79,19 +79,19 @@ impl Credentials {
         Ok(Credentials { by_host, elsewhere: file.creds_store.is_some() || !file.cred_helpers.is_empty() })
     }
 
-    /// Those for the registry of an image.
+    /// The credentials for the registry of an image.
     pub(super) fn of(&self, reference: &Reference) -> Option<DockerCredentials> {
         let host = reference.registry.as_deref()?;
         let found = self.by_host.get(&host_of(host))?.clone();
         Some(DockerCredentials { serveraddress: Some(address(host)), ..found })
     }
 
-    /// All of them, as a build is given them.
+    /// All of them, as a build needs them.
     pub(super) fn all(&self) -> HashMap<String, DockerCredentials> {
         self.by_host.iter().map(|(host, found)| (address(host), found.clone())).collect()
     }
 
-    /// Some are kept by a program.
+    /// Whether some are kept by a helper program.
     pub(super) fn has_elsewhere(&self) -> bool {
         self.elsewhere
     }

@@ -1,20 +1,20 @@
-//! Whether an image and a machine fit together as far as GPUs go. Pure.
+//! Whether an image and a machine fit together with regard to GPUs. Pure functions.
 
 use std::collections::{BTreeMap, HashMap};
 
-/// What to do about it.
+/// The verdict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GpuVerdict {
     /// Nothing.
     Fine,
-    /// The job goes on, and its log says so.
+    /// The job continues, with a warning in its log.
     Warn(&'static str),
-    /// The job cannot do there what it is made for.
+    /// The job cannot work there.
     Refuse(&'static str),
 }
 
-/// An image that says that it is for GPUs, or not, on a machine that has GPUs, or not, for a job that asks for some.
-/// What is not known hinders nobody.
+/// Judges an image that is for GPUs or not, on a machine that has GPUs or not, for a job that asks for some or not.
+/// Unknown values refuse nothing.
 pub fn judge_gpu(image: Option<bool>, node_has: Option<bool>, job_wants: bool) -> GpuVerdict {
     match (image, node_has, job_wants) {
         (Some(true), Some(false), _) => {
@@ -34,7 +34,7 @@ pub fn judge_gpu(image: Option<bool>, node_has: Option<bool>, job_wants: bool) -
     }
 }
 
-/// What a name lets guess: `nvidia/cuda:12.4`, `tool:2.1-gpu`, `tool:2.1-cpu`.
+/// A guess from the name: `nvidia/cuda:12.4`, `tool:2.1-gpu`, `tool:2.1-cpu`.
 pub(super) fn of_name(reference: &str) -> Option<bool> {
     let named = reference.split('@').next().unwrap_or(reference).to_ascii_lowercase();
     let mut words = named.split(|c: char| !c.is_ascii_alphanumeric());
@@ -44,7 +44,7 @@ pub(super) fn of_name(reference: &str) -> Option<bool> {
     words.any(|word| word == "cpu").then_some(false)
 }
 
-/// What an image says of itself, in variables and labels.
+/// The image's own statement, in variables and labels.
 pub(super) fn of_image(env: &BTreeMap<String, String>, labels: &HashMap<String, String>) -> Option<bool> {
     let visible = env.get("NVIDIA_VISIBLE_DEVICES").map(String::as_str);
     match visible {

@@ -1,7 +1,7 @@
-//! Which images are ours: those that were pulled or built for an environment, and not there before.
+//! Which images are ours: those that we pulled or built for an environment and that did not exist before.
 //!
-//! It is written down before the engine is asked, in a file beside the environment (`ROOT/KEY.image`), which outlives
-//! it: so an image is found again whose environment was removed, or never finished, while the engine was silent.
+//! They are recorded before the engine is asked, in a file beside the environment (`ROOT/KEY.image`), which outlives
+//! it: so an image is found again if its environment was removed, or never finished, while the engine did not answer.
 //! Removing an environment never waits for the engine.
 
 use std::fs;
@@ -26,14 +26,14 @@ pub(super) struct Held {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
-    /// The name it was given by us, or asked for by.
+    /// The name that we gave it, or asked for.
     reference: String,
-    /// Its content; unknown until the engine is done.
+    /// Its ID; unknown until the engine is done.
     id: Option<String>,
 }
 
 impl Held {
-    /// What is noted for the environment of a directory.
+    /// The record of the environment in a directory.
     pub(super) fn beside(prefix: &Path) -> Held {
         Held::read(&prefix.with_extension("image"))
     }
@@ -43,14 +43,14 @@ impl Held {
         Held { path: path.to_owned(), ..known.unwrap_or_default() }
     }
 
-    /// An image that is there was brought by us: by an earlier build, or by one that was cut short.
+    /// Whether we brought an existing image: by an earlier build, or by an interrupted one.
     pub(super) fn owns(&self, reference: &str, id: &str) -> bool {
         let own =
             |entry: &Entry| entry.reference == reference && entry.id.as_ref().is_none_or(|known| known == id);
         self.images.iter().any(own)
     }
 
-    /// Notes that an image is about to be brought.
+    /// Records that an image is about to be brought.
     pub(super) fn intend(&mut self, reference: &str) -> Result<(), AcquireError> {
         let entry = Entry { reference: reference.to_owned(), id: None };
         if !self.images.contains(&entry) {
@@ -59,7 +59,7 @@ impl Held {
         self.write().map_err(AcquireError::io("write", &self.path))
     }
 
-    /// Notes that it was not brought after all: one that somebody else brings later is not ours.
+    /// Records that it was not brought after all: if others bring it later, it is not ours.
     pub(super) fn give_up(&mut self, reference: &str) {
         self.images.retain(|entry| entry.reference != reference || entry.id.is_some());
         if let Err(error) = self.write() {
@@ -67,7 +67,7 @@ impl Held {
         }
     }
 
-    /// Notes that it was brought.
+    /// Records that it was brought.
     pub(super) fn brought(&mut self, reference: &str, id: &str) -> Result<(), AcquireError> {
         let entry = Entry { reference: reference.to_owned(), id: Some(id.to_owned()) };
         self.images.retain(|known| *known != entry && !(known.reference == reference && known.id.is_none()));
@@ -75,7 +75,7 @@ impl Held {
         self.write().map_err(AcquireError::io("write", &self.path))
     }
 
-    /// A file that is half-written is one that is not there: then an image stays that could go.
+    /// An incomplete file counts as absent: then an image stays that could be removed.
     fn write(&self) -> io::Result<()> {
         if self.images.is_empty() {
             return fs::remove_file(&self.path);
@@ -85,7 +85,7 @@ impl Held {
     }
 }
 
-/// Removes what was brought for environments that are gone, or have another image by now.
+/// Removes images that were brought for environments that are gone, or that have another image now.
 pub(super) async fn discard(access: &Access, cache: &EnvCache) {
     for place in cache.with_images() {
         if let Err(error) = discard_of(access, &place).await {
@@ -120,7 +120,7 @@ async fn discard_of(access: &Access, place: &EnvDir) -> Result<(), DockerError> 
     failed.map_or(Ok(()), Err)
 }
 
-/// Takes our name from an image, and with its last name the image goes.
+/// Removes our name from an image; the engine deletes the image with its last name.
 async fn remove(access: &Access, entry: &Entry) -> Result<(), DockerError> {
     let named = access.look(&entry.reference).await?;
     let is_it = |id: &str| entry.id.as_deref().is_none_or(|known| known == id);
@@ -129,7 +129,7 @@ async fn remove(access: &Access, entry: &Entry) -> Result<(), DockerError> {
     }
     let Some(id) = &entry.id else { return Ok(()) };
     match access.look(id).await? {
-        // Somebody else gave it a name.
+        // It has a name that is not ours.
         Some(found) if !found.tags.is_empty() => Ok(()),
         Some(_) => delete(access, id).await,
         None => Ok(()),

@@ -1,5 +1,5 @@
-//! What the engine tells while it fetches an image, in few words: a line when a layer gets to another state, and
-//! how far all of them are together.
+//! Summarises the engine's reports while it fetches an image: a line when a layer changes its state, and the total
+//! progress.
 
 use agent_env::{Phase, Progress};
 use agent_model::size;
@@ -42,7 +42,7 @@ impl State {
     }
 }
 
-/// One thing the engine told.
+/// One report of the engine.
 #[derive(Debug, Default)]
 pub(super) struct Told<'a> {
     pub(super) id: Option<&'a str>,
@@ -52,7 +52,7 @@ pub(super) struct Told<'a> {
 }
 
 impl Layers {
-    /// Takes what was told; gives the line that it is worth.
+    /// Takes a report; returns a line for the log, if it is worth one.
     pub(super) fn hear(&mut self, told: &Told<'_>) -> Option<String> {
         let (Some(id), Some(state)) = (told.id, State::of(told.status)) else {
             let status = told.status.trim();
@@ -83,12 +83,12 @@ impl Layers {
         }
     }
 
-    /// It was about getting on. Not so what the engine tells while it waits to try again.
+    /// Whether a report shows progress. Those sent while the engine waits to retry do not.
     pub(super) fn is_progress(told: &Told<'_>) -> bool {
         State::of(told.status) != Some(State::Retrying)
     }
 
-    /// How far all of them are; `None` before one is known.
+    /// The total progress; `None` before a layer is known.
     pub(super) fn progress(&self, what: &str) -> Option<Progress> {
         let done = self.layers.iter().filter(|layer| layer.state == State::Done).count();
         (!self.layers.is_empty()).then(|| Progress {

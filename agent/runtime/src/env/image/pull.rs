@@ -1,4 +1,4 @@
-//! Images that exist somewhere: used as they are when the engine has them, else fetched.
+//! Existing images: used as they are if the engine has them, else fetched.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::layers::{Layers, Told};
 use super::reference::Reference;
 use super::{Access, gpu, image_of, platform, refusal};
 
-/// Grows when the same identity would be made in another way.
+/// Increased when the same identity would be built differently.
 const VERSION: u32 = 1;
 const PULL: &str = "pull an image";
 
@@ -30,8 +30,8 @@ impl Pull {
         Pull { access }
     }
 
-    /// Fetches an image, and says of each layer how it gets on. It is given up when nothing arrives for too long,
-    /// and by dropping this, which the engine hears.
+    /// Fetches an image, and logs the progress of each layer. It is cancelled when nothing arrives for too long, and
+    /// when this is dropped, because the connection closes.
     async fn fetch(&self, reference: &Reference, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
         let credentials = Credentials::read(self.access.config.registry_credentials.as_deref())?;
         let ours = credentials.of(reference);
@@ -69,7 +69,7 @@ impl Pull {
         }
     }
 
-    /// The image, fetched unless it is there. Says whether we brought it.
+    /// The image; it is fetched if it is not there. Also returns whether we brought it.
     async fn have(
         &self,
         reference: &Reference,
@@ -109,7 +109,7 @@ impl Pull {
     }
 }
 
-/// Passes on what the engine tells of layers; says whether it is about getting on.
+/// Passes on the engine's report on a layer; returns whether it shows progress.
 pub(super) fn follow(
     layers: &mut Layers,
     info: &CreateImageInfo,

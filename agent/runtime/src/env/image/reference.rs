@@ -1,21 +1,22 @@
-//! What a job calls an image, and where that is fetched from.
+//! The name of an image in a job, and the registry it is fetched from.
 
 use super::super::AcquireError;
 
-/// A name of an image as the engine understands it: with a tag or a digest, or the engine's own name of it.
+/// A name of an image as the engine understands it: with a tag or a digest, or the engine's ID of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Reference {
-    /// For example `ubuntu:latest`. Without a tag the engine would fetch every tag there is.
+    /// For example `ubuntu:latest`. Without a tag the engine would fetch every tag of the image.
     pub(super) text: String,
-    /// The host it is fetched from, for example `docker.io` or `127.0.0.1:5000`; `None` for what is not fetched.
+    /// The host it is fetched from, for example `docker.io` or `127.0.0.1:5000`; `None` for an ID, which is not
+    /// fetched.
     pub(super) registry: Option<String>,
 }
 
-/// The registry of names that name none.
+/// The registry of names without one.
 pub(super) const HUB: &str = "docker.io";
 
 impl Reference {
-    /// Reads what the user wrote.
+    /// Parses the user's text.
     pub(super) fn parse(image: &str) -> Result<Reference, AcquireError> {
         let image = image.trim();
         if !is_plain(image) {
@@ -43,7 +44,7 @@ impl Reference {
     }
 }
 
-/// It can be part of a question to the engine.
+/// Whether it can be part of a request to the engine.
 fn is_plain(image: &str) -> bool {
     const LONGEST: usize = 500;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@+".contains(&byte);

@@ -1,6 +1,6 @@
-//! What it means when the engine says that an image is not to be had. Pure.
+//! Interprets the engine's message that an image cannot be fetched. Pure functions.
 //!
-//! The engine repeats the words of registries, which have no codes, so they are told apart by what all of them say.
+//! The engine repeats messages of registries, without codes, so they are told apart by phrases common to all.
 
 use super::super::AcquireError;
 use super::platform;
@@ -14,7 +14,7 @@ pub(super) fn judge(reference: &Reference, error: DockerError) -> AcquireError {
         .unwrap_or(AcquireError::Failed { step: "pulling the image", detail: message })
 }
 
-/// What words of the engine mean for an image; `None` when they are about something else.
+/// The error that a message of the engine means for an image; `None` if it is about something else.
 pub(super) fn of_words(reference: &Reference, message: &str) -> Option<AcquireError> {
     let lower = message.to_ascii_lowercase();
     let says = |words: &[&str]| words.iter().any(|word| lower.contains(word));

@@ -1,9 +1,9 @@
 //! An image and a conda environment of this machine that work together.
 //!
-//! The conda environment is an ordinary one of its own, made for the older of two C libraries, so jobs without an
-//! image and other images share it. This record only says that it was tried in that image and works; the directory
-//! of the packages is mounted into containers at the place it has on the machine, read-only. Why it is no layer of
-//! an image: agent/docs/adr/0009-containers.md.
+//! The conda environment is an ordinary one, built for the older of two C libraries, so jobs without an image and
+//! other images can share it. This record only says that it was tried in that image and works; the directory of the
+//! packages is mounted into containers at its path on the machine, read-only. Why it is not a layer of an image:
+//! agent/docs/adr/0009-containers.md.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,15 +18,15 @@ use super::super::glibc::{self, Glibc};
 use super::super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvLease, Image};
 use super::{Access, MISLEADING, carrier};
 
-/// Grows when the same identity would be made in another way.
+/// Increased when the same identity would be built differently.
 const VERSION: u32 = 1;
 
-/// Puts the two together.
+/// Combines the two.
 pub(super) struct Together {
     access: Arc<Access>,
     image: Image,
     glibc: Glibc,
-    /// The packages: where they are, and how they are used.
+    /// The packages: their directory, and how they are used.
     prefix: PathBuf,
     built: Built,
 }
@@ -48,7 +48,7 @@ impl Together {
         Together { access, image, glibc, prefix, built }
     }
 
-    /// The packages work with the C library of the image.
+    /// Checks that the packages work with the C library of the image.
     async fn check(&self, workspace: &BuildWorkspace) -> Result<(), AcquireError> {
         let refuse = |why| Err(AcquireError::CannotCarry { image: self.image.reference.clone(), why });
         let (prefix, glibc) = (self.prefix.clone(), self.glibc);

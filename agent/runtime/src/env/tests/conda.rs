@@ -1,9 +1,9 @@
-//! Conda environments with an engine that follows a script: what is asked of it, what its answers become, and that
-//! nothing of it is left when nobody waits.
+//! Conda environments with an engine that follows a script: the requests to it, what its answers become, and that
+//! none of its processes is left when nobody waits.
 
 use super::*;
 
-/// Speaks the protocol: notes the request, and does what the files beside it say.
+/// Speaks the protocol: records the request, and follows the files beside it.
 const ENGINE: &str = r##"#!/bin/sh
 here=$(dirname "$0")
 request=$(cat)
@@ -146,7 +146,7 @@ async fn test_probe_that_is_killed_is_begun_anew_a_few_times() {
         let _ = fs::remove_file(&killed);
         let script = format!("echo x >> {killed}; [ $(wc -l < {killed}) -gt {times} ] || kill -{signal} $$");
         fs::write(node.fixture.path("on_probe"), script).unwrap();
-        // Another engine by its time, so that it is asked again.
+        // A new modification time makes it another engine, which is asked again.
         executable(node.config.engine.as_ref().unwrap(), &format!("{}# {signal} {times}\n", node.engine));
         let file = format!("dependencies: [python=3.11, a={times}]\n");
         let acquired = node.acquire(&environments, &conda(&file)).await;
@@ -216,7 +216,7 @@ async fn test_cancelled_build_leaves_no_process_and_no_new_file() {
     let node = Conda::new().await;
     let environments = node.open();
     let (pids, work) = (node.fixture.path("pids"), node.fixture.path("work"));
-    // It leaves its group, and goes on writing.
+    // It leaves its process group, and goes on writing.
     node.on_build(&format!(
         "setsid sh -c 'echo $$ >> {0}; while :; do date >> {1}; sleep 0.02; done' & echo $$ >> {0}; sleep 1000",
         pids.display(),
@@ -308,7 +308,7 @@ async fn test_environment_that_a_job_changed_is_built_anew() {
     let lease = node.acquire(&environments, &conda(FILE)).await.unwrap();
     let packages = lease.prefix().join("lib/python3.11/site-packages");
     drop(lease);
-    // What Python itself writes is no damage.
+    // Bytecode written by Python itself is no damage.
     fs::create_dir_all(packages.join("__pycache__")).unwrap();
     fs::write(packages.join("__pycache__/module.cpython-311.pyc"), "x").unwrap();
     assert!(node.acquire(&environments, &conda(FILE)).await.unwrap().reused());
@@ -317,7 +317,7 @@ async fn test_environment_that_a_job_changed_is_built_anew() {
     assert!(!packages.join("intruder.py").exists());
     assert!(node.fixture.log("log").contains("was changed since it was built"));
 
-    // A file that is changed in its place is seen when the machine was started anew.
+    // A file that is changed in place is noticed after a restart of the machine.
     let lease = node.acquire(&environments, &conda(FILE)).await.unwrap();
     fs::write(packages.join("module.py"), "x = 'longer'\n").unwrap();
     let used = lease.prefix().with_extension("used");

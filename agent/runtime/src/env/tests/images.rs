@@ -1,6 +1,6 @@
-//! Environments of images, with the real container engine and images made on the spot.
+//! Environments of images, with the real container engine and images made by the tests.
 //!
-//! Everything made here carries a label, by which it is removed when a test ends.
+//! Everything made here has a label, by which it is removed when a test ends.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,11 +21,11 @@ mod pulls;
 mod registry;
 
 const SOCKET: &str = "/var/run/docker.sock";
-/// The label of what a test makes; its value is the test's own.
+/// The label of everything that a test makes; its value is unique to the test.
 const LABEL: &str = "agentd.test";
 const WITHIN: Duration = Duration::from_secs(120);
 
-/// The engine, and what one test makes there.
+/// The engine, and the images of one test.
 struct Engine {
     docker: Docker,
     /// Part of every name.
@@ -33,7 +33,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// The engine of this machine. Where there is none the test ends, in silence only on a machine of a developer.
+    /// The engine of this machine; without one the test is skipped, silently only on a developer's machine.
     #[allow(clippy::disallowed_methods, reason = "a test of a pipeline may not be left out")]
     async fn find() -> Option<Engine> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
@@ -109,7 +109,7 @@ impl Engine {
 }
 
 impl Drop for Engine {
-    /// Removes what the test made, on a thread of its own: the test may have failed anywhere.
+    /// Removes everything the test made, on a thread of its own: the test may have failed anywhere.
     fn drop(&mut self) {
         let (docker, label) = (Docker::at(self.docker.socket()), format!("{LABEL}={}", self.own));
         let clean = move || {
@@ -118,7 +118,7 @@ impl Drop for Engine {
                 let filter = HashMap::from([("label".to_owned(), vec![label])]);
                 let options = ListImagesOptionsBuilder::new().all(true).filters(&filter).build();
                 let remove = |client: bollard::Docker| async move {
-                    // One that others are made of goes after them, so it takes some rounds.
+                    // An image can be removed only after those built on it, so it takes some rounds.
                     for _ in 0..10 {
                         for image in client.list_images(Some(options.clone())).await? {
                             let options = RemoveImageOptionsBuilder::new().force(true).build();
@@ -134,7 +134,7 @@ impl Drop for Engine {
     }
 }
 
-/// A tar of files; those whose mode is 0 are links to their content.
+/// A tar of files; those with mode 0 are links to the path in their content.
 fn tarball(files: &[(&str, u32, Vec<u8>)]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, mode, content) in files {
@@ -159,7 +159,7 @@ fn shell_files() -> Vec<(&'static str, u32, Vec<u8>)> {
     vec![("bin/busybox", 0o755, busybox), link("bin/sh"), link("bin/test"), link("bin/cat"), link("bin/echo")]
 }
 
-/// Removes an environment as soon as its files are forced to the disk; says what that frees.
+/// Removes an environment as soon as its files are forced to the disk; returns how many bytes that frees.
 async fn removed(environments: &Environments, key: &str) -> u64 {
     let deadline = Instant::now() + WITHIN;
     loop {
@@ -237,7 +237,7 @@ async fn test_image_that_is_there_is_used_and_stays() {
     assert!(kept.summary.starts_with(&name), "{kept:?}");
     let key = lease.key().to_owned();
     drop(lease);
-    // A daemon that was started again finds it.
+    // A daemon finds it after a restart.
     let again = node.open();
     assert_eq!(again.hold(&key).unwrap().image().unwrap().id, id);
     let freed = removed(&again, &key).await;
@@ -274,7 +274,7 @@ async fn test_image_for_gpus_is_refused_before_anything_is_pulled() {
     let mut node = Node::with(&engine.docker);
     node.config.gpus = watch::channel(Some(false)).1;
     let environments = node.open();
-    // Nobody answers there, so that it would fail otherwise if it was asked.
+    // Nobody listens there, so a request to it would fail with another error.
     let error = node.acquire(&environments, &image("127.0.0.1:1/tool:1-cuda12")).await.unwrap_err();
     assert!(matches!(error, AcquireError::NeedsGpu { .. }), "{error:?}");
     let name = engine.name("labelled");

@@ -1,9 +1,9 @@
-//! Who installs packages of pip, and what a host interpreter must have already.
+//! Which program installs packages of pip, and what a host interpreter must have already.
 
 use super::*;
 
 impl Fixture {
-    /// A `uv` that writes down what it was told, and then does what the script says.
+    /// A `uv` that records its arguments, and then runs the script.
     fn uv(&self, script: &str) -> Uv {
         let path = self.path("uv");
         let told = self.path("uv-told").display().to_string();
@@ -21,7 +21,7 @@ impl Fixture {
     }
 }
 
-/// Puts a package where the real one would.
+/// Installs a package in the same place as the real one.
 const INSTALLS: &str = r#"case "$*" in *"pip install --index-strategy"*)
     site=$(echo $(dirname $UV_PYTHON)/../lib/python3*/site-packages)
     mkdir -p $site/tiny-1.5.dist-info; echo uv > $site/tiny-1.5.dist-info/INSTALLER; echo 'VERSION = "1.5"' > $site/tiny.py;;

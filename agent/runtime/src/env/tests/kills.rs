@@ -1,15 +1,15 @@
 //! Daemons and builders that are killed: no half-built environment is ever used, and one key is built once.
 //!
-//! The daemon that dies is this test program, started again for [`test_life_that_others_kill`] alone.
+//! The daemon that is killed is this test program, started again for [`test_life_that_others_kill`] alone.
 
 use std::process::{Child, Stdio};
 
 use super::*;
 
-/// What the life of a daemon is told: its directory, its python, and how many want the environment.
+/// The arguments of a started daemon: its directory, its python, and how many jobs want the environment.
 const LIFE: &str = "AGENTD_TEST_LIFE";
 
-/// Makes twenty files, slowly; the last ones after the interpreter is there. Whoever ends it, ends it half-way.
+/// Makes twenty files, slowly; the last ones after the interpreter is there. To kill it is to end it half-way.
 const STEPS: &str = r#"for n in 1 2 3 4 5 6 7 8 9 10; do echo part > "$P/a$n"; sleep 0.01; done; mkdir "$P/bin"; ln -s /bin/sh "$P/bin/python"; for n in 1 2 3 4 5 6 7 8 9 10; do echo part > "$P/b$n"; sleep 0.01; done"#;
 
 fn is_whole(lease: &EnvLease) -> bool {
@@ -19,7 +19,7 @@ fn is_whole(lease: &EnvLease) -> bool {
 }
 
 impl Fixture {
-    /// A python whose virtual environments are made of [`STEPS`], and a line for each that was begun and ended.
+    /// A python whose virtual environments are made by [`STEPS`], with a line in a file for each start and end.
     async fn slow_python(&self, first: &str) -> String {
         let note = self.path("builds").display().to_string();
         let on_venv = format!(
@@ -28,7 +28,7 @@ impl Fixture {
         self.python("slow", &on_venv).await
     }
 
-    /// Another life of a daemon, in which `jobs` want the environment.
+    /// Starts a daemon in which `jobs` want the environment.
     #[allow(clippy::disallowed_methods, reason = "the process under test is this one")]
     fn life(&self, python: &str, jobs: usize, failpoints: &str) -> Child {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -66,7 +66,7 @@ async fn test_life_that_others_kill() {
     }
 }
 
-/// After a life that was cut short: what it left is no environment, or a whole one; and the next life has one.
+/// After a kill: the remains are no environment, or a whole one; and the next daemon gets one.
 async fn assert_recovers(fixture: &Fixture, python: &str, when: &str) {
     let spec = pip(python, &[]);
     let deadline = Instant::now() + Duration::from_secs(20);
@@ -78,7 +78,7 @@ async fn assert_recovers(fixture: &Fixture, python: &str, when: &str) {
             !gone && path.is_dir() && !path.join("ready.json").exists()
         });
         let Some(half) = half else { break opened };
-        // A child that was not a program of its own yet has what its parent had, the lock among it.
+        // A child that had not yet called `exec` still has its parent's descriptors, with the lock.
         assert!(Instant::now() < deadline, "{when}: {} is left", half.display());
         tokio::time::sleep(Duration::from_millis(20)).await;
     };

@@ -1,7 +1,7 @@
-//! What the engine is asked to make: pure.
+//! The engine's description of a job's container. Pure functions.
 //!
-//! The whole of what a job may do in its container is decided here. Nothing is given that is not named here: no
-//! privileges, no engine, no devices but the GPUs that were asked for, nothing of this machine's files but the job's
+//! Everything that a job may do in its container is decided here. Nothing is given that is not named here: no
+//! privileges, no access to the engine, no devices but the requested GPUs, no files of this machine but the job's
 //! part of its directory and, read-only, its environment and the shim.
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,23 +19,23 @@ use bollard::models::{
 use super::ContainerSpec;
 use super::supervisor::{DOOR_INSIDE, PROGRAM};
 
-/// Shared memory where the job says nothing, in bytes: what the cloud gives.
+/// Shared memory if the job does not set it, in bytes: the cloud's default.
 const SHM: u64 = 2 << 30;
 
-/// What the first process of a container needs of what user 0 may do: to become the job's user and to signal its
-/// processes. It keeps the latter alone once the command is started, and the job itself has none of it.
+/// The capabilities that the first process of a container needs as user 0: to switch to the job's user and to signal
+/// its processes. It keeps only the latter once the command is started, and the job itself has none.
 const CAPABILITIES: [&str; 4] = ["KILL", "SETGID", "SETPCAP", "SETUID"];
 
-/// What of a limited memory may be swapped out, in bytes: as good as nothing. A limit of nothing at all does not last
-/// where systemd makes the groups of version 2: the engine's runtime writes it without telling systemd, which lifts it
-/// at its next reload.
+/// How much of a limited memory may be swapped out, in bytes: practically nothing. A limit of 0 does not last where
+/// systemd manages cgroup v2: the engine's runtime writes it without telling systemd, which lifts it at its next
+/// reload.
 const SWAP: u64 = 64 << 10;
 
-/// What a container engine's own add-on for GPUs goes by.
+/// The variables that a container engine's GPU add-on obeys.
 const GPU_VARIABLE: &str = "NVIDIA_VISIBLE_DEVICES";
 const GPU_ABILITIES: &str = "NVIDIA_DRIVER_CAPABILITIES";
 
-/// How much longer than the job's own grace the engine waits when it ends a container.
+/// How much longer than the job's own grace the engine waits when it stops a container.
 const BEYOND_GRACE: Duration = Duration::from_secs(10);
 
 /// The container of one job.
@@ -85,14 +85,14 @@ pub(super) fn body(
     }
 }
 
-/// The engine keeps what is said before the shim can write down anything itself: why it did not start.
+/// The engine keeps the output from before the shim can write its log: why it did not start.
 fn first_words() -> HostConfigLogConfig {
     let little =
         [("max-size", "64k"), ("max-file", "1")].map(|(name, value)| (name.to_owned(), value.to_owned()));
     HostConfigLogConfig { typ: Some("json-file".to_owned()), config: Some(little.into()) }
 }
 
-/// What the container may take of the machine.
+/// The container's limits.
 fn limits(launch: &Launch, container_spec: &ContainerSpec) -> HostConfig {
     let Options { cpus, shm, ulimits } = &container_spec.options;
     let memory = launch.limits.memory;
@@ -103,7 +103,7 @@ fn limits(launch: &Launch, container_spec: &ContainerSpec) -> HostConfig {
     };
     HostConfig {
         memory: memory.map(signed),
-        // Memory that may be swapped out is not limited memory; this is the sum of both.
+        // Swap would add to the limited memory; this value is the sum of both.
         memory_swap: memory.map(|memory| signed(memory.saturating_add(SWAP))),
         pids_limit: launch.limits.pids.map(signed),
         nano_cpus: cpus.map(signed),
@@ -115,7 +115,7 @@ fn limits(launch: &Launch, container_spec: &ContainerSpec) -> HostConfig {
     }
 }
 
-/// The job's part of its directory, where it is on the machine; its environment likewise, and the shim and its door.
+/// The job's part of its directory and its environment, at their paths on the machine; the shim and its socket.
 fn mounts(dir: &JobDir, shim: &Path, environment: &[PathBuf]) -> Vec<Mount> {
     let mount = |source: &Path, target: String, read_only| Mount {
         source: Some(source.display().to_string()),
@@ -131,12 +131,12 @@ fn mounts(dir: &JobDir, shim: &Path, environment: &[PathBuf]) -> Vec<Mount> {
     std::iter::once(own).chain(environment).chain(supervisor).collect()
 }
 
-/// The variables of the first process. Those of the image are for the job, which gets them from its launch record: here
-/// each is taken away, which a name without a value says.
+/// The variables of the first process. Those of the image are for the job, which gets them from its launch record:
+/// here each is removed, which a name without a value means.
 fn variables(container_spec: &ContainerSpec) -> Vec<String> {
     let of_image = container_spec.image.env.keys();
     let mut variables: BTreeMap<&str, Option<String>> = of_image.map(|name| (name.as_str(), None)).collect();
-    // What the image says here would count: many say `all`.
+    // The image's value would count otherwise, and is often `all`.
     let visible =
         if container_spec.gpus.is_empty() { "void".to_owned() } else { container_spec.gpus.join(",") };
     variables.insert(GPU_VARIABLE, Some(visible));

@@ -1,4 +1,4 @@
-//! Why a container ended that left no exit record. For display only: the caller already knows that the job has ended.
+//! Why a container ended without an exit record. For display only: the caller already knows that the job has ended.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use super::super::process::last_line;
 use super::note::Note;
 use crate::docker::{Docker, DockerError};
 
-/// How long the engine may take to say it.
+/// How long the engine may take to answer.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// How long it may take to notice itself.
+/// How long the engine may take to notice the end itself.
 const NOTICE: Duration = Duration::from_secs(5);
 
-/// Between two looks until it has.
+/// Pause between two looks until it has.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Why the container of a lost job ended; `None` for a job without one.
 pub(in super::super) async fn of(dir: &JobDir) -> Option<String> {
-    // What an earlier release wrote down the job may have written anew.
+    // The job may have rewritten what an earlier release wrote down.
     let note = Note::read(dir).ok().flatten().filter(|_| !dir.is_shared())?;
     let docker = Docker::at(&note.socket);
     let deadline = Instant::now() + NOTICE;
@@ -46,7 +46,7 @@ pub(in super::super) async fn of(dir: &JobDir) -> Option<String> {
     Some(if restarted { format!("{why}; the container engine was stopped or restarted") } else { why })
 }
 
-/// What the engine says of a container.
+/// The state of a container according to the engine.
 pub(super) async fn inspect(docker: &Docker, key: &str) -> Result<ContainerState, DockerError> {
     let step = "look at a container";
     failpoint::hit("node.container.look").map_err(DockerError::planned(step))?;
@@ -55,7 +55,7 @@ pub(super) async fn inspect(docker: &Docker, key: &str) -> Result<ContainerState
     Ok(docker.ask(step, WITHIN, ask).await?.state.unwrap_or_default())
 }
 
-/// The last line that was said in a container beside its shim's log; empty where there is none, or no answer.
+/// The last line of a container's output outside of its shim's log; empty if there is none, or no answer.
 pub(super) async fn last_words(docker: &Docker, key: &str) -> String {
     let options = LogsOptionsBuilder::default().stdout(true).stderr(true).tail("1").build();
     let read = |client: Client| async move { client.logs(key, Some(options)).try_collect::<Vec<_>>().await };

@@ -1,8 +1,8 @@
-//! How the shim gets into a container of any image, and to its job directory.
+//! How the shim gets into a container of any image, and gets its job directory.
 //!
-//! It is linked statically, so that its program alone is mounted, read-only, and nothing of an image runs in it: no
-//! loader, no library, whatever the image has. The job directory is handed to it through a socket
-//! ([`agent_shim::door`]), whose listener is closed before the command is started.
+//! It is linked statically, so only its program is mounted, read-only, and nothing of an image is run with it: no
+//! loader and no library. It receives the job directory through a socket ([`agent_shim::door`]), whose listener is
+//! closed before the command is started.
 
 use std::convert::Infallible;
 use std::fs::File;
@@ -18,11 +18,11 @@ use tokio::net::{UnixListener, UnixStream};
 use super::super::process::remove_if_there;
 use super::LaunchError;
 
-/// Where it is inside, and where its door is.
+/// The paths of the program and of the socket in the container.
 pub(super) const PROGRAM: &str = "/.agentd/agent-shim";
 pub(super) const DOOR_INSIDE: &str = "/.agentd/door";
 
-/// Why the shim cannot be brought into a container.
+/// Why the shim cannot be run in a container.
 #[derive(Debug, thiserror::Error)]
 pub enum SupervisorError {
     /// Its program cannot be read.
@@ -30,34 +30,34 @@ pub enum SupervisorError {
     Read {
         /// The program.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// It would run with what an image has.
+    /// It is linked dynamically, so it would run with libraries of the image.
     #[error("{} is not linked statically: build it in the repository, where cargo is told so", path.display())]
     Dynamic {
         /// The program.
         path: PathBuf,
     },
-    /// The container would see all of the directory.
+    /// The container would see the whole directory.
     #[error("an earlier release made {} and nothing was started there: the job needs another try", dir.display())]
     Former {
         /// The job directory.
         dir: PathBuf,
     },
-    /// The directory cannot be handed to it.
+    /// The directory cannot be passed to it.
     #[error("could not open {} to it", dir.display())]
     Door {
         /// The job directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
 }
 
-/// Makes sure that a shim needs nothing but itself.
+/// Makes sure that the shim's program needs no loader.
 pub(super) fn check(shim: &Path) -> Result<(), SupervisorError> {
     let needs = File::open(shim).and_then(|file| has_loader(&file));
     match needs.map_err(|source| SupervisorError::Read { path: shim.to_owned(), source })? {
@@ -66,7 +66,7 @@ pub(super) fn check(shim: &Path) -> Result<(), SupervisorError> {
     }
 }
 
-/// Whether an ELF program of 64 bits names a loader.
+/// Whether a 64-bit ELF program names a loader.
 fn has_loader(file: &File) -> io::Result<bool> {
     const INTERPRETER: u64 = 3;
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
@@ -87,7 +87,7 @@ fn has_loader(file: &File) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The door of one job directory, open while this lives.
+/// The socket of one job directory, open while this lives.
 #[derive(Debug)]
 pub(super) struct Door {
     listener: UnixListener,
@@ -104,10 +104,10 @@ impl Door {
         remove_if_there(path.clone())?;
         let open = || {
             let directory = agent_fs::open_directory(dir.path())?;
-            // A path may be longer than that of a socket.
+            // The path may be longer than the address of a socket can be.
             let listener = UnixListener::bind(format!("/proc/self/fd/{}/{DOOR}", directory.as_raw_fd()))?;
-            // Those who get as far as its directory are the daemon's own user. User 0 of a container, who may not go
-            // where others may not, comes for him where there is a helper; who comes is looked at then.
+            // Only the daemon's own user can reach this directory. With a helper, user 0 of a container connects
+            // instead, and may not open files that are closed to others; the peer is checked after it has connected.
             let mode = if agent_spawn::has_helper() { 0o666 } else { 0o600 };
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
             Ok(Door { listener, directory, path: path.clone() })
@@ -116,7 +116,7 @@ impl Door {
         Ok(open().map_err(|source| SupervisorError::Door { dir: dir(), source })?)
     }
 
-    /// Hands the directory to everybody who comes.
+    /// Passes the directory to every admitted client.
     pub(super) async fn serve(&self) -> Infallible {
         loop {
             let handed = match self.listener.accept().await {
@@ -133,7 +133,7 @@ impl Door {
     }
 }
 
-/// A job's user may come as far as to the door of his own job, and gets nothing there.
+/// A job's user may be able to connect to the socket of its own job, but gets nothing.
 fn admit(stream: &UnixStream) -> io::Result<()> {
     let who = stream.peer_cred()?.uid();
     let is_due = who == 0 || who == nix::unistd::geteuid().as_raw();
@@ -142,7 +142,7 @@ fn admit(stream: &UnixStream) -> io::Result<()> {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path); // nobody listens there any more
+        let _ = std::fs::remove_file(&self.path); // nobody listens at it any more
     }
 }
 

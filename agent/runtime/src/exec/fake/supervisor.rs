@@ -1,10 +1,10 @@
 //! A supervisor that is a task, and a command that is a few words of shell.
 //!
 //! A command is words with `;` between: `true`, `echo WORDS`, `echo WORDS >> FILE`, `sleep SECONDS`, `exit CODE` and
-//! `trap '' TERM`, after which only the final signal ends it. Anything else is a program that is not there.
+//! `trap '' TERM`, after which only SIGKILL ends it. Anything else is a program that does not exist.
 //!
-//! Owns the life of one job, from the first client to the exit record. Hides that there is no process. Invariant: all
-//! of it is one future, so whoever drops that, or polls it no more, has killed or halted everything of the job at once.
+//! Owns one job from the first client to the exit record. Hides that there is no process. Invariant: everything is
+//! one future, so to drop it is to kill the whole job at once, and to stop polling it is to halt the job.
 
 use std::fs::OpenOptions;
 use std::future::Future;
@@ -26,19 +26,19 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-/// How long it waits to be told to go, and how long those who hear of the end may take to leave.
+/// How long it waits for `go`, and how long clients that were told of the end may take to leave.
 const GO: Duration = Duration::from_secs(60);
 const FAREWELL: Duration = Duration::from_secs(1);
 
 const TERM: i32 = 15;
 const KILL: i32 = 9;
 
-/// Where the kernel counts what it ends beside the supervisor of a job.
+/// Where the kernel counts the processes it kills next to the supervisor of a job.
 pub(super) fn kills(dir: &JobDir) -> PathBuf {
     dir.path().join("kills")
 }
 
-/// A command and what it writes.
+/// A command and its output.
 pub(super) struct Job {
     dir: JobDir,
     launch: Launch,
@@ -48,16 +48,16 @@ pub(super) struct Job {
     life: watch::Sender<Life>,
 }
 
-/// What has happened to a job.
+/// The state of a job.
 #[derive(Debug, Default, Clone)]
 struct Life {
     told_to_go: bool,
     started_at: Option<Timestamp>,
     progress: Progress,
-    /// The polite signal does nothing.
+    /// SIGTERM has no effect.
     stubborn: bool,
     lease: Deadline,
-    /// It is being ended, and the final signal comes then.
+    /// It is being ended, and SIGKILL is sent at this time.
     kill_at: Option<Boot>,
     stopped: Option<String>,
     timed_out: bool,
@@ -67,13 +67,13 @@ struct Life {
 }
 
 impl Life {
-    /// The polite signal now, the final one after `grace`; a shorter grace counts.
+    /// SIGTERM now, SIGKILL after `grace`; a shorter grace counts.
     fn end(&mut self, now: Boot, grace: Duration) {
         let kill_at = now + grace;
         self.kill_at = Some(self.kill_at.map_or(kill_at, |other| other.min(kill_at)));
     }
 
-    /// How the command is ended now by somebody else than itself, or when to look again.
+    /// How the command was ended from outside by now, or when to look again.
     fn keep_time(
         &mut self,
         now: Boot,
@@ -96,7 +96,7 @@ impl Life {
         }
     }
 
-    /// Lets it run until `until` at least, or says why not.
+    /// Lets it run until `until` at least, or returns why not.
     fn renew(&mut self, until: Boot) -> Event {
         let refused = |why: &str| Event::Refused { why: why.to_owned() };
         match self.lease.at() {
@@ -125,7 +125,7 @@ impl Job {
             version: VERSION,
             instance: self.instance.clone(),
             replica: self.launch.replica.clone(),
-            // A number that means nothing here, as that in a container: nobody signals, or moves, whose it is.
+            // Not a real process number, like that in a container: no reader signals or moves that process.
             pid: 1,
             container: true,
             boot_id: process::boot_id(),
@@ -165,7 +165,7 @@ impl Job {
         }
     }
 
-    /// Waits until somebody ends the command: by an order, or because its time or its lease is over.
+    /// Waits until the command is ended from outside: by an order, or because its time or its lease is over.
     fn ended_by_others(&self, begun: Boot) -> impl Future<Output = ExitStatus> + use<> {
         let (life, launch) = (self.life.clone(), self.launch.clone());
         let timeout = launch.timeout.map(|timeout| begun + timeout);
@@ -182,14 +182,14 @@ impl Job {
                     Ok(status) => return status,
                     Err(date) => date,
                 };
-                // Of every change it is told anyway.
+                // Every change wakes it anyway.
                 let pause = date.map_or(GO, |date| date.since(now));
                 let _ = tokio::time::timeout(pause, changes.changed()).await;
             }
         }
     }
 
-    /// Does what the command says.
+    /// Runs the command.
     async fn run(&mut self) -> ExitStatus {
         let script = self.launch.argv.last().cloned().unwrap_or_default();
         for command in script.split(';') {
@@ -220,13 +220,13 @@ impl Job {
         ExitStatus::Code(0)
     }
 
-    /// Tells whoever watches how much there is.
+    /// Reports to watching clients how much there is.
     fn publish(&self) {
         let now = Progress { log_bytes: self.log.len(), tracking_bytes: self.tracking.bytes() };
         self.life.send_modify(|life| life.progress = now);
     }
 
-    /// Writes down how it ended.
+    /// Writes the exit record.
     fn finish(&mut self, end: End) {
         self.log.finish();
         self.log.sync();
@@ -263,7 +263,7 @@ impl Job {
             leftovers: 0,
             unkilled: 0,
         };
-        // Whoever removed the directory does not want to know.
+        // If the directory was removed, nobody needs the record.
         let text = serde_json::to_vec(&record).unwrap_or_default();
         let _ = agent_fs::write_durable(&self.dir.exit(), &text);
         self.life.send_modify(|life| life.over = true);
@@ -275,7 +275,7 @@ fn append(path: &Path, line: &str) -> io::Result<()> {
     file.write_all(format!("{line}\n").as_bytes())
 }
 
-/// Stands by a job, as its shim does, until its end is written down and told.
+/// Runs the supervisor of a job, as a shim does, until the end is recorded and reported.
 pub(super) async fn supervise(mut job: Job, place: ShimPlace, listener: UnixListener) {
     let (life, instance, socket) = (job.life.clone(), job.instance.clone(), job.dir.socket());
     let mut clients = FuturesUnordered::new();
@@ -287,7 +287,7 @@ pub(super) async fn supervise(mut job: Job, place: ShimPlace, listener: UnixList
                 Ok((stream, _)) = listener.accept() => {
                     clients.push(serve(stream, life.clone(), instance.clone()));
                 }
-                Some(_) = clients.next() => {} // whoever it was has left
+                Some(_) = clients.next() => {} // a client has left
             }
         }
     };
@@ -297,7 +297,7 @@ pub(super) async fn supervise(mut job: Job, place: ShimPlace, listener: UnixList
     drop(place);
 }
 
-/// One conversation.
+/// Serves one connection.
 async fn serve(stream: UnixStream, life: watch::Sender<Life>, instance: String) -> io::Result<()> {
     let (input, mut output) = stream.into_split();
     let (mut lines, mut changes) = (BufReader::new(input).lines(), life.subscribe());

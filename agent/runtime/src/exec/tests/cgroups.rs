@@ -1,4 +1,4 @@
-//! What the control groups of this machine do for a job: limits, accounts, and the truth about memory.
+//! What the control groups of this machine do for a job: limits, accounting, and correct reports about memory.
 
 use agent_shim::{CgroupRequest, Controller, Limits, OomScope};
 
@@ -6,7 +6,7 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
-/// A bench where memory can be limited; says so where it cannot.
+/// A bench on a machine where memory can be limited; prints a note elsewhere.
 fn limited_bench() -> Option<Bench> {
     if containment().memory && containment().kind != "systemd scope" {
         return Some(Bench::new());
@@ -45,7 +45,7 @@ async fn test_limits_are_in_effect_and_groups_are_removed() {
 
 #[tokio::test]
 async fn test_out_of_memory_is_told_from_every_other_end() {
-    // What `tail` cannot show before the end of an endless line, it keeps.
+    // `tail` keeps an endless line in memory, because it cannot print it before its end.
     for (script, end, oom, kills) in [
         ("exec tail /dev/zero", ExitStatus::Signal(9), Some(OomScope::Own), 1),
         ("tail /dev/zero; exit $?", ExitStatus::Code(137), Some(OomScope::Own), 1),
@@ -81,7 +81,7 @@ async fn test_memory_of_others_is_not_the_jobs_fault() {
         println!("SKIPPED: this test lays out groups of version 1");
         return;
     }
-    // The shim, and with it the job, is put into a group that is smaller than what the job may take.
+    // The shim, and with it the job, is put into a group with a lower limit than the job's.
     let own = fs::read_to_string("/proc/self/cgroup").unwrap();
     let own = own.lines().find_map(|line| line.split_once(":memory:")).unwrap().1;
     let around = format!("/sys/fs/cgroup/memory{own}/around-{}", std::process::id());
@@ -92,7 +92,7 @@ async fn test_memory_of_others_is_not_the_jobs_fault() {
     let record = ended(&executor.launch(&bench.dir, &launch, None).await.unwrap()).await;
     assert_eq!((record.end.clone(), record.oom), (End::Exited(ExitStatus::Code(1)), Some(OomScope::Parent)));
 
-    // Without a group of its own the job shares the count with others: only an end that looks like it counts.
+    // Without its own group the job shares the count with others: only an end that looks like such a kill counts.
     for (script, oom) in [("exec tail /dev/zero", Some(OomScope::Parent)), ("tail /dev/zero; exit 1", None)] {
         let bench = Bench::new();
         let executor = bench.executor_after(&format!("echo $$ > {around}/cgroup.procs"));
@@ -124,7 +124,7 @@ async fn test_groups_of_a_shim_that_died_before_the_start_are_removed_by_the_nex
     drop(bench.executor.start_shim(&bench.dir, &launch).await.unwrap().unwrap());
     bench.kill_shim();
     until(|| !bench.dir.has_shim().unwrap()).await;
-    // As if it had been killed right after it made them.
+    // As if it had been killed right after making them.
     let mut hello = bench.dir.read_hello().unwrap().unwrap();
     let places = agent_shim::cgroup::places(&CgroupRequest::default());
     let name = agent_shim::cgroup::name_of(&hello.replica, &hello.instance);
@@ -167,7 +167,7 @@ async fn test_failures_of_the_shim_leave_the_job_started_at_most_once_and_honest
         };
         let mut launched = executor.launch(&bench.dir, &launch, None).await;
         if matches!(launched, Err(LaunchError::Talk { .. })) {
-            launched = bench.executor.launch(&bench.dir, &launch, None).await; // as a daemon that looks again
+            launched = bench.executor.launch(&bench.dir, &launch, None).await; // as a daemon that tries again
         }
         let told = match launched {
             Err(LaunchError::Refused { .. }) => "refused",

@@ -19,7 +19,7 @@ const SOCKET: &str = "/var/run/docker.sock";
 const WITHIN: Duration = Duration::from_secs(120);
 const MIB: u64 = 1 << 20;
 
-/// Whom the jobs run as, when the tests may choose.
+/// The user of the jobs, if the tests may choose.
 const NOBODY: User = User { uid: 65_534, gid: 65_534, groups: Vec::new() };
 
 /// The images of these tests: one with a shell and little else, and one with nothing.
@@ -44,7 +44,7 @@ async fn images() -> Option<&'static Images> {
     IMAGES.get_or_init(make).await.as_ref()
 }
 
-/// A shell and what goes with it, and variables that a program from outside must not obey.
+/// A shell with its commands, and variables that programs from outside the image must not obey.
 pub(super) async fn busybox(docker: &Docker) -> Image {
     let env = ["PATH=/bin", "IMAGE_SAYS=hello", "LD_PRELOAD=/lib/none.so", "NVIDIA_VISIBLE_DEVICES=all"];
     let fill = |root: &Path| {
@@ -110,7 +110,7 @@ fn client() -> Docker {
     Docker::at(SOCKET)
 }
 
-/// A job in a container; whatever is left of it when the test ends is removed.
+/// A job in a container; whatever remains of it is removed when the test ends.
 pub(super) struct Case {
     docker: Docker,
     pub(super) dir: JobDir,
@@ -210,7 +210,7 @@ impl Drop for Case {
                 |client: bollard::Docker| async move { client.remove_container(&name, Some(options)).await };
             drop(docker.ask("remove", WITHIN, remove).await);
         };
-        // The runtime of the test cannot be waited for from here.
+        // This thread cannot block on the runtime of the test.
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(remove);
@@ -219,7 +219,7 @@ impl Drop for Case {
     }
 }
 
-/// Whom jobs are to run as: only user 0 may choose.
+/// The user of the jobs: only user 0 may choose.
 fn own_user() -> Option<User> {
     (nix::unistd::geteuid().as_raw() == 0).then_some(NOBODY)
 }
@@ -471,7 +471,7 @@ async fn test_image_without_a_shell_is_a_record_and_not_a_mystery() {
 #[tokio::test]
 async fn test_supervisor_that_does_not_start_says_why() {
     let Some(bench) = Case::busybox().await else { return };
-    // It is told by its name what to be, and knows nobody of that name.
+    // busybox chooses its command by its file name, and has none of this name.
     let program = bench.dir.path().join("no-shim");
     fs::copy(static_busybox(), &program).unwrap();
     let containers = Containers::new(client(), program, "none");
@@ -499,7 +499,7 @@ async fn test_absent_engine_is_said_and_nothing_is_lost() {
     assert!(!error.is_engine_away(), "{error}");
 }
 
-/// Not a promise: what a start costs beside the engine's own client, with the same image and options.
+/// A measurement, not a promise: the cost of a start compared with the engine's own client, same image and options.
 #[tokio::test]
 #[ignore = "measures, for people"]
 async fn measure_start_beside_the_engines_own_client() {

@@ -1,4 +1,4 @@
-//! Jobs in containers of an engine that fails: one of these tests' own, which is frozen, killed and started again.
+//! Jobs in containers of an engine that fails: an engine of these tests, which is frozen, killed and restarted.
 
 use std::path::Path;
 use std::process::{Child, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 use super::containers::{Case, busybox, lost, over};
 use super::*;
 
-/// An engine below a directory of its own; killed, with what it started, when the test ends.
+/// An engine below a directory of its own; killed, with its processes, when the test ends.
 struct Engine {
     root: tempfile::TempDir,
     live_restore: bool,
@@ -14,7 +14,7 @@ struct Engine {
 }
 
 impl Engine {
-    /// `None` where there is no engine to start, or nobody may start it.
+    /// `None` if there is no engine to start, or this user may not start it.
     async fn start(live_restore: bool) -> Option<Engine> {
         let program =
             ["/usr/sbin/dockerd", "/usr/bin/dockerd"].into_iter().any(|path| Path::new(path).exists());
@@ -49,7 +49,7 @@ impl Engine {
         let log = fs::File::options().create(true).append(true).open(path("log")).unwrap();
         let output = log.try_clone().unwrap();
         command.stdin(Stdio::null()).stdout(output).stderr(log);
-        // What the one before left says that it lives, for as long as nobody reaps it.
+        // A containerd from before counts as alive until it is reaped.
         let below = path("exec/containerd/containerd.pid");
         if let Some(below_it) = fs::read_to_string(&below).ok().and_then(|text| text.trim().parse().ok()) {
             until(|| Member::find(below_it).is_none()).await;
@@ -69,7 +69,7 @@ impl Engine {
         assert!(Member::find(id).unwrap().signal(signal).unwrap());
     }
 
-    /// Ends it by a signal, and waits until it has gone.
+    /// Ends it by a signal, and waits until it is gone.
     async fn end(&mut self, signal: Signal) {
         self.signal(signal);
         let mut child = self.child.take().unwrap();
@@ -83,7 +83,7 @@ impl Drop for Engine {
             let _ = child.kill();
             let _ = child.wait();
         }
-        // What holds its containers outlives it, and names its directory.
+        // The processes that hold its containers outlive it; their command lines contain its directory.
         let own = self.root.path().display().to_string();
         for process in fs::read_dir("/proc").unwrap().flatten() {
             let line = fs::read(process.path().join("cmdline")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The lease of a job is kept by its shim, whether or not a daemon lives.
+//! The shim keeps the lease of a job, whether or not a daemon runs.
 
 use agent_model::{Boot, Clock as _, SystemClock};
 
@@ -22,7 +22,7 @@ async fn test_end_of_the_lease_ends_the_tree_without_a_daemon() {
     let (dir, executor, handle) = (bench.dir.clone(), bench.executor.clone(), runtime.handle().clone());
     tokio::task::spawn_blocking(move || {
         std::mem::forget(handle.block_on(executor.launch(&dir, &launch, None)).unwrap());
-        runtime.shutdown_background(); // as a daemon that is killed
+        runtime.shutdown_background(); // as when a daemon is killed
     })
     .await
     .unwrap();
@@ -46,7 +46,7 @@ async fn test_renewed_lease_lets_the_job_run_and_is_never_shortened() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(bench.dir.has_shim().unwrap() && !bench.dir.exit().exists());
-    // One that adopts the job goes on renewing.
+    // A daemon that adopts the job continues to renew.
     let Found::Running(adopted) = bench.executor.reattach(&bench.dir).await.unwrap() else {
         panic!("it runs")
     };

@@ -1,4 +1,4 @@
-//! A shim of version 1, word for word: a daemon of this version must follow, stop and understand it.
+//! The exact protocol of a shim of version 1: a daemon of this version must follow, stop and understand it.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -36,7 +36,7 @@ fn serve(mut stream: UnixStream, exit: PathBuf) {
     let _ = stream.flush();
 }
 
-/// Stands at the bench as a shim of version 1 whose job runs.
+/// Runs as a shim of version 1 for the bench, with a running job.
 fn stand(bench: &Bench) {
     let place = bench.dir.take_place().unwrap().unwrap();
     fs::write(bench.dir.launch(), LAUNCH).unwrap();
@@ -58,7 +58,7 @@ fn stand(bench: &Bench) {
 #[tokio::test]
 async fn test_shim_of_the_former_version_is_followed_stopped_and_understood() {
     let mut bench = Bench::new();
-    // It had one directory for everything.
+    // Version 1 had one directory for everything.
     fs::remove_dir_all(bench.dir.data()).unwrap();
     fs::create_dir(bench.dir.path().join("work")).unwrap();
     stand(&bench);
@@ -73,7 +73,7 @@ async fn test_shim_of_the_former_version_is_followed_stopped_and_understood() {
     let renewed = running.renew(SystemClock.boot()).await;
     assert!(matches!(renewed, Err(RenewError::Unsupported { version: 1, .. })), "{renewed:?}");
     running.stop(Duration::from_secs(1), "enough").await.unwrap();
-    // The record is there before anybody says so: whoever looks finds it.
+    // The record exists before the end is reported, so a reader finds it.
     until(|| bench.dir.exit().exists()).await;
     let Found::Ended(record) = bench.executor.reattach(&bench.dir).await.unwrap() else {
         panic!("it has ended")

@@ -5,8 +5,8 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Each says `ready` when it is what it is called. `$T` is a word that no other process of the machine has
-/// on its command line, so that everything a tree has started is found even without its mark.
+/// Each prints `ready` once it is as described. `$T` is a word that is on the command line of no other process of the
+/// machine, so that all processes of a tree are found even without its mark.
 const TREES: &[(&str, &str)] = &[
     (
         "double fork and new session",
@@ -66,7 +66,7 @@ const TREES: &[(&str, &str)] = &[
     ),
 ];
 
-/// How a tree is brought to its end.
+/// How a tree is ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Way {
     Stop,
@@ -107,7 +107,7 @@ async fn grow_and_end(name: &str, script: &str, way: Way, without: Vec<Controlle
         assert_eq!((record.unkilled, record.status().is_some()), (0, true), "{what}");
     } else {
         if let Some(shim) = Member::find(bench.dir.read_hello().unwrap().unwrap().pid) {
-            let _ = shim.signal(Signal::SIGKILL); // unless the tree came to an end by itself
+            let _ = shim.signal(Signal::SIGKILL); // unless the tree ended by itself
         }
         match tokio::time::timeout(LONG, running.wait()).await.unwrap() {
             Err(WaitError::Lost { lost, .. }) => assert_eq!(lost.left, 0, "{what}"),
@@ -123,7 +123,7 @@ async fn grow_and_end(name: &str, script: &str, way: Way, without: Vec<Controlle
     );
 }
 
-/// Runs some at a time: the machine has other things to do.
+/// Runs only some at a time: the machine has other work.
 async fn all(
     cases: impl IntoIterator<Item = (&'static (&'static str, &'static str), Way, Vec<Controller>, u32)>,
 ) -> usize {
@@ -145,7 +145,7 @@ async fn all(
 async fn test_no_process_is_left_of_any_tree() {
     let rounds = (0..5).map(|round| (if round % 2 == 0 { Way::Stop } else { Way::KillShim }, round));
     let cases = rounds.flat_map(|(way, round)| TREES.iter().map(move |tree| (tree, way, Vec::new(), round)));
-    // Without groups a bomb has no bound, and what shed its mark cannot be told from a stranger.
+    // Without groups a fork bomb has no limit, and a process that removed its mark looks like any other.
     let bounded = containment().pids;
     let mut shown = false;
     let cases = cases.filter(|(tree, ..)| {
@@ -198,14 +198,14 @@ async fn test_grace_is_kept_whether_or_not_it_is_used() {
         let record = ended(&running).await;
         assert_eq!((record.end, record.unkilled), (End::Exited(end), 0), "{grace:?} {script}");
         assert_eq!(String::from_utf8(bench.log()).unwrap().ends_with("bye\n"), bye, "{grace:?} {script}");
-        // Nobody is killed before the grace is over.
+        // No process is killed before the grace is over.
         assert!(end != ExitStatus::Signal(9) || asked.elapsed() >= grace, "{grace:?} {script}");
     }
 }
 
 #[tokio::test]
 async fn test_process_number_that_was_given_to_another_is_spared() {
-    // The kernel is asked to give the next process the number of one that is gone.
+    // The kernel is asked to reuse the number of a process that is gone.
     let file = "/proc/sys/kernel/ns_last_pid";
     if fs::OpenOptions::new().write(true).open(file).is_err() {
         println!("skipped: this kernel does not let the next process number be chosen");
@@ -219,7 +219,7 @@ async fn test_process_number_that_was_given_to_another_is_spared() {
     for _ in 0..200 {
         let mut first = sleeper();
         let former = Member::find(first.id() as i32).unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await; // start times are told in hundredths of a second
+        tokio::time::sleep(Duration::from_millis(20)).await; // start times have a resolution of 10 ms
         first.kill().unwrap();
         first.wait().unwrap();
         fs::write(file, (former.pid - 1).to_string()).unwrap();

@@ -62,7 +62,7 @@ fn test_stranger_is_named_and_its_gpu_comes_back_by_itself() {
     assert_eq!(unfit(&ledger), [(0, words.clone())]);
     assert_eq!(ledger.assign(&id("a.1.0"), 1).unwrap(), ["GPU-1"]);
     assert!(ledger.assign(&id("b.1.0"), 1).unwrap_err().to_string().contains("process 4711 (python)"));
-    // Other numbers are no news.
+    // Other numbers change nothing.
     see(&mut ledger, look([used_by(4711, 5 * GIB, seen(0)), seen(1)]));
     assert_eq!(unfit(&ledger), [(0, words)]);
     assert_eq!(ledger.finding().unwrap().grade, Grade::Limited);
@@ -99,7 +99,7 @@ fn test_job_uses_its_own_gpu_in_peace_and_must_leave_it_empty() {
     ledger.ends(&job);
     see(&mut ledger, look([used_by(7, 60 * GIB, seen(0))]));
     assert!(ledger.may_clear(&job));
-    // Memory that nobody owns is no better.
+    // Memory in use without a process also counts.
     see(&mut ledger, look([Seen { used: Some(4 * GIB), ..seen(0) }]));
     assert!(ledger.may_clear(&job));
     ledger.release(&job, None);
@@ -179,7 +179,7 @@ fn test_lost_gpu_is_named_and_found_again() {
     assert_eq!(ledger.trouble(&job).len(), 1);
     assert!(ledger.trouble(&job)[0].starts_with("GPU 0 (GPU-0): it is lost"));
     assert!(ledger.gpus().iter().all(Gpu::counts));
-    // It may be there, and tell nothing but that.
+    // It may be listed, and report nothing else.
     let mute = Seen { index: 0, broken: Some("it fell off the bus".into()), ..Seen::default() };
     see(&mut ledger, look([mute, seen(1)]));
     assert_eq!(ledger.trouble(&job), ["GPU 0 (GPU-0): it fell off the bus"]);
@@ -200,7 +200,7 @@ fn test_errors_of_the_kernel_count_from_the_first_look_on() {
     assert_eq!(unfit(&ledger), []);
     see(&mut ledger, look([Seen { xid: xid(79, 9), ..seen(0) }]));
     assert!(unfit(&ledger)[0].1.contains("Xid 79"), "{:?}", unfit(&ledger));
-    // A reset makes it go away and come back.
+    // After a reset it disappears and reappears.
     see(&mut ledger, look([]));
     see(&mut ledger, look([Seen { xid: xid(79, 9), ..seen(0) }]));
     assert_eq!(unfit(&ledger), []);
@@ -233,7 +233,7 @@ fn test_garbage_gives_nothing_twice() {
 }
 
 proptest! {
-    /// Jobs take, end and are forgotten, GPUs break, hang and come back, in any order.
+    /// Jobs take GPUs, end and are forgotten, GPUs break, hang and reappear, in any order.
     #[test]
     fn test_no_gpu_is_two_jobs_at_a_time_and_none_leaks(
         steps in prop::collection::vec((0u8..8, 0u32..8, 0u32..4), 1..120),
@@ -264,7 +264,7 @@ proptest! {
                 }))),
                 6 => see(&mut ledger, Look { driver: Driver::Hung { after_s: 10 }, gpus: Vec::new() }),
                 _ => {
-                    // The daemon is killed: the journal knows what is held, and nothing else is known.
+                    // The daemon is killed: the journal has the held GPUs, and nothing else is known.
                     ledger = Ledger::new(live.clone());
                     see(&mut ledger, look((0..8).map(seen)));
                 }

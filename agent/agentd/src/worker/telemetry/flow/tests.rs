@@ -10,7 +10,7 @@ fn flow(written: u64) -> Flow {
     Flow::new(Arc::new(feed))
 }
 
-/// Lets the flow send, without a wire; gives what it asked for.
+/// Lets the flow send without a connection; returns what it asked for.
 fn push(flow: &mut Flow) -> Option<FlowRequest> {
     push_at(flow, Instant::now())
 }
@@ -146,7 +146,7 @@ fn test_file_that_has_ended_is_given_up_when_the_controller_stores_nothing_of_it
     now += PATIENCE * 10;
     flow.reconnect();
     assert!(seconds(&mut flow, &mut now, patience / 2));
-    // Nor is one that stores a part.
+    // Neither is one that stores a part.
     flow.has(5);
     assert!(seconds(&mut flow, &mut now, patience));
     assert!(!seconds(&mut flow, &mut now, 2));

@@ -1,8 +1,8 @@
 //! A note beside a segment: which records are in its first bytes, so that opening the store reads none of them.
 //!
-//! It repeats the segment's number of chance, so that one that was left behind by an earlier segment of the
-//! same number says nothing, and ends with the SHA-256 of all before. It is never flushed: one that is torn,
-//! old or gone only costs reading the segment.
+//! It repeats the random number of its segment, so that a note left behind by an earlier segment of the same
+//! name is ignored, and ends with the SHA-256 of all before. It is never flushed: one that is torn, old or missing
+//! only costs reading the segment.
 
 use agent_model::Digest;
 
@@ -12,12 +12,12 @@ const KIND: [u8; 8] = *b"agentdn1";
 const HEAD: usize = 28;
 const ENTRY: usize = 40;
 
-/// What a note says.
+/// The content of a note.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Note {
-    /// The number of chance of its segment.
+    /// The random number of its segment.
     pub(super) chance: u64,
-    /// The bytes of the segment that it tells of.
+    /// The bytes of the segment that it covers.
     pub(super) covered: u64,
     /// Blobs, and where their records begin.
     pub(super) records: Vec<(Digest, u32)>,
@@ -40,7 +40,7 @@ impl Note {
         sealed(bytes)
     }
 
-    /// Nothing if it is not a whole note.
+    /// `None` if it is not a whole note.
     pub(super) fn decode(bytes: &[u8]) -> Option<Note> {
         let (head, entries) = unsealed(bytes)?.split_at_checked(HEAD)?;
         let number = |from: usize| head[from..from + 8].try_into().map(u64::from_le_bytes).ok();

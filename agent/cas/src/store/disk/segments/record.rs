@@ -1,7 +1,7 @@
 //! What a segment is made of, byte by byte.
 //!
-//! A segment begins with a preface of 16 bytes: eight that say what it is, and eight random ones, which its
-//! index file repeats. Then follow records, each a header of 56 bytes and the bytes of one blob:
+//! A segment begins with a preface of 16 bytes: eight that identify the format, and eight random ones, which its
+//! note repeats. Then follow records, each a header of 56 bytes and the bytes of one blob:
 //!
 //! | Bytes | What |
 //! |---|---|
@@ -42,7 +42,7 @@ pub(in super::super) fn length(size: u64) -> u64 {
     HEADER as u64 + size
 }
 
-/// The first bytes of a segment with this number of chance.
+/// The first bytes of a segment with this random number.
 pub(super) fn preface(chance: u64) -> [u8; PREFACE] {
     let mut bytes = [0; PREFACE];
     bytes[..8].copy_from_slice(&KIND);
@@ -50,7 +50,7 @@ pub(super) fn preface(chance: u64) -> [u8; PREFACE] {
     bytes
 }
 
-/// The number of chance of a segment that begins with these bytes.
+/// The random number of a segment that begins with these bytes.
 pub(super) fn chance(preface: &[u8; PREFACE]) -> Option<u64> {
     let chance = preface[8..].try_into().map(u64::from_le_bytes).ok();
     chance.filter(|_| preface[..8] == KIND)
@@ -80,7 +80,7 @@ pub(in super::super) fn parse(bytes: &[u8], segment: u32, offset: u32) -> Option
     (digest.size <= SMALL && bytes.get(..HEADER)? == header(segment, offset, &digest)).then_some(digest)
 }
 
-/// What was found in a segment.
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub(super) struct ScannedRecord {
     /// Blobs whose bytes are right, and where their records begin.

@@ -1,4 +1,4 @@
-//! What stays and what goes: the list, evictions beside writes and reads, and segments that are copied forward.
+//! What is kept and what is removed: the list, evictions beside writes and reads, and segments copied forward.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Segments of the tests.
+/// The size of segments in the tests.
 const TINY: u64 = 40_000;
 
 fn segment_files(disk: &Disk) -> usize {

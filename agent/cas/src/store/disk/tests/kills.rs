@@ -1,5 +1,5 @@
-//! Lives of a store that end in the middle of a step, or in which a step fails: the next life has all that was
-//! acknowledged, and nothing else is wrong.
+//! Processes of a store that are killed in the middle of a step, or in which a step fails: the next one has all that
+//! was acknowledged, and nothing else is wrong.
 
 use std::fs;
 use std::path::Path;
@@ -9,15 +9,15 @@ use super::*;
 
 const LIFE: &str = "AGENT_CAS_TEST_LIFE";
 
-/// Segments of the lives.
+/// The size of segments in these processes.
 const TINY: u64 = 40_000;
 
-/// What a life does a batch after the other: half of the blobs are small.
+/// The batches that a process writes one after the other: half of the blobs are small.
 fn batch(life: u64, number: u64) -> Vec<(Digest, Bytes)> {
     blobs(life * 100 + number, &[4000, 5000, 6000, 7000, 132_000, 133_000])
 }
 
-/// Another life in `dir`, with these failures planned for it. What it says is in `said`.
+/// Another process in `dir`, with these failures planned for it. Its output is in `said`.
 #[allow(clippy::disallowed_methods, reason = "the process under test is this one")]
 fn life(dir: &Path, number: u64, failures: &str) -> std::process::ExitStatus {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -46,7 +46,7 @@ async fn test_life_that_others_kill() {
             }
         }
         if number % 2 == 1 {
-            // Of every second batch nothing stays, so that segments are copied forward.
+            // Of every second batch one blob is kept, so that segments are copied forward.
             let going: HashSet<Digest> = digests(&batch(life, number - 1)[1..]).into_iter().collect();
             going.iter().for_each(|digest| writeln!(said, "evicted {digest}").unwrap());
             let told = disk.listing().await;
@@ -57,7 +57,7 @@ async fn test_life_that_others_kill() {
     writeln!(said, "closed").unwrap();
 }
 
-/// What lives said: blobs that are there, blobs that may be, and how many were refused.
+/// The output of all processes: blobs that are kept, and how many were refused.
 fn said(dir: &Path) -> (HashSet<Digest>, usize) {
     let (mut kept, mut refused) = (HashSet::new(), 0);
     for line in fs::read_to_string(dir.join("said")).unwrap_or_default().lines() {
@@ -73,7 +73,7 @@ fn said(dir: &Path) -> (HashSet<Digest>, usize) {
     (kept, refused)
 }
 
-/// All that was acknowledged is there, whatever else there is is right, and the store goes on.
+/// All that was acknowledged is there, all other blobs match their digests, and the store still works.
 async fn is_whole(dir: &Path, when: &str) {
     let disk = Disk::open_with(&dir.join("store"), 0, TINY).unwrap();
     let (kept, _) = said(dir);
@@ -92,7 +92,7 @@ async fn is_whole(dir: &Path, when: &str) {
     evict(&disk, told.into_iter().filter(|kept| more.contains(&kept.digest)).collect()).await;
 }
 
-/// Every step, and how often a life comes by.
+/// Every step, and how often a process visits it.
 const STEPS: &[(&str, u64)] = &[
     ("cas.blob.create", 12),
     ("cas.blob.write", 12),
@@ -114,7 +114,7 @@ const STEPS: &[(&str, u64)] = &[
 async fn test_killed_at_any_step_the_next_life_has_what_was_acknowledged() {
     for (step, times) in STEPS {
         let dir = tempfile::tempdir().unwrap();
-        // One life that ends well, so that there is something to begin with.
+        // One process that ends well, so that there is something to begin with.
         assert!(life(dir.path(), 1, "").success());
         for visit in [times.div_ceil(3), *times] {
             let ended = life(dir.path(), 2 + visit, &format!("{step}=kill@{visit}"));
@@ -126,12 +126,12 @@ async fn test_killed_at_any_step_the_next_life_has_what_was_acknowledged() {
 
 #[tokio::test]
 async fn test_error_at_any_step_is_told_and_leaves_no_wrong_blob() {
-    // Those that a write comes by first.
+    // Steps whose failure a write reports.
     let told = ["cas.blob.create", "cas.blob.write", "cas.blob.sync", "cas.blob.rename"];
     let told =
         [&told[..], &["cas.directory.sync", "cas.segment.append", "cas.segment.create", "cas.segment.sync"]]
             .concat();
-    // Full, and broken.
+    // A full disk, and a broken one.
     for error in [28, 5] {
         for (step, _) in STEPS.iter().filter(|(step, _)| error == 28 || told.contains(step)) {
             let dir = tempfile::tempdir().unwrap();

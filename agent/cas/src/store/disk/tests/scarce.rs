@@ -1,5 +1,5 @@
-//! A store on a machine that is short of descriptors: what cannot be read now is not lost, and what an earlier
-//! release gave up for such a reason comes back.
+//! A store on a machine that is short of descriptors: blobs that cannot be read now are not lost, and blobs that an
+//! earlier release gave up for such a reason are taken back.
 
 use std::process::Stdio;
 

@@ -62,7 +62,7 @@ fn test_job_starts_when_those_it_comes_after_have_ended_as_wanted() {
         assert_eq!(state(&book, unmet), JobState::Failed);
         let outcome = book.job(&name(unmet)).unwrap().outcome.clone().unwrap();
         assert_eq!(outcome.fault.unwrap().code, Code::JobNeverDue);
-        // What comes after one that never came fails with it, and else still waits for the other.
+        // A job that comes after a failed one fails too; otherwise it still waits for the other.
         let then = if verdict == Verdict::Completed { JobState::Queued } else { JobState::Failed };
         assert_eq!(state(&book, "then"), then);
         if then == JobState::Queued {
@@ -120,7 +120,7 @@ fn test_what_a_job_waits_for_and_who_holds_it_outlive_the_controller() {
     book.schedule(now);
     assert!(["b", "c", "d"].iter().all(|job| state(&book, job) == JobState::Queued));
     assert_eq!(book.detail(book.job(&name("d")).unwrap()), "held by uid 1; `agentctl release` lets it go");
-    // Nobody knows how that one ended.
+    // It is not known how that one ended.
     assert_eq!(book.unknown_predecessors(), [name("lost")]);
     book.resolve_predecessor(&name("lost"), None);
     end(&mut book, "a", Verdict::Failed);

@@ -56,7 +56,7 @@ impl Bed {
         (**self.book.job(&"a".parse().unwrap()).unwrap()).clone()
     }
 
-    /// A node says what it holds, after it obeyed the latest orders.
+    /// A node reports what it holds, after it obeyed the latest orders.
     fn hear(&mut self, node: usize, holds: Option<(ReplicaStep, Option<Ready>)>) {
         let id = format!("n{node}").parse().unwrap();
         let replica = || ReplicaId { rank: node as u32, ..self.job().replica(0) };
@@ -76,7 +76,7 @@ impl Bed {
         }
     }
 
-    /// What a rank is told of its gang.
+    /// The gang in the order of a rank.
     fn told(&self, rank: usize) -> Option<Gang> {
         let orders = self.book.orders(&format!("n{rank}").parse().unwrap());
         orders.list.into_iter().find_map(|Order { desired, .. }| match desired {
@@ -110,7 +110,7 @@ fn test_gang_goes_when_all_could_start_and_have_met_and_not_before() {
     bed.hear(1, Some((LAUNCHING, Some(ready(1, digest)))));
     let go = bed.job().go.unwrap();
     assert!(bed.book.is_urgent() && bed.told(0).unwrap().go == Some(go.until[0]));
-    // A rank that has to begin anew changes nothing any more.
+    // A rank that has to start again changes nothing any more.
     bed.hear(1, Some((LAUNCHING, None)));
     assert_eq!(bed.told(1).unwrap().go, Some(go.until[1]));
 }
@@ -138,7 +138,7 @@ fn test_a_rank_that_is_not_ready_in_time_is_named_and_waited_for_no_longer() {
     let broken = job.broken.as_ref().unwrap();
     assert_eq!((broken.rank, broken.fault.code), (1, Code::GangIncomplete));
     assert!(broken.fault.what.contains("rank 1 on n1"), "{}", broken.fault);
-    // Its node is silent by now, and it was never told to go.
+    // Its node is silent by now, and it never got a go.
     let end = |rank: u32| bed.job().rank(rank).and_then(|rank| rank.end.clone());
     assert!(end(1).is_some() && end(0).is_none());
     let stopped = without_run(Verdict::Canceled, None, bed.now().wall);

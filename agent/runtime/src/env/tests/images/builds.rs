@@ -11,7 +11,7 @@ struct Works {
 impl Works {
     fn new(engine: &Engine, files: &[(&str, &str)]) -> Works {
         let mut node = Node::with(&engine.docker);
-        // A proxy that only the machine reaches: then the engine needs no network of its own.
+        // A proxy on the loopback: then the engine needs no network of its own.
         node.config.vars.insert("http_proxy".to_owned(), "http://127.0.0.1:1".to_owned());
         let source = node.fixture.path("source");
         for (path, text) in files {
@@ -71,7 +71,7 @@ async fn test_image_is_built_once_and_goes_with_its_environment() {
     assert!(kept[0].summary.contains(&base) && kept[0].bytes < 1 << 20, "{kept:?}: its base was there");
     drop(lease);
 
-    // Its base is another one by now.
+    // Its base is another image now.
     engine.shell(&base, &[("more", 0o644, b"1".to_vec())], &[]).await;
     let lease = works.acquire(&environments).await.unwrap();
     let again = lease.image().unwrap().id.clone();

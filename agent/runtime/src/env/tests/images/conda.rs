@@ -1,4 +1,4 @@
-//! Images with a conda environment beside them, which an engine makes that follows a script.
+//! Images with a conda environment beside them, which is built by an engine that follows a script.
 
 use super::*;
 
@@ -52,7 +52,7 @@ fn both(name: &str) -> EnvSpec {
     EnvSpec::Image { image: name.to_owned(), conda: Some(FILE.to_owned()) }
 }
 
-/// The words by which the C library tells its version.
+/// The text in which the C library contains its version.
 fn libc(version: &str) -> Vec<(&'static str, u32, Vec<u8>)> {
     let text = format!("\x7fELF\0GNU C Library (Some) stable release version {version}.\n");
     vec![
@@ -78,7 +78,7 @@ async fn test_conda_environment_is_made_for_the_image_and_mounted() {
     assert_eq!(lease.python_version(), "3.11.9");
     assert_eq!(carried.requests("__glibc=2.31=0"), 1);
     assert!(carried.node.acquire(&environments, &both(&name)).await.unwrap().reused());
-    // What it is put together from stays as long as it is used, also by what an earlier life started.
+    // The environments that it consists of are kept while it is used, also by a command from before a restart.
     let keys: Vec<String> = environments.list().into_iter().map(|kept| kept.key).collect();
     assert_eq!(keys.len(), 3, "{keys:?}");
     let key = lease.key().to_owned();
@@ -89,7 +89,7 @@ async fn test_conda_environment_is_made_for_the_image_and_mounted() {
         assert!(matches!(again.remove(key), Err(RemoveError::InUse { .. })), "{key}");
     }
     drop(held);
-    // The packages are gone, so it is made again.
+    // The packages are gone, so it is built again.
     let packages = keys.iter().find(|key| key.starts_with("conda-")).unwrap();
     removed(&again, packages).await;
     let lease = carried.node.acquire(&again, &both(&name)).await.unwrap();

@@ -39,7 +39,7 @@ async fn test_image_is_pulled_once_for_all_and_goes_with_its_environment() {
     let lease = node.acquire(&environments, &spec).await.unwrap();
     assert!(!lease.reused() && lease.image().unwrap().id == id);
     drop(lease);
-    // Somebody else gives it a name: that is not ours to remove.
+    // With a second name, it is not ours to remove.
     let other = engine.name("other");
     engine.tag(&id, &other).await;
     assert!(removed(&environments, &key).await > 100_000);
@@ -99,7 +99,7 @@ async fn test_what_is_not_there_or_for_other_machines() {
     assert!(named.ends_with("tool:2"), "{error}");
     let error = node.acquire(&environments, &image(&registry.image())).await.unwrap_err();
     assert!(matches!(&error, AcquireError::WrongPlatform { has, .. } if has.contains(other)), "{error:?}");
-    // What was begun for it is cleared away meanwhile.
+    // The image, which was pulled but refused, is removed meanwhile.
     let deadline = Instant::now() + WITHIN;
     while engine.id(&registry.image()).await.is_some() {
         assert!(Instant::now() < deadline, "waited too long until an image goes that nobody has use for");

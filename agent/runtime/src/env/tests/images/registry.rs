@@ -10,21 +10,21 @@ use sha2::{Digest as _, Sha256};
 
 use super::*;
 
-/// What it is like.
+/// Its behaviour.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Manner {
-    /// Who it knows, as `name:word`.
+    /// The only user it admits, as `name:password`.
     pub(super) knows: Option<String>,
     /// It stops in the middle of the layer.
     pub(super) stalls: bool,
-    /// What the image is for, instead of this machine.
+    /// The image's architecture, if it is not this machine's.
     pub(super) architecture: Option<&'static str>,
 }
 
 /// Serves the image `tool:1` until the process ends.
 pub(super) struct Registry {
     pub(super) host: String,
-    /// What was asked for.
+    /// The requests.
     asked: Arc<Mutex<Vec<String>>>,
 }
 
@@ -65,7 +65,7 @@ fn digest(bytes: &[u8]) -> String {
 
 impl Served {
     fn make(own: &str, host: &str, manner: Manner) -> Served {
-        // Another content for each, or the engine has the layer already. What cannot be compressed takes a while.
+        // Different content for each, or the engine has the layer already. Incompressible, so that it takes a while.
         let mut seed = host.to_owned();
         let mut noise = Vec::new();
         while noise.len() < 300_000 {
