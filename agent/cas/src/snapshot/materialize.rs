@@ -100,7 +100,7 @@ pub async fn download(store: &impl BlobStore, root: Digest, dest: &Path) -> Resu
 }
 
 /// As [`download`], but only these files and directories of it, each the path below the root; all of it if none is
-/// named. A link to a place that is left out is an error.
+/// named. A link to a place that is left out leads nowhere.
 pub async fn download_parts(
     store: &impl BlobStore,
     root: Digest,

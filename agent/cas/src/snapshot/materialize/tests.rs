@@ -98,8 +98,7 @@ async fn test_parts_are_laid_alone_or_named_when_they_are_not_there() {
         let refused = lay(&["train.py", absent]).await.unwrap_err();
         assert!(matches!(&refused, MaterializeError::NoSuchPart { path } if path == absent), "{refused}");
     }
-    let refused = lay(&["many"]).await.unwrap_err();
-    assert!(matches!(refused, MaterializeError::Tree(TreeError::Link { .. })), "{refused}");
+    assert_eq!(lay(&["many"]).await.unwrap().0.files, 300, "its link leads nowhere then");
 }
 
 #[tokio::test]
