@@ -91,10 +91,11 @@ pub(super) async fn list(
     meant: impl Fn(&JobView) -> bool,
 ) -> Result<(Vec<JobView>, bool), Failure> {
     let mut jobs: Vec<JobView> = Vec::new();
-    let mut after = String::new();
+    let (mut after, mut wanted) = (String::new(), limit.min(PAGE));
     loop {
-        let request = v1::ListJobsRequest { limit: limit.clamp(100, PAGE), active, after };
+        let request = v1::ListJobsRequest { limit: wanted, active, after };
         let page = answer(client.jobs().list(request)).await?;
+        wanted = PAGE; // where there was too little, most jobs are not meant
         let Some(last) = page.jobs.last() else { return Ok((jobs, false)) };
         after = last.job.clone();
         for job in page.jobs {
