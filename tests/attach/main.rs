@@ -1,8 +1,6 @@
 //! The table of attach: machines with nothing but an SSH server become nodes, and are afterwards as they were before.
 //! How rows are chosen and told: [`agent_tests::table`].
 
-#![allow(clippy::print_stderr, reason = "says where a case failed")]
-
 mod bed;
 mod cuts;
 mod logins;
@@ -24,11 +22,6 @@ fn prepare() {
 }
 
 fn main() -> ExitCode {
-    // What a panic says is told with its case; here it is only where.
-    std::panic::set_hook(Box::new(|panic| {
-        if let Some(place) = panic.location() {
-            eprintln!("  at {place}");
-        }
-    }));
+    agent_tests::table::show_panics_by_place();
     Table { name: "attach", rows: rows(), cases: &[], prepare }.main()
 }

@@ -15,8 +15,6 @@
 //! be nowhere, a file that only root may write must be as it was. Races are tried some hundred times, and a thousand
 //! with `--full`.
 
-#![allow(clippy::print_stderr, reason = "says where a case failed")]
-
 mod containers;
 mod links;
 mod own;
@@ -39,19 +37,11 @@ fn rows() -> Vec<&'static Row> {
         .collect()
 }
 
-/// Makes what every row needs, so that no row is charged for it.
-fn prepare() {
-    agent_tests::binaries();
-}
-
 fn main() -> ExitCode {
-    // What a panic says is told with its case; here it is only where.
-    std::panic::set_hook(Box::new(|panic| {
-        if let Some(place) = panic.location() {
-            eprintln!("  at {place}");
-        }
-    }));
-    let code = Table { name: "boundaries", rows: rows(), cases: &[], prepare }.main();
+    agent_tests::table::show_panics_by_place();
+    let code =
+        Table { name: "boundaries", rows: rows(), cases: &[], prepare: || _ = agent_tests::binaries() }
+            .main();
     end_shared();
     code
 }

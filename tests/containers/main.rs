@@ -4,8 +4,6 @@
 //! The engine is one of the suite's own ([`agent_tests::engine`]), so that it may be killed, frozen and started again;
 //! the images are made on the machine and nothing is pulled but from a registry on loopback.
 
-#![allow(clippy::print_stderr, reason = "says where a case failed")]
-
 mod away;
 mod bed;
 mod contract;
@@ -38,12 +36,7 @@ fn prepare() {
 }
 
 fn main() -> ExitCode {
-    // What a panic says is told with its case; here it is only where.
-    std::panic::set_hook(Box::new(|panic| {
-        if let Some(place) = panic.location() {
-            eprintln!("  at {place}");
-        }
-    }));
+    agent_tests::table::show_panics_by_place();
     let code = Table { name: "containers", rows: rows(), cases: &[], prepare }.main();
     end_shared();
     code

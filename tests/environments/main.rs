@@ -4,8 +4,6 @@
 //! The engine is driven by its protocol alone, as the daemon does. Every failure must be of the kind that was
 //! promised, and nothing half-built may be usable.
 
-#![allow(clippy::print_stderr, reason = "says where a case failed")]
-
 mod bench;
 mod channels;
 mod disk;
@@ -28,11 +26,6 @@ fn rows() -> Vec<&'static Row> {
 }
 
 fn main() -> ExitCode {
-    // What a panic says is told with its case; here it is only where.
-    std::panic::set_hook(Box::new(|panic| {
-        if let Some(place) = panic.location() {
-            eprintln!("  at {place}");
-        }
-    }));
+    agent_tests::table::show_panics_by_place();
     Table { name: "environments", rows: rows(), cases: &[], prepare: bench::prepare }.main()
 }

@@ -5,8 +5,6 @@
 //! Nothing that was acknowledged is lost, what is refused is told by its cause, and when there is plenty again
 //! everything goes on. A merge tries all operations in one scarcity; `--full` each by itself as well.
 
-#![allow(clippy::print_stderr, reason = "says where a case failed")]
-
 mod acts;
 mod means;
 
@@ -149,14 +147,12 @@ fn afterwards(bed: &mut Bed, kept: &Kept) -> Result<String, String> {
 }
 
 fn main() -> ExitCode {
-    // What a panic says is told with its case; here it is only where.
-    std::panic::set_hook(Box::new(|panic| {
-        if let Some(place) = panic.location() {
-            eprintln!("  at {place}");
-        }
-    }));
-    let prepare = || {
-        agent_tests::binaries();
-    };
-    Table { name: "scarcity", rows: ROWS.iter().collect(), cases: &[], prepare }.main()
+    agent_tests::table::show_panics_by_place();
+    Table {
+        name: "scarcity",
+        rows: ROWS.iter().collect(),
+        cases: &[],
+        prepare: || _ = agent_tests::binaries(),
+    }
+    .main()
 }

@@ -4,8 +4,6 @@
 //!
 //! What could take too much memory or time is done by a process of its own, which is measured: [`probe`].
 
-#![allow(clippy::print_stderr, reason = "says where a case failed")]
-
 mod cases;
 mod corpus;
 mod crash;
@@ -54,11 +52,6 @@ fn main() -> ExitCode {
     if let Some(("--probe", rest)) = arguments.split_first().map(|(first, rest)| (first.as_str(), rest)) {
         return probe::main(rest);
     }
-    // What a panic says is told with its case; here it is only where.
-    std::panic::set_hook(Box::new(|panic| {
-        if let Some(place) = panic.location() {
-            eprintln!("  at {place}");
-        }
-    }));
+    agent_tests::table::show_panics_by_place();
     Table { name: "snapshots", rows: rows(), cases: cases::CASES, prepare }.main()
 }

@@ -176,6 +176,15 @@ struct Done {
     took: Duration,
 }
 
+/// Prints only the place of each panic from here on: its message is printed with the case that it failed.
+pub fn show_panics_by_place() {
+    std::panic::set_hook(Box::new(|panic| {
+        if let Some(place) = panic.location() {
+            eprintln!("  at {place}");
+        }
+    }));
+}
+
 impl Table {
     /// Runs what the command line asks for, and prints the table.
     pub fn main(&self) -> ExitCode {
