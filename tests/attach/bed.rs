@@ -290,9 +290,15 @@ impl Machine {
         PathBuf::from(format!("/proc/{}/root{path}", self.init()))
     }
 
-    /// The processes of the agent there.
+    /// The programs of the agent that run there, by path.
     pub(crate) fn agents(&self) -> String {
         self.sh("for at in /proc/[0-9]*; do readlink $at/exe; done 2>/dev/null | grep /agentd/ || true")
+            .stdout
+    }
+
+    /// The daemons that run there, by process; the supervisor of a job that has just ended may still be ending.
+    pub(crate) fn daemons(&self) -> String {
+        self.sh("for at in /proc/[0-9]*; do case $(readlink $at/exe) in */agentd/*/agentd) echo $at;; esac; done 2>/dev/null")
             .stdout
     }
 }

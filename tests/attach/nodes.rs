@@ -51,9 +51,10 @@ fn whole(tally: &mut Tally, _: &Scale) {
         assert!(ran.stdout.contains("I am on host1"), "{}{}", ran.stdout, ran.stderr);
     });
     tally.case("attach again changes nothing", || {
-        let daemons = machine.agents();
+        let daemons = machine.daemons();
+        assert_eq!(daemons.lines().count(), 1, "{daemons}");
         bed.attach(&root, &[]).ok();
-        assert_eq!(machine.agents(), daemons);
+        assert_eq!(machine.daemons(), daemons);
         assert_eq!(bed.ready(), ["host1"]);
     });
     tally.case("detach leaves nothing", || {
@@ -84,7 +85,7 @@ fn twice(tally: &mut Tally, _: &Scale) {
             assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
         }
         assert_eq!(bed.ready(), ["host1"]);
-        assert_eq!(bed.machines[0].agents().lines().filter(|line| line.ends_with("/agentd")).count(), 1);
+        assert_eq!(bed.machines[0].daemons().lines().count(), 1);
     });
 }
 
