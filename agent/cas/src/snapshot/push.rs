@@ -9,6 +9,9 @@
 use std::collections::HashSet;
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use agent_model::Digest;
 use bytes::Bytes;
@@ -22,11 +25,14 @@ use crate::digest_of;
 use crate::parallel::blocking;
 use crate::remote::RetryPolicy;
 use crate::store::{
-    BATCH_BLOBS, BATCH_BYTES, BlobStore, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
+    BATCH_BLOBS, BATCH_BYTES, BlobStore, Chunks, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
 };
 
 /// Batches and streams on their way at once.
 const IN_FLIGHT: usize = 4;
+
+/// How often progress is told within a large file.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// Digests in one question to the store. They are in memory several times until it is answered.
 const QUESTION: usize = 40_000;
@@ -38,7 +44,7 @@ pub struct PushProgress {
     pub files: u64,
     /// Files to send.
     pub files_total: u64,
-    /// Bytes of them sent.
+    /// Bytes of them sent, also of files that are only partly sent yet.
     pub bytes: u64,
     /// Bytes of them to send.
     pub bytes_total: u64,
@@ -148,20 +154,58 @@ async fn send_all(
         missing.into_iter().partition(|blob| !blob.is_file() || blob.digest().size <= SMALL_BLOB);
     let small = batches(small, BATCH_BYTES, BATCH_BLOBS, |blob| blob.digest().size);
     let mut waiting = [small, large.into_iter().map(|blob| vec![blob]).collect()].concat().into_iter();
-    let mut sending: FuturesUnordered<_> = waiting.by_ref().take(IN_FLIGHT).map(|b| send(store, b)).collect();
+    let under_way = Arc::new(AtomicU64::new(0));
+    let start = |blobs| send(store, blobs, &under_way);
+    let mut sending: FuturesUnordered<_> = waiting.by_ref().take(IN_FLIGHT).map(start).collect();
     let mut directories = 0;
-    while let Some(part) = sending.next().await {
-        let part = part?;
-        sending.extend(waiting.next().map(|blobs| send(store, blobs)));
-        sent.files += part.files;
-        sent.bytes += part.bytes;
-        directories += part.directories;
-        progress(sent);
+    let mut tick = tokio::time::interval(PROGRESS_EVERY);
+    loop {
+        tokio::select! {
+            part = sending.next() => {
+                let Some(part) = part else { break };
+                let part = part?;
+                sending.extend(waiting.next().map(start));
+                sent.files += part.files;
+                sent.bytes += part.bytes;
+                directories += part.directories;
+            }
+            _ = tick.tick() => {}
+        }
+        let bytes = sent.bytes.saturating_add(under_way.load(Ordering::Relaxed)).min(sent.bytes_total);
+        progress(PushProgress { bytes, ..sent });
     }
     if let Some(root) = root {
-        directories += send(store, vec![root]).await?.directories;
+        directories += send(store, vec![root], &under_way).await?.directories;
     }
     Ok((sent, directories))
+}
+
+/// Counts the bytes of a large file that are sent, as long as it is not sent whole.
+struct Meter {
+    all: Arc<AtomicU64>,
+    own: Arc<AtomicU64>,
+}
+
+impl Meter {
+    fn new(all: &Arc<AtomicU64>) -> Meter {
+        Meter { all: Arc::clone(all), own: Arc::default() }
+    }
+
+    /// These chunks, each counted when it is taken.
+    fn count(&self, chunks: Chunks) -> Chunks {
+        let (all, own) = (Arc::clone(&self.all), Arc::clone(&self.own));
+        let count = move |chunk: &Bytes| {
+            own.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+            all.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+        };
+        chunks.inspect_ok(count).boxed()
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
 }
 
 /// Something the store may lack.
@@ -220,11 +264,15 @@ async fn missing<'a>(all: Vec<Blob<'a>>, store: &impl BlobStore) -> Result<Vec<B
 }
 
 /// Sends a batch of small blobs or a single large one.
-async fn send(store: &impl BlobStore, blobs: Vec<Blob<'_>>) -> Result<Part, PushError> {
+async fn send(
+    store: &impl BlobStore,
+    blobs: Vec<Blob<'_>>,
+    under_way: &Arc<AtomicU64>,
+) -> Result<Part, PushError> {
     let part = Part::of(&blobs);
     match &blobs[..] {
         [Blob::File(leaf)] if leaf.stamp.size > SMALL_BLOB => {
-            send_large(store, leaf.digest(), leaf.place.clone()).await?;
+            send_large(store, leaf.digest(), leaf.place.clone(), under_way).await?;
         }
         _ => send_small(store, blobs).await?,
     }
@@ -266,7 +314,12 @@ fn read_small(digest: Digest, place: &FilePlace) -> Result<Bytes, PushError> {
     }
 }
 
-async fn send_large(store: &impl BlobStore, digest: Digest, place: FilePlace) -> Result<(), PushError> {
+async fn send_large(
+    store: &impl BlobStore,
+    digest: Digest,
+    place: FilePlace,
+    under_way: &Arc<AtomicU64>,
+) -> Result<(), PushError> {
     let path = place.shown();
     let mut retry = RetryPolicy::default();
     loop {
@@ -274,7 +327,8 @@ async fn send_large(store: &impl BlobStore, digest: Digest, place: FilePlace) ->
         let again = place.clone();
         let file = blocking(move || again.open()).await.map_err(fail)?;
         let fail = |source| PushError::File { path: path.clone(), source };
-        match store.write(digest, file_chunks(file, path.clone())).await {
+        let meter = Meter::new(under_way);
+        match store.write(digest, meter.count(file_chunks(file, path.clone()))).await {
             Ok(()) => return Ok(()),
             Err(WriteError::Mismatch { .. }) => return Err(PushError::Changed { path }),
             Err(WriteError::Remote { digest, source }) => {

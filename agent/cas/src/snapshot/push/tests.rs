@@ -38,6 +38,21 @@ async fn test_push_sends_each_content_once_and_then_nothing() {
 }
 
 #[tokio::test]
+async fn test_bytes_of_a_large_file_count_while_it_is_sent() {
+    let under_way = Arc::new(AtomicU64::new(7));
+    let meter = Meter::new(&under_way);
+    let chunks = [3, 5].map(|length| Ok(Bytes::from(vec![0; length])));
+    let mut counted = meter.count(futures_util::stream::iter(chunks).boxed());
+    counted.next().await.unwrap().unwrap();
+    assert_eq!(under_way.load(Ordering::Relaxed), 10);
+    counted.next().await.unwrap().unwrap();
+    assert_eq!(under_way.load(Ordering::Relaxed), 15);
+    // It was sent whole, or is sent again from its start.
+    drop(meter);
+    assert_eq!(under_way.load(Ordering::Relaxed), 7);
+}
+
+#[tokio::test]
 async fn test_push_after_one_change_sends_one_file_and_the_way_to_it() {
     let (dir, store) = (tree(100), Memory::new());
     push(&scan(dir.path()).unwrap(), &store, |_| {}).await.unwrap();
