@@ -46,4 +46,4 @@ pub use fault::{Blame, Code, Fault, Retry};
 pub use ids::{Digest, Epoch, JobId, NodeId, ReplicaId, Stream, UserName};
 pub use job::{JobDraft, JobSpec};
 pub use machine::{JobEvent, JobState, ReplicaStep, Verdict};
-pub use outcome::{Artifacts, ExitStatus, Outcome, StreamEnd};
+pub use outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, last_lines};

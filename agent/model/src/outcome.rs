@@ -84,3 +84,35 @@ pub struct Outcome {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
 }
+
+/// The most lines of a log that a fault has.
+const LAST_LINES: usize = 5;
+/// The most characters of each.
+const LAST_LINE_WIDTH: usize = 300;
+
+/// The last lines of a log that are not blank, from its last bytes, as a fault has them. Text that a progress bar
+/// overwrote is left out.
+pub fn last_lines(end_of_log: &[u8]) -> Vec<String> {
+    let text = String::from_utf8_lossy(end_of_log);
+    let shown = |line: &str| -> String {
+        let last = line.trim_end().rsplit('\r').next().unwrap_or_default();
+        last.chars().filter(|c| !c.is_control() || *c == '\t').take(LAST_LINE_WIDTH).collect()
+    };
+    let mut lines: Vec<String> =
+        text.lines().rev().map(shown).filter(|line| !line.trim().is_empty()).take(LAST_LINES).collect();
+    lines.reverse();
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_last_lines_are_few_short_and_plain() {
+        let log = b"one\ntwo\n\nthree\n10%\r50%\r100%\nfour\n\x1b[31mred\x1b[0m\xff\n";
+        assert_eq!(last_lines(log), ["two", "three", "100%", "four", "[31mred[0m\u{fffd}"]);
+        assert_eq!(last_lines(&[b'x'; 9000])[0].len(), LAST_LINE_WIDTH);
+        assert!(last_lines(b"\n\n").is_empty());
+    }
+}

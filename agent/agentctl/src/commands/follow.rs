@@ -9,7 +9,7 @@
 use std::pin::Pin;
 use std::process::ExitCode;
 
-use agent_model::{Code, Fault, Stream};
+use agent_model::{Code, Fault, Stream, last_lines};
 use agent_proto::v1;
 use futures_util::stream::{SelectAll, Stream as AnyStream, StreamExt};
 use tokio::time::{Duration, Instant, sleep};
@@ -85,6 +85,9 @@ enum FollowEvent {
 
 type Events = SelectAll<Pin<Box<dyn AnyStream<Item = Result<FollowEvent, Status>>>>>;
 
+/// More bytes than the lines of a log that a fault has.
+const END: usize = 8 << 10;
+
 /// How far one log was shown.
 #[derive(Debug, Default, Clone, Copy)]
 struct Position {
@@ -100,6 +103,8 @@ struct Follower<'a> {
     build: Position,
     /// The job as last seen.
     last: Option<JobView>,
+    /// The end of what was shown of the log, at most [`END`] bytes.
+    end: Vec<u8>,
     /// When the daemon went away, if it has sent nothing since.
     away: Option<Instant>,
     /// The last messages about waiting, and about the environment.
@@ -124,6 +129,7 @@ pub(crate) async fn follow(
         log,
         build: Position::default(),
         last: None,
+        end: Vec::new(),
         away: None,
         said: String::new(),
         environment: String::new(),
@@ -150,7 +156,8 @@ impl Follower<'_> {
         }
         output.job_ended()?;
         match self.last.take() {
-            Some(job) => {
+            Some(mut job) => {
+                job.leave_out_of_cause(&last_lines(&self.end));
                 if self.wants.story && self.environment.is_empty() {
                     self.recall_environment(output).await?;
                 }
@@ -206,6 +213,8 @@ impl Follower<'_> {
         *at = Position { epoch: chunk.epoch, offset: chunk.offset + chunk.data.len() as u64 };
         self.away = None;
         if Some(log) == self.wants.log {
+            self.end.extend_from_slice(&chunk.data);
+            self.end.drain(..self.end.len().saturating_sub(END));
             return output.job_bytes(&chunk.data);
         }
         // The end of a build log that arrives after the environment was reported is not needed any more.

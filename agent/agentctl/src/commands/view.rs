@@ -182,6 +182,13 @@ impl JobView {
         self.outcome.as_ref()?.fault.as_ref()
     }
 
+    /// Leaves lines out of what is told about the cause, because the user has just seen them.
+    pub(crate) fn leave_out_of_cause(&mut self, seen: &[String]) {
+        if let Some(fault) = self.outcome.as_mut().and_then(|outcome| outcome.fault.as_mut()) {
+            fault.why.retain(|line| !seen.contains(line));
+        }
+    }
+
     /// How long its command ran, or has been running.
     pub(crate) fn duration(&self, now: Timestamp) -> Option<std::time::Duration> {
         let outcome = self.outcome.as_ref();

@@ -22,7 +22,7 @@ use tonic::Status;
 
 use self::exit::node_out_of_memory;
 pub(crate) use self::exit::{
-    LEASE_OVER, is_from_elsewhere, judge, lease_over, may_be_of_the_machine, tail_lines, unstored,
+    LEASE_OVER, is_from_elsewhere, judge, lease_over, may_be_of_the_machine, unstored,
 };
 use super::fetch::FetchError;
 use super::outputs::CollectError;
@@ -403,6 +403,17 @@ pub(crate) fn outputs_missing(missing: &[Unread], kept: &Path) -> Fault {
     let more = (more > 0).then(|| format!("and {more} more"));
     let fix = format!("they are kept on the node in {}", kept.display());
     named.chain(more).fold(Fault { blame: Blame::User, ..fault }, Fault::why).fix(fix)
+}
+
+/// The fault for outputs of a running job that could not be stored.
+pub(crate) fn outputs_so_far(error: &CollectError, dir: &Path, job: &JobId) -> Fault {
+    let fault = Fault::new(Code::OutputsUnstored, "the outputs so far could not be stored").because(error);
+    let blame = if is_away(error) { Blame::Network } else { fault.blame };
+    let fix = match is_no_space(error) {
+        true => "the copy that is stored needs room on the node: make some, or wait until the job has ended",
+        false => "the job goes on; try again, or wait until it has ended",
+    };
+    Fault { blame, ..fault }.why(format!("{job} writes them below {}", dir.display())).fix(fix)
 }
 
 /// The fault for outputs that could not be stored; they are kept on the node.

@@ -293,21 +293,3 @@ fn signal_text(signal: i32) -> String {
         None => format!("signal {signal}"),
     }
 }
-
-/// The most lines of a log that a fault shows.
-const TAIL_LINES: usize = 5;
-/// The most characters of a line that a fault shows.
-pub(super) const TAIL_WIDTH: usize = 300;
-
-/// The last lines of a log that are not blank, from its last bytes. Text that a progress bar overwrote is left out.
-pub(crate) fn tail_lines(end_of_log: &[u8]) -> Vec<String> {
-    let text = String::from_utf8_lossy(end_of_log);
-    let shown = |line: &str| -> String {
-        let last = line.trim_end().rsplit('\r').next().unwrap_or_default();
-        last.chars().filter(|c| !c.is_control() || *c == '\t').take(TAIL_WIDTH).collect()
-    };
-    let mut lines: Vec<String> =
-        text.lines().rev().map(shown).filter(|line| !line.trim().is_empty()).take(TAIL_LINES).collect();
-    lines.reverse();
-    lines
-}

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
 use agent_model::job::Limits;
-use agent_model::{JobDraft, JobSpec};
+use agent_model::{JobDraft, JobSpec, last_lines};
 use agent_shim::{End, ExitRecord, NotStarted, OomScope, Sender};
 use rustix::io::Errno;
 
-use super::exit::{TAIL_WIDTH, returned};
+use super::exit::returned;
 use super::*;
 
 fn spec() -> JobSpec {
@@ -51,7 +51,7 @@ fn code(code: i32) -> ExitRecord {
 }
 
 fn judged(record: &ExitRecord, tail: &str) -> (Verdict, Option<Code>) {
-    let ending = judge(record, &spec(), tail_lines(tail.as_bytes()), false);
+    let ending = judge(record, &spec(), last_lines(tail.as_bytes()), false);
     (ending.verdict, ending.fault.map(|fault| fault.code))
 }
 
@@ -147,7 +147,7 @@ fn test_machine_that_goes_down_cancels_nothing_and_excuses_no_failure() {
 #[test]
 fn test_advice_fits_what_is_missing() {
     let fix =
-        |code: i32, tail: &str, has_code| returned(code, tail_lines(tail.as_bytes()), has_code).fix.unwrap();
+        |code: i32, tail: &str, has_code| returned(code, last_lines(tail.as_bytes()), has_code).fix.unwrap();
     let lost = "python: can't open file '/w/t.py': [Errno 2]";
     assert!(fix(2, lost, false).contains("`code: .`") && !fix(2, lost, true).contains("`code: .`"));
     let lacks = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'sklearn.svm'\n";
@@ -238,7 +238,7 @@ fn test_user_blamed_faults_say_what_to_do() {
     for (record, tail) in
         [(code(3), ""), (code(127), "not found"), (record(End::Exited(ExitStatus::Signal(11))), "")]
     {
-        let fault = judge(&record, &spec(), tail_lines(tail.as_bytes()), false).fault.unwrap();
+        let fault = judge(&record, &spec(), last_lines(tail.as_bytes()), false).fault.unwrap();
         assert!(fault.fix.is_some_and(|fix| !fix.is_empty()), "{}", fault.code);
     }
     let fault = judge(&code(137), &spec(), Vec::new(), false).fault.unwrap();
@@ -325,14 +325,6 @@ fn test_start_waits_for_what_is_given_back() {
     assert!(is_lack(&refused(9)), "it was killed");
     assert!(!is_lack(&refused(70 << 8)), "it says why");
     assert_eq!((code(Errno::NOSPC), code(Errno::MFILE)), (Code::DiskFull, Code::LaunchFailed));
-}
-
-#[test]
-fn test_tail_is_short_and_plain() {
-    let log = b"one\ntwo\n\nthree\n10%\r50%\r100%\nfour\n\x1b[31mred\x1b[0m\xff\n";
-    assert_eq!(tail_lines(log), ["two", "three", "100%", "four", "[31mred[0m\u{fffd}"]);
-    assert_eq!(tail_lines(&[b'x'; 9000])[0].len(), TAIL_WIDTH);
-    assert!(tail_lines(b"\n\n").is_empty());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use agent_cas::snapshot::Unread;
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::orders::Desired;
-use agent_model::{Fault, Outcome, ReplicaStep, Verdict, causes};
+use agent_model::{Fault, Outcome, ReplicaStep, Verdict, causes, last_lines};
 use agent_runtime::exec::is_stopping;
 use agent_shim::ExitRecord;
 use tokio::time::Instant;
@@ -106,7 +106,7 @@ impl<J: Journal> Runner<J> {
     async fn judge(&mut self, exit: &ExitRecord) -> Ending {
         let tail = outputs::tail(self.dir.clone()).await;
         let went_down = faults::is_from_elsewhere(exit) && self.went_down().await;
-        faults::judge(exit, &self.record.spec, faults::tail_lines(&tail), went_down)
+        faults::judge(exit, &self.record.spec, last_lines(&tail), went_down)
     }
 
     /// Stores logs and outputs, and journals the outcome.
