@@ -171,6 +171,18 @@ fn jobs(tally: &mut Tally, _: &Scale) {
         assert!(found.status.success(), "nothing was downloaded");
         eventually("the directory is removed", SOON, || (!job_dir(&host, &job).exists()).then_some(()));
     });
+    tally.case("outputs so far are fetched while it runs", || {
+        let command = "umask 077; echo kept >outputs/f; echo up; sleep 600";
+        let job = submitted(&host, GAMES, command, "");
+        eventually("it is up", SOON, || host.ctl(&["logs", &job]).stdout.contains("up").then_some(()));
+        let to = host.home().join("so far");
+        host.ctl(&["download", &job, "--output", to.to_str().expect("UTF-8")]).ok();
+        assert_eq!(fs::read_to_string(to.join("outputs/f")).expect("an output"), "kept\n");
+        let its = job_dir(&host, &job).join("job/work/outputs/f").metadata().expect("it is the job's");
+        assert_eq!(its.uid(), GAMES);
+        host.ctl(&["cancel", &job]).ok();
+        assert_eq!(host.wait_for(&job, ENDED), "Canceled");
+    });
     tally.case("metrics are recorded", || {
         let wrote = r#"echo '{"metric":"loss","value":0.5}' >> $AGENTD_METRICS"#;
         let job = submitted(&host, GAMES, wrote, "");
@@ -323,6 +335,10 @@ fn give(path: &str, uid: u32) -> Value {
     json!({"verb": {"give": {"path": path, "uid": uid, "kind": "everything"}}})
 }
 
+fn copy(from: &str, to: &str) -> Value {
+    json!({"verb": {"copy": {"from": from, "to": to, "most": 1 << 30}}})
+}
+
 fn of_files(secret: &str) -> Vec<Order> {
     vec![
         ("a path above the state directory", give("../secret", 2_000_000_001)),
@@ -338,6 +354,12 @@ fn of_files(secret: &str) -> Vec<Order> {
         ("giving to nobody", give("jobs/a.1.0", NOBODY)),
         ("taking through a link", json!({"verb": {"take": {"path": "envs/root"}}})),
         ("taking above", json!({"verb": {"take": {"path": "envs/../.."}}})),
+        ("copying through a link", copy("envs/root", "jobs/e.1.0")),
+        ("copying above", copy("jobs/../..", "jobs/e.1.0")),
+        ("copying the controller's secrets", copy("controller/secrets", "jobs/e.1.0")),
+        ("copying to a link", copy("jobs/a.1.0", "envs/root")),
+        ("copying to a directory of another user", copy("jobs/e.1.0", "jobs/c.1.0")),
+        ("copying above the state directory", copy("jobs/a.1.0", "../run")),
     ]
 }
 
@@ -388,6 +410,11 @@ fn attacks(tally: &mut Tally, _: &Scale) {
     fs::hard_link(&secret, tree.join("hard")).expect("one file system");
     symlink(&secret, tree.join("soft")).expect("a link");
     symlink(host.home(), tree.join("out")).expect("a link");
+    let (copies, others) = (state.join("jobs/e.1.0"), state.join("jobs/c.1.0"));
+    for (dir, uid) in [(&copies, KEEPER), (&others, GAMES)] {
+        fs::create_dir(dir).expect("a directory");
+        chown(dir, Some(uid), Some(uid)).expect("giving away needs root");
+    }
     for path in [&tree, &tree.join("soft")] {
         std::os::unix::fs::lchown(path, Some(KEEPER), Some(KEEPER)).expect("giving away needs root");
     }
@@ -415,6 +442,12 @@ fn attacks(tally: &mut Tally, _: &Scale) {
             assert_eq!(path.metadata().expect("it is there").uid(), 0, "{}", path.display());
         }
         assert_eq!(fs::read_to_string(&secret).expect("root reads it"), "root's");
+        let said = ask(&helper, KEEPER, &copy("jobs/a.1.0", "jobs/e.1.0"));
+        assert!(said.contains("copied") && said.contains("hard"), "{said}");
+        let copied = fs::read_dir(&copies).expect("a directory").flatten().map(|entry| entry.file_name());
+        let mut copied: Vec<_> = copied.collect();
+        copied.sort();
+        assert_eq!(copied, ["soft"], "only the link is not root's");
         let said = ask(&helper, KEEPER, &json!({"verb": {"take": {"path": "jobs/a.1.0"}}}));
         assert!(said.contains("done"), "{said}");
         assert_eq!(secret.metadata().expect("it is there").uid(), 0);

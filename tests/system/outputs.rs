@@ -37,6 +37,35 @@ fn test_outputs_come_back_as_they_were() {
 }
 
 #[test]
+fn test_outputs_so_far_of_a_running_job_come_back() {
+    let host = Host::started();
+    // One file is appended to all the time, another one is replaced all the time.
+    let job = host.submit(
+        "mkdir outputs/deep; printf weights >outputs/deep/model; ln -s deep/model outputs/latest; mkfifo outputs/pipe
+         echo up; while [ ! -e outputs/enough ]; do echo line >>outputs/log; cp outputs/log outputs/new; \
+         mv outputs/new outputs/checkpoint; done; echo last >outputs/last; rm outputs/pipe",
+    );
+    eventually("it writes", SOON, || host.ctl(&["logs", &job]).stdout.contains("up").then_some(()));
+    let to = host.home().join("so far");
+    let to = to.to_str().unwrap();
+    for _ in 0..5 {
+        host.ctl(&["download", &job, "-o", to, "--force"]).ok().says("so far");
+        let log = fs::read_to_string(format!("{to}/outputs/log")).unwrap();
+        assert!(log.lines().all(|line| line == "line") && log.ends_with('\n'), "{log}");
+        assert_eq!(fs::read_to_string(format!("{to}/outputs/latest")).unwrap(), "weights");
+    }
+    let part = host.home().join("part");
+    host.ctl(&["download", &job, "outputs/deep", "-o", part.to_str().unwrap()]).ok();
+    assert!(part.join("outputs/deep/model").exists() && !part.join("outputs/log").exists());
+    // What was asked for meanwhile changes nothing of what is kept.
+    assert_eq!(host.show(&job)["artifacts"], serde_json::Value::Null);
+    fs::write(host.state().join(format!("jobs/{job}.1.0/job/work/outputs/enough")), "").unwrap();
+    host.wait_for(&job, &["Completed"]);
+    host.ctl(&["download", &job, "-o", to, "--force"]).ok();
+    assert_eq!(fs::read_to_string(format!("{to}/outputs/last")).unwrap(), "last\n");
+}
+
+#[test]
 fn test_outputs_are_kept_after_failure_cancel_and_time_limit() {
     let host = Host::started();
     let submit = |name: &str, tail: &str, limits: &str| {

@@ -82,7 +82,7 @@ pub(crate) enum Verb {
                             agentctl rm --state failed --older-than 30d"
     )]
     Rm(RmArgs),
-    /// Fetch what a job left in its outputs.
+    /// Fetch the outputs of a job; while it runs, what it has written so far.
     Download(DownloadArgs),
     /// This box at a glance.
     Status(JsonArgs),

@@ -99,7 +99,12 @@ impl DiskKeeper {
 
     /// Whether `bytes` bytes can be used for something that only saves time later.
     pub(crate) fn can_spare(&self, bytes: u64) -> bool {
-        self.free() >= self.marks.ample().saturating_add(bytes)
+        self.spare() >= bytes
+    }
+
+    /// How many bytes can be used for what is soon removed again.
+    pub(crate) fn spare(&self) -> u64 {
+        self.free().saturating_sub(self.marks.ample())
     }
 
     /// Releases a piece of the ballast because there was no room for a record; `false` when there is none left.

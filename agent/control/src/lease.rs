@@ -57,6 +57,8 @@ pub(crate) struct Orders {
     pub(crate) environments: Vec<(String, EnvironmentWant)>,
     /// Ended replicas whose outputs are to be stored.
     pub(crate) outputs: Vec<ReplicaId>,
+    /// Running replicas whose outputs so far are to be stored.
+    pub(crate) running_outputs: Vec<ReplicaId>,
 }
 
 /// Until when each node counts as connected.

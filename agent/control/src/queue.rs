@@ -114,8 +114,8 @@ enum Request {
     Standing { replica: ReplicaId, node: NodeId, reply: Reply<Standing> },
     WantsLog(ReplicaId, Reply<Standing>),
     Settle { replica: ReplicaId, node: NodeId, outcome: Outcome, reply: Reply<Standing> },
-    WantOutputs { replica: ReplicaId, node: NodeId, reply: Reply<Option<oneshot::Receiver<Saved>>> },
-    TellOutputs { replica: ReplicaId, saved: Saved, reply: Reply<()> },
+    WantOutputs { wanted: WantedOutputs, reply: Reply<Option<oneshot::Receiver<Saved>>> },
+    TellOutputs { wanted: WantedOutputs, saved: Saved, reply: Reply<()> },
     OutputsStored { job: Box<JobRecord>, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
     Remove { job: Box<JobRecord>, reply: Reply<bool> },
 }
@@ -139,8 +139,26 @@ pub(crate) struct Task {
     flush: Option<Instant>,
 }
 
-/// The result of storing outputs: `None` for a job without outputs.
-type Saved = Result<Option<Artifacts>, Fault>;
+/// Outputs that a node is to store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WantedOutputs {
+    pub(crate) replica: ReplicaId,
+    pub(crate) node: NodeId,
+    /// It runs: what it has written so far.
+    pub(crate) running: bool,
+}
+
+/// Outputs that a node has stored.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StoredOutputs {
+    /// `None` where there was nothing.
+    pub(crate) artifacts: Option<Artifacts>,
+    /// What is not among them, each path with the reason.
+    pub(crate) left_out: Vec<String>,
+}
+
+/// The result of storing outputs.
+type Saved = Result<StoredOutputs, Fault>;
 
 /// The queue of a controller that starts from `loaded`; `controller_epoch` is random, and distinguishes it from
 /// earlier ones.
@@ -238,19 +256,18 @@ impl Queue {
         self.ask(|reply| Request::Wish { wish, who: who.to_owned(), reply }).await
     }
 
-    /// Has a node store the outputs of an ended replica: returns a receiver of the result, or `None` when the node is
-    /// not connected. Dropping the receiver ends the request.
+    /// Has a node store outputs: returns a receiver of the result, or `None` when the node is not connected. Dropping
+    /// the receiver ends the request.
     pub(crate) async fn want_outputs(
         &self,
-        replica: ReplicaId,
-        node: NodeId,
+        wanted: WantedOutputs,
     ) -> Result<Option<oneshot::Receiver<Saved>>, AskError> {
-        self.ask(|reply| Request::WantOutputs { replica, node, reply }).await
+        self.ask(|reply| Request::WantOutputs { wanted, reply }).await
     }
 
-    /// Passes the result of storing the outputs of a replica to those who wait for it.
-    pub(crate) async fn tell_outputs(&self, replica: ReplicaId, saved: Saved) -> Result<(), AskError> {
-        self.ask(|reply| Request::TellOutputs { replica, saved, reply }).await
+    /// Passes the result of storing outputs to those who wait for it.
+    pub(crate) async fn tell_outputs(&self, wanted: WantedOutputs, saved: Saved) -> Result<(), AskError> {
+        self.ask(|reply| Request::TellOutputs { wanted, saved, reply }).await
     }
 
     /// Records that the outputs of a job that ended have been stored.

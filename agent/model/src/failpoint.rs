@@ -57,6 +57,7 @@ pub const NAMES: &[&str] = &[
     "node.order.write",
     "node.outcome.deliver",
     "node.outputs.collect",
+    "node.outputs.copy",
     "node.shim.ask",
     "node.sync.open",
     "node.tracking.sync",

@@ -65,6 +65,14 @@ pub(crate) fn take(helper: &Helper, path: &Path) -> io::Result<()> {
     done(ask(helper, &RootVerb::Take { path: helper.relative(path)? }, &[])?)
 }
 
+pub(crate) fn copy(helper: &Helper, from: &Path, to: &Path, most: u64) -> io::Result<Vec<PathBuf>> {
+    let (from, to) = (helper.relative(from)?, helper.relative(to)?);
+    match ask(helper, &RootVerb::Copy { from, to, most }, &[])?.0 {
+        RootAnswer::Copied { left_out } => Ok(left_out),
+        answer => Err(odd(&answer)),
+    }
+}
+
 fn done((answer, ..): (RootAnswer, Vec<OwnedFd>, OwnedFd)) -> io::Result<()> {
     if let RootAnswer::Done = answer { Ok(()) } else { Err(odd(&answer)) }
 }

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use crate::wire::GivenPart;
 
 /// No tree is deeper, since the length of a path is limited.
-const DEEPEST: usize = 2048;
+pub(crate) const DEEPEST: usize = 2048;
 
 /// The bits that a file never has once it was taken: set-id and sticky ones, and writing by others.
 const NEVER: u32 = 0o7022;

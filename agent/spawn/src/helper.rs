@@ -29,7 +29,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::limits::{HelperLimits, LimitError};
 use crate::wire::{self, GivenPart, RootAnswer, RootVerb};
-use crate::{Program, Scope, files, scope, start};
+use crate::{Program, Scope, copies, files, scope, start};
 
 /// Connections at a time: each supervisor that this helper started has one until it ends.
 const MOST: usize = 4096;
@@ -133,6 +133,15 @@ fn obey(
         RootVerb::Take { path } => {
             files::take(&open(limits, &path)?, limits.keeper, &|uid| limits.may_be(uid).is_ok())?;
             Ok(RootAnswer::Done)
+        }
+        RootVerb::Copy { from, to, most } => {
+            let (from, to) = (open(limits, &from)?, open(limits, &to)?);
+            if rustix::fs::fstat(&to)?.st_uid != limits.keeper.0 {
+                return Err(LimitError::Destination.into());
+            }
+            let is_due = |uid| uid == limits.keeper.0 || limits.may_be(uid).is_ok();
+            let left_out = copies::copy(&from, &to, Some(limits.keeper), &is_due, most)?;
+            Ok(RootAnswer::Copied { left_out })
         }
         RootVerb::Supervise { replica, uid } => {
             let (mut child, pidfd) = supervise(limits, &replica, uid, descriptors)?;

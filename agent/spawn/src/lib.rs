@@ -1,4 +1,4 @@
-//! The operations for jobs and builders that need root: six verbs, and two ways to have them done.
+//! The operations for jobs and builders that need root: seven verbs, and two ways to have them done.
 //!
 //! A daemon that runs as root, or as a user for that user alone, does them itself. A daemon with an account of its
 //! own asks the helper, the program of this crate, through a socket: [`use_helper`] sets this once, when the daemon
@@ -9,15 +9,17 @@
 //! |---|---|
 //! | give | gives files of the daemon to a job's user, or lends their directories to a builder |
 //! | take | gives what such users left in a tree back to the daemon |
+//! | copy | copies what such users have written so far into a directory of the daemon |
 //! | supervise | starts a supervisor for the job of a user |
 //! | build | starts a program as the user of builders |
 //! | enclose | puts a supervisor or a builder into a scope of systemd |
 //! | kill | kills the remaining processes of a job or a builder |
 //!
 //! Invariants: nothing here parses data of a job or a package; whatever the daemon asks, nothing outside of the state
-//! directory is given, taken or used as a job directory, and no process runs as a user that the limits do not allow.
+//! directory is given, taken, copied or used as a job directory, and no process runs as a user that the limits do not allow.
 
 mod client;
+mod copies;
 mod files;
 pub mod helper;
 pub mod limits;
@@ -36,6 +38,7 @@ use std::time::Duration;
 use agent_shim::cgroup::Groups;
 use agent_shim::process;
 use nix::unistd::{Gid, Uid};
+use rustix::fs::{Mode, OFlags};
 
 pub use scope::{Scope, ScopeError, is_possible as can_make_scopes};
 pub use start::{give_way, supervisor};
@@ -95,6 +98,26 @@ pub fn take(path: &Path, uid: Option<u32>) -> io::Result<()> {
             files::take(&agent_fs::open_directory(path)?, own, &|uid| uid == from)
         }
         (None, None) => Ok(()),
+    }
+}
+
+/// Copies what is in the directory `below` of the directory `base`, which others may change meanwhile, into the
+/// directory `to` of the daemon: at most `most` bytes, or [`io::ErrorKind::StorageFull`]. With a helper, only files of
+/// the daemon and of users it serves. Returns the paths, relative to `below`, that it could not copy.
+pub fn copy(base: &Path, below: &Path, to: &Path, most: u64) -> io::Result<Vec<PathBuf>> {
+    match HELPER.get() {
+        Some(helper) => client::copy(helper, &base.join(below), to, most),
+        None => {
+            let (base, to) = (agent_fs::open_directory(base)?, agent_fs::open_directory(to)?);
+            let from = agent_fs::open_beneath(
+                base,
+                below,
+                OFlags::DIRECTORY,
+                Mode::empty(),
+                agent_fs::Links::Never,
+            )?;
+            copies::copy(&from, &to, None, &|_| true, most)
+        }
     }
 }
 

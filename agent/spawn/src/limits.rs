@@ -44,6 +44,9 @@ pub enum LimitError {
     /// A path is outside of the trees.
     #[error("{} is no tree of jobs or environments", _0.display())]
     Path(PathBuf),
+    /// A copy would go into a directory of another user.
+    #[error("the copy would go into a directory that is not the daemon's")]
+    Destination,
     /// Jobs may not run as this user.
     #[error("jobs may not run as user {0}")]
     User(u32),

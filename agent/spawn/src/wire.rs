@@ -35,6 +35,12 @@ pub(crate) enum RootVerb {
     Take {
         path: PathBuf,
     },
+    /// Of at most so many bytes, into a directory of the daemon.
+    Copy {
+        from: PathBuf,
+        to: PathBuf,
+        most: u64,
+    },
     /// With the pipe for its greeting.
     Supervise {
         replica: String,
@@ -58,6 +64,9 @@ pub(crate) enum RootVerb {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum RootAnswer {
     Done,
+    Copied {
+        left_out: Vec<PathBuf>,
+    },
     /// With a descriptor of the process; [`RootAnswer::Ended`] follows.
     Started {
         pid: i32,

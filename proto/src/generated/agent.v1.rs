@@ -2955,13 +2955,26 @@ pub struct StoreOutputsRequest {
     #[prost(string, tag = "1")]
     pub job: ::prost::alloc::string::String,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StoreOutputsResponse {
-    /// 0 when the job left nothing.
+    /// 0 when the job left nothing, and for a job that runs.
     #[prost(uint64, tag = "1")]
     pub files: u64,
     #[prost(uint64, tag = "2")]
     pub bytes: u64,
+    /// Of a job that runs, for each rank that has written something. The store keeps them for a while, no longer.
+    #[prost(message, repeated, tag = "3")]
+    pub so_far: ::prost::alloc::vec::Vec<OutputsSoFar>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OutputsSoFar {
+    #[prost(uint32, tag = "1")]
+    pub rank: u32,
+    #[prost(message, optional, tag = "2")]
+    pub artifacts: ::core::option::Option<Artifacts>,
+    /// What is not among them, each path with the reason.
+    #[prost(string, repeated, tag = "3")]
+    pub left_out: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeclareLostRequest {
@@ -3339,8 +3352,9 @@ pub mod nodes_client {
                 .insert(GrpcMethod::new("agent.v1.Nodes", "ManageEnvironment"));
             self.inner.unary(req, path, codec).await
         }
-        /// Has the node of a job that ended store its outputs, from the directory that the node keeps for a while. The one
-        /// message comes when that is done, however long it takes.
+        /// Has the node of a job that ended store its outputs, from the directory that the node keeps for a while; has the
+        /// nodes of a job that runs store what it has written so far. The one message comes when that is done, however long
+        /// it takes.
         pub async fn store_outputs(
             &mut self,
             request: impl tonic::IntoRequest<super::StoreOutputsRequest>,
@@ -3467,8 +3481,9 @@ pub mod nodes_server {
             >
             + std::marker::Send
             + 'static;
-        /// Has the node of a job that ended store its outputs, from the directory that the node keeps for a while. The one
-        /// message comes when that is done, however long it takes.
+        /// Has the node of a job that ended store its outputs, from the directory that the node keeps for a while; has the
+        /// nodes of a job that runs store what it has written so far. The one message comes when that is done, however long
+        /// it takes.
         async fn store_outputs(
             &self,
             request: tonic::Request<super::StoreOutputsRequest>,
@@ -4606,6 +4621,9 @@ pub struct NodeOrders {
     /// Repeated until it says what came of it.
     #[prost(string, repeated, tag = "7")]
     pub outputs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Replicas that run, whose outputs so far should be copied and stored. Repeated likewise.
+    #[prost(string, repeated, tag = "8")]
+    pub running_outputs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// What is wanted of an environment that the node keeps. Repeated until the node's inventory shows it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4686,6 +4704,12 @@ pub struct ReportOutputsRequest {
     /// Why nothing could be stored.
     #[prost(message, optional, tag = "4")]
     pub fault: ::core::option::Option<Fault>,
+    /// The replica ran, and these are its outputs so far.
+    #[prost(bool, tag = "5")]
+    pub running: bool,
+    /// What is not among them, each path with the reason.
+    #[prost(string, repeated, tag = "6")]
+    pub left_out: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportOutputsResponse {}

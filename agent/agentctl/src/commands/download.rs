@@ -1,4 +1,4 @@
-//! `download`: writes a job's outputs as files.
+//! `download`: writes a job's outputs as files; of a job that runs, what it has written so far.
 //!
 //! Everything is written beside the destination first and moved to its place when it is complete, so that an
 //! interrupted download leaves nothing half done.
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use agent_cas::ReadError;
 use agent_cas::snapshot::{self, Laid, MaterializeError};
-use agent_model::{Code, Digest, Fault, Stream, causes, size};
+use agent_model::{Artifacts, Code, Digest, Fault, Stream, causes, size};
 use agent_proto::v1;
 use tokio::time::{Duration, Instant, sleep};
 
@@ -18,7 +18,7 @@ use crate::cli::DownloadArgs;
 use crate::client::{self, Client, Target, answer, next};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::count;
+use crate::output::text::{clean, count};
 
 /// For how long to ask a store again for blobs that it lacks or holds damaged.
 const DOUBT: Duration = Duration::from_secs(20);
@@ -28,6 +28,14 @@ const AGAIN: Duration = Duration::from_secs(2);
 /// The folder of logs in a download, as the cloud names it.
 const LOGS: &str = "user_logs";
 
+/// What there is to fetch.
+struct Stored {
+    /// Each tree with its folder in the download: none for the first rank.
+    trees: Vec<(String, Digest)>,
+    /// What could not be copied of a job that runs, each path with the reason.
+    left_out: Vec<String>,
+}
+
 /// Fetches the outputs, and the logs if wanted.
 pub(super) async fn download(
     args: &DownloadArgs,
@@ -36,20 +44,6 @@ pub(super) async fn download(
 ) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
-    let artifacts = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);
-    let others = artifacts_of_others(&job);
-    if artifacts.is_none() && others.is_empty() && !args.logs {
-        return match job.has_ended() {
-            true => {
-                output.note(&format!("{} left no outputs; --logs fetches its logs", job.job));
-                Ok(())
-            }
-            false => Err(Failure::refused(
-                format!("{} is {}: its outputs are stored when it has ended", job.job, job.state),
-                format!("wait for it: agentctl logs -f {}", job.job),
-            )),
-        };
-    }
     let dest = args.output.clone().unwrap_or_else(|| PathBuf::from(&job.job));
     if dest.exists() && !args.force {
         return Err(Failure::refused(
@@ -57,15 +51,23 @@ pub(super) async fn download(
             "name another directory with -o, or replace what it has of the same names with --force",
         ));
     }
+    let stored = match job.has_ended() {
+        true => Stored { trees: trees_of(&job), left_out: Vec::new() },
+        false => so_far(&client, &job, output).await?,
+    };
+    if stored.trees.is_empty() && !args.logs {
+        let none = if job.has_ended() { "left no outputs" } else { "has no outputs yet" };
+        output.note(&format!("{} {none}; --logs fetches its logs", job.job));
+        return Ok(());
+    }
     let unwritable = |error: io::Error| unwritable(&dest, &error);
     let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let room = tempfile::Builder::new().prefix(".download-").tempdir_in(parent).map_err(unwritable)?;
     let tree = room.path().join("tree");
     output.busy(&format!("fetching to {}", dest.display()));
     let mut laid = Laid::default();
-    let first = artifacts.map(|artifacts| (String::new(), artifacts.root));
-    for (folder, root) in first.iter().chain(&others) {
-        let Some(parts) = parts_of(&args.parts, folder, &others) else { continue };
+    for (folder, root) in &stored.trees {
+        let Some(parts) = parts_of(&args.parts, folder, &stored.trees) else { continue };
         let of_rank = fetch_tree(&client, *root, &parts, &tree.join(folder), output).await;
         let of_rank = of_rank.map_err(|error| unlaid(&job.job, &dest, &error))?;
         laid = Laid { files: laid.files + of_rank.files, bytes: laid.bytes + of_rank.bytes };
@@ -81,19 +83,56 @@ pub(super) async fn download(
     let Laid { files, bytes } = laid;
     let logs = if args.logs { format!(", logs in {LOGS}") } else { String::new() };
     output.note(&format!("{}: {}, {}{logs}", dest.display(), count(files, "file"), size::decimal(bytes)));
+    for left_out in &stored.left_out {
+        output.note(&format!("left out: {}", clean(left_out)));
+    }
+    if !job.has_ended() {
+        output.note(&format!("{} is {}: these are its outputs so far", job.job, job.state));
+    }
     Ok(())
+}
+
+/// The outputs of a job that has ended.
+fn trees_of(job: &JobView) -> Vec<(String, Digest)> {
+    let first = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);
+    let others =
+        (1..job.ranks()).filter_map(|rank| Some((folder_of(rank), job.outcome_of(rank)?.artifacts?.root)));
+    first.map(|artifacts| (folder_of(0), artifacts.root)).into_iter().chain(others).collect()
+}
+
+/// What a job that runs has written so far, which its machines store now.
+async fn so_far(client: &Client, job: &JobView, output: &mut Output) -> Result<Stored, Failure> {
+    output.busy(&format!("waiting until what {} has written so far is stored", job.job));
+    let request = v1::StoreOutputsRequest { job: job.job.clone() };
+    let mut told = answer(client.nodes().store_outputs(request)).await?;
+    // No deadline, because large outputs take long; the connection notices a daemon that is gone.
+    let stored = told.message().await.map_err(|status| client::fault(&status))?.unwrap_or_default();
+    output.rest();
+    let mut found = Stored { trees: Vec::new(), left_out: Vec::new() };
+    for v1::OutputsSoFar { rank, artifacts, left_out } in stored.so_far {
+        if let Some(artifacts) = artifacts {
+            found.trees.push((folder_of(rank), Artifacts::try_from(artifacts).map_err(Fault::from)?.root));
+        }
+        found.left_out.extend(left_out);
+    }
+    Ok(found)
+}
+
+/// The folder of a rank in a download.
+fn folder_of(rank: u32) -> String {
+    if rank == 0 { String::new() } else { format!("rank-{rank}") }
 }
 
 /// The parts that are in the folder of a rank, relative to it; `None` if parts are named and none is there. All parts that
 /// are not in the folder of another rank are of the first one, which has none.
-fn parts_of(parts: &[String], folder: &str, others: &[(String, Digest)]) -> Option<Vec<String>> {
+fn parts_of(parts: &[String], folder: &str, trees: &[(String, Digest)]) -> Option<Vec<String>> {
     fn below<'a>(part: &'a str, folder: &str) -> Option<&'a str> {
         let rest = part.strip_prefix(folder)?;
         if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
     }
     let plain = parts.iter().map(|part| part.trim_start_matches("./").trim_end_matches('/'));
     let found = plain.filter_map(|part| match folder {
-        "" => others.iter().all(|(other, _)| below(part, other).is_none()).then_some(part),
+        "" => trees.iter().all(|(other, _)| other.is_empty() || below(part, other).is_none()).then_some(part),
         folder => below(part, folder),
     });
     let found: Vec<String> = found.map(str::to_owned).collect();
@@ -120,12 +159,6 @@ async fn fetch_tree(
             laid => return laid,
         }
     }
-}
-
-/// The outputs of each rank after the first, with their folder.
-fn artifacts_of_others(job: &JobView) -> Vec<(String, Digest)> {
-    let left = |rank: u32| Some((format!("rank-{rank}"), job.outcome_of(rank)?.artifacts?.root));
-    (1..job.ranks()).filter_map(left).collect()
 }
 
 /// The file of a log; those of ranks after the first have their number before the extension.

@@ -32,7 +32,7 @@ pub(super) async fn store(
     // No deadline, because large outputs take long; the connection notices a daemon that is gone.
     let stored = told.message().await.map_err(|status| client::fault(&status))?.unwrap_or_default();
     output.rest();
-    let v1::StoreOutputsResponse { files, bytes } = stored;
+    let v1::StoreOutputsResponse { files, bytes, .. } = stored;
     if args.json {
         return output.json(&json!({ "job": job.job, "files": files, "bytes": bytes }));
     }

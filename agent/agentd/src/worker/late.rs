@@ -1,42 +1,65 @@
-//! Stores the outputs of an ended replica from its retained directory when the controller asks for it: they could not
-//! be stored when it ended, or the store has lost them since.
+//! Stores the outputs of a replica when the controller asks for it: of one that ended without storing them, or whose
+//! outputs the store has lost, from its retained directory; of one that runs, what it has written so far.
 //!
 //! Tried once for each order; the controller repeats the order while somebody waits.
 
 use agent_cas::Store;
-use agent_model::{Artifacts, Code, Fault, ReplicaId};
+use agent_model::{Code, Fault, ReplicaId};
 use agent_shim::JobDir;
 use tracing::info;
 
 use super::journal::Record;
+use super::outputs::Collected;
 use super::recover::ORDER;
 use super::report::Outbox;
 use super::{faults, outputs};
+use crate::disk::DiskKeeper;
+
+/// Which outputs are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum OutputsWanted {
+    /// Those of a replica that has ended.
+    AfterItsEnd,
+    /// Those so far of a replica that runs.
+    SoFar,
+}
 
 /// Stores the outputs in the directory of a replica, and reports the result.
-pub(crate) async fn store(store: Store, outbox: Outbox, dir: JobDir, replica: ReplicaId) {
-    let stored = attempt(&store, &outbox, &dir, &replica).await;
-    info!(%replica, ?stored, "asked to store outputs of earlier job");
-    outbox.tell_outputs(&replica, stored).await;
+pub(crate) async fn store(
+    store: Store,
+    outbox: Outbox,
+    disk: DiskKeeper,
+    dir: JobDir,
+    replica: ReplicaId,
+    wanted: OutputsWanted,
+) {
+    let stored = attempt(&store, &outbox, &disk, &dir, &replica, wanted).await;
+    info!(%replica, ?wanted, ?stored, "asked to store outputs of job");
+    outbox.tell_outputs(&replica, wanted, stored).await;
 }
 
 async fn attempt(
     store: &Store,
     outbox: &Outbox,
+    disk: &DiskKeeper,
     dir: &JobDir,
     replica: &ReplicaId,
-) -> Result<Option<Artifacts>, Box<Fault>> {
+    wanted: OutputsWanted,
+) -> Result<Collected, Box<Fault>> {
     let order = tokio::fs::read(dir.path().join(ORDER)).await;
     let record = order.and_then(|text| Ok(serde_json::from_slice::<Record>(&text)?)).map_err(|error| {
         Fault::new(Code::OutputsUnstored, "the outputs could not be stored")
-            .why(format!("{} keeps no directory of {} any more", outbox.node(), replica.job))
+            .why(format!("{} keeps no directory of {}", outbox.node(), replica.job))
             .because(&error)
             .fix("submit the job again")
     })?;
-    let stored = outputs::collect(store, dir, &record.spec, Vec::new()).await;
-    let stored = stored.map_err(|error| faults::outputs(&error, dir.data(), &replica.job))?;
-    if !stored.missing.is_empty() {
-        info!(%replica, missing = ?stored.missing, "cannot read part of outputs");
-    }
-    Ok(stored.artifacts)
+    let stored = match wanted {
+        OutputsWanted::AfterItsEnd => outputs::collect(store, dir, &record.spec, Vec::new())
+            .await
+            .map_err(|error| faults::outputs(&error, dir.data(), &replica.job)),
+        OutputsWanted::SoFar => outputs::collect_so_far(store, dir, &record.spec, disk.spare())
+            .await
+            .map_err(|error| faults::outputs_so_far(&error, dir.data(), &replica.job)),
+    };
+    Ok(stored?)
 }

@@ -25,6 +25,9 @@ pub(crate) enum CollectError {
     /// They could not be read.
     #[error("the outputs could not be read")]
     Scan(#[source] ScanError),
+    /// They could not be copied before that.
+    #[error("the outputs could not be copied")]
+    Copy(#[source] io::Error),
     /// They could not be sent.
     #[error("the outputs could not be sent to the store")]
     Push(#[source] PushError),
@@ -61,6 +64,7 @@ impl CollectError {
                 Some(path)
             }
             CollectError::Scan(_)
+            | CollectError::Copy(_)
             | CollectError::Push(_)
             | CollectError::Stopped
             | CollectError::GivenUp { .. } => None,
@@ -96,13 +100,65 @@ pub(crate) async fn collect(
         scan(&base, &places, &without, &stop)
     });
     let scanned = scanned.await;
-    let mut scanned = match scanned {
+    let scanned = match scanned {
         Ok(scanned) => scanned.map_err(CollectError::Scan)?,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     };
     for warning in &scanned.warnings {
         info!(dir = %dir.path().display(), warning, "left out part of outputs");
     }
+    push(scanned, store).await
+}
+
+/// Stores what a running job has written so far. It is copied first, because what the job writes meanwhile would not be
+/// what was read; the copy takes at most `room` bytes.
+pub(crate) async fn collect_so_far(
+    store: &Store,
+    dir: &JobDir,
+    job: &JobDraft,
+    room: u64,
+) -> Result<Collected, CollectError> {
+    let (places, dir, stop) = (places(dir, job), dir.clone(), Arc::new(AtomicBool::new(false)));
+    let _stop_when_dropped = SetOnDrop(Arc::clone(&stop));
+    let copied = tokio::task::spawn_blocking(move || {
+        let copy = tempfile::Builder::new().prefix("outputs-").tempdir_in(dir.path())?;
+        let (copies, left_out) = copy_places(dir.data(), &places, copy.path(), room)?;
+        let scanned = scan(copy.path(), &copies, &left_out, &stop);
+        Ok((scanned, copy))
+    });
+    // The copy is removed when its files are in the store.
+    let (scanned, _copy) = match copied.await {
+        Ok(copied) => copied.map_err(CollectError::Copy)?,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    };
+    push(scanned.map_err(CollectError::Scan)?, store).await
+}
+
+/// Copies each place into a directory of `to`; returns these directories, and what could not be copied.
+fn copy_places(base: &Path, places: &[Place], to: &Path, room: u64) -> io::Result<(Vec<Place>, Vec<Unread>)> {
+    failpoint::hit("node.outputs.copy")?;
+    let (mut copies, mut left_out) = (Vec::new(), Vec::new());
+    for (number, (prefix, place)) in places.iter().enumerate() {
+        let (below, copy) = (place.strip_prefix(base).unwrap_or(place), to.join(number.to_string()));
+        std::fs::create_dir(&copy)?;
+        match agent_spawn::copy(base, below, &copy, room) {
+            Ok(paths) => {
+                let why = "cannot be read".to_owned();
+                left_out.extend(paths.iter().map(|path| Unread { path: below.join(path), why: why.clone() }));
+                copies.push((prefix.clone(), copy));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => return Err(error),
+            // The job may have put anything there.
+            Err(error) => {
+                left_out.push(Unread { path: below.to_owned(), why: format!("cannot be read: {error}") })
+            }
+        }
+    }
+    Ok((copies, left_out))
+}
+
+async fn push(mut scanned: Snapshot, store: &Store) -> Result<Collected, CollectError> {
     let missing = std::mem::take(&mut scanned.unread);
     if scanned.files == 0 {
         return Ok(Collected { artifacts: None, missing });
@@ -121,8 +177,11 @@ impl Drop for SetOnDrop {
     }
 }
 
+/// A directory of outputs, after the prefix below which it is stored.
+type Place = (String, PathBuf);
+
 /// Where outputs are, and below which prefix each is stored. Files that the job wrote win over logged artifacts.
-fn places(dir: &JobDir, job: &JobDraft) -> Vec<(String, PathBuf)> {
+fn places(dir: &JobDir, job: &JobDraft) -> Vec<Place> {
     let mut places = vec![
         ("outputs".to_owned(), dir.work().join("outputs")),
         ("logs".to_owned(), dir.work().join("logs")),
@@ -133,12 +192,7 @@ fn places(dir: &JobDir, job: &JobDraft) -> Vec<(String, PathBuf)> {
 }
 
 /// The job may have replaced any of them by a link; links are not followed out of its own directory.
-fn scan(
-    base: &Path,
-    places: &[(String, PathBuf)],
-    without: &[Unread],
-    stop: &AtomicBool,
-) -> Result<Snapshot, ScanError> {
+fn scan(base: &Path, places: &[Place], without: &[Unread], stop: &AtomicBool) -> Result<Snapshot, ScanError> {
     let below = |path: &'_ PathBuf| path.strip_prefix(base).unwrap_or(path).to_owned();
     let places: Vec<(&str, PathBuf)> =
         places.iter().map(|(prefix, path)| (prefix.as_str(), below(path))).collect();

@@ -33,6 +33,7 @@ use tracing::{debug, error, info, warn};
 use super::backoff::Backoff;
 use super::environments::Wish;
 use super::journal::{Journal, Record};
+use super::late::OutputsWanted;
 use super::runner::{ReplicaView, Runner};
 use super::{Worker, late, recover};
 use crate::notify::Pulse;
@@ -98,8 +99,8 @@ pub(crate) struct Reconciler<J> {
     held: BTreeMap<ReplicaId, HeldReplica>,
     /// Those that the controller does not know and wants described.
     asked: BTreeSet<ReplicaId>,
-    /// Ended replicas whose outputs are being stored, each as long as its token is held.
-    saving: BTreeMap<ReplicaId, Weak<()>>,
+    /// Replicas whose outputs are being stored on request, each as long as its token is held.
+    saving: BTreeMap<(ReplicaId, OutputsWanted), Weak<()>>,
     order_fence: OrderFence,
     stamps: Stamps,
     changed: Arc<Notify>,
@@ -284,11 +285,13 @@ impl<J: Journal> Reconciler<J> {
             *known = wishes;
             differs
         });
-        orders
-            .outputs
-            .iter()
-            .filter_map(|replica| replica.parse().ok())
-            .for_each(|replica| self.save(replica));
+        let after = orders.outputs.iter().map(|replica| (replica, OutputsWanted::AfterItsEnd));
+        let so_far = orders.running_outputs.iter().map(|replica| (replica, OutputsWanted::SoFar));
+        for (replica, wanted) in after.chain(so_far) {
+            if let Ok(replica) = replica.parse() {
+                self.save(replica, wanted);
+            }
+        }
         let orders = orders.orders.into_iter().filter_map(understand).collect();
         for action in decide(orders, &self.held.keys().cloned().collect()) {
             match action {
@@ -314,16 +317,18 @@ impl<J: Journal> Reconciler<J> {
         }
     }
 
-    /// Stores the outputs of an ended replica, unless that is in progress.
-    fn save(&mut self, replica: ReplicaId) {
+    /// Stores the outputs of a replica, unless that is in progress.
+    fn save(&mut self, replica: ReplicaId, wanted: OutputsWanted) {
         self.saving.retain(|_, token| token.strong_count() > 0);
-        if self.saving.contains_key(&replica) {
+        let saving = (replica.clone(), wanted);
+        if self.saving.contains_key(&saving) {
             return;
         }
         let (token, name) = (Arc::new(()), format!("outputs of {replica}"));
-        self.saving.insert(replica.clone(), Arc::downgrade(&token));
-        let (store, outbox) = (self.worker.store.clone(), self.worker.outbox.clone());
-        let saved = late::store(store, outbox, self.worker.job_dir(&replica), replica);
+        self.saving.insert(saving, Arc::downgrade(&token));
+        let Worker { store, outbox, disk, .. } = &*self.worker;
+        let (store, outbox, disk) = (store.clone(), outbox.clone(), disk.clone());
+        let saved = late::store(store, outbox, disk, self.worker.job_dir(&replica), replica, wanted);
         self.supervisor.spawn_infallible(TaskKind::Runner, &name, async move {
             saved.await;
             drop(token);

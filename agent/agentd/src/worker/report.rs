@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::{Artifacts, Code, Fault, NodeId, Outcome, ReplicaId, failpoint};
+use agent_cas::snapshot::Unread;
+use agent_model::{Code, Fault, NodeId, Outcome, ReplicaId, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::worker_client::WorkerClient;
 use tonic::Status;
@@ -13,9 +14,14 @@ use tonic::transport::Channel;
 use tracing::{debug, info};
 
 use super::backoff::Backoff;
+use super::late::OutputsWanted;
+use super::outputs::Collected;
 
 /// How long the controller may take to answer: it syncs its disk, and may be busy.
 const ANSWER: Duration = Duration::from_secs(20);
+
+/// The most files that a report names as left out.
+const MOST_NAMED: usize = 20;
 
 /// The controller's answer to an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +32,10 @@ pub(crate) enum Delivered {
     Fenced,
     /// It lacks bytes of a log that it had acknowledged; they must be sent again first.
     Incomplete,
+}
+
+fn named(Unread { path, why }: &Unread) -> String {
+    format!("{} {why}", path.display())
 }
 
 /// Delivers outcomes over one connection. Clones share it.
@@ -49,14 +59,22 @@ impl Outbox {
     pub(crate) async fn tell_outputs(
         &self,
         replica: &ReplicaId,
-        stored: Result<Option<Artifacts>, Box<Fault>>,
+        wanted: OutputsWanted,
+        stored: Result<Collected, Box<Fault>>,
     ) {
-        let (artifacts, fault) = match stored {
-            Ok(artifacts) => (artifacts.map(Into::into), None),
-            Err(fault) => (None, Some((*fault).into())),
+        let mut request = v1::ReportOutputsRequest {
+            node: self.node.to_string(),
+            replica: replica.to_string(),
+            running: wanted == OutputsWanted::SoFar,
+            ..Default::default()
         };
-        let (node, replica) = (self.node.to_string(), replica.to_string());
-        let request = v1::ReportOutputsRequest { node, replica, artifacts, fault };
+        match stored {
+            Ok(Collected { artifacts, missing }) => {
+                request.artifacts = artifacts.map(Into::into);
+                request.left_out = missing.iter().take(MOST_NAMED).map(named).collect();
+            }
+            Err(fault) => request.fault = Some((*fault).into()),
+        }
         let mut client = WorkerClient::new(self.controller.clone());
         if let Err(status) = client.report_outputs(request).await {
             info!(%status, "cannot report outputs: refused");

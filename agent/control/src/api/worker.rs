@@ -161,6 +161,7 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
         orders: orders.list.iter().map(order).collect(),
         environments: orders.environments.iter().map(environment).collect(),
         outputs: orders.outputs.iter().map(ReplicaId::to_string).collect(),
+        running_outputs: orders.running_outputs.iter().map(ReplicaId::to_string).collect(),
     }
 }
 

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use agent_model::{JobId, NodeId, ReplicaId};
+use agent_model::{JobId, NodeId};
 use tokio::sync::{oneshot, watch};
 
 use super::book::{Book, Moment, RemovedNode, Report, Wish, WishState};
-use super::{Answer, JobView, OrdersReceiver, Request, Saved, Wished};
+use super::{Answer, JobView, OrdersReceiver, Request, Saved, WantedOutputs, Wished};
 use crate::lease::Orders;
 use crate::store::JobRecord;
 
@@ -23,14 +23,13 @@ pub(super) struct Publisher {
     last_link: u64,
     /// Callers that wait for a wish about an environment.
     wishers: Vec<(Wish, watch::Sender<WishState>)>,
-    /// Callers that wait until a node has stored the outputs of an ended replica.
+    /// Callers that wait until a node has stored outputs.
     savers: Vec<Saver>,
 }
 
 /// A caller that waits for outputs.
 struct Saver {
-    replica: ReplicaId,
-    node: NodeId,
+    wanted: WantedOutputs,
     told: oneshot::Sender<Saved>,
 }
 
@@ -104,9 +103,9 @@ impl Publisher {
             Request::Settle { replica, node, outcome, reply } => {
                 reply.hold(book.settle(&replica, &node, outcome, now))
             }
-            Request::WantOutputs { replica, node, reply } => reply.hold(self.want_outputs(replica, node)),
-            Request::TellOutputs { replica, saved, reply } => {
-                self.tell_outputs(&replica, &saved);
+            Request::WantOutputs { wanted, reply } => reply.hold(self.want_outputs(wanted)),
+            Request::TellOutputs { wanted, saved, reply } => {
+                self.tell_outputs(&wanted, &saved);
                 reply.hold(())
             }
             Request::OutputsStored { job, node, artifacts, reply } => {
@@ -117,15 +116,15 @@ impl Publisher {
         }
     }
 
-    fn want_outputs(&mut self, replica: ReplicaId, node: NodeId) -> Option<oneshot::Receiver<Saved>> {
-        self.links.get(&node).filter(|link| !link.orders.is_closed())?;
+    fn want_outputs(&mut self, wanted: WantedOutputs) -> Option<oneshot::Receiver<Saved>> {
+        self.links.get(&wanted.node).filter(|link| !link.orders.is_closed())?;
         let (told, receiver) = oneshot::channel();
-        self.savers.push(Saver { replica, node, told });
+        self.savers.push(Saver { wanted, told });
         Some(receiver)
     }
 
-    fn tell_outputs(&mut self, replica: &ReplicaId, saved: &Saved) {
-        for saver in self.savers.extract_if(.., |saver| saver.replica == *replica) {
+    fn tell_outputs(&mut self, wanted: &WantedOutputs, saved: &Saved) {
+        for saver in self.savers.extract_if(.., |saver| saver.wanted == *wanted) {
             let _ = saver.told.send(saved.clone()); // the caller may be gone
         }
     }
@@ -223,8 +222,11 @@ impl Publisher {
         self.savers.retain(|saver| !saver.told.is_closed());
         for (node, link) in &mut self.links {
             let mut orders = book.orders(node);
-            let wanted = self.savers.iter().filter(|saver| saver.node == *node);
-            orders.outputs = wanted.map(|saver| saver.replica.clone()).collect();
+            for wanted in self.savers.iter().map(|saver| &saver.wanted).filter(|wanted| wanted.node == *node)
+            {
+                let list = if wanted.running { &mut orders.running_outputs } else { &mut orders.outputs };
+                list.push(wanted.replica.clone());
+            }
             let owed = std::mem::take(&mut link.owed);
             let revision = link.orders.borrow().revision;
             let same = {
@@ -232,6 +234,7 @@ impl Publisher {
                 told.list == orders.list
                     && told.environments == orders.environments
                     && told.outputs == orders.outputs
+                    && told.running_outputs == orders.running_outputs
             };
             if owed || !same {
                 link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));

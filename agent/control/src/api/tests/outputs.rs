@@ -116,6 +116,42 @@ async fn test_outputs_are_stored_later_only_where_they_may_be() {
     rig.stop().await;
 }
 
+#[tokio::test]
+async fn test_outputs_so_far_are_only_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let mut node = Node::join(&mut rig, 1).await;
+    rig.submit("runs").await;
+    node.ordered("runs.1.0").await;
+    assert_eq!(code_of(answer(ask(&rig, "runs")).await), Code::RequestInvalid, "it prepares");
+    node.step("runs.1.0", ReplicaStep::Running).await;
+    rig.until("runs", |job| job.state == "Running").await;
+    let mut calls = ask(&rig, "runs");
+    within("an order", async {
+        loop {
+            node.report().await;
+            let orders = node.orders.message().await.unwrap().expect("orders go on");
+            if orders.running_outputs == ["runs.1.0"] {
+                assert!(orders.outputs.is_empty());
+                return;
+            }
+        }
+    })
+    .await;
+    // What a node says of outputs after the end is no answer to this.
+    let fenced = node.tell_outputs("runs.1.0", Ok(None)).await.unwrap_err();
+    assert_eq!(code(&fenced), Code::Fenced);
+    let artifacts = v1::Artifacts { root: agent_cas::digest_of(b"tree").to_string(), files: 2, bytes: 9 };
+    node.tell_outputs_so_far("runs.1.0", artifacts.clone(), "outputs/x cannot be read").await.unwrap();
+    let told = within("an answer", calls.join_next()).await.unwrap().unwrap().unwrap();
+    let [so_far] = &told.so_far[..] else { panic!("{told:?}") };
+    assert_eq!((so_far.rank, so_far.artifacts.clone()), (0, Some(artifacts)));
+    assert_eq!(so_far.left_out, ["outputs/x cannot be read"]);
+    let job = rig.get("runs").await;
+    assert!(job.outcome.is_none() && job.state == "Running", "{job:?}");
+    rig.stop().await;
+}
+
 fn code_of(answer: Result<(u64, u64), Status>) -> Code {
     code(&answer.unwrap_err())
 }

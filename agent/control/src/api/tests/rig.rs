@@ -394,7 +394,25 @@ impl Node {
         let (artifacts, fault) =
             stored.map_or_else(|fault| (None, Some(fault.into())), |stored| (stored, None));
         let (node, replica) = (self.name.clone(), replica.to_owned());
-        let request = v1::ReportOutputsRequest { node, replica, artifacts, fault };
+        let request = v1::ReportOutputsRequest { node, replica, artifacts, fault, ..Default::default() };
+        within("outputs to be told", self.worker.report_outputs(request)).await.map(|_| ())
+    }
+
+    /// Reports the outputs so far of a replica that runs.
+    pub(super) async fn tell_outputs_so_far(
+        &mut self,
+        replica: &str,
+        artifacts: v1::Artifacts,
+        left_out: &str,
+    ) -> Result<(), Status> {
+        let request = v1::ReportOutputsRequest {
+            node: self.name.clone(),
+            replica: replica.to_owned(),
+            artifacts: Some(artifacts),
+            running: true,
+            left_out: vec![left_out.to_owned()],
+            ..Default::default()
+        };
         within("outputs to be told", self.worker.report_outputs(request)).await.map(|_| ())
     }
 

@@ -265,6 +265,7 @@ impl Book {
                 .collect(),
             environments: self.wishes_for(node),
             outputs: Vec::new(),
+            running_outputs: Vec::new(),
         }
     }
 }
