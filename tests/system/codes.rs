@@ -1,6 +1,8 @@
 //! What scripts see of a job: its exit code and the line that says how it ended, apart from what goes wrong here.
 
-use agent_tests::Host;
+use std::process::Stdio;
+
+use agent_tests::{Host, SOON, eventually};
 
 #[test]
 fn test_exit_codes_tell_the_job_from_the_client() {
@@ -47,4 +49,30 @@ fn test_exit_codes_tell_the_job_from_the_client() {
     host.ctl(&["stop"]).ok();
     host.ctl(&["jobs"]).code(4);
     host.ctl(&["wait", &long]).code(125);
+}
+
+#[test]
+fn test_interrupt_while_files_are_read_leaves_no_job() {
+    let host = Host::started();
+    let dir = host.project("p", &[("t.py", "")]);
+    // It takes minutes to read, and no room.
+    let huge = std::fs::File::create(dir.join("huge")).unwrap();
+    huge.set_len(200 << 30).unwrap();
+    for verb in ["run", "submit"] {
+        let mut client = host.client(&[verb, dir.to_str().unwrap(), "--", "true"]);
+        let child = client.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let open = format!("/proc/{}/fd", child.id());
+        eventually("the file is read", SOON, || {
+            let files = std::fs::read_dir(&open).ok()?.flatten();
+            let mut files = files.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            files.any(|path| path.ends_with("huge")).then_some(())
+        });
+        agent_tests::signal(child.id(), rustix::process::Signal::INT);
+        let ended = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(130), "{said}");
+        assert!(said.contains("no job was submitted"), "{said}");
+    }
+    let jobs = host.ctl(&["jobs", "--json"]).ok().json();
+    assert_eq!(jobs["jobs"].as_array().unwrap().len(), 0, "{jobs}");
 }

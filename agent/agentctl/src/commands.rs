@@ -55,8 +55,16 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
             Failure::Fault(fault) => output.fault(fault),
             Failure::Refused { what, fix } => output.refusal(what, fix),
             Failure::PipeClosed => output.note("nobody reads the output any more"),
+            Failure::Interrupted => output.note(
+                "interrupted; no job was submitted. What was sent stays with the daemon for a while: the next \
+                 submit sends the rest",
+            ),
         }
-        if of_a_job { ExitCode::from(NOT_THE_JOBS) } else { failure.exit_code() }
+        match failure {
+            Failure::Interrupted => failure.exit_code(),
+            _ if of_a_job => ExitCode::from(NOT_THE_JOBS),
+            _ => failure.exit_code(),
+        }
     })
 }
 

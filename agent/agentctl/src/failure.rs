@@ -9,7 +9,7 @@ use agent_model::{Code, Fault};
 pub(crate) const TIMED_OUT: u8 = 124;
 /// The job never ran, or its outcome cannot be reported.
 pub(crate) const NOT_THE_JOBS: u8 = 125;
-/// The user stopped following; the job goes on.
+/// The user stopped following, and the job goes on; or stopped sending, and there is no job.
 pub(crate) const DETACHED: u8 = 130;
 
 /// The exit codes, below `agentctl --help`.
@@ -25,12 +25,12 @@ Of run, wait and logs -f it is the job's own instead; 128 + N where signal N end
 the job failed though its command returned 0, and:
   124  wait --timeout is over; the job goes on
   125  the command never ran, or what came of it cannot be told
-  130  you stopped following; the job goes on";
+  130  you stopped following, and the job goes on; or stopped before there was one";
 
 /// The same, below the help of the three commands whose code is the job's.
 pub(crate) const JOB_CODES: &str = "\
 Exit codes of run, wait and logs -f: the job's own; 124 when --timeout is over; 125 when the command never ran \
-or what came of it cannot be told; 130 when you stopped following.";
+or what came of it cannot be told; 130 when you stopped it.";
 
 /// Why a command failed.
 #[derive(Debug)]
@@ -46,6 +46,8 @@ pub(crate) enum Failure {
     },
     /// Nobody reads standard output any more.
     PipeClosed,
+    /// The user stopped it before there was a job.
+    Interrupted,
 }
 
 impl Failure {
@@ -59,6 +61,7 @@ impl Failure {
         ExitCode::from(match self {
             Failure::Refused { .. } => 1,
             Failure::PipeClosed => 3,
+            Failure::Interrupted => DETACHED,
             Failure::Fault(fault) => match fault.code {
                 Code::Unreachable | Code::Denied | Code::Unidentified => 4,
                 Code::Bug => 70,

@@ -39,7 +39,11 @@ fn main() -> ExitCode {
     let own = if cli.verb.is_about_a_jobs_end() { failure::NOT_THE_JOBS } else { 70 };
     let mut output = Output::new(cli.quiet, cli::variable("NO_COLOR").is_none());
     let code = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(commands::perform(cli, &mut output)),
+        Ok(runtime) => {
+            let code = runtime.block_on(commands::perform(cli, &mut output));
+            runtime.shutdown_background(); // a file that is still being read is not waited for
+            code
+        }
         Err(error) => {
             output.refusal(&format!("cannot start: {error}"), "close some programs and try again");
             ExitCode::from(own)

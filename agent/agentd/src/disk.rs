@@ -99,7 +99,7 @@ impl DiskKeeper {
 
     /// Whether `bytes` bytes can be used for something that only saves time later.
     pub(crate) fn can_spare(&self, bytes: u64) -> bool {
-        self.spare() >= bytes
+        self.free() >= self.marks.ample().saturating_add(bytes)
     }
 
     /// How many bytes can be used for what is soon removed again.

@@ -194,7 +194,7 @@ fn told(failure: Failure) -> Fault {
     match failure {
         Failure::Fault(fault) => *fault,
         Failure::Refused { what, fix } => Fault::new(Code::RequestInvalid, what).fix(fix),
-        Failure::PipeClosed => Fault::new(Code::Bug, "nobody reads the output"),
+        Failure::PipeClosed | Failure::Interrupted => Fault::new(Code::Bug, "nobody reads the output"),
     }
 }
 

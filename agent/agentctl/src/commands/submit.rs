@@ -74,12 +74,16 @@ pub(super) async fn place(
     let rehash = args.rehash;
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
-    let spec = plan.clone().ship(&client.blobs(), &never, rehash, output).await?;
+    let blobs = client.blobs();
+    let spec = tokio::select! {
+        spec = plan.clone().ship(&blobs, &never, rehash, output) => spec?,
+        _ = tokio::signal::ctrl_c() => return Err(Failure::Interrupted),
+    };
     output.busy("submitting");
     let job = match Box::pin(enqueue(&client, spec, hint.clone())).await {
         Err(Failure::Fault(fault)) if fault.code == Code::SnapshotMissing => {
             output.note("the daemon lacks part of the snapshot by now; it is sent again");
-            let spec = plan.ship(&client.blobs(), &never, rehash, output).await?;
+            let spec = plan.ship(&blobs, &never, rehash, output).await?;
             Box::pin(enqueue(&client, spec, hint)).await?
         }
         enqueued => enqueued?,
