@@ -7,7 +7,7 @@ use std::time::Duration;
 use agent_model::job::{self, JobDraft};
 use agent_model::node::{CachedEnvironment, Finding, Gpu, Grade, Interpreter, Inventory, Load};
 use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
-use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
+use agent_model::{Blame, Code, DataInput, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
 
 use crate::v1;
 
@@ -239,6 +239,9 @@ impl From<job::Input> for v1::Input {
             job::Input::Literal(text) => Kind::Literal(text),
             job::Input::Folder(root) => Kind::Folder(root.into()),
             job::Input::File { root, name } => Kind::File(v1::FileInput { root: root.into(), name }),
+            job::Input::Data(DataInput { uri, is_file, is_own_copy }) => {
+                Kind::Data(v1::DataInput { uri: uri.into(), is_file, is_own_copy })
+            }
         };
         v1::Input { kind: Some(kind) }
     }
@@ -252,6 +255,14 @@ impl TryFrom<v1::Input> for job::Input {
             Kind::Literal(text) => job::Input::Literal(text),
             Kind::Folder(root) => job::Input::Folder(root.parse()?),
             Kind::File(file) => job::Input::File { root: file.root.parse()?, name: file.name },
+            Kind::Data(data) => job::Input::Data(DataInput {
+                uri: data
+                    .uri
+                    .parse()
+                    .map_err(|_| WireError::Value { field: "input.data.uri", value: data.uri })?,
+                is_file: data.is_file,
+                is_own_copy: data.is_own_copy,
+            }),
         })
     }
 }
@@ -577,6 +588,14 @@ mod tests {
                 ("lr".into(), job::Input::Literal("0.1".into())),
                 ("d".into(), job::Input::Folder(Digest::EMPTY)),
                 ("f".into(), job::Input::File { root: Digest::EMPTY, name: "x".into() }),
+                (
+                    "s".into(),
+                    job::Input::Data(DataInput {
+                        uri: "azureml://datastores/blob/paths/a".parse().unwrap(),
+                        is_file: true,
+                        is_own_copy: true,
+                    }),
+                ),
             ]
             .into(),
             outputs: [("m".into(), job::Output::File)].into(),

@@ -13,6 +13,7 @@ const KEEPERS: &[&str] = &[
     "agent/cas/src/store",
     "agent/control/src/archive",
     "agent/control/src/store",
+    "agent/runtime/src/data",
     "agent/runtime/src/env",
     "agent/runtime/src/exec",
     "agent/shim/src",

@@ -55,6 +55,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("sysinfo", &["agent/node/"]),
     ("nvml_wrapper", &["agent/node/src/gpu"]),
     ("bollard", &["agent/runtime/"]),
+    ("object_store", &["agent/env/src/engine/data"]),
     ("russh", &["agent/attach/src/session", "agent/attach/src/known_hosts.rs"]),
     (
         "nix",
@@ -97,11 +98,13 @@ const WIRE: &[&str] = &[
 /// here knows none.
 const WORKER: &[(&str, &[&str])] = &[
     ("containers", &["journal"]),
+    ("data", &["environments", "users"]),
     ("environments", &["users"]),
-    ("faults", &["fetch", "outputs"]),
+    ("faults", &["data", "fetch", "outputs"]),
+    ("fetch", &["data"]),
     ("journal", &["faults"]),
     ("late", &["faults", "journal", "outputs", "recover", "report"]),
-    ("launch", &["rendezvous"]),
+    ("launch", &["fetch", "rendezvous"]),
     ("pins", &["journal"]),
     ("recover", &["retention", "journal", "launch"]),
     ("reconcile", &["backoff", "environments", "journal", "late", "recover", "runner", WHOLE]),
@@ -112,6 +115,7 @@ const WORKER: &[(&str, &[&str])] = &[
             "retention",
             "backoff",
             "containers",
+            "data",
             "faults",
             "fetch",
             "journal",

@@ -6,6 +6,7 @@
 //! Invariants: every key has exactly one value and one origin; an unknown key of the file is an error with
 //! its line and column; a [`Config`] that exists is usable, so nothing is checked later.
 
+mod data;
 mod devices;
 mod environments;
 mod gangs;
@@ -27,6 +28,7 @@ use agent_model::paths::Places;
 use agent_model::{Address, Clock, NodeId, SystemClock};
 
 use crate::cli::Flags;
+pub(crate) use data::DataSettings;
 pub(crate) use devices::DeviceSettings;
 pub(crate) use environments::{EnvironmentSettings, UvChoice};
 pub(crate) use gangs::GangSettings;
@@ -86,6 +88,8 @@ const KEYS: &[Key] = &[
     Key { name: "environments_size", default: "50GiB" },
     Key { name: "environments_age", default: "30d" },
     Key { name: "builder_memory", default: "0" },
+    Key { name: "data_stores", default: "" },
+    Key { name: "data_size", default: "50GiB" },
     Key { name: "docker_socket", default: "/var/run/docker.sock" },
     Key { name: "docker_credentials", default: "" },
     Key { name: "docker_build_ca", default: "" },
@@ -334,6 +338,8 @@ pub(crate) struct Config {
     pub(crate) operator_group: Option<Group>,
     /// How environments are made and kept.
     pub(crate) environments: EnvironmentSettings,
+    /// Data that jobs read and nobody sends.
+    pub(crate) data: DataSettings,
     /// The container engine and the GPUs.
     pub(crate) devices: DeviceSettings,
     /// Jobs on several nodes.
@@ -375,6 +381,7 @@ impl Config {
         let [socket_group, operator_group] = [layers.get("socket_group"), layers.get("operator_group")];
         let [log_quota, archive_quota] = [layers.get("log_quota"), layers.get("archive_quota")];
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
+        let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
         let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
         let (jobs, of_jobs) = JobSettings::resolve(&layers, flags.user)?;
         let (gangs, of_gangs) = GangSettings::resolve(&layers)?;
@@ -410,6 +417,7 @@ impl Config {
             socket_group: socket_group.parse("a group of this machine", people::group)?,
             operator_group: operator_group.parse("a group of this machine", people::group)?,
             environments,
+            data,
             devices,
             gangs,
             host,
@@ -435,7 +443,7 @@ impl Config {
                 operator_group,
             ],
         };
-        config.settings.extend(of_jobs.into_iter().chain(said).chain(of_devices).chain(of_gangs));
+        config.settings.extend(of_jobs.into_iter().chain(said).chain(of_data).chain(of_devices).chain(of_gangs));
         Ok(config)
     }
 

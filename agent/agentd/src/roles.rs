@@ -44,6 +44,7 @@ use crate::listener;
 use crate::membership::{self, Uplink};
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
+use crate::worker::data::Data;
 use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
@@ -113,6 +114,8 @@ pub(crate) enum StartError {
     Controller(#[source] agent_control::OpenError),
     #[error("cannot keep environments")]
     Environments(#[source] agent_runtime::env::OpenEnvError),
+    #[error("cannot keep the data of jobs")]
+    Data(#[source] io::Error),
     #[error("cannot run jobs")]
     Shim(#[source] agent_runtime::exec::FindShimError),
     #[error("cannot run jobs")]
@@ -402,7 +405,8 @@ async fn start_node(
     let kept = (environments.clone(), store.clone(), publisher.clone());
     let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone());
     supervisor.spawn_again(TaskKind::Upkeep, "environments", move || keeper.clone().run());
-    let (lane, slow) = lanes(&config, &prestaged_trees, &retention, &environments, &clock);
+    let data = Data::open(&config, &shim, &clock).map_err(StartError::Data)?;
+    let (lane, slow) = lanes(&config, &prestaged_trees, &retention, &data, &environments, &clock);
     reclaim(supervisor, "images and packages", &disk, slow);
     supervisor.spawn_again(TaskKind::Upkeep, "upkeep", move || upkeep.clone().run());
     let held = recover::held_gpus(&found, &jobs_dir(&config.state_dir));
@@ -424,6 +428,7 @@ async fn start_node(
         collector,
         prestaged_trees,
         environments,
+        data,
         built,
         executor,
         gpus,
@@ -462,6 +467,7 @@ fn lanes(
     config: &Config,
     prestaged_trees: &PrestagedTrees,
     retention: &Retention,
+    data: &Data,
     environments: &Environments,
     clock: &Arc<dyn Clock>,
 ) -> (Lane, Lane) {
@@ -471,6 +477,7 @@ fn lanes(
     let lane = Lane::from([
         Box::new(prestaged_trees.clone()) as _,
         Box::new(retention.clone()) as _,
+        Box::new(data.clone()) as _,
         Box::new(unused) as _,
     ]);
     let packages = room::Packages::new(environments.clone(), age);

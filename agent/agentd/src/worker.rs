@@ -17,6 +17,7 @@
 
 mod backoff;
 pub(crate) mod containers;
+pub(crate) mod data;
 pub(crate) mod environments;
 mod faults;
 mod fetch;
@@ -52,6 +53,7 @@ use tokio::sync::Notify;
 
 use crate::config::Config;
 use crate::disk::DiskKeeper;
+use data::Data;
 use gpus::Gpus;
 use prestaged_trees::PrestagedTrees;
 use report::Outbox;
@@ -73,6 +75,8 @@ pub(crate) struct Worker<J> {
     pub(crate) collector: Collector,
     pub(crate) prestaged_trees: PrestagedTrees,
     pub(crate) environments: Environments,
+    /// What jobs read and nobody sends.
+    pub(crate) data: Data,
     /// Notified when an environment was built.
     pub(crate) built: Arc<Notify>,
     pub(crate) executor: Arc<dyn Executor>,

@@ -1,4 +1,4 @@
-//! The conda engine: its knowledge of channels, packages and prefixes, on top of the rattler crates.
+//! The engine: its knowledge of channels, packages and prefixes, on top of the rattler crates, and of data in stores.
 //!
 //! Owns the dispatch of the task and the runtime it runs on. Hides rattler: nothing above uses its names.
 //!
@@ -7,6 +7,7 @@
 mod activate;
 mod build;
 mod cache;
+mod data;
 mod disk;
 mod explicit;
 mod fetch;
@@ -58,6 +59,7 @@ pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> EngineEvent {
     let outcome = match task {
         Task::Probe => probe::probe().map(EngineEvent::Probed),
         Task::Build(build) => runtime.block_on(build::build(*build, teller.clone())).map(EngineEvent::Built),
+        Task::Fetch(fetch) => runtime.block_on(data::fetch(*fetch, teller.clone())).map(EngineEvent::Fetched),
         Task::Sweep(sweep) => {
             teller.mark(tell::busy(Phase::Check, "the package cache"));
             sweep::sweep(&sweep).map(|freed| EngineEvent::Swept { freed })

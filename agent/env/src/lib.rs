@@ -1,11 +1,11 @@
-//! The protocol between the daemon and the conda engine.
+//! The protocol between the daemon and the engine: the program that fetches data and builds conda environments.
 //!
 //! `agent-env` is a program of its own, so that it can be killed: it reads one [`EngineRequest`] from its standard
 //! input, writes each [`EngineEvent`] as a line of JSON to its standard output, and ends. The last event is the
 //! outcome. Its standard error is for people.
 //!
-//! Invariants: a request contains no secret, only the path of the credentials file; after the engine was killed at
-//! any moment, the same request can still succeed later.
+//! Invariants: a build names the file of its credentials; a fetch holds the credentials of its one store, which are
+//! printed by no [`fmt::Debug`]. After the engine was killed at any moment, the same request can still succeed later.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,6 +35,55 @@ pub enum Task {
     Build(Box<Build>),
     /// Remove packages that no environment needs from the package cache. Answered by [`EngineEvent::Swept`].
     Sweep(Sweep),
+    /// Fetch data, unless it is known already. Answered by [`EngineEvent::Fetched`].
+    Fetch(Box<Fetch>),
+}
+
+/// Data to fetch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// The address, without credentials.
+    pub url: String,
+    /// It is one file; otherwise all files below the address.
+    pub is_file: bool,
+    /// The settings of the store, credentials among them, by the names that `object_store` gives them.
+    pub options: Options,
+    /// Where: an absolute path, empty or left by an unfinished fetch of the same address. The data is in
+    /// [`Fetch::DATA`] there, beside what is needed to go on after an interruption.
+    pub to: PathBuf,
+    /// The version that is there already; if the data still has it, nothing is fetched.
+    pub known: Option<String>,
+    /// A download without progress for this long, in seconds, is begun again where it stopped.
+    pub stall_s: u64,
+}
+
+impl Fetch {
+    /// The folder with the data: a file has its own name in it.
+    pub const DATA: &str = "data";
+}
+
+/// The settings of a store.
+#[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Options(pub BTreeMap<String, String>);
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.keys()).finish()
+    }
+}
+
+/// Data that was fetched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetched {
+    /// False if it still has the version that was known; then nothing was fetched.
+    pub is_new: bool,
+    /// Its version; `None` if the server gives none, so that it is fetched anew each time.
+    pub version: Option<String>,
+    /// How many files it has.
+    pub files: u64,
+    /// Their length together.
+    pub bytes: u64,
 }
 
 /// An environment to build.
@@ -140,6 +189,8 @@ pub enum EngineEvent {
         /// Bytes that were freed.
         freed: u64,
     },
+    /// The data is there.
+    Fetched(Fetched),
     /// The task failed.
     Failed(Failure),
 }
@@ -166,6 +217,8 @@ pub enum Phase {
     Pull,
     /// Building an image.
     Image,
+    /// Fetching data that a job reads.
+    Data,
 }
 
 /// How far a build is.
@@ -260,6 +313,7 @@ impl fmt::Display for Phase {
             Phase::Check => "checking the environment",
             Phase::Pull => "pulling the image",
             Phase::Image => "building the image",
+            Phase::Data => "downloading data",
         })
     }
 }

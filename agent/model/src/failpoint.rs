@@ -81,6 +81,8 @@ pub const NAMES: &[&str] = &[
     "cas.tree.rename",
     "cas.tree.write",
     "cas.uses.write",
+    "data.fetch.spawn",
+    "data.keep",
     "env.build.spawn",
     "env.image.build",
     "env.image.note",

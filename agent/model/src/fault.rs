@@ -89,6 +89,13 @@ codes! {
     SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";
     SnapshotStore "SNP-104" Node SOON, "the blob store failed";
     SnapshotDamaged "SNP-105" Platform Retry::Never, "part of a snapshot was damaged in the store";
+    DataUnknown "DAT-101" User Retry::OtherNode, "the node does not know the data store";
+    DataAbsent "DAT-102" User Retry::Never, "the data does not exist";
+    DataDenied "DAT-103" User Retry::Never, "the data is not given to this node";
+    DataRefused "DAT-104" User Retry::Never, "the data is not to be had in this way";
+    DataUnreachable "DAT-105" Network SOON, "the data cannot be reached";
+    DataDamaged "DAT-106" Network SOON, "the data arrived damaged";
+    DataNode "DAT-107" Node Retry::OtherNode, "the node cannot get data";
     PythonMissing "ENV-101" User Retry::OtherNode, "the node has no such Python";
     PythonIncomplete "ENV-102" Node Retry::OtherNode, "the node's Python cannot make environments";
     EnvUnsatisfied "ENV-103" User Retry::Never, "no package satisfies the requirements";

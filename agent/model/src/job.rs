@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
-use crate::{Digest, EnvSpec, JobId, JobState, Principal, Verdict};
+use crate::{DataInput, Digest, EnvSpec, JobId, JobState, Principal, Verdict};
 pub use distribution::{Distribution, MAX_PROCESSES};
 
 /// A job as someone wrote it; see [`JobDraft::validate`] for what must hold.
@@ -106,7 +106,7 @@ impl JobDraft {
     pub fn snapshots(&self) -> Vec<Digest> {
         let inputs = self.inputs.values().filter_map(|input| match input {
             Input::Folder(root) | Input::File { root, .. } => Some(*root),
-            Input::Literal(_) => None,
+            Input::Literal(_) | Input::Data(_) => None,
         });
         let context = match &self.environment {
             EnvSpec::Build { context, .. } => Some(*context),
@@ -205,6 +205,8 @@ pub enum Input {
         /// The file's name in it.
         name: String,
     },
+    /// Data that is not sent: the node fetches it, or has it.
+    Data(DataInput),
 }
 
 /// A named output.

@@ -70,6 +70,7 @@ pub use progress::describe;
 use cache::EnvCache;
 use conda::Conda;
 use curated::Curated;
+pub(crate) use engine::Ear;
 use engine::Engine;
 use host::Host;
 use image::Images;

@@ -1480,7 +1480,7 @@ pub struct NamedEnvironment {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Input {
-    #[prost(oneof = "input::Kind", tags = "1, 2, 3")]
+    #[prost(oneof = "input::Kind", tags = "1, 2, 3, 4")]
     pub kind: ::core::option::Option<input::Kind>,
 }
 /// Nested message and enum types in `Input`.
@@ -1494,7 +1494,21 @@ pub mod input {
         Folder(::prost::alloc::string::String),
         #[prost(message, tag = "3")]
         File(super::FileInput),
+        #[prost(message, tag = "4")]
+        Data(super::DataInput),
     }
+}
+/// Data that is not sent: the node fetches it, or has it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DataInput {
+    /// Never with credentials.
+    #[prost(string, tag = "1")]
+    pub uri: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub is_file: bool,
+    /// The job may change its copy.
+    #[prost(bool, tag = "3")]
+    pub is_own_copy: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FileInput {

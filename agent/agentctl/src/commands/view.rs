@@ -309,6 +309,7 @@ fn input_json(input: &Input) -> Value {
         Input::Literal(text) => json!({ "value": text }),
         Input::Folder(root) => json!({ "folder": root.to_string() }),
         Input::File { root, name } => json!({ "file": name, "root": root.to_string() }),
+        Input::Data(data) => json!({ "uri": data.uri.to_string(), "is_file": data.is_file }),
     }
 }
 

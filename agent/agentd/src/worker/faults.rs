@@ -2,6 +2,7 @@
 //!
 //! Pure. Each error of a step becomes a [`Fault`] in terms that the user who submitted the job knows.
 
+mod data;
 mod exit;
 
 use std::error::Error;
@@ -20,6 +21,7 @@ use agent_runtime::exec::{self, LaunchError, Lost};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
+pub(crate) use self::data::data;
 use self::exit::node_out_of_memory;
 pub(crate) use self::exit::{
     LEASE_OVER, is_from_elsewhere, judge, lease_over, may_be_of_the_machine, unstored,
@@ -69,6 +71,7 @@ pub(crate) fn disk_full(shortfall: &Shortfall, path: &Path) -> Fault {
 pub(crate) fn fetch(error: &FetchError, elsewhere: bool) -> Fault {
     let code = match error {
         _ if is_no_space(error) => Code::DiskFull,
+        FetchError::Data { .. } => Code::DataNode,
         _ if is_damaged(error) => Code::SnapshotDamaged,
         _ if is_absent(error) => Code::SnapshotMissing,
         _ if is_unusable(error) => Code::SnapshotUnsafe,

@@ -1,22 +1,25 @@
-//! Lays out the files of a job: its code in `work/`, each input in `inputs/NAME/`, and the empty folders it may write
-//! to.
+//! Lays out the files of a job: its code in `work/`, each input in `inputs/NAME/` (data that is on this machine already is a
+//! link there), and the empty folders it may write to.
 //!
 //! Repeating it after an interruption begins with empty folders. Until everything is laid out, the user of the job
 //! has no access to the job directory.
 
+use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{PermissionsExt, chown, fchown};
+use std::os::unix::fs::{PermissionsExt, chown, fchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent_cas::Store;
 use agent_cas::snapshot::{Laid, MaterializeError, Owner, PrestagedTree, materialize};
-use agent_model::Digest;
 use agent_model::job::{Input, JobDraft};
+use agent_model::{DataInput, Digest, EnvSpec};
+use agent_runtime::data::DataError;
 use agent_shim::JobDir;
 use rustix::fs::{Mode, XattrFlags};
 use rustix::io::Errno;
 
+use super::data::Supply;
 use crate::config::JobUser;
 
 /// Why a job's files could not be laid out.
@@ -32,6 +35,14 @@ pub(crate) enum FetchError {
         name: String,
         #[source]
         source: MaterializeError,
+    },
+    /// An input that was not sent.
+    #[error("the input `{name}` could not be laid out")]
+    Data {
+        /// Its name.
+        name: String,
+        #[source]
+        source: DataError,
     },
     /// A folder of the job directory.
     #[error("the folder {} could not be prepared", path.display())]
@@ -49,6 +60,7 @@ pub(crate) async fn lay_out(
     store: &Store,
     prestaged_trees: &[Arc<PrestagedTree>],
     job: &JobDraft,
+    data: &BTreeMap<String, Supply>,
     dir: &JobDir,
     user: Option<&JobUser>,
 ) -> Result<Vec<(Digest, Laid)>, FetchError> {
@@ -66,10 +78,73 @@ pub(crate) async fn lay_out(
             trees.push((*root, laid.map_err(|source| FetchError::Input { name: name.clone(), source })?));
         }
     }
+    for (name, input) in &job.inputs {
+        if let (Input::Data(input), Some(supply)) = (input, data.get(name)) {
+            let may_link = !input.is_own_copy && may_link(&job.environment, user);
+            lay_out_data(name, input, supply, dir, owner, may_link).await?;
+        }
+    }
     let (dir, user) = (dir.clone(), user.cloned());
     let path = dir.path().to_owned();
     blocking(&path, move || finish(&dir, user.as_ref())).await?;
     Ok(trees)
+}
+
+/// Whether the job cannot write to files of the daemon's user, and their owner is not changed later: a container may run
+/// as another user, and a helper gives everything to the job.
+fn may_link(environment: &EnvSpec, user: Option<&JobUser>) -> bool {
+    let on_machine = !matches!(
+        environment,
+        EnvSpec::Image { .. } | EnvSpec::Build { .. } | EnvSpec::Named { .. }
+    );
+    let own = rustix::process::getuid().as_raw();
+    on_machine && !agent_spawn::has_helper() && user.is_some_and(|user| user.uid != 0 && user.uid != own)
+}
+
+/// Lays out one input that was not sent.
+async fn lay_out_data(
+    name: &str,
+    input: &DataInput,
+    supply: &Supply,
+    dir: &JobDir,
+    owner: Option<Owner>,
+    may_link: bool,
+) -> Result<(), FetchError> {
+    let (folder, to) = (dir.inputs().join(name), data_path(dir, name, input));
+    let (is_file, owner) = (input.is_file, owner.map(|owner| (owner.uid, owner.gid)));
+    let link = match supply {
+        Supply::Here(path) => Some((path.clone(), to.clone())),
+        Supply::Fetched(_) => None,
+    };
+    let prepare = move || {
+        if is_file {
+            std::fs::create_dir(&folder)?;
+            owner.map_or(Ok(()), |(uid, gid)| chown(&folder, Some(uid), Some(gid)))?;
+        }
+        link.map_or(Ok(()), |(path, link)| symlink(path, link))
+    };
+    blocking(&to, prepare).await?;
+    let Supply::Fetched(held) = supply else { return Ok(()) };
+    let laid = held.place(&to, owner, may_link).await;
+    laid.map_err(|source| FetchError::Data { name: name.to_owned(), source })
+}
+
+/// Where a command finds data: a folder by the name of the input, or a file of its own name in that folder.
+pub(crate) fn data_path(dir: &JobDir, name: &str, input: &DataInput) -> PathBuf {
+    let folder = dir.inputs().join(name);
+    match input.uri.file_name().filter(|_| input.is_file) {
+        Some(file) => folder.join(file),
+        None => folder,
+    }
+}
+
+/// Where the data of the job is that was laid out as links: a container needs these places, too.
+pub(crate) fn linked(dir: &JobDir, job: &JobDraft) -> Vec<PathBuf> {
+    let inputs = job.inputs.iter().filter_map(|(name, input)| match input {
+        Input::Data(input) => Some(data_path(dir, name, input)),
+        _ => None,
+    });
+    inputs.filter_map(|path| std::fs::read_link(path).ok()).collect()
 }
 
 /// The owner of a job's files while they are laid out; with a helper there is none, as it changes the owner later.
@@ -227,7 +302,7 @@ mod tests {
         let dir = JobDir::new(temp.path().join("j.1.0"));
         dir.create().unwrap();
         for _ in 0..2 {
-            lay_out(&store, &[], &job, &dir, None).await.unwrap();
+            lay_out(&store, &[], &job, &BTreeMap::new(), &dir, None).await.unwrap();
             for path in
                 ["work/t.py", "work/outputs", "work/logs", "inputs/data/t.py", "out/model", "tracking.jsonl"]
             {
@@ -258,7 +333,7 @@ mod tests {
         let (store, root) = store(temp.path()).await;
         let job = JobDraft { code: Some(Digest { size: root.size + 1, ..root }), ..JobDraft::default() };
         let dir = JobDir::new(temp.path().join("j.1.0"));
-        let error = lay_out(&store, &[], &job, &dir, None).await.unwrap_err();
+        let error = lay_out(&store, &[], &job, &BTreeMap::new(), &dir, None).await.unwrap_err();
         assert_eq!(super::super::faults::fetch(&error, false).code, agent_model::Code::SnapshotMissing);
     }
 }

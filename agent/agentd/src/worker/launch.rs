@@ -14,6 +14,7 @@ use agent_runtime::env::Image;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
 use self::gang::Seating;
+use super::fetch::data_path;
 use crate::config::{HostVariables, JobUser};
 
 /// Everything that a launch order is made of.
@@ -82,6 +83,7 @@ fn output_path(dir: &JobDir, name: &str, output: Output) -> PathBuf {
 fn input_path(dir: &JobDir, name: &str, input: &Input) -> Option<PathBuf> {
     match input {
         Input::Literal(_) => None,
+        Input::Data(data) => Some(data_path(dir, name, data)),
         Input::Folder(_) => Some(dir.inputs().join(name)),
         Input::File { name: file, .. } => Some(dir.inputs().join(name).join(file)),
     }

@@ -23,6 +23,7 @@ mod launch;
 mod prepare;
 mod settle;
 mod shipping;
+mod supply;
 mod wait;
 
 use std::convert::Infallible;

@@ -24,10 +24,10 @@ use super::routes::Routes;
 use super::{Advise, Done, failed};
 
 /// How many rounds of requests are made in all.
-const ROUNDS: u32 = 4;
+pub(crate) const ROUNDS: u32 = 4;
 
 /// The longest time that a server can delay a request.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// What is wrong with an answer, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -214,7 +214,7 @@ fn collect_secrets(value: &serde_json::Value, secrets: &mut Vec<String>) {
     }
 }
 
-fn plain(stall: Duration) -> reqwest::Client {
+pub(crate) fn plain(stall: Duration) -> reqwest::Client {
     // It fails if another caller has installed one already, which does as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = || {
@@ -251,7 +251,7 @@ struct Courier {
 
 /// What to do about an answer.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+pub(crate) enum Verdict {
     /// It is the answer.
     Take,
     /// It is the answer unless another mirror has a better one.
@@ -384,7 +384,7 @@ fn telling(outcome: &reqwest_middleware::Result<Response>) -> u8 {
     }
 }
 
-fn judge_status(status: StatusCode, asked: Option<Duration>, backoff: Duration) -> Verdict {
+pub(crate) fn judge_status(status: StatusCode, asked: Option<Duration>, backoff: Duration) -> Verdict {
     match status.as_u16() {
         // Some servers answer 501 to a kind of request that they do not know.
         501 => Verdict::Elsewhere,

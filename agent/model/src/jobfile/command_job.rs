@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use super::distribution::distribution;
 use super::environment::{EnvironmentRef, environment, local};
 use super::section::{Mistakes, Rejection, Section, UnknownKey, Warning, nearest, within};
-use crate::EnvSpec;
+use crate::{DataInput, DataUri, EnvSpec};
 use crate::container::Options;
 use crate::expr::{self, Reference};
 use crate::fault::Fault;
@@ -268,6 +268,7 @@ fn read_inputs(
         let given = given.iter().rev().find(|(name, _)| *name == full).map(|(_, value)| value.as_str());
         match wrong.note(read_input(key.text, node, given, warnings)) {
             ReadInput::Literal(name, text) => drop(draft.inputs.insert(name, Input::Literal(text))),
+            ReadInput::Data(name, data) => drop(draft.inputs.insert(name, Input::Data(data))),
             ReadInput::Path(input) => paths.push(input),
             ReadInput::Absent => {}
         }
@@ -279,6 +280,7 @@ fn read_inputs(
 enum ReadInput {
     Literal(String, String),
     Path(InputRef),
+    Data(String, DataInput),
     /// Optional, and nothing was given.
     #[default]
     Absent,
@@ -330,9 +332,10 @@ fn read_input(
     let literal = section.text("value")?.or(section.text("default")?);
     let optional = section.node("optional").is_some_and(|node| node.flag().unwrap_or(false));
     section.ignore(&["description", "path_on_compute", "min", "max", "enum"]);
-    section.warn_of(&[("datastore", "datastores are not known here; give a local `path`")], warnings);
+    let no_store = "it does not change what `path` means; write `path: azureml://datastores/NAME/paths/PATH`";
+    section.warn_of(&[("datastore", no_store)], warnings);
     section.finish(warnings);
-    let direct = mode == Some("direct");
+    let mode = mode.unwrap_or("ro_mount");
     let file = |name: String, path: &str, place: Place| InputRef {
         name,
         path: path.trim().to_owned(),
@@ -343,14 +346,14 @@ fn read_input(
     if let Some(given) = given {
         let is_data = kind.map_or(path.is_some(), |kind| DATA_TYPES.contains(&kind));
         return match is_data {
-            true => read_path(file(name, given, place), direct),
+            true => read_path(file(name, given, place), mode),
             false => Ok(ReadInput::Literal(name, given.to_owned())),
         };
     }
     match (path, literal) {
         (Some(path), None) => {
             let text = path.text().map_err(|at| within(&format!("{full}.path"), at))?;
-            read_path(file(name, text, path.place), direct)
+            read_path(file(name, text, path.place), mode)
         }
         (None, Some(text)) => Ok(ReadInput::Literal(name, text)),
         (None, None) if optional => Ok(ReadInput::Absent),
@@ -361,17 +364,26 @@ fn read_input(
     }
 }
 
-fn read_path(input: InputRef, direct: bool) -> Result<ReadInput, Rejection> {
-    let InputRef { name, path, place, .. } = &input;
-    match scheme(path) {
-        Some("http" | "https") if direct => Ok(ReadInput::Literal(input.name, input.path)),
-        Some(_) => Err(Rejection::unsupported(
-            *place,
-            format!("`inputs.{name}` is not fetched from `{path}`"),
-            "download the data and give its local path, or let the script fetch it",
-        )),
-        None => Ok(ReadInput::Path(InputRef { path: local(path).to_owned(), ..input })),
+/// A local path, which is sent, or the address of data; `direct` gives the address itself to the command.
+fn read_path(input: InputRef, mode: &str) -> Result<ReadInput, Rejection> {
+    let (InputRef { name, path, place, .. }, is_file) = (&input, input.is_file);
+    if scheme(path).is_none() {
+        return Ok(ReadInput::Path(InputRef { path: local(path).to_owned(), ..input }));
     }
+    let uri = path.parse::<DataUri>().map_err(|error| {
+        let message = format!("`inputs.{name}` is not fetched from `{path}`: {error}");
+        Rejection::unsupported(*place, message, error.fix())
+    })?;
+    if mode == "direct" {
+        return Ok(ReadInput::Literal(input.name, uri.to_string()));
+    }
+    if is_file && uri.file_name().is_none() {
+        let message = format!("`inputs.{name}` is one file, but `{path}` names none");
+        return Err(Rejection::invalid(*place, message)
+            .fix("add the name of the file to the address, or write `type: uri_folder`"));
+    }
+    let is_own_copy = matches!(mode, "download" | "eval_download");
+    Ok(ReadInput::Data(input.name, DataInput { uri, is_file, is_own_copy }))
 }
 
 /// The text before the colon of something that is not a local path.

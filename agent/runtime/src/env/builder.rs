@@ -30,13 +30,13 @@ impl Builder {
     }
 
     /// Gives everything that it made to the daemon.
-    pub(super) fn take_back(&self, dir: &Path) -> io::Result<()> {
+    pub(crate) fn take_back(&self, dir: &Path) -> io::Result<()> {
         agent_spawn::take(dir, Some(self.id))
     }
 
     /// Makes a cache that belongs to it alone. The root directory changes its owner last: so after an interruption it
     /// still shows that this must be repeated.
-    pub(super) fn own(&self, dir: &Path) -> io::Result<()> {
+    pub(crate) fn own(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
         match dir.symlink_metadata()?.uid() == self.id {
             true => Ok(()),

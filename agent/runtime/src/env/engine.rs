@@ -182,14 +182,15 @@ fn unexpected(step: &'static str, event: &EngineEvent) -> AcquireError {
 
 /// Assembles the lines that the engine writes.
 #[derive(Default)]
-struct Ear {
+pub(crate) struct Ear {
     rest: Vec<u8>,
     /// The last event that ends a task.
-    last: Option<EngineEvent>,
+    pub(crate) last: Option<EngineEvent>,
 }
 
 impl Ear {
-    fn hear(&mut self, bytes: &[u8], what: &mut impl FnMut(Option<EngineEvent>, &str)) {
+    /// Takes what arrived; `what` is given progress, lines for the log, and lines that are no event.
+    pub(crate) fn hear(&mut self, bytes: &[u8], what: &mut impl FnMut(Option<EngineEvent>, &str)) {
         self.rest.extend_from_slice(bytes);
         while let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.rest.drain(..=end).collect();
@@ -197,7 +198,8 @@ impl Ear {
         }
     }
 
-    fn end(&mut self, what: &mut impl FnMut(Option<EngineEvent>, &str)) {
+    /// Nothing more arrives.
+    pub(crate) fn end(&mut self, what: &mut impl FnMut(Option<EngineEvent>, &str)) {
         let line = std::mem::take(&mut self.rest);
         self.line(&line, what);
     }

@@ -40,7 +40,10 @@ impl<J: Journal> Runner<J> {
         self.take_gpus(&about(environment)).await?;
         let seating = self.muster(environment).await?;
         let lease_until = self.leave_to_start().await?;
-        let container_spec = containers::of(environment, &self.record.spec, &self.record.gpus);
+        let mut container_spec = containers::of(environment, &self.record.spec, &self.record.gpus);
+        if let Some(container_spec) = &mut container_spec {
+            container_spec.image.mounts.extend(fetch::linked(&self.dir, &self.record.spec));
+        }
         let user = self.user(container_spec.is_some());
         let launch =
             self.order(environment, container_spec.as_ref(), user.as_ref(), lease_until, seating.as_ref());

@@ -8,6 +8,7 @@
 //! A remote store, or a proxy in front of it, may give wrong answers for a while: errors that may pass are waited
 //! out.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::ControlFlow::Continue;
 use std::path::Path;
@@ -24,6 +25,7 @@ use super::wait::LACK_PATIENCE;
 use super::{Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
+use crate::worker::data::Supply;
 use crate::worker::fetch::{self, FetchError};
 use crate::worker::journal::Journal;
 use crate::worker::prestaged_trees::Wish;
@@ -57,7 +59,8 @@ impl<J: Journal> Runner<J> {
         self.enter(ReplicaEvent::StepDone, "").await?;
         self.admit().await?;
         let user = self.user(containers::is_sure(&self.record.spec.environment));
-        let laid = self.unless_stopped(self.lay_out(user.as_ref())).await?;
+        let data = self.supply().await?;
+        let laid = self.unless_stopped(self.lay_out(user.as_ref(), &data)).await?;
         let laid = or_end(laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere())))?;
         let owner = user.as_ref().and_then(fetch::owner);
         // A tree of a per-run user, whose id is not used again soon, would help no other job.
@@ -69,12 +72,17 @@ impl<J: Journal> Runner<J> {
 
     /// Lays out everything the job reads, waiting for the store if needed; prestaged trees are removed to make room
     /// for it.
-    async fn lay_out(&self, user: Option<&JobUser>) -> Result<Vec<(Digest, Laid)>, FetchError> {
+    async fn lay_out(
+        &self,
+        user: Option<&JobUser>,
+        data: &BTreeMap<String, Supply>,
+    ) -> Result<Vec<(Digest, Laid)>, FetchError> {
         let (store, prestaged_trees, spec) =
             (&self.worker.store, &self.worker.prestaged_trees, &self.record.spec);
         let (mut backoff, mut unsound) = (Backoff::default(), None);
         loop {
-            let error = match fetch::lay_out(store, &prestaged_trees.list(), spec, &self.dir, user).await {
+            let trees = prestaged_trees.list();
+            let error = match fetch::lay_out(store, &trees, spec, data, &self.dir, user).await {
                 Err(error) if faults::is_no_space(&error) && prestaged_trees.give_way().await => continue,
                 Err(error) if faults::is_no_space(&error) && self.worker.disk.room().is_err() => {
                     self.until_room().await;
@@ -147,8 +155,8 @@ impl<J: Journal> Runner<J> {
         }
     }
 
-    /// Publishes the progress of a build: a new phase at once, the numbers now and then.
-    async fn follow_progress(&self, mut told: watch::Receiver<Option<Progress>>) -> Infallible {
+    /// Publishes the progress of a build or a fetch: a new phase at once, the numbers now and then.
+    pub(super) async fn follow_progress(&self, mut told: watch::Receiver<Option<Progress>>) -> Infallible {
         let usual = self.view.borrow().detail.clone();
         loop {
             let progress = told.borrow_and_update().clone();

@@ -139,9 +139,10 @@ fn test_what_is_not_run_is_refused_with_its_place_and_a_way_out() {
         ("jobs: {a: {}}\n", "line 1, column 7", "`jobs` makes this a pipeline job"),
         ("command: x\ncode: azureml:code:1\n", "line 2, column 7", "is not fetched"),
         ("command: x\ncode: git+https://h/x\n", "line 2, column 7", "is not fetched"),
-        ("command: x\ninputs: {d: {path: azureml:d:1}}\n", "line 2, column 20", "is not fetched"),
-        ("command: x\ninputs: {d: {path: 'wasbs://c@a/x'}}\n", "line 2, column 20", "is not fetched"),
-        ("command: x\ninputs: {d: {path: 'https://h/x'}}\n", "line 2, column 20", "is not fetched"),
+        ("command: x\ninputs: {d: {path: azureml:d:1}}\n", "line 2, column 20", "a registered asset"),
+        ("command: x\ninputs: {d: {path: 'ftp://h/x'}}\n", "line 2, column 20", "is not fetched"),
+        ("command: x\ninputs: {d: {path: 'https://u:p@h/x'}}\n", "line 2, column 20", "holds credentials"),
+        ("command: x\ninputs: {d: {path: 'azureml://jobs/j/x'}}\n", "line 2, column 20", "output of a job"),
     ] {
         let fault = refused(text);
         assert_eq!(fault.code, Code::JobUnsupported, "{text}");

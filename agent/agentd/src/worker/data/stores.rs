@@ -1,0 +1,336 @@
+//! The file of data stores: what an operator says about where data is.
+//!
+//! Owns its form and the choice of the place of an address; pure, except for reading the file and the files of credentials
+//! that it names. Hides which entry wins: the longest prefix.
+//!
+//! Invariants: an error never quotes the value of a setting; a file with settings is not readable for everybody.
+
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use agent_model::DataUri;
+use agent_model::yaml::{self, At, Node};
+
+/// What the file says.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Stores {
+    stores: BTreeMap<String, DataStore>,
+    /// From the beginning of an address to where it is instead.
+    map: BTreeMap<String, Root>,
+}
+
+/// Where a data store, or what begins with an address, is.
+#[derive(Debug, PartialEq, Eq)]
+enum Root {
+    Path(PathBuf),
+    Url(String),
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct DataStore {
+    root: Root,
+    settings: BTreeMap<String, Hidden>,
+}
+
+/// A value that is not printed.
+#[derive(Clone, PartialEq, Eq)]
+struct Hidden(String);
+
+impl std::fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad("***")
+    }
+}
+
+/// Where the data of one address is.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On this machine.
+    Here(PathBuf),
+    /// To be fetched from there; the settings of the store hold credentials.
+    There {
+        /// The address.
+        url: String,
+        /// The settings.
+        options: BTreeMap<String, String>,
+    },
+}
+
+/// Why the place of an address is unknown.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoresError {
+    /// The store is not in the file.
+    #[error("no data store `{name}` is configured in {}; configured are: {}", file.display(), listed(known))]
+    Unknown {
+        /// Its name.
+        name: String,
+        /// Those that are.
+        known: Vec<String>,
+        /// The file.
+        file: PathBuf,
+    },
+    /// The file is not understood.
+    #[error("{}: {at}", file.display())]
+    Form {
+        /// The file.
+        file: PathBuf,
+        /// The mistake.
+        at: At,
+    },
+    /// The file, or one that it names, cannot be read.
+    #[error("{} cannot be read", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    /// Everybody could read credentials.
+    #[error("{} holds settings of a store, and everybody may read it", file.display())]
+    Open {
+        /// The file.
+        file: PathBuf,
+    },
+}
+
+fn listed(known: &[String]) -> String {
+    if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+}
+
+impl Stores {
+    /// Reads the file; nothing is configured where there is none.
+    pub(crate) fn read(file: &Path) -> Result<Stores, StoresError> {
+        let unreadable = |source| StoresError::Unreadable { path: file.to_owned(), source };
+        let text = match std::fs::read_to_string(file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Stores::default()),
+            Err(error) => return Err(unreadable(error)),
+        };
+        let stores = parse(&text).map_err(|at| StoresError::Form { file: file.to_owned(), at })?;
+        let has_settings = stores.stores.values().any(|store| !store.settings.is_empty());
+        let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+        match has_settings && mode & 0o004 != 0 {
+            true => Err(StoresError::Open { file: file.to_owned() }),
+            false => Ok(stores),
+        }
+    }
+
+    /// Where an address is.
+    pub(crate) fn place(&self, uri: &DataUri, file: &Path) -> Result<Place, StoresError> {
+        match uri {
+            DataUri::Url(url) => self.of_url(url),
+            DataUri::Stored { store: name, path } => {
+                let unknown = || StoresError::Unknown {
+                    name: name.clone(),
+                    known: self.stores.keys().cloned().collect(),
+                    file: file.to_owned(),
+                };
+                match &self.stores.get(name).ok_or_else(unknown)?.root {
+                    Root::Path(root) => Ok(Place::Here(below(root, path))),
+                    Root::Url(root) => self.of_url(&joined(root, path)),
+                }
+            }
+        }
+    }
+
+    fn of_url(&self, url: &str) -> Result<Place, StoresError> {
+        let mapped = longest(self.map.iter().map(|(prefix, root)| (prefix.as_str(), root)), url);
+        let url = match mapped {
+            Some((Root::Path(root), rest)) => return Ok(Place::Here(below(root, without_query(rest)))),
+            Some((Root::Url(root), rest)) => joined(root, rest),
+            None => url.to_owned(),
+        };
+        let roots = self.stores.values().filter_map(|store| match &store.root {
+            Root::Url(root) => Some((root.as_str(), store)),
+            Root::Path(_) => None,
+        });
+        let settings = longest(roots, &url).map(|(store, _)| &store.settings);
+        let options = settings.map_or_else(|| Ok(BTreeMap::new()), |settings| filled(settings))?;
+        Ok(Place::There { url, options })
+    }
+}
+
+/// The entry with the longest prefix of `text` that ends at the end of a part of the path; and what follows it.
+fn longest<'a, T>(entries: impl Iterator<Item = (&'a str, T)>, text: &'a str) -> Option<(T, &'a str)> {
+    let matching = entries.filter_map(|(prefix, value)| {
+        let rest = text.strip_prefix(prefix.trim_end_matches('/'))?;
+        let is_whole = rest.is_empty() || rest.starts_with(['/', '?']);
+        is_whole.then_some((prefix.len(), value, rest.trim_start_matches('/')))
+    });
+    matching.max_by_key(|(length, ..)| *length).map(|(_, value, rest)| (value, rest))
+}
+
+fn without_query(path: &str) -> &str {
+    path.split(['?', '#']).next().unwrap_or_default()
+}
+
+fn below(root: &Path, path: &str) -> PathBuf {
+    if path.is_empty() { root.to_owned() } else { root.join(path) }
+}
+
+fn joined(root: &str, path: &str) -> String {
+    let root = root.trim_end_matches('/');
+    if path.is_empty() { root.to_owned() } else { format!("{root}/{path}") }
+}
+
+/// The settings with the contents of files instead of their names: `KEY_file` names the file with the value of `KEY`.
+fn filled(settings: &BTreeMap<String, Hidden>) -> Result<BTreeMap<String, String>, StoresError> {
+    let value = |(key, Hidden(value)): (&String, &Hidden)| match key.strip_suffix("_file") {
+        None => Ok((key.clone(), value.clone())),
+        Some(key) => {
+            let path = PathBuf::from(value);
+            let text = std::fs::read_to_string(&path)
+                .map_err(|source| StoresError::Unreadable { path, source })?;
+            Ok((key.to_owned(), text.trim().to_owned()))
+        }
+    };
+    settings.iter().map(value).collect()
+}
+
+fn parse(text: &str) -> Result<Stores, At> {
+    let document = yaml::parse(text)?;
+    if document.value == yaml::Value::Null {
+        return Ok(Stores::default());
+    }
+    let mut top = document.map()?;
+    let [named, mapped] = ["datastores", "data_map"].map(|key| top.take(key));
+    if let Some((key, _)) = top.rest().into_iter().next() {
+        let message = format!("unknown key `{}`; the keys are `datastores` and `data_map`", key.text);
+        return Err(At { place: key.place, message });
+    }
+    let mut stores = Stores::default();
+    for (key, node) in named.map(Node::map).transpose()?.into_iter().flat_map(yaml::Entries::rest) {
+        stores.stores.insert(key.text, data_store(node)?);
+    }
+    for (key, node) in mapped.map(Node::map).transpose()?.into_iter().flat_map(yaml::Entries::rest) {
+        if !matches!(key.text.parse(), Ok(DataUri::Url(_))) {
+            let message = format!("`{}` is not the beginning of an address such as `https://host/path`", key.text);
+            return Err(At { place: key.place, message });
+        }
+        stores.map.insert(key.text, root(&node)?);
+    }
+    Ok(stores)
+}
+
+fn data_store(node: Node) -> Result<DataStore, At> {
+    let place = node.place;
+    let mut entries = node.map()?;
+    let where_it_is = match (entries.take("path"), entries.take("url")) {
+        (Some(node), None) | (None, Some(node)) => root(&node)?,
+        _ => return Err(At { place, message: "a data store has a `path` or a `url`".to_owned() }),
+    };
+    let setting = |(key, node): (yaml::Key, Node)| Ok((key.text, Hidden(node.text()?.to_owned())));
+    let settings = entries.rest().into_iter().map(setting).collect::<Result<BTreeMap<_, _>, At>>()?;
+    match (&where_it_is, settings.keys().next()) {
+        (Root::Path(_), Some(key)) => Err(At { place, message: format!("a `path` has no setting `{key}`") }),
+        _ => Ok(DataStore { root: where_it_is, settings }),
+    }
+}
+
+/// An absolute path, or an address without credentials.
+fn root(node: &Node) -> Result<Root, At> {
+    let text = node.text()?;
+    if Path::new(text).is_absolute() {
+        return Ok(Root::Path(PathBuf::from(text)));
+    }
+    match text.parse::<DataUri>() {
+        Ok(DataUri::Url(url)) => Ok(Root::Url(url)),
+        Ok(DataUri::Stored { .. }) => Err(node.fault("a data store cannot stand for another one")),
+        Err(error) => Err(node.fault(format!("expected an absolute path or an address: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "
+datastores:
+  share: {path: /mnt/share}
+  web: {url: 'https://h.example/data/'}
+  s3: {url: 's3://bucket/base', access_key_id: me, secret_access_key: hidden}
+data_map:
+  wasbs://data@acc.blob.core.windows.net/: /srv/data
+  https://h.example/data/old: https://mirror.example/x
+";
+
+    fn place(uri: &str) -> Place {
+        parse(FILE).unwrap().place(&uri.parse().unwrap(), Path::new("/etc/data.yaml")).unwrap()
+    }
+
+    fn there(url: &str) -> Place {
+        Place::There { url: url.to_owned(), options: BTreeMap::new() }
+    }
+
+    #[test]
+    fn test_each_address_has_its_place() {
+        for (uri, path) in [
+            ("azureml://datastores/share/paths/a/b.csv", "/mnt/share/a/b.csv"),
+            ("azureml://datastores/share", "/mnt/share"),
+            ("wasbs://data@acc.blob.core.windows.net/iris.csv", "/srv/data/iris.csv"),
+        ] {
+            assert_eq!(place(uri), Place::Here(path.into()), "{uri}");
+        }
+        for (uri, url) in [
+            ("azureml://datastores/web/paths/iris.csv", "https://h.example/data/iris.csv"),
+            ("https://h.example/data/old/a?x=1", "https://mirror.example/x/a?x=1"),
+            ("azureml://datastores/web/paths/old/a", "https://mirror.example/x/a"),
+            ("https://h.example/data/older/a", "https://h.example/data/older/a"),
+            ("wasbs://data@other.blob.core.windows.net/a", "wasbs://data@other.blob.core.windows.net/a"),
+        ] {
+            assert_eq!(place(uri), there(url), "{uri}");
+        }
+    }
+
+    #[test]
+    fn test_settings_belong_to_all_addresses_of_the_store_and_are_not_printed() {
+        for uri in ["azureml://datastores/s3/paths/a", "s3://bucket/base/a"] {
+            let Place::There { url, options } = place(uri) else { panic!("{uri}") };
+            assert_eq!((url.as_str(), options["secret_access_key"].as_str()), ("s3://bucket/base/a", "hidden"));
+        }
+        assert_eq!(place("s3://bucket/based/a"), there("s3://bucket/based/a"));
+        assert!(!format!("{:?}", parse(FILE).unwrap()).contains("hidden"));
+    }
+
+    #[test]
+    fn test_unknown_stores_are_told_with_those_that_are_known() {
+        let uri = "azureml://datastores/blob/paths/a".parse().unwrap();
+        let error = parse(FILE).unwrap().place(&uri, Path::new("/etc/data.yaml")).unwrap_err().to_string();
+        assert!(error.contains("`blob`") && error.ends_with("s3, share, web"), "{error}");
+    }
+
+    #[test]
+    fn test_mistakes_name_their_place() {
+        for (text, said) in [
+            ("stores: {}\n", "line 1, column 1: unknown key `stores`"),
+            ("datastores:\n  a: {}\n", "line 2, column 6: a data store has a `path` or a `url`"),
+            ("datastores: {a: {path: x}}\n", "expected an absolute path or an address"),
+            ("datastores: {a: {path: /x, key: y}}\n", "a `path` has no setting `key`"),
+            ("datastores: {a: {url: 'https://u:p@h'}}\n", "it holds credentials"),
+            ("data_map: {iris: /x}\n", "is not the beginning of an address"),
+            ("data_map: {'https://h': 'azureml://datastores/a'}\n", "cannot stand for another"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(said) && !error.contains("u:p"), "{error}");
+        }
+        assert_eq!(parse("").unwrap(), Stores::default());
+    }
+
+    #[test]
+    fn test_credentials_come_from_files_and_are_not_for_everybody() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, key) = (dir.path().join("data.yaml"), dir.path().join("key"));
+        std::fs::write(&key, "hidden\n").unwrap();
+        std::fs::write(&file, format!("datastores: {{a: {{url: 's3://b', token_file: {}}}}}", key.display())).unwrap();
+        let set = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        set(0o644);
+        assert!(matches!(Stores::read(&file), Err(StoresError::Open { .. })));
+        set(0o600);
+        let uri = "s3://b/x".parse().unwrap();
+        let Place::There { options, .. } = Stores::read(&file).unwrap().place(&uri, &file).unwrap() else { panic!() };
+        assert_eq!(options, [("token".to_owned(), "hidden".to_owned())].into());
+        assert_eq!(Stores::read(Path::new("/nowhere")).unwrap(), Stores::default());
+    }
+}
