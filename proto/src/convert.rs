@@ -7,7 +7,9 @@ use std::time::Duration;
 use agent_model::job::{self, JobDraft};
 use agent_model::node::{CachedEnvironment, Finding, Gpu, Grade, Interpreter, Inventory, Load};
 use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
-use agent_model::{Blame, Code, DataInput, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
+use agent_model::{
+    Blame, Code, DataInput, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict,
+};
 
 use crate::v1;
 

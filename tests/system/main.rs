@@ -6,6 +6,7 @@ mod cancel;
 mod codes;
 mod command_line;
 mod daemons;
+mod data;
 mod descriptors;
 mod environments;
 mod faults;

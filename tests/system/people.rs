@@ -101,3 +101,30 @@ fn test_an_operator_may_what_root_may() {
     let why = host.ctl(&["why", &roots]).ok().stdout;
     assert!(why.contains("canceled by uid 65534"), "{why}");
 }
+
+#[test]
+fn test_fetched_data_is_read_by_all_and_written_by_none() {
+    agent_tests::engine();
+    let host = shared("");
+    let server = crate::data::server::Server::started(crate::data::server::Manner::Plain);
+    let theirs = host.home().join("nobody/p");
+    fs::create_dir(&theirs).unwrap();
+    let command = "head -n 1 ${{inputs.data}}; chmod u+w ${{inputs.data}} || (echo x >>${{inputs.data}}) || echo cannot write";
+    let job = format!(
+        "command: {}\nenvironment: host\ninputs: {{data: {{type: uri_file, path: '{}'}}}}\n",
+        serde_json::Value::from(command),
+        server.url("a.csv")
+    );
+    fs::write(theirs.join("job.yml"), job).unwrap();
+    for _ in 0..2 {
+        let ran = by(&host, NOBODY, &["run", theirs.to_str().unwrap()]).ok();
+        assert!(ran.stdout.starts_with("version 1\n") && ran.stdout.ends_with("cannot write\n"), "{ran:?}");
+    }
+    assert_eq!(server.asked("GET"), 1);
+    // A job that asks for a copy of its own gets one that it may change.
+    let job =
+        fs::read_to_string(theirs.join("job.yml")).unwrap().replace("uri_file,", "uri_file, mode: download,");
+    fs::write(theirs.join("job.yml"), job).unwrap();
+    let ran = by(&host, NOBODY, &["run", theirs.to_str().unwrap()]).ok();
+    assert_eq!(ran.stdout, "version 1\n");
+}

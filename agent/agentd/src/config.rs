@@ -443,7 +443,9 @@ impl Config {
                 operator_group,
             ],
         };
-        config.settings.extend(of_jobs.into_iter().chain(said).chain(of_data).chain(of_devices).chain(of_gangs));
+        config
+            .settings
+            .extend(of_jobs.into_iter().chain(said).chain(of_data).chain(of_devices).chain(of_gangs));
         Ok(config)
     }
 

@@ -1,7 +1,7 @@
 //! Where data lies that a job reads and nobody sends: the forms of an address, read in one place.
 //!
 //! Owns [`DataUri`], every form that a job file may use, and [`DataInput`], an input with such an address. Hides how the
-//! forms differ: `wasbs:` and `abfss:` name the same place in two ways, `azureml:` has a short and a long form.
+//! forms differ: `azureml:` has a short form, a long one, and one for names.
 //!
 //! Invariants: an address holds no credentials, because it is kept in records and printed; its path never leads out
 //! of what it is below (`..`).
@@ -36,6 +36,8 @@ pub enum DataUri {
         /// The path in it, without a slash at either end; empty for all of it.
         path: String,
     },
+    /// A name that an operator gave to data: `NAME:VERSION` or `NAME@LABEL`.
+    Asset(String),
 }
 
 /// Why a text is no address of data that is fetched.
@@ -62,7 +64,9 @@ impl DataUriError {
     /// What to do about it.
     pub fn fix(&self) -> &'static str {
         match self {
-            DataUriError::Scheme(_) => "use `https:`, `s3:`, `gs:`, `wasbs:`, `abfss:` or `azureml://datastores/NAME/paths/PATH`",
+            DataUriError::Scheme(_) => {
+                "use `https:`, `s3:`, `gs:`, `wasbs:`, `abfss:` or `azureml://datastores/NAME/paths/PATH`"
+            }
             DataUriError::Workspace(_) => {
                 "write the address of the data itself, a path in a data store (`azureml://datastores/NAME/paths/PATH`), \
                  or a local path"
@@ -81,7 +85,8 @@ impl DataUriError {
 const SCHEMES: &[&str] = &["http", "https", "s3", "s3a", "gs", "az", "wasb", "wasbs", "abfs", "abfss"];
 
 /// Parameters of an address that let their bearer in.
-const SECRETS: &[&str] = &["sig", "x-amz-signature", "x-goog-signature", "signature", "token", "access_token"];
+const SECRETS: &[&str] =
+    &["sig", "x-amz-signature", "x-goog-signature", "signature", "token", "access_token"];
 
 impl FromStr for DataUri {
     type Err = DataUriError;
@@ -137,7 +142,7 @@ fn url(text: &str, scheme: &str, rest: &str) -> Result<DataUri, DataUriError> {
 /// After `azureml:`.
 fn stored(rest: &str) -> Result<DataUri, DataUriError> {
     let Some(rest) = rest.strip_prefix("//") else {
-        return Err(DataUriError::Workspace("it names a registered asset"));
+        return asset(rest);
     };
     // The long form begins with the names of a workspace.
     let rest = match rest.starts_with("subscriptions/") {
@@ -164,6 +169,21 @@ fn stored(rest: &str) -> Result<DataUri, DataUriError> {
     Ok(DataUri::Stored { store: store.to_owned(), path: path.trim_matches('/').to_owned() })
 }
 
+/// `NAME:VERSION` or `NAME@LABEL`.
+fn asset(reference: &str) -> Result<DataUri, DataUriError> {
+    let (name, version) = reference
+        .split_once([':', '@'])
+        .ok_or(DataUriError::Incomplete("the version: `azureml:NAME:VERSION`"))?;
+    let is_word = |text: &str| {
+        let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+        !text.is_empty() && !text.starts_with('.') && text.chars().all(plain)
+    };
+    match is_word(name) && is_word(version) {
+        true => Ok(DataUri::Asset(reference.to_owned())),
+        false => Err(DataUriError::Incomplete("a name and a version: `azureml:NAME:VERSION`")),
+    }
+}
+
 fn check_path(path: &str) -> Result<(), DataUriError> {
     let is_bad = |part: &&str| {
         let plain = part.to_ascii_lowercase().replace("%2e", ".");
@@ -176,11 +196,12 @@ fn check_path(path: &str) -> Result<(), DataUriError> {
 }
 
 impl DataUri {
-    /// The last part of its path: the name of the file that it names.
+    /// The last part of its path, or the name of an asset: the name of the file that it names.
     pub fn file_name(&self) -> Option<&str> {
         let path = match self {
             DataUri::Url(url) => url.split(['?', '#']).next()?.split_once("://")?.1.split_once('/')?.1,
             DataUri::Stored { path, .. } => path,
+            DataUri::Asset(reference) => reference.split([':', '@']).next()?,
         };
         path.rsplit('/').next().filter(|name| !name.is_empty())
     }
@@ -190,6 +211,7 @@ impl fmt::Display for DataUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DataUri::Url(url) => f.pad(url),
+            DataUri::Asset(reference) => write!(f, "azureml:{reference}"),
             DataUri::Stored { store, path } => write!(f, "azureml://datastores/{store}/paths/{path}"),
         }
     }
@@ -235,6 +257,8 @@ mod tests {
             ("azureml://datastores/blob", stored("blob", "")),
             (" azureml://datastores/blob/paths/ ", stored("blob", "")),
             (long, stored("blob", "a/b.csv")),
+            ("azureml:iris:1", DataUri::Asset("iris:1".to_owned())),
+            ("azureml:iris@latest", DataUri::Asset("iris@latest".to_owned())),
         ] {
             let read: DataUri = text.parse().unwrap();
             assert_eq!(read, uri, "{text}");
@@ -246,8 +270,9 @@ mod tests {
     fn test_what_is_not_fetched_is_told_apart() {
         for (text, what) in [
             ("ftp://h/x", "data is not fetched by `ftp:`"),
-            ("azureml:iris:1", "a registered asset"),
-            ("azureml:iris@latest", "a registered asset"),
+            ("azureml:iris", "does not say the version"),
+            ("azureml:iris:", "a name and a version"),
+            ("azureml:../x:1", "a name and a version"),
             ("azureml://registries/r/data/d/versions/1", "of a registry"),
             ("azureml://jobs/j/outputs/o/paths/p", "an output of a job"),
             ("runs:/1/model", "an output of a run"),
@@ -278,6 +303,7 @@ mod tests {
             ("https://h/a/", None),
             ("azureml://datastores/blob/paths/a/b.csv", Some("b.csv")),
             ("azureml://datastores/blob", None),
+            ("azureml:iris:1", Some("iris")),
         ] {
             assert_eq!(text.parse::<DataUri>().unwrap().file_name(), name, "{text}");
         }

@@ -223,7 +223,9 @@ impl DataCache {
         .await;
         if self.0.config.offline {
             let Some(entry) = entry else {
-                return Err(DataError::Refused("the node is offline, and it does not have the data yet".to_owned()));
+                return Err(DataError::Refused(
+                    "the node is offline, and it does not have the data yet".to_owned(),
+                ));
             };
             entry.touch(&place);
             return Ok(entry.fetched());
@@ -244,7 +246,12 @@ impl DataCache {
     }
 
     /// Runs the program that fetches, below the part of this slot.
-    async fn fetch(&self, slot: &Slot, source: &DataSource, known: Option<String>) -> Result<Fetched, DataError> {
+    async fn fetch(
+        &self,
+        slot: &Slot,
+        source: &DataSource,
+        known: Option<String>,
+    ) -> Result<Fetched, DataError> {
         let DataConfig { root, program, vars, builder, .. } = &self.0.config;
         if !program.is_file() {
             return Err(DataError::ProgramMissing { looked: program.clone() });
@@ -290,7 +297,9 @@ impl DataCache {
             Some(EngineEvent::Failed(failure)) => Err(failure.into()),
             other => {
                 let said = String::from_utf8_lossy(&complaint).trim().to_owned();
-                Err(DataError::Failed(format!("the program that fetches data ended without a result: {other:?} {said}")))
+                Err(DataError::Failed(format!(
+                    "the program that fetches data ended without a result: {other:?} {said}"
+                )))
             }
         }
     }
@@ -346,7 +355,8 @@ impl HeldData {
         let _turn = self.slot.turn.lock().await;
         let (from, to) = (self.cache.0.config.root.join(&self.slot.key), to.to_owned());
         blocking(move || {
-            let entry = Entry::read(&from).ok_or_else(|| DataError::Unreachable("it was just removed".to_owned()))?;
+            let entry =
+                Entry::read(&from).ok_or_else(|| DataError::Unreachable("it was just removed".to_owned()))?;
             let data = from.join(Fetch::DATA);
             let data = if entry.is_file { entry::only_file(&data) } else { data };
             place::place(&data, &to, owner, may_link).map_err(DataError::file("lay out", &to))

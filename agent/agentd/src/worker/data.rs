@@ -152,7 +152,9 @@ impl Data {
         victims.extend(stale.map(|data| data.key.clone()));
         for data in kept.iter().filter(|data| victims.contains(&data.key)) {
             match self.cache.remove(&data.key).await {
-                Ok(true) => info!(url = data.url, freed = size::binary(data.bytes), "removed data to make room"),
+                Ok(true) => {
+                    info!(url = data.url, freed = size::binary(data.bytes), "removed data to make room")
+                }
                 Ok(false) => {}
                 Err(error) => warn!(url = data.url, %error, "cannot remove data"),
             }

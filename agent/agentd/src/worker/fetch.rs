@@ -93,10 +93,8 @@ pub(crate) async fn lay_out(
 /// Whether the job cannot write to files of the daemon's user, and their owner is not changed later: a container may run
 /// as another user, and a helper gives everything to the job.
 fn may_link(environment: &EnvSpec, user: Option<&JobUser>) -> bool {
-    let on_machine = !matches!(
-        environment,
-        EnvSpec::Image { .. } | EnvSpec::Build { .. } | EnvSpec::Named { .. }
-    );
+    let on_machine =
+        !matches!(environment, EnvSpec::Image { .. } | EnvSpec::Build { .. } | EnvSpec::Named { .. });
     let own = rustix::process::getuid().as_raw();
     on_machine && !agent_spawn::has_helper() && user.is_some_and(|user| user.uid != 0 && user.uid != own)
 }
@@ -129,13 +127,20 @@ async fn lay_out_data(
     laid.map_err(|source| FetchError::Data { name: name.to_owned(), source })
 }
 
-/// Where a command finds data: a folder by the name of the input, or a file of its own name in that folder.
-pub(crate) fn data_path(dir: &JobDir, name: &str, input: &DataInput) -> PathBuf {
+/// Where data is laid out: a folder by the name of the input, or a file of its own name in that folder.
+fn data_path(dir: &JobDir, name: &str, input: &DataInput) -> PathBuf {
     let folder = dir.inputs().join(name);
     match input.uri.file_name().filter(|_| input.is_file) {
         Some(file) => folder.join(file),
         None => folder,
     }
+}
+
+/// What the command is given as the path of data: for a folder that is a link, the folder itself, because many programs do
+/// not go through a link that they are given (`find`, `du`).
+pub(crate) fn given_path(dir: &JobDir, name: &str, input: &DataInput) -> PathBuf {
+    let path = data_path(dir, name, input);
+    if input.is_file { path } else { std::fs::read_link(&path).unwrap_or(path) }
 }
 
 /// Where the data of the job is that was laid out as links: a container needs these places, too.

@@ -1,6 +1,6 @@
 //! Makes the launch order of a job: its command line, its folders and its environment variables.
 //!
-//! Pure, except for the check whether `bash` exists. The names are those that scripts for the cloud expect.
+//! Pure, except for the checks whether `bash` exists and where a link leads. The names are those that scripts for the cloud expect.
 
 pub(crate) mod gang;
 
@@ -14,7 +14,7 @@ use agent_runtime::env::Image;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
 use self::gang::Seating;
-use super::fetch::data_path;
+use super::fetch::given_path;
 use crate::config::{HostVariables, JobUser};
 
 /// Everything that a launch order is made of.
@@ -83,7 +83,7 @@ fn output_path(dir: &JobDir, name: &str, output: Output) -> PathBuf {
 fn input_path(dir: &JobDir, name: &str, input: &Input) -> Option<PathBuf> {
     match input {
         Input::Literal(_) => None,
-        Input::Data(data) => Some(data_path(dir, name, data)),
+        Input::Data(data) => Some(given_path(dir, name, data)),
         Input::Folder(_) => Some(dir.inputs().join(name)),
         Input::File { name: file, .. } => Some(dir.inputs().join(name).join(file)),
     }
@@ -291,7 +291,7 @@ fn shell(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use agent_model::{Digest, JobDraft};
+    use agent_model::{DataInput, Digest, JobDraft};
 
     use super::*;
 
@@ -340,6 +340,10 @@ mod tests {
         JobDraft { command: command.into(), experiment: "birds".into(), ..JobDraft::default() }
     }
 
+    fn far(uri: &str, is_file: bool) -> Input {
+        Input::Data(DataInput { uri: uri.parse().unwrap(), is_file, is_own_copy: false })
+    }
+
     #[test]
     fn test_command_names_inputs_and_outputs() {
         let job = JobDraft {
@@ -347,6 +351,8 @@ mod tests {
                 ("lr".to_owned(), Input::Literal("0.1".into())),
                 ("data".to_owned(), Input::Folder(Digest::EMPTY)),
                 ("table".to_owned(), Input::File { root: Digest::EMPTY, name: "t.csv".into() }),
+                ("far".to_owned(), far("https://h.example/a/far.csv?x", true)),
+                ("farther".to_owned(), far("azureml://datastores/blob/paths/a", false)),
             ]
             .into(),
             outputs: [("model".to_owned(), Output::Folder), ("report".to_owned(), Output::File)].into(),
@@ -363,6 +369,8 @@ mod tests {
         assert_eq!(launch.env["AZURE_ML_INPUT_table"], format!("{j}/inputs/table/t.csv"));
         assert_eq!(launch.env["AZURE_ML_OUTPUT_report"], format!("{j}/out/report/report"));
         assert!(!launch.env.contains_key("AZURE_ML_INPUT_lr"));
+        assert_eq!(launch.env["AZURE_ML_INPUT_far"], format!("{j}/inputs/far/far.csv"));
+        assert_eq!(launch.env["AZURE_ML_INPUT_farther"], format!("{j}/inputs/farther"));
     }
 
     #[test]

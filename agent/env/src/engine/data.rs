@@ -93,7 +93,8 @@ fn prepare(to: &Path, version: Option<&str>) -> Done<PathBuf> {
 
 fn check_room(objects: &[Object], data: &Path) -> Done<()> {
     let there = |object: &Object| fs::metadata(data.join(&object.name)).map_or(0, |file| file.len());
-    let missing: u64 = objects.iter().map(|object| object.size.unwrap_or(0).saturating_sub(there(object))).sum();
+    let missing: u64 =
+        objects.iter().map(|object| object.size.unwrap_or(0).saturating_sub(there(object))).sum();
     match disk::free(data) {
         Some(free) if free < missing => Err(failed(
             FailureKind::DiskFull,
@@ -233,9 +234,11 @@ mod tests {
     #[test]
     fn test_a_version_changes_with_every_part() {
         let base = version_of(&[object("a", Some(1), Some("t"))]).unwrap();
-        for other in
-            [object("b", Some(1), Some("t")), object("a", Some(2), Some("t")), object("a", Some(1), Some("u"))]
-        {
+        for other in [
+            object("b", Some(1), Some("t")),
+            object("a", Some(2), Some("t")),
+            object("a", Some(1), Some("u")),
+        ] {
             assert_ne!(version_of(&[other]), Some(base.clone()));
         }
         let two = [object("a", Some(1), Some("t")), object("b", Some(1), None)];

@@ -5,14 +5,15 @@ use std::num::NonZeroU32;
 use super::distribution::distribution;
 use super::environment::{EnvironmentRef, environment, local};
 use super::section::{Mistakes, Rejection, Section, UnknownKey, Warning, nearest, within};
-use crate::{DataInput, DataUri, EnvSpec};
 use crate::container::Options;
+use crate::data::DataUriError;
 use crate::expr::{self, Reference};
 use crate::fault::Fault;
 use crate::job::{
     INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy,
 };
 use crate::yaml::{self, Key, Node, Place, Value};
+use crate::{DataInput, DataUri, EnvSpec};
 
 /// A command job as read: the draft, and the files the document names, which the caller reads.
 #[derive(Debug, Clone, PartialEq)]
@@ -371,7 +372,10 @@ fn read_path(input: InputRef, mode: &str) -> Result<ReadInput, Rejection> {
         return Ok(ReadInput::Path(InputRef { path: local(path).to_owned(), ..input }));
     }
     let uri = path.parse::<DataUri>().map_err(|error| {
-        let message = format!("`inputs.{name}` is not fetched from `{path}`: {error}");
+        let message = match &error {
+            DataUriError::Credentials => format!("`inputs.{name}` is not fetched from its address: {error}"),
+            _ => format!("`inputs.{name}` is not fetched from `{path}`: {error}"),
+        };
         Rejection::unsupported(*place, message, error.fix())
     })?;
     if mode == "direct" {

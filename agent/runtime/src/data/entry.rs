@@ -136,7 +136,8 @@ pub(super) fn list(root: &Path) -> io::Result<Vec<KeptData>> {
 /// How much of the disk a tree takes; what cannot be looked at counts nothing.
 fn taken(path: &Path) -> u64 {
     let Ok(found) = path.symlink_metadata() else { return 0 };
-    let below = || fs::read_dir(path).map(|entries| entries.flatten().map(|entry| taken(&entry.path())).sum());
+    let below =
+        || fs::read_dir(path).map(|entries| entries.flatten().map(|entry| taken(&entry.path())).sum());
     found.blocks() * 512 + if found.is_dir() { below().unwrap_or(0) } else { 0 }
 }
 

@@ -17,7 +17,7 @@ use agent_model::yaml::{self, At, Node};
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Stores {
     stores: BTreeMap<String, DataStore>,
-    /// From the beginning of an address to where it is instead.
+    /// From the beginning of an address, or a name, to where it is.
     map: BTreeMap<String, Root>,
 }
 
@@ -71,6 +71,14 @@ pub(crate) enum StoresError {
         /// The file.
         file: PathBuf,
     },
+    /// A name is not in the file.
+    #[error("{} does not say under `data_map` what `{name}` is", file.display())]
+    UnknownName {
+        /// The name.
+        name: String,
+        /// The file.
+        file: PathBuf,
+    },
     /// The file is not understood.
     #[error("{}: {at}", file.display())]
     Form {
@@ -121,6 +129,11 @@ impl Stores {
     pub(crate) fn place(&self, uri: &DataUri, file: &Path) -> Result<Place, StoresError> {
         match uri {
             DataUri::Url(url) => self.of_url(url),
+            DataUri::Asset(_) => match self.map.get(&uri.to_string()) {
+                Some(Root::Path(path)) => Ok(Place::Here(path.clone())),
+                Some(Root::Url(url)) => self.of_url(url),
+                None => Err(StoresError::UnknownName { name: uri.to_string(), file: file.to_owned() }),
+            },
             DataUri::Stored { store: name, path } => {
                 let unknown = || StoresError::Unknown {
                     name: name.clone(),
@@ -181,8 +194,8 @@ fn filled(settings: &BTreeMap<String, Hidden>) -> Result<BTreeMap<String, String
         None => Ok((key.clone(), value.clone())),
         Some(key) => {
             let path = PathBuf::from(value);
-            let text = std::fs::read_to_string(&path)
-                .map_err(|source| StoresError::Unreadable { path, source })?;
+            let text =
+                std::fs::read_to_string(&path).map_err(|source| StoresError::Unreadable { path, source })?;
             Ok((key.to_owned(), text.trim().to_owned()))
         }
     };
@@ -205,8 +218,12 @@ fn parse(text: &str) -> Result<Stores, At> {
         stores.stores.insert(key.text, data_store(node)?);
     }
     for (key, node) in mapped.map(Node::map).transpose()?.into_iter().flat_map(yaml::Entries::rest) {
-        if !matches!(key.text.parse(), Ok(DataUri::Url(_))) {
-            let message = format!("`{}` is not the beginning of an address such as `https://host/path`", key.text);
+        if !matches!(key.text.parse(), Ok(DataUri::Url(_) | DataUri::Asset(_))) {
+            let message = format!(
+                "`{}` is neither the beginning of an address such as `https://host/path` nor a name such as \
+                 `azureml:iris:1`",
+                key.text
+            );
             return Err(At { place: key.place, message });
         }
         stores.map.insert(key.text, root(&node)?);
@@ -237,7 +254,7 @@ fn root(node: &Node) -> Result<Root, At> {
     }
     match text.parse::<DataUri>() {
         Ok(DataUri::Url(url)) => Ok(Root::Url(url)),
-        Ok(DataUri::Stored { .. }) => Err(node.fault("a data store cannot stand for another one")),
+        Ok(_) => Err(node.fault("an `azureml:` name cannot stand for another one")),
         Err(error) => Err(node.fault(format!("expected an absolute path or an address: {error}"))),
     }
 }
@@ -254,6 +271,8 @@ datastores:
 data_map:
   wasbs://data@acc.blob.core.windows.net/: /srv/data
   https://h.example/data/old: https://mirror.example/x
+  azureml:iris:1: https://h.example/data/old/iris.csv
+  azureml:iris@latest: /srv/iris.csv
 ";
 
     fn place(uri: &str) -> Place {
@@ -269,6 +288,7 @@ data_map:
         for (uri, path) in [
             ("azureml://datastores/share/paths/a/b.csv", "/mnt/share/a/b.csv"),
             ("azureml://datastores/share", "/mnt/share"),
+            ("azureml:iris@latest", "/srv/iris.csv"),
             ("wasbs://data@acc.blob.core.windows.net/iris.csv", "/srv/data/iris.csv"),
         ] {
             assert_eq!(place(uri), Place::Here(path.into()), "{uri}");
@@ -277,6 +297,7 @@ data_map:
             ("azureml://datastores/web/paths/iris.csv", "https://h.example/data/iris.csv"),
             ("https://h.example/data/old/a?x=1", "https://mirror.example/x/a?x=1"),
             ("azureml://datastores/web/paths/old/a", "https://mirror.example/x/a"),
+            ("azureml:iris:1", "https://mirror.example/x/iris.csv"),
             ("https://h.example/data/older/a", "https://h.example/data/older/a"),
             ("wasbs://data@other.blob.core.windows.net/a", "wasbs://data@other.blob.core.windows.net/a"),
         ] {
@@ -288,7 +309,10 @@ data_map:
     fn test_settings_belong_to_all_addresses_of_the_store_and_are_not_printed() {
         for uri in ["azureml://datastores/s3/paths/a", "s3://bucket/base/a"] {
             let Place::There { url, options } = place(uri) else { panic!("{uri}") };
-            assert_eq!((url.as_str(), options["secret_access_key"].as_str()), ("s3://bucket/base/a", "hidden"));
+            assert_eq!(
+                (url.as_str(), options["secret_access_key"].as_str()),
+                ("s3://bucket/base/a", "hidden")
+            );
         }
         assert_eq!(place("s3://bucket/based/a"), there("s3://bucket/based/a"));
         assert!(!format!("{:?}", parse(FILE).unwrap()).contains("hidden"));
@@ -309,7 +333,7 @@ data_map:
             ("datastores: {a: {path: x}}\n", "expected an absolute path or an address"),
             ("datastores: {a: {path: /x, key: y}}\n", "a `path` has no setting `key`"),
             ("datastores: {a: {url: 'https://u:p@h'}}\n", "it holds credentials"),
-            ("data_map: {iris: /x}\n", "is not the beginning of an address"),
+            ("data_map: {iris: /x}\n", "is neither the beginning of an address"),
             ("data_map: {'https://h': 'azureml://datastores/a'}\n", "cannot stand for another"),
         ] {
             let error = parse(text).unwrap_err().to_string();
@@ -323,13 +347,16 @@ data_map:
         let dir = tempfile::tempdir().unwrap();
         let (file, key) = (dir.path().join("data.yaml"), dir.path().join("key"));
         std::fs::write(&key, "hidden\n").unwrap();
-        std::fs::write(&file, format!("datastores: {{a: {{url: 's3://b', token_file: {}}}}}", key.display())).unwrap();
+        std::fs::write(&file, format!("datastores: {{a: {{url: 's3://b', token_file: {}}}}}", key.display()))
+            .unwrap();
         let set = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
         set(0o644);
         assert!(matches!(Stores::read(&file), Err(StoresError::Open { .. })));
         set(0o600);
         let uri = "s3://b/x".parse().unwrap();
-        let Place::There { options, .. } = Stores::read(&file).unwrap().place(&uri, &file).unwrap() else { panic!() };
+        let Place::There { options, .. } = Stores::read(&file).unwrap().place(&uri, &file).unwrap() else {
+            panic!()
+        };
         assert_eq!(options, [("token".to_owned(), "hidden".to_owned())].into());
         assert_eq!(Stores::read(Path::new("/nowhere")).unwrap(), Stores::default());
     }

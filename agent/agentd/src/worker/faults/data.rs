@@ -18,6 +18,10 @@ pub(crate) fn data(name: &str, input: &DataInput, error: &SupplyError) -> Fault 
             "name one of these, or let the operator add the store to {} on the node, under `datastores`",
             file.display()
         )),
+        SupplyError::Stores(StoresError::UnknownName { file, .. }) => fault(Code::DataUnknown).fix(format!(
+            "write the address itself, or let the operator add the name to {} on the node, under `data_map`",
+            file.display()
+        )),
         SupplyError::Stores(StoresError::Open { file }) => {
             fault(Code::DataNode).fix(format!("on the node: `chmod 640 {}`", file.display()))
         }

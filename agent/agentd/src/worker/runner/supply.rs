@@ -68,7 +68,8 @@ impl<J: Journal> Runner<J> {
             Supply::Fetched(held) => {
                 let (files, bytes) = held.size;
                 let how = if held.is_new { "was fetched" } else { "was here already" };
-                format!("{how}: {files} files, {}", size::decimal(bytes))
+                let count = if files == 1 { String::new() } else { format!("{files} files, ") };
+                format!("{how}: {count}{}", size::decimal(bytes))
             }
         };
         let log = self.dir.log(Stream::Build);

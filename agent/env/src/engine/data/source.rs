@@ -15,7 +15,8 @@ use futures_util::{StreamExt, TryStreamExt};
 use object_store::path::Path as Location;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreScheme};
 use reqwest::header::{
-    ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, RANGE, RETRY_AFTER,
+    ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, IF_RANGE, LAST_MODIFIED, RANGE,
+    RETRY_AFTER,
 };
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use url::Url;
@@ -59,8 +60,10 @@ pub(super) enum Source {
 
 impl Source {
     pub(super) fn open(fetch: &Fetch, stall: Duration) -> Done<Source> {
-        let unusable = |why: String| failed(FailureKind::Spec, format!("`{}` is no address: {why}", fetch.url));
-        let url: Url = native(&fetch.url).parse().map_err(|error: url::ParseError| unusable(error.to_string()))?;
+        let unusable =
+            |why: String| failed(FailureKind::Spec, format!("`{}` is no address: {why}", fetch.url));
+        let url: Url =
+            native(&fetch.url).parse().map_err(|error: url::ParseError| unusable(error.to_string()))?;
         // Also makes the cryptography of the whole process known.
         let client = net::plain(stall);
         let is_store = !matches!(url.scheme(), "http" | "https") || !fetch.options.0.is_empty();
@@ -85,11 +88,14 @@ impl Source {
             Source::Web { client, url } if is_file => Ok(vec![look_at(client, url).await?]),
             Source::Web { url, .. } => Err(Trouble::Lasting(
                 failed(FailureKind::Spec, format!("a web server does not list the folder {}", shown(url)))
-                    .advise("Name one file (`type: uri_file`), or give the address of a store that can list."),
+                    .advise(
+                        "Name one file (`type: uri_file`), or give the address of a store that can list.",
+                    ),
             )),
             Source::Store { store, root, host } if is_file => {
                 let options = GetOptions { head: true, ..GetOptions::default() };
-                let found = store.get_opts(root, options).await.map_err(|error| of_store(host, root, &error))?;
+                let found =
+                    store.get_opts(root, options).await.map_err(|error| of_store(host, root, &error))?;
                 let tag = tag_of(&found.meta);
                 Ok(vec![Object {
                     name: ONE_FILE.to_owned(),
@@ -107,7 +113,13 @@ impl Source {
         match self {
             Source::Web { client, url } => read_web(client, url, object, from).await,
             Source::Store { store, host, .. } => {
-                let location = Location::from(object.place.as_str());
+                // Parsed, not converted: a conversion would escape what is unusual in a name once more.
+                let location = Location::parse(&object.place).map_err(|error| {
+                    Trouble::Lasting(failed(
+                        FailureKind::Refused,
+                        format!("`{}` is no name: {error}", object.place),
+                    ))
+                })?;
                 let range = (from > 0).then_some(GetRange::Offset(from));
                 let if_match = object.tag.clone().filter(|tag| tag.starts_with('"'));
                 let options = GetOptions { range, if_match, ..GetOptions::default() };
@@ -135,7 +147,9 @@ fn check_options(url: &Url, options: &std::collections::BTreeMap<String, String>
     let is_known = |key: &String| match &scheme {
         Ok(ObjectStoreScheme::AmazonS3) => key.parse::<object_store::aws::AmazonS3ConfigKey>().is_ok(),
         Ok(ObjectStoreScheme::MicrosoftAzure) => key.parse::<object_store::azure::AzureConfigKey>().is_ok(),
-        Ok(ObjectStoreScheme::GoogleCloudStorage) => key.parse::<object_store::gcp::GoogleConfigKey>().is_ok(),
+        Ok(ObjectStoreScheme::GoogleCloudStorage) => {
+            key.parse::<object_store::gcp::GoogleConfigKey>().is_ok()
+        }
         _ => false,
     };
     let unknown: Vec<&str> = options.keys().filter(|key| !is_known(key)).map(String::as_str).collect();
@@ -239,8 +253,10 @@ async fn list(store: &dyn ObjectStore, root: &Location, host: &str) -> Result<Ve
     let mut found = found.map_err(|error| of_store(host, root, &error))?;
     found.sort_by(|a, b| a.location.cmp(&b.location));
     let object = |meta: &object_store::ObjectMeta| {
-        let parts: Option<Vec<String>> =
-            meta.location.prefix_match(root).map(|parts| parts.map(|part| part.as_ref().to_owned()).collect());
+        let parts: Option<Vec<String>> = meta
+            .location
+            .prefix_match(root)
+            .map(|parts| parts.map(|part| part.as_ref().to_owned()).collect());
         Object {
             name: parts.map(|parts| parts.join("/")).unwrap_or_default(),
             place: meta.location.to_string(),
@@ -263,7 +279,8 @@ fn without_markers(objects: Vec<Object>) -> Vec<Object> {
     let names: Vec<String> = objects.iter().map(|object| object.name.clone()).collect();
     let is_marker = |object: &Object| {
         let below = format!("{}/", object.name);
-        object.name.is_empty() || (object.size == Some(0) && names.iter().any(|name| name.starts_with(&below)))
+        object.name.is_empty()
+            || (object.size == Some(0) && names.iter().any(|name| name.starts_with(&below)))
     };
     objects.into_iter().filter(|object| !is_marker(object)).collect()
 }
@@ -331,7 +348,8 @@ mod tests {
 
     #[test]
     fn test_folders_are_no_files() {
-        let object = |name: &str, size| Object { name: name.into(), place: name.into(), size: Some(size), tag: None };
+        let object =
+            |name: &str, size| Object { name: name.into(), place: name.into(), size: Some(size), tag: None };
         let found = vec![object("", 0), object("a", 0), object("a/x", 1), object("b", 0)];
         let names: Vec<String> = without_markers(found).into_iter().map(|object| object.name).collect();
         assert_eq!(names, ["a/x", "b"]);

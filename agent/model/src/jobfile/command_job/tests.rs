@@ -108,6 +108,30 @@ fn test_inputs_and_outputs_are_told_apart() {
 }
 
 #[test]
+fn test_addresses_of_data_reach_the_draft_and_are_not_sent() {
+    let file = "type: uri_file, path";
+    for (input, is_file, is_own_copy) in [
+        (format!("{file}: 'https://h.example/iris.csv'"), true, false),
+        (format!("{file}: 'wasbs://c@a.blob.core.windows.net/iris.csv', mode: download"), true, true),
+        (format!("{file}: azureml://datastores/blob/paths/iris.csv, mode: ro_mount"), true, false),
+        ("path: azureml://datastores/blob/paths/iris".to_owned(), false, false),
+        ("type: uri_file, path: azureml:iris:1".to_owned(), true, false),
+        ("type: mltable, path: 's3://b/t', mode: eval_download".to_owned(), false, true),
+    ] {
+        let job = command_job(&format!("command: cat ${{{{inputs.d}}}}\ninputs: {{d: {{{input}}}}}\n"), &[])
+            .unwrap();
+        let Input::Data(data) = &job.draft.inputs["d"] else { panic!("{input}") };
+        assert_eq!((data.is_file, data.is_own_copy), (is_file, is_own_copy), "{input}");
+        assert!(job.inputs.is_empty() && job.warnings.is_empty(), "{input}");
+    }
+    let direct = "command: x\ninputs: {d: {mode: direct, path: 'azureml://datastores/blob/paths/a/'}}\n";
+    let literal = Input::Literal("azureml://datastores/blob/paths/a".to_owned());
+    assert_eq!(command_job(direct, &[]).unwrap().draft.inputs["d"], literal);
+    let fault = refused("command: x\ninputs: {d: {type: uri_file, path: 'https://h.example'}}\n");
+    assert!(fault.what.contains("line 2, column 36") && fault.what.contains("names none"), "{fault}");
+}
+
+#[test]
 fn test_smallest_job_and_json() {
     for text in ["command: true", r#"{"command": "true"}"#] {
         let job = command_job(text, &[]).unwrap();
@@ -139,13 +163,14 @@ fn test_what_is_not_run_is_refused_with_its_place_and_a_way_out() {
         ("jobs: {a: {}}\n", "line 1, column 7", "`jobs` makes this a pipeline job"),
         ("command: x\ncode: azureml:code:1\n", "line 2, column 7", "is not fetched"),
         ("command: x\ncode: git+https://h/x\n", "line 2, column 7", "is not fetched"),
-        ("command: x\ninputs: {d: {path: azureml:d:1}}\n", "line 2, column 20", "a registered asset"),
+        ("command: x\ninputs: {d: {path: azureml:d}}\n", "line 2, column 20", "does not say the version"),
         ("command: x\ninputs: {d: {path: 'ftp://h/x'}}\n", "line 2, column 20", "is not fetched"),
         ("command: x\ninputs: {d: {path: 'https://u:p@h/x'}}\n", "line 2, column 20", "holds credentials"),
         ("command: x\ninputs: {d: {path: 'azureml://jobs/j/x'}}\n", "line 2, column 20", "output of a job"),
     ] {
         let fault = refused(text);
         assert_eq!(fault.code, Code::JobUnsupported, "{text}");
+        assert!(!fault.what.contains("u:p"), "{}", fault.what);
         assert!(fault.what.starts_with(place) && fault.what.contains(message), "{}", fault.what);
         assert!(fault.fix.is_some());
     }

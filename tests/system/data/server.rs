@@ -1,0 +1,203 @@
+//! A web server and a store of objects that misbehave on request: they cut answers off, lie about lengths, are slow,
+//! refuse, and change what they serve. All that is asked of them is written down.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// The length of every file.
+pub(crate) const LENGTH: usize = 1 << 20;
+
+/// How a server answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Manner {
+    Plain,
+    /// A connection ends after a quarter of a file.
+    Cuts,
+    /// It announces twice the length.
+    Lies,
+    /// It announces more than any disk has.
+    Boasts,
+    /// It sends a little of a file and then nothing more.
+    Stalls,
+    /// Nothing is there.
+    Empty,
+    /// It is overloaded.
+    Busy,
+    /// It gives nothing to those without the key `ada`.
+    Locked,
+}
+
+/// The server. It ends with the test's process.
+pub(crate) struct Server {
+    port: u16,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    manner: Mutex<Manner>,
+    /// What the file has, and its tag.
+    version: AtomicU64,
+    asked: Mutex<Vec<String>>,
+}
+
+impl Server {
+    pub(crate) fn started(manner: Manner) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let shared = Arc::new(Shared {
+            manner: Mutex::new(manner),
+            version: AtomicU64::new(1),
+            asked: Mutex::default(),
+        });
+        let served = shared.clone();
+        std::thread::spawn(move || {
+            for connection in listener.incoming().flatten() {
+                let served = served.clone();
+                std::thread::spawn(move || served.serve(connection));
+            }
+        });
+        Server { port, shared }
+    }
+
+    pub(crate) fn host(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}/{path}", self.host())
+    }
+
+    pub(crate) fn set(&self, manner: Manner) {
+        *self.shared.manner.lock().unwrap() = manner;
+    }
+
+    /// Changes every file.
+    pub(crate) fn change(&self) {
+        self.shared.version.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The requests so far that begin so: `GET /a 0` is for `/a` from the first byte on.
+    pub(crate) fn asked(&self, begin: &str) -> usize {
+        self.shared.asked.lock().unwrap().iter().filter(|line| line.starts_with(begin)).count()
+    }
+
+    /// The first bytes that parts of files were asked for from.
+    pub(crate) fn resumed(&self) -> Vec<u64> {
+        let asked = self.shared.asked.lock().unwrap();
+        let from = |line: &String| line.strip_prefix("GET ")?.split(' ').nth(1)?.parse().ok();
+        asked.iter().filter_map(from).filter(|from| *from > 0).collect()
+    }
+}
+
+/// The content of a file in one version.
+pub(crate) fn content(version: u64) -> Vec<u8> {
+    let mut bytes = format!("version {version}\n").into_bytes();
+    bytes.resize(LENGTH, b'0' + u8::try_from(version % 10).unwrap());
+    bytes
+}
+
+impl Shared {
+    fn serve(&self, connection: TcpStream) {
+        let mut reader = BufReader::new(connection.try_clone().unwrap());
+        while let Some((method, path, headers)) = request(&mut reader) {
+            if !self.answer(&connection, &method, &path, &headers) {
+                return;
+            }
+        }
+    }
+
+    /// Answers one request; `false` when the connection is to end.
+    fn answer(&self, mut to: &TcpStream, method: &str, path: &str, headers: &[(String, String)]) -> bool {
+        let header =
+            |name: &str| headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        let (manner, version) = (*self.manner.lock().unwrap(), self.version.load(Ordering::SeqCst));
+        let tag = format!("\"v{version}\"");
+        let is_same = header("if-range").is_none_or(|known| known == tag);
+        let from = header("range").filter(|_| is_same);
+        let from = from.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
+        let from: usize = from.unwrap_or(0);
+        self.asked.lock().unwrap().push(format!("{method} {path} {from}"));
+        let status = match manner {
+            Manner::Empty => "404 Not Found",
+            Manner::Busy => "503 Service Unavailable",
+            Manner::Locked if !header("authorization").is_some_and(|key| key.contains("Credential=ada/")) => {
+                "403 Forbidden"
+            }
+            _ if from > 0 => "206 Partial Content",
+            _ => "200 OK",
+        };
+        if !status.starts_with('2') {
+            return to
+                .write_all(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").as_bytes())
+                .is_ok();
+        }
+        let body = if path.contains("list-type=2") { listing(&tag) } else { content(version) };
+        let announced = match manner {
+            Manner::Lies if method == "HEAD" => body.len() * 2,
+            Manner::Boasts => 500 << 40,
+            _ => body.len() - from,
+        };
+        let range = format!("Content-Range: bytes {from}-{}/{}\r\n", body.len() - 1, body.len());
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Length: {announced}\r\nETag: {tag}\r\nAccept-Ranges: bytes\r\n\
+             Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT\r\n{}\r\n",
+            if from > 0 { range.as_str() } else { "" }
+        );
+        if to.write_all(head.as_bytes()).is_err() || method == "HEAD" {
+            return method == "HEAD";
+        }
+        let rest = &body[from.min(body.len())..];
+        let quarter = &rest[..rest.len().min(LENGTH / 4)];
+        match manner {
+            Manner::Cuts if rest.len() > quarter.len() => {
+                let _ = to.write_all(quarter);
+                false
+            }
+            Manner::Stalls => {
+                let _ = to.write_all(quarter);
+                std::thread::sleep(Duration::from_secs(600));
+                false
+            }
+            _ => to.write_all(rest).is_ok(),
+        }
+    }
+}
+
+/// Two objects in a folder.
+fn listing(tag: &str) -> Vec<u8> {
+    let object = |key: &str| {
+        format!(
+            "<Contents><Key>{key}</Key><LastModified>2025-01-01T00:00:00.000Z</LastModified>\
+             <ETag>{}</ETag><Size>{LENGTH}</Size></Contents>",
+            tag.replace('"', "&quot;")
+        )
+    };
+    format!(
+        "<?xml version=\"1.0\"?><ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated>{}{}</ListBucketResult>",
+        object("base/folder/a.csv"),
+        object("base/folder/deep/b.csv")
+    )
+    .into_bytes()
+}
+
+/// The next request of a connection: its method, its path, and its headers in lower case.
+fn request(reader: &mut impl BufRead) -> Option<(String, String, Vec<(String, String)>)> {
+    let mut line = String::new();
+    let mut next = |reader: &mut dyn BufRead| {
+        line.clear();
+        reader.read_line(&mut line).ok().filter(|length| *length > 0)?;
+        Some(line.trim_end().to_owned())
+    };
+    let first = next(reader)?;
+    let mut words = first.split(' ');
+    let (method, path) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let mut headers = Vec::new();
+    loop {
+        let line = next(reader)?;
+        let Some((key, value)) = line.split_once(':') else { return Some((method, path, headers)) };
+        headers.push((key.to_ascii_lowercase(), value.trim().to_owned()));
+    }
+}
