@@ -104,8 +104,8 @@ fn test_an_operator_may_what_root_may() {
 
 #[test]
 fn test_fetched_data_is_read_by_all_and_written_by_none() {
-    agent_tests::engine();
     let host = shared("");
+    fs::copy(agent_tests::engine(), host.home().join("bin/agent-env")).unwrap();
     let server = crate::data::server::Server::started(crate::data::server::Manner::Plain);
     let theirs = host.home().join("nobody/p");
     fs::create_dir(&theirs).unwrap();
