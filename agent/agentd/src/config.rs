@@ -373,13 +373,12 @@ impl Config {
         let roles_said = member.roles(&layers);
         let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
         let controller = controller_socket(&layers, &member, roles, &socket)?;
-        let [slots, log] = [layers.get("slots"), layers.get("log")];
-        let [tracking_port, keep_jobs] = [layers.get("tracking_port"), layers.get("keep_jobs")];
-        let [disk_reserve, lease] = [layers.get("disk_reserve"), layers.get("lease")];
-        let [listen, blob_store, store_size] =
-            [layers.get("listen"), layers.get("blob_store"), layers.get("store_size")];
-        let [socket_group, operator_group] = [layers.get("socket_group"), layers.get("operator_group")];
-        let [log_quota, archive_quota] = [layers.get("log_quota"), layers.get("archive_quota")];
+        let get = |key| layers.get(key);
+        let [slots, log, tracking_port, keep_jobs] = ["slots", "log", "tracking_port", "keep_jobs"].map(get);
+        let [disk_reserve, lease, listen, blob_store] =
+            ["disk_reserve", "lease", "listen", "blob_store"].map(get);
+        let [store_size, log_quota, archive_quota] = ["store_size", "log_quota", "archive_quota"].map(get);
+        let [socket_group, operator_group] = ["socket_group", "operator_group"].map(get);
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
         let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
@@ -443,9 +442,7 @@ impl Config {
                 operator_group,
             ],
         };
-        config
-            .settings
-            .extend(of_jobs.into_iter().chain(said).chain(of_data).chain(of_devices).chain(of_gangs));
+        config.settings.extend([of_jobs, said, of_data, of_devices, of_gangs].into_iter().flatten());
         Ok(config)
     }
 

@@ -399,9 +399,7 @@ async fn start_node(
     let upkeep = Upkeep::new(probe_config(&config), disk.pressure(), inventory);
     let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
     let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));
-    let prestaged_trees = PrestagedTrees::new(&config.state_dir, store.clone(), disk.clone());
-    let maker = prestaged_trees.clone();
-    supervisor.spawn_again(TaskKind::Upkeep, "prestaged", move || maker.clone().run());
+    let prestaged_trees = prestage(&config, supervisor, &store, &disk);
     let kept = (environments.clone(), store.clone(), publisher.clone());
     let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone());
     supervisor.spawn_again(TaskKind::Upkeep, "environments", move || keeper.clone().run());
@@ -458,6 +456,14 @@ async fn start_node(
     let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
     supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
     Ok((adopted, lane))
+}
+
+/// Starts to lay out trees ahead of the jobs that want them.
+fn prestage(config: &Config, supervisor: &Supervisor, store: &Store, disk: &DiskKeeper) -> PrestagedTrees {
+    let trees = PrestagedTrees::new(&config.state_dir, store.clone(), disk.clone());
+    let maker = trees.clone();
+    supervisor.spawn_again(TaskKind::Upkeep, "prestaged", move || maker.clone().run());
+    trees
 }
 
 /// What can be removed when the disk is low, in two lanes, each in the order of removal: what is cheapest to make

@@ -183,8 +183,11 @@ fn listing(tag: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// The next request of a connection: its method, its path, and its headers in lower case.
-fn request(reader: &mut impl BufRead) -> Option<(String, String, Vec<(String, String)>)> {
+/// The headers of a request, their names in lower case.
+type Headers = Vec<(String, String)>;
+
+/// The next request of a connection: its method, its path, and its headers.
+fn request(reader: &mut impl BufRead) -> Option<(String, String, Headers)> {
     let mut line = String::new();
     let mut next = |reader: &mut dyn BufRead| {
         line.clear();

@@ -160,7 +160,7 @@ impl Stores {
             Root::Path(_) => None,
         });
         let settings = longest(roots, &url).map(|(store, _)| &store.settings);
-        let options = settings.map_or_else(|| Ok(BTreeMap::new()), |settings| filled(settings))?;
+        let options = settings.map_or_else(|| Ok(BTreeMap::new()), filled)?;
         Ok(Place::There { url, options })
     }
 }

@@ -115,6 +115,7 @@ async fn node_with(
         prestaged_trees: PrestagedTrees::new(state, store.clone(), disk.clone()),
         store,
         collector: Collector::new(blobs, limits, &[], clock.clone()),
+        data: crate::worker::data::Data::open(&config, Path::new("agent-shim"), &clock).unwrap(),
         environments: Environments::with_builders(&environments, Arc::new(builders)).unwrap(),
         built: Arc::default(),
         executor: Arc::new(executor.clone()),
