@@ -27,7 +27,7 @@ use super::environments::eviction::{Candidate, EnvLimits, choose_victims};
 use super::users;
 use crate::config::Config;
 use crate::disk::Reclaimer;
-use stores::{Place, Stores, StoresError};
+use stores::{DataPlace, Stores, StoresError};
 
 /// How often what is too much is removed.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
@@ -117,14 +117,14 @@ impl Data {
         let (file, wanted) = (self.stores.clone(), input.clone());
         let place = blocking(move || {
             let place = Stores::read(&file)?.place(&wanted.uri, &file)?;
-            if let Place::Here(path) = &place {
+            if let DataPlace::Here(path) = &place {
                 check(path, wanted.is_file)?;
             }
             Ok::<_, SupplyError>(place)
         });
         match place.await? {
-            Place::Here(path) => Ok(Supply::Here(path)),
-            Place::There { url, options } => {
+            DataPlace::Here(path) => Ok(Supply::Here(path)),
+            DataPlace::There { url, options } => {
                 let source = DataSource { url, is_file: input.is_file, options };
                 Ok(Supply::Fetched(self.cache.obtain(&source, told).await?))
             }

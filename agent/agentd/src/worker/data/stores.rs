@@ -46,7 +46,7 @@ impl std::fmt::Debug for Hidden {
 
 /// Where the data of one address is.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum DataPlace {
     /// On this machine.
     Here(PathBuf),
     /// To be fetched from there; the settings of the store hold credentials.
@@ -126,11 +126,11 @@ impl Stores {
     }
 
     /// Where an address is.
-    pub(crate) fn place(&self, uri: &DataUri, file: &Path) -> Result<Place, StoresError> {
+    pub(crate) fn place(&self, uri: &DataUri, file: &Path) -> Result<DataPlace, StoresError> {
         match uri {
             DataUri::Url(url) => self.of_url(url),
             DataUri::Asset(_) => match self.map.get(&uri.to_string()) {
-                Some(Root::Path(path)) => Ok(Place::Here(path.clone())),
+                Some(Root::Path(path)) => Ok(DataPlace::Here(path.clone())),
                 Some(Root::Url(url)) => self.of_url(url),
                 None => Err(StoresError::UnknownName { name: uri.to_string(), file: file.to_owned() }),
             },
@@ -141,17 +141,17 @@ impl Stores {
                     file: file.to_owned(),
                 };
                 match &self.stores.get(name).ok_or_else(unknown)?.root {
-                    Root::Path(root) => Ok(Place::Here(below(root, path))),
+                    Root::Path(root) => Ok(DataPlace::Here(below(root, path))),
                     Root::Url(root) => self.of_url(&joined(root, path)),
                 }
             }
         }
     }
 
-    fn of_url(&self, url: &str) -> Result<Place, StoresError> {
+    fn of_url(&self, url: &str) -> Result<DataPlace, StoresError> {
         let mapped = longest(self.map.iter().map(|(prefix, root)| (prefix.as_str(), root)), url);
         let url = match mapped {
-            Some((Root::Path(root), rest)) => return Ok(Place::Here(below(root, without_query(rest)))),
+            Some((Root::Path(root), rest)) => return Ok(DataPlace::Here(below(root, without_query(rest)))),
             Some((Root::Url(root), rest)) => joined(root, rest),
             None => url.to_owned(),
         };
@@ -161,7 +161,7 @@ impl Stores {
         });
         let settings = longest(roots, &url).map(|(store, _)| &store.settings);
         let options = settings.map_or_else(|| Ok(BTreeMap::new()), filled)?;
-        Ok(Place::There { url, options })
+        Ok(DataPlace::There { url, options })
     }
 }
 
@@ -275,12 +275,12 @@ data_map:
   azureml:iris@latest: /srv/iris.csv
 ";
 
-    fn place(uri: &str) -> Place {
+    fn place(uri: &str) -> DataPlace {
         parse(FILE).unwrap().place(&uri.parse().unwrap(), Path::new("/etc/data.yaml")).unwrap()
     }
 
-    fn there(url: &str) -> Place {
-        Place::There { url: url.to_owned(), options: BTreeMap::new() }
+    fn there(url: &str) -> DataPlace {
+        DataPlace::There { url: url.to_owned(), options: BTreeMap::new() }
     }
 
     #[test]
@@ -291,7 +291,7 @@ data_map:
             ("azureml:iris@latest", "/srv/iris.csv"),
             ("wasbs://data@acc.blob.core.windows.net/iris.csv", "/srv/data/iris.csv"),
         ] {
-            assert_eq!(place(uri), Place::Here(path.into()), "{uri}");
+            assert_eq!(place(uri), DataPlace::Here(path.into()), "{uri}");
         }
         for (uri, url) in [
             ("azureml://datastores/web/paths/iris.csv", "https://h.example/data/iris.csv"),
@@ -308,7 +308,7 @@ data_map:
     #[test]
     fn test_settings_belong_to_all_addresses_of_the_store_and_are_not_printed() {
         for uri in ["azureml://datastores/s3/paths/a", "s3://bucket/base/a"] {
-            let Place::There { url, options } = place(uri) else { panic!("{uri}") };
+            let DataPlace::There { url, options } = place(uri) else { panic!("{uri}") };
             assert_eq!(
                 (url.as_str(), options["secret_access_key"].as_str()),
                 ("s3://bucket/base/a", "hidden")
@@ -354,7 +354,8 @@ data_map:
         assert!(matches!(Stores::read(&file), Err(StoresError::Open { .. })));
         set(0o600);
         let uri = "s3://b/x".parse().unwrap();
-        let Place::There { options, .. } = Stores::read(&file).unwrap().place(&uri, &file).unwrap() else {
+        let DataPlace::There { options, .. } = Stores::read(&file).unwrap().place(&uri, &file).unwrap()
+        else {
             panic!()
         };
         assert_eq!(options, [("token".to_owned(), "hidden".to_owned())].into());
