@@ -260,7 +260,7 @@ impl DataCache {
         let lend = {
             let (part, builder) = (part.clone(), builder.clone());
             move || -> io::Result<()> {
-                failpoint::hit("data.fetch.spawn")?;
+                failpoint::hit("env.data.spawn")?;
                 std::fs::create_dir_all(&part)?;
                 builder.map_or(Ok(()), |builder| builder.own(&part))
             }

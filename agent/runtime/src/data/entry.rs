@@ -65,7 +65,7 @@ impl Entry {
     pub(super) fn keep(&self, root: &Path, key: &str, builder: Option<&Builder>) -> Result<(), DataError> {
         let (part, place) = (root.join(format!("{PART}{key}")), root.join(key));
         let written = || -> io::Result<()> {
-            failpoint::hit("data.keep")?;
+            failpoint::hit("env.data.keep")?;
             builder.map_or(Ok(()), |builder| builder.take_back(&part))?;
             make_readable(&part)?;
             agent_fs::write_durable(&part.join(FILE), &serde_json::to_vec(self)?)?;
@@ -146,6 +146,7 @@ pub(super) fn remove(root: &Path, key: &str) -> Result<(), DataError> {
     let (path, trash) = (root.join(key), root.join(format!("{TRASH}{key}")));
     let gone = || -> io::Result<()> {
         agent_spawn::remove_tree(&trash)?;
+        failpoint::hit("env.data.remove")?;
         match fs::rename(&path, &trash) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             moved => moved.and_then(|()| agent_spawn::remove_tree(&trash)),
