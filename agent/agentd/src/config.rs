@@ -375,10 +375,9 @@ impl Config {
         let controller = controller_socket(&layers, &member, roles, &socket)?;
         let get = |key| layers.get(key);
         let [slots, log, tracking_port, keep_jobs] = ["slots", "log", "tracking_port", "keep_jobs"].map(get);
-        let [disk_reserve, lease, listen, blob_store] =
-            ["disk_reserve", "lease", "listen", "blob_store"].map(get);
+        let [disk_reserve, lease, blob_store] = ["disk_reserve", "lease", "blob_store"].map(get);
         let [store_size, log_quota, archive_quota] = ["store_size", "log_quota", "archive_quota"].map(get);
-        let [socket_group, operator_group] = ["socket_group", "operator_group"].map(get);
+        let [listen, socket_group, operator_group] = ["listen", "socket_group", "operator_group"].map(get);
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
         let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
