@@ -21,5 +21,6 @@ mod removal;
 mod resubmit;
 mod retry;
 mod rootless;
+mod runconfig;
 mod service;
 mod survive;

@@ -2,9 +2,11 @@
 
 mod attach;
 mod choose;
+mod files;
 mod metrics;
 mod submit;
 mod token;
+mod words;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,10 +17,12 @@ use crate::failure::{EXIT_CODES, JOB_CODES};
 
 pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
 pub(crate) use choose::{CancelArgs, JobsArgs, RmArgs, Selection};
+pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use metrics::MetricsArgs;
 use submit::pair;
 pub(crate) use submit::{Needs, RunArgs, SubmitArgs};
 pub(crate) use token::TokenVerb;
+pub(crate) use words::separate;
 
 /// Submit jobs to agentd, follow them, look at them, end them.
 #[derive(Debug, Parser)]
@@ -43,6 +47,9 @@ pub(crate) enum Verb {
     #[command(after_help = JOB_CODES)]
     Run(RunArgs),
     /// Submit a job and print its name.
+    #[command(after_help = "Examples:\n  \
+                            agentctl submit my-project\n  \
+                            agentctl submit -e diabetes -c local train.py --alpha 0.5   as with az ml run submit-script")]
     Submit(SubmitArgs),
     /// List jobs, newest first.
     #[command(visible_aliases = ["ps", "ls", "queue"])]
@@ -52,6 +59,16 @@ pub(crate) enum Verb {
         /// A directory (with a job.yml or without), a job file, or a script.
         #[arg(default_value = ".")]
         target: PathBuf,
+    },
+    /// Write the first job file of a directory; what is there already stays as it is.
+    Init(InitArgs),
+    /// Tell everything that is wrong with job files and run configurations; sends nothing.
+    #[command(after_help = "The exit code is 1 where something is wrong.")]
+    Check(CheckArgs),
+    /// Print the JSON Schema of a kind of job file, for editors.
+    Schema {
+        /// Which kind.
+        of: SchemaOf,
     },
     /// Show everything about one job.
     #[command(alias = "describe")]

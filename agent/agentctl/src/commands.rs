@@ -6,6 +6,7 @@
 
 mod attach;
 mod cancel;
+mod check;
 mod cloud_init;
 mod completions;
 mod doctor;
@@ -18,6 +19,7 @@ mod follow;
 mod gc;
 mod gpus;
 mod hold;
+mod init;
 mod jobs;
 mod login;
 mod logs;
@@ -28,6 +30,7 @@ mod outputs;
 mod people;
 mod rm;
 mod run;
+mod schema;
 mod secret;
 mod show;
 mod status;
@@ -75,6 +78,9 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Login(_)
         | Verb::Context(_)
         | Verb::Explain { .. }
+        | Verb::Init(_)
+        | Verb::Check(_)
+        | Verb::Schema { .. }
         | Verb::Completions { .. }
         | Verb::Man { .. } => None,
         _ => Target::resolve(context, cli.socket)?,
@@ -86,6 +92,9 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Submit(args) => Box::pin(submit::submit(args, to, output)).await?,
         Verb::Jobs(args) => jobs::jobs(&args, to, output).await?,
         Verb::Files { target } => files::files(&target, to, output).await?,
+        Verb::Init(args) => init::init(&args, output)?,
+        Verb::Check(args) => return check::files(&args, output),
+        Verb::Schema { of } => schema::print(of, output)?,
         Verb::Show(args) => show::show(&args, to, output).await?,
         Verb::Why(args) => why::why(&args, to, output).await?,
         Verb::Logs(args) => return logs::logs(args, to, output).await,

@@ -23,7 +23,7 @@ use clap::Parser;
 use crate::output::Output;
 
 fn main() -> ExitCode {
-    let cli = match cli::Cli::try_parse() {
+    let cli = match cli::Cli::try_parse_from(cli::separate(std::env::args_os().collect())) {
         Ok(cli) => cli,
         Err(error) => {
             let printed = error.print();

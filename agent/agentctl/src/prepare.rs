@@ -4,14 +4,17 @@
 //! DIR | FILE [-- command] ─ plan ─▶ Plan (a draft, and the files it names) ─ ship ─▶ JobSpec, blobs stored
 //! ```
 //!
-//! [`Plan::read`] touches only small files: the job file, requirements, conda files. [`Plan::ship`] walks directories
+//! [`Source::find`] says what is named; [`Plan::read`] touches only small files: the job file, requirements, conda files. [`Plan::ship`] walks directories
 //! and sends what the store lacks; [`Plan::survey`] only reports what would be sent. Owns the meaning of a directory
 //! without a job file.
 
+mod check;
 mod conda;
 mod plan;
+mod remark;
 mod requirements;
 mod ship;
+mod source;
 mod survey;
 
 use std::io;
@@ -19,7 +22,10 @@ use std::path::Path;
 
 use agent_model::{Code, Fault};
 
+pub(crate) use check::{Findings, Mistake, check};
 pub(crate) use plan::{Changes, Plan};
+pub(crate) use remark::Remark;
+pub(crate) use source::Source;
 
 /// A fault about the content of `file`.
 fn in_file(file: &Path, mut fault: Fault) -> Fault {

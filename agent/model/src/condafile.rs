@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::fault::Fault;
+use crate::jobfile::keys::{Keys, Kind, read as read_key, refused, unused};
 use crate::jobfile::{Rejection, Section, UnknownKey, Warning, within};
 use crate::requirement;
 use crate::yaml::{self, Key, Node, NotPlain, Place, Value};
@@ -163,6 +164,16 @@ fn no_packages(place: Place, stray: Option<&str>) -> Rejection {
     }
 }
 
+/// The keys of a conda file.
+static KEYS: Keys = Keys::exact(&[
+    read_key("name", Kind::Text),
+    read_key("channels", Kind::Free),
+    read_key("dependencies", Kind::Free),
+    read_key("variables", Kind::Texts),
+    unused("prefix", &[], "the node decides where environments are kept"),
+    refused("pip", &[], "indent it as the last entry of `dependencies`: `- pip:` and the list below it"),
+]);
+
 fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Rejection> {
     let start = node.place;
     if let Value::Scalar(_) | Value::List(_) = node.value {
@@ -172,12 +183,8 @@ fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Rejection>
              not `conda_file`",
         ));
     }
-    let mut top = Section::open(node, "")?;
+    let mut top = Section::open(node, "", &KEYS)?;
     let mut file = CondaFile { name: read_name(&mut top, warnings)?, ..CondaFile::default() };
-    if let Some(node) = top.node("prefix") {
-        let message = "`prefix` has no effect: the node decides where environments are kept".to_owned();
-        warnings.push(Warning { place: node.place, message });
-    }
     if let Some(node) = top.node("channels") {
         read_channels(&node, &mut file, warnings)?;
     }
@@ -187,7 +194,7 @@ fn read(node: Node, warnings: &mut Vec<Warning>) -> Result<CondaFile, Rejection>
     }
     let dependencies = top.node("dependencies");
     file.variables = read_variables(&mut top)?;
-    let strangers = top.strangers();
+    let strangers = top.strangers(warnings);
     let stray = strangers.iter().find(|stranger| stranger.resembles == Some("dependencies"));
     let Some(dependencies) = dependencies else {
         return Err(no_packages(start, stray.map(|stranger| stranger.name.as_str())));
@@ -214,7 +221,7 @@ fn read_name(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Option<St
 
 fn read_variables(top: &mut Section) -> Result<BTreeMap<String, String>, Rejection> {
     let Some(node) = top.node("variables") else { return Ok(BTreeMap::new()) };
-    let section = Section::open(node, "variables")?;
+    let section = Section::open(node, "variables", Keys::CHOSEN)?;
     let read = |(key, node): (Key, Node)| {
         let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
         let plain = key.text.starts_with(letter) && key.text.chars().all(|c| letter(c) || c.is_ascii_digit());

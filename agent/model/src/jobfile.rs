@@ -1,19 +1,26 @@
-//! The job files that users write.
+//! The job files that users write, in two dialects.
 //!
 //! The native form is the command job of the Azure ML CLI v2, with a few additions: an environment may be
 //! `{python, requirements}` (pip on the node's interpreter), `{python}` alone or the word `host` (the node's
 //! interpreter as it is); `resources` has `gpus` and `memory`; `limits` has `grace`; and `retry` sets how
-//! often a job is tried.
+//! often a job is tried. The other is the run configuration of the Azure ML SDK and CLI v1, see [`runconfig()`].
 //!
 //! Reading is pure: a document names files (`code`, `conda_file`, a requirements file), and the caller reads
 //! them. A feature that cannot be run is refused with its place; an unknown key is a warning with its place.
 
 mod command_job;
+mod dialect;
 mod distribution;
 mod environment;
+pub(crate) mod keys;
+mod runconfig;
+mod schema;
 pub(crate) mod section;
 
-pub use command_job::{CommandJob, InputRef, command_job};
+pub use command_job::{InputRef, JobFile, command_job};
+pub use dialect::Dialect;
 pub use environment::{EnvironmentRef, environment_document};
-pub(crate) use section::{Rejection, Section, UnknownKey, within};
-pub use section::{Warning, nearest, size};
+pub use runconfig::{Runconfig, runconfig};
+pub use schema::schema;
+pub use section::{Refused, Rejection, Warning, nearest, size};
+pub(crate) use section::{Section, UnknownKey, within};

@@ -319,6 +319,11 @@ pub struct Entries {
 }
 
 impl Entries {
+    /// The value of `key`, which stays there.
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        self.entries.iter().find(|(k, _)| k.text == key).map(|(_, node)| node)
+    }
+
     /// Takes the value of `key`. A value of nothing counts as absent.
     pub fn take(&mut self, key: &str) -> Option<Node> {
         let index = self.entries.iter().position(|(k, _)| k.text == key)?;
@@ -330,6 +335,21 @@ impl Entries {
     pub fn take_present(&mut self, key: &str) -> Option<Node> {
         let index = self.entries.iter().position(|(k, _)| k.text == key)?;
         Some(self.entries.remove(index).1)
+    }
+
+    /// Gives keys other names; `Err` where two keys become one.
+    pub fn rename(&mut self, name: impl Fn(&str) -> Option<&'static str>) -> Result<(), At> {
+        let mut seen: Vec<&str> = Vec::new();
+        for (key, _) in &mut self.entries {
+            let Some(name) = name(&key.text) else { continue };
+            if seen.contains(&name) {
+                let message = format!("`{}` is the same key as `{name}`, which is there already", key.text);
+                return Err(At { place: key.place, message });
+            }
+            seen.push(name);
+            name.clone_into(&mut key.text);
+        }
+        Ok(())
     }
 
     /// Takes every entry that is left.

@@ -11,9 +11,16 @@ use super::lasting;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SubmitArgs {
-    /// A directory (with a job.yml or without), a job file, or a script.
+    /// A directory (with a job.yml, a run configuration, or neither), a job file, or a script.
     #[arg(default_value = ".")]
     pub(crate) target: PathBuf,
+    /// The run configuration of the directory: a file, or NAME of `.azureml/NAME.runconfig`; a script and its
+    /// arguments may follow.
+    #[arg(long, short, value_name = "NAME", alias = "run-configuration-name")]
+    pub(crate) config: Option<String>,
+    /// The experiment that the job belongs to.
+    #[arg(long, short, value_name = "NAME", alias = "experiment-name")]
+    pub(crate) experiment: Option<String>,
     /// The job's name; otherwise one is made.
     #[arg(long)]
     pub(crate) name: Option<String>,
@@ -36,7 +43,7 @@ pub(crate) struct SubmitArgs {
     /// Send a home directory, or the root of the machine, all the same.
     #[arg(long)]
     pub(crate) yes: bool,
-    /// The command, instead of the job file's; for a script, its arguments.
+    /// The command, instead of the job file's; for a script, its arguments; with -c, a script and its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }

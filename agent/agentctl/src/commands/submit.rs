@@ -42,8 +42,8 @@ pub(super) async fn dry_run(
 }
 
 fn plan(args: &SubmitArgs) -> Result<Plan, Fault> {
-    let SubmitArgs { target, name, set, env, command, needs, .. } = args.clone();
-    Plan::read(&target, Changes { name, command, set, env, needs })
+    let SubmitArgs { target, config, experiment, name, set, env, command, needs, .. } = args.clone();
+    Plan::read(&target, Changes { config, experiment, name, command, set, env, needs })
 }
 
 /// The jobs that it waits for, by their whole names.
@@ -68,7 +68,7 @@ pub(super) async fn place(
     if !args.yes {
         plan.refuse_homes(variable("HOME").map(PathBuf::from).as_deref())?;
     }
-    plan.warnings.iter().for_each(|warning| output.warn(warning));
+    plan.warnings.iter().for_each(|warning| output.warn(&warning.to_string()));
     let client = Client::find_or_start(to, output).await?;
     plan.draft.predecessors = predecessors(&client, &args).await?;
     let rehash = args.rehash;

@@ -8,10 +8,9 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use agent_model::condafile::{self, CondaFile};
-use agent_model::jobfile::Warning;
 use agent_model::{Code, Fault};
 
-use super::requirements;
+use super::{Remark, requirements};
 
 /// How conda's names of the platforms of nodes begin.
 const PLATFORM: &str = "linux-";
@@ -47,7 +46,7 @@ fn decode(bytes: Vec<u8>) -> io::Result<String> {
 pub(super) fn document(
     text: &str,
     file: &Path,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<Remark>,
 ) -> Result<(String, CondaFile), Fault> {
     let base = file.parent().unwrap_or(Path::new(""));
     let mut included = false;
@@ -58,8 +57,7 @@ pub(super) fn document(
     });
     let text = text.map_err(|fault| if included { fault } else { super::in_file(file, fault) })?;
     let (parsed, warned) = condafile::parse(&text).map_err(|fault| super::in_file(file, fault))?;
-    let place = |Warning { place, message }| format!("{}: {place}: {message}", file.display());
-    warnings.extend(warned.into_iter().map(place));
+    warnings.extend(warned.into_iter().map(|warning| Remark::at(file, warning)));
     Ok((text, parsed))
 }
 
@@ -67,7 +65,7 @@ pub(super) fn document(
 pub(super) fn lock(
     path: &Path,
     beside: Option<&CondaFile>,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<Remark>,
 ) -> Result<String, Fault> {
     let text = read(path, "the lock")?;
     let lock = condafile::parse_lock(&text).map_err(|fault| super::in_file(path, fault))?;
@@ -77,7 +75,7 @@ pub(super) fn lock(
             .fix("make it on a node: run the job once without it, then `agentctl envs export`"));
     }
     let lacks = beside.and_then(|file| lock.lacks(file));
-    warnings.extend(lacks.map(|lacks| format!("{}: {lacks}", path.display())));
+    warnings.extend(lacks.map(|lacks| Remark::of(path, lacks.to_string())));
     Ok(text)
 }
 
@@ -111,7 +109,10 @@ mod tests {
         assert!(fault.what.contains("gone.txt` cannot be read"), "{fault}");
         let mut warnings = Vec::new();
         document("prefix: /x\ndependencies: [a]", &file, &mut warnings).unwrap();
-        assert!(warnings[0].contains("c.yml: line 1, column 9: `prefix` has no effect"), "{warnings:?}");
+        assert!(
+            warnings[0].to_string().contains("c.yml: line 1, column 9: `prefix` has no effect"),
+            "{warnings:?}"
+        );
     }
 
     #[test]
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(lock(&dir.path().join("l"), None, &mut warnings).unwrap(), text);
         assert!(warnings.is_empty());
         lock(&dir.path().join("l"), Some(&file), &mut warnings).unwrap();
-        assert!(warnings[0].contains("the lock lacks `numpy` of the conda file"), "{warnings:?}");
+        assert!(warnings[0].to_string().contains("the lock lacks `numpy` of the conda file"), "{warnings:?}");
         let fault = lock(&dir.path().join("osx"), None, &mut warnings).unwrap_err();
         assert!(fault.what.contains("osx: the lock is for `osx-arm64`"), "{fault}");
     }

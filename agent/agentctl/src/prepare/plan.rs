@@ -3,20 +3,22 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use agent_model::jobfile::{self, CommandJob, EnvironmentRef, InputRef};
+use agent_model::jobfile::{self, EnvironmentRef, InputRef, JobFile, Runconfig};
 use agent_model::{Code, EnvSpec, Fault, JobDraft};
 
 use crate::cli::Needs;
 
-use super::{conda, in_file, requirements, unreadable};
+use super::{Remark, Source, conda, in_file, requirements, unreadable};
 
-/// The names a job file may have in a directory.
-const JOB_FILES: [&str; 2] = ["job.yml", "job.yaml"];
 const REQUIREMENTS: &str = "requirements.txt";
 
 /// What the command line changes in a job.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Changes {
+    /// The run configuration of the project; the command is then a script and its arguments.
+    pub(crate) config: Option<String>,
+    /// Another experiment.
+    pub(crate) experiment: Option<String>,
     /// Another name.
     pub(crate) name: Option<String>,
     /// Another command, as separate words; empty for the job file's.
@@ -43,39 +45,28 @@ pub(crate) struct Plan {
     /// What the generated name of the job is made from.
     pub(crate) hint: String,
     /// Warnings about what was read, with the place.
-    pub(crate) warnings: Vec<String>,
-}
-
-/// The interpreter of a script, by its extension.
-fn interpreter(target: &Path) -> Option<&'static str> {
-    match target.extension()?.to_str()? {
-        "py" => Some("python"),
-        "sh" => Some("bash"),
-        _ => None,
-    }
+    pub(crate) warnings: Vec<Remark>,
 }
 
 impl Plan {
-    /// Reads a directory, a job file, or a script, which runs in its directory.
-    pub(crate) fn read(target: &Path, mut changes: Changes) -> Result<Plan, Fault> {
-        let metadata = fs::metadata(target).map_err(|error| {
-            Fault::new(Code::JobFile, format!("cannot find `{}`", target.display()))
-                .because(&error)
-                .fix("name a directory with your code, or a job file")
-        })?;
-        let mut plan = if metadata.is_dir() {
-            let file = JOB_FILES.iter().map(|name| target.join(name)).find(|file| file.is_file());
-            match file {
-                Some(file) => Plan::of_job_file(&file, &changes)?,
-                None => Plan::of_directory(target, &changes)?,
+    /// Reads a directory, a job file, a run configuration, or a script, which runs in its directory.
+    pub(crate) fn read(target: &Path, changes: Changes) -> Result<Plan, Fault> {
+        Plan::of(&Source::find(target, &changes)?, changes)
+    }
+
+    /// Reads what was found.
+    pub(super) fn of(source: &Source, mut changes: Changes) -> Result<Plan, Fault> {
+        let mut plan = match source {
+            Source::Directory(dir) => Plan::of_directory(dir, &changes)?,
+            Source::Script { dir, name, program } => {
+                let script = [(*program).to_owned(), name.clone()];
+                changes.command = script.into_iter().chain(changes.command).collect();
+                Plan::of_directory(dir, &changes)?
             }
-        } else if let Some(program) = interpreter(target) {
-            let script = [program.to_owned(), file_name(target)];
-            changes.command = script.into_iter().chain(changes.command).collect();
-            let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty());
-            Plan::of_directory(dir.unwrap_or(Path::new(".")), &changes)?
-        } else {
-            Plan::of_job_file(target, &changes)?
+            Source::Job(file) => Plan::of_job_file(file, &changes)?,
+            Source::Runconfig { file, project, folder } => {
+                Plan::of_runconfig(file, project, folder, &mut changes)?
+            }
         };
         plan.apply(changes)?;
         Ok(plan)
@@ -83,10 +74,7 @@ impl Plan {
 
     /// A directory without a job file: the command line says what to run.
     fn of_directory(dir: &Path, changes: &Changes) -> Result<Plan, Fault> {
-        if let Some((key, _)) = changes.set.first() {
-            return Err(Fault::new(Code::JobInvalid, format!("`--set {key}` names nothing of this job"))
-                .fix("the job has no inputs; write a job.yml that names them"));
-        }
+        refuse_set(changes)?;
         if changes.command.is_empty() {
             return Err(Fault::new(Code::JobFile, format!("`{}` has no job.yml", dir.display())).fix(
                 format!(
@@ -113,11 +101,42 @@ impl Plan {
 
     fn of_job_file(file: &Path, changes: &Changes) -> Result<Plan, Fault> {
         let text = read(file, "the job file")?;
-        let CommandJob { draft, code, environment, inputs, warnings } =
-            jobfile::command_job(&text, &changes.set).map_err(|fault| in_file(file, fault))?;
-        let base = file.parent().unwrap_or(Path::new(""));
-        let place =
-            |warning: jobfile::Warning| format!("{}: {}: {}", file.display(), warning.place, warning.message);
+        let job =
+            jobfile::command_job(&text, &changes.set).map_err(|refused| in_file(file, refused.into()))?;
+        let mut plan = Plan::of_read(job, file, file.parent().unwrap_or(Path::new("")))?;
+        if plan.code.is_none() && changes.command.is_empty() {
+            plan.warnings.push(Remark::of(file, "no `code`: the command starts in an empty directory"));
+        }
+        Ok(plan)
+    }
+
+    /// With a run configuration that is named, the command line says which script runs in its way.
+    fn of_runconfig(file: &Path, project: &Path, folder: &str, changes: &mut Changes) -> Result<Plan, Fault> {
+        refuse_set(changes)?;
+        let text = read(file, "the run configuration")?;
+        let given = match &changes.config {
+            Some(_) => std::mem::take(&mut changes.command),
+            None => Vec::new(),
+        };
+        let Runconfig { job, script } =
+            jobfile::runconfig(&text, &given, folder).map_err(|refused| in_file(file, refused.into()))?;
+        if let Some((script, place)) = script
+            && changes.command.is_empty()
+            && !project.join(&script).is_file()
+        {
+            let place =
+                if given.is_empty() { format!("{}: {place}: ", file.display()) } else { String::new() };
+            let what = format!("{place}`script`: there is no file `{script}` in `{}`", project.display());
+            return Err(Fault::new(Code::JobInvalid, what)
+                .fix("correct the path: it is relative to the project's directory"));
+        }
+        Plan::of_read(job, file, project)
+    }
+
+    /// From a job file that was read; what it names is relative to `base`.
+    fn of_read(job: JobFile, file: &Path, base: &Path) -> Result<Plan, Fault> {
+        let JobFile { draft, code, environment, inputs, warnings } = job;
+        let path = |input| input_path(file, base, input);
         let mut plan = Plan {
             hint: match draft.display_name.is_empty() {
                 true => directory_name(base),
@@ -125,24 +144,19 @@ impl Plan {
             },
             draft,
             code: code.map(|path| base.join(path)),
-            inputs: inputs.into_iter().map(|input| input_path(file, input)).collect::<Result<_, _>>()?,
+            inputs: inputs.into_iter().map(path).collect::<Result<_, _>>()?,
             context: None,
-            warnings: warnings.into_iter().map(place).collect(),
+            warnings: warnings.into_iter().map(|warning| Remark::at(file, warning)).collect(),
         };
-        plan.environment(file, environment)?;
+        plan.environment(file, base, environment)?;
         if plan.draft.experiment.is_empty() {
             plan.draft.experiment = directory_name(base);
-        }
-        if plan.code.is_none() && changes.command.is_empty() {
-            let message = "no `code`: the command starts in an empty directory";
-            plan.warnings.push(format!("{}: {message}", file.display()));
         }
         Ok(plan)
     }
 
-    /// Reads the files that an environment names, which are relative to `file`, where the environment is defined.
-    fn environment(&mut self, file: &Path, environment: EnvironmentRef) -> Result<(), Fault> {
-        let base = file.parent().unwrap_or(Path::new(""));
+    /// Reads the files that an environment names, which are relative to `base`; `file` defines it.
+    fn environment(&mut self, file: &Path, base: &Path, environment: EnvironmentRef) -> Result<(), Fault> {
         let warnings = &mut self.warnings;
         self.draft.environment = match environment {
             EnvironmentRef::Spec(spec) => complete(spec, file, warnings)?,
@@ -182,9 +196,9 @@ impl Plan {
                 let text = read(&file, "the environment document")?;
                 let (environment, warnings) =
                     jobfile::environment_document(&text).map_err(|fault| in_file(&file, fault))?;
-                let place = |w: jobfile::Warning| format!("{}: {}: {}", file.display(), w.place, w.message);
-                self.warnings.extend(warnings.into_iter().map(place));
-                return self.environment(&file, environment);
+                self.warnings.extend(warnings.into_iter().map(|warning| Remark::at(&file, warning)));
+                let base = file.parent().unwrap_or(Path::new(""));
+                return self.environment(&file, base, environment);
             }
         };
         Ok(())
@@ -198,6 +212,9 @@ impl Plan {
                     .fix("give another --name, or none: then one is made")
             })?;
             self.draft.name = Some(name);
+        }
+        if let Some(experiment) = changes.experiment {
+            self.draft.experiment = experiment;
         }
         if !changes.command.is_empty() {
             self.draft.command = shell_line(&changes.command);
@@ -213,7 +230,7 @@ impl Plan {
 }
 
 /// An environment that was written into `file`, with the files its lines include.
-fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<String>) -> Result<EnvSpec, Fault> {
+fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<Remark>) -> Result<EnvSpec, Fault> {
     Ok(match spec {
         EnvSpec::Conda { document, lock, .. } => {
             let (document, _) = conda::document(&document, file, warnings)?;
@@ -233,6 +250,17 @@ fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<String>) -> Result<En
     })
 }
 
+/// Only a command job has inputs that the command line may set.
+fn refuse_set(changes: &Changes) -> Result<(), Fault> {
+    match changes.set.first() {
+        Some((key, _)) => {
+            Err(Fault::new(Code::JobInvalid, format!("`--set {key}` names nothing of this job"))
+                .fix("the job has no inputs; write a job.yml that names them"))
+        }
+        None => Ok(()),
+    }
+}
+
 fn pip(python: &str, file: &Path) -> Result<EnvSpec, Fault> {
     Ok(EnvSpec::Pip { python: python.to_owned(), requirements: requirements::read(file)? })
 }
@@ -245,8 +273,8 @@ fn file_name(file: &Path) -> String {
     file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-fn input_path(file: &Path, input: InputRef) -> Result<(String, PathBuf), Fault> {
-    let base = if input.is_given { Path::new("") } else { file.parent().unwrap_or(Path::new("")) };
+fn input_path(file: &Path, base: &Path, input: InputRef) -> Result<(String, PathBuf), Fault> {
+    let base = if input.is_given { Path::new("") } else { base };
     let path = base.join(&input.path);
     let refuse = |message: String| {
         let (place, fix) = match input.is_given {
@@ -255,8 +283,8 @@ fn input_path(file: &Path, input: InputRef) -> Result<(String, PathBuf), Fault> 
                 "correct the path: it is relative to the directory you are in",
             ),
             false => (
-                format!("{}: {}: `inputs.{}`", file.display(), input.place, input.name),
-                "correct the path: it is relative to the job file",
+                format!("{}: {}: `{}.{}`", file.display(), input.place, input.key, input.name),
+                "correct the path: it is relative to the job file, or to the project of a run configuration",
             ),
         };
         Err(Fault::new(Code::JobInvalid, format!("{place} {message}")).fix(fix))
@@ -360,14 +388,26 @@ mod tests {
         );
         assert_eq!(plan.draft.inputs["n"], Input::Literal("7".into()));
         assert_eq!(plan.draft.environment_variables["A"], "1");
-        assert!(plan.warnings[0].contains("e.yml: line 2, column 1: `foo`"), "{:?}", plan.warnings);
-        assert!(plan.warnings[1].contains("c.yml: line 2, column 9: `prefix`"), "{:?}", plan.warnings);
+        assert!(
+            plan.warnings[0].to_string().contains("e.yml: line 2, column 1: `foo`"),
+            "{:?}",
+            plan.warnings
+        );
+        assert!(
+            plan.warnings[1].to_string().contains("c.yml: line 2, column 9: `prefix`"),
+            "{:?}",
+            plan.warnings
+        );
     }
 
     fn environment(files: &[(&str, &str)]) -> Result<EnvSpec, Fault> {
         let dir = project(files);
         let plan = Plan::read(&dir.path().join("job.yml"), Changes::default())?;
-        assert!(plan.warnings.iter().all(|warning| warning.contains("no `code`")), "{:?}", plan.warnings);
+        assert!(
+            plan.warnings.iter().all(|warning| warning.message.contains("no `code`")),
+            "{:?}",
+            plan.warnings
+        );
         Ok(plan.draft.environment)
     }
 

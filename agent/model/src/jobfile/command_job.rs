@@ -1,26 +1,28 @@
 //! The Azure ML CLI v2 command job.
 
+pub(crate) mod keys;
+
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use super::distribution::distribution;
 use super::environment::{EnvironmentRef, environment, local};
-use super::section::{Mistakes, Rejection, Section, UnknownKey, Warning, nearest, within};
-use crate::container::Options;
+use super::section::{Mistakes, Refused, Rejection, Section, UnknownKey, Warning, nearest, within};
+use crate::container::{ArgumentError, Options};
 use crate::data::DataUriError;
 use crate::expr::{self, Reference};
-use crate::fault::Fault;
 use crate::job::{
     INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy,
 };
 use crate::yaml::{self, Key, Node, Place, Value};
 use crate::{DataInput, DataUri, EnvSpec};
 
-/// A command job as read: the draft, and the files the document names, which the caller reads.
+/// A job file as read: the draft, and the files the document names, which the caller reads.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CommandJob {
+pub struct JobFile {
     /// Everything that needs no file. Its `code`, `environment` and file inputs are still to be filled in.
     pub draft: JobDraft,
-    /// The code directory as written, relative to the document.
+    /// The code directory as written.
     pub code: Option<String>,
     /// The environment.
     pub environment: EnvironmentRef,
@@ -35,6 +37,8 @@ pub struct CommandJob {
 pub struct InputRef {
     /// The input's name.
     pub name: String,
+    /// The section that it is in.
+    pub key: &'static str,
     /// The path, relative to the document, or to the caller's directory if it was given.
     pub path: String,
     /// It was declared as one file.
@@ -46,25 +50,27 @@ pub struct InputRef {
 }
 
 /// Reads a command job, with other values for some of its inputs: `("inputs.lr", "0.1")`. A value that is replaced
-/// is not checked. The fault names the line and the column of the first mistake, and the others as causes.
-pub fn command_job(text: &str, given: &[(String, String)]) -> Result<CommandJob, Fault> {
-    let node = yaml::parse(text).map_err(Rejection::syntax)?;
-    if node.value == Value::Null {
-        return Err(Rejection::invalid(node.place, "the job file is empty")
-            .fix("write at least a `command`, for example `command: python train.py`")
-            .into());
-    }
-    read(node, given)
+/// is not checked.
+pub fn command_job(text: &str, given: &[(String, String)]) -> Result<JobFile, Refused> {
+    read(document(text)?, given)
 }
 
-fn read(node: Node, given: &[(String, String)]) -> Result<CommandJob, Fault> {
+/// The text as a tree; an empty one is refused.
+pub(super) fn document(text: &str) -> Result<Node, Rejection> {
+    let node = yaml::parse(text).map_err(Rejection::syntax)?;
+    match node.value {
+        Value::Null => Err(Rejection::invalid(node.place, "the job file is empty")
+            .fix("write at least a `command`, for example `command: python train.py`")),
+        _ => Ok(node),
+    }
+}
+
+fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
     let (mut warnings, mut wrong) = (Vec::new(), Mistakes::default());
-    let mut top = Section::open(node, "")?;
+    let mut top = Section::open(node, "", &keys::JOB)?;
     // A job of another kind has other rules: nothing else is reported about it.
     refuse_other_kinds(&mut top)?;
-    top.ignore(&["$schema", "properties", "parent_job_name", "identity"]);
-    top.warn_of(&[("services", "services of a running job cannot be reached")], &mut warnings);
-    wrong.note(read_compute(&mut top, &mut warnings));
+    wrong.note(read_target(&mut top, "compute", &["local"], &mut warnings));
     let code = wrong.note(read_code(&mut top));
     let environment =
         top.node("environment").and_then(|node| wrong.note(environment(node, &mut warnings).map(Some)));
@@ -84,7 +90,7 @@ fn read(node: Node, given: &[(String, String)]) -> Result<CommandJob, Fault> {
         limits,
         retry: read_retry(&mut top, &mut warnings, &mut wrong),
         priority: wrong.note(read_priority(&mut top, &mut warnings)),
-        visible_to_all: wrong.note(top.word("visibility", &["owner", "all"])) == Some("all"),
+        visible_to_all: wrong.note(top.word("visibility")) == Some("all"),
         ..JobDraft::default()
     };
     warn_of_no_replacement(limits_at, &draft, &mut warnings);
@@ -96,14 +102,14 @@ fn read(node: Node, given: &[(String, String)]) -> Result<CommandJob, Fault> {
     draft.command = wrong.note(read_command(top, &draft, known, &mut warnings));
     wrong.told()?;
     let environment = environment.unwrap_or_else(|| EnvironmentRef::Spec(EnvSpec::host()));
-    Ok(CommandJob { draft, code, environment, inputs, warnings })
+    Ok(JobFile { draft, code, environment, inputs, warnings })
 }
 
 const KINDS: [&str; 8] =
     ["command", "sweep", "pipeline", "spark", "automl", "parallel", "finetuning", "import"];
 
 fn refuse_other_kinds(top: &mut Section) -> Result<(), Rejection> {
-    let fix = "submit each command on its own, as a job of `type: command`";
+    let fix = keys::KINDS;
     let place = top.node("type").map(|node| (node.place, node));
     if let Some((place, node)) = place {
         let text = node.text().map_err(|at| within("type", at))?.trim().to_ascii_lowercase();
@@ -124,14 +130,20 @@ fn refuse_other_kinds(top: &mut Section) -> Result<(), Rejection> {
     Ok(())
 }
 
-fn read_compute(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<(), Rejection> {
-    let Some(node) = top.node("compute") else { return Ok(()) };
-    let target = node.text().map_err(|at| within("compute", at))?;
-    if target.trim() != "local" {
-        let message = format!("`compute` has no effect: the job runs here, not on `{target}`");
+/// Where the job is to run; `here` are names for it that change nothing.
+pub(super) fn read_target(
+    top: &mut Section,
+    key: &'static str,
+    here: &[&str],
+    warnings: &mut Vec<Warning>,
+) -> Result<Option<String>, Rejection> {
+    let Some(node) = top.node(key) else { return Ok(None) };
+    let target = node.text().map_err(|at| within(key, at))?.trim();
+    if !here.contains(&target) {
+        let message = format!("`{key}` has no effect: the job runs here, not on `{target}`");
         warnings.push(Warning { place: node.place, message });
     }
-    Ok(())
+    Ok(Some(target.to_owned()))
 }
 
 fn read_code(top: &mut Section) -> Result<Option<String>, Rejection> {
@@ -173,30 +185,20 @@ fn read_resources(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mi
         cpus: wrong.note(section.parsed("cpus", "a whole number")).unwrap_or(0),
         labels,
         shm: wrong.note(section.bytes("shm_size")).unwrap_or(0),
-        docker_args: wrong.note(read_docker_args(&mut section)),
+        docker_args: wrong.note(read_docker_args(&mut section, "docker_args")),
     };
-    section.ignore(&["max_instance_count", "locations", "properties"]);
     section.finish(warnings);
     resources
 }
 
 /// One text, or several. The rules for arguments are those of the job; a broken one is reported at this place.
-fn read_docker_args(section: &mut Section) -> Result<Vec<String>, Rejection> {
-    let path = section.name("docker_args");
-    let Some(node) = section.node("docker_args") else { return Ok(Vec::new()) };
-    let texts = match node.text() {
-        Ok(text) => vec![text.to_owned()],
-        Err(_) => {
-            let texts = node
-                .list()
-                .and_then(|nodes| nodes.iter().map(|node| node.text().map(str::to_owned)).collect());
-            texts.map_err(|at| within(&path, at))?
-        }
+pub(super) fn read_docker_args(section: &mut Section, key: &'static str) -> Result<Vec<String>, Rejection> {
+    let Some((texts, place)) = section.lines(key)? else { return Ok(Vec::new()) };
+    let refuse = |error: ArgumentError| {
+        Rejection::invalid(place, format!("`{}`: {error}", section.name(key))).fix("leave it out")
     };
-    match Options::parse(&texts) {
-        Ok(_) => Ok(texts),
-        Err(error) => Err(Rejection::invalid(node.place, format!("`{path}`: {error}")).fix("leave it out")),
-    }
+    Options::parse(&texts).map_err(refuse)?;
+    Ok(texts)
 }
 
 /// The limits, and where they are.
@@ -207,18 +209,26 @@ fn read_limits(
 ) -> (Limits, Option<Place>) {
     let Some(mut section) = wrong.note(top.section("limits")) else { return (Limits::default(), None) };
     let place = section.place();
-    let on_disconnect = wrong.note(section.word("on_disconnect", &OnDisconnect::WORDS));
+    let on_disconnect = wrong.note(section.word("on_disconnect"));
     let limits = Limits {
-        timeout: wrong.note(section.duration("timeout")),
+        timeout: wrong.note(read_timeout(&mut section, "timeout")),
         grace: wrong.note(section.duration("grace")),
         on_disconnect: on_disconnect.and_then(OnDisconnect::parse).unwrap_or_default(),
     };
     section.finish(warnings);
-    if limits.timeout.is_some_and(|timeout| timeout.is_zero()) {
-        wrong.note::<()>(Err(Rejection::invalid(place, "`limits.timeout` is 0 seconds")
-            .fix("give the longest time the command may run, or leave the key out")));
-    }
     (limits, Some(place))
+}
+
+/// The longest time that the command may run.
+pub(super) fn read_timeout(section: &mut Section, key: &'static str) -> Result<Option<Duration>, Rejection> {
+    let place = section.place();
+    match section.duration(key)? {
+        Some(time) if time.is_zero() => {
+            Err(Rejection::invalid(place, format!("`{}` is 0 seconds", section.name(key)))
+                .fix("give the longest time the command may run, or leave the key out"))
+        }
+        time => Ok(time),
+    }
 }
 
 /// A job that may not have a second attempt cannot be replaced.
@@ -247,8 +257,7 @@ fn read_retry(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut Mistak
 
 fn read_priority(top: &mut Section, warnings: &mut Vec<Warning>) -> Result<Priority, Rejection> {
     let Some(mut section) = top.section("queue_settings")? else { return Ok(Priority::default()) };
-    let word = section.word("priority", &["low", "medium", "high"])?;
-    section.ignore(&["job_tier"]);
+    let word = section.word("priority")?;
     section.finish(warnings);
     Ok(word.and_then(Priority::parse).unwrap_or_default())
 }
@@ -277,8 +286,9 @@ fn read_inputs(
     paths
 }
 
+/// What an input was found to be.
 #[derive(Default)]
-enum ReadInput {
+pub(super) enum ReadInput {
     Literal(String, String),
     Path(InputRef),
     Data(String, DataInput),
@@ -286,23 +296,6 @@ enum ReadInput {
     #[default]
     Absent,
 }
-
-const DATA_TYPES: [&str; 6] =
-    ["uri_folder", "uri_file", "mltable", "custom_model", "mlflow_model", "triton_model"];
-const INPUT_TYPES: [&str; 10] = [
-    "uri_folder",
-    "uri_file",
-    "mltable",
-    "custom_model",
-    "mlflow_model",
-    "triton_model",
-    "integer",
-    "number",
-    "boolean",
-    "string",
-];
-const INPUT_MODES: [&str; 5] = ["ro_mount", "download", "direct", "eval_mount", "eval_download"];
-const OUTPUT_MODES: [&str; 4] = ["rw_mount", "mount", "upload", "direct"];
 
 fn refuse_unknown(given: &[(String, String)], entries: &[(Key, Node)]) -> Result<(), Rejection> {
     let known: Vec<String> = entries.iter().map(|(key, _)| format!("inputs.{}", key.text)).collect();
@@ -326,26 +319,24 @@ fn read_input(
     }
     let place = node.place;
     let full = format!("inputs.{name}");
-    let mut section = Section::open(node, &full)?;
-    let kind = section.word("type", &INPUT_TYPES)?;
-    let mode = section.word("mode", &INPUT_MODES)?;
+    let mut section = Section::open(node, &full, &keys::INPUT)?;
+    let kind = section.word("type")?;
+    let mode = section.word("mode")?;
     let path = section.node("path");
     let literal = section.text("value")?.or(section.text("default")?);
     let optional = section.node("optional").is_some_and(|node| node.flag().unwrap_or(false));
-    section.ignore(&["description", "path_on_compute", "min", "max", "enum"]);
-    let no_store = "it does not change what `path` means; write `path: azureml://datastores/NAME/paths/PATH`";
-    section.warn_of(&[("datastore", no_store)], warnings);
     section.finish(warnings);
     let mode = mode.unwrap_or("ro_mount");
     let file = |name: String, path: &str, place: Place| InputRef {
         name,
+        key: "inputs",
         path: path.trim().to_owned(),
         is_file: kind == Some("uri_file"),
         is_given: given.is_some(),
         place,
     };
     if let Some(given) = given {
-        let is_data = kind.map_or(path.is_some(), |kind| DATA_TYPES.contains(&kind));
+        let is_data = kind.map_or(path.is_some(), |kind| keys::DATA_TYPES.contains(&kind));
         return match is_data {
             true => read_path(file(name, given, place), mode),
             false => Ok(ReadInput::Literal(name, given.to_owned())),
@@ -366,15 +357,15 @@ fn read_input(
 }
 
 /// A local path, which is sent, or the address of data; `direct` gives the address itself to the command.
-fn read_path(input: InputRef, mode: &str) -> Result<ReadInput, Rejection> {
-    let (InputRef { name, path, place, .. }, is_file) = (&input, input.is_file);
+pub(super) fn read_path(input: InputRef, mode: &str) -> Result<ReadInput, Rejection> {
+    let (InputRef { name, key, path, place, .. }, is_file) = (&input, input.is_file);
     if scheme(path).is_none() {
         return Ok(ReadInput::Path(InputRef { path: local(path).to_owned(), ..input }));
     }
     let uri = path.parse::<DataUri>().map_err(|error| {
         let message = match &error {
-            DataUriError::Credentials => format!("`inputs.{name}` is not fetched from its address: {error}"),
-            _ => format!("`inputs.{name}` is not fetched from `{path}`: {error}"),
+            DataUriError::Credentials => format!("`{key}.{name}` is not fetched from its address: {error}"),
+            _ => format!("`{key}.{name}` is not fetched from `{path}`: {error}"),
         };
         Rejection::unsupported(*place, message, error.fix())
     })?;
@@ -382,7 +373,7 @@ fn read_path(input: InputRef, mode: &str) -> Result<ReadInput, Rejection> {
         return Ok(ReadInput::Literal(input.name, uri.to_string()));
     }
     if is_file && uri.file_name().is_none() {
-        let message = format!("`inputs.{name}` is one file, but `{path}` names none");
+        let message = format!("`{key}.{name}` is one file, but `{path}` names none");
         return Err(Rejection::invalid(*place, message)
             .fix("add the name of the file to the address, or write `type: uri_folder`"));
     }
@@ -413,18 +404,9 @@ fn read_outputs(top: &mut Section, draft: &mut JobDraft, warnings: &mut Vec<Warn
 }
 
 fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Output, Rejection> {
-    let mut section = Section::open(node, &format!("outputs.{name}"))?;
-    let kind = section.word("type", &DATA_TYPES)?;
-    section.word("mode", &OUTPUT_MODES)?;
-    section.ignore(&["description"]);
-    section.warn_of(
-        &[
-            ("path", "outputs are kept by the agent; get them with `agentctl download`"),
-            ("name", "outputs are not registered"),
-            ("version", "outputs are not registered"),
-        ],
-        warnings,
-    );
+    let mut section = Section::open(node, &format!("outputs.{name}"), &keys::OUTPUT)?;
+    let kind = section.word("type")?;
+    section.word("mode")?;
     section.finish(warnings);
     Ok(if kind == Some("uri_file") { Output::File } else { Output::Folder })
 }
@@ -439,7 +421,7 @@ fn read_command(
 ) -> Result<String, Rejection> {
     let start = top.place();
     let command = top.node("command");
-    let strangers = top.strangers();
+    let strangers = top.strangers(warnings);
     let slip = strangers.iter().find(|stranger| stranger.resembles == Some("command"));
     let Some(node) = command else {
         return Err(match slip {

@@ -1,10 +1,8 @@
 //! The section `distribution` of a command job. Its words are read in any case.
 
-use super::section::{Rejection, Section, Warning, within};
+use super::section::{Rejection, Section, Warning};
 use crate::job::Distribution;
-
-/// The kinds that are run.
-const KINDS: [&str; 5] = ["pytorch", "mpi", "tensorflow", "ray", "spark"];
+use crate::yaml::Place;
 
 const COUNT: &str = "a whole number";
 
@@ -16,9 +14,9 @@ pub(super) fn distribution(
 ) -> Result<Option<Distribution>, Rejection> {
     let Some(mut section) = top.section("distribution")? else { return Ok(None) };
     let place = section.place();
-    let Some(kind) = section.word("type", &KINDS)? else {
+    let Some(kind) = section.word("type")? else {
         return Err(Rejection::invalid(place, "`distribution` does not say its `type`")
-            .fix(format!("add one of {}", KINDS.join(", "))));
+            .fix("add `pytorch`, `mpi`, `tensorflow`, `ray` or `spark`"));
     };
     let read = match kind {
         "mpi" => Distribution::Mpi { processes: section.parsed(PROCESSES, COUNT)?.unwrap_or(1) },
@@ -27,29 +25,33 @@ pub(super) fn distribution(
             workers: section.parsed("worker_count", COUNT)?.unwrap_or(nodes),
             parameter_servers: section.parsed("parameter_server_count", COUNT)?.unwrap_or(0),
         },
-        "ray" => read_ray(&mut section, warnings)?,
+        "ray" => read_ray(&mut section)?,
         _ => Distribution::Spark,
     };
     section.finish(warnings);
-    read.check(nodes).map_err(|fault| {
+    check(&read, nodes, place)?;
+    Ok(Some(read))
+}
+
+/// The rules of a distribution over so many nodes, told at a place.
+pub(super) fn check(distribution: &Distribution, nodes: u32, place: Place) -> Result<(), Rejection> {
+    distribution.check(nodes).map_err(|fault| {
         Rejection::invalid(place, fault.what)
             .fix(fault.fix.unwrap_or_else(|| "correct the section".to_owned()))
-    })?;
-    Ok(Some(read))
+    })
 }
 
 /// Processes on each node.
 const PROCESSES: &str = "process_count_per_instance";
 
-fn read_ray(section: &mut Section, warnings: &mut Vec<Warning>) -> Result<Distribution, Rejection> {
-    section.warn_of(&[("address", "the job has a head of its own, on its first node")], warnings);
-    let flag = section.node("include_dashboard").map(|node| node.flag()).transpose();
+fn read_ray(section: &mut Section) -> Result<Distribution, Rejection> {
+    let dashboard = section.flag("include_dashboard")?;
     let mut words = |key| Ok::<_, Rejection>(section.text(key)?.unwrap_or_default());
     let head_arguments = words("head_node_additional_args")?;
     let worker_arguments = words("worker_node_additional_args")?;
     Ok(Distribution::Ray {
         port: section.parsed("port", "a port")?.unwrap_or(0),
-        dashboard: flag.map_err(|at| within("distribution.include_dashboard", at))?,
+        dashboard,
         dashboard_port: section.parsed("dashboard_port", "a port")?.unwrap_or(0),
         head_arguments,
         worker_arguments,
@@ -60,6 +62,7 @@ fn read_ray(section: &mut Section, warnings: &mut Vec<Warning>) -> Result<Distri
 mod tests {
     use super::super::command_job;
     use super::*;
+    use crate::Fault;
 
     fn of(text: &str) -> (Option<Distribution>, u32) {
         let job = command_job(&format!("command: x\n{text}"), &[]).unwrap();
@@ -101,7 +104,7 @@ mod tests {
                 "a whole number",
             ),
         ] {
-            let fault = command_job(&format!("command: x\n{text}\n"), &[]).unwrap_err();
+            let fault: Fault = command_job(&format!("command: x\n{text}\n"), &[]).unwrap_err().into();
             assert!(fault.what.contains(place) && fault.what.contains(said), "{fault}");
         }
         let warned =

@@ -1,5 +1,6 @@
 //! The environment of a job file, inline or as a document of its own.
 
+use super::command_job::keys::{CONDA, ENVIRONMENT};
 use super::section::{Rejection, Section, UnknownKey, Warning, within};
 use crate::EnvSpec;
 use crate::fault::Fault;
@@ -83,10 +84,8 @@ fn reference(node: &Node, text: &str) -> Result<EnvironmentRef, Rejection> {
 }
 
 fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<EnvironmentRef, Rejection> {
-    let mut section = Section::open(node, path)?;
+    let mut section = Section::open(node, path, &ENVIRONMENT)?;
     let place = section.place();
-    section.ignore(&["$schema", "name", "version", "description", "tags", "properties"]);
-    section.warn_of(&[("inference_config", "it is for endpoints, and this is a job")], warnings);
     refuse_windows(&mut section)?;
     let image = section.text("image")?;
     let conda = section.node("conda_file");
@@ -96,10 +95,9 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
     let requirements = section.node("requirements");
     let user_managed = user_managed(&mut section, conda.is_some() || lock.is_some() || build.is_some())?;
     if section.node("channels").is_some() || section.node("dependencies").is_some() {
-        return Err(Rejection::invalid(place, "this is a conda file, not an environment")
-            .fix("save it beside the job file and write `environment: {conda_file: ./conda.yml}`"));
+        return Err(Rejection::invalid(place, "this is a conda file, not an environment").fix(CONDA));
     }
-    let strangers = section.strangers();
+    let strangers = section.strangers(warnings);
     let slip = strangers
         .iter()
         .find_map(|stranger| Some((stranger.place, stranger.name.clone(), stranger.resembles?)));
@@ -153,7 +151,7 @@ fn user_managed(section: &mut Section, built: bool) -> Result<bool, Rejection> {
 
 fn refuse_windows(section: &mut Section) -> Result<(), Rejection> {
     let place = section.place();
-    match section.word("os_type", &["linux", "windows"])? {
+    match section.word("os_type")? {
         Some("windows") => Err(Rejection::unsupported(
             place,
             "`os_type: windows` is not run",
@@ -174,7 +172,11 @@ fn build_context(mut build: Section, warnings: &mut Vec<Warning>) -> Result<Envi
     Ok(EnvironmentRef::BuildContext { path, dockerfile })
 }
 
-fn conda_file(image: Option<String>, file: Node, lock: Option<String>) -> Result<EnvironmentRef, Rejection> {
+pub(super) fn conda_file(
+    image: Option<String>,
+    file: Node,
+    lock: Option<String>,
+) -> Result<EnvironmentRef, Rejection> {
     let lock = lock.map(|lock| local(&lock).to_owned());
     match &file.value {
         Value::Scalar(path) => Ok(EnvironmentRef::CondaFile { image, path: local(path).to_owned(), lock }),

@@ -1,12 +1,14 @@
 //! One mapping of a document, read key by key.
 //!
-//! Owns two guarantees for every mapping of a job file: a wrong value is refused with its key and its place, and
-//! an unknown key is a warning that guesses what was meant.
+//! Owns three guarantees for every mapping of a job file: a wrong value is refused with its key and its place, a key
+//! that is without effect is a warning or refused as its table says, and an unknown key is a warning that guesses what
+//! was meant.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::keys::{Effect, Keys, Kind, Row};
 use crate::fault::{Code, Fault};
 use crate::yaml::{At, Entries, Key, Node, Place, Value};
 
@@ -19,12 +21,47 @@ pub struct Warning {
     pub message: String,
 }
 
-/// Why a document is refused.
+/// Why a document is refused: one mistake in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// The kind of mistake.
+    pub code: Code,
+    /// Where it is, and what is wrong there.
+    pub at: At,
+    /// What to write instead.
+    pub fix: Option<String>,
+}
+
+/// All mistakes of a document, in its order; at least one.
 #[derive(Debug)]
-pub(crate) struct Rejection {
-    code: Code,
-    at: At,
-    fix: Option<String>,
+pub struct Refused(Vec<Rejection>);
+
+impl Refused {
+    /// The mistakes.
+    pub fn mistakes(&self) -> &[Rejection] {
+        &self.0
+    }
+}
+
+impl From<Rejection> for Refused {
+    fn from(mistake: Rejection) -> Refused {
+        Refused(vec![mistake])
+    }
+}
+
+/// The first mistake as a fault, the others as its causes.
+impl From<Refused> for Fault {
+    fn from(refused: Refused) -> Fault {
+        let mut mistakes = refused.0.into_iter();
+        let also = |fault: Fault, other: Rejection| {
+            let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
+            fault.why(format!("also {}{fix}", other.at))
+        };
+        match mistakes.next() {
+            Some(first) => mistakes.fold(first.into(), also),
+            None => Fault::new(Code::Bug, "a document was refused without a mistake"),
+        }
+    }
 }
 
 impl Rejection {
@@ -80,16 +117,15 @@ impl Mistakes {
         self.0.len()
     }
 
-    /// The first in the document as a fault, the others as its causes.
-    pub(crate) fn told(mut self) -> Result<(), Fault> {
+    /// Adds one.
+    pub(crate) fn add(&mut self, refusal: Rejection) {
+        self.0.push(refusal);
+    }
+
+    /// All of them, in the order of the document.
+    pub(crate) fn told(mut self) -> Result<(), Refused> {
         self.0.sort_by_key(|refusal| refusal.at.place);
-        let mut refusals = self.0.into_iter();
-        let Some(first) = refusals.next() else { return Ok(()) };
-        let also = |fault: Fault, other: Rejection| {
-            let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
-            fault.why(format!("also {}{fix}", other.at))
-        };
-        Err(refusals.fold(first.into(), also))
+        if self.0.is_empty() { Ok(()) } else { Err(Refused(self.0)) }
     }
 }
 
@@ -97,14 +133,19 @@ impl Mistakes {
 pub(crate) struct Section {
     path: String,
     entries: Entries,
-    known: Vec<&'static str>,
+    keys: &'static Keys,
 }
 
 impl Section {
-    /// Opens the mapping `node`, reached by `path`; the document itself has an empty path.
-    pub(crate) fn open(node: Node, path: &str) -> Result<Section, Rejection> {
-        let entries = node.map().map_err(|at| within(path, at))?;
-        Ok(Section { path: path.to_owned(), entries, known: Vec::new() })
+    /// Opens the mapping `node` with these keys, reached by `path`; the document itself has an empty path.
+    pub(crate) fn open(node: Node, path: &str, keys: &'static Keys) -> Result<Section, Rejection> {
+        let mut entries = node.map().map_err(|at| within(path, at))?;
+        if keys.either_case {
+            entries
+                .rename(|written| keys.find(written).map(|row| row.name))
+                .map_err(|at| within(path, at))?;
+        }
+        Ok(Section { path: path.to_owned(), entries, keys })
     }
 
     /// Where the mapping starts.
@@ -119,20 +160,32 @@ impl Section {
 
     /// The value of `key`; a value of nothing counts as absent.
     pub(crate) fn node(&mut self, key: &'static str) -> Option<Node> {
-        #[cfg(test)]
-        ASKED.with_borrow_mut(|asked| asked.insert(self.name(key)));
-        self.take(key)
+        debug_assert!(self.row(key).is_some(), "`{}` is in no table", self.name(key));
+        self.entries.take(key)
     }
 
-    fn take(&mut self, key: &'static str) -> Option<Node> {
-        self.known.push(key);
-        self.entries.take(key)
+    /// The value of `key`, which stays there.
+    pub(crate) fn at_node(&self, key: &'static str) -> Option<&Node> {
+        self.entries.get(key)
+    }
+
+    /// Where the value of `key` is; the mapping's own place if there is none.
+    pub(crate) fn at(&self, key: &'static str) -> Place {
+        self.entries.get(key).map_or(self.place(), |node| node.place)
+    }
+
+    fn row(&self, key: &str) -> Option<&'static Row> {
+        self.keys.rows.iter().find(|row| row.name == key)
+    }
+
+    fn kind(&self, key: &str) -> Kind {
+        self.row(key).map_or(Kind::Free, |row| row.kind)
     }
 
     /// The mapping under `key`.
     pub(crate) fn section(&mut self, key: &'static str) -> Result<Option<Section>, Rejection> {
-        let path = self.name(key);
-        self.node(key).map(|node| Section::open(node, &path)).transpose()
+        let (path, keys) = (self.name(key), self.kind(key).keys());
+        self.node(key).map(|node| Section::open(node, &path, keys)).transpose()
     }
 
     /// The text of `key`.
@@ -149,8 +202,15 @@ impl Section {
         self.read(key, |node| node.parsed(expected))
     }
 
+    /// `true` or `false`.
+    pub(crate) fn flag(&mut self, key: &'static str) -> Result<Option<bool>, Rejection> {
+        self.is(key, matches!(self.kind(key), Kind::Flag));
+        self.read(key, Node::flag)
+    }
+
     /// A length of time: whole seconds, or a number with `s`, `m`, `h` or `d`.
     pub(crate) fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, Rejection> {
+        self.is(key, matches!(self.kind(key), Kind::Duration));
         self.read(key, |node| {
             let text = node.text()?;
             seconds(text).map(Duration::from_secs).ok_or_else(|| {
@@ -161,18 +221,20 @@ impl Section {
 
     /// A number of bytes: a number with `b`, `k`, `m`, `g` or `t`.
     pub(crate) fn bytes(&mut self, key: &'static str) -> Result<Option<u64>, Rejection> {
+        self.is(key, matches!(self.kind(key), Kind::Size));
         self.read(key, |node| {
             let text = node.text()?;
             size(text).ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
         })
     }
 
-    /// One of a few words, in any case; the result is the word as it is in `words`.
-    pub(crate) fn word(
-        &mut self,
-        key: &'static str,
-        words: &[&'static str],
-    ) -> Result<Option<&'static str>, Rejection> {
+    /// One of the words of the table, in any case; the result is the word as it is there.
+    pub(crate) fn word(&mut self, key: &'static str) -> Result<Option<&'static str>, Rejection> {
+        let words = match self.kind(key) {
+            Kind::Word(words) => words,
+            _ => &[],
+        };
+        self.is(key, !words.is_empty());
         self.read(key, |node| {
             let text = node.text()?.trim();
             words.iter().copied().find(|word| word.eq_ignore_ascii_case(text)).ok_or_else(|| {
@@ -183,6 +245,7 @@ impl Section {
 
     /// A mapping of names to texts; a value of nothing is an empty text.
     pub(crate) fn texts(&mut self, key: &'static str) -> Result<BTreeMap<String, String>, Rejection> {
+        self.is(key, matches!(self.kind(key), Kind::Texts));
         let path = self.name(key);
         let Some(section) = self.section(key)? else { return Ok(BTreeMap::new()) };
         let text_of = |node: &Node| match node.value {
@@ -196,30 +259,18 @@ impl Section {
         entries.collect()
     }
 
-    /// Keys that are understood and change nothing here.
-    pub(crate) fn ignore(&mut self, keys: &[&'static str]) {
-        keys.iter().for_each(|key| drop(self.take(key)));
-    }
-
-    /// Keys that a reader might count on although they change nothing here.
-    pub(crate) fn warn_of(&mut self, keys: &[(&'static str, &str)], warnings: &mut Vec<Warning>) {
-        for (key, consequence) in keys {
-            if let Some(node) = self.take(key) {
-                let message = format!("`{}` has no effect: {consequence}", self.name(key));
-                warnings.push(Warning { place: node.place, message });
-            }
-        }
-    }
-
-    /// Ends the reading: the entries that were not asked for.
-    pub(crate) fn strangers(self) -> Vec<UnknownKey> {
-        let Section { path, entries, known } = self;
-        let stranger = |key: Key| UnknownKey {
-            place: key.place,
-            name: if path.is_empty() { key.text.clone() } else { format!("{path}.{}", key.text) },
-            resembles: nearest(&key.text, &known),
-        };
-        entries.rest().into_iter().map(|(key, _)| stranger(key)).collect()
+    /// One plain value, or several, as texts, and where they are.
+    pub(crate) fn lines(&mut self, key: &'static str) -> Result<Option<(Vec<String>, Place)>, Rejection> {
+        self.is(key, matches!(self.kind(key), Kind::Lines));
+        self.read(key, |node| {
+            let texts = match &node.value {
+                Value::List(items) => {
+                    items.iter().map(|item| item.text().map(str::to_owned)).collect::<Result<_, _>>()?
+                }
+                _ => vec![node.text()?.to_owned()],
+            };
+            Ok((texts, node.place))
+        })
     }
 
     /// The free-named entries of the mapping, in the order written.
@@ -227,9 +278,62 @@ impl Section {
         self.entries.rest()
     }
 
-    /// Ends the reading: the remaining entries are warnings.
+    /// Ends the reading: keys without effect are warnings, and the entries that are not known are returned.
+    pub(crate) fn strangers(mut self, warnings: &mut Vec<Warning>) -> Vec<UnknownKey> {
+        self.pass_over(warnings);
+        let Section { path, entries, keys } = self;
+        let known: Vec<&'static str> = keys.rows.iter().map(|row| row.name).collect();
+        let stranger = |key: Key| UnknownKey {
+            place: key.place,
+            name: if path.is_empty() { key.text.clone() } else { format!("{path}.{}", key.text) },
+            resembles: nearest(&key.text, &known),
+        };
+        let unknown = |(key, _): &(Key, Node)| keys.rows.iter().all(|row| row.name != key.text);
+        entries.rest().into_iter().filter(unknown).map(|(key, _)| stranger(key)).collect()
+    }
+
+    /// Ends the reading of a table that refuses nothing: the remaining entries are warnings.
     pub(crate) fn finish(self, warnings: &mut Vec<Warning>) {
-        warnings.extend(self.strangers().into_iter().map(UnknownKey::into_warning));
+        let strangers = self.strangers(warnings);
+        warnings.extend(strangers.into_iter().map(UnknownKey::into_warning));
+    }
+
+    /// Ends the reading: keys that the table refuses are mistakes, the remaining entries are warnings.
+    pub(crate) fn close(mut self, warnings: &mut Vec<Warning>, wrong: &mut Mistakes) {
+        for row in self.keys.rows {
+            if let Effect::Refused { usual, fix } = row.effect
+                && let Some(node) = self.entries.take(row.name).filter(|node| !is_usual(node, usual))
+            {
+                let message = format!("`{}` is not supported", self.name(row.name));
+                wrong.add(Rejection::unsupported(node.place, message, fix));
+            }
+        }
+        self.finish(warnings);
+    }
+
+    /// Takes the keys from which nothing follows, those among them that are read only beside others.
+    fn pass_over(&mut self, warnings: &mut Vec<Warning>) {
+        for row in self.keys.rows {
+            let (usual, why): (&[&str], _) = match row.effect {
+                Effect::Unused { usual, why } => (usual, format!(": {why}")),
+                Effect::Read => (&[], " here".to_owned()),
+                Effect::Ignored | Effect::Refused { .. } => continue,
+            };
+            if let Some(node) = self.entries.take(row.name).filter(|node| !is_usual(node, usual)) {
+                let message = format!("`{}` has no effect{why}", self.name(row.name));
+                warnings.push(Warning { place: node.place, message });
+            }
+        }
+    }
+
+    /// Leaves keys unread that count only for jobs of another kind.
+    pub(crate) fn skip(&mut self, keys: &[&'static str]) {
+        keys.iter().for_each(|key| drop(self.node(key)));
+    }
+
+    /// A key is read in the way that its table says.
+    fn is(&self, key: &str, agreed: bool) {
+        debug_assert!(agreed, "the table says otherwise of `{}`", self.name(key));
     }
 
     fn read<T>(
@@ -239,6 +343,17 @@ impl Section {
     ) -> Result<Option<T>, Rejection> {
         let Some(node) = self.node(key) else { return Ok(None) };
         read(&node).map(Some).map_err(|at| within(&self.name(key), at))
+    }
+}
+
+/// Whether a value is one of those that nobody needs to be told of; an empty list or mapping is.
+fn is_usual(node: &Node, usual: &[&str]) -> bool {
+    let is = |text: &str| usual.iter().any(|usual| usual.eq_ignore_ascii_case(text.trim()));
+    match &node.value {
+        Value::Null => true,
+        Value::Scalar(text) => is(text),
+        Value::List(items) => items.iter().all(|item| item.text().is_ok_and(is)),
+        Value::Map(entries) => entries.iter().all(|(_, node)| is_usual(node, usual)),
     }
 }
 
@@ -312,12 +427,6 @@ pub fn size(text: &str) -> Option<u64> {
         _ => return None,
     };
     text[..split].parse::<u64>().ok()?.checked_mul(1 << power)
-}
-
-#[cfg(test)]
-thread_local! {
-    /// The full names of all keys that have an effect and were asked for.
-    pub(crate) static ASKED: std::cell::RefCell<std::collections::BTreeSet<String>> = Default::default();
 }
 
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub(super) async fn build(
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
     let plan = plan(&args.target)?;
-    plan.warnings.iter().for_each(|warning| output.warn(warning));
+    plan.warnings.iter().for_each(|warning| output.warn(&warning.to_string()));
     let client = Client::find_or_start(to, output).await?;
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;

@@ -1,0 +1,122 @@
+//! Reads what a job is made from and collects everything that is wrong with it, without sending anything.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use agent_model::Fault;
+use agent_model::jobfile::{self, Refused};
+use agent_model::yaml::Place;
+
+use super::{Changes, Plan, Remark, Source};
+
+/// What is wrong: in a place of a file if that is known, else the text says where.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Mistake {
+    pub(crate) code: &'static str,
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) place: Option<Place>,
+    pub(crate) message: String,
+    pub(crate) fix: Option<String>,
+}
+
+impl From<Fault> for Mistake {
+    fn from(fault: Fault) -> Mistake {
+        let why = fault.why.iter().map(|why| format!(": {why}"));
+        let message = fault.what.clone() + &why.collect::<String>();
+        Mistake { code: fault.code.as_str(), file: None, place: None, message, fix: fault.fix }
+    }
+}
+
+/// What was found out about a target.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Findings {
+    pub(crate) mistakes: Vec<Mistake>,
+    pub(crate) warnings: Vec<Remark>,
+}
+
+/// Everything about `target` that can be known without a daemon.
+pub(crate) fn check(target: &Path) -> Findings {
+    let changes = Changes::default();
+    let source = match Source::find(target, &changes) {
+        Ok(source) => source,
+        Err(fault) => return Findings::of(fault),
+    };
+    if let Err((file, refused)) = read(&source) {
+        let of = |mistake: &jobfile::Rejection| Mistake {
+            code: mistake.code.as_str(),
+            file: Some(file.clone()),
+            place: Some(mistake.at.place),
+            message: mistake.at.message.clone(),
+            fix: mistake.fix.clone(),
+        };
+        return Findings { mistakes: refused.mistakes().iter().map(of).collect(), warnings: Vec::new() };
+    }
+    // The document is in order; what is left are the files that it names, and rules about the whole.
+    match Plan::of(&source, changes) {
+        Err(fault) => Findings::of(fault),
+        Ok(plan) => {
+            let whole = plan.draft.validate();
+            Findings {
+                mistakes: whole.err().map(Mistake::from).into_iter().collect(),
+                warnings: plan.warnings,
+            }
+        }
+    }
+}
+
+impl Findings {
+    fn of(fault: Fault) -> Findings {
+        Findings { mistakes: vec![fault.into()], warnings: Vec::new() }
+    }
+}
+
+/// The mistakes of the document itself. A file that cannot be read is left to who reads all of them.
+fn read(source: &Source) -> Result<(), (PathBuf, Refused)> {
+    let (file, folder) = match source {
+        Source::Job(file) => (file, None),
+        Source::Runconfig { file, folder, .. } => (file, Some(*folder)),
+        Source::Directory(_) | Source::Script { .. } => return Ok(()),
+    };
+    let Ok(text) = fs::read_to_string(file) else { return Ok(()) };
+    let read = match folder {
+        None => jobfile::command_job(&text, &[]).map(drop),
+        Some(folder) => jobfile::runconfig(&text, &[], folder).map(drop),
+    };
+    read.map_err(|refused| (file.clone(), refused))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::project;
+    use super::*;
+
+    #[test]
+    fn test_mistakes_of_a_document_have_places_and_those_of_its_files_say_where_they_are() {
+        let dir = project(&[
+            ("job.yml", "command: x\nlimits: {timeout: soon}\nresources: {gpus: two}\n"),
+            (
+                "p/.azureml/a.runconfig",
+                "script: t.py\nenvironment: {python: {condaDependenciesFile: no.yml}}\n",
+            ),
+            ("p/t.py", ""),
+            ("q/.azureml/a.runconfig", "script: gone.py\nenvironment: {name: e}\n"),
+            ("ok.yml", "command: x\ncode: .\nfoo: 1\n"),
+        ]);
+        let found = check(dir.path());
+        let places: Vec<_> = found.mistakes.iter().map(|mistake| mistake.place.unwrap().line).collect();
+        assert_eq!(places, [2, 3]);
+        assert_eq!(found.mistakes[0].code, "JOB-102");
+        let found = check(&dir.path().join("p"));
+        assert!(found.mistakes[0].message.contains("no.yml` cannot be read"), "{found:?}");
+        let found = check(&dir.path().join("q"));
+        assert!(found.mistakes[0].message.contains("line 1, column 9: `script`"), "{found:?}");
+        let found = check(&dir.path().join("ok.yml"));
+        assert_eq!((found.mistakes.len(), found.warnings.len()), (0, 1));
+        assert!(
+            found.warnings[0]
+                .to_string()
+                .ends_with("ok.yml: line 3, column 1: `foo` is not known and has no effect")
+        );
+        assert_eq!(check(&dir.path().join("nothing")).mistakes[0].code, "JOB-101");
+    }
+}
