@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::fault::Fault;
-use crate::jobfile::keys::{Keys, Kind, read as read_key, refused, unused};
+use crate::jobfile::keys::{Keys, ValueKind, read as read_key, refused, unused};
 use crate::jobfile::{Rejection, Section, UnknownKey, Warning, within};
 use crate::requirement;
 use crate::yaml::{self, Key, Node, NotPlain, Place, Value};
@@ -166,10 +166,10 @@ fn no_packages(place: Place, stray: Option<&str>) -> Rejection {
 
 /// The keys of a conda file.
 static KEYS: Keys = Keys::exact(&[
-    read_key("name", Kind::Text),
-    read_key("channels", Kind::Free),
-    read_key("dependencies", Kind::Free),
-    read_key("variables", Kind::Texts),
+    read_key("name", ValueKind::Text),
+    read_key("channels", ValueKind::Free),
+    read_key("dependencies", ValueKind::Free),
+    read_key("variables", ValueKind::Texts),
     unused("prefix", &[], "the node decides where environments are kept"),
     refused("pip", &[], "indent it as the last entry of `dependencies`: `- pip:` and the list below it"),
 ]);

@@ -6,7 +6,7 @@
 
 /// What a value is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Kind {
+pub(crate) enum ValueKind {
     /// A plain value.
     Text,
     /// `true` or `false`.
@@ -26,9 +26,9 @@ pub(crate) enum Kind {
     /// A mapping with these keys.
     Mapping(&'static Keys),
     /// Names that the user chooses, each with such a value.
-    Named(&'static Kind),
+    Named(&'static ValueKind),
     /// A value of one of these kinds.
-    Either(&'static [Kind]),
+    Either(&'static [ValueKind]),
     /// Anything; who reads it has rules of its own.
     Free,
 }
@@ -60,14 +60,14 @@ pub(crate) enum Effect {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) name: &'static str,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ValueKind,
     pub(crate) effect: Effect,
     /// What it means, for the schema and the reference; empty where a page of its own says it.
     pub(crate) about: &'static str,
 }
 
 impl Row {
-    const fn new(name: &'static str, kind: Kind, effect: Effect) -> Row {
+    const fn new(name: &'static str, kind: ValueKind, effect: Effect) -> Row {
         Row { name, kind, effect, about: "" }
     }
 
@@ -78,23 +78,23 @@ impl Row {
 }
 
 /// A key that is read.
-pub(crate) const fn read(name: &'static str, kind: Kind) -> Row {
+pub(crate) const fn read(name: &'static str, kind: ValueKind) -> Row {
     Row::new(name, kind, Effect::Read)
 }
 
 /// A key from which nothing follows.
 pub(crate) const fn ignored(name: &'static str) -> Row {
-    Row::new(name, Kind::Free, Effect::Ignored)
+    Row::new(name, ValueKind::Free, Effect::Ignored)
 }
 
 /// A key from which nothing follows, with the reason.
 pub(crate) const fn unused(name: &'static str, usual: &'static [&'static str], why: &'static str) -> Row {
-    Row::new(name, Kind::Free, Effect::Unused { usual, why })
+    Row::new(name, ValueKind::Free, Effect::Unused { usual, why })
 }
 
 /// A key that is refused, with what to do instead.
 pub(crate) const fn refused(name: &'static str, usual: &'static [&'static str], fix: &'static str) -> Row {
-    Row::new(name, Kind::Free, Effect::Refused { usual, fix })
+    Row::new(name, ValueKind::Free, Effect::Refused { usual, fix })
 }
 
 /// The keys of a mapping.
@@ -139,13 +139,13 @@ impl Keys {
     }
 }
 
-impl Kind {
+impl ValueKind {
     #[cfg(test)]
     fn walk(self, path: &str, visit: &mut impl FnMut(&str, &'static Row)) {
         match self {
-            Kind::Mapping(keys) => keys.walk(path, visit),
-            Kind::Named(kind) => kind.walk(&format!("{path}.NAME"), visit),
-            Kind::Either(kinds) => kinds.iter().for_each(|kind| kind.walk(path, visit)),
+            ValueKind::Mapping(keys) => keys.walk(path, visit),
+            ValueKind::Named(kind) => kind.walk(&format!("{path}.NAME"), visit),
+            ValueKind::Either(kinds) => kinds.iter().for_each(|kind| kind.walk(path, visit)),
             _ => {}
         }
     }
@@ -153,12 +153,12 @@ impl Kind {
     /// The table of such a mapping.
     pub(crate) fn keys(self) -> &'static Keys {
         match self {
-            Kind::Mapping(keys) => keys,
-            Kind::Either(kinds) => {
-                let mappings = kinds.iter().filter(|kind| matches!(kind, Kind::Mapping(_)));
+            ValueKind::Mapping(keys) => keys,
+            ValueKind::Either(kinds) => {
+                let mappings = kinds.iter().filter(|kind| matches!(kind, ValueKind::Mapping(_)));
                 mappings.map(|kind| kind.keys()).next().unwrap_or(Keys::CHOSEN)
             }
-            Kind::Named(kind) => kind.keys(),
+            ValueKind::Named(kind) => kind.keys(),
             _ => Keys::CHOSEN,
         }
     }

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Dialect;
-use super::keys::{Effect, Keys, Kind, Row, snake};
+use super::keys::{Effect, Keys, Row, ValueKind, snake};
 
 /// The schema of a dialect.
 pub fn schema(dialect: Dialect) -> Value {
@@ -51,25 +51,29 @@ fn property(row: &Row) -> Value {
     schema
 }
 
-fn value(kind: Kind) -> Value {
+fn value(kind: ValueKind) -> Value {
     let text = || json!({ "type": ["string", "number", "boolean", "null"] });
     match kind {
-        Kind::Text => text(),
-        Kind::Flag => json!({ "enum": [true, false, "true", "false", "yes", "no", "on", "off", null] }),
-        Kind::Whole => json!({ "type": ["integer", "string", "null"], "minimum": 0, "pattern": "^[0-9]+$" }),
-        Kind::Duration => {
+        ValueKind::Text => text(),
+        ValueKind::Flag => json!({ "enum": [true, false, "true", "false", "yes", "no", "on", "off", null] }),
+        ValueKind::Whole => {
+            json!({ "type": ["integer", "string", "null"], "minimum": 0, "pattern": "^[0-9]+$" })
+        }
+        ValueKind::Duration => {
             json!({ "type": ["integer", "string", "null"], "minimum": 0, "pattern": "^[0-9]+ *[smhd]?$" })
         }
-        Kind::Size => {
+        ValueKind::Size => {
             json!({ "type": ["integer", "string", "null"], "minimum": 0, "pattern": "^[0-9]+ *[kmgtKMGT]?(i?[bB])?$" })
         }
-        Kind::Word(words) => json!({ "enum": spellings(words) }),
-        Kind::Texts => json!({ "type": ["object", "null"], "additionalProperties": text() }),
-        Kind::Lines => json!({ "anyOf": [text(), { "type": "array", "items": text() }] }),
-        Kind::Mapping(keys) => mapping(keys),
-        Kind::Named(kind) => json!({ "type": ["object", "null"], "additionalProperties": value(*kind) }),
-        Kind::Either(kinds) => json!({ "anyOf": kinds.iter().map(|kind| value(*kind)).collect::<Vec<_>>() }),
-        Kind::Free => json!({}),
+        ValueKind::Word(words) => json!({ "enum": spellings(words) }),
+        ValueKind::Texts => json!({ "type": ["object", "null"], "additionalProperties": text() }),
+        ValueKind::Lines => json!({ "anyOf": [text(), { "type": "array", "items": text() }] }),
+        ValueKind::Mapping(keys) => mapping(keys),
+        ValueKind::Named(kind) => json!({ "type": ["object", "null"], "additionalProperties": value(*kind) }),
+        ValueKind::Either(kinds) => {
+            json!({ "anyOf": kinds.iter().map(|kind| value(*kind)).collect::<Vec<_>>() })
+        }
+        ValueKind::Free => json!({}),
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::keys::{Effect, Keys, Kind, Row};
+use super::keys::{Effect, Keys, Row, ValueKind};
 use crate::fault::{Code, Fault};
 use crate::yaml::{At, Entries, Key, Node, Place, Value};
 
@@ -178,8 +178,8 @@ impl Section {
         self.keys.rows.iter().find(|row| row.name == key)
     }
 
-    fn kind(&self, key: &str) -> Kind {
-        self.row(key).map_or(Kind::Free, |row| row.kind)
+    fn kind(&self, key: &str) -> ValueKind {
+        self.row(key).map_or(ValueKind::Free, |row| row.kind)
     }
 
     /// The mapping under `key`.
@@ -204,13 +204,13 @@ impl Section {
 
     /// `true` or `false`.
     pub(crate) fn flag(&mut self, key: &'static str) -> Result<Option<bool>, Rejection> {
-        self.is(key, matches!(self.kind(key), Kind::Flag));
+        self.is(key, matches!(self.kind(key), ValueKind::Flag));
         self.read(key, Node::flag)
     }
 
     /// A length of time: whole seconds, or a number with `s`, `m`, `h` or `d`.
     pub(crate) fn duration(&mut self, key: &'static str) -> Result<Option<Duration>, Rejection> {
-        self.is(key, matches!(self.kind(key), Kind::Duration));
+        self.is(key, matches!(self.kind(key), ValueKind::Duration));
         self.read(key, |node| {
             let text = node.text()?;
             seconds(text).map(Duration::from_secs).ok_or_else(|| {
@@ -221,7 +221,7 @@ impl Section {
 
     /// A number of bytes: a number with `b`, `k`, `m`, `g` or `t`.
     pub(crate) fn bytes(&mut self, key: &'static str) -> Result<Option<u64>, Rejection> {
-        self.is(key, matches!(self.kind(key), Kind::Size));
+        self.is(key, matches!(self.kind(key), ValueKind::Size));
         self.read(key, |node| {
             let text = node.text()?;
             size(text).ok_or_else(|| node.fault(format!("expected a size, for example `8g`, found `{text}`")))
@@ -231,7 +231,7 @@ impl Section {
     /// One of the words of the table, in any case; the result is the word as it is there.
     pub(crate) fn word(&mut self, key: &'static str) -> Result<Option<&'static str>, Rejection> {
         let words = match self.kind(key) {
-            Kind::Word(words) => words,
+            ValueKind::Word(words) => words,
             _ => &[],
         };
         self.is(key, !words.is_empty());
@@ -245,7 +245,7 @@ impl Section {
 
     /// A mapping of names to texts; a value of nothing is an empty text.
     pub(crate) fn texts(&mut self, key: &'static str) -> Result<BTreeMap<String, String>, Rejection> {
-        self.is(key, matches!(self.kind(key), Kind::Texts));
+        self.is(key, matches!(self.kind(key), ValueKind::Texts));
         let path = self.name(key);
         let Some(section) = self.section(key)? else { return Ok(BTreeMap::new()) };
         let text_of = |node: &Node| match node.value {
@@ -261,7 +261,7 @@ impl Section {
 
     /// One plain value, or several, as texts, and where they are.
     pub(crate) fn lines(&mut self, key: &'static str) -> Result<Option<(Vec<String>, Place)>, Rejection> {
-        self.is(key, matches!(self.kind(key), Kind::Lines));
+        self.is(key, matches!(self.kind(key), ValueKind::Lines));
         self.read(key, |node| {
             let texts = match &node.value {
                 Value::List(items) => {

@@ -1,30 +1,30 @@
 //! The keys of a command job and of an environment document.
 
 use crate::job::OnDisconnect;
-use crate::jobfile::keys::{Keys, Kind, ignored, read, refused, unused};
+use crate::jobfile::keys::{Keys, ValueKind, ignored, read, refused, unused};
 
 /// Of the document.
 pub(crate) static JOB: Keys = Keys::exact(&[
-    read("command", Kind::Text),
-    read("type", Kind::Word(&["command"])),
-    read("code", Kind::Text),
-    read("name", Kind::Text),
-    read("display_name", Kind::Text),
-    read("description", Kind::Text),
-    read("experiment_name", Kind::Text),
-    read("tags", Kind::Texts),
-    read("environment", Kind::Either(&[Kind::Text, Kind::Mapping(&ENVIRONMENT)])),
-    read("environment_variables", Kind::Texts),
-    read("secrets", Kind::Texts),
-    read("visibility", Kind::Word(&["owner", "all"])),
-    read("compute", Kind::Text),
-    read("inputs", Kind::Named(&Kind::Either(&[Kind::Text, Kind::Mapping(&INPUT)]))),
-    read("outputs", Kind::Named(&Kind::Mapping(&OUTPUT))),
-    read("resources", Kind::Mapping(&RESOURCES)),
-    read("distribution", Kind::Mapping(&DISTRIBUTION)),
-    read("limits", Kind::Mapping(&LIMITS)),
-    read("retry", Kind::Mapping(&RETRY)),
-    read("queue_settings", Kind::Mapping(&QUEUE)),
+    read("command", ValueKind::Text),
+    read("type", ValueKind::Word(&["command"])),
+    read("code", ValueKind::Text),
+    read("name", ValueKind::Text),
+    read("display_name", ValueKind::Text),
+    read("description", ValueKind::Text),
+    read("experiment_name", ValueKind::Text),
+    read("tags", ValueKind::Texts),
+    read("environment", ValueKind::Either(&[ValueKind::Text, ValueKind::Mapping(&ENVIRONMENT)])),
+    read("environment_variables", ValueKind::Texts),
+    read("secrets", ValueKind::Texts),
+    read("visibility", ValueKind::Word(&["owner", "all"])),
+    read("compute", ValueKind::Text),
+    read("inputs", ValueKind::Named(&ValueKind::Either(&[ValueKind::Text, ValueKind::Mapping(&INPUT)]))),
+    read("outputs", ValueKind::Named(&ValueKind::Mapping(&OUTPUT))),
+    read("resources", ValueKind::Mapping(&RESOURCES)),
+    read("distribution", ValueKind::Mapping(&DISTRIBUTION)),
+    read("limits", ValueKind::Mapping(&LIMITS)),
+    read("retry", ValueKind::Mapping(&RETRY)),
+    read("queue_settings", ValueKind::Mapping(&QUEUE)),
     ignored("$schema"),
     ignored("properties"),
     ignored("parent_job_name"),
@@ -39,14 +39,14 @@ pub(crate) const KINDS: &str = "submit each command on its own, as a job of `typ
 
 /// Of `environment`, and of a document that holds only one.
 pub(crate) static ENVIRONMENT: Keys = Keys::exact(&[
-    read("python", Kind::Text),
-    read("requirements", Kind::Lines),
-    read("user_managed_dependencies", Kind::Flag),
-    read("conda_file", Kind::Either(&[Kind::Text, Kind::Free])),
-    read("conda_lock", Kind::Text),
-    read("image", Kind::Text),
-    read("build", Kind::Mapping(&BUILD)),
-    read("os_type", Kind::Word(&["linux", "windows"])),
+    read("python", ValueKind::Text),
+    read("requirements", ValueKind::Lines),
+    read("user_managed_dependencies", ValueKind::Flag),
+    read("conda_file", ValueKind::Either(&[ValueKind::Text, ValueKind::Free])),
+    read("conda_lock", ValueKind::Text),
+    read("image", ValueKind::Text),
+    read("build", ValueKind::Mapping(&BUILD)),
+    read("os_type", ValueKind::Word(&["linux", "windows"])),
     ignored("$schema"),
     ignored("name"),
     ignored("version"),
@@ -62,7 +62,7 @@ pub(crate) static ENVIRONMENT: Keys = Keys::exact(&[
 pub(crate) const CONDA: &str =
     "save it beside the job file and write `environment: {conda_file: ./conda.yml}`";
 
-static BUILD: Keys = Keys::exact(&[read("path", Kind::Text), read("dockerfile_path", Kind::Text)]);
+static BUILD: Keys = Keys::exact(&[read("path", ValueKind::Text), read("dockerfile_path", ValueKind::Text)]);
 
 /// Types of inputs and outputs that are files.
 pub(crate) const DATA_TYPES: [&str; 6] =
@@ -82,12 +82,12 @@ const INPUT_TYPES: [&str; 10] = [
 ];
 
 pub(crate) static INPUT: Keys = Keys::exact(&[
-    read("type", Kind::Word(&INPUT_TYPES)),
-    read("path", Kind::Text),
-    read("value", Kind::Text),
-    read("default", Kind::Text),
-    read("mode", Kind::Word(&["ro_mount", "download", "direct", "eval_mount", "eval_download"])),
-    read("optional", Kind::Flag),
+    read("type", ValueKind::Word(&INPUT_TYPES)),
+    read("path", ValueKind::Text),
+    read("value", ValueKind::Text),
+    read("default", ValueKind::Text),
+    read("mode", ValueKind::Word(&["ro_mount", "download", "direct", "eval_mount", "eval_download"])),
+    read("optional", ValueKind::Flag),
     ignored("description"),
     ignored("path_on_compute"),
     ignored("min"),
@@ -97,8 +97,8 @@ pub(crate) static INPUT: Keys = Keys::exact(&[
 ]);
 
 pub(crate) static OUTPUT: Keys = Keys::exact(&[
-    read("type", Kind::Word(&DATA_TYPES)),
-    read("mode", Kind::Word(&["rw_mount", "mount", "upload", "direct"])),
+    read("type", ValueKind::Word(&DATA_TYPES)),
+    read("mode", ValueKind::Word(&["rw_mount", "mount", "upload", "direct"])),
     ignored("description"),
     unused("path", &[], "outputs are kept by the agent; get them with `agentctl download`"),
     unused("name", &[], "outputs are not registered"),
@@ -106,39 +106,40 @@ pub(crate) static OUTPUT: Keys = Keys::exact(&[
 ]);
 
 static RESOURCES: Keys = Keys::exact(&[
-    read("instance_count", Kind::Whole),
-    read("instance_type", Kind::Text),
-    read("labels", Kind::Texts),
-    read("gpus", Kind::Whole),
-    read("cpus", Kind::Whole),
-    read("memory", Kind::Size),
-    read("shm_size", Kind::Size),
-    read("docker_args", Kind::Lines),
+    read("instance_count", ValueKind::Whole),
+    read("instance_type", ValueKind::Text),
+    read("labels", ValueKind::Texts),
+    read("gpus", ValueKind::Whole),
+    read("cpus", ValueKind::Whole),
+    read("memory", ValueKind::Size),
+    read("shm_size", ValueKind::Size),
+    read("docker_args", ValueKind::Lines),
     ignored("max_instance_count"),
     ignored("locations"),
     ignored("properties"),
 ]);
 
 static DISTRIBUTION: Keys = Keys::exact(&[
-    read("type", Kind::Word(&["pytorch", "mpi", "tensorflow", "ray", "spark"])),
-    read("process_count_per_instance", Kind::Whole),
-    read("worker_count", Kind::Whole),
-    read("parameter_server_count", Kind::Whole),
-    read("port", Kind::Whole),
-    read("include_dashboard", Kind::Flag),
-    read("dashboard_port", Kind::Whole),
-    read("head_node_additional_args", Kind::Text),
-    read("worker_node_additional_args", Kind::Text),
+    read("type", ValueKind::Word(&["pytorch", "mpi", "tensorflow", "ray", "spark"])),
+    read("process_count_per_instance", ValueKind::Whole),
+    read("worker_count", ValueKind::Whole),
+    read("parameter_server_count", ValueKind::Whole),
+    read("port", ValueKind::Whole),
+    read("include_dashboard", ValueKind::Flag),
+    read("dashboard_port", ValueKind::Whole),
+    read("head_node_additional_args", ValueKind::Text),
+    read("worker_node_additional_args", ValueKind::Text),
     unused("address", &[], "the job has a head of its own, on its first node"),
 ]);
 
 static LIMITS: Keys = Keys::exact(&[
-    read("timeout", Kind::Duration),
-    read("grace", Kind::Duration),
-    read("on_disconnect", Kind::Word(&OnDisconnect::WORDS)),
+    read("timeout", ValueKind::Duration),
+    read("grace", ValueKind::Duration),
+    read("on_disconnect", ValueKind::Word(&OnDisconnect::WORDS)),
 ]);
 
-static RETRY: Keys = Keys::exact(&[read("max_attempts", Kind::Whole), read("backoff", Kind::Duration)]);
+static RETRY: Keys =
+    Keys::exact(&[read("max_attempts", ValueKind::Whole), read("backoff", ValueKind::Duration)]);
 
 static QUEUE: Keys =
-    Keys::exact(&[read("priority", Kind::Word(&["low", "medium", "high"])), ignored("job_tier")]);
+    Keys::exact(&[read("priority", ValueKind::Word(&["low", "medium", "high"])), ignored("job_tier")]);

@@ -8,7 +8,7 @@ use crate::yaml::{Node, Place, Value};
 
 /// The command of the job.
 #[derive(Debug, Default)]
-pub(super) struct Command {
+pub(super) struct Invocation {
     pub(super) line: String,
     /// A title, where the beginning of the line would be none.
     pub(super) title: String,
@@ -28,7 +28,7 @@ pub(super) fn command(
     data: &Data,
     warnings: &mut Vec<Warning>,
     wrong: &mut Mistakes,
-) -> Command {
+) -> Invocation {
     let starter = wrong.note(starter(top, launch, software, warnings));
     let said = wrong.note(read_words(top, given, warnings));
     let (line, title, script) = match said {
@@ -44,7 +44,7 @@ pub(super) fn command(
         data.variables.iter().map(|(name, input)| format!("export {name}=\"${{{{inputs.{input}}}}}\"\n"));
     let exports: String = exports.collect();
     let title = if exports.is_empty() { None } else { title };
-    Command { line: exports + &line, title: title.unwrap_or_default(), script }
+    Invocation { line: exports + &line, title: title.unwrap_or_default(), script }
 }
 
 /// What is to run.

@@ -2,7 +2,7 @@
 //!
 //! The old tools wrote every key with its usual value into every file, so a usual value is never told of.
 
-use crate::jobfile::keys::{Keys, Kind, ignored, read, refused, unused};
+use crate::jobfile::keys::{Keys, ValueKind, ignored, read, refused, unused};
 
 const ELSEWHERE: &str = "no store is mounted for the whole job";
 const ALWAYS: &str = "environments are built when they are missing, and kept";
@@ -12,31 +12,33 @@ const CREDENTIALS: &str =
 const AUTO: &str = "it is set by the service";
 
 pub(crate) static RUNCONFIG: Keys = Keys::either_case(&[
-    read("script", Kind::Text).about("the script that runs, in the project's directory"),
-    read("arguments", Kind::Lines).about("its arguments; `$NAME` is replaced by a variable of the job"),
-    read("command", Kind::Lines).about("a line for a shell, in place of `script` and `arguments`"),
-    read("target", Kind::Text)
+    read("script", ValueKind::Text).about("the script that runs, in the project's directory"),
+    read("arguments", ValueKind::Lines).about("its arguments; `$NAME` is replaced by a variable of the job"),
+    read("command", ValueKind::Lines).about("a line for a shell, in place of `script` and `arguments`"),
+    read("target", ValueKind::Text)
         .about("`local`; another name has no effect, except `amlcompute` and `containerinstance`"),
-    read("framework", Kind::Word(&FRAMEWORKS)).about("with `communicator`: how the script is started"),
-    read("communicator", Kind::Word(&COMMUNICATORS)).about("how its processes find each other"),
-    read("nodeCount", Kind::Whole).about("nodes that run it together"),
-    read("maxRunDurationSeconds", Kind::Duration).about("the longest time it may run"),
-    read("priority", Kind::Text).about("below 0: `low`; 0: `medium`; above: `high`"),
-    read("environment", Kind::Mapping(&ENVIRONMENT)).about("the software it needs"),
-    read("environmentVariables", Kind::Texts).about("variables; they win over those of `environment`"),
-    read("docker", Kind::Mapping(&RUN_DOCKER)).about("wins over `environment.docker`"),
-    read("history", Kind::Mapping(&HISTORY)).about("what is kept of the job"),
-    read("spark", Kind::Mapping(&SPARK)).about("for `framework: PySpark`"),
-    read("mpi", Kind::Mapping(&MPI)).about("for the communicators of MPI"),
-    read("pytorch", Kind::Mapping(&PYTORCH)).about("for `framework: PyTorch`"),
-    read("tensorflow", Kind::Mapping(&TENSORFLOW)).about("for `communicator: ParameterServer`"),
-    read("batchai", Kind::Mapping(&BATCHAI)).about("the older place of `nodeCount`"),
-    read("amlcompute", Kind::Mapping(&AMLCOMPUTE)).about("for `target: amlcompute`"),
-    read("containerInstance", Kind::Mapping(&CONTAINER_INSTANCE)).about("for `target: containerinstance`"),
-    read("kubernetescompute", Kind::Mapping(&KUBERNETES)).about("the kind of machine"),
-    read("data", Kind::Named(&Kind::Mapping(&DATA))).about("data that the script reads, by name"),
-    read("dataReferences", Kind::Named(&Kind::Mapping(&REFERENCE))).about("the older form of `data`"),
-    read("jobName", Kind::Text).about("the title of the job"),
+    read("framework", ValueKind::Word(&FRAMEWORKS)).about("with `communicator`: how the script is started"),
+    read("communicator", ValueKind::Word(&COMMUNICATORS)).about("how its processes find each other"),
+    read("nodeCount", ValueKind::Whole).about("nodes that run it together"),
+    read("maxRunDurationSeconds", ValueKind::Duration).about("the longest time it may run"),
+    read("priority", ValueKind::Text).about("below 0: `low`; 0: `medium`; above: `high`"),
+    read("environment", ValueKind::Mapping(&ENVIRONMENT)).about("the software it needs"),
+    read("environmentVariables", ValueKind::Texts).about("variables; they win over those of `environment`"),
+    read("docker", ValueKind::Mapping(&RUN_DOCKER)).about("wins over `environment.docker`"),
+    read("history", ValueKind::Mapping(&HISTORY)).about("what is kept of the job"),
+    read("spark", ValueKind::Mapping(&SPARK)).about("for `framework: PySpark`"),
+    read("mpi", ValueKind::Mapping(&MPI)).about("for the communicators of MPI"),
+    read("pytorch", ValueKind::Mapping(&PYTORCH)).about("for `framework: PyTorch`"),
+    read("tensorflow", ValueKind::Mapping(&TENSORFLOW)).about("for `communicator: ParameterServer`"),
+    read("batchai", ValueKind::Mapping(&BATCHAI)).about("the older place of `nodeCount`"),
+    read("amlcompute", ValueKind::Mapping(&AMLCOMPUTE)).about("for `target: amlcompute`"),
+    read("containerInstance", ValueKind::Mapping(&CONTAINER_INSTANCE))
+        .about("for `target: containerinstance`"),
+    read("kubernetescompute", ValueKind::Mapping(&KUBERNETES)).about("the kind of machine"),
+    read("data", ValueKind::Named(&ValueKind::Mapping(&DATA))).about("data that the script reads, by name"),
+    read("dataReferences", ValueKind::Named(&ValueKind::Mapping(&REFERENCE)))
+        .about("the older form of `data`"),
+    read("jobName", ValueKind::Text).about("the title of the job"),
     ignored("$schema"),
     ignored("name"),
     unused("hdi", &["cluster", "client", "None"], "no job is sent to a Yarn cluster"),
@@ -67,13 +69,13 @@ const COMMUNICATORS: [&str; 8] =
     ["None", "OpenMpi", "IntelMpi", "Mpi", "ParameterServer", "Nccl", "Gloo", "ParallelTask"];
 
 pub(crate) static ENVIRONMENT: Keys = Keys::either_case(&[
-    read("name", Kind::Text)
+    read("name", ValueKind::Text)
         .about("with neither `python` nor `docker`: an environment the machine has by this name"),
-    read("version", Kind::Text).about("goes with `name`"),
-    read("environmentVariables", Kind::Texts).about("variables for the script"),
-    read("python", Kind::Mapping(&PYTHON)).about("its Python"),
-    read("docker", Kind::Mapping(&DOCKER)).about("its container"),
-    read("spark", Kind::Mapping(&SPARK_PACKAGES)).about("for `framework: PySpark`"),
+    read("version", ValueKind::Text).about("goes with `name`"),
+    read("environmentVariables", ValueKind::Texts).about("variables for the script"),
+    read("python", ValueKind::Mapping(&PYTHON)).about("its Python"),
+    read("docker", ValueKind::Mapping(&DOCKER)).about("its container"),
+    read("spark", ValueKind::Mapping(&SPARK_PACKAGES)).about("for `framework: PySpark`"),
     ignored("assetId"),
     unused("inferencingStackVersion", &[], "it is for endpoints, and this is a job"),
     unused("databricks", &["true"], LIBRARIES),
@@ -85,24 +87,24 @@ pub(crate) static ENVIRONMENT: Keys = Keys::either_case(&[
 ]);
 
 pub(crate) static PYTHON: Keys = Keys::either_case(&[
-    read("userManagedDependencies", Kind::Flag)
+    read("userManagedDependencies", ValueKind::Flag)
         .about("`true`: nothing is installed, `interpreterPath` must have it all"),
-    read("interpreterPath", Kind::Text).about("the interpreter of `userManagedDependencies`"),
-    read("condaDependenciesFile", Kind::Text)
+    read("interpreterPath", ValueKind::Text).about("the interpreter of `userManagedDependencies`"),
+    read("condaDependenciesFile", ValueKind::Text)
         .about("a conda file; `conda_dependencies.yml` beside the file if nothing is said"),
-    read("condaDependencies", Kind::Free).about("the text of a conda file"),
+    read("condaDependencies", ValueKind::Free).about("the text of a conda file"),
     refused("baseCondaEnvironment", &[], "name all packages in the conda file: no environment is copied"),
 ]);
 
 pub(crate) static DOCKER: Keys = Keys::either_case(&[
-    read("enabled", Kind::Flag).about("`true`: it runs in a container"),
-    read("baseImage", Kind::Text).about("the image; must be said"),
-    read("baseImageRegistry", Kind::Mapping(&REGISTRY)).about("where it is"),
-    read("baseDockerfile", Kind::Text).about("a Dockerfile in the project, in place of an image"),
-    read("shmSize", Kind::Size).about("`/dev/shm` of the container"),
-    read("arguments", Kind::Lines)
+    read("enabled", ValueKind::Flag).about("`true`: it runs in a container"),
+    read("baseImage", ValueKind::Text).about("the image; must be said"),
+    read("baseImageRegistry", ValueKind::Mapping(&REGISTRY)).about("where it is"),
+    read("baseDockerfile", ValueKind::Text).about("a Dockerfile in the project, in place of an image"),
+    read("shmSize", ValueKind::Size).about("`/dev/shm` of the container"),
+    read("arguments", ValueKind::Lines)
         .about("for the container engine, of those that are allowed: `agent/docs/containers.md`"),
-    read("platform", Kind::Mapping(&PLATFORM)).about("of the image"),
+    read("platform", ValueKind::Mapping(&PLATFORM)).about("of the image"),
     unused("sharedVolumes", &["true"], "a container always works in the directory of its job"),
     unused("gpuSupport", &["false"], "ask for GPUs with `--gpus`"),
     refused("buildContext", &[], "put the Dockerfile into the project and name it as `baseDockerfile`"),
@@ -110,21 +112,21 @@ pub(crate) static DOCKER: Keys = Keys::either_case(&[
 ]);
 
 static REGISTRY: Keys = Keys::either_case(&[
-    read("address", Kind::Text).about("put before the name of the image"),
+    read("address", ValueKind::Text).about("put before the name of the image"),
     refused("username", &[], CREDENTIALS),
     refused("password", &[], CREDENTIALS),
     unused("registryIdentity", &[], "the machine has credentials of its own"),
 ]);
 
 static PLATFORM: Keys = Keys::either_case(&[
-    read("os", Kind::Word(&["Linux"])).about("`Linux`"),
+    read("os", ValueKind::Word(&["Linux"])).about("`Linux`"),
     unused("architecture", &["amd64"], "a job runs on the processors that the machine has"),
 ]);
 
 static RUN_DOCKER: Keys = Keys::either_case(&[
-    read("useDocker", Kind::Flag).about("`true`: it runs in a container"),
-    read("shmSize", Kind::Size).about("as above"),
-    read("arguments", Kind::Lines).about("as above"),
+    read("useDocker", ValueKind::Flag).about("`true`: it runs in a container"),
+    read("shmSize", ValueKind::Size).about("as above"),
+    read("arguments", ValueKind::Lines).about("as above"),
     unused("sharedVolumes", &["true"], "a container always works in the directory of its job"),
 ]);
 
@@ -136,42 +138,42 @@ static HISTORY: Keys = Keys::either_case(&[
 ]);
 
 static SPARK: Keys =
-    Keys::either_case(&[read("configuration", Kind::Texts).about("`--conf` of `spark-submit`")]);
+    Keys::either_case(&[read("configuration", ValueKind::Texts).about("`--conf` of `spark-submit`")]);
 
 static SPARK_PACKAGES: Keys = Keys::either_case(&[
-    read("repositories", Kind::Lines).about("`--repositories` of `spark-submit`"),
-    read("packages", Kind::Free)
+    read("repositories", ValueKind::Lines).about("`--repositories` of `spark-submit`"),
+    read("packages", ValueKind::Free)
         .about("`--packages` of `spark-submit`: a list of `group`, `artifact`, `version`"),
     ignored("precachePackages"),
 ]);
 
 pub(crate) static PACKAGE: Keys = Keys::either_case(&[
-    read("group", Kind::Text),
-    read("artifact", Kind::Text),
-    read("version", Kind::Text),
+    read("group", ValueKind::Text),
+    read("artifact", ValueKind::Text),
+    read("version", ValueKind::Text),
 ]);
 
 static MPI: Keys = Keys::either_case(&[
-    read("processCountPerNode", Kind::Whole).about("processes on each node"),
-    read("nodeCount", Kind::Whole).about("where the `nodeCount` above is 1"),
+    read("processCountPerNode", ValueKind::Whole).about("processes on each node"),
+    read("nodeCount", ValueKind::Whole).about("where the `nodeCount` above is 1"),
 ]);
 
 static PYTORCH: Keys = Keys::either_case(&[
-    read("processCount", Kind::Whole).about("processes in all; one on each node if nothing is said"),
-    read("nodeCount", Kind::Whole).about("where the `nodeCount` above is 1"),
+    read("processCount", ValueKind::Whole).about("processes in all; one on each node if nothing is said"),
+    read("nodeCount", ValueKind::Whole).about("where the `nodeCount` above is 1"),
     unused("communicationBackend", &["nccl", "gloo"], "the script chooses it"),
 ]);
 
 static TENSORFLOW: Keys = Keys::either_case(&[
-    read("workerCount", Kind::Whole).about("workers, in all"),
-    read("parameterServerCount", Kind::Whole).about("parameter servers, in all"),
+    read("workerCount", ValueKind::Whole).about("workers, in all"),
+    read("parameterServerCount", ValueKind::Whole).about("parameter servers, in all"),
 ]);
 
 static BATCHAI: Keys =
-    Keys::either_case(&[read("nodeCount", Kind::Whole).about("where the `nodeCount` above is 1")]);
+    Keys::either_case(&[read("nodeCount", ValueKind::Whole).about("where the `nodeCount` above is 1")]);
 
 static AMLCOMPUTE: Keys = Keys::either_case(&[
-    read("vmSize", Kind::Text).about("the kind of machine, as `resources.instance_type` of a job file"),
+    read("vmSize", ValueKind::Text).about("the kind of machine, as `resources.instance_type` of a job file"),
     ignored("name"),
     unused("vmPriority", &["dedicated"], "machines are those that there are"),
     unused("retainCluster", &["false"], "machines are those that there are"),
@@ -179,22 +181,21 @@ static AMLCOMPUTE: Keys = Keys::either_case(&[
 ]);
 
 static CONTAINER_INSTANCE: Keys = Keys::either_case(&[
-    read("cpuCores", Kind::Text).about("processors that are reserved for the job"),
-    read("memoryGb", Kind::Text).about("memory that the job needs, in GiB"),
+    read("cpuCores", ValueKind::Text).about("processors that are reserved for the job"),
+    read("memoryGb", ValueKind::Text).about("memory that the job needs, in GiB"),
     ignored("region"),
 ]);
 
-static KUBERNETES: Keys =
-    Keys::either_case(
-        &[read("instanceType", Kind::Text).about("as `resources.instance_type` of a job file")],
-    );
+static KUBERNETES: Keys = Keys::either_case(&[
+    read("instanceType", ValueKind::Text).about("as `resources.instance_type` of a job file")
+]);
 
 pub(crate) static DATA: Keys = Keys::either_case(&[
-    read("dataLocation", Kind::Mapping(&LOCATION)).about("where it is"),
-    read("mechanism", Kind::Word(&["direct", "mount", "download", "upload", "hdfs"])).about(
+    read("dataLocation", ValueKind::Mapping(&LOCATION)).about("where it is"),
+    read("mechanism", ValueKind::Word(&["direct", "mount", "download", "upload", "hdfs"])).about(
         "`mount` and `download` are the same here; `direct`: an `http` address is passed on unchanged",
     ),
-    read("environmentVariableName", Kind::Text).about("the variable with its path"),
+    read("environmentVariableName", ValueKind::Text).about("the variable with its path"),
     ignored("createOutputDirectories"),
     unused(
         "pathOnCompute",
@@ -206,32 +207,32 @@ pub(crate) static DATA: Keys = Keys::either_case(&[
 ]);
 
 static LOCATION: Keys = Keys::either_case(&[
-    read("uri", Kind::Mapping(&URI)).about("a path in the project, or an address"),
-    read("dataPath", Kind::Mapping(&DATA_PATH)).about("a path of a data store"),
-    read("dataset", Kind::Mapping(&DATASET)).about("a data set that is registered by name"),
+    read("uri", ValueKind::Mapping(&URI)).about("a path in the project, or an address"),
+    read("dataPath", ValueKind::Mapping(&DATA_PATH)).about("a path of a data store"),
+    read("dataset", ValueKind::Mapping(&DATASET)).about("a data set that is registered by name"),
 ]);
 
 static URI: Keys = Keys::either_case(&[
-    read("path", Kind::Text).about("relative to the project"),
-    read("isFile", Kind::Flag).about("it is one file"),
+    read("path", ValueKind::Text).about("relative to the project"),
+    read("isFile", ValueKind::Flag).about("it is one file"),
 ]);
 
 static DATA_PATH: Keys = Keys::either_case(&[
-    read("datastoreName", Kind::Text).about("the data store"),
-    read("relativePath", Kind::Text).about("the path in it"),
+    read("datastoreName", ValueKind::Text).about("the data store"),
+    read("relativePath", ValueKind::Text).about("the path in it"),
 ]);
 
 static DATASET: Keys = Keys::either_case(&[
-    read("name", Kind::Text).about("its name"),
-    read("version", Kind::Text).about("its version"),
+    read("name", ValueKind::Text).about("its name"),
+    read("version", ValueKind::Text).about("its version"),
     ignored("id"),
 ]);
 
 pub(crate) static REFERENCE: Keys = Keys::either_case(&[
-    read("dataStoreName", Kind::Text).about("the data store"),
-    read("pathOnDataStore", Kind::Text)
+    read("dataStoreName", ValueKind::Text).about("the data store"),
+    read("pathOnDataStore", ValueKind::Text)
         .about("the path in it; the variable `AZUREML_DATAREFERENCE_NAME` has the place here"),
-    read("mode", Kind::Word(&["mount", "download", "upload"]))
+    read("mode", ValueKind::Word(&["mount", "download", "upload"]))
         .about("`mount` and `download` are the same here"),
     unused("pathOnCompute", &[], "its path is in the variable"),
     ignored("overwrite"),

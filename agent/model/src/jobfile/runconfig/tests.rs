@@ -215,10 +215,10 @@ fn test_what_cannot_be_done_is_refused_by_name_with_its_place() {
             "`outputData`",
         ),
         (
-            &format!("script: a\n{env}dataReferences: {{d: {{dataStoreName: s, pathOnDataStore: p}}}}\n"),
+            &format!("script: a\n{env}dataReferences: {{d: {{dataStoreName: s, pathOnDataStore: ../p}}}}\n"),
             Code::JobUnsupported,
             "line 3, column 21",
-            "`dataReferences.d` is not fetched from `azureml://datastores/s/paths/p`",
+            "`dataReferences.d` is not fetched from `azureml://datastores/s/paths/../p`",
         ),
         (
             &format!("script: a\n{env}data: {{d: {{dataLocation: {{dataset: {{id: 7}}}}}}}}\n"),
