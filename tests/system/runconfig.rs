@@ -24,7 +24,8 @@ fn test_a_run_configuration_runs_with_its_data_variables_and_arguments() {
         [(".azureml/local.runconfig", text.as_str()), ("train.py", SCRIPT), ("data/digits.csv", "1,2,3\n")];
     let dir = host.project("p", &files);
     let path = dir.to_str().unwrap();
-    host.ctl(&["check", path]).ok().says("no mistakes");
+    let checked = host.ctl(&["check", path]).ok().stdout;
+    assert!(checked.ends_with(": no mistakes\n"), "{checked}");
     let ran = host.ctl(&["run", path, "-c", "local", "-e", "digits"]).ok().says("outputs/model.txt");
     for said in [", '--reg', '0.5', 'deep/a b', '$NONE']", "LEVEL deep", "data 1,2,3"] {
         assert!(ran.stdout.contains(said), "no `{said}` in:\n{}", ran.stdout);

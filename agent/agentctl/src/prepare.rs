@@ -4,9 +4,9 @@
 //! DIR | FILE [-- command] ─ plan ─▶ Plan (a draft, and the files it names) ─ ship ─▶ JobSpec, blobs stored
 //! ```
 //!
-//! [`Source::find`] says what is named; [`Plan::read`] touches only small files: the job file, requirements, conda files. [`Plan::ship`] walks directories
-//! and sends what the store lacks; [`Plan::survey`] only reports what would be sent. Owns the meaning of a directory
-//! without a job file.
+//! [`Source::find`] says what is named. [`Plan::read`] touches only small files: the job file, requirements, conda files.
+//! [`Plan::ship`] walks directories and sends what the store lacks; [`Plan::survey`] only reports what would be sent,
+//! and [`check()`] what is wrong. Owns the meaning of a directory without a job file.
 
 mod check;
 mod conda;
