@@ -28,7 +28,7 @@ pub(super) fn files(args: &CheckArgs, output: &mut Output) -> Result<ExitCode, F
 }
 
 fn is_good(found: &Findings, strict: bool) -> bool {
-    found.mistakes.is_empty() && !(strict && !found.warnings.is_empty())
+    found.mistakes.is_empty() && (!strict || found.warnings.is_empty())
 }
 
 /// Each finding in a line, as compilers print them, and a sum.
