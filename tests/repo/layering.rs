@@ -107,7 +107,7 @@ const WORKER: &[(&str, &[&str])] = &[
     ("launch", &["fetch", "rendezvous"]),
     ("pins", &["journal"]),
     ("recover", &["retention", "journal", "launch"]),
-    ("reconcile", &["backoff", "environments", "journal", "late", "recover", "runner", WHOLE]),
+    ("reconcile", &["backoff", "environments", "journal", "late", "recover", "report", "runner", WHOLE]),
     ("report", &["backoff"]),
     (
         "runner",

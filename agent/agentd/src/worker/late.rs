@@ -11,18 +11,12 @@ use tracing::info;
 use super::journal::Record;
 use super::outputs::Collected;
 use super::recover::ORDER;
-use super::report::Outbox;
+use super::report::{Outbox, OutputsWanted, StoredOutputs};
 use super::{faults, outputs};
 use crate::disk::DiskKeeper;
 
-/// Which outputs are wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum OutputsWanted {
-    /// Those of a replica that has ended.
-    AfterItsEnd,
-    /// Those so far of a replica that runs.
-    SoFar,
-}
+/// The most files that a report names as left out.
+const MOST_NAMED: usize = 20;
 
 /// Stores the outputs in the directory of a replica, and reports the result.
 pub(crate) async fn store(
@@ -35,7 +29,12 @@ pub(crate) async fn store(
 ) {
     let stored = attempt(&store, &outbox, &disk, &dir, &replica, wanted).await;
     info!(%replica, ?wanted, ?stored, "asked to store outputs of job");
-    outbox.tell_outputs(&replica, wanted, stored).await;
+    let told = stored.map(|Collected { artifacts, missing }| {
+        let left_out =
+            missing.iter().take(MOST_NAMED).map(|file| format!("{} {}", file.path.display(), file.why));
+        StoredOutputs { artifacts, left_out: left_out.collect() }
+    });
+    outbox.tell_outputs(&replica, wanted, told).await;
 }
 
 async fn attempt(

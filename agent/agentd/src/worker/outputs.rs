@@ -135,7 +135,12 @@ pub(crate) async fn collect_so_far(
 }
 
 /// Copies each place into a directory of `to`; returns these directories, and what could not be copied.
-fn copy_places(base: &Path, places: &[Place], to: &Path, room: u64) -> io::Result<(Vec<Place>, Vec<Unread>)> {
+fn copy_places(
+    base: &Path,
+    places: &[PrefixedDirectory],
+    to: &Path,
+    room: u64,
+) -> io::Result<(Vec<PrefixedDirectory>, Vec<Unread>)> {
     failpoint::hit("node.outputs.copy")?;
     let (mut copies, mut left_out) = (Vec::new(), Vec::new());
     for (number, (prefix, place)) in places.iter().enumerate() {
@@ -178,10 +183,10 @@ impl Drop for SetOnDrop {
 }
 
 /// A directory of outputs, after the prefix below which it is stored.
-type Place = (String, PathBuf);
+type PrefixedDirectory = (String, PathBuf);
 
 /// Where outputs are, and below which prefix each is stored. Files that the job wrote win over logged artifacts.
-fn places(dir: &JobDir, job: &JobDraft) -> Vec<Place> {
+fn places(dir: &JobDir, job: &JobDraft) -> Vec<PrefixedDirectory> {
     let mut places = vec![
         ("outputs".to_owned(), dir.work().join("outputs")),
         ("logs".to_owned(), dir.work().join("logs")),
@@ -192,7 +197,12 @@ fn places(dir: &JobDir, job: &JobDraft) -> Vec<Place> {
 }
 
 /// The job may have replaced any of them by a link; links are not followed out of its own directory.
-fn scan(base: &Path, places: &[Place], without: &[Unread], stop: &AtomicBool) -> Result<Snapshot, ScanError> {
+fn scan(
+    base: &Path,
+    places: &[PrefixedDirectory],
+    without: &[Unread],
+    stop: &AtomicBool,
+) -> Result<Snapshot, ScanError> {
     let below = |path: &'_ PathBuf| path.strip_prefix(base).unwrap_or(path).to_owned();
     let places: Vec<(&str, PathBuf)> =
         places.iter().map(|(prefix, path)| (prefix.as_str(), below(path))).collect();

@@ -33,7 +33,7 @@ use tracing::{debug, error, info, warn};
 use super::backoff::Backoff;
 use super::environments::Wish;
 use super::journal::{Journal, Record};
-use super::late::OutputsWanted;
+use super::report::OutputsWanted;
 use super::runner::{ReplicaView, Runner};
 use super::{Worker, late, recover};
 use crate::notify::Pulse;

@@ -5,8 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cas::snapshot::Unread;
-use agent_model::{Code, Fault, NodeId, Outcome, ReplicaId, failpoint};
+use agent_model::{Artifacts, Code, Fault, NodeId, Outcome, ReplicaId, failpoint};
 use agent_proto::v1;
 use agent_proto::v1::worker_client::WorkerClient;
 use tonic::Status;
@@ -14,14 +13,27 @@ use tonic::transport::Channel;
 use tracing::{debug, info};
 
 use super::backoff::Backoff;
-use super::late::OutputsWanted;
-use super::outputs::Collected;
 
 /// How long the controller may take to answer: it syncs its disk, and may be busy.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// The most files that a report names as left out.
-const MOST_NAMED: usize = 20;
+/// Which outputs of a replica the controller asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum OutputsWanted {
+    /// Those of a replica that has ended.
+    AfterItsEnd,
+    /// Those so far of a replica that runs.
+    SoFar,
+}
+
+/// Outputs that were stored on request.
+#[derive(Debug)]
+pub(crate) struct StoredOutputs {
+    /// `None` where there was nothing to store.
+    pub(crate) artifacts: Option<Artifacts>,
+    /// What could not be stored, each path with the reason.
+    pub(crate) left_out: Vec<String>,
+}
 
 /// The controller's answer to an outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,10 +44,6 @@ pub(crate) enum Delivered {
     Fenced,
     /// It lacks bytes of a log that it had acknowledged; they must be sent again first.
     Incomplete,
-}
-
-fn named(Unread { path, why }: &Unread) -> String {
-    format!("{} {why}", path.display())
 }
 
 /// Delivers outcomes over one connection. Clones share it.
@@ -60,7 +68,7 @@ impl Outbox {
         &self,
         replica: &ReplicaId,
         wanted: OutputsWanted,
-        stored: Result<Collected, Box<Fault>>,
+        stored: Result<StoredOutputs, Box<Fault>>,
     ) {
         let mut request = v1::ReportOutputsRequest {
             node: self.node.to_string(),
@@ -69,9 +77,9 @@ impl Outbox {
             ..Default::default()
         };
         match stored {
-            Ok(Collected { artifacts, missing }) => {
+            Ok(StoredOutputs { artifacts, left_out }) => {
                 request.artifacts = artifacts.map(Into::into);
-                request.left_out = missing.iter().take(MOST_NAMED).map(named).collect();
+                request.left_out = left_out;
             }
             Err(fault) => request.fault = Some((*fault).into()),
         }

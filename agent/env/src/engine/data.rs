@@ -21,7 +21,7 @@ use agent_model::size;
 use futures_util::{StreamExt, TryStreamExt};
 use sha2::{Digest, Sha256};
 
-use self::source::{Object, Source, Trouble};
+use self::source::{DataSource, Object, Trouble};
 use super::net::{LONGEST_WAIT, ROUNDS};
 use super::tell::{Teller, busy};
 use super::{Advise, Done, disk, failed};
@@ -36,7 +36,7 @@ const VERSION_FILE: &str = "version";
 pub(crate) async fn fetch(fetch: Fetch, teller: Arc<Teller>) -> Done<Fetched> {
     teller.mark(busy(Phase::Data, &fetch.url));
     let stall = Duration::from_secs(fetch.stall_s.max(1));
-    let source = Source::open(&fetch, stall)?;
+    let source = DataSource::open(&fetch, stall)?;
     let objects = patiently(|| source.look(fetch.is_file)).await?;
     let version = version_of(&objects);
     let files = objects.len() as u64;
@@ -132,7 +132,7 @@ async fn wait_after(trouble: Trouble, in_vain: u32) -> Done<()> {
 
 /// A download in progress.
 struct Download {
-    source: Source,
+    source: DataSource,
     data: PathBuf,
     /// A file that was begun can be gone on with.
     is_resumable: bool,

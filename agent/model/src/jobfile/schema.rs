@@ -65,7 +65,11 @@ fn value(kind: ValueKind) -> Value {
         ValueKind::Size => {
             json!({ "type": ["integer", "string", "null"], "minimum": 0, "pattern": "^[0-9]+ *[kmgtKMGT]?(i?[bB])?$" })
         }
-        ValueKind::Word(words) => json!({ "enum": spellings(words) }),
+        // Editors offer the first; the reader takes any case.
+        ValueKind::Word(words) => json!({ "anyOf": [
+            { "enum": words.iter().copied().map(Value::from).chain([Value::Null]).collect::<Vec<_>>() },
+            { "type": "string", "pattern": in_any_case(words) },
+        ] }),
         ValueKind::Texts => json!({ "type": ["object", "null"], "additionalProperties": text() }),
         ValueKind::Lines => json!({ "anyOf": [text(), { "type": "array", "items": text() }] }),
         ValueKind::Mapping(keys) => mapping(keys),
@@ -77,18 +81,14 @@ fn value(kind: ValueKind) -> Value {
     }
 }
 
-/// The words as they are in the table, small, and with a capital first letter; and nothing.
-fn spellings(words: &[&str]) -> Vec<Value> {
-    let capital = |word: &str| word[..1].to_uppercase() + &word[1..];
-    let mut all: Vec<String> = Vec::new();
-    for word in words {
-        for spelling in [(*word).to_owned(), word.to_lowercase(), capital(word)] {
-            if !all.contains(&spelling) {
-                all.push(spelling);
-            }
-        }
-    }
-    all.into_iter().map(Value::from).chain([Value::Null]).collect()
+/// A pattern for these words, as JSON Schema has none that ignores case.
+fn in_any_case(words: &[&str]) -> String {
+    let letter = |c: char| match c.is_ascii_alphabetic() {
+        true => format!("[{}{}]", c.to_ascii_lowercase(), c.to_ascii_uppercase()),
+        false => c.to_string(),
+    };
+    let words: Vec<String> = words.iter().map(|word| word.chars().map(letter).collect()).collect();
+    format!("^({})$", words.join("|"))
 }
 
 #[cfg(test)]
@@ -146,6 +146,9 @@ pub(super) mod tests {
                     add(says.as_array().unwrap().iter().any(fits));
                 }
                 "items" | "properties" | "additionalProperties" => {}
+                "pattern" if says.as_str().is_some_and(|says| says.starts_with("^(")) => {
+                    add(is_word(value, says))
+                }
                 "$schema" | "title" | "description" | "deprecated" | "pattern" => {}
                 other => panic!("`{other}`"),
             }
@@ -162,6 +165,14 @@ pub(super) mod tests {
                 (own, _) => check(below, own, &path, wrong),
             }
         }
+    }
+
+    /// Whether it matches a pattern of [`in_any_case`].
+    fn is_word(value: &Value, pattern: &Value) -> bool {
+        let words = pattern.as_str().unwrap().trim_start_matches("^(").trim_end_matches(")$");
+        value
+            .as_str()
+            .is_none_or(|text| words.split('|').any(|word| in_any_case(&[text]) == format!("^({word})$")))
     }
 
     fn is_of(value: &Value, types: &Value) -> bool {
@@ -188,10 +199,12 @@ pub(super) mod tests {
         for text in [shown, more, "command: x\nenvironment: host\n"] {
             assert_eq!(checked(Dialect::Job, text), [""; 0], "{text}");
         }
-        let wrong =
-            checked(Dialect::Job, "comand: x\nresources: {gpus: -1}\njobs: {a: {}}\nlimits: {grace: [1]}\n");
+        let wrong = checked(
+            Dialect::Job,
+            "comand: x\nresources: {gpus: -1}\njobs: {a: {}}\nlimits: {grace: [1]}\ndistribution: {type: torch}\n",
+        );
         let told: std::collections::BTreeSet<String> = wrong.into_iter().collect();
-        let expected = ["/comand", "/jobs", "/limits/grace", "/resources/gpus"];
+        let expected = ["/comand", "/distribution/type", "/jobs", "/limits/grace", "/resources/gpus"];
         assert_eq!(told.into_iter().collect::<Vec<_>>(), expected);
     }
 }

@@ -120,7 +120,7 @@ async fn test_outputs_are_stored_later_only_where_they_may_be() {
 async fn test_outputs_so_far_are_only_told() {
     let dir = tempfile::tempdir().unwrap();
     let mut rig = Rig::start(dir.path()).await;
-    let mut node = Node::join(&mut rig, 1).await;
+    let mut node = Node::join(&rig, 1).await;
     rig.submit("runs").await;
     node.ordered("runs.1.0").await;
     assert_eq!(code_of(answer(ask(&rig, "runs")).await), Code::RequestInvalid, "it prepares");

@@ -1,6 +1,6 @@
 //! Where data comes from: a web server, or a store of objects.
 //!
-//! Owns what there is at an address ([`Source::look`]) and how it is read from a given byte on ([`Source::read`]). Hides
+//! Owns what there is at an address ([`DataSource::look`]) and how it is read from a given byte on ([`DataSource::read`]). Hides
 //! HTTP and the stores' own protocols.
 //!
 //! Invariants: no error names a credential; a part that is read later belongs to the same version of the file.
@@ -53,13 +53,13 @@ pub(super) enum Trouble {
 pub(super) type Pieces = BoxStream<'static, Result<Bytes, Trouble>>;
 
 /// Where data comes from.
-pub(super) enum Source {
+pub(super) enum DataSource {
     Web { client: Client, url: Url },
     Store { store: Box<dyn ObjectStore>, root: Location, host: String },
 }
 
-impl Source {
-    pub(super) fn open(fetch: &Fetch, stall: Duration) -> Done<Source> {
+impl DataSource {
+    pub(super) fn open(fetch: &Fetch, stall: Duration) -> Done<DataSource> {
         let unusable =
             |why: String| failed(FailureKind::Spec, format!("`{}` is no address: {why}", fetch.url));
         let url: Url =
@@ -68,7 +68,7 @@ impl Source {
         let client = net::plain(stall);
         let is_store = !matches!(url.scheme(), "http" | "https") || !fetch.options.0.is_empty();
         if !is_store {
-            return Ok(Source::Web { client, url });
+            return Ok(DataSource::Web { client, url });
         }
         let mut options = fetch.options.0.clone();
         if options.is_empty() {
@@ -79,20 +79,20 @@ impl Source {
         let (store, root) =
             object_store::parse_url_opts(&url, options).map_err(|error| unusable(causes::tell(&error)))?;
         let host = url.host_str().unwrap_or_default().to_owned();
-        Ok(Source::Store { store, root, host })
+        Ok(DataSource::Store { store, root, host })
     }
 
     /// The files at the address, in the order of their names; at least one.
     pub(super) async fn look(&self, is_file: bool) -> Result<Vec<Object>, Trouble> {
         match self {
-            Source::Web { client, url } if is_file => Ok(vec![look_at(client, url).await?]),
-            Source::Web { url, .. } => Err(Trouble::Lasting(
+            DataSource::Web { client, url } if is_file => Ok(vec![look_at(client, url).await?]),
+            DataSource::Web { url, .. } => Err(Trouble::Lasting(
                 failed(FailureKind::Spec, format!("a web server does not list the folder {}", shown(url)))
                     .advise(
                         "Name one file (`type: uri_file`), or give the address of a store that can list.",
                     ),
             )),
-            Source::Store { store, root, host } if is_file => {
+            DataSource::Store { store, root, host } if is_file => {
                 let options = GetOptions { head: true, ..GetOptions::default() };
                 let found =
                     store.get_opts(root, options).await.map_err(|error| of_store(host, root, &error))?;
@@ -104,15 +104,15 @@ impl Source {
                     tag,
                 }])
             }
-            Source::Store { store, root, host } => list(store.as_ref(), root, host).await,
+            DataSource::Store { store, root, host } => list(store.as_ref(), root, host).await,
         }
     }
 
     /// The content of a file, at best from the byte `from` on; and from which byte on it really is.
     pub(super) async fn read(&self, object: &Object, from: u64) -> Result<(u64, Pieces), Trouble> {
         match self {
-            Source::Web { client, url } => read_web(client, url, object, from).await,
-            Source::Store { store, host, .. } => {
+            DataSource::Web { client, url } => read_web(client, url, object, from).await,
+            DataSource::Store { store, host, .. } => {
                 // Parsed, not converted: a conversion would escape what is unusual in a name once more.
                 let location = Location::parse(&object.place).map_err(|error| {
                     Trouble::Lasting(failed(
@@ -313,7 +313,7 @@ fn of_store(host: &str, location: &Location, error: &object_store::Error) -> Tro
 mod tests {
     use super::*;
 
-    fn open(url: &str, options: &[(&str, &str)]) -> Done<Source> {
+    fn open(url: &str, options: &[(&str, &str)]) -> Done<DataSource> {
         let options = options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let fetch = Fetch {
             url: url.to_owned(),
@@ -323,18 +323,18 @@ mod tests {
             known: None,
             stall_s: 1,
         };
-        Source::open(&fetch, Duration::from_secs(1))
+        DataSource::open(&fetch, Duration::from_secs(1))
     }
 
     #[test]
     fn test_every_kind_of_address_has_a_source() {
-        assert!(matches!(open("https://h.example/a", &[]).unwrap(), Source::Web { .. }));
+        assert!(matches!(open("https://h.example/a", &[]).unwrap(), DataSource::Web { .. }));
         for url in [
             "wasbs://data@acc.blob.core.windows.net/a/b",
             "abfss://data@acc.dfs.core.windows.net/a/b",
             "s3://bucket/a/b",
         ] {
-            let Source::Store { root, .. } = open(url, &[]).unwrap() else { panic!("{url}") };
+            let DataSource::Store { root, .. } = open(url, &[]).unwrap() else { panic!("{url}") };
             assert_eq!(root.as_ref(), "a/b", "{url}");
         }
     }

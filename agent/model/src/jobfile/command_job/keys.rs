@@ -93,7 +93,11 @@ pub(crate) static INPUT: Keys = Keys::exact(&[
     ignored("min"),
     ignored("max"),
     ignored("enum"),
-    unused("datastore", &[], "it does not change what `path` means; write `path: azureml://datastores/NAME/paths/PATH`"),
+    unused(
+        "datastore",
+        &[],
+        "it does not change what `path` means; write `path: azureml://datastores/NAME/paths/PATH`",
+    ),
 ]);
 
 pub(crate) static OUTPUT: Keys = Keys::exact(&[
