@@ -107,12 +107,13 @@ async fn prepare(prefix: &Path) -> Done<()> {
     std::fs::create_dir_all(prefix).map_err(trouble)?;
     let workshop = prefix.join(WORKSHOP);
     let made = prefix.join(MARK).exists() && !prefix.join(TAKEN).exists();
-    if workshop.exists() || made {
-        link::empty(prefix).await?;
-    } else if std::fs::read_dir(prefix).map_err(trouble)?.next().is_some() {
+    let is_ours = workshop.exists() || made;
+    if !is_ours && std::fs::read_dir(prefix).map_err(trouble)?.next().is_some() {
         return Err(failed(FailureKind::Other, format!("{} is not empty", prefix.display())));
     }
-    std::fs::create_dir_all(workshop).map_err(trouble)
+    // First, so that an end in the middle of emptying leaves the mark of something unfinished.
+    std::fs::create_dir_all(workshop).map_err(trouble)?;
+    if is_ours { link::empty(prefix).await } else { Ok(()) }
 }
 
 async fn chosen(
