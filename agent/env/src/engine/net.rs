@@ -7,6 +7,7 @@
 //! many builds; credentials are added below all other layers, so that no address that is recorded or reported
 //! contains any; offline, no request leaves this process.
 
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,9 @@ use agent_model::causes;
 use parking_lot::Mutex;
 use rattler_networking::authentication_storage::backends::file::FileStorage;
 use rattler_networking::{AuthenticationMiddleware, AuthenticationStorage, LazyClient, OfflineMiddleware};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{CONTENT_TYPE, RETRY_AFTER};
+use reqwest::redirect::{Action, Attempt, Policy};
 use reqwest::{Request, Response, StatusCode};
 use reqwest_middleware::{ClientBuilder, Middleware, Next};
 use url::Url;
@@ -28,6 +31,9 @@ pub(crate) const ROUNDS: u32 = 4;
 
 /// The longest time that a server can delay a request.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// The most redirects of a request.
+const MOST_REDIRECTS: usize = 10;
 
 /// What is wrong with an answer, or why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -222,9 +228,54 @@ pub(crate) fn plain(stall: Duration) -> reqwest::Client {
             .user_agent(concat!("agent-env/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(Duration::from_secs(15))
             .read_timeout(stall)
+            .dns_resolver(Arc::new(Names))
+            .redirect(Policy::custom(redirect))
     };
     // Without the system's certificates, plain addresses still work, and the others report what is wrong.
     builder().build().or_else(|_| builder().tls_certs_only([]).build()).unwrap_or_default()
+}
+
+/// The metadata services of clouds, which give the identity of the machine to everybody who asks. What is fetched for a
+/// job is not fetched from there, because the job itself may not reach them.
+pub(crate) fn is_metadata(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.is_link_local(),
+        IpAddr::V6(address) => {
+            address.is_unicast_link_local() || address == Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)
+        }
+    }
+}
+
+/// Whether the host of an address is such a service by its number.
+pub(crate) fn names_metadata(url: &Url) -> bool {
+    match url.host() {
+        Some(url::Host::Ipv4(address)) => is_metadata(address.into()),
+        Some(url::Host::Ipv6(address)) => is_metadata(address.into()),
+        Some(url::Host::Domain(_)) | None => false,
+    }
+}
+
+/// Finds the numbers of hosts, except those of metadata services.
+struct Names;
+
+impl Resolve for Names {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let found: Vec<SocketAddr> = found.filter(|found| !is_metadata(found.ip())).collect();
+            match found.is_empty() {
+                true => Err(std::io::Error::other("it has no address that may be asked").into()),
+                false => Ok(Box::new(found.into_iter()) as Addrs),
+            }
+        })
+    }
+}
+
+fn redirect(attempt: Attempt<'_>) -> Action {
+    match attempt.previous().len() > MOST_REDIRECTS || names_metadata(attempt.url()) {
+        true => attempt.error("it is redirected too often, or to where nothing may be fetched"),
+        false => attempt.follow(),
+    }
 }
 
 impl Notes {

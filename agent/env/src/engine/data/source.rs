@@ -64,6 +64,9 @@ impl DataSource {
             |why: String| failed(FailureKind::Spec, format!("`{}` is no address: {why}", fetch.url));
         let url: Url =
             native(&fetch.url).parse().map_err(|error: url::ParseError| unusable(error.to_string()))?;
+        if net::names_metadata(&url) {
+            return Err(unusable("it is the cloud's service for this machine, which has no data".to_owned()));
+        }
         // Also makes the cryptography of the whole process known.
         let client = net::plain(stall);
         let is_store = !matches!(url.scheme(), "http" | "https") || !fetch.options.0.is_empty();
@@ -336,6 +339,17 @@ mod tests {
         ] {
             let DataSource::Store { root, .. } = open(url, &[]).unwrap() else { panic!("{url}") };
             assert_eq!(root.as_ref(), "a/b", "{url}");
+        }
+    }
+
+    #[test]
+    fn test_the_service_with_the_keys_of_the_machine_is_no_data() {
+        for host in ["169.254.169.254", "0xa9fea9fe", "[fd00:ec2::254]", "[::ffff:169.254.170.2]"] {
+            let failure = open(&format!("http://{host}/latest/meta-data"), &[]).err().unwrap();
+            assert!(failure.message.contains("no data"), "{host}: {}", failure.message);
+        }
+        for host in ["127.0.0.1", "10.0.0.1", "[::1]", "h.example"] {
+            assert!(open(&format!("http://{host}/a"), &[]).is_ok(), "{host}");
         }
     }
 
