@@ -281,6 +281,7 @@ fn elsewhere(tally: &mut Tally, _: &Scale) {
         assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "5\n");
     });
     tally.case("what it made is the daemon's", || is_the_daemons(&host, KEEPER));
+    fetched(tally, &host);
     tally.case("a job in a container has its owner's number, its outputs are stored, and it goes", || {
         let image = "environment: {image: 'agentd-test/busybox:1'}\n";
         let job = submitted(&host, GAMES, "id -u; umask 077; echo kept >outputs/x", image);
@@ -293,6 +294,36 @@ fn elsewhere(tally: &mut Tally, _: &Scale) {
         eventually("its container goes", SOON, || docker.containers_of(host.home()).is_empty().then_some(()));
         eventually("its directory goes", SOON, || (!job_dir(&host, &job).exists()).then_some(()));
     });
+}
+
+/// Data that a job names by its address.
+fn fetched(tally: &mut Tally, host: &Host) {
+    fs::copy(agent_tests::engine(), host.home().join("bin/agent-env")).expect("the engine");
+    let dir = host.home().join("served");
+    fs::create_dir(&dir).expect("a directory");
+    fs::write(dir.join("a.csv"), "1,2\n").expect("a file");
+    let mut server = Command::new("python3")
+        .args(["-u", "-m", "http.server", "--bind", "127.0.0.1", "0", "--directory"])
+        .arg(&dir)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("Python runs");
+    let mut said = String::new();
+    let mut lines = std::io::BufReader::new(server.stdout.take().expect("a pipe"));
+    std::io::BufRead::read_line(&mut lines, &mut said).expect("it says where it listens");
+    let port = said.split_whitespace().skip_while(|word| *word != "port").nth(1).expect("a port");
+    tally.case("data is fetched by nobody, and what a job changes of it is its own", || {
+        let more = format!("inputs: {{d: {{type: uri_file, path: 'http://127.0.0.1:{port}/a.csv'}}}}\n");
+        for _ in 0..2 {
+            let job = submitted(host, GAMES, "cat ${{inputs.d}}; echo x >>${{inputs.d}} || true", &more);
+            let state = host.wait_for(&job, ENDED);
+            assert_eq!(state, "Completed", "{}", host.ctl(&["why", &job]).stdout);
+            assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "1,2\n");
+        }
+    });
+    let _ = server.kill();
+    let _ = server.wait();
 }
 
 fn of_user(uid: u32) -> Vec<PathBuf> {

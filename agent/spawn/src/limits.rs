@@ -9,7 +9,7 @@ use agent_shim::User;
 use nix::unistd::{Gid, Uid, getgrouplist};
 
 /// The trees below the state directory that contain files of other users.
-pub const ROOTS: [&str; 4] = ["jobs", "envs", "packages", "prestaged"];
+pub const ROOTS: [&str; 5] = ["jobs", "envs", "packages", "prestaged", "data"];
 
 /// The first user number that systems give to people.
 const PEOPLE: u32 = 1000;
@@ -114,7 +114,7 @@ impl HelperLimits {
     }
 
     /// Control groups of jobs have a name prefix of their own and are only below `/sys/fs/cgroup`; marks are random
-    /// numbers or paths of environments.
+    /// numbers, or paths of environments and of data.
     pub(crate) fn targets(&self, groups: &[PathBuf], mark: &str) -> Result<(), LimitError> {
         let is_group = |group: &PathBuf| {
             let plain =
@@ -127,9 +127,10 @@ impl HelperLimits {
         }
         let is_instance =
             mark.len() == 36 && mark.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
-        let is_environment =
-            mark.len() <= LONGEST_MARK && Path::new(mark).starts_with(self.state_dir.join("envs"));
-        match groups.len() <= MOST_GROUPS && (is_instance || is_environment) {
+        let is_below = |tree: &&str| Path::new(mark).starts_with(self.state_dir.join(tree));
+        let is_of_a_builder =
+            mark.len() <= LONGEST_MARK && ["envs", "data"].iter().any(|tree| is_below(&tree));
+        match groups.len() <= MOST_GROUPS && (is_instance || is_of_a_builder) {
             true => Ok(()),
             false => Err(LimitError::Target("what bears this mark".to_owned())),
         }
@@ -172,7 +173,9 @@ mod tests {
     #[test]
     fn test_only_trees_below_the_state_directory_are_named() {
         let limits = limits();
-        for path in ["jobs/a.1.0", "jobs/a.1.0/job/work", "envs/pip-1", "packages/uv", "prestaged/x"] {
+        for path in
+            ["jobs/a.1.0", "jobs/a.1.0/job/work", "envs/pip-1", "packages/uv", "prestaged/x", "data/x/part"]
+        {
             limits.tree(Path::new(path)).unwrap();
         }
         for path in [
@@ -204,6 +207,7 @@ mod tests {
         let groups = |path: &str| vec![PathBuf::from(path)];
         limits.targets(&[], instance).unwrap();
         limits.targets(&[], "/var/lib/agentd/envs/pip-1").unwrap();
+        limits.targets(&[], "/var/lib/agentd/data/part-1").unwrap();
         limits.targets(&groups("/sys/fs/cgroup/x.slice/agentd-train.1.0-01234567"), instance).unwrap();
         for path in [
             "/sys/fs/cgroup",
