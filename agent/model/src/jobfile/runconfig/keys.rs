@@ -193,7 +193,7 @@ static KUBERNETES: Keys = Keys::either_case(&[
 pub(crate) static DATA: Keys = Keys::either_case(&[
     read("dataLocation", ValueKind::Mapping(&LOCATION)).about("where it is"),
     read("mechanism", ValueKind::Word(&["direct", "mount", "download", "upload", "hdfs"])).about(
-        "`mount` and `download` are the same here; `direct`: an `http` address is passed on unchanged",
+        "`mount`: its path; `download`: the path of a copy that the script may change; `direct`: an address, unchanged",
     ),
     read("environmentVariableName", ValueKind::Text).about("the variable with its path"),
     ignored("createOutputDirectories"),
@@ -233,7 +233,7 @@ pub(crate) static REFERENCE: Keys = Keys::either_case(&[
     read("pathOnDataStore", ValueKind::Text)
         .about("the path in it; the variable `AZUREML_DATAREFERENCE_NAME` has the place here"),
     read("mode", ValueKind::Word(&["mount", "download", "upload"]))
-        .about("`mount` and `download` are the same here"),
+        .about("`mount`: its path; `download`: the path of a copy that the script may change"),
     unused("pathOnCompute", &[], "its path is in the variable"),
     ignored("overwrite"),
 ]);
