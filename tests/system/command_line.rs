@@ -139,16 +139,35 @@ fn test_bash_completes_names_of_jobs() {
     assert_eq!(complete(&["agentctl", "rel"]), "release");
 }
 
-#[test]
+/// The client with a terminal.
 #[allow(clippy::disallowed_methods, reason = "gives the client a terminal")]
+fn in_terminal(host: &Host, line: &str) -> Command {
+    let client = host.client::<&str>(&[]);
+    let line = format!("{} {line}", client.get_program().to_str().unwrap());
+    let variables = client.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let mut command = Command::new("script");
+    command.args(["-qfec", &line, "/dev/null"]).envs(variables);
+    command
+}
+
+#[test]
+fn test_last_words_of_a_job_are_on_the_screen_once() {
+    let host = Host::started();
+    let dir = host.project("p", &[("t.sh", "echo these are its last words; exit 3\n")]);
+    let dir = dir.to_str().unwrap();
+    let shown = finish(&mut in_terminal(&host, &format!("run {dir} -- sh t.sh"))).code(3).stdout;
+    assert!(shown.contains("RUN-101"), "{shown}");
+    assert_eq!(shown.matches("last words").count(), 1, "{shown}");
+    // Where the log goes elsewhere, the message has them.
+    host.ctl(&["run", dir, "--", "sh", "t.sh"]).code(3).says("last words");
+}
+
+#[test]
 fn test_typed_secret_is_not_shown() {
     const SECRET: &str = "hunter2";
     let host = Host::started();
-    let client = host.client::<&str>(&[]);
-    let line = format!("{} secret set wandb", client.get_program().to_str().unwrap());
-    let variables = client.get_envs().filter_map(|(name, value)| Some((name, value?)));
-    let mut typing = Command::new("script");
-    typing.args(["-qfec", &line, "/dev/null"]).envs(variables).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut typing = in_terminal(&host, "secret set wandb");
+    typing.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut typing = typing.spawn().unwrap();
     let (mut keys, mut screen) = (typing.stdin.take().unwrap(), typing.stdout.take().unwrap());
     let mut shown = String::new();

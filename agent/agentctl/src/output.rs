@@ -186,6 +186,11 @@ impl Output {
         io::stderr().is_terminal()
     }
 
+    /// Whether what a job printed and the messages about it are read in one place.
+    pub(crate) fn is_one_screen(&self) -> bool {
+        io::stdout().is_terminal() && io::stderr().is_terminal()
+    }
+
     /// Shows on a terminal what is being waited for, until something else is written.
     pub(crate) fn busy(&mut self, doing: &str) {
         if self.quiet || !self.is_lively() {

@@ -157,7 +157,9 @@ impl Follower<'_> {
         output.job_ended()?;
         match self.last.take() {
             Some(mut job) => {
-                job.leave_out_of_cause(&last_lines(&self.end));
+                if output.is_one_screen() {
+                    job.leave_out_of_cause(&last_lines(&self.end));
+                }
                 if self.wants.story && self.environment.is_empty() {
                     self.recall_environment(output).await?;
                 }
