@@ -20,7 +20,7 @@ pub(crate) use choose::{CancelArgs, JobsArgs, RmArgs, Selection};
 pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use metrics::MetricsArgs;
 use submit::pair;
-pub(crate) use submit::{Needs, RunArgs, SubmitArgs};
+pub(crate) use submit::{Needs, RerunArgs, RunArgs, SubmitArgs};
 pub(crate) use token::TokenVerb;
 pub(crate) use words::separate;
 
@@ -101,6 +101,16 @@ pub(crate) enum Verb {
     Rm(RmArgs),
     /// Fetch the outputs of a job; while it runs, what it has written so far.
     Download(DownloadArgs),
+    /// Submit a job once more: the same code, inputs and environment, whatever its directory has now.
+    #[command(
+        after_help = "The environment is made from the same definition. If it is not kept any more, what \
+                            the definition leaves open may be newer; `agentctl envs export` fixes that.\n\n\
+                            Example:\n  \
+                            agentctl rerun train-a --set inputs.lr=0.2"
+    )]
+    Rerun(RerunArgs),
+    /// Fetch the code of a job, as it was sent.
+    Code(CodeArgs),
     /// This box at a glance.
     Status(JsonArgs),
     /// List the machines.
@@ -463,6 +473,15 @@ pub(crate) struct DownloadArgs {
     /// Replace the directory if it exists.
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CodeArgs {
+    /// The job's name, or the beginning of it; `-` is your last one.
+    pub(crate) job: String,
+    /// The directory to make; otherwise one of the job's name, with `-code`.
+    #[arg(long, short, value_name = "DIR")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 impl Verb {

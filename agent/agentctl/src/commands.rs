@@ -28,6 +28,7 @@ mod metrics;
 mod nodes;
 mod outputs;
 mod people;
+mod rerun;
 mod rm;
 mod run;
 mod schema;
@@ -105,6 +106,8 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Release(choice) => hold::hold(&choice, false, to, output).await?,
         Verb::Rm(args) => rm::rm(&args, to, output).await?,
         Verb::Download(args) => download::download(&args, to, output).await?,
+        Verb::Rerun(args) => rerun::rerun(&args, to, output).await?,
+        Verb::Code(args) => rerun::code(&args, to, output).await?,
         Verb::Status(args) => status::status(&args, to, output).await?,
         Verb::Nodes(args) => nodes::nodes(&args, to, output).await?,
         Verb::Drain(args) => return drain::drain(&args, to, output).await,

@@ -23,7 +23,7 @@ use std::path::Path;
 use agent_model::{Code, Fault};
 
 pub(crate) use check::{Findings, Mistake, check};
-pub(crate) use plan::{Changes, Plan};
+pub(crate) use plan::{Changes, Plan, job_name};
 pub(crate) use remark::Remark;
 pub(crate) use source::Source;
 

@@ -69,7 +69,11 @@ pub(super) async fn download(
     for (folder, root) in &stored.trees {
         let Some(parts) = parts_of(&args.parts, folder, &stored.trees) else { continue };
         let of_rank = fetch_tree(&client, *root, &parts, &tree.join(folder), output).await;
-        let of_rank = of_rank.map_err(|error| unlaid(&job.job, &dest, &error))?;
+        let of_rank = of_rank.map_err(|error| {
+            // The machine that ran the job may still have them.
+            let directory = "where its machine still keeps the job's directory";
+            unlaid(&job.job, &dest, &error, format!("{directory}: agentctl node outputs {}", job.job))
+        })?;
         laid = Laid { files: laid.files + of_rank.files, bytes: laid.bytes + of_rank.bytes };
     }
     if args.logs {
@@ -139,8 +143,8 @@ fn parts_of(parts: &[String], folder: &str, trees: &[(String, Digest)]) -> Optio
     (parts.is_empty() || !found.is_empty()).then_some(found)
 }
 
-/// Fetches the outputs. A store that lacks a part, or holds it damaged, is asked again for a while.
-async fn fetch_tree(
+/// Fetches a tree, or parts of it. A store that lacks a part, or holds it damaged, is asked again for a while.
+pub(super) async fn fetch_tree(
     client: &Client,
     root: Digest,
     parts: &[String],
@@ -213,7 +217,7 @@ fn put_in_place(tree: &Path, dest: &Path, replaced: &Path, part: bool) -> io::Re
     Ok(())
 }
 
-fn unwritable(dest: &Path, error: &io::Error) -> Failure {
+pub(super) fn unwritable(dest: &Path, error: &io::Error) -> Failure {
     Failure::refused(
         format!("cannot write to `{}`: {error}", dest.display()),
         "check the path, who may write there, and the room on its disk",
@@ -224,12 +228,10 @@ fn read_error(error: &MaterializeError) -> Option<&ReadError> {
     causes(error).find_map(|cause| cause.downcast_ref())
 }
 
-fn unlaid(job: &str, dest: &Path, error: &MaterializeError) -> Failure {
-    let what = format!("the outputs could not be brought to `{}`", dest.display());
+/// Why a tree could not be laid out; `lost` is what to do if the store has lost part of it.
+pub(super) fn unlaid(job: &str, dest: &Path, error: &MaterializeError, lost: String) -> Failure {
+    let what = format!("what was fetched of {job} could not be brought to `{}`", dest.display());
     let fault = |code| Fault::new(code, what.clone()).because(error);
-    // The machine that ran the job may still have them.
-    let stored_again =
-        format!("where its machine still keeps the job's directory: agentctl node outputs {job}");
     if let MaterializeError::NoSuchPart { path } = error {
         return Failure::refused(
             format!("{job} left no `{path}`"),
@@ -237,8 +239,8 @@ fn unlaid(job: &str, dest: &Path, error: &MaterializeError) -> Failure {
         );
     }
     match read_error(error) {
-        Some(ReadError::Absent { .. }) => fault(Code::SnapshotMissing).fix(stored_again),
-        Some(error) if error.is_damage() => fault(Code::SnapshotDamaged).fix(stored_again),
+        Some(ReadError::Absent { .. }) => fault(Code::SnapshotMissing).fix(lost),
+        Some(error) if error.is_damage() => fault(Code::SnapshotDamaged).fix(lost),
         Some(ReadError::Remote { source, .. }) => client::refused(what, source),
         _ => fault(Code::SnapshotStore).fix("try again; what was written so far has been removed"),
     }

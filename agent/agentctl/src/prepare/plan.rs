@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use agent_model::jobfile::{self, EnvironmentRef, InputRef, JobFile, Runconfig};
-use agent_model::{Code, EnvSpec, Fault, JobDraft};
+use agent_model::{Code, EnvSpec, Fault, JobDraft, JobId};
 
 use crate::cli::Needs;
 
@@ -206,12 +206,7 @@ impl Plan {
 
     fn apply(&mut self, changes: Changes) -> Result<(), Fault> {
         if let Some(name) = changes.name {
-            let name = name.parse().map_err(|error| {
-                Fault::new(Code::JobInvalid, "the job cannot have that name")
-                    .because(&error)
-                    .fix("give another --name, or none: then one is made")
-            })?;
-            self.draft.name = Some(name);
+            self.draft.name = Some(job_name(&name)?);
         }
         if let Some(experiment) = changes.experiment {
             self.draft.experiment = experiment;
@@ -247,6 +242,15 @@ fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<Remark>) -> Result<En
             EnvSpec::Host { python, requirements: requirements::listed(&requirements, file)? }
         }
         other => other,
+    })
+}
+
+/// A name as it is given on the command line.
+pub(crate) fn job_name(name: &str) -> Result<JobId, Fault> {
+    name.parse().map_err(|error| {
+        Fault::new(Code::JobInvalid, "the job cannot have that name")
+            .because(&error)
+            .fix("give another --name, or none: then one is made")
     })
 }
 
