@@ -128,8 +128,7 @@ impl HelperLimits {
         let is_instance =
             mark.len() == 36 && mark.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
         let is_below = |tree: &&str| Path::new(mark).starts_with(self.state_dir.join(tree));
-        let is_of_a_builder =
-            mark.len() <= LONGEST_MARK && ["envs", "data"].iter().any(|tree| is_below(&tree));
+        let is_of_a_builder = mark.len() <= LONGEST_MARK && ["envs", "data"].iter().any(is_below);
         match groups.len() <= MOST_GROUPS && (is_instance || is_of_a_builder) {
             true => Ok(()),
             false => Err(LimitError::Target("what bears this mark".to_owned())),
