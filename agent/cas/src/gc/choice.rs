@@ -110,7 +110,7 @@ pub(crate) fn choose(
             None => idle.push(kept),
         }
     }
-    idle.sort_unstable_by_key(|kept| (kept.used, kept.digest));
+    idle.sort_unstable_by_key(|kept| (kept.used, kept.listings, kept.digest));
     let mut chosen: u64 = 0;
     for kept in idle {
         // An empty blob makes no room.
@@ -159,7 +159,7 @@ mod tests {
     }
 
     fn kept(number: u8, size: u64, used: u64) -> Kept {
-        Kept { digest: Digest { hash: [number; 32], size }, used: at(used) }
+        Kept { digest: Digest { hash: [number; 32], size }, used: at(used), listings: 0 }
     }
 
     #[test]

@@ -181,7 +181,7 @@ async fn test_the_limit_of_the_store_is_kept() {
     let text = |n: u8| String::from_utf8(vec![b'a' + n; 100_000]).unwrap();
     for n in 0..6 {
         bench.tree(&format!("t{n}"), &[("x", &text(n))]).await;
-        // Blobs used after a listing have a later use than all those in it.
+        // Within a second the order of uses is known by the listings between them.
         bench.disk.listing().await;
     }
     assert!(bench.collector.is_due().await);

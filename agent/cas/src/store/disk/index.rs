@@ -1,15 +1,15 @@
 //! Which blobs are here, where each is stored, and when it was last used.
 //!
 //! Owns the map from digest to place and the sums of each segment. All of it is in memory, so that a query for
-//! twenty thousand blobs does not touch the disk; some 90 bytes for each blob. It does no I/O and reads no clock:
+//! twenty thousand blobs does not touch the disk; some 100 bytes for each blob. It does no I/O and reads no clock:
 //! its lock is held only for moments.
 //!
 //! Invariants: **a blob that is in the index survives a power failure**; it is put in after the flush that
 //! makes it so. A segment with appends under way (`pending`) is neither listed in a note nor removed, because
 //! what they wrote is not in the index yet.
 //!
-//! Last use is in whole seconds. A blob used after a listing gets a later second than any in that listing, so that
-//! no blob is removed because of a listing from before its last use.
+//! Last use is in whole seconds of a clock that may be set back. That no blob is removed because of a listing from
+//! before its last use is therefore a matter of counted listings, not of time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
@@ -40,6 +40,8 @@ pub struct Kept {
     pub digest: Digest,
     /// When it was last written, read or asked for, in whole seconds.
     pub used: SystemTime,
+    /// How many listings there were before that use.
+    pub(crate) listings: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +49,8 @@ struct Entry {
     place: BlobLocation,
     /// Seconds since 1970.
     used: u32,
+    /// How many listings there were before its last use.
+    listings: u32,
 }
 
 /// What a segment holds.
@@ -81,8 +85,8 @@ pub(super) struct Index {
     segments: BTreeMap<u32, Segment>,
     /// Bytes that loose files take of the disk.
     loose: u64,
-    /// A use now is recorded with this second, or a later one.
-    floor: u32,
+    /// Listings so far.
+    listings: u32,
 }
 
 /// Bytes that a blob in this place takes of the disk.
@@ -101,22 +105,17 @@ impl Index {
 
     /// Marks a blob as used now; where it is stored.
     pub(super) fn touch(&mut self, digest: &Digest, now: u32) -> Option<BlobLocation> {
-        let used = self.stamp(now);
+        let listings = self.listings;
         self.blobs.get_mut(digest).map(|entry| {
-            entry.used = used;
+            *entry = Entry { used: now, listings, ..*entry };
             entry.place
         })
-    }
-
-    fn stamp(&self, now: u32) -> u32 {
-        if self.floor <= now.saturating_add(AHEAD) { now.max(self.floor) } else { now }
     }
 
     /// A blob was made durable in this place. One that is here already keeps its place.
     pub(super) fn insert(&mut self, digest: Digest, place: BlobLocation, now: u32) {
         if self.touch(&digest, now).is_none() {
-            let used = self.stamp(now);
-            self.put(digest, Entry { place, used });
+            self.put(digest, Entry { place, used: now, listings: self.listings });
         }
     }
 
@@ -142,7 +141,7 @@ impl Index {
             Some(known) => drop(self.remove(&digest, known)),
             None => {}
         }
-        self.put(digest, Entry { place, used });
+        self.put(digest, Entry { place, used, listings: self.listings });
     }
 
     fn put(&mut self, digest: Digest, entry: Entry) {
@@ -178,27 +177,24 @@ impl Index {
         self.put(*digest, Entry { place: to, ..entry });
     }
 
-    /// Every blob and when it was used last. Later uses get a later second than any in this list.
+    /// Every blob and when it was used last.
     pub(super) fn listing(&mut self, now: u32) -> Vec<Kept> {
-        let mut newest = 0;
         let tell = |(digest, entry): (&Digest, &mut Entry)| {
             if entry.used > now.saturating_add(AHEAD) {
                 entry.used = now;
             }
-            newest = newest.max(entry.used);
             let used = SystemTime::UNIX_EPOCH + Duration::from_secs(entry.used.into());
-            Kept { digest: *digest, used }
+            Kept { digest: *digest, used, listings: entry.listings }
         };
         let all = self.blobs.iter_mut().map(tell).collect();
-        self.floor = newest.saturating_add(1);
+        self.listings += 1;
         all
     }
 
     /// Forgets a blob if it was not used since the listing; returns where it is stored and the bytes it took.
     pub(super) fn evict(&mut self, kept: &Kept) -> Option<(BlobLocation, u64)> {
         let entry = *self.blobs.get(&kept.digest)?;
-        let used = SystemTime::UNIX_EPOCH + Duration::from_secs(entry.used.into());
-        let unused = used <= kept.used && self.remove(&kept.digest, entry.place);
+        let unused = entry.listings == kept.listings && self.remove(&kept.digest, entry.place);
         unused.then(|| (entry.place, weight(&kept.digest, entry.place)))
     }
 
@@ -334,8 +330,12 @@ mod tests {
         for digest in [a, b, c] {
             index.insert(digest, BlobLocation::Loose, 100);
         }
+        for _ in 0..100 {
+            index.listing(100); // many within one second, and uses between them
+            index.touch(&c, 100).unwrap();
+        }
         let told = index.listing(100);
-        index.touch(&a, 100).unwrap(); // within the same second
+        index.touch(&a, 99).unwrap(); // by a clock that was set back
         index.insert(b, record(1, 0), 100); // as when it is sent again
         let gone: Vec<Digest> =
             told.iter().filter(|kept| index.evict(kept).is_some()).map(|k| k.digest).collect();
