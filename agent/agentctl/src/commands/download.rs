@@ -61,8 +61,7 @@ pub(super) async fn download(
         return Ok(());
     }
     let unwritable = |error: io::Error| unwritable(&dest, &error);
-    let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let room = tempfile::Builder::new().prefix(".download-").tempdir_in(parent).map_err(unwritable)?;
+    let room = room_beside(&dest)?;
     let tree = room.path().join("tree");
     output.busy(&format!("fetching to {}", dest.display()));
     let mut laid = Laid::default();
@@ -215,6 +214,13 @@ fn put_in_place(tree: &Path, dest: &Path, replaced: &Path, part: bool) -> io::Re
         fs::rename(from, to)?;
     }
     Ok(())
+}
+
+/// A new directory on the file system of `dest`, where it is filled before it gets its name; it goes when it is dropped.
+pub(super) fn room_beside(dest: &Path) -> Result<tempfile::TempDir, Failure> {
+    let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let room = tempfile::Builder::new().prefix(".download-").tempdir_in(parent);
+    room.map_err(|error| unwritable(dest, &error))
 }
 
 pub(super) fn unwritable(dest: &Path, error: &io::Error) -> Failure {

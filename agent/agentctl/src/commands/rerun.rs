@@ -2,7 +2,7 @@
 //! directory that the job came from.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use agent_model::job::{Input, JobDraft};
 use agent_model::{Code, Fault, size};
@@ -84,16 +84,14 @@ pub(super) async fn code(args: &CodeArgs, to: Option<&Target>, output: &mut Outp
         let what = format!("`{}` exists", dest.display());
         return Err(Failure::refused(what, "name another directory with -o"));
     }
-    let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let unwritable = |error| download::unwritable(&dest, &error);
-    let room = tempfile::Builder::new().prefix(".code-").tempdir_in(parent).map_err(unwritable)?;
+    let room = download::room_beside(&dest)?;
     let tree = room.path().join("tree");
     output.busy(&format!("fetching to {}", dest.display()));
     let laid = download::fetch_tree(&client, root, &[], &tree, output).await;
     let laid = laid.map_err(|error| {
         download::unlaid(&job.job, &dest, &error, "the code is not kept any more".to_owned())
     })?;
-    fs::rename(&tree, &dest).map_err(unwritable)?;
+    fs::rename(&tree, &dest).map_err(|error| download::unwritable(&dest, &error))?;
     output.note(&format!("{}: {}, {}", dest.display(), count(laid.files, "file"), size::decimal(laid.bytes)));
     Ok(())
 }
