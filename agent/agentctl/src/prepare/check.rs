@@ -8,6 +8,7 @@ use agent_model::jobfile::{self, Refused};
 use agent_model::yaml::Place;
 use agent_model::{Digest, Fault};
 
+use super::plan::Wrong;
 use super::{Changes, Plan, Remark, Source};
 
 /// What is wrong: in a place of a file if that is known, else the text says where.
@@ -40,7 +41,7 @@ pub(crate) fn check(target: &Path) -> Findings {
     let changes = Changes::default();
     let source = match Source::find(target, &changes) {
         Ok(source) => source,
-        Err(fault) => return Findings::of(fault),
+        Err(fault) => return Findings::of(fault.into()),
     };
     if let Err((file, refused)) = read(&source) {
         let of = |mistake: &jobfile::Rejection| Mistake {
@@ -50,11 +51,13 @@ pub(crate) fn check(target: &Path) -> Findings {
             message: mistake.at.message.clone(),
             fix: mistake.fix.clone(),
         };
-        return Findings { mistakes: refused.mistakes().iter().map(of).collect(), warnings: Vec::new() };
+        let mistakes = refused.mistakes.iter().map(of).collect();
+        let warnings = refused.warnings.into_iter().map(|warning| Remark::at(&file, warning)).collect();
+        return Findings { mistakes, warnings };
     }
     // The document is in order; what is left are the files that it names, and rules about the whole.
     match Plan::of(&source, changes) {
-        Err(fault) => Findings::of(fault),
+        Err(wrong) => Findings::of(wrong),
         Ok(plan) => {
             let mut draft = plan.draft;
             // The rules ask which inputs there are, not what is in them.
@@ -70,8 +73,8 @@ pub(crate) fn check(target: &Path) -> Findings {
 }
 
 impl Findings {
-    fn of(fault: Fault) -> Findings {
-        Findings { mistakes: vec![fault.into()], warnings: Vec::new() }
+    fn of(Wrong { faults, warnings }: Wrong) -> Findings {
+        Findings { mistakes: faults.into_iter().map(Mistake::from).collect(), warnings }
     }
 }
 
@@ -98,12 +101,16 @@ mod tests {
     #[test]
     fn test_mistakes_of_a_document_have_places_and_those_of_its_files_say_where_they_are() {
         let dir = project(&[
-            ("job.yml", "command: x\nlimits: {timeout: soon}\nresources: {gpus: two}\n"),
+            ("job.yml", "command: x\nlimits: {timeout: soon}\nresources: {gpus: two}\nretrys: 2\n"),
             (
                 "p/.azureml/a.runconfig",
                 "script: t.py\nenvironment: {python: {condaDependenciesFile: no.yml}}\n",
             ),
             ("p/t.py", ""),
+            (
+                "gone.yml",
+                "command: x ${{inputs.d}}\ncode: gone-code\nfoo: 1\ninputs: {d: {path: gone-data}}\nenvironment: {requirements: gone.txt}\n",
+            ),
             ("q/.azureml/a.runconfig", "script: gone.py\nenvironment: {name: e}\n"),
             ("ok.yml", "command: x ${{inputs.d}}\ncode: .\nfoo: 1\ninputs: {d: {path: p}}\n"),
         ]);
@@ -111,8 +118,13 @@ mod tests {
         let places: Vec<_> = found.mistakes.iter().map(|mistake| mistake.place.unwrap().line).collect();
         assert_eq!(places, [2, 3]);
         assert_eq!(found.mistakes[0].code, "JOB-102");
+        assert!(found.warnings[0].message.contains("did you mean `retry`"), "{found:?}");
         let found = check(&dir.path().join("p"));
         assert!(found.mistakes[0].message.contains("no.yml` cannot be read"), "{found:?}");
+        let found = check(&dir.path().join("gone.yml"));
+        let named = ["gone-data", "gone-code", "gone.txt"].iter().zip(&found.mistakes);
+        assert_eq!(named.filter(|(name, mistake)| mistake.message.contains(*name)).count(), 3, "{found:?}");
+        assert!(found.warnings[0].message.contains("`foo` is not known"), "{found:?}");
         let found = check(&dir.path().join("q"));
         assert!(found.mistakes[0].message.contains("line 1, column 9: `script`"), "{found:?}");
         let found = check(&dir.path().join("ok.yml"));

@@ -48,14 +48,42 @@ pub(crate) struct Plan {
     pub(crate) warnings: Vec<Remark>,
 }
 
+/// What there is to say about a document that names files which are not as they should be.
+#[derive(Debug)]
+pub(super) struct Wrong {
+    /// At least one.
+    pub(super) faults: Vec<Fault>,
+    pub(super) warnings: Vec<Remark>,
+}
+
+impl From<Fault> for Wrong {
+    fn from(fault: Fault) -> Wrong {
+        Wrong { faults: vec![fault], warnings: Vec::new() }
+    }
+}
+
+/// The first fault, with everything else as its causes.
+impl From<Wrong> for Fault {
+    fn from(Wrong { faults, warnings }: Wrong) -> Fault {
+        let also = |fault: Fault, other: Fault| {
+            let why = other.why.iter().map(|why| format!(": {why}")).collect::<String>();
+            let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
+            fault.why(format!("also {}{why}{fix}", other.what))
+        };
+        let none = || Fault::new(Code::Bug, "a job was refused without a fault");
+        let fault = faults.into_iter().reduce(also).unwrap_or_else(none);
+        warnings.into_iter().fold(fault, |fault, warning| fault.why(format!("also {warning}")))
+    }
+}
+
 impl Plan {
     /// Reads a directory, a job file, a run configuration, or a script, which runs in its directory.
     pub(crate) fn read(target: &Path, changes: Changes) -> Result<Plan, Fault> {
-        Plan::of(&Source::find(target, &changes)?, changes)
+        Ok(Plan::of(&Source::find(target, &changes)?, changes)?)
     }
 
     /// Reads what was found.
-    pub(super) fn of(source: &Source, mut changes: Changes) -> Result<Plan, Fault> {
+    pub(super) fn of(source: &Source, mut changes: Changes) -> Result<Plan, Wrong> {
         let mut plan = match source {
             Source::Directory(dir) => Plan::of_directory(dir, &changes)?,
             Source::Script { dir, name, program } => {
@@ -99,7 +127,7 @@ impl Plan {
         })
     }
 
-    fn of_job_file(file: &Path, changes: &Changes) -> Result<Plan, Fault> {
+    fn of_job_file(file: &Path, changes: &Changes) -> Result<Plan, Wrong> {
         let text = read(file, "the job file")?;
         let job =
             jobfile::command_job(&text, &changes.set).map_err(|refused| in_file(file, refused.into()))?;
@@ -111,7 +139,7 @@ impl Plan {
     }
 
     /// With a run configuration that is named, the command line says which script runs in its way.
-    fn of_runconfig(file: &Path, project: &Path, folder: &str, changes: &mut Changes) -> Result<Plan, Fault> {
+    fn of_runconfig(file: &Path, project: &Path, folder: &str, changes: &mut Changes) -> Result<Plan, Wrong> {
         refuse_set(changes)?;
         let text = read(file, "the run configuration")?;
         let given = match &changes.config {
@@ -127,16 +155,18 @@ impl Plan {
             let place =
                 if given.is_empty() { format!("{}: {place}: ", file.display()) } else { String::new() };
             let what = format!("{place}`script`: there is no file `{script}` in `{}`", project.display());
-            return Err(Fault::new(Code::JobInvalid, what)
-                .fix("correct the path: it is relative to the project's directory"));
+            let fault = Fault::new(Code::JobInvalid, what);
+            return Err(fault.fix("correct the path: it is relative to the project's directory").into());
         }
         Plan::of_read(job, file, project)
     }
 
     /// From a job file that was read; what it names is relative to `base`.
-    fn of_read(job: JobFile, file: &Path, base: &Path) -> Result<Plan, Fault> {
+    fn of_read(job: JobFile, file: &Path, base: &Path) -> Result<Plan, Wrong> {
         let JobFile { draft, code, environment, inputs, warnings } = job;
         let path = |input| input_path(file, base, input);
+        let (found, missing): (Vec<_>, Vec<_>) = inputs.into_iter().map(path).partition(Result::is_ok);
+        let mut wrong: Vec<Fault> = missing.into_iter().filter_map(Result::err).collect();
         let mut plan = Plan {
             hint: match draft.display_name.is_empty() {
                 true => directory_name(base),
@@ -144,15 +174,19 @@ impl Plan {
             },
             draft,
             code: code.map(|path| base.join(path)),
-            inputs: inputs.into_iter().map(path).collect::<Result<_, _>>()?,
+            inputs: found.into_iter().flatten().collect(),
             context: None,
             warnings: warnings.into_iter().map(|warning| Remark::at(file, warning)).collect(),
         };
-        plan.environment(file, base, environment)?;
+        wrong.extend(plan.code.iter().filter_map(|code| no_directory(file, code)));
+        wrong.extend(plan.environment(file, base, environment).err());
         if plan.draft.experiment.is_empty() {
             plan.draft.experiment = directory_name(base);
         }
-        Ok(plan)
+        match wrong.is_empty() {
+            true => Ok(plan),
+            false => Err(Wrong { faults: wrong, warnings: plan.warnings }),
+        }
     }
 
     /// Reads the files that an environment names, which are relative to `base`; `file` defines it.
@@ -302,6 +336,17 @@ fn input_path(file: &Path, base: &Path, input: InputRef) -> Result<(String, Path
     }
 }
 
+fn no_directory(file: &Path, code: &Path) -> Option<Fault> {
+    let why = match fs::metadata(code) {
+        Ok(there) if there.is_dir() => return None,
+        Ok(_) => "it is a file".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let what = format!("{}: `code` is to be a directory, `{}`: {why}", file.display(), code.display());
+    let fix = "correct the path: it is relative to the job file; `.` is its own directory";
+    Some(Fault::new(Code::JobInvalid, what).fix(fix))
+}
+
 fn directory_name(dir: &Path) -> String {
     let name = |path: &Path| Some(path.file_name()?.to_str()?.to_owned());
     name(dir).or_else(|| name(&dir.canonicalize().ok()?)).unwrap_or_default()
@@ -369,6 +414,7 @@ mod tests {
                    inputs: {data: {type: uri_file, path: data/x}, n: 1}\n";
         let dir = project(&[
             ("job.yaml", job),
+            ("src/train.py", ""),
             ("data/x", "1"),
             ("env/e.yml", "conda_file: c.yml\nfoo: 1\n"),
             ("env/c.yml", "dependencies: [numpy]\nprefix: /p\n"),

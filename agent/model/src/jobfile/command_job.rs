@@ -100,7 +100,7 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
     // For an input that is wrong it is not known whether the command may use it.
     let known = (wrong.count() == before).then_some(inputs.as_slice());
     draft.command = wrong.note(read_command(top, &draft, known, &mut warnings));
-    wrong.told()?;
+    let warnings = wrong.told(warnings)?;
     let environment = environment.unwrap_or_else(|| EnvironmentRef::Spec(EnvSpec::host()));
     Ok(JobFile { draft, code, environment, inputs, warnings })
 }

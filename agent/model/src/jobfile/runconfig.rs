@@ -89,8 +89,7 @@ fn read(node: Node, given: &[String], folder: &str) -> Result<Runconfig, Refused
         history.close(&mut warnings, &mut wrong);
     }
     top.close(&mut warnings, &mut wrong);
-    wrong.told()?;
-    warnings.sort_by_key(|warning| warning.place);
+    let warnings = wrong.told(warnings)?;
     let (code, environment, inputs) = (Some(".".to_owned()), software.environment, data.inputs);
     Ok(Runconfig { job: JobFile { draft, code, environment, inputs, warnings }, script: command.script })
 }

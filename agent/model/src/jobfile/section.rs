@@ -32,35 +32,35 @@ pub struct Rejection {
     pub fix: Option<String>,
 }
 
-/// All mistakes of a document, in its order; at least one.
+/// What there is to say about a document that is refused, each list in the order of the document.
 #[derive(Debug)]
-pub struct Refused(Vec<Rejection>);
-
-impl Refused {
-    /// The mistakes.
-    pub fn mistakes(&self) -> &[Rejection] {
-        &self.0
-    }
+pub struct Refused {
+    /// The mistakes; at least one.
+    pub mistakes: Vec<Rejection>,
+    /// What would be ignored once the mistakes are corrected.
+    pub warnings: Vec<Warning>,
 }
 
 impl From<Rejection> for Refused {
     fn from(mistake: Rejection) -> Refused {
-        Refused(vec![mistake])
+        Refused { mistakes: vec![mistake], warnings: Vec::new() }
     }
 }
 
-/// The first mistake as a fault, the others as its causes.
+/// The first mistake as a fault, everything else as its causes.
 impl From<Refused> for Fault {
     fn from(refused: Refused) -> Fault {
-        let mut mistakes = refused.0.into_iter();
+        let mut mistakes = refused.mistakes.into_iter();
         let also = |fault: Fault, other: Rejection| {
             let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
             fault.why(format!("also {}{fix}", other.at))
         };
-        match mistakes.next() {
+        let fault = match mistakes.next() {
             Some(first) => mistakes.fold(first.into(), also),
             None => Fault::new(Code::Bug, "a document was refused without a mistake"),
-        }
+        };
+        let also = |fault: Fault, Warning { place, message }| fault.why(format!("also {place}: {message}"));
+        refused.warnings.into_iter().fold(fault, also)
     }
 }
 
@@ -122,10 +122,17 @@ impl Mistakes {
         self.0.push(refusal);
     }
 
-    /// All of them, in the order of the document.
-    pub(crate) fn told(mut self) -> Result<(), Refused> {
-        self.0.sort_by_key(|refusal| refusal.at.place);
-        if self.0.is_empty() { Ok(()) } else { Err(Refused(self.0)) }
+    /// The warnings, if there is no mistake.
+    pub(crate) fn told(self, mut warnings: Vec<Warning>) -> Result<Vec<Warning>, Refused> {
+        let Mistakes(mut mistakes) = self;
+        // An unknown key that stands where a needed one is missing is already the mistake.
+        let told = |warning: &Warning, mistake: &Rejection| {
+            mistake.at.place == warning.place && warning.message.starts_with(&mistake.at.message)
+        };
+        warnings.retain(|warning| !mistakes.iter().any(|mistake| told(warning, mistake)));
+        warnings.sort_by_key(|warning| warning.place);
+        mistakes.sort_by_key(|mistake| mistake.at.place);
+        if mistakes.is_empty() { Ok(warnings) } else { Err(Refused { mistakes, warnings }) }
     }
 }
 

@@ -149,8 +149,8 @@ fn test_what_has_no_effect_is_a_warning_with_its_place() {
         warnings,
         [
             "line 2, column 10: `compute` has no effect: the job runs here, not on `azureml:cpu`",
-            "line 4, column 13: `resources.gpu` is not known and has no effect; did you mean `gpus`?",
             "line 3, column 1: `enviroment` is not known and has no effect; did you mean `environment`?",
+            "line 4, column 13: `resources.gpu` is not known and has no effect; did you mean `gpus`?",
             "line 5, column 1: `foo` is not known and has no effect",
         ]
     );

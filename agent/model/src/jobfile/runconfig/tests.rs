@@ -245,7 +245,8 @@ fn test_all_mistakes_are_told_and_what_has_no_effect_is_a_warning() {
     let fault = refused(
         "scrpt: a\nnodeCount: x\nenvironment: {python: {userManagedDependencies: perhaps}}\npriority: much\n",
     );
-    assert_eq!(fault.why.len(), 3, "{fault:?}");
+    assert_eq!(fault.why.len(), 4, "{fault:?}");
+    assert!(fault.why[3].ends_with("did you mean `script`?"), "{fault:?}");
     let job = with(
         "script: t.py\nhistory: {outputCollection: false, directoriesToWatch: [logs, weights]}\nfoo: 1\nnodeCont: 2\narguments: --a 1",
     );
