@@ -142,7 +142,7 @@ pub(crate) fn environment(error: &AcquireError, kind: &str) -> Fault {
             "put credentials for that host into the file that `conda_credentials` names in the node's configuration",
         ),
         E::Damaged { .. } => fault(Code::EnvDamaged)
-            .fix("it is tried again; if it stays so, compare the channel or its mirror with its origin"),
+            .fix("submit it again; if it stays so, compare the channel or its mirror with its origin"),
         E::Lacks { missing, .. } => fault(Code::EnvLacks).fix(format!(
             "install them on the node ({}), or let an environment be made: leave out `user_managed_dependencies`",
             shortly(missing)
@@ -193,7 +193,7 @@ fn image(error: &AcquireError, what: &str) -> Fault {
             "correct `image` or its tag: `docker pull {image}` must work for whoever may see it"
         )),
         E::Registry { registry, .. } => fault(Code::EnvNetwork).fix(format!(
-            "it is tried again; check from the node whether {registry} answers, and the proxy of its container engine"
+            "check from the node whether {registry} answers, and the proxy of its container engine; then submit it again"
         )),
         E::ImageBuild { .. } => fault(Code::ImageBuild)
             .fix("correct that step of the Dockerfile; the build log has all of it: `agentctl logs --build`"),

@@ -45,7 +45,7 @@ pub(crate) fn data(name: &str, input: &DataInput, error: &SupplyError) -> Fault 
              the file that `data_stores` names",
         ),
         SupplyError::Fetch(E::Damaged(_)) => {
-            fault(Code::DataDamaged).fix("it is tried again; if it stays so, look at the server")
+            fault(Code::DataDamaged).fix("submit it again; if it stays so, look at the server")
         }
         SupplyError::Fetch(E::ProgramMissing { .. }) => fault(Code::DataNode)
             .fix("install `agent-env` beside `agentd` on the node; `agentctl doctor` says whether it is there"),
