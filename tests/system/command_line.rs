@@ -179,10 +179,14 @@ fn test_typed_secret_is_not_shown() {
     writeln!(keys, "{SECRET}").unwrap();
     screen.read_to_string(&mut shown).unwrap();
     assert!(typing.wait().unwrap().success() && !shown.contains(SECRET), "{shown}");
-    let job =
-        format!("command: test \"$KEY\" = {SECRET}\ncode: .\nenvironment: host\nsecrets: {{KEY: wandb}}\n");
-    let dir = host.project("p", &[("job.yml", &job)]);
-    host.ctl(&["run", dir.to_str().unwrap()]).ok();
+    // The job has it. What it shows of it is hidden before it is written, also where it arrives in pieces.
+    let script = "import os\nkey = os.environ['KEY']\n[print(c, end='', flush=True) for c in 'key ' + key]\nprint('', key[::-1])\n";
+    let job = "command: python3 show.py\ncode: .\nenvironment: host\nsecrets: {KEY: wandb}\n";
+    let dir = host.project("p", &[("job.yml", job), ("show.py", script)]);
+    let shown = host.ctl(&["run", dir.to_str().unwrap()]).ok().stdout;
+    assert!(shown.contains("key ******* 2retnuh"), "{shown}");
+    let kept = Command::new("grep").args(["-rl", SECRET]).arg(host.state().join("jobs")).output().unwrap();
+    assert_eq!((kept.status.code(), &*kept.stdout), (Some(1), &b""[..]), "files with the secret");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The output of the job on its way into the log, byte for byte. The job waits for nothing but the disk, and
-//! for that only while the pipe is full. Output without room is counted and dropped, unless the job asked to
-//! wait instead.
+//! The output of the job on its way into the log, byte for byte but for the values of secrets. The job waits for
+//! nothing but the disk, and for that only while the pipe is full. Output without room is counted and dropped, unless
+//! the job asked to wait instead.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -12,6 +12,7 @@ use agent_shim::Gaps;
 use agent_shim::segments::Writer;
 
 use crate::job::Started;
+use crate::mask::Mask;
 
 /// How much is read at once, in bytes. Only as much of the buffer as was ever used is in memory.
 const BUFFER: usize = 256 << 10;
@@ -41,6 +42,11 @@ pub(crate) struct JobLog {
     buffer: Vec<u8>,
     /// The part of the buffer that was read and waits for room.
     held: Range<usize>,
+    /// Bytes after it with which a secret may begin.
+    open: usize,
+    /// When they are taken as they are.
+    open_until: Option<Instant>,
+    mask: Mask,
     last: Option<Instant>,
     resume_at: Option<Instant>,
 }
@@ -54,13 +60,17 @@ impl JobLog {
             roomy: false,
             buffer: vec![0; BUFFER],
             held: 0..0,
+            open: 0,
+            open_until: None,
+            mask: Mask::default(),
             last: None,
             resume_at: None,
         }
     }
 
-    /// Takes the output of a command.
-    pub(crate) fn connect(&mut self, started: Started) {
+    /// Takes the output of a command, in which `mask` hides the secrets.
+    pub(crate) fn connect(&mut self, started: Started, mask: Mask) {
+        self.mask = mask;
         self.roomy = started.capacity >= ROOMY;
         self.output = Some(File::from(started.output));
     }
@@ -90,18 +100,26 @@ impl JobLog {
         match (&self.output, self.resume_at) {
             (None, _) => (None, None),
             (Some(_), Some(at)) if at > now => (None, Some(at)),
-            (Some(output), _) => (Some(output.as_fd()), None),
+            (Some(output), _) => (Some(output.as_fd()), self.open_until),
         }
     }
 
     /// Whether to move something even though the pipe is not ready.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
-        !self.held.is_empty() && self.resume_at.is_none_or(|at| at <= now)
+        let waited = self.open_until.is_some_and(|at| at <= now);
+        (waited || !self.held.is_empty()) && self.resume_at.is_none_or(|at| at <= now)
     }
 
     /// Moves the available output.
     pub(crate) fn pump(&mut self, now: Instant) {
         let moved = self.move_some(TURN);
+        match self.open_until {
+            Some(at) if moved == 0 && at <= now => {
+                self.settle();
+            }
+            Some(_) if moved == 0 => {}
+            _ => self.open_until = (self.open > 0).then(|| now + LOOK),
+        }
         let small_and_quick =
             moved < self.buffer.len() / 2 && self.last.is_some_and(|last| now - last < 2 * ROUND);
         self.resume_at = (self.roomy && small_and_quick).then(|| now + ROUND);
@@ -116,6 +134,7 @@ impl JobLog {
         self.writer.wait_no_more();
         let deadline = Instant::now() + DRAIN;
         while self.move_some(TURN) > 0 && Instant::now() < deadline {}
+        self.settle();
         self.output = None;
         self.writer.finish();
     }
@@ -133,10 +152,17 @@ impl JobLog {
             && !self.writer.must_wait()
             && let Some(output) = &mut self.output
         {
-            match output.read(&mut self.buffer) {
-                Ok(0) => self.output = None,
+            self.buffer.copy_within(self.held.end..self.held.end + self.open, 0);
+            self.held = 0..0;
+            match output.read(&mut self.buffer[self.open..]) {
+                Ok(0) => {
+                    self.output = None;
+                    moved += self.settle();
+                }
                 Ok(length) => {
-                    self.held = 0..length;
+                    let length = self.open + length;
+                    self.held = 0..self.mask.hide(&mut self.buffer[..length], false);
+                    self.open = length - self.held.end;
                     moved += self.put_held();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -144,6 +170,15 @@ impl JobLog {
             }
         }
         moved
+    }
+
+    /// Takes the bytes with which a secret may begin as they are: nothing came after them.
+    fn settle(&mut self) -> usize {
+        let end = self.held.end + std::mem::take(&mut self.open);
+        self.mask.hide(&mut self.buffer[self.held.end..end], true);
+        self.held.end = end;
+        self.open_until = None;
+        self.put_held()
     }
 
     fn put_held(&mut self) -> usize {

@@ -43,6 +43,7 @@ use crate::exit_file::ExitFile;
 use crate::job;
 use crate::job_log::JobLog;
 use crate::kill_escalation::KillStep;
+use crate::mask::Mask;
 use crate::memory::Memory;
 use crate::notes::Notes;
 use crate::setup::{ShimError, step};
@@ -294,7 +295,7 @@ impl Supervisor<'_> {
                 self.notes.say(format_args!("started, process {}", started.pid));
                 let until = self.launch.timeout.map(|timeout| SystemClock.boot() + timeout);
                 self.life.phase = Phase::Running { main: started.pid, until };
-                self.log.connect(started);
+                self.log.connect(started, Mask::of(self.launch.secrets.values().map(|value| &*value.0)));
             }
             Err(why) => {
                 self.life.started_at = None;

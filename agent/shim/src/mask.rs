@@ -1,0 +1,110 @@
+//! Hides the values of secrets in the output of a job, before it is written anywhere.
+//!
+//! Owns which bytes are hidden: each value, and each line of a value of several, without the spaces around it, if it
+//! has at least [`SHORTEST`] bytes. Every byte of it becomes `*`, so that nothing moves. What a job writes in another
+//! form, as base64 or one byte a second, is not found.
+
+use std::collections::BTreeSet;
+
+use aho_corasick::{AhoCorasick, MatchKind};
+
+/// Fewer bytes are no secret, and hiding them would make a log unreadable.
+const SHORTEST: usize = 4;
+
+/// The values that are hidden. See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Mask {
+    values: Vec<String>,
+    /// Finds them; where two begin at the same byte, the longer one.
+    finder: Option<AhoCorasick>,
+}
+
+impl Mask {
+    /// Hides these.
+    pub(crate) fn of<'a>(secrets: impl IntoIterator<Item = &'a str>) -> Mask {
+        let lines = |secret: &'a str| std::iter::once(secret).chain(secret.lines()).map(str::trim);
+        let long = |value: &&str| value.len() >= SHORTEST;
+        let values: BTreeSet<&str> = secrets.into_iter().flat_map(lines).filter(long).collect();
+        // It refuses gigabytes of values, and a secret has some thousand bytes.
+        let finder = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&values).ok();
+        Mask { values: values.into_iter().map(str::to_owned).collect(), finder }
+    }
+
+    /// Hides what it finds in `text`; returns how many bytes of it are settled. With the rest a value may begin whose
+    /// end is not there yet: there is none if this is the `last` of the text.
+    pub(crate) fn hide(&self, text: &mut [u8], last: bool) -> usize {
+        let Some(finder) = self.finder.as_ref().filter(|_| !self.values.is_empty()) else {
+            return text.len();
+        };
+        let mut settled = if last { text.len() } else { self.open_from(text) };
+        let found: Vec<_> = finder.find_iter(&*text).take_while(|value| value.start() < settled).collect();
+        for value in found {
+            text[value.range()].fill(b'*');
+            settled = settled.max(value.end());
+        }
+        settled
+    }
+
+    /// From where on `text` may be the beginning of a value.
+    fn open_from(&self, text: &[u8]) -> usize {
+        let begins = |value: &String| {
+            let most = value.len().min(text.len() + 1);
+            (1..most).rev().find(|length| text.ends_with(&value.as_bytes()[..*length]))
+        };
+        text.len() - self.values.iter().filter_map(begins).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The text as it is written when it arrives in these pieces.
+    fn hidden(mask: &Mask, pieces: &[&[u8]]) -> String {
+        let (mut written, mut rest) = (Vec::new(), Vec::new());
+        for piece in pieces {
+            rest.extend_from_slice(piece);
+            let settled = mask.hide(&mut rest, false);
+            written.extend(rest.drain(..settled));
+        }
+        mask.hide(&mut rest, true);
+        written.extend(rest);
+        String::from_utf8(written).unwrap()
+    }
+
+    #[test]
+    fn test_values_and_their_lines_are_hidden_and_nothing_else() {
+        let mask = Mask::of(["hunter22\n", "abc", "-----BEGIN-----\nMIIB\n  \"k\": 1,\n", "hunter22-longer"]);
+        for (text, expected) in [
+            ("key hunter22, hunter2", "key ********, hunter2"),
+            ("hunter22-longer", "***************"),
+            ("hunter22-longe", "********-longe"),
+            ("abc abc", "abc abc"),
+            ("-----BEGIN-----\nMIIB\n", "***************\n****\n"),
+            ("{  \"k\": 1,", "{  *******"),
+            ("hunter22hunter22", "****************"),
+            ("", ""),
+        ] {
+            assert_eq!(hidden(&mask, &[text.as_bytes()]), expected, "{text}");
+        }
+        assert_eq!(hidden(&Mask::default(), &[b"hunter22"]), "hunter22");
+    }
+
+    proptest! {
+        #[test]
+        fn test_pieces_are_hidden_as_the_whole_is(
+            text in "[ab ]{0,60}", values in prop::collection::vec("[ab]{4,7}", 0..4), cuts in prop::collection::vec(0..61_usize, 0..6),
+        ) {
+            let mask = Mask::of(values.iter().map(String::as_str));
+            let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| *cut < text.len()).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<&[u8]> = cuts.windows(2).map(|ends| &text.as_bytes()[ends[0]..ends[1]]).collect();
+            let whole = hidden(&mask, &[text.as_bytes()]);
+            prop_assert_eq!(hidden(&mask, &pieces), whole.clone());
+            prop_assert!(values.iter().all(|value| !whole.contains(value.as_str())), "{}", whole);
+        }
+    }
+}
