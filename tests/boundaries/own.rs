@@ -84,6 +84,10 @@ const HIDES: &[(&str, &str)] = &[
         "(setsid env -i sh -c 'env -i setsid sleep '$T' & exec sleep '$T &); sleep 0.5",
     ),
     ("the name of a supervisor", "(setsid env -i bash -c 'exec -a agent-shim sleep '$T &); sleep 0.5"),
+    (
+        "a program of that name",
+        "cp $(command -v sleep) agent-shim; (setsid env -i ./agent-shim $T &); sleep 0.5",
+    ),
 ];
 
 fn hiding(tally: &mut Tally, _: &Scale) {

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -186,39 +187,55 @@ pub fn take_in_orphans() -> io::Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
 }
 
+/// The supervisors that this process started, each by its number and its start. Locked while one is being started, and
+/// while orphans are looked for.
+static SUPERVISORS: Mutex<Vec<(i32, u64)>> = Mutex::new(Vec::new());
+
+/// Starts a supervisor, which leaves the session of this process, so that it is not taken for an orphan. `number`
+/// is that of what `start` returns.
+pub fn start_supervisor<C>(
+    start: impl FnOnce() -> io::Result<C>,
+    number: impl FnOnce(&C) -> Option<i32>,
+) -> io::Result<C> {
+    let mut known = SUPERVISORS.lock().unwrap_or_else(PoisonError::into_inner);
+    let supervisor = start()?;
+    known.retain(|(pid, started)| start_of(*pid) == Some(*started));
+    known.extend(number(&supervisor).and_then(|pid| Some((pid, start_of(pid)?))));
+    Ok(supervisor)
+}
+
+/// When a process started, also of one that has ended and was not reaped.
+fn start_of(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse_fields(&stat).map(|(_, _, started)| started)
+}
+
 /// The children that this process did not start. No process can enter the session of another: a child that was
 /// started here is in this session, unless it is a supervisor, which has left it. Reaps those that ended.
 fn orphans() -> Vec<Process> {
     if !nix::sys::prctl::get_child_subreaper().unwrap_or(false) {
         return Vec::new();
     }
+    let supervisors = SUPERVISORS.lock().unwrap_or_else(PoisonError::into_inner);
     let (own, session) = (std::process::id() as i32, getsid(None).ok());
-    let is_foreign = |pid: i32| getsid(Some(Pid::from_raw(pid))).ok() != session && !is_supervisor(pid);
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let mut found = Vec::new();
     for pid in numbers {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let is_child = |stat: &str| parse_fields(stat).is_some_and(|(_, parent, _)| parent == own);
+        let Some((_, parent, started)) = parse_fields(&stat) else { continue };
+        let is_foreign = || getsid(Some(Pid::from_raw(pid))).ok() != session;
+        if parent != own || supervisors.contains(&(pid, started)) || !is_foreign() {
+            continue;
+        }
         match parse_stat(pid, &stat) {
-            Some(process) if process.parent == own && is_foreign(pid) => found.push(process),
-            None if is_child(&stat) && is_foreign(pid) => {
-                let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG)); // it is gone otherwise
-            }
-            _ => {}
+            Some(process) => found.push(process),
+            // It is gone otherwise.
+            None => drop(waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG))),
         }
     }
     found
 }
-
-/// Its program, or the name it had when it ended, is that of supervisors.
-fn is_supervisor(pid: i32) -> bool {
-    let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
-    let exe = exe.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    exe.trim_end_matches(" (deleted)") == SUPERVISOR || (exe.is_empty() && name(pid as u32) == SUPERVISOR)
-}
-
-const SUPERVISOR: &str = "agent-shim";
 
 fn kill_found(
     groups: &Groups,

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -193,7 +193,8 @@ fn supervise(
     let greeting = descriptors.pop().filter(is_pipe).ok_or(LimitError::Descriptors)?;
     let mut command = start::supervisor(&limits.shim, &limits.state_dir.join(below), Some(&assigned));
     command.current_dir("/").stdin(Stdio::null()).stdout(greeting).stderr(Stdio::null());
-    spawn(&mut command)
+    let child = process::start_supervisor(|| command.spawn(), |child| i32::try_from(child.id()).ok())?;
+    child_with_handle(child)
 }
 
 fn build(
@@ -207,11 +208,11 @@ fn build(
     }
     let mut command = start::builder(&limits.shim, limits.builder(), program);
     command.stdin(input).stdout(output).stderr(error).process_group(0);
-    let started = spawn(&mut command)?;
+    let child = command.spawn()?;
     if program.nice > 0 {
-        start::give_way(started.0.id() as i32, program.nice);
+        start::give_way(child.id() as i32, program.nice);
     }
-    Ok(started)
+    child_with_handle(child)
 }
 
 /// A child is given the daemon's end of a pipe, and nothing that root could write into.
@@ -220,8 +221,7 @@ fn is_pipe(descriptor: &OwnedFd) -> bool {
     seen.is_ok_and(|seen| rustix::fs::FileType::from_raw_mode(seen.st_mode).is_fifo())
 }
 
-fn spawn(command: &mut Command) -> Result<(Child, OwnedFd), Undone> {
-    let child = command.spawn()?;
+fn child_with_handle(child: Child) -> Result<(Child, OwnedFd), Undone> {
     let pidfd = sys::pidfd_open(child.id() as i32)?;
     Ok((child, pidfd))
 }

@@ -66,7 +66,7 @@ impl Local {
         let mut command =
             tokio::process::Command::from(agent_spawn::supervisor(&self.shim, dir.path(), None));
         command.stdin(Stdio::null()).stdout(greeting).stderr(Stdio::null());
-        command.spawn().map(Child::Own)
+        agent_shim::process::start_supervisor(|| command.spawn().map(Child::Own), Child::id)
     }
 }
 
