@@ -36,6 +36,7 @@ pub mod protocol;
 pub mod requirement;
 pub mod size;
 pub mod tracking;
+pub mod words;
 pub mod yaml;
 
 pub use access::{Principal, Role};

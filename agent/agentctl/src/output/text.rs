@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 use std::fmt::Write;
-use std::time::Duration;
 
 use agent_model::Timestamp;
+pub(crate) use agent_model::words::{count, duration};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// What a piece of text means, shown by its colour.
@@ -76,23 +76,6 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     shown.into()
 }
 
-/// A length of time for people: `30 ms`, `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`.
-pub(crate) fn duration(length: Duration) -> String {
-    let seconds = length.as_secs();
-    let two = |large: u64, unit: &str, small: u64, sub: &str| match small {
-        0 => format!("{large} {unit}"),
-        _ => format!("{large} {unit} {small} {sub}"),
-    };
-    match seconds {
-        0 if length.as_millis() < 100 => format!("{} ms", length.as_millis()),
-        0..10 => format!("{:.1} s", length.as_secs_f64()),
-        10..60 => format!("{seconds} s"),
-        60..3600 => two(seconds / 60, "min", seconds % 60, "s"),
-        3600..86_400 => two(seconds / 3600, "h", seconds % 3600 / 60, "min"),
-        _ => two(seconds / 86_400, "d", seconds % 86_400 / 3600, "h"),
-    }
-}
-
 /// How long ago something was, in one unit: `now`, `40 s`, `3 min`, `2 h`, `5 d`.
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     match now.since(since).as_secs() {
@@ -132,11 +115,6 @@ pub(crate) fn number(value: f64) -> String {
     let decimals = (5.0 - before).max(0.0) as usize; // between 0 and 9, as checked above
     let text = format!("{value:.decimals$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
-}
-
-/// `1 file`, `3 files`.
-pub(crate) fn count(count: u64, thing: &str) -> String {
-    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 /// `text` cut to at most `width` columns. A character may take two columns, or none.
@@ -180,18 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_times_read_well() {
-        for (ms, text) in [
-            (30, "30 ms"),
-            (430, "0.4 s"),
-            (12_900, "12 s"),
-            (200_000, "3 min 20 s"),
-            (7_500_000, "2 h 5 min"),
-            (7_200_000, "2 h"),
-            (356_400_000, "4 d 3 h"),
-        ] {
-            assert_eq!(duration(Duration::from_millis(ms)), text);
-        }
+    fn test_ages_have_one_unit() {
         assert_eq!(age(Timestamp(0), Timestamp(200_000)), "3 min");
         assert_eq!(age(Timestamp(5), Timestamp(0)), "now");
     }
