@@ -163,6 +163,23 @@ fn test_last_words_of_a_job_are_on_the_screen_once() {
 }
 
 #[test]
+fn test_how_much_is_fetched_is_told_by_nodes_and_by_us() {
+    let mut host = Host::new();
+    host.set("AGENTD_FAILPOINTS", "cas.tree.write=delay:300");
+    host.start();
+    let files: Vec<(String, String)> =
+        (0..10).map(|n| (format!("{n}.txt"), n.to_string().repeat(10_000))).collect();
+    let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
+    let dir = host.project("p", &files);
+    let (dir, to) = (dir.display(), host.home().join("code"));
+    let told = |line: &str| finish(&mut in_terminal(&host, line)).ok().stdout;
+    let shown = told(&format!("run {dir} --name slow -- true"));
+    assert!(shown.contains("fetching the code: ") && shown.contains(" of 100 kB"), "{shown}");
+    let shown = told(&format!("code slow -o {}", to.display()));
+    assert!(shown.contains("fetching ") && shown.contains(" of 100 kB to "), "{shown}");
+}
+
+#[test]
 fn test_typed_secret_is_not_shown() {
     const SECRET: &str = "hunter2";
     let host = Host::started();

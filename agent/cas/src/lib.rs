@@ -12,6 +12,7 @@
 //! passed the strict decoder and each of its files was hashed as it was written; files that were written ahead of
 //! time are proven untouched since; a laid-out file never shares an inode with a store or another tree.
 
+mod counter;
 mod digest;
 pub mod gc;
 mod holes;
@@ -20,6 +21,7 @@ pub mod remote;
 pub mod snapshot;
 pub mod store;
 
+pub use counter::ByteCounter;
 pub use digest::{Hasher, digest_of};
 pub use parallel::blocking;
 pub use remote::Remote;

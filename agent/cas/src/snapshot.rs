@@ -25,7 +25,7 @@ mod walk;
 
 pub use ground::Owner;
 pub use materialize::{Laid, MaterializeError, download, download_parts};
-pub use prestaged::{PrestageError, PrestagedTree, materialize};
+pub use prestaged::{PrestageError, PrestagedTree, materialize, materialize_counted};
 pub use push::{PushError, PushProgress, Pushed, push};
 pub use scan::{ScanError, Snapshot, Unread, scan, scan_file, scan_outputs, scan_whole};
 pub use statcache::StatCache;

@@ -17,6 +17,7 @@ mod tiered;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use agent_model::Digest;
 use bytes::Bytes;
@@ -31,7 +32,7 @@ pub use tiered::Tiered;
 
 use crate::remote::compression::InflateError;
 use crate::remote::is_away;
-use crate::{Hasher, Remote};
+use crate::{ByteCounter, Hasher, Remote};
 
 /// The content of a blob, piece by piece. It ends early with an error, never silently.
 pub type Chunks = BoxStream<'static, Result<Bytes, ReadError>>;
@@ -321,6 +322,15 @@ impl Store {
         match self {
             Store::Disk(disk) => disk.write_batch(blobs).await,
             Store::Tiered(tiered) => tiered.write_both(blobs).await,
+        }
+    }
+
+    /// The same store for a task that is counted: `counter` is told what arrives from elsewhere.
+    #[must_use]
+    pub fn counted(&self, counter: &Arc<ByteCounter>) -> Store {
+        match self {
+            Store::Disk(_) => self.clone(),
+            Store::Tiered(tiered) => Store::Tiered(Box::new(tiered.as_ref().clone().counted(counter))),
         }
     }
 

@@ -282,6 +282,16 @@ impl ReplicaStep {
             ReplicaStep::Reported => "reported",
         }
     }
+
+    /// The same with what the node says of it: `preparing the environment: linking packages, 3 of 40`.
+    pub fn describe_with(self, detail: &str) -> String {
+        match self {
+            _ if detail.is_empty() || detail == self.describe() => self.describe().to_owned(),
+            // It may be an input that is fetched: the node says which.
+            ReplicaStep::Fetching => detail.to_owned(),
+            _ => format!("{}: {detail}", self.describe()),
+        }
+    }
 }
 
 impl fmt::Display for ReplicaStep {

@@ -3,15 +3,17 @@
 //! Everything is written beside the destination first and moved to its place when it is complete, so that an
 //! interrupted download leaves nothing half done.
 
+use std::convert::Infallible;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use agent_cas::ReadError;
 use agent_cas::snapshot::{self, Laid, MaterializeError};
+use agent_cas::{ByteCounter, ReadError};
 use agent_model::{Artifacts, Code, Digest, Fault, Stream, causes, size};
 use agent_proto::v1;
-use tokio::time::{Duration, Instant, sleep};
+use tokio::time::{Duration, Instant, interval, sleep};
 
 use super::view::JobView;
 use crate::cli::DownloadArgs;
@@ -24,6 +26,8 @@ use crate::output::text::{clean, count};
 const DOUBT: Duration = Duration::from_secs(20);
 /// How often.
 const AGAIN: Duration = Duration::from_secs(2);
+/// How often it is shown how much has arrived.
+const SHOWN_EVERY: Duration = Duration::from_millis(200);
 
 /// The folder of logs in a download, as the cloud names it.
 const LOGS: &str = "user_logs";
@@ -63,11 +67,10 @@ pub(super) async fn download(
     let unwritable = |error: io::Error| unwritable(&dest, &error);
     let room = room_beside(&dest)?;
     let tree = room.path().join("tree");
-    output.busy(&format!("fetching to {}", dest.display()));
     let mut laid = Laid::default();
     for (folder, root) in &stored.trees {
         let Some(parts) = parts_of(&args.parts, folder, &stored.trees) else { continue };
-        let of_rank = fetch_tree(&client, *root, &parts, &tree.join(folder), output).await;
+        let of_rank = fetch_tree(&client, *root, &parts, &tree.join(folder), &dest, output).await;
         let of_rank = of_rank.map_err(|error| {
             // The machine that ran the job may still have them.
             let directory = "where its machine still keeps the job's directory";
@@ -142,17 +145,25 @@ fn parts_of(parts: &[String], folder: &str, trees: &[(String, Digest)]) -> Optio
     (parts.is_empty() || !found.is_empty()).then_some(found)
 }
 
-/// Fetches a tree, or parts of it. A store that lacks a part, or holds it damaged, is asked again for a while.
+/// Fetches a tree that goes to `dest` later, or parts of it, and shows how much of it is there. A store that lacks a part, or holds it damaged, is
+/// asked again for a while.
 pub(super) async fn fetch_tree(
     client: &Client,
     root: Digest,
     parts: &[String],
     tree: &Path,
+    dest: &Path,
     output: &mut Output,
 ) -> Result<Laid, MaterializeError> {
-    let begun = Instant::now();
+    let (begun, counter) = (Instant::now(), Arc::default());
     loop {
-        match snapshot::download_parts(&client.blobs(), root, parts, tree).await {
+        output.busy(&format!("fetching to {}", dest.display()));
+        let blobs = client.blobs();
+        let laid = tokio::select! {
+            laid = snapshot::download_parts(&blobs, root, parts, tree, &counter) => laid,
+            never = show(dest, &counter, output) => match never {},
+        };
+        match laid {
             Err(error)
                 if read_error(&error).is_some_and(ReadError::is_unsound) && begun.elapsed() < DOUBT =>
             {
@@ -160,6 +171,18 @@ pub(super) async fn fetch_tree(
                 sleep(AGAIN).await;
             }
             laid => return laid,
+        }
+    }
+}
+
+/// Shows how much has arrived: `fetching 120 of 480 MB to results`.
+async fn show(dest: &Path, counter: &ByteCounter, output: &Output) -> Infallible {
+    let (tick, mut next) = (output.ticker(), interval(SHOWN_EVERY));
+    loop {
+        next.tick().await;
+        let (done, all) = counter.part();
+        if all > 0 {
+            tick(format!("fetching {} to {}", size::part(done, all), dest.display()));
         }
     }
 }

@@ -86,8 +86,7 @@ pub(super) async fn code(args: &CodeArgs, to: Option<&Target>, output: &mut Outp
     }
     let room = download::room_beside(&dest)?;
     let tree = room.path().join("tree");
-    output.busy(&format!("fetching to {}", dest.display()));
-    let laid = download::fetch_tree(&client, root, &[], &tree, output).await;
+    let laid = download::fetch_tree(&client, root, &[], &tree, &dest, output).await;
     let laid = laid.map_err(|error| {
         download::unlaid(&job.job, &dest, &error, "the code is not kept any more".to_owned())
     })?;

@@ -226,11 +226,7 @@ impl JobView {
         }
         let Some(replica) = self.replicas.first() else { return self.detail.clone() };
         let step = ReplicaStep::ALL.into_iter().find(|step| step.to_string() == replica.step);
-        match step.map(ReplicaStep::describe) {
-            Some(step) if replica.detail.is_empty() => step.to_owned(),
-            Some(step) => format!("{step}: {}", replica.detail),
-            None => self.detail.clone(),
-        }
+        step.map_or_else(|| self.detail.clone(), |step| step.describe_with(&replica.detail))
     }
 
     /// How it ended, in a line: `train-1 Failed after 12 s, exit code 3`.

@@ -135,8 +135,8 @@ async fn push(
     output.busy(&format!("{what}: asking what is new"));
     let tick = output.ticker();
     let progress = |sent: PushProgress| {
-        let (done, all) = (size::decimal(sent.bytes), size::decimal(sent.bytes_total));
-        tick(format!("{what}: {} of {} files, {done} of {all} sent", sent.files, sent.files_total));
+        let part = size::part(sent.bytes, sent.bytes_total);
+        tick(format!("{what}: {} of {}, {part} sent", sent.files, count(sent.files_total, "file")));
     };
     snapshot::push(snapshot, blobs, progress).await
 }

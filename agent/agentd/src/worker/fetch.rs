@@ -10,12 +10,13 @@ use std::os::unix::fs::{PermissionsExt, chown, fchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent_cas::Store;
-use agent_cas::snapshot::{Laid, MaterializeError, Owner, PrestagedTree, materialize};
+use agent_cas::snapshot::{Laid, MaterializeError, Owner, PrestagedTree, materialize_counted};
+use agent_cas::{ByteCounter, Store};
 use agent_model::job::{Input, JobDraft};
-use agent_model::{DataInput, Digest, EnvSpec};
+use agent_model::{DataInput, Digest, EnvSpec, size};
 use agent_runtime::data::DataError;
 use agent_shim::JobDir;
+use parking_lot::Mutex;
 use rustix::fs::{Mode, XattrFlags};
 use rustix::io::Errno;
 
@@ -54,8 +55,28 @@ pub(crate) enum FetchError {
     },
 }
 
+/// What is being fetched, and how much of it is there: for whoever shows it meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct Fetching(Mutex<Option<(String, Arc<ByteCounter>)>>);
+
+impl Fetching {
+    fn begin(&self, what: String) -> Arc<ByteCounter> {
+        let counter = Arc::default();
+        *self.0.lock() = Some((what, Arc::clone(&counter)));
+        counter
+    }
+
+    /// `fetching the code: 120 of 480 MB`; `None` as long as nothing is known about it.
+    pub(crate) fn describe(&self) -> Option<String> {
+        let current = self.0.lock();
+        let (what, counter) = current.as_ref()?;
+        let (done, all) = counter.part();
+        (all > 0).then(|| format!("fetching {what}: {}", size::part(done, all)))
+    }
+}
+
 /// Lays everything out from the beginning, using `prestaged_trees` where it can. The folders belong to `user` if
-/// there is one. Returns the trees.
+/// there is one. Returns the trees. Meanwhile `fetching` can be asked how far it is.
 pub(crate) async fn lay_out(
     store: &Store,
     prestaged_trees: &[Arc<PrestagedTree>],
@@ -63,18 +84,22 @@ pub(crate) async fn lay_out(
     data: &BTreeMap<String, Supply>,
     dir: &JobDir,
     user: Option<&JobUser>,
+    fetching: &Fetching,
 ) -> Result<Vec<(Digest, Laid)>, FetchError> {
     let (empty, names) = (dir.clone(), job.outputs.keys().cloned().collect::<Vec<_>>());
     blocking(dir.path(), move || clear(&empty, &names)).await?;
     let (owner, mut trees) = (user.and_then(owner), Vec::new());
+    let lay = async |what: String, root: Digest, to: &Path| {
+        let counter = fetching.begin(what);
+        materialize_counted(&store.counted(&counter), root, to, owner, prestaged_trees, &counter).await
+    };
     if let Some(code) = job.code {
-        let laid = materialize(store, code, &dir.work(), owner, prestaged_trees).await;
+        let laid = lay("the code".to_owned(), code, &dir.work()).await;
         trees.push((code, laid.map_err(FetchError::Code)?));
     }
     for (name, input) in &job.inputs {
         if let Input::Folder(root) | Input::File { root, .. } = input {
-            let to = dir.inputs().join(name);
-            let laid = materialize(store, *root, &to, owner, prestaged_trees).await;
+            let laid = lay(format!("`inputs.{name}`"), *root, &dir.inputs().join(name)).await;
             trees.push((*root, laid.map_err(|source| FetchError::Input { name: name.clone(), source })?));
         }
     }
@@ -306,8 +331,12 @@ mod tests {
         };
         let dir = JobDir::new(temp.path().join("j.1.0"));
         dir.create().unwrap();
+        let fetching = Fetching::default();
+        assert_eq!(fetching.describe(), None);
         for _ in 0..2 {
-            lay_out(&store, &[], &job, &BTreeMap::new(), &dir, None).await.unwrap();
+            lay_out(&store, &[], &job, &BTreeMap::new(), &dir, None, &fetching).await.unwrap();
+            // An input that was fetched last.
+            assert_eq!(fetching.describe().as_deref(), Some("fetching `inputs.data`: 8 of 8 B"));
             for path in
                 ["work/t.py", "work/outputs", "work/logs", "inputs/data/t.py", "out/model", "tracking.jsonl"]
             {
@@ -338,7 +367,8 @@ mod tests {
         let (store, root) = store(temp.path()).await;
         let job = JobDraft { code: Some(Digest { size: root.size + 1, ..root }), ..JobDraft::default() };
         let dir = JobDir::new(temp.path().join("j.1.0"));
-        let error = lay_out(&store, &[], &job, &BTreeMap::new(), &dir, None).await.unwrap_err();
+        let (data, fetching) = (BTreeMap::new(), Fetching::default());
+        let error = lay_out(&store, &[], &job, &data, &dir, None, &fetching).await.unwrap_err();
         assert_eq!(super::super::faults::fetch(&error, false).code, agent_model::Code::SnapshotMissing);
     }
 }

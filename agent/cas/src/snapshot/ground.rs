@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use agent_fs::Links;
 use agent_model::{Digest, failpoint};
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 
 use super::materialize::MaterializeError;
 use super::tree::{Extent, Tree};
+use crate::counter::ByteCounter;
 use crate::store::{CHUNK, ReadError, remove_tree};
 use crate::{Hasher, holes};
 
@@ -50,30 +52,42 @@ pub(super) struct Ground {
     path: PathBuf,
     root: OwnedFd,
     manner: Manner,
+    counter: Arc<ByteCounter>,
 }
 
 impl Ground {
     /// An empty directory at `path` with all directories of `tree` in it, if there is room for the tree.
-    pub(super) fn prepare(path: PathBuf, manner: Manner, tree: &Tree) -> Result<Ground, MaterializeError> {
+    pub(super) fn prepare(
+        path: PathBuf,
+        manner: Manner,
+        tree: &Tree,
+        counter: Arc<ByteCounter>,
+    ) -> Result<Ground, MaterializeError> {
         let fail = |source| MaterializeError::Write { path: path.clone(), source };
         remove_tree(&path).and_then(|()| std::fs::create_dir(&path)).map_err(fail)?;
-        let ground = Ground::open(path, manner)?;
-        ground.demand_room(tree.extent())?;
+        let ground = Ground::open(path, manner, counter)?;
+        ground.expect(tree.extent())?;
         tree.branches().try_for_each(|branch| ground.directory(&branch.path))?;
         Ok(ground)
     }
 
     /// The directory at `path`, with what is in it.
-    pub(super) fn open(path: PathBuf, manner: Manner) -> Result<Ground, MaterializeError> {
+    pub(super) fn open(
+        path: PathBuf,
+        manner: Manner,
+        counter: Arc<ByteCounter>,
+    ) -> Result<Ground, MaterializeError> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::open(&path, flags, Mode::empty()) {
-            Ok(root) => Ok(Ground { path, root, manner }),
+            Ok(root) => Ok(Ground { path, root, manner, counter }),
             Err(source) => Err(MaterializeError::Write { path, source: source.into() }),
         }
     }
 
-    /// An error unless the file system has room for all of it, or cannot report its room.
-    pub(super) fn demand_room(&self, extent: Extent) -> Result<(), MaterializeError> {
+    /// Begins to count what is written. An error unless the file system has room for all of it, or cannot report its
+    /// room.
+    pub(super) fn expect(&self, extent: Extent) -> Result<(), MaterializeError> {
+        self.counter.begin(extent.bytes);
         let Ok(disk) = rustix::fs::fstatvfs(&self.root) else { return Ok(()) };
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         let inodes = extent.directories + extent.files + extent.links;
@@ -189,8 +203,11 @@ impl Ground {
                 Err(source) => return Err(self.fail(&target.path, source)),
             };
             hasher.update(&chunk[..length]);
-            if !is_clone {
-                write(&mut file, &chunk[..length]).map_err(|source| self.fail(&target.path, source))?;
+            match is_clone {
+                true => self.counter.add(length),
+                false => self
+                    .write(&mut file, &chunk[..length])
+                    .map_err(|source| self.fail(&target.path, source))?,
             }
         }
         if !is_clone {
@@ -201,6 +218,14 @@ impl Ground {
             actual => Err(unread(ReadError::Corrupt { digest, actual })),
         }
     }
+
+    /// Appends to a file of this directory.
+    pub(super) fn write(&self, file: &mut holes::Writer, bytes: &[u8]) -> io::Result<()> {
+        failpoint::hit("cas.tree.write")?;
+        file.append(bytes)?;
+        self.counter.add(bytes.len());
+        Ok(())
+    }
 }
 
 /// Sets the owner, and the mode that all files of a job have.
@@ -209,10 +234,4 @@ fn settle(file: impl AsFd, owner: Option<Owner>) -> io::Result<()> {
         rustix::fs::fchown(&file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
     }
     Ok(rustix::fs::fchmod(file, Mode::from_raw_mode(0o775))?)
-}
-
-/// Appends to a file.
-pub(super) fn write(file: &mut holes::Writer, bytes: &[u8]) -> io::Result<()> {
-    failpoint::hit("cas.tree.write")?;
-    file.append(bytes)
 }

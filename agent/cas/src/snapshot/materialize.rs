@@ -22,8 +22,9 @@ use agent_model::{Digest, failpoint};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 
-use super::ground::{Ground, Manner, Target, write};
+use super::ground::{Ground, Manner, Target};
 use super::tree::{self, Entry, Tree, TreeError};
+use crate::counter::ByteCounter;
 use crate::holes;
 use crate::parallel::blocking;
 use crate::store::{BATCH_BLOBS, BATCH_BYTES, BlobStore, ReadError, SMALL_BLOB, batches};
@@ -96,28 +97,25 @@ pub enum MaterializeError {
 /// Writes the tree to `dest` for a person: executable files stay so, all others are not, and the process's
 /// file mode mask applies. `dest` must not exist, or be empty.
 pub async fn download(store: &impl BlobStore, root: Digest, dest: &Path) -> Result<Laid, MaterializeError> {
-    lay(store, &fetch(store, root).await?, dest, Manner::Person).await
+    download_parts(store, root, &[], dest, &Arc::default()).await
 }
 
 /// As [`download`], but only these files and directories of it, each the path below the root; all of it if none is
-/// named. A link to a place that is left out leads nowhere.
+/// named. A link to a place that is left out leads nowhere. What is written is counted.
 pub async fn download_parts(
     store: &impl BlobStore,
     root: Digest,
     parts: &[String],
     dest: &Path,
+    counter: &Arc<ByteCounter>,
 ) -> Result<Laid, MaterializeError> {
-    let mut tree = fetch(store, root).await?;
+    let mut tree = Arc::new(tree::fetch(store, root).await.map_err(MaterializeError::Tree)?);
     if !parts.is_empty() {
         let pruned =
             tree.only(parts).map_err(|path| MaterializeError::NoSuchPart { path: path.to_owned() })?;
         tree = Arc::new(blocking(move || pruned.check()).await.map_err(MaterializeError::Tree)?);
     }
-    lay(store, &tree, dest, Manner::Person).await
-}
-
-async fn fetch(store: &impl BlobStore, root: Digest) -> Result<Arc<Tree>, MaterializeError> {
-    Ok(Arc::new(tree::fetch(store, root).await.map_err(MaterializeError::Tree)?))
+    lay(store, &tree, dest, Manner::Person, counter).await
 }
 
 /// Writes the tree to `dest`.
@@ -126,9 +124,10 @@ pub(super) async fn lay(
     tree: &Arc<Tree>,
     dest: &Path,
     manner: Manner,
+    counter: &Arc<ByteCounter>,
 ) -> Result<Laid, MaterializeError> {
     let staging = staging_path(dest)?;
-    let result = fill(store, tree, &staging, manner).await;
+    let result = fill(store, tree, &staging, manner, counter).await;
     let dest = dest.to_owned();
     blocking(move || {
         result.and_then(|()| publish(&staging, &dest)).inspect_err(|_| {
@@ -164,9 +163,10 @@ async fn fill(
     tree: &Arc<Tree>,
     staging: &Path,
     manner: Manner,
+    counter: &Arc<ByteCounter>,
 ) -> Result<(), MaterializeError> {
-    let (path, shared) = (staging.to_owned(), Arc::clone(tree));
-    let ground = Arc::new(blocking(move || Ground::prepare(path, manner, &shared)).await?);
+    let (path, shared, counter) = (staging.to_owned(), Arc::clone(tree), Arc::clone(counter));
+    let ground = Arc::new(blocking(move || Ground::prepare(path, manner, &shared, counter)).await?);
     lay_files(store, &ground, tree.files()).await?;
     let shared = Arc::clone(tree);
     blocking(move || shared.links().try_for_each(|(path, to)| ground.link(&path, to))).await
@@ -234,7 +234,7 @@ async fn lay_batch(
                 answer.map_err(|source| MaterializeError::Read { path: targets[0].path.clone(), source })?;
             for target in targets {
                 let mut file = holes::Writer::new(ground.create(target)?);
-                let written = write(&mut file, &bytes).and_then(|()| file.finish());
+                let written = ground.write(&mut file, &bytes).and_then(|()| file.finish());
                 written.map_err(|source| ground.fail(&target.path, source))?;
             }
         }
@@ -281,7 +281,8 @@ async fn lay_one(
     let mut file = holes::Writer::new(ground.create(target)?);
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(fail)?;
-        let (written, same) = blocking(move || (write(&mut file, &chunk), file)).await;
+        let shared = Arc::clone(ground);
+        let (written, same) = blocking(move || (shared.write(&mut file, &chunk), file)).await;
         written.map_err(|source| ground.fail(&target.path, source))?;
         file = same;
     }

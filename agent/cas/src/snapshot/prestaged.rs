@@ -35,6 +35,7 @@ use super::materialize::{Laid, MaterializeError, lay, lay_files, publish, stagin
 use super::scan::hash_content;
 use super::tree::{self, Branch, Directory, Tree};
 use super::walk::Stamp;
+use crate::counter::ByteCounter;
 use crate::holes;
 use crate::parallel::{self, blocking};
 use crate::store::{BlobStore, remove_tree};
@@ -97,7 +98,7 @@ impl PrestagedTree {
     ) -> Result<PrestagedTree, PrestageError> {
         let failed = |source| PrestageError::Lay(MaterializeError::Tree(source));
         let tree = Arc::new(tree::fetch(store, root).await.map_err(failed)?);
-        lay(store, &tree, path, Manner::Job(owner)).await.map_err(PrestageError::Lay)?;
+        lay(store, &tree, path, Manner::Job(owner), &Arc::default()).await.map_err(PrestageError::Lay)?;
         PrestagedTree::settle(path.to_owned(), tree, owner, settling).await
     }
 
@@ -201,15 +202,16 @@ impl PrestagedTree {
         store: &impl BlobStore,
         mut difference: Difference,
         dest: &Path,
+        counter: &Arc<ByteCounter>,
     ) -> Result<(), PrestageError> {
-        let (prestaged, dest) = (Arc::clone(self), dest.to_owned());
+        let (prestaged, dest, counter) = (Arc::clone(self), dest.to_owned(), Arc::clone(counter));
         let staging = staging_path(&dest).map_err(PrestageError::Lay)?;
         let (to, extent) = (staging.clone(), difference.extent());
         let files = std::mem::take(&mut difference.files);
         let begun = blocking(move || {
             prestaged.take(&to)?;
-            let prepared = Ground::open(to, Manner::Job(prestaged.owner)).and_then(|ground| {
-                ground.demand_room(extent)?;
+            let prepared = Ground::open(to, Manner::Job(prestaged.owner), counter).and_then(|ground| {
+                ground.expect(extent)?;
                 difference.unlinked.iter().try_for_each(|path| ground.unlink(path))?;
                 difference.emptied.iter().try_for_each(|path| ground.remove_directory(path))?;
                 difference.directories.iter().try_for_each(|path| ground.directory(path))?;
@@ -302,6 +304,18 @@ pub async fn materialize(
     owner: Option<Owner>,
     prestaged_trees: &[Arc<PrestagedTree>],
 ) -> Result<Laid, MaterializeError> {
+    materialize_counted(store, root, dest, owner, prestaged_trees, &Arc::default()).await
+}
+
+/// The same, and counts what is written: of a similar tree only what differs.
+pub async fn materialize_counted(
+    store: &impl BlobStore,
+    root: Digest,
+    dest: &Path,
+    owner: Option<Owner>,
+    prestaged_trees: &[Arc<PrestagedTree>],
+    counter: &Arc<ByteCounter>,
+) -> Result<Laid, MaterializeError> {
     let usable: Vec<&Arc<PrestagedTree>> =
         prestaged_trees.iter().filter(|prestaged| prestaged.owner == owner).collect();
     let known: Vec<Arc<Tree>> = usable.iter().map(|prestaged| Arc::clone(&prestaged.tree)).collect();
@@ -313,7 +327,7 @@ pub async fn materialize(
     near.sort_by_key(|(difference, _)| difference.cost);
     for (difference, prestaged) in near {
         if prestaged.claim() {
-            match prestaged.become_tree(store, difference, dest).await {
+            match prestaged.become_tree(store, difference, dest, counter).await {
                 Ok(()) => return Ok(Laid::of(&tree)),
                 Err(error) => {
                     let error = causes::tell(&error);
@@ -322,7 +336,7 @@ pub async fn materialize(
             }
         }
     }
-    lay(store, &tree, dest, Manner::Job(owner)).await
+    lay(store, &tree, dest, Manner::Job(owner), counter).await
 }
 
 #[cfg(test)]

@@ -21,11 +21,12 @@ use tonic::Status;
 
 use super::scan::Snapshot;
 use super::walk::{FilePlace, Folder, Leaf};
+use crate::counter::Meter;
 use crate::digest_of;
 use crate::parallel::blocking;
 use crate::remote::RetryPolicy;
 use crate::store::{
-    BATCH_BLOBS, BATCH_BYTES, BlobStore, Chunks, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
+    BATCH_BLOBS, BATCH_BYTES, BlobStore, MissingError, SMALL_BLOB, WriteError, batches, file_chunks,
 };
 
 /// Batches and streams on their way at once.
@@ -178,34 +179,6 @@ async fn send_all(
         directories += send(store, vec![root], &under_way).await?.directories;
     }
     Ok((sent, directories))
-}
-
-/// Counts the bytes of a large file that are sent, as long as it is not sent whole.
-struct Meter {
-    all: Arc<AtomicU64>,
-    own: Arc<AtomicU64>,
-}
-
-impl Meter {
-    fn new(all: &Arc<AtomicU64>) -> Meter {
-        Meter { all: Arc::clone(all), own: Arc::default() }
-    }
-
-    /// These chunks, each counted when it is taken.
-    fn count(&self, chunks: Chunks) -> Chunks {
-        let (all, own) = (Arc::clone(&self.all), Arc::clone(&self.own));
-        let count = move |chunk: &Bytes| {
-            own.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-            all.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-        };
-        chunks.inspect_ok(count).boxed()
-    }
-}
-
-impl Drop for Meter {
-    fn drop(&mut self) {
-        self.all.fetch_sub(self.own.load(Ordering::Relaxed), Ordering::Relaxed);
-    }
 }
 
 /// Something the store may lack.

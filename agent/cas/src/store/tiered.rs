@@ -18,6 +18,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::{BlobStore, Chunks, MissingError, ReadError, WriteError};
+use crate::ByteCounter;
 
 /// Most blobs that are doubted. A far store that is wrong about more has lost everything.
 const DOUBTED: usize = 100_000;
@@ -30,18 +31,26 @@ pub struct Tiered<N, F> {
     /// Where else a blob may be.
     other: Option<F>,
     doubted: Arc<Mutex<HashSet<Digest>>>,
+    /// Told what arrives of large blobs.
+    counter: Option<Arc<ByteCounter>>,
 }
 
 impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     /// `near` in front of `far`.
     pub fn new(near: N, far: F) -> Tiered<N, F> {
-        Tiered { near, far, other: None, doubted: Arc::default() }
+        Tiered { near, far, other: None, doubted: Arc::default(), counter: None }
     }
 
     /// The same with another store that is asked for blobs that `far` turns out not to have.
     #[must_use]
     pub fn or_from(self, other: F) -> Tiered<N, F> {
         Tiered { other: Some(other), ..self }
+    }
+
+    /// The same store, for a task that is counted.
+    #[must_use]
+    pub(super) fn counted(self, counter: &Arc<ByteCounter>) -> Tiered<N, F> {
+        Tiered { counter: Some(Arc::clone(counter)), ..self }
     }
 
     /// The near store.
@@ -85,6 +94,11 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
 
     async fn bring(&self, from: &F, digest: Digest) -> Result<(), ReadError> {
         let source = from.read(digest, 0).await?;
+        let meter = self.counter.as_ref().map(|counter| counter.meter());
+        let source = match &meter {
+            Some(meter) => meter.count(source),
+            None => source,
+        };
         self.near.write(digest, source).await.map_err(|error| match error {
             WriteError::Source { source, .. } => *source,
             error => ReadError::Keep { digest, source: Box::new(error) },

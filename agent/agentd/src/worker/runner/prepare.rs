@@ -26,7 +26,7 @@ use super::{Runner, Step, or_end};
 use crate::config::JobUser;
 use crate::worker::backoff::Backoff;
 use crate::worker::data::Supply;
-use crate::worker::fetch::{self, FetchError};
+use crate::worker::fetch::{self, FetchError, Fetching};
 use crate::worker::journal::Journal;
 use crate::worker::prestaged_trees::Wish;
 use crate::worker::{containers, faults, outputs, recover};
@@ -37,7 +37,7 @@ const DOUBT: Duration = Duration::from_secs(20);
 /// How often the length of a build log is checked, only during a build: all other files announce their growth.
 const BUILD_LOG_EVERY: Duration = Duration::from_millis(200);
 
-/// How often the numbers of a build are published.
+/// How often the numbers of a build or a fetch are published.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 impl<J: Journal> Runner<J> {
@@ -82,7 +82,12 @@ impl<J: Journal> Runner<J> {
         let (mut backoff, mut unsound) = (Backoff::default(), None);
         loop {
             let trees = prestaged_trees.list();
-            let error = match fetch::lay_out(store, &trees, spec, data, &self.dir, user).await {
+            let fetching = Fetching::default();
+            let laid = tokio::select! {
+                laid = fetch::lay_out(store, &trees, spec, data, &self.dir, user, &fetching) => laid,
+                never = self.follow_fetch(&fetching) => match never {},
+            };
+            let error = match laid {
                 Err(error) if faults::is_no_space(&error) && prestaged_trees.give_way().await => continue,
                 Err(error) if faults::is_no_space(&error) && self.worker.disk.room().is_err() => {
                     self.until_room().await;
@@ -100,6 +105,16 @@ impl<J: Journal> Runner<J> {
                 return Err(error);
             }
             self.wait_for_store(&mut backoff, &error).await;
+        }
+    }
+
+    /// Publishes how much is fetched.
+    async fn follow_fetch(&self, fetching: &Fetching) -> Infallible {
+        loop {
+            tokio::time::sleep(PROGRESS_EVERY).await;
+            if let Some(part) = fetching.describe() {
+                self.say(&part);
+            }
         }
     }
 

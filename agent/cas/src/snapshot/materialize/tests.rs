@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use super::super::{push, scan};
 use super::*;
 use crate::conformance::content;
-use crate::snapshot::materialize;
+use crate::snapshot::{materialize, materialize_counted};
 use crate::{Disk, Memory, Tiered};
 
 /// A tree with everything a tree may hold, in `store`; returns its root and what it holds.
@@ -39,7 +39,9 @@ async fn check_round_trip(store: &impl BlobStore) {
     let (root, expected) = example(store).await;
     let home = tempfile::tempdir().unwrap();
     let dest = home.path().join("work");
-    assert_eq!(materialize(store, root, &dest, None, &[]).await.unwrap(), expected);
+    let counter = Arc::default();
+    assert_eq!(materialize_counted(store, root, &dest, None, &[], &counter).await.unwrap(), expected);
+    assert_eq!(counter.part(), (expected.bytes, expected.bytes));
     assert_eq!(scan(&dest.join("many")).unwrap().files, 300);
     assert_eq!(fs::read(dest.join("a/large-again")).unwrap(), content(1, 2_500_000));
     assert_eq!(fs::read_link(dest.join("many/link")).unwrap(), Path::new("../a/large"));
@@ -82,7 +84,7 @@ async fn test_parts_are_laid_alone_or_named_when_they_are_not_there() {
     let dest = home.path().join("copy");
     let lay = async |parts: &[&str]| {
         let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
-        let laid = download_parts(&store, root, &parts, &dest).await;
+        let laid = download_parts(&store, root, &parts, &dest, &Arc::default()).await;
         let found = dest.exists().then(|| scan(&dest).unwrap().named(|_, _| true));
         let _ = fs::remove_dir_all(&dest);
         laid.map(|laid| (laid, found.unwrap_or_default()))

@@ -474,7 +474,7 @@ async fn test_what_changes_while_a_prestaged_tree_is_laid_out_reaches_no_job() {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("prestaged");
         let tree = Arc::new(tree::fetch(&store, root).await.unwrap());
-        lay(&store, &tree, &path, Manner::Job(None)).await.unwrap();
+        lay(&store, &tree, &path, Manner::Job(None), &Arc::default()).await.unwrap();
         meddle(&path);
         let settled = PrestagedTree::settle(path, tree, None, TICK).await;
         assert!(

@@ -267,8 +267,7 @@ fn too_slow(job: &JobRecord, phase: GangPhase, gather: Duration) -> Option<(u32,
             };
             let doing = match slow.step {
                 None => "its node has not taken it".to_owned(),
-                Some(step) if slow.detail.is_empty() => step.describe().to_owned(),
-                Some(step) => format!("{}: {}", step.describe(), slow.detail),
+                Some(step) => step.describe_with(&slow.detail),
             };
             let what = format!(
                 "rank {} on {} could not start within {} s after the first could",

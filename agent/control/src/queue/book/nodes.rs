@@ -103,10 +103,7 @@ impl Book {
             });
         }
         if stepped {
-            let mut text = held.step.describe().to_owned();
-            if !held.detail.is_empty() && held.detail != text {
-                text = format!("{text}: {}", held.detail);
-            }
+            let mut text = held.step.describe_with(&held.detail);
             if gang {
                 text = format!("rank {}: {text}", held.replica.rank);
             }
