@@ -51,6 +51,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::EnvSpec;
+use agent_model::words::duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
@@ -221,9 +222,9 @@ impl Environments {
         told: &watch::Sender<Option<Progress>>,
     ) -> Result<EnvLease, AcquireError> {
         let place = self.cache.place(spec.kind(), &builder.identity(spec).await?);
-        let mut reused = true;
+        let mut took = None;
         loop {
-            if let Some(lease) = place.lease(reused)? {
+            if let Some(lease) = place.lease(took)? {
                 let damage = match place.inspect(&lease).await? {
                     None => builder.verify(spec, &lease).await?,
                     damage => damage,
@@ -240,7 +241,9 @@ impl Environments {
                 );
             }
             let flight = SingleFlights::join(&self.flights, &place, builder, spec)?;
-            reused &= flight.follow(log, told).await? == Made::Before;
+            if let Made::Anew(time) = flight.follow(log, told).await? {
+                took = Some(took.unwrap_or_default() + time);
+            }
         }
     }
 
@@ -263,7 +266,12 @@ impl Environments {
         let packages = self.get(&conda, &packages, log, told).await?;
         let together = images.together(&ground, glibc, &packages);
         let lease = self.get(&together, spec, log, told).await?;
-        Ok(lease.with_parts(vec![ground, packages]))
+        let is_last_step = ground.reused() && packages.reused();
+        let lease = lease.with_parts(vec![ground, packages]);
+        if let Some(took) = lease.took().filter(|_| !is_last_step) {
+            note(log, &format!("{} is ready after {} in all\n", lease.key(), duration(took)));
+        }
+        Ok(lease)
     }
 
     /// Takes a lease of the environment with this key, as [`EnvLease::key`] gave it before a restart of the daemon:
@@ -271,7 +279,7 @@ impl Environments {
     pub fn hold(&self, key: &str) -> Option<EnvLease> {
         let place = self.cache.found(key)?;
         let lease = place
-            .lease(true)
+            .lease(None)
             .inspect_err(|error| tracing::warn!(key, %error, "it cannot be held"))
             .ok()??;
         let parts = lease.parts().iter().filter_map(|part| self.hold(part)).collect();

@@ -150,7 +150,7 @@ async fn test_second_job_of_an_environment_finds_it_ready() {
         ..JobDraft::default()
     };
     let mut prefixes = Vec::new();
-    for how in ["built", "reused"] {
+    for how in [" built in ", " reused"] {
         let job = daemon.submit(draft()).await;
         let ended = daemon.ended(&job).await;
         assert_eq!(ended.state, "Completed", "{ended:?}");

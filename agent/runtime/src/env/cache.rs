@@ -183,13 +183,14 @@ impl EnvDir {
         &self.prefix
     }
 
-    /// A lease, if the environment exists and no builder works on it.
-    pub(super) fn lease(&self, reused: bool) -> Result<Option<EnvLease>, AcquireError> {
+    /// A lease, if the environment exists and no builder works on it; `took` is how long its build took, if it was
+    /// built for this lease.
+    pub(super) fn lease(&self, took: Option<Duration>) -> Result<Option<EnvLease>, AcquireError> {
         let Some((marker, lock)) = self.shared()? else { return Ok(None) };
         Ok(Some(EnvLease {
             name: self.name.clone(),
             vars: marker.vars.clone(),
-            reused,
+            took,
             lock_file: marker.locked.then(|| self.prefix.join(LOCK_LIST)),
             log_file: self.log(),
             marker,
@@ -227,7 +228,7 @@ impl EnvDir {
     pub(super) async fn exclusive(&self, waiting: impl FnOnce()) -> Result<Option<Exclusive>, AcquireError> {
         let mut waiting = Some(waiting);
         loop {
-            if self.lease(false)?.is_some() {
+            if self.lease(None)?.is_some() {
                 return Ok(None);
             }
             if let Some(lock) = self.try_exclusive().map_err(AcquireError::io("lock", &self.prefix))? {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use agent_env::{Phase, Progress};
 use agent_model::size;
+use agent_model::words::duration;
 
 /// How often the build log gets the progress of a phase.
 const EVERY: Duration = Duration::from_secs(2);
@@ -71,7 +72,7 @@ impl Narrator {
         if last.phase == Phase::Waiting {
             return Vec::new();
         }
-        vec![format!("{}: {:.1} s", counted(&last), now.duration_since(began).as_secs_f64())]
+        vec![format!("{}: {}", counted(&last), duration(now.duration_since(began)))]
     }
 }
 
@@ -96,7 +97,7 @@ mod tests {
         let linking = Progress { bytes: 0, bytes_total: 0, ..progress(Phase::Link, 0, "") };
         let ends = narrator.hear(&linking, now);
         assert_eq!(ends, ["downloading packages, 3 of 40, 3 of 120 MB: 2.0 s", "linking packages, 0 of 40"]);
-        assert_eq!(narrator.end(now), ["linking packages, 0 of 40: 0.0 s"]);
+        assert_eq!(narrator.end(now), ["linking packages, 0 of 40: 0 ms"]);
         assert!(narrator.end(now).is_empty());
     }
 }

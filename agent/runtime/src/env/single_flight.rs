@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use agent_model::EnvSpec;
+use agent_model::words::duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use parking_lot::Mutex;
@@ -35,8 +36,8 @@ const BREAKS: u32 = 3;
 /// How an environment became ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Made {
-    /// It was built, by this agent or by another that was waited for.
-    Anew,
+    /// It was built, by this agent or by another that was waited for, in this time.
+    Anew(Duration),
     /// It was ready already, but an earlier look found its lock taken by another one's look.
     Before,
 }
@@ -187,7 +188,7 @@ async fn build(
     transcript: &Arc<Transcript>,
     flights: &SingleFlights,
 ) -> Outcome {
-    let mut waited = false;
+    let (mut waited, begun) = (false, Instant::now());
     let waiting = || {
         waited = true;
         transcript.write(b"waiting for another agent that works on this environment\n");
@@ -198,7 +199,7 @@ async fn build(
             return Ok(Made::Before);
         }
         transcript.repeat(place);
-        return Ok(Made::Anew);
+        return Ok(Made::Anew(begun.elapsed()));
     };
     transcript.keep(place)?;
     let scaffold = lock.scaffold().await?;
@@ -221,13 +222,10 @@ async fn build(
             let taken = tokio::task::spawn_blocking(move || made.take_back()).await.map_err(io::Error::other);
             taken.flatten().map_err(AcquireError::io("take over", place.prefix()))?;
             scaffold.finish(built).await?;
-            tracing::info!(key = place.name(), seconds = started.elapsed().as_secs(), "built environment");
-            workspace.say(&format!(
-                "{} is ready after {:.1} s",
-                place.name(),
-                started.elapsed().as_secs_f64()
-            ));
-            Ok(Made::Anew)
+            let took = started.elapsed();
+            tracing::info!(key = place.name(), seconds = took.as_secs(), "built environment");
+            workspace.say(&format!("{} is ready after {}", place.name(), duration(took)));
+            Ok(Made::Anew(took))
         }
         Err(error) => {
             workspace.say(&format!("{} could not be built: {error}", place.name()));

@@ -12,6 +12,7 @@ use std::time::Duration;
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::orders::Desired;
 use agent_model::protocol::start::Deadline;
+use agent_model::words::duration;
 use agent_model::{Boot, Fault};
 use agent_runtime::env::EnvLease;
 use agent_runtime::exec::{ContainerSpec, LaunchError, Running};
@@ -240,6 +241,7 @@ impl<J: Journal> Runner<J> {
 
 /// What users see about an environment.
 fn about(environment: &EnvLease) -> String {
-    let how = if environment.reused() { "reused" } else { "built" };
+    let built = |took| format!("built in {}", duration(took));
+    let how = environment.took().map_or_else(|| "reused".to_owned(), built);
     format!("environment {} {how}", environment.key())
 }

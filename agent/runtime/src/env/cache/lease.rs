@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{Marker, Use};
 use crate::env::Image;
@@ -13,7 +14,7 @@ pub struct EnvLease {
     pub(super) name: String,
     pub(super) marker: Marker,
     pub(super) vars: BTreeMap<String, String>,
-    pub(super) reused: bool,
+    pub(super) took: Option<Duration>,
     pub(super) lock_file: Option<PathBuf>,
     pub(super) log_file: PathBuf,
     pub(super) parts: Vec<EnvLease>,
@@ -41,7 +42,7 @@ impl EnvLease {
 
     /// Adds leases of the environments that it consists of, for as long as this exists.
     pub(in crate::env) fn with_parts(mut self, parts: Vec<EnvLease>) -> EnvLease {
-        self.reused &= parts.iter().all(EnvLease::reused);
+        self.took = parts.iter().filter_map(EnvLease::took).chain(self.took).reduce(|one, other| one + other);
         self.parts = parts;
         self
     }
@@ -68,7 +69,12 @@ impl EnvLease {
 
     /// It was ready already: nothing was built, and no build was waited for.
     pub fn reused(&self) -> bool {
-        self.reused
+        self.took.is_none()
+    }
+
+    /// How long it took to build it, with what it consists of; `None` where nothing was built.
+    pub fn took(&self) -> Option<Duration> {
+        self.took
     }
 
     /// The version of its interpreter, for example `3.10.12`; empty for none.
