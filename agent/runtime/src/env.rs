@@ -22,6 +22,7 @@ mod conda;
 mod config;
 mod curated;
 mod dists;
+mod downloads;
 mod engine;
 mod error;
 #[cfg(any(test, feature = "fakes"))]

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::AcquireError;
 use super::Progress;
 use super::builder::Builder;
+use super::downloads::Downloads;
 use super::single_flight::Transcript;
 use crate::exec::{Command, MemoryGroup, says_lack};
 
@@ -139,6 +140,31 @@ impl BuildWorkspace {
         };
         let is_lent = command.is_somebody_else();
         let status = self.prepare(command)?.stream(sink).await.map_err(AcquireError::command(step))?;
+        self.recover(is_lent)?;
+        deaths.check(step, status)?;
+        Ok(kept.ran(status))
+    }
+
+    /// As [`BuildWorkspace::run`] for an installer: its downloads are reported as progress.
+    pub(super) async fn install(
+        &self,
+        step: &'static str,
+        command: Command,
+        mut downloads: Downloads,
+    ) -> Result<Ran, AcquireError> {
+        let (mut kept, deaths) = (Kept::default(), Deaths::watch());
+        let sink = |bytes: &[u8]| {
+            let (shown, progress) = downloads.hear(bytes);
+            self.transcript.write(&shown);
+            kept.add(&shown);
+            progress.into_iter().for_each(|progress| self.tell(progress));
+        };
+        let is_lent = command.is_somebody_else();
+        let status = self.prepare(command)?.stream(sink).await;
+        let rest = downloads.end();
+        self.transcript.write(&rest);
+        kept.add(&rest);
+        let status = status.map_err(AcquireError::command(step))?;
         self.recover(is_lent)?;
         deaths.check(step, status)?;
         Ok(kept.ran(status))

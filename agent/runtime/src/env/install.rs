@@ -12,6 +12,7 @@ use std::sync::Arc;
 use agent_model::failpoint;
 
 use super::dists::{self, Dists, Hashes};
+use super::downloads::Downloads;
 use super::pip_settings::settings;
 use super::uv::{self, Finder, Found};
 use super::{AcquireError, BuildWorkspace, EnvConfig, Phase, Progress, pip_output};
@@ -23,6 +24,12 @@ const MISFIT: &str = "warning: packages do not fit each other";
 
 /// How large the hashes of a lock may be, in bytes: a lock must stay readable.
 const HASHES: usize = 512 << 10;
+
+/// The version from which on pip can report what it installed.
+const REPORTS: (u32, u32) = (22, 2);
+
+/// The version from which on pip can say how much of a download has arrived.
+const COUNTS: (u32, u32) = (24, 1);
 
 /// Installs Python packages.
 pub(super) struct Installer {
@@ -121,7 +128,8 @@ impl Installer {
         if wanted.exact {
             command = command.arg("--no-deps");
         }
-        let ran = workspace.run(INSTALL, self.clean(command, wanted, workspace).arg("-r").arg(list)).await?;
+        let command = self.clean(command, wanted, workspace).arg("-r").arg(list);
+        let ran = workspace.install(INSTALL, command, Downloads::of_uv()).await?;
         if ran.success {
             return Ok(true);
         }
@@ -139,7 +147,9 @@ impl Installer {
         workspace: &BuildWorkspace,
     ) -> Result<Hashes, AcquireError> {
         let report = scratch(workspace).join("report.json");
-        let mut command = self.of_pip(workspace).args(["install", "--no-input", "--progress-bar", "off"]);
+        let pip = pip_version(&dists::dists(workspace.prefix()));
+        let bar = if pip >= COUNTS { "raw" } else { "off" };
+        let mut command = self.of_pip(workspace).args(["install", "--no-input", "--progress-bar", bar]);
         if self.config.conda.offline {
             command = command.arg("--no-index");
         }
@@ -149,11 +159,11 @@ impl Installer {
         if wanted.compiled_later {
             command = command.arg("--no-compile");
         }
-        if reports(&dists::dists(workspace.prefix())) {
+        if pip >= REPORTS {
             command = command.arg("--report").arg(&report);
         }
-        let mut ran =
-            workspace.run(INSTALL, self.clean(command, wanted, workspace).arg("-r").arg(list)).await?;
+        let command = self.clean(command, wanted, workspace).arg("-r").arg(list);
+        let mut ran = workspace.install(INSTALL, command, Downloads::of_pip()).await?;
         if ran.success {
             // pip has checked already, and prints an error for what it accepts.
             if ran.text.contains("dependency resolver does not currently take into account") {
@@ -325,11 +335,11 @@ pub(super) fn local_files(requirements: &[String]) -> String {
         .collect()
 }
 
-/// Pip can report what it installed since 22.2.
-fn reports(dists: &Dists) -> bool {
+/// The version of the pip in an environment.
+fn pip_version(dists: &Dists) -> (u32, u32) {
     let version = dists.get("pip").map(|pip| pip.version.as_str()).unwrap_or_default();
     let mut parts = version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
-    (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= (22, 2)
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
 }
 
 /// The wheel of pip that comes with an interpreter.

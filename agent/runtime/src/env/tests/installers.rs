@@ -48,6 +48,34 @@ async fn test_uv_installs_where_it_is() {
 }
 
 #[tokio::test]
+async fn test_downloads_of_an_installer_are_told_while_they_go_on() {
+    let fixture = Fixture::new();
+    let go_on = fixture.path("go-on");
+    let slow = format!(
+        "case \"$*\" in *\"pip install --index-strategy\"*) echo 'Downloading tiny (33.7MiB)'; \
+         while [ ! -e {} ]; do sleep 0.05; done; echo ' Downloaded tiny';; esac\n{INSTALLS}",
+        go_on.display()
+    );
+    let environments = Environments::open(EnvConfig { uv: fixture.uv(&slow), ..fixture.config() }).unwrap();
+    let told = watch::Sender::new(None);
+    let mut hears = told.subscribe();
+    let (spec, log) = (pip("python3", &["tiny".to_owned()]), fixture.path("log"));
+    let watches = async {
+        let is = |what: &'static str| {
+            move |told: &Option<Progress>| told.as_ref().is_some_and(|told| describe(told) == what)
+        };
+        hears.wait_for(is("installing pip packages: downloading tiny (35 MB)")).await.unwrap();
+        fs::write(&go_on, "").unwrap();
+        hears.wait_for(Option::is_none).await.unwrap();
+    };
+    let (lease, ()) = tokio::join!(environments.acquire(&spec, &log, &told), watches);
+    let took = lease.unwrap().took().unwrap();
+    let log = fixture.log("log");
+    assert!(log.contains("Downloading tiny (33.7MiB)\n Downloaded tiny\n"), "{log}");
+    assert!(log.ends_with(&format!(" is ready after {}\n", duration(took))), "{log}");
+}
+
+#[tokio::test]
 async fn test_pip_installs_what_uv_does_not_understand() {
     let fixture = Fixture::new();
     let mut lines = fixture.wheel("tiny", "1.5", "").await;
