@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::Duration;
 
 use agent_model::{failpoint, size};
@@ -24,6 +24,9 @@ const KEPT: usize = 64 << 10;
 
 /// How much nicer builders are than the daemon.
 const NICE: i32 = 5;
+
+/// Whether the daemon's log says that memory cannot be limited here.
+static WARNED: Once = Once::new();
 
 /// The result of a build.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -224,8 +227,12 @@ impl BuildWorkspace {
             0 => None,
             limit => MemoryGroup::make(limit)
                 .inspect_err(|why| {
-                    let limit = size::binary(limit);
-                    self.say(&format!("the memory of this build is not limited to {limit}: {why}"));
+                    // A property of the machine, which `agentctl doctor` shows: no news for whoever builds.
+                    let warn = || {
+                        let limit = size::decimal(limit);
+                        tracing::warn!(limit, why, "cannot limit memory of builds");
+                    };
+                    WARNED.call_once(warn);
                 })
                 .ok()
                 .map(Arc::new),
