@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
 use agent_model::causes;
+use agent_model::size::decimal;
 use futures_util::{StreamExt, TryStreamExt};
 use parking_lot::Mutex;
 use rattler_cache::package_cache::{CacheKey, PackageCache};
@@ -216,11 +217,11 @@ impl Fetcher {
             && free < size.saturating_mul(4).saturating_add(RESERVE)
         {
             let doing = format!(
-                "{} MB of packages take about {} MB with what they hold, {} MB must stay free, and {} MB are free",
-                size.div_ceil(1_000_000),
-                (size * 4).div_ceil(1_000_000),
-                RESERVE / 1_000_000,
-                free / 1_000_000
+                "{} of packages take about {} with what they hold, {} must stay free, and {} are free",
+                decimal(size),
+                decimal(size.saturating_mul(4)),
+                decimal(RESERVE),
+                decimal(free)
             );
             return Err(disk::full(&self.cache.pkgs, &doing));
         }
@@ -451,7 +452,7 @@ impl Job {
         self.length.store(length, Ordering::Relaxed);
         let needed = length.saturating_mul(4).saturating_add(RESERVE);
         if disk::free(&self.pkgs).is_some_and(|free| free < needed) {
-            let doing = format!("{} and what it holds need about {} MB", self.name, needed / 1_000_000);
+            let doing = format!("{} and what it holds need about {}", self.name, decimal(needed));
             return Err(disk::full(&self.pkgs, &doing));
         }
         Ok(())

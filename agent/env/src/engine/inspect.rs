@@ -13,6 +13,8 @@ use std::path::{Component, Path, PathBuf};
 use rattler_conda_types::PackageRecord;
 use rattler_conda_types::package::{LinkJson, PackageFile};
 
+use agent_model::size::decimal;
+
 use super::cache;
 
 /// Why a package is refused.
@@ -37,7 +39,7 @@ pub(crate) enum PackageRefused {
     #[error("`{0}` is a device, a pipe or a socket")]
     Special(PathBuf),
     /// It unpacks to far more than its size allows.
-    #[error("it unpacks to more than {} MB, which is out of proportion to its {} kB", limit / 1_000_000, size.div_ceil(1000))]
+    #[error("it unpacks to more than {}, which is out of proportion to its {}", decimal(*.limit), decimal(*.size))]
     Bomb { limit: u64, size: u64 },
     /// It cannot be read.
     #[error("it cannot be read: {0}")]
