@@ -22,6 +22,7 @@ use agent_cas::{Disk, Remote, Store, Tiered};
 use agent_control::{Controller, ControllerConfig, Operators, Rounds};
 use agent_model::disk::Watermarks;
 use agent_model::lease::Terms;
+use agent_model::words::count;
 use agent_model::{Clock, Code, Fault, Principal};
 use agent_node::{JobsRunAs, ProbeConfig};
 use agent_proto::transport::{self, Way};
@@ -169,7 +170,9 @@ impl Running {
     pub(crate) fn describe(&self) -> String {
         match (&self.socket, self.adopted) {
             (Some(socket), 0) => format!("serving at {}", socket.display()),
-            (Some(socket), adopted) => format!("serving at {}; took up {adopted} jobs", socket.display()),
+            (Some(socket), adopted) => {
+                format!("serving at {}; took up {}", socket.display(), count(adopted as u64, "job"))
+            }
             (None, adopted) => format!("running jobs; took up {adopted}"),
         }
     }

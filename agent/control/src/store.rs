@@ -27,6 +27,7 @@ use agent_model::job::{JobSpec, Predecessor};
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
 use agent_model::protocol::gang::{Ready, Roster};
+use agent_model::words::count;
 use agent_model::{
     Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, Principal, ReplicaId, ReplicaStep, Role,
     Timestamp, UserName,
@@ -363,7 +364,7 @@ fn checksum(parts: &[&[u8]]) -> i64 {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A transaction was not committed.
-    #[error("cannot write {jobs} jobs and {events} events to the controller's database")]
+    #[error("cannot write {} and {} to the controller's database", count(*jobs as u64, "job"), count(*events as u64, "event"))]
     Commit {
         /// Jobs in it.
         jobs: usize,

@@ -1,6 +1,7 @@
 //! How full a disk may get. Pure: those who write to a disk and those who free space on it use the same watermarks.
 
 use crate::size;
+use crate::words::count;
 
 /// The marks of a disk, in bytes that are free. All of them follow from the one that is configured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +81,7 @@ pub enum Shortfall {
         reserve: u64,
     },
     /// Of inodes.
-    #[error("only {left} more files can be made (`df -i`), too few for a job")]
+    #[error("only {} can still be made (`df -i`), too few for a job", count(*.left, "file"))]
     Files {
         /// Files that can still be made.
         left: u64,

@@ -1,10 +1,12 @@
 //! The result of a replica.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Fault, Stream, Timestamp, Verdict};
+use crate::words::count;
+use crate::{Digest, Fault, Stream, Timestamp, Verdict, size};
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +52,12 @@ pub struct Artifacts {
     pub files: u64,
     /// Bytes in them.
     pub bytes: u64,
+}
+
+impl fmt::Display for Artifacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", count(self.files, "file"), size::decimal(self.bytes))
+    }
 }
 
 /// The resources that a command used, with all that it started.

@@ -7,6 +7,7 @@ use std::path::Path;
 use agent_model::gpu::{Driver, Look, Seen};
 use agent_model::node::{Finding, Grade};
 use agent_model::size;
+use agent_model::words::count;
 
 use crate::docker::{self, Engine};
 use crate::{Disk, JobsRunAs, Machine, ProbeConfig, disk, python};
@@ -190,7 +191,7 @@ fn judge_disk(disk: &Disk, state_dir: &Path, reserve: u64) -> Finding {
                 .fix("make room, lower `disk_reserve`, or set `state_dir` to a larger disk")
         }
         Disk { files: Some(files), .. } if *files < FILES_LOW => {
-            let found = format!("{files} files can still be made in {place}");
+            let found = format!("{} can still be made in {place}", count(*files, "file"));
             bad(found, "there is no room for more files, so no job starts (NODE-101); jobs wait")
                 .fix("remove files that nobody needs, or set `state_dir` to a larger disk")
         }
@@ -393,7 +394,8 @@ fn works(gpus: &[Seen], version: &str, cuda: &str) -> Finding {
     let mut found = models.iter().map(|(model, count)| format!("{count} x {model}")).collect::<Vec<_>>();
     found.push(driver);
     let divided = gpus.iter().filter(|gpu| gpu.mig && gpu.broken.is_none());
-    found.extend(divided.map(|gpu| format!("GPU {} in {} parts", gpu.index, gpu.parts.len())));
+    found
+        .extend(divided.map(|gpu| format!("GPU {} in {}", gpu.index, count(gpu.parts.len() as u64, "part"))));
     let mut found = found.join(", ");
     let broken: Vec<&Seen> = gpus.iter().filter(|gpu| gpu.broken.is_some()).collect();
     for gpu in &broken {

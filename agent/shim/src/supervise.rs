@@ -18,7 +18,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use agent_model::{Boot, Clock as _, ExitStatus, SystemClock};
+use agent_model::words::count;
+use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, size};
 use agent_shim::apart;
 use agent_shim::cgroup::{self, Containment};
 use agent_shim::kills::KillCount;
@@ -470,7 +471,10 @@ impl Supervisor<'_> {
             Phase::Waiting { .. } | Phase::Over { .. } => return,
         };
         self.life.unkilled = self.tree.count();
-        self.notes.say(format_args!("{} processes survive the final signal", self.life.unkilled));
+        self.notes.say(format_args!(
+            "left after the final signal: {}",
+            count(self.life.unkilled.into(), "process")
+        ));
         self.over(end);
     }
 

@@ -31,7 +31,7 @@ pub(super) async fn rm(args: &RmArgs, to: Option<&Target>, output: &mut Output) 
         }
     }
     if removed > 1 {
-        output.note(&format!("removed {removed} jobs"));
+        output.note(&format!("removed {}", count(removed, "job")));
     }
     if left > 0 {
         let left = size::decimal(left);

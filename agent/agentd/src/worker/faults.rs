@@ -288,7 +288,9 @@ pub(crate) fn lost(lost: &Lost) -> Fault {
     let fault = match (lost.killed, lost.left) {
         (0, 0) if lost.loose => fault.why("no process of the job was found"),
         (0, 0) => fault.why("no process of the job was left"),
+        (1, 0) => fault.why("1 process of the job was left and was ended"),
         (killed, 0) => fault.why(format!("{killed} processes of the job were left and were ended")),
+        (_, 1) => fault.why("1 process of the job is left and cannot be ended"),
         (_, left) => fault.why(format!("{left} processes of the job are left and cannot be ended")),
     };
     let fault = match lost.loose {

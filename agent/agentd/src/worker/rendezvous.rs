@@ -109,11 +109,9 @@ impl Reservation {
                 Err(error) => last = Some(error),
             }
         }
-        let what = format!(
-            "no {count} ports in a row are free at {address} out of {}-{}",
-            range.start(),
-            range.end()
-        );
+        let wanted =
+            if count == 1 { "no port is".to_owned() } else { format!("no {count} ports in a row are") };
+        let what = format!("{wanted} free at {address} out of {}-{}", range.start(), range.end());
         let fault = Fault::new(Code::GangPlace, what);
         let fault = last.iter().fold(fault, |fault, error| fault.because(error));
         Err(fault.fix("give the node a wider range as `gang_ports`, or end what uses these"))

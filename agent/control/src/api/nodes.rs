@@ -8,6 +8,7 @@ use std::time::Duration;
 use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
 use agent_model::node::{Finding, Grade};
 use agent_model::protocol::orders::EnvironmentWant;
+use agent_model::words::count;
 use agent_model::{Code, Fault, JobState, NodeId};
 use agent_proto::v1;
 use futures_util::StreamExt;
@@ -59,7 +60,10 @@ impl Services {
         let damaged = self.collector.disk().damaged();
         if damaged > 0 {
             notices.push(v1::Notice {
-                what: format!("{damaged} files of the snapshot store were damaged and taken out of it"),
+                what: format!(
+                    "damage was found in the snapshot store: {} taken out of it",
+                    count(damaged, "file")
+                ),
                 fix: "check the disk and the memory of this machine; jobs that lack a file say so".to_owned(),
             });
         }
@@ -186,19 +190,22 @@ fn mended(recovery: &Recovery) -> v1::Notice {
     let Some(kept) = &recovery.kept else {
         return v1::Notice {
             what: format!(
-                "the controller's database was behind: {}; {} jobs were brought up to date",
-                recovery.problem, recovery.copied
+                "the controller's database was behind: {}; brought up to date: {}",
+                recovery.problem,
+                count(recovery.copied as u64, "job")
             ),
             fix: "nothing, if you restored it from a backup; otherwise check the disk".to_owned(),
         };
     };
     let mut what = format!(
-        "the controller's database was damaged ({}) and rebuilt: {} jobs from what could be read, {} from its \
+        "the controller's database was damaged ({}) and rebuilt: {} from what could be read, {} from its \
          second copy",
-        recovery.problem, recovery.rows, recovery.copied
+        recovery.problem,
+        count(recovery.rows as u64, "job"),
+        recovery.copied
     );
     if recovery.bad > 0 {
-        what.push_str(&format!(", {} rows unreadable", recovery.bad));
+        what.push_str(&format!(", {} unreadable", count(recovery.bad as u64, "row")));
     }
     if !recovery.lost.is_empty() {
         what.push_str(&format!("; lost but for the name: {}", recovery.lost.join(", ")));

@@ -309,8 +309,7 @@ impl Book {
         let id = &replica.job;
         self.jobs.tell(id, Some(node), now, describe(&outcome));
         if let Some(stored) = outcome.artifacts {
-            let text = format!("stored {} files, {} bytes", stored.files, stored.bytes);
-            self.jobs.tell(id, Some(node), now, text);
+            self.jobs.tell(id, Some(node), now, format!("stored {stored}"));
         }
         self.jobs.edit(id, |job| job.started_at = outcome.started_at.or(job.started_at));
         self.end_rank(replica, RankEnd::Told(outcome), now);
@@ -360,12 +359,7 @@ impl Book {
             fault.why.push("they were stored later, when somebody asked for it".to_owned());
             fault.fix = Some(format!("get them: agentctl download {}", job.id));
         }
-        self.jobs.amend(
-            job,
-            node,
-            now,
-            format!("stored {} files, {} bytes, later", stored.files, stored.bytes),
-        );
+        self.jobs.amend(job, node, now, format!("stored {stored}, later"));
         self.urgent = true;
     }
 

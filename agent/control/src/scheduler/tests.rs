@@ -65,7 +65,7 @@ fn test_job_no_node_could_hold_waits_and_does_not_block() {
     assert_eq!(reason(&decided, "gang"), "it asks for 2 nodes at once, and 1 could run it");
     let alone = place(&[gang], vec![Room { gangs: false, ..room("box", 1) }]);
     assert_eq!(reason(&alone, "gang"), "it asks for 2 nodes at once, and no node runs a part of a job yet");
-    assert!(reason(&decided, "gpu").contains("box has 1 slots, 0 GPUs"));
+    assert!(reason(&decided, "gpu").contains("box has 1 slot, 0 GPUs"));
     assert_eq!(reason(&place(&[job("a", 0, 0)], vec![]), "a"), "no node has joined yet");
     let closed = Room { closed: Some("does not answer".into()), ..room("box", 1) };
     let decided = place(&[job("a", 0, 0)], vec![closed]);
@@ -79,11 +79,11 @@ fn test_job_that_wants_gpus_is_told_of_those_that_are_not_handed_out() {
     let decided = place(&[job("two", 2, 0)], vec![node.clone()]);
     assert_eq!(
         reason(&decided, "two"),
-        "no node is large enough for 2 GPUs: box has 4 slots, 1 GPUs and 1 GiB of memory \
+        "no node is large enough for 2 GPUs: box has 4 slots, 1 GPU and 1.1 GB of memory \
          (1 of its 2 GPUs not handed out: GPU 1: lost)"
     );
     let decided = place(&[job("a", 1, 0), job("b", 1, 0)], vec![node.clone()]);
-    assert!(reason(&decided, "b").contains("0 of 1 GPUs"), "{}", reason(&decided, "b"));
+    assert!(reason(&decided, "b").contains("0 of 1 GPU "), "{}", reason(&decided, "b"));
     assert!(reason(&decided, "b").contains("GPU 1: lost): a"), "{}", reason(&decided, "b"));
     let full = place(&[job("c", 0, 2 << 30)], vec![node]);
     assert!(!reason(&full, "c").contains("lost"), "{}", reason(&full, "c"));

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use agent_model::job::{Predecessor, Resources};
 use agent_model::node::Interpreter;
+use agent_model::words::count;
 use agent_model::{JobId, NodeId, size};
 
 use super::{Pending, Pythons, Room, Size, suits};
@@ -39,13 +40,15 @@ impl Room {
                 // CPUs are named only if some job asked for them.
                 let counted = self.taken.iter().any(|taken| taken.size.cpus > 0) || wants.cpus > 0;
                 let cpus = match counted {
-                    true => format!("{cpus} of {} CPUs, ", self.size.cpus),
+                    true => format!("{cpus} of {}, ", count(self.size.cpus.into(), "CPU")),
                     false => String::new(),
                 };
                 let memory = size::binary(memory);
                 format!(
-                    "{} has {free} of {slots} slots, {cpus}{gpus} of {} GPUs and {memory} of memory free",
-                    self.node, self.size.gpus
+                    "{} has {free} of {}, {cpus}{gpus} of {} and {memory} of memory free",
+                    self.node,
+                    count(slots.into(), "slot"),
+                    count(self.size.gpus.into(), "GPU")
                 )
             }
         };
@@ -111,8 +114,7 @@ impl fmt::Display for Wait {
             Wait::Busy { ahead, busy, within } => {
                 match ahead {
                     0 => f.write_str("next in line"),
-                    1 => f.write_str("1 job ahead"),
-                    ahead => write!(f, "{ahead} jobs ahead"),
+                    ahead => write!(f, "{} ahead", count(*ahead as u64, "job")),
                 }?;
                 if let Some(within) = within {
                     write!(f, ", starts in {} min at the latest", within.as_secs().div_ceil(60))?;
@@ -139,7 +141,7 @@ pub(crate) fn blocked(held: Option<&str>, waits_for: &[Predecessor]) -> Option<W
     }
     let mut when: Vec<String> = waits_for.iter().take(SHOWN).map(Predecessor::to_string).collect();
     let more = waits_for.len().saturating_sub(SHOWN);
-    when.extend((more > 0).then(|| format!("{more} more have ended")));
+    when.extend((more > 0).then(|| format!("{more} more {} ended", if more == 1 { "has" } else { "have" })));
     (!when.is_empty()).then(|| Wait::Predecessors { when: when.join(" and ") })
 }
 
@@ -212,7 +214,7 @@ fn have(pythons: &Pythons<'_>) -> String {
         format!("{node} has {}", names.join(", "))
     };
     let mut parts: Vec<String> = pythons.iter().take(NODES).map(of_node).collect();
-    parts.extend((pythons.len() > NODES).then(|| format!("and {} more nodes", pythons.len() - NODES)));
+    parts.extend((pythons.len() > NODES).then(|| format!("and {} more", pythons.len() - NODES)));
     parts.join("; ")
 }
 
@@ -242,7 +244,8 @@ fn no_label(wants: &Resources, nodes: &[Room]) -> Wait {
 
 fn too_large(wants: &Resources, nodes: &[Room]) -> Wait {
     let needs = |Size { gpus, cpus, memory }: Size| {
-        let cpus = if wants.cpus > 0 { format!("{cpus} CPUs, ") } else { String::new() };
+        let cpus = if wants.cpus > 0 { count(cpus.into(), "CPU") + ", " } else { String::new() };
+        let gpus = count(gpus.into(), "GPU");
         match memory {
             0 => format!("{cpus}{gpus} GPUs"),
             memory => format!("{cpus}{gpus} GPUs and {} of memory", size::binary(memory)),
@@ -251,7 +254,8 @@ fn too_large(wants: &Resources, nodes: &[Room]) -> Wait {
     let size = |node: &&Room| (node.size.gpus, node.size.memory, node.size.cpus);
     let largest = nodes.iter().max_by_key(size).map(|node| {
         let has = needs(node.size);
-        format!("{} has {} slots, {has}{}", node.node, node.slots, node.without(wants.gpus > 0))
+        let slots = count(node.slots.into(), "slot");
+        format!("{} has {slots}, {has}{}", node.node, node.without(wants.gpus > 0))
     });
     Wait::TooLarge { wants: needs(Size::of(wants)), largest: largest.unwrap_or_default() }
 }

@@ -13,6 +13,8 @@ use agent_env::{Build, Built, Failure, FailureKind, Phase};
 use rattler_conda_types::package::{BuildString, CondaArchiveIdentifier, DistArchiveType};
 use rattler_conda_types::{MatchSpec, PackageRecord, RepoDataRecord};
 
+use agent_model::words::count;
+
 use super::cache::Cache;
 use super::fetch::{CachedPackage, Fetcher};
 use super::link::{self, Plan, Unlinked, WORKSHOP};
@@ -57,8 +59,8 @@ pub(crate) async fn build(build: Build, teller: Arc<Teller>) -> Done<Built> {
         .and_then(|()| std::fs::remove_dir_all(build.prefix.join(WORKSHOP)))
         .map_err(|error| disk::trouble(&build.prefix, "finishing the environment", &error))?;
     teller.say(format!(
-        "{} packages: chosen after {:.2} s, in the cache after {:.2} s, linked after {:.2} s",
-        held.len(),
+        "{}: chosen after {:.2} s, in the cache after {:.2} s, linked after {:.2} s",
+        count(held.len() as u64, "package"),
         chosen_at.as_secs_f64(),
         fetched_at.as_secs_f64(),
         linked_at.as_secs_f64()

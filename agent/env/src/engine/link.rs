@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
 use agent_model::causes;
+use agent_model::words;
 use rattler::install::{
     ExternalSymlinkPolicy, Installer, InstallerError, LinkOptions, Reporter, Transaction,
 };
@@ -84,7 +85,8 @@ pub(crate) async fn link(plan: Plan<'_>, teller: &Arc<Teller>) -> Result<(), Unl
             if clashes > 0 {
                 let paths: Vec<_> =
                     result.clobbered_paths.keys().take(5).map(|path| path.display().to_string()).collect();
-                teller.say(format!("{clashes} files belong to more than one package: {}", paths.join(", ")));
+                let several = format!("{} of more than one package", words::count(clashes as u64, "file"));
+                teller.say(format!("{several}: {}", paths.join(", ")));
             }
             teller.mark(Progress {
                 phase: Phase::Link,

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use agent_env::{Failure, FailureKind, Phase, Progress};
 use agent_model::causes;
+use agent_model::words::count;
 use rattler_conda_types::Subdir;
 use rattler_repodata_gateway::fetch::CacheAction;
 use rattler_repodata_gateway::{
@@ -62,7 +63,8 @@ pub(crate) async fn read(
     match answer {
         Ok(output) => {
             let packages: usize = output.repodata.iter().map(RepoData::len).sum();
-            teller.mark(busy(Phase::Repodata, format!("{packages} packages may be needed")));
+            teller
+                .mark(busy(Phase::Repodata, format!("{} may be needed", count(packages as u64, "package"))));
             Ok(output.repodata)
         }
         Err(error) => {

@@ -13,6 +13,8 @@ use rattler_repodata_gateway::RepoData;
 use rattler_solve::resolvo::Solver;
 use rattler_solve::{ChannelPriority, SolveError, SolverImpl, SolverTask};
 
+use agent_model::words::count;
+
 use super::specs::{Asked, Wanted, lines};
 use super::tell::{Teller, busy};
 use super::{Advise, Done, failed};
@@ -27,7 +29,7 @@ pub(crate) async fn choose(
     build: &Build,
     teller: &Arc<Teller>,
 ) -> Done<Vec<RepoDataRecord>> {
-    teller.mark(busy(Phase::Solve, format!("for {} specifications", wanted.specs.len())));
+    teller.mark(busy(Phase::Solve, format!("for {}", count(wanted.specs.len() as u64, "specification"))));
     let within = Duration::from_secs(build.solve_within_s.max(1));
     let priority = match build.priority {
         Priority::Strict => ChannelPriority::Strict,
@@ -75,7 +77,7 @@ fn refusal(tree: &str, asked: &[Asked], offered: &[String]) -> Failure {
     }
     let more = tree.lines().count().saturating_sub(SHOWN);
     if more > 0 {
-        message.push_str(&format!("(and {more} more lines)\n"));
+        message.push_str(&format!("(and {} more)\n", count(more as u64, "line")));
     }
     let mut failure = failed(FailureKind::Unsatisfiable, message.trim_end());
     failure.lines = lines(asked.iter().filter(|spec| names(tree, &spec.name)).map(|spec| spec.line));

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::fault::{Code, Fault};
+use crate::words::count;
 
 /// Most processes of one job on one node.
 pub const MAX_PROCESSES: u32 = 1024;
@@ -97,7 +98,11 @@ impl Distribution {
                 if workers + parameter_servers < nodes =>
             {
                 let tasks = workers + parameter_servers;
-                let what = format!("`distribution` has {tasks} tasks for {nodes} nodes");
+                let what = format!(
+                    "`distribution` has {} for {}",
+                    count(tasks.into(), "task"),
+                    count(nodes.into(), "node")
+                );
                 wrong(
                     what,
                     "ask for a task on each node at least, or for fewer nodes under `resources.instance_count`",
@@ -132,7 +137,7 @@ mod tests {
         let fault = Distribution::TensorFlow { workers: 1, parameter_servers: 0 }.check(2).unwrap_err();
         assert_eq!(
             (fault.code, fault.what.as_str()),
-            (Code::JobInvalid, "`distribution` has 1 tasks for 2 nodes")
+            (Code::JobInvalid, "`distribution` has 1 task for 2 nodes")
         );
         assert!(Distribution::TensorFlow { workers: 0, parameter_servers: 3 }.check(2).is_err());
     }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use agent_model::words::count;
+
 use super::cache::{EnvCache, EnvDir};
 use super::marker::{LOCK_LIST, MARKER, own_bytes};
 
@@ -56,7 +58,7 @@ pub enum RemoveError {
         key: String,
     },
     /// Jobs use it, or it is being built.
-    #[error("the environment `{key}` is in use ({uses} jobs)")]
+    #[error("the environment `{key}` is in use ({})", count((*uses).into(), "job"))]
     InUse {
         /// The key.
         key: String,

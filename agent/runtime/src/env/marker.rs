@@ -24,6 +24,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use agent_model::ids::hex;
+use agent_model::words::count;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -164,7 +165,7 @@ impl Marker {
         };
         let now = &survey.extent;
         if now.files != then.files {
-            return damaged(format!("it had {} files and has {}", then.files, now.files));
+            return damaged(format!("it had {} and has {}", count(then.files, "file"), now.files));
         }
         let stamps = seen.and_then(|seen| seen.stamps.as_ref()).or(self.stamps.as_ref());
         // The marker of an earlier release has none.

@@ -12,6 +12,8 @@ use std::{fs, io, thread};
 
 use agent_shim::gang::{GangLaunch, Mpi};
 
+use agent_model::words::count;
+
 use super::lend::write_rsh;
 use super::{FOLDER, RankError, become_command, code_of, command, quoted, say, write};
 
@@ -63,7 +65,7 @@ pub(super) fn lead(order: &GangLaunch, network: &Mpi, argv: &[OsString]) -> Resu
         .chain(["sh", "-c", ANYWHERE].map(str::to_owned))
         .collect();
     let nodes = order.hosts.len();
-    say(&format!("{processes} processes on {nodes} nodes by {kind:?}"));
+    say(&format!("{} on {} by {kind:?}", count(processes as u64, "process"), count(nodes as u64, "node")));
     let mut command = command(&words);
     if kind == MpiKind::Hydra
         && let Some([services, _]) = network.ports

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
+use agent_model::words::count;
 use agent_model::{failpoint, size};
 use nix::fcntl::OFlag;
 use nix::sys::statvfs::statvfs;
@@ -375,7 +376,11 @@ impl Writer {
 
     fn gap_line(&self, gap: &Gap) -> String {
         let Gap { bytes, lines, reason } = gap;
-        self.line(&format!("{bytes} bytes, {lines} lines of output were dropped here: {reason}"))
+        self.line(&format!(
+            "{}, {} of output were dropped here: {reason}",
+            count(*bytes, "byte"),
+            count(*lines, "line")
+        ))
     }
 
     fn line(&self, text: &str) -> String {

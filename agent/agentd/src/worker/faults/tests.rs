@@ -275,7 +275,7 @@ fn test_supervisor_that_the_kernel_ended_is_no_riddle() {
     let fault = lost(&starved);
     assert_eq!((fault.code, fault.blame, fault.retry), (Code::OutOfMemory, Blame::Node, Retry::OtherNode));
     assert!(fault.why[0].ends_with("for want of memory: 3"), "{fault}");
-    assert!(fault.why.iter().any(|why| why.starts_with("1 processes of the job were left")), "{fault}");
+    assert!(fault.why.iter().any(|why| why.starts_with("1 process of the job was left")), "{fault}");
     assert!(!fault.why.iter().any(|why| why.contains("may run on")), "{fault}");
     let fault = lost(&Lost { killed: 0, loose: true, ..gone.clone() });
     assert_eq!(fault.why[1], "no process of the job was found", "{fault}");

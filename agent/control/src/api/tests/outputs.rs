@@ -82,7 +82,7 @@ async fn test_outputs_that_are_stored_later_are_those_of_the_job_that_ended() {
     let outcome = job.outcome.unwrap();
     assert_eq!((job.state.as_str(), outcome.artifacts), ("Failed", Some(artifacts)));
     assert!(outcome.fault.unwrap().fix.contains("agentctl download late"));
-    assert!(rig.history("late").await.contains(&"stored 1 files, 7 bytes, later".to_owned()));
+    assert!(rig.history("late").await.contains(&"stored 1 file, 7 B, later".to_owned()));
     rig.stop().await;
 }
 

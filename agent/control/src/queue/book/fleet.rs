@@ -21,6 +21,7 @@ use agent_model::machine::{Eligibility, EligibilityEvent, Liveness, LivenessEven
 use agent_model::node::{Finding, Gpu, Grade, Inventory, Load};
 use agent_model::protocol::gang::Ready;
 use agent_model::protocol::orders::Obeyed;
+use agent_model::words::count;
 use agent_model::{Boot, JobId, JobSpec, NodeId, ReplicaId, ReplicaStep, Timestamp};
 
 use super::jobs::Jobs;
@@ -184,8 +185,8 @@ fn unfit(inventory: &Inventory) -> String {
         0 => String::new(),
         more => format!("; and {more} more"),
     };
-    let (all, count) = (inventory.gpus.len(), unfit.len());
-    format!("{count} of its {all} GPUs not handed out: {}{more}", reasons.join("; "))
+    let (all, unfit) = (inventory.gpus.len(), unfit.len());
+    format!("{unfit} of its {} not handed out: {}{more}", count(all as u64, "GPU"), reasons.join("; "))
 }
 
 /// A report that was taken in.

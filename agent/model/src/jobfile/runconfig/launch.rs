@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use crate::job::Distribution;
 use crate::jobfile::distribution::check;
 use crate::jobfile::section::{Mistakes, Rejection, Section, Warning};
+use crate::words::count;
 
 /// How the script is started.
 #[derive(Debug, Default)]
@@ -111,7 +112,10 @@ fn per_node(all: Option<u32>, nodes: u32, top: &Section) -> Result<u32, Rejectio
         0 => Ok(all / nodes),
         _ => Err(Rejection::invalid(
             top.place(),
-            format!("`pytorch.processCount` is {all}, which cannot be spread evenly over {nodes} nodes"),
+            format!(
+                "`pytorch.processCount` is {all}, which cannot be spread evenly over {}",
+                count(nodes.into(), "node")
+            ),
         )
         .fix("make it a multiple of the number of nodes")),
     }
