@@ -82,7 +82,7 @@ pub(super) async fn attach(
             .note(&format!("{name} is a node; it was seen {:.1} s after it was started", took.as_secs_f64()));
         return Ok(ExitCode::SUCCESS);
     }
-    let mut table = Table::new(&["HOST", "NODE", "SEEN AFTER", "RESULT"], &[2]);
+    let mut table = Table::new(&["HOST", "NODE", "SEEN AFTER", "RESULT"], &[2]).with_names(&[0, 1]);
     let mut failed = false;
     for (job, attached) in jobs.iter().zip(&attached) {
         failed |= attached.is_err();

@@ -122,7 +122,8 @@ fn table(all: &[KeptEnvironment], now: Timestamp, paper: Paper) -> String {
         headings.insert(1, "NODE");
     }
     let right = if several { [3, 4, 5] } else { [2, 3, 4] };
-    let mut table = Table::new(&headings, &right);
+    let names: &[usize] = if several { &[0, 1] } else { &[0] };
+    let mut table = Table::new(&headings, &right).with_names(names);
     for one in all {
         let view = &one.view;
         let tone = if view.uses > 0 { Tone::Good } else { Tone::Plain };
@@ -279,6 +280,12 @@ mod tests {
             KEY                 PYTHON  PACKAGES    SIZE   USED  HELD            MADE OF
             conda-3f0a9c1b2d4e  3.11.7        41  412 MB  2 min                  conda.yml:…
             pip-0011            3.11.7         3  412 MB  2 min  in use, pinned  conda.yml:…
+        ");
+        let far = one("gpu-worker-eu-central-1a-0123456789abcdef.internal", "conda-3f0a9c1b2d4e");
+        insta::assert_snapshot!(table(&[one("box", "pip-0011"), far], Timestamp(1_180_000), paper), @r"
+            KEY                 NODE                PYTHON  PACKAGES    SIZE   USED  HELD
+            pip-0011            box                 3.11.7        41  412 MB  2 min
+            conda-3f0a9c1b2d4e  gpu-worke…internal  3.11.7        41  412 MB  2 min
         ");
         let several = table(&[one("a", "pip-1"), one("b", "pip-1")], Timestamp(1_180_000), paper);
         assert!(several.contains("KEY    NODE") && several.contains("pip-1  b"), "{several}");

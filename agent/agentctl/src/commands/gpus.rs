@@ -66,7 +66,8 @@ pub(super) fn lines(inventory: &Inventory, paper: Paper) -> Vec<String> {
 
 /// The GPUs of all machines; nothing when none has any.
 pub(super) fn table(nodes: &[NodeView], paper: Paper) -> String {
-    let mut table = Table::new(&["NODE", "GPU", "MODEL", "MEMORY", "DRIVER", "USE"], &[1, 3]);
+    let mut table =
+        Table::new(&["NODE", "GPU", "MODEL", "MEMORY", "DRIVER", "USE"], &[1, 3]).with_names(&[0, 2]);
     for node in nodes {
         for gpu in &node.inventory.gpus {
             let memory = if gpu.memory > 0 { size::binary(gpu.memory) } else { String::new() };

@@ -117,7 +117,8 @@ pub(super) fn table(jobs: &[JobView], now: Timestamp, paper: Paper) -> String {
     let several = jobs.iter().any(|job| job.owner != jobs[0].owner);
     let owner: &[&str] = if several { &["OWNER"] } else { &[] };
     let columns = [&["NAME", "STATE", "AGE", "DURATION", "EXIT"], owner, &["TITLE"]].concat();
-    let mut table = Table::new(&columns, &[2, 3, 4]);
+    let names: &[usize] = if several { &[0, 5] } else { &[0] };
+    let mut table = Table::new(&columns, &[2, 3, 4]).with_names(names);
     for job in jobs {
         let title = match job.state.as_str() {
             "Queued" if !job.detail.is_empty() => format!("{} ({})", job.title, job.detail),
@@ -164,6 +165,25 @@ mod tests {
             train-1  Queued     3 min                  python t.py (1 job ahead, both slots…
             train-1  Failed     3 min     0.4 s     3  python t.py
             train-1  Completed  3 min      12 s     0  python t.py
+        ");
+        let long = |name: &str, owner: &str| super::super::view::JobView {
+            job: name.into(),
+            owner: owner.into(),
+            title: "python train.py --epochs 100 --learning-rate 0.001".into(),
+            ..ended()
+        };
+        let mut silent =
+            long("resnet50-imagenet-large-batch-warmup-cosine-x7k2p", "somebody-with-a-long-name@lab");
+        silent.state = "NotResponding".into();
+        let jobs = [silent, long("resnet50-imagenet-large-batch-warmup-linear-q3m9z", "ada")];
+        insta::assert_snapshot!(table(&jobs[..1], Timestamp(1_200_000), paper), @r"
+            NAME                      STATE            AGE  DURATION  EXIT  TITLE
+            resnet50-ima…osine-x7k2p  NotResponding  3 min      12 s     0  python train.py…
+        ");
+        insta::assert_snapshot!(table(&jobs, Timestamp(1_200_000), paper), @r"
+            NAME                STATE            AGE  DURATION  EXIT  OWNER
+            resnet50-…ne-x7k2p  NotResponding  3 min      12 s     0  somebody-…name@lab
+            resnet50-…ar-q3m9z  Completed      3 min      12 s     0  ada
         ");
         let theirs = super::super::view::JobView { owner: "eve".into(), ..ended() };
         insta::assert_snapshot!(table(&[theirs, ended()], Timestamp(1_200_000), paper), @r"

@@ -1,21 +1,21 @@
 //! `login` and `context`: the controllers elsewhere that a user may use.
 
-use std::fmt::Write as _;
 use std::io::{BufRead, IsTerminal, Read};
 
 use agent_identity::{Credentials, PrivateKey, Token, TokenKind, Trust};
-use agent_model::{Clock, Code, Fault, Principal, SystemClock};
+use agent_model::{Clock, Code, Fault, Principal, SystemClock, Timestamp};
 use agent_proto::v1;
 use agent_proto::v1::identity_client::IdentityClient;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::{ContextVerb, LoginArgs};
 use crate::client::target::{self, Context};
 use crate::client::{answer, person};
 use crate::failure::Failure;
-use crate::output::Output;
 use crate::output::ask::ask;
+use crate::output::table::{Cell, Table};
 use crate::output::text::moment;
+use crate::output::{Output, Paper};
 
 /// Longer than any code.
 const LONGEST_CODE: u64 = 4096;
@@ -123,33 +123,64 @@ fn list(json: bool, output: &mut Output) -> Result<(), Failure> {
             Some(Principal::User { name }) => name.to_string(),
             other => other.map(|who| person(&who.to_string())).unwrap_or_default(),
         };
-        (contexts.current.as_ref() == Some(name), context, user)
+        Row {
+            name: name.clone(),
+            current: contexts.current.as_ref() == Some(name),
+            controller: credentials.controller.clone(),
+            user,
+            until_ms: context.until().0,
+        }
     });
+    let rows: Vec<Row> = rows.collect();
     if json {
-        let shown = rows.map(|(current, context, user)| {
-            json!({
-                "name": context.name,
-                "current": current,
-                "controller": context.credentials.controller,
-                "user": user,
-                "until_ms": context.until().0,
-            })
-        });
-        return output.json(&shown.collect::<Vec<_>>());
+        return output.json(&rows);
     }
-    let mut text = String::new();
-    for (current, context, user) in rows {
-        let mark = if current { "*" } else { " " };
-        let until = moment(context.until());
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{mark} {}  {}  {user}  until {until}",
-            context.name, context.credentials.controller
-        );
-    }
-    if text.is_empty() {
+    if rows.is_empty() {
         output.note("there are no contexts: agentctl login https://HOST:7443");
+        return Ok(());
     }
-    output.print(&text)
+    let paper = output.paper();
+    output.print(&table(&rows, paper))
+}
+
+/// A context, see `agent/docs/json.md`.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    current: bool,
+    controller: String,
+    user: String,
+    until_ms: u64,
+}
+
+fn table(rows: &[Row], paper: Paper) -> String {
+    let mut table = Table::new(&["", "CONTEXT", "USER", "UNTIL", "CONTROLLER"], &[]).with_names(&[1, 2]);
+    for Row { name, current, controller, user, until_ms } in rows {
+        let (mark, until) = (if *current { "*" } else { "" }, moment(Timestamp(*until_ms)));
+        table.row([mark, name, user, &until, controller].map(Cell::from));
+    }
+    table.render(paper)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::text::Ink;
+
+    #[test]
+    fn test_contexts_fit_80_columns() {
+        let row = |name: &str, current| Row {
+            name: name.into(),
+            current,
+            controller: format!("https://{name}:7443"),
+            user: "ada".into(),
+            until_ms: 90_000_000,
+        };
+        let rows = [row("controller.lab", true), row("controller.eu-central-1.compute.example.org", false)];
+        insta::assert_snapshot!(table(&rows, Paper { ink: Ink::PLAIN, width: 80 }), @r"
+               CONTEXT                       USER  UNTIL                    CONTROLLER
+            *  controller.lab                ada   1970-01-02 01:00:00 UTC  https://control…
+               controller.eu-…e.example.org  ada   1970-01-02 01:00:00 UTC  https://control…
+        ");
+    }
 }

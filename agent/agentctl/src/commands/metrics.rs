@@ -255,6 +255,20 @@ nonsense
     }
 
     #[test]
+    fn test_long_names_of_metrics_fit_80_columns() {
+        let paper = Paper { ink: Ink::PLAIN, width: 80 };
+        let name = "validation/classification-head/macro-averaged/f1-score/at-threshold";
+        let lines: String = ["0.5", "0.7"]
+            .map(|at| format!("{{\"metric\":\"{name}-{at}\",\"value\":0.123456,\"step\":7}}\n"))
+            .concat();
+        insta::assert_snapshot!(Recorded::read(lines.as_bytes(), &[]).render(paper), @r"
+            METRIC                                           LAST       MIN       MAX  COUNT
+            validation/classifica…core/at-threshold-0.5  0.123456  0.123456  0.123456      1
+            validation/classifica…core/at-threshold-0.7  0.123456  0.123456  0.123456      1
+        ");
+    }
+
+    #[test]
     fn test_json_has_words_for_what_is_no_number() {
         insta::assert_snapshot!("json", pretty(&Recorded::read(LINES, &[]).json("j")));
     }

@@ -126,6 +126,14 @@ pub(super) mod tests {
             NODE  CONDITION  SLOTS  CPUS  GPUS  MEMORY  DISK FREE  SEEN  SYSTEM
             box   ready        1/2     8     0   16 GB     120 GB   3 s  Ubuntu 22.04.4 LTS
         ");
+        let mut long = small();
+        long.node = "gpu-worker-eu-central-1a-0123456789abcdef.compute.internal".into();
+        long.liveness = "not_responding".into();
+        insta::assert_snapshot!(table(&[small(), long], Timestamp(1_003_000), paper), @r"
+            NODE                CONDITION       SLOTS  CPUS  GPUS  MEMORY  DISK FREE  SEEN
+            box                 ready             1/2     8     0   16 GB     120 GB   3 s
+            gpu-worke…internal  not_responding    1/2     8     0   16 GB     120 GB   3 s
+        ");
         insta::assert_snapshot!("json", pretty(&small()));
     }
 }

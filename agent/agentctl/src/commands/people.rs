@@ -1,7 +1,6 @@
 //! `token`, `user` and `node remove`: the nodes and the users of a controller.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 
 use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::v1;
@@ -12,8 +11,9 @@ use super::drain::introduce;
 use crate::cli::{TokenVerb, UserVerb};
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
-use crate::output::Output;
-use crate::output::text::{clean, count, moment};
+use crate::output::table::{Cell, Table};
+use crate::output::text::{count, moment};
+use crate::output::{Output, Paper};
 
 /// Makes, shows and revokes tokens.
 pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
@@ -44,8 +44,12 @@ pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Out
             if json {
                 return output.json(&tokens.iter().map(token_json).collect::<Vec<_>>());
             }
-            let now = SystemClock.now();
-            output.print(&tokens.iter().map(|token| line(token, now)).collect::<String>())
+            if tokens.is_empty() {
+                output.note("no tokens; a machine joins with one: agentctl token create");
+                return Ok(());
+            }
+            let paper = output.paper();
+            output.print(&tokens_table(&tokens, SystemClock.now(), paper))
         }
         TokenVerb::Revoke { id } => {
             let id = answer(client.identity().revoke_token(v1::RevokeTokenRequest { id })).await?.id;
@@ -71,22 +75,33 @@ fn token_json(token: &v1::TokenInfo) -> serde_json::Value {
     })
 }
 
-fn line(token: &v1::TokenInfo, now: Timestamp) -> String {
-    let state = match (token.uses_left, Timestamp(token.until_ms) < now) {
-        (0, _) => "used up".to_owned(),
-        (_, true) => "over".to_owned(),
-        (left, _) => format!("{left} left, until {}", moment(Timestamp(token.until_ms))),
-    };
-    let whose = if token.user.is_empty() { String::new() } else { format!(" for {}", clean(&token.user)) };
-    let mut labels: Vec<String> = token.labels.iter().map(|(key, value)| format!(" {key}={value}")).collect();
-    labels.sort();
-    format!(
-        "{}  {}{whose}  {state}  by {}{}\n",
-        token.id,
-        token.kind,
-        clean(&token.by),
-        clean(&labels.concat())
-    )
+fn tokens_table(tokens: &[v1::TokenInfo], now: Timestamp, paper: Paper) -> String {
+    let mut table = Table::new(&["TOKEN", "FOR", "LEFT", "UNTIL", "BY", "LABELS"], &[]).with_names(&[1, 4]);
+    for token in tokens {
+        let left = match (token.uses_left, Timestamp(token.until_ms) < now) {
+            (0, _) => "used up".to_owned(),
+            (_, true) => "over".to_owned(),
+            (left, _) => count(left.into(), "use"),
+        };
+        let mut labels: Vec<String> =
+            token.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        labels.sort();
+        let whose = match token.user.as_str() {
+            "" => "a machine".to_owned(),
+            user => format!("user {user}"),
+        };
+        let until = moment(Timestamp(token.until_ms));
+        table.row([&token.id, &whose, &left, &until, &token.by, &labels.join(" ")].map(Cell::from));
+    }
+    table.render(paper)
+}
+
+fn users_table(users: &[v1::User], paper: Paper) -> String {
+    let mut table = Table::new(&["USER", "ROLE", "SINCE"], &[]);
+    for user in users {
+        table.row([&user.name, &user.role, &moment(Timestamp(user.added_ms))].map(Cell::from));
+    }
+    table.render(paper)
 }
 
 /// Adds, shows and removes users.
@@ -113,18 +128,12 @@ pub(super) async fn user(verb: UserVerb, to: Option<&Target>, output: &mut Outpu
                 let shown = |user: &v1::User| json!({ "name": user.name, "role": user.role, "added_ms": user.added_ms });
                 return output.json(&users.iter().map(shown).collect::<Vec<_>>());
             }
-            let mut text = String::new();
-            for user in users {
-                // Writing to a string cannot fail.
-                let _ = writeln!(
-                    text,
-                    "{}  {}  since {}",
-                    clean(&user.name),
-                    user.role,
-                    moment(Timestamp(user.added_ms))
-                );
+            if users.is_empty() {
+                output.note("no users; let one in: agentctl user add NAME");
+                return Ok(());
             }
-            output.print(&text)
+            let paper = output.paper();
+            output.print(&users_table(&users, paper))
         }
         UserVerb::Remove { name } => {
             answer(client.identity().remove_user(v1::RemoveUserRequest { name: name.clone() })).await?;
@@ -152,4 +161,44 @@ pub(super) async fn remove(
     let lost = if jobs.is_empty() { String::new() } else { format!("; lost with it: {}", jobs.join(", ")) };
     output.note(&format!("{node} is no machine of this controller any more{lost}"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::text::Ink;
+
+    const PAPER: Paper = Paper { ink: Ink::PLAIN, width: 80 };
+
+    #[test]
+    fn test_tokens_and_users_fit_80_columns() {
+        let token = |id: &str, uses_left, until_ms, user: &str| v1::TokenInfo {
+            id: id.into(),
+            kind: if user.is_empty() { "join" } else { "login" }.into(),
+            uses_left,
+            until_ms,
+            by: "ada".into(),
+            labels: if user.is_empty() { [("rack".into(), "7".into())].into() } else { HashMap::new() },
+            user: user.into(),
+        };
+        let tokens = [
+            token("k3x9a2", 7, 90_000_000, ""),
+            token("m8q1zz", 1, 90_000_000, "somebody-with-a-long-name"),
+            token("b7c2d1", 0, 90_000_000, ""),
+            token("c1d2e3", 1, 1_000, "eve"),
+        ];
+        insta::assert_snapshot!(tokens_table(&tokens, Timestamp(2_000), PAPER), @r"
+            TOKEN   FOR                        LEFT     UNTIL                    BY   LABELS
+            k3x9a2  a machine                  7 uses   1970-01-02 01:00:00 UTC  ada  rack=7
+            m8q1zz  user somebod…-a-long-name  1 use    1970-01-02 01:00:00 UTC  ada
+            b7c2d1  a machine                  used up  1970-01-02 01:00:00 UTC  ada  rack=7
+            c1d2e3  user eve                   over     1970-01-01 00:00:01 UTC  ada
+        ");
+        let user = |name: &str| v1::User { name: name.into(), role: "submit".into(), added_ms: 90_000_000 };
+        insta::assert_snapshot!(users_table(&[user("ada"), user("eve")], PAPER), @r"
+            USER  ROLE    SINCE
+            ada   submit  1970-01-02 01:00:00 UTC
+            eve   submit  1970-01-02 01:00:00 UTC
+        ");
+    }
 }

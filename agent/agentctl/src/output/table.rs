@@ -3,7 +3,7 @@
 use unicode_width::UnicodeWidthStr;
 
 use super::Paper;
-use super::text::{Tone, clean, cut};
+use super::text::{Tone, clean, cut, cut_middle};
 
 /// One cell.
 #[derive(Debug, Clone, Default)]
@@ -31,18 +31,27 @@ pub(crate) struct Table {
     headings: Vec<&'static str>,
     /// Columns of numbers, whose cells are aligned right.
     right: Vec<usize>,
+    /// Columns of names, which may be cut.
+    names: Vec<usize>,
     rows: Vec<Vec<Cell>>,
 }
 
-/// The last cell of a row is cut to no fewer columns than this.
+/// The last cell of a row is cut to this many columns before names are cut.
+const ROOMY: usize = 16;
+/// It is cut to no fewer columns than this: with less room it is left out.
 const LEAST: usize = 8;
-/// The same for the first cell.
-const LEAST_NAME: usize = 16;
+/// Names are cut to no fewer columns than this, which the key of an environment has.
+const LEAST_NAME: usize = 18;
 
 impl Table {
-    /// An empty table; the columns `right` hold numbers.
+    /// An empty table; the columns `right` hold numbers. The first column is one of names.
     pub(crate) fn new(headings: &[&'static str], right: &[usize]) -> Table {
-        Table { headings: headings.to_vec(), right: right.to_vec(), rows: Vec::new() }
+        Table { headings: headings.to_vec(), right: right.to_vec(), names: vec![0], rows: Vec::new() }
+    }
+
+    /// The same with these columns of names.
+    pub(crate) fn with_names(self, names: &[usize]) -> Table {
+        Table { names: names.to_vec(), ..self }
     }
 
     /// Adds a row.
@@ -50,24 +59,12 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// The table as text. Its last column is cut to fit; if that is not enough, the first too, because commands
-    /// accept the beginning of a name.
+    /// The table as text. Where it is too wide, its last column is cut at the end, and names in the middle, because their
+    /// ends tell them apart.
     pub(crate) fn render(&self, paper: Paper) -> String {
         let heading = |text: &&str| Cell::new(Tone::Strong, text);
         let head: Vec<Cell> = self.headings.iter().map(heading).collect();
-        let last = self.headings.len().saturating_sub(1);
-        let width = |column: usize| {
-            let cells = self.rows.iter().chain([&head]).filter_map(|row| row.get(column));
-            cells.map(|cell| cell.text.width()).max().unwrap_or(0)
-        };
-        let mut widths: Vec<usize> = (0..=last).map(width).collect();
-        let before = |widths: &[usize]| widths[..last].iter().map(|width| width + 2).sum::<usize>();
-        let over = (before(&widths) + widths[last].min(LEAST)).saturating_sub(paper.width);
-        if last > 0 {
-            widths[0] = widths[0].saturating_sub(over).max(widths[0].min(LEAST_NAME));
-        }
-        let before = before(&widths);
-        widths[last] = widths[last].min(paper.width.saturating_sub(before).max(LEAST));
+        let widths = self.widths(&head, paper.width);
         let mut text = String::new();
         for row in [&head].into_iter().chain(&self.rows) {
             let cells = row.iter().zip(&widths).enumerate();
@@ -78,9 +75,40 @@ impl Table {
         text
     }
 
+    /// The width of each column that is shown.
+    fn widths(&self, head: &[Cell], room: usize) -> Vec<usize> {
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(Vec::as_slice).chain([head]);
+            cells.filter_map(|row| row.get(column)).map(|cell| cell.text.width()).max().unwrap_or(0)
+        };
+        let mut widths: Vec<usize> = (0..head.len()).map(width).collect();
+        let over =
+            |widths: &[usize]| widths.iter().map(|width| width + 2).sum::<usize>().saturating_sub(room + 2);
+        let last = head.len() - 1;
+        let may_cut_last = !self.right.contains(&last) && !self.names.contains(&last);
+        let cut_last = |widths: &mut Vec<usize>, least: usize| {
+            let least = widths[last].min(least);
+            widths[last] = widths[last].saturating_sub(over(widths)).max(least);
+        };
+        if may_cut_last {
+            cut_last(&mut widths, ROOMY);
+        }
+        while over(&widths) > 0 {
+            let widest = self.names.iter().copied().max_by_key(|name| widths[*name]);
+            let Some(widest) = widest.filter(|name| widths[*name] > LEAST_NAME) else { break };
+            widths[widest] -= 1;
+        }
+        if may_cut_last {
+            cut_last(&mut widths, LEAST);
+            widths.truncate(if over(&widths) > 0 { last } else { head.len() });
+        }
+        widths
+    }
+
     fn cell(&self, column: usize, cell: &Cell, width: usize, paper: Paper) -> String {
         let length = cell.text.width();
         if length > width {
+            let cut: fn(&str, usize) -> String = if self.names.contains(&column) { cut_middle } else { cut };
             return paper.ink.paint(cell.tone, &cut(&cell.text, width)).into_owned();
         }
         let (blanks, text) = (" ".repeat(width - length), paper.ink.paint(cell.tone, &cell.text));
@@ -118,8 +146,29 @@ mod tests {
             NAME                EXIT  TITLE
             train-1              137  a long …
             x                         short
-            a-name-that-is-ve…     0  title
+            a-name-th…y-long-1     0  title
         ");
+    }
+
+    #[test]
+    fn test_names_give_way_evenly_and_what_has_no_room_is_left_out() {
+        let mut table = Table::new(&["JOB", "METRIC", "VALUE", "SAID"], &[2]).with_names(&[0, 1]);
+        let names =
+            ["a-job-with-a-very-long-name-x7k2p", "a-metric-with-a-very-long-name/loss"].map(Cell::from);
+        table.row(names.into_iter().chain(["0.123456".into(), "something".into()]));
+        let at = |width| table.render(Paper { ink: Ink::new(false), width });
+        insta::assert_snapshot!(at(62), @r"
+            JOB                   METRIC                  VALUE  SAID
+            a-job-with…ame-x7k2p  a-metric-…name/loss  0.123456  something
+        ");
+        insta::assert_snapshot!(at(50), @r"
+            JOB                 METRIC                 VALUE
+            a-job-wit…me-x7k2p  a-metric-…ame/loss  0.123456
+        ");
+        assert!(
+            at(10_000)
+                .contains("-very-long-name-x7k2p  a-metric-with-a-very-long-name/loss  0.123456  something")
+        );
     }
 
     #[test]

@@ -133,6 +133,24 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
     format!("{}…", text.chars().take_while(fits).collect::<String>())
 }
 
+/// `text` cut in the middle to at most `width` columns: `train-resn…-x7k2p`.
+pub(crate) fn cut_middle(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let end = width.saturating_sub(1) / 2;
+    let begin = cut(text, width - end);
+    let (mut from, mut taken) = (text.len(), 0);
+    for (at, c) in text.char_indices().rev() {
+        taken += c.width().unwrap_or(0);
+        if taken > end {
+            break;
+        }
+        from = at;
+    }
+    format!("{begin}{}", &text[from..])
+}
+
 /// `text` broken between words into lines of at most `width` columns, each after the first indented.
 pub(crate) fn wrap(text: &str, width: usize, indent: usize) -> String {
     let words = text.trim_start_matches(' ');
@@ -211,6 +229,18 @@ mod tests {
     fn test_cut_keeps_the_width() {
         assert_eq!((cut("abcdef", 6).as_str(), cut("abcdef", 4).as_str()), ("abcdef", "abc…"));
         assert_eq!((cut("漢字漢", 6).as_str(), cut("漢字漢", 4).as_str()), ("漢字漢", "漢…"));
+    }
+
+    #[test]
+    fn test_cut_in_the_middle_keeps_both_ends() {
+        for (text, width, shown) in [
+            ("abcdef", 6, "abcdef"),
+            ("abcdefgh", 6, "abc…gh"),
+            ("abcdefgh", 5, "ab…gh"),
+            ("漢字漢字", 6, "漢…字"),
+        ] {
+            assert_eq!(cut_middle(text, width), shown);
+        }
     }
 
     #[test]

@@ -73,7 +73,8 @@ pub(super) fn table(points: &[Point], paper: Paper) -> String {
         true => (&["JOB", "METRIC", "STEP", "TIME", "VALUE"], &[2, 4]),
         false => (&["METRIC", "STEP", "TIME", "VALUE"], &[1, 3]),
     };
-    let mut table = Table::new(headings, right);
+    let names: &[usize] = if several { &[0, 1] } else { &[0] };
+    let mut table = Table::new(headings, right).with_names(names);
     for Point { job, metric, step, time, value } in points {
         let time = time.map(moment).unwrap_or_default();
         let point = [metric.clone(), step.to_string(), time, number(*value)].map(Cell::from);
@@ -128,6 +129,18 @@ nonsense
         j    a "b", c    -1                            -inf
         j    loss         1  2023-11-14 22:13:21 UTC   0.98
         "#);
+        let long = |job: &str| Point::read(job, LINES, &loss);
+        let names =
+            ["resnet50-imagenet-large-batch-warmup-x7k2p", "resnet50-imagenet-large-batch-warmup-q3m9z"];
+        let mut points: Vec<Point> = names.into_iter().flat_map(long).collect();
+        points.iter_mut().for_each(|point| point.metric = "validation/head/macro-averaged/loss".into());
+        insta::assert_snapshot!(table(&points, paper), @r"
+            JOB                   METRIC                STEP  TIME                     VALUE
+            resnet50-i…mup-x7k2p  validation…aged/loss     0  2023-11-14 22:13:20 UTC    0.1
+            resnet50-i…mup-x7k2p  validation…aged/loss     1  2023-11-14 22:13:21 UTC   0.98
+            resnet50-i…mup-q3m9z  validation…aged/loss     0  2023-11-14 22:13:20 UTC    0.1
+            resnet50-i…mup-q3m9z  validation…aged/loss     1  2023-11-14 22:13:21 UTC   0.98
+        ");
         assert_eq!(table(&[], paper).lines().count(), 1);
     }
 }
