@@ -12,7 +12,7 @@ use super::view::NodeView;
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::{age, clean};
+use crate::output::text::{ago, clean};
 
 /// Declares a machine lost.
 pub(super) async fn lost(
@@ -47,7 +47,7 @@ fn confirm(node: &NodeView, output: &mut Output) -> Result<(), Failure> {
     if node.liveness == "ready" || node.liveness == "degraded" {
         return Ok(()); // the controller refuses, and says why
     }
-    let seen = age(Timestamp(node.last_seen_ms), SystemClock.now());
+    let seen = ago(Timestamp(node.last_seen_ms), SystemClock.now());
     output.say(&explain(&clean(&node.node), &seen));
     let unconfirmed = format!("nobody confirmed that {} is gone", node.node);
     match await_word(&node.node, "", unconfirmed, output)? {
@@ -75,7 +75,7 @@ pub(super) fn await_word(
 
 fn explain(node: &str, seen: &str) -> String {
     format!(
-        "{node} was last heard {seen} ago. If it still runs and only its network is broken, its jobs run too,\n\
+        "{node} was last heard {seen}. If it still runs and only its network is broken, its jobs run too,\n\
          and every one that is tried again then runs twice: two processes write the same checkpoints.\n\
          Go on only if it is switched off, destroyed, or its jobs were ended by hand.\n"
     )
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn test_the_danger_is_named() {
-        let text = explain("gpu-07", "5 min");
+        let text = explain("gpu-07", "5 min ago");
         assert!(text.contains("gpu-07 was last heard 5 min ago") && text.contains("runs twice"));
         assert!(text.lines().all(|line| line.len() <= 110));
     }

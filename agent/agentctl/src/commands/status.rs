@@ -12,7 +12,7 @@ use super::{doctor, gpus, jobs};
 use crate::cli::JsonArgs;
 use crate::client::{Client, Target, Whom};
 use crate::failure::Failure;
-use crate::output::text::{Tone, age, clean, count, wrap};
+use crate::output::text::{Tone, clean, count, duration, wrap};
 use crate::output::{Output, Paper};
 
 /// Jobs shown at most.
@@ -63,7 +63,7 @@ fn document(glance: &Glance) -> Value {
 fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     let controller = &glance.controller;
     let strong = |text: &str| paper.ink.paint(Tone::Strong, text).into_owned();
-    let up = age(Timestamp(controller.started_ms), now);
+    let up = duration(now.since(Timestamp(controller.started_ms)));
     let mut text = format!(
         "{} {} {} {}, up {up}, process {}\n",
         strong("agentd"),
@@ -185,7 +185,7 @@ fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
             _ => {}
         }
         if matches!(node.liveness.as_str(), "not_responding" | "down") {
-            let seen = age(Timestamp(node.last_seen_ms), now);
+            let seen = duration(now.since(Timestamp(node.last_seen_ms)));
             hints.push(format!(
                 "{} has not answered for {seen}; its jobs go on. If it is gone for good: agentctl node lost {0}",
                 node.node
@@ -227,7 +227,7 @@ mod tests {
     fn test_a_quiet_box_at_a_glance() {
         let paper = Paper { ink: Ink::PLAIN, width: 80 };
         insta::assert_snapshot!(render(&glance(vec![small()], Vec::new()), Timestamp(1_200_000), paper), @r"
-            agentd 0.1.0 of ada, up 3 min, process 7
+            agentd 0.1.0 of ada, up 3 min 20 s, process 7
               state   /home/ada/agentd
               socket  /home/ada/agentd/agentd.sock
               store   1.2 GB of at most 25 GB
