@@ -105,6 +105,9 @@ fn test_what_a_job_took_is_told_and_why_a_command_ends_that_nobody_reads() {
     let ended = reading.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&ended.stderr).into_owned();
     assert_eq!((ended.status.code(), told.trim()), (Some(3), "nobody reads the output any more"));
+    // At a terminal it is no news.
+    let shown = finish(&mut in_terminal(&host, &format!("logs {job} | head -c 1"))).ok().stdout;
+    assert_eq!(shown, "x");
 }
 
 /// A shell with the variables of a command of ours.

@@ -58,6 +58,8 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
         match &failure {
             Failure::Fault(fault) => output.fault(fault),
             Failure::Refused { what, fix } => output.refusal(what, fix),
+            // At a terminal somebody wrote `| head -1`, and knows; the log of a script needs the word beside the code.
+            Failure::PipeClosed if output.is_lively() => {}
             Failure::PipeClosed => output.note("nobody reads the output any more"),
             Failure::Interrupted => output.note(
                 "interrupted; no job was submitted. What was sent stays with the daemon for a while: the next \
