@@ -170,6 +170,10 @@ fn test_every_key_is_documented_with_its_default() {
         let row = row.unwrap_or_else(|| panic!("{} is not documented", key.name));
         assert!(key.default.is_empty() || row.contains(&format!("`{}`", key.default)), "{row}");
     }
+    let cells = page.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    for name in cells.flat_map(|cell| cell.split(", ").map(|name| name.trim_matches('`'))) {
+        assert!(KEYS.iter().any(|key| key.name == name), "{name} is documented, and is no key");
+    }
 }
 
 #[test]

@@ -108,6 +108,15 @@ mod tests {
     }
 
     #[test]
+    fn test_a_file_of_machines_is_read_as_the_guide_shows_it() {
+        let page = include_str!("../../../../docs/attach.md");
+        let shown = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+        let jobs = jobs(shown).unwrap();
+        assert_eq!((jobs[0].wish.place.as_str(), jobs[1].wish.place.as_str()), ("ada@gpu-1", "ada@gpu-2"));
+        assert_eq!((jobs[1].name.as_deref(), jobs[1].labels["rack"].as_str()), (Some("second"), "8"));
+    }
+
+    #[test]
     fn test_mistakes_have_a_place() {
         let rows = [
             ("x: 1\n", "there is no `hosts`"),

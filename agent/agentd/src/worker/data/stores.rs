@@ -306,6 +306,16 @@ data_map:
     }
 
     #[test]
+    fn test_the_example_of_the_guide_is_read() {
+        let page = include_str!("../../../../docs/data.md");
+        let shown = page.split("```yaml\n").find(|block| block.starts_with("datastores:")).unwrap();
+        let stores = parse(shown.split("```").next().unwrap()).unwrap();
+        assert_eq!((stores.stores.len(), stores.map.len()), (5, 3));
+        let uri = "azureml:iris:1".parse().unwrap();
+        assert_eq!(stores.place(&uri, Path::new("/x")).unwrap(), there("https://example.org/iris.csv"));
+    }
+
+    #[test]
     fn test_settings_belong_to_all_addresses_of_the_store_and_are_not_printed() {
         for uri in ["azureml://datastores/s3/paths/a", "s3://bucket/base/a"] {
             let DataPlace::There { url, options } = place(uri) else { panic!("{uri}") };
