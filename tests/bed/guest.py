@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import containers
+import guide
 import package
 import reboot
 import split
@@ -149,6 +150,7 @@ def row_watchdog():
 
 ROWS = {
     "package": ("packages install, upgrade under jobs, survive a restart, go", package.row_package),
+    "guide": ("the guide of operators is true, from installation to purge", guide.row_guide),
     "reboot": ("an orderly restart ends jobs by its own name, and tries them again", reboot.row_reboot),
     "scope": ("a job has a scope of its own, which goes with it", row_own_scope),
     "limits": ("memory and process limits are the kernel's", row_limits),
@@ -180,14 +182,14 @@ def install():
 def main():
     release, tree = os.uname().release, (CGROUPS / "cgroup.controllers").read_text().strip()
     print(f"bed: kernel {release}, cgroup v2 with {tree}")
-    # The row of packages starts from a machine without the programs, so it is for itself.
-    wanted = sys.argv[1:] or [name for name in ROWS if name != "package"]
+    # The rows of packages start from a machine without the programs, so each is for itself.
+    wanted = sys.argv[1:] or [name for name in ROWS if name not in ("package", "guide")]
     table, good = [], True
     try:
         if wanted == ["package"]:
             if not package.MARK.exists():
                 package.go_down()
-        elif not reboot.MARK.exists():
+        elif wanted != ["guide"] and not reboot.MARK.exists():
             install()
             if "reboot" in wanted:
                 reboot.go_down()
