@@ -8,6 +8,7 @@ mod command_line;
 mod daemons;
 mod data;
 mod descriptors;
+mod documents;
 mod environments;
 mod faults;
 mod fleet;
