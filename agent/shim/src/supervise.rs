@@ -19,7 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use agent_model::words::count;
-use agent_model::{Boot, Clock as _, ExitStatus, SystemClock, size};
+use agent_model::{Boot, Clock as _, ExitStatus, SystemClock};
 use agent_shim::apart;
 use agent_shim::cgroup::{self, Containment};
 use agent_shim::kills::KillCount;

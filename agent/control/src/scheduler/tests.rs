@@ -79,7 +79,7 @@ fn test_job_that_wants_gpus_is_told_of_those_that_are_not_handed_out() {
     let decided = place(&[job("two", 2, 0)], vec![node.clone()]);
     assert_eq!(
         reason(&decided, "two"),
-        "no node is large enough for 2 GPUs: box has 4 slots, 1 GPU and 1.1 GB of memory \
+        "no node is large enough for 2 GPUs: box has 4 slots, 1 GPU and 1 GiB of memory \
          (1 of its 2 GPUs not handed out: GPU 1: lost)"
     );
     let decided = place(&[job("a", 1, 0), job("b", 1, 0)], vec![node.clone()]);

@@ -247,8 +247,8 @@ fn too_large(wants: &Resources, nodes: &[Room]) -> Wait {
         let cpus = if wants.cpus > 0 { count(cpus.into(), "CPU") + ", " } else { String::new() };
         let gpus = count(gpus.into(), "GPU");
         match memory {
-            0 => format!("{cpus}{gpus} GPUs"),
-            memory => format!("{cpus}{gpus} GPUs and {} of memory", size::binary(memory)),
+            0 => format!("{cpus}{gpus}"),
+            memory => format!("{cpus}{gpus} and {} of memory", size::binary(memory)),
         }
     };
     let size = |node: &&Room| (node.size.gpus, node.size.memory, node.size.cpus);

@@ -67,8 +67,8 @@ fn test_no_more_than_the_quota_is_kept_and_the_stream_says_what_is_missing() {
     assert!(stream.len() < 24 << 10, "{}", stream.len());
     let last = TrackingLine::parse(stream.lines().last().unwrap().as_bytes()).map(|line| line.record);
     assert!(
-        matches!(&last, Some(TrackingRecord::Note { note }) if note.contains("quota of 16 kB")),
+        matches!(&last, Some(TrackingRecord::Note { note }) if note.contains("quota of 16 KiB")),
         "{last:?}"
     );
-    assert!(intake.error().unwrap().contains("quota of 16 kB"), "{:?}", intake.error());
+    assert!(intake.error().unwrap().contains("quota of 16 KiB"), "{:?}", intake.error());
 }

@@ -58,7 +58,7 @@ fn test_stranger_is_named_and_its_gpu_comes_back_by_itself() {
     let mut ledger = ledger([seen(0), seen(1)]);
     assert_eq!(unfit(&ledger), []);
     see(&mut ledger, look([used_by(4711, 3 * GIB + GIB / 5, seen(0)), seen(1)]));
-    let words = "quarantined: process 4711 (python) of nobody's job uses 3.4 GB of it".to_owned();
+    let words = "quarantined: process 4711 (python) of nobody's job uses 3.2 GiB of it".to_owned();
     assert_eq!(unfit(&ledger), [(0, words.clone())]);
     assert_eq!(ledger.assign(&id("a.1.0"), 1).unwrap(), ["GPU-1"]);
     assert!(ledger.assign(&id("b.1.0"), 1).unwrap_err().to_string().contains("process 4711 (python)"));
