@@ -183,6 +183,7 @@ fn test_how_much_is_fetched_is_told_by_nodes_and_by_us() {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "looks through files with grep")]
 fn test_typed_secret_is_not_shown() {
     const SECRET: &str = "hunter2";
     let host = Host::started();
