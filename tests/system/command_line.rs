@@ -207,7 +207,8 @@ fn test_typed_secret_is_not_shown() {
     let shown = host.ctl(&["run", dir.to_str().unwrap()]).ok().stdout;
     assert!(shown.contains("key ******* 2retnuh"), "{shown}");
     let kept = Command::new("grep").args(["-rl", SECRET]).arg(host.state().join("jobs")).output().unwrap();
-    assert_eq!((kept.status.code(), &*kept.stdout), (Some(1), &b""[..]), "files with the secret");
+    // It complains of files that go meanwhile.
+    assert_eq!(String::from_utf8_lossy(&kept.stdout), "", "files with the secret");
 }
 
 #[test]
