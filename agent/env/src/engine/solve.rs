@@ -188,6 +188,6 @@ mod tests {
     fn test_long_refusals_are_cut() {
         let tree = (0..100).map(|n| format!("line {n}\n")).collect::<String>();
         let failure = refusal(&tree, &[], &[]);
-        assert!(failure.message.ends_with("(and 60 more lines)"));
+        assert!(failure.message.ends_with("(and 60 lines more)"));
     }
 }
