@@ -37,6 +37,10 @@ pub(crate) struct Flags {
     /// The controller that the machine joins; set by `join`.
     #[arg(skip)]
     pub(crate) controller: Option<String>,
+    /// It does nothing that the identity of the machine matters for, and may be called by somebody who cannot read it;
+    /// set by `probe`.
+    #[arg(skip)]
+    pub(crate) without_identity: bool,
 }
 
 /// How a machine joins.

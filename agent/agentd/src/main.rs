@@ -78,6 +78,7 @@ fn main() -> ExitCode {
     if let Some(Verb::Join(args)) = &cli.verb {
         flags.controller = Some(args.controller.clone());
     }
+    flags.without_identity = matches!(cli.verb, Some(Verb::Probe { .. }));
     let config = match Config::resolve(&flags, &Variables::of_process()) {
         Ok(config) => config,
         Err(error) => {

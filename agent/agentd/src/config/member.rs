@@ -21,8 +21,11 @@ impl Member {
     /// Reads it from the disk; a machine that is about to join counts as joined.
     pub(super) fn read(flags: &Flags, state_dir: &Path) -> Result<Member, ConfigError> {
         let path = membership::file(state_dir);
-        let said = membership::said(state_dir);
-        let said = said.map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+        let said = match flags.without_identity {
+            true => None,
+            false => membership::said(state_dir)
+                .map_err(|source| ConfigError::Read { path: path.clone(), source })?,
+        };
         let (controller, name) = said.unzip();
         let joining =
             flags.controller.as_deref().map(|controller| controller.trim_end_matches('/').to_owned());

@@ -211,6 +211,11 @@ fn test_a_machine_that_joined_is_a_node_of_its_controller() {
         (Roles { controller: false, node: true }, "gpu-07")
     );
     assert!(origin(&config, "controller").starts_with("joined, "));
+    // Whoever only looks at the machine need not be able to read it.
+    let state_dir = Some(state.path().display().to_string());
+    let looks = Flags { state_dir, without_identity: true, ..Flags::default() };
+    let looks = Config::resolve(&looks, &Variables::default()).unwrap();
+    assert!(matches!(looks.controller, Address::Unix(_)), "{:?}", looks.controller);
     // Written settings win over it, except for the name in the certificate.
     assert!(resolve("roles: controller, node\n").unwrap().roles.controller);
     let refused = resolve("node_name: other\n").unwrap_err().to_string();
