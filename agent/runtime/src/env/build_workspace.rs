@@ -136,15 +136,12 @@ impl BuildWorkspace {
     /// Runs a command; its output is added to the build log. It is killed when it is silent for too long, when the
     /// build is dropped, and, by its mark, after the daemon has died.
     pub(super) async fn run(&self, step: &'static str, command: Command) -> Result<Ran, AcquireError> {
-        let (mut kept, deaths) = (Kept::default(), Deaths::watch());
+        let mut kept = Kept::default();
         let sink = |bytes: &[u8]| {
             self.transcript.write(bytes);
             kept.add(bytes);
         };
-        let is_lent = command.is_somebody_else();
-        let status = self.prepare(command)?.stream(sink).await.map_err(AcquireError::command(step))?;
-        self.recover(is_lent)?;
-        deaths.check(step, status)?;
+        let status = self.stream(step, command, sink).await?;
         Ok(kept.ran(status))
     }
 
@@ -155,22 +152,33 @@ impl BuildWorkspace {
         command: Command,
         mut downloads: Downloads,
     ) -> Result<Ran, AcquireError> {
-        let (mut kept, deaths) = (Kept::default(), Deaths::watch());
+        let mut kept = Kept::default();
         let sink = |bytes: &[u8]| {
             let (shown, progress) = downloads.hear(bytes);
             self.transcript.write(&shown);
             kept.add(&shown);
             progress.into_iter().for_each(|progress| self.tell(progress));
         };
-        let is_lent = command.is_somebody_else();
-        let status = self.prepare(command)?.stream(sink).await;
+        let status = self.stream(step, command, sink).await;
         let rest = downloads.end();
         self.transcript.write(&rest);
         kept.add(&rest);
-        let status = status.map_err(AcquireError::command(step))?;
+        Ok(kept.ran(status?))
+    }
+
+    /// Runs a command that may have been somebody else's, and passes its output on as it arrives.
+    async fn stream(
+        &self,
+        step: &'static str,
+        command: Command,
+        sink: impl FnMut(&[u8]) + Send,
+    ) -> Result<ExitStatus, AcquireError> {
+        let deaths = Deaths::watch();
+        let is_lent = command.is_somebody_else();
+        let status = self.prepare(command)?.stream(sink).await.map_err(AcquireError::command(step))?;
         self.recover(is_lent)?;
         deaths.check(step, status)?;
-        Ok(kept.ran(status))
+        Ok(status)
     }
 
     /// As [`BuildWorkspace::run`] for a command whose standard output is a protocol: only its standard error is added
