@@ -145,8 +145,8 @@ fn parts_of(parts: &[String], folder: &str, trees: &[(String, Digest)]) -> Optio
     (parts.is_empty() || !found.is_empty()).then_some(found)
 }
 
-/// Fetches a tree that goes to `dest` later, or parts of it, and shows how much of it is there. A store that lacks a part, or holds it damaged, is
-/// asked again for a while.
+/// Fetches a tree that goes to `dest` later, or parts of it, and shows how much of it is there. A store that lacks a
+/// part, or holds it damaged, is asked again for a while.
 pub(super) async fn fetch_tree(
     client: &Client,
     root: Digest,
@@ -239,7 +239,8 @@ fn put_in_place(tree: &Path, dest: &Path, replaced: &Path, part: bool) -> io::Re
     Ok(())
 }
 
-/// A new directory on the file system of `dest`, where it is filled before it gets its name; it goes when it is dropped.
+/// A new directory on the file system of `dest`, where it is filled before it gets its name; it goes when it is
+/// dropped.
 pub(super) fn room_beside(dest: &Path) -> Result<tempfile::TempDir, Failure> {
     let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let room = tempfile::Builder::new().prefix(".download-").tempdir_in(parent);

@@ -375,7 +375,7 @@ fn dirt(unit: &Unit, idle: Option<u64>, owners: &Owners) -> Option<Dirt> {
     (used > limit).then(|| Dirt { pids: BTreeSet::new(), words: words() })
 }
 
-/// `process 4711 (python) of nobody's job uses 3.4 GB of it`
+/// `process 4711 (python) of nobody's job uses 3.2 GiB of it`
 fn culprit(process: &GpuProcess, owners: &Owners) -> String {
     let owner =
         owners.get(&process.pid).cloned().flatten().map_or_else(String::new, |owner| format!(" {owner}"));
