@@ -218,6 +218,18 @@ impl Fault {
         self
     }
 
+    /// Adds something else that is wrong, and what to do about it, as a cause.
+    #[must_use]
+    pub fn also(self, what: impl fmt::Display, fix: Option<&str>) -> Fault {
+        let fix = fix.map(|fix| format!("; {fix}")).unwrap_or_default();
+        self.why(format!("also {what}{fix}"))
+    }
+
+    /// What failed, and its causes, in one line.
+    pub fn line(&self) -> String {
+        [&self.what].into_iter().chain(&self.why).map(String::as_str).collect::<Vec<_>>().join(": ")
+    }
+
     /// Sets what to do next.
     #[must_use]
     pub fn fix(mut self, fix: impl Into<String>) -> Fault {
@@ -236,8 +248,7 @@ impl Fault {
 /// One line; [`Fault::fix`] and the page of the code are for the terminal to lay out.
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.code, self.what)?;
-        self.why.iter().try_for_each(|cause| write!(f, ": {cause}"))
+        write!(f, "{}: {}", self.code, self.line())
     }
 }
 

@@ -23,8 +23,7 @@ pub(crate) struct Mistake {
 
 impl From<Fault> for Mistake {
     fn from(fault: Fault) -> Mistake {
-        let why = fault.why.iter().map(|why| format!(": {why}"));
-        let message = fault.what.clone() + &why.collect::<String>();
+        let message = fault.line();
         Mistake { code: fault.code.as_str(), file: None, place: None, message, fix: fault.fix }
     }
 }

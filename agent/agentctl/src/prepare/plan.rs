@@ -65,14 +65,10 @@ impl From<Fault> for Wrong {
 /// The first fault, with everything else as its causes.
 impl From<Wrong> for Fault {
     fn from(Wrong { faults, warnings }: Wrong) -> Fault {
-        let also = |fault: Fault, other: Fault| {
-            let why = other.why.iter().map(|why| format!(": {why}")).collect::<String>();
-            let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
-            fault.why(format!("also {}{why}{fix}", other.what))
-        };
+        let also = |fault: Fault, other: Fault| fault.also(other.line(), other.fix.as_deref());
         let none = || Fault::new(Code::Bug, "a job was refused without a fault");
         let fault = faults.into_iter().reduce(also).unwrap_or_else(none);
-        warnings.into_iter().fold(fault, |fault, warning| fault.why(format!("also {warning}")))
+        warnings.into_iter().fold(fault, |fault, warning| fault.also(warning, None))
     }
 }
 

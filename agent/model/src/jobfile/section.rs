@@ -51,15 +51,12 @@ impl From<Rejection> for Refused {
 impl From<Refused> for Fault {
     fn from(refused: Refused) -> Fault {
         let mut mistakes = refused.mistakes.into_iter();
-        let also = |fault: Fault, other: Rejection| {
-            let fix = other.fix.map(|fix| format!("; {fix}")).unwrap_or_default();
-            fault.why(format!("also {}{fix}", other.at))
-        };
+        let also = |fault: Fault, other: Rejection| fault.also(other.at, other.fix.as_deref());
         let fault = match mistakes.next() {
             Some(first) => mistakes.fold(first.into(), also),
             None => Fault::new(Code::Bug, "a document was refused without a mistake"),
         };
-        let also = |fault: Fault, Warning { place, message }| fault.why(format!("also {place}: {message}"));
+        let also = |fault: Fault, Warning { place, message }| fault.also(format!("{place}: {message}"), None);
         refused.warnings.into_iter().fold(fault, also)
     }
 }
