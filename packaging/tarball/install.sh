@@ -66,10 +66,15 @@ check_place() {
 
 install_programs() {
     missing=
-    for directory in "$lib" "$bin"; do make_dir "$directory"; done
+    for directory in "$lib" "$lib/providers" "$bin"; do make_dir "$directory"; done
     touch "$made"
     printf '%s\n' "$missing" | while read -r line; do [ -z "$line" ] || note "$line"; done
     for program in agentd agentctl agent-shim agent-env; do put 755 "$here/bin/$program" "$lib/$program"; done
+    for program in "$here"/providers/*; do
+        rights=644
+        [ ! -x "$program" ] || rights=755
+        put "$rights" "$program" "$lib/providers/$(basename "$program")"
+    done
     put 755 "$here/install.sh" "$lib/install.sh"
     for document in copyright third-party-licences; do put 644 "$here/$document" "$lib/$document"; done
     for program in agentd agentctl; do

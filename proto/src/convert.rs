@@ -1,6 +1,9 @@
 //! Wire ↔ model. One block per message, in the order of the `.proto` files.
 
+mod assets;
 mod gang;
+mod left;
+mod service;
 
 use std::time::Duration;
 
@@ -109,8 +112,12 @@ impl From<JobSpec> for v1::JobSpec {
             secrets: draft.secrets.into_iter().collect(),
             owner: draft.owner.map(String::from).unwrap_or_default(),
             distribution: draft.distribution.map(Into::into),
+            compute: draft.compute.unwrap_or_default(),
             visible_to_all: draft.visible_to_all,
             predecessors: draft.predecessors.into_iter().map(Into::into).collect(),
+            services: draft.services.into_iter().map(|(name, service)| (name, service.into())).collect(),
+            resume_outputs: draft.resume_outputs,
+            resumes: draft.resumes.map(Into::into),
         }
     }
 }
@@ -185,8 +192,16 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             // One that this release does not know is nobody it could name.
             owner: optional(wire.owner).and_then(|owner| owner.parse().ok()),
             distribution: wire.distribution.map(TryInto::try_into).transpose()?,
+            compute: Some(wire.compute).filter(|name| !name.is_empty()),
             visible_to_all: wire.visible_to_all,
             predecessors: wire.predecessors.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
+            services: wire
+                .services
+                .into_iter()
+                .map(|(name, service)| Ok((name, service.try_into()?)))
+                .collect::<Result<_, WireError>>()?,
+            resume_outputs: wire.resume_outputs,
+            resumes: wire.resumes.map(TryInto::try_into).transpose()?,
         };
         Ok(draft.validate()?)
     }
@@ -303,6 +318,10 @@ impl From<Outcome> for v1::Outcome {
                 cpu_ms: u64::try_from(usage.cpu.as_millis()).unwrap_or(u64::MAX),
                 memory_peak_bytes: usage.memory_peak,
             }),
+            environment: outcome.environment.map(|used| v1::UsedEnvironment {
+                key: used.key,
+                lock: used.lock.map(String::from).unwrap_or_default(),
+            }),
         }
     }
 }
@@ -349,6 +368,7 @@ impl TryFrom<v1::Outcome> for Outcome {
                 cpu: Duration::from_millis(usage.cpu_ms),
                 memory_peak: usage.memory_peak_bytes,
             }),
+            environment: wire.environment.map(left::used_environment).transpose()?,
         })
     }
 }
@@ -610,10 +630,23 @@ mod tests {
             distribution: Some(job::Distribution::Spark),
             secrets: [("KEY".to_owned(), "wandb".to_owned())].into(),
             owner: Some(agent_model::Principal::Local { uid: 1000 }),
+            compute: Some("gpu".to_owned()),
             visible_to_all: true,
+            services: [job::ServiceKind::TensorBoard, job::ServiceKind::Custom]
+                .map(|kind| {
+                    let port = (kind == job::ServiceKind::Custom).then_some(8080);
+                    (kind.name().to_owned(), job::JobService { kind, port, log_dir: "runs".into(), rank: 1 })
+                })
+                .into(),
             predecessors: job::WantedEnd::ALL
                 .map(|end| job::Predecessor { job: "train-0".parse().unwrap(), end })
                 .into(),
+            resume_outputs: true,
+            resumes: Some(job::LeftOutputs {
+                attempt: agent_model::Epoch(2),
+                artifacts: Artifacts { root: Digest::EMPTY, files: 3, bytes: 7 },
+                is_earlier: true,
+            }),
             ..JobDraft::default()
         };
         draft.validate().unwrap()
@@ -650,6 +683,10 @@ mod tests {
             tracking_bytes: 12,
             artifacts: Some(Artifacts { root: Digest::EMPTY, files: 1, bytes: 2 }),
             usage: Some(Usage { cpu: Duration::from_millis(1234), memory_peak: 5 }),
+            environment: Some(Box::new(agent_model::outcome::UsedEnvironment {
+                key: "pip-1".into(),
+                lock: Some(Digest::EMPTY),
+            })),
         };
         assert_eq!(Outcome::try_from(v1::Outcome::from(outcome.clone())).unwrap(), outcome);
     }

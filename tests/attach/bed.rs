@@ -3,102 +3,30 @@
 //! Such a root lies over that of this machine and is thrown away; what was written to it can be listed, and so it can be
 //! seen what attach makes and what detach leaves. Nothing of a bed outlives it.
 
-use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use agent_tests::fleet::Daemon;
 use agent_tests::hosts::{Hosts, address};
+pub(crate) use agent_tests::machines::{Machine, Special, package};
 use agent_tests::{Ran, SOON, binaries, eventually, finish};
-
-/// Gives a machine its root: where, of which size, called what, and what makes it ready.
-const ENTER: &str = r#"set -e
-root=$1 size=$2 prepare=$3
-mount -t tmpfs -o "size=$size" tmpfs "$root"
-mkdir "$root/upper" "$root/work" "$root/all"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$root/upper,workdir=$root/work" "$root/all"
-cd "$root/all"
-mount -t proc proc proc
-mount --rbind /dev dev
-mount --rbind /sys sys
-for volatile in run tmp var/tmp; do mount -t tmpfs -o mode=1777 tmpfs $volatile; done
-exec chroot . sh -c "$prepare"
-"#;
-
-/// A machine with nothing on it: the users root and ada, whose password is `secret`, and keys of its own.
-const PREPARE: &str = r#"set -e
-chmod 755 /run
-mkdir -p /run/sshd /run/lock
-rm -rf /var/lib/agentd* /usr/local/lib/agentd /usr/local/bin/agent* /root/.ssh /etc/ssh/ssh_host_* /etc/sudoers.d/*
-rm -f /usr/bin/agentd
-ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
-useradd -m -s /bin/bash ada
-echo ada:secret | chpasswd
-for home in /root /home/ada; do
-    mkdir -p $home/.ssh
-    echo "$KEY" >$home/.ssh/authorized_keys
-    chmod 700 $home/.ssh
-done
-chown -R ada: /home/ada
-"#;
-
-const SERVE: &str = "exec /usr/sbin/sshd -D -e -o PermitRootLogin=yes -o StrictModes=no";
 
 /// Port of the controller.
 pub(crate) const PORT: u16 = 7443;
 
-/// The package that all rows install: the programs under test, without what only a debugger reads.
-#[allow(clippy::disallowed_methods, reason = "makes what it tests")]
-pub(crate) fn package() -> &'static Path {
-    static MADE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, file) = MADE.get_or_init(|| {
-        let home = tempfile::tempdir().expect("a directory");
-        let bin = home.path().join("bin");
-        fs::create_dir(&bin).expect("a directory");
-        for name in ["agentd", "agentctl", "agent-shim"] {
-            let mut strip = Command::new("strip");
-            strip.arg("-o").arg(bin.join(name)).arg(binaries().join(name));
-            finish(&mut strip).ok();
-        }
-        let file = home.path().join("agentd.tar.gz");
-        let mut tar = Command::new("tar");
-        finish(tar.arg("-C").arg(home.path()).arg("-czf").arg(&file).arg("bin")).ok();
-        (home, file)
-    });
-    file
-}
-
-/// What is special about a machine.
-#[derive(Default)]
-pub(crate) struct Special {
-    /// Shell, before its SSH server starts.
-    pub(crate) prepare: &'static str,
-    /// Options of its SSH server.
-    pub(crate) sshd: &'static str,
-    /// Of its root, for example `2g`.
-    pub(crate) size: Option<&'static str>,
-}
-
-/// A machine, until it is dropped.
-pub(crate) struct Machine {
-    child: Child,
-    root: PathBuf,
-    log: PathBuf,
-}
-
 pub(crate) struct Bed {
     pub(crate) machines: Vec<Machine>,
     pub(crate) controller: Daemon,
-    hosts: Hosts,
+    pub(crate) hosts: Hosts,
     home: tempfile::TempDir,
 }
 
 impl Bed {
     /// A controller, and a machine for each of these.
-    pub(crate) fn new(machines: &[Special]) -> Bed {
+    pub(crate) fn new(machines: &[Special<'_>]) -> Bed {
         let home = tempfile::Builder::new().prefix("attach-").tempdir().expect("a directory");
         let hosts = Hosts::new(machines.len() + 1);
         let config = format!("roles: controller\nlisten: 0.0.0.0:{PORT}\ndisk_reserve: 64MiB\n");
@@ -112,12 +40,7 @@ impl Bed {
             bed.machines.push(machine);
         }
         eventually("the controller answers", SOON, || (bed.ctl(&["nodes"]).code == 0).then_some(()));
-        for machine in &bed.machines {
-            eventually("the SSH server listens", SOON, || {
-                let log = fs::read_to_string(&machine.log).unwrap_or_default();
-                log.contains("Server listening").then_some(())
-            });
-        }
+        bed.machines.iter().for_each(Machine::listens);
         bed
     }
 
@@ -126,21 +49,9 @@ impl Bed {
         Bed::new(&[Special::default()])
     }
 
-    #[allow(clippy::disallowed_methods, reason = "runs what the tests need")]
-    fn machine(&self, index: usize, special: &Special) -> Machine {
+    fn machine(&self, index: usize, special: &Special<'_>) -> Machine {
         let root = self.home.path().join(format!("m{index}"));
-        fs::create_dir(&root).expect("a directory");
-        let log = self.home.path().join(format!("m{index}.log"));
-        let prepare = format!("{PREPARE}{}\n{SERVE} {}", special.prepare, special.sshd);
-        let words = self.hosts.on(index);
-        let mut command = Command::new(&words[0]);
-        command.args(&words[1..]);
-        command.args(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]);
-        command.args(["sh", "-c", ENTER, "sh"]).arg(&root).arg(special.size.unwrap_or("2g")).arg(prepare);
-        command.env("KEY", self.public_key()).env("HOME", "/root").env_remove("XDG_DATA_HOME");
-        let file = File::create(&log).expect("a log");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-        Machine { child: command.spawn().expect("unshare"), root, log }
+        Machine::start(&self.hosts.on(index), root, special, &self.public_key())
     }
 
     /// Makes a key of the user, with a passphrase or none.
@@ -161,11 +72,9 @@ impl Bed {
     }
 
     /// `agentctl` of the user, on the controller's host.
-    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let starter = self.hosts.on(0);
-        let mut command = Command::new(&starter[0]);
-        command.args(&starter[1..]).arg(binaries().join("agentctl")).args(words);
+        let mut command = self.on(0, binaries().join("agentctl"));
+        command.args(words);
         command.env("HOME", self.home.path().join("user")).env("NO_COLOR", "1");
         command.env("AGENTD_SOCKET", self.controller.socket());
         for name in
@@ -175,6 +84,15 @@ impl Bed {
         }
         // A terminal of whoever runs the tests is not to be asked.
         command.stdin(Stdio::null());
+        command
+    }
+
+    /// A program on a host.
+    #[allow(clippy::disallowed_methods, reason = "runs what it tests")]
+    pub(crate) fn on(&self, index: usize, program: impl AsRef<OsStr>) -> Command {
+        let starter = self.hosts.on(index);
+        let mut command = Command::new(&starter[0]);
+        command.args(&starter[1..]).arg(program);
         command
     }
 
@@ -205,6 +123,20 @@ impl Bed {
         finish(command.arg("--key").arg(self.path("key")).args(more))
     }
 
+    /// Makes ada a user of the controller, and logs her in.
+    pub(crate) fn log_in(&self) {
+        let code = self.ctl(&["user", "add", "ada"]).ok().stdout;
+        told(self.command(&["login", &controller()]), &code).ok();
+        fs::create_dir_all(self.path("code")).expect("a directory");
+    }
+
+    /// `agentctl run` of ada, who is logged in.
+    pub(crate) fn run(&self, script: &str) -> Command {
+        let mut run = self.command(&["--context", "10.77.0.2", "run", "--", "sh", "-c", script]);
+        run.env_remove("AGENTD_SOCKET").current_dir(self.path("code"));
+        run
+    }
+
     /// The nodes that are ready.
     pub(crate) fn ready(&self) -> Vec<String> {
         let nodes = self.ctl(&["nodes", "--json"]).ok().json();
@@ -232,82 +164,6 @@ pub(crate) fn controller() -> String {
 /// Where a machine is.
 pub(crate) fn place(user: &str, index: usize) -> String {
     format!("{user}@{}", address(index))
-}
-
-impl Machine {
-    /// Runs a shell command there.
-    #[allow(clippy::disallowed_methods, reason = "looks at what it tests")]
-    pub(crate) fn sh(&self, script: &str) -> Ran {
-        let mut command = Command::new("nsenter");
-        command
-            .arg(format!("--target={}", self.init()))
-            .args(["--mount", "--pid", "--net", "--root", "--wd"]);
-        finish(command.args(["sh", "-c", script]))
-    }
-
-    /// What was written to its root: files, and directories that this machine has not. Logs and the record of logins
-    /// are the SSH server's.
-    pub(crate) fn written(&self) -> BTreeSet<String> {
-        let upper = self.root.join("upper");
-        let script = format!(
-            "cd {} && find . ! -type d -printf '%P %y %m %s\\n' && find . -mindepth 1 -type d -printf '%P\\n' | \
-             while read -r dir; do [ -d \"/$dir\" ] || echo \"$dir\"; done",
-            upper.display()
-        );
-        let listed = self.outside(&script).ok().stdout;
-        let is_ours = |line: &&str| {
-            let others = [
-                "var/log/",
-                "root/.pyenv",
-                "var/lib/sudo",
-                "run/",
-                "var/cache/",
-                "root/.cache",
-                "root/.bash_history",
-            ];
-            !others.iter().any(|other| line.starts_with(other))
-        };
-        listed.lines().filter(is_ours).map(str::to_owned).collect()
-    }
-
-    /// In its mount namespace, but not below its root.
-    #[allow(clippy::disallowed_methods, reason = "looks at what it tests")]
-    fn outside(&self, script: &str) -> Ran {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--mount=/proc/{}/ns/mnt", self.init()));
-        finish(command.args(["sh", "-c", script]))
-    }
-
-    /// Its first process: what was started became `unshare`, whose one child that is.
-    fn init(&self) -> u32 {
-        let pid = self.child.id();
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        children.split_whitespace().next().and_then(|child| child.parse().ok()).expect("the machine runs")
-    }
-
-    /// A file of its root, as seen from here.
-    pub(crate) fn file(&self, path: &str) -> PathBuf {
-        PathBuf::from(format!("/proc/{}/root{path}", self.init()))
-    }
-
-    /// The programs of the agent that run there, by path.
-    pub(crate) fn agents(&self) -> String {
-        self.sh("for at in /proc/[0-9]*; do readlink $at/exe; done 2>/dev/null | grep /agentd/ || true")
-            .stdout
-    }
-
-    /// The daemons that run there, by process; the supervisor of a job that has just ended may still be ending.
-    pub(crate) fn daemons(&self) -> String {
-        self.sh("for at in /proc/[0-9]*; do case $(readlink $at/exe) in */agentd/*/agentd) echo $at;; esac; done 2>/dev/null")
-            .stdout
-    }
-}
-
-impl Drop for Machine {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 impl Drop for Bed {

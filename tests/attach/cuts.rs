@@ -25,7 +25,7 @@ fn begun(bed: &Bed) -> Child {
 }
 
 /// Ends the connection from the side of the machine, as a router that was restarted does.
-fn cut(machine: &Machine) {
+pub(crate) fn cut(machine: &Machine) {
     machine.sh("for pid in $(pgrep -f '^sshd: root'); do kill -9 $pid; done; true");
 }
 

@@ -1,5 +1,9 @@
 //! Keys of hosts, and ways to log in.
 
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpStream;
+use std::process::Stdio;
+
 use agent_tests::finish;
 use agent_tests::hosts::address;
 use agent_tests::table::{Row, Scale, Tally};
@@ -19,6 +23,11 @@ pub(crate) const ROWS: &[Row] = &[
         run: logins,
     },
     Row { id: "L3", promise: "a jump host, MaxSessions 1, a noisy shell, ~/.ssh/config", run: odd },
+    Row {
+        id: "L4",
+        promise: "an SSH server that turns away whoever comes too often is tried again",
+        run: busy,
+    },
 ];
 
 fn keys(tally: &mut Tally, _: &Scale) {
@@ -141,5 +150,36 @@ fn odd(tally: &mut Tally, _: &Scale) {
         let mut command = bed.command(&["attach", "box", "--package"]);
         finish(command.arg(package()).args(["--controller", &crate::bed::controller()])).ok();
         assert_eq!(bed.ready(), ["host2"]);
+    });
+}
+
+/// Its one place for those who have not logged in is taken, for a while or longer than is waited.
+fn busy(tally: &mut Tally, _: &Scale) {
+    let bed = Bed::new(&[Special { sshd: "-o MaxStartups=1:100:1", ..Special::default() }]);
+    let taken = || {
+        let connect = || TcpStream::connect((address(1).as_str(), 22)).expect("an SSH server");
+        let mut one = bed.hosts.inside(0, connect);
+        // It has the place from when it was greeted.
+        one.read_exact(&mut [0; 4]).expect("a greeting");
+        one
+    };
+    tally.case("longer than is waited", || {
+        let _one = taken();
+        let ran = bed.attach(&place("root", 1), &["--accept-new", "--timeout", "2s"]).code(1);
+        assert!(ran.stderr.contains("SSH-101") && ran.stderr.contains("within"), "{}", ran.stderr);
+    });
+    tally.case("for a while", || {
+        let one = taken();
+        let mut command = bed.attaching(&place("root", 1), &["--accept-new"]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut attach = command.spawn().expect("agentctl");
+        let mut told = BufReader::new(attach.stderr.take().expect("a pipe"));
+        let mut line = String::new();
+        told.read_line(&mut line).expect("a line");
+        assert!(line.contains("does not answer yet"), "{line}");
+        drop(one);
+        std::io::copy(&mut told, &mut std::io::sink()).expect("a pipe");
+        assert!(attach.wait().expect("agentctl").success());
+        assert_eq!(bed.ready(), ["host1"]);
     });
 }

@@ -6,6 +6,7 @@ mod cuts;
 mod logins;
 mod machines;
 mod nodes;
+mod tunnels;
 
 use std::process::ExitCode;
 
@@ -13,7 +14,7 @@ use agent_tests::table::{Row, Table};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [nodes::ROWS, logins::ROWS, machines::ROWS, cuts::ROWS].into_iter().flatten().collect()
+    [nodes::ROWS, logins::ROWS, machines::ROWS, cuts::ROWS, tunnels::ROWS].into_iter().flatten().collect()
 }
 
 /// Makes what every row needs, so that no row is charged for it.

@@ -1,9 +1,11 @@
 //! What attach is for: a node that runs jobs, and nothing of it after detach.
 
+use std::time::Instant;
+
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{SOON, eventually};
 
-use crate::bed::{Bed, PORT, Special, controller, package, place, told};
+use crate::bed::{Bed, PORT, Special, controller, package, place};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
@@ -15,6 +17,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "N2", promise: "two at once: one waits, both end well", run: twice },
     Row { id: "N3", promise: "a machine of another controller is refused", run: others },
     Row { id: "N4", promise: "the machines of a file are attached at once, each with its result", run: file },
+    Row { id: "N5", promise: "many machines of a file become nodes at once", run: many },
 ];
 
 fn whole(tally: &mut Tally, _: &Scale) {
@@ -22,7 +25,7 @@ fn whole(tally: &mut Tally, _: &Scale) {
     let machine = &bed.machines[0];
     let before = machine.written();
     let root = place("root", 1);
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     tally.case("attach", || {
         let ran = bed.attach(&root, &["--accept-new", "--label", "rack=7"]).ok();
         assert!(ran.stderr.contains("host1 is a node; it was seen"), "{}", ran.stderr);
@@ -39,15 +42,8 @@ fn whole(tally: &mut Tally, _: &Scale) {
         );
     });
     tally.case("a job runs there", || {
-        let code = bed.ctl(&["user", "add", "ada"]).ok().stdout;
-        let login = bed.command(&["login", &controller()]);
-        told(login, &code).ok();
-        let mut run =
-            bed.command(&["--context", "10.77.0.2", "run", "--", "sh", "-c", "echo I am on $(hostname)"]);
-        let code = bed.path("code");
-        std::fs::create_dir_all(&code).expect("a directory");
-        run.env_remove("AGENTD_SOCKET").current_dir(&code);
-        let ran = agent_tests::finish(&mut run).ok();
+        bed.log_in();
+        let ran = agent_tests::finish(&mut bed.run("echo I am on $(hostname)")).ok();
         assert!(ran.stdout.contains("I am on host1"), "{}{}", ran.stdout, ran.stderr);
     });
     tally.case("attach again changes nothing", || {
@@ -134,4 +130,25 @@ fn file(tally: &mut Tally, _: &Scale) {
         assert!(row("root@10.77.0.99").contains("SSH-101"), "{}{}", ran.stdout, ran.stderr);
         eventually("both are ready", SOON, || (bed.ready() == ["host1", "second"]).then_some(()));
     });
+}
+
+fn many(tally: &mut Tally, scale: &Scale) {
+    let count = scale.of(4, 20);
+    let machines: Vec<Special<'_>> = (0..=count).map(|_| Special::default()).collect();
+    let bed = Bed::new(&machines);
+    let started = Instant::now();
+    tally.case("one", || bed.attach(&place("root", 1), &["--accept-new"]).ok());
+    let one = started.elapsed();
+    let started = Instant::now();
+    tally.case("all others at once", || {
+        let places: String = (2..=count + 1).map(|index| format!("- {}\n", place("root", index))).collect();
+        std::fs::write(bed.path("hosts.yml"), format!("hosts:\n{places}")).expect("a file");
+        let mut command = bed.command(&["attach", "--accept-new", "-f"]);
+        command.arg(bed.path("hosts.yml")).arg("--key").arg(bed.path("key")).arg("--package").arg(package());
+        let ran = agent_tests::finish(command.args(["--controller", &controller()])).ok();
+        assert_eq!(ran.stdout.matches("attached").count(), count, "{}{}", ran.stdout, ran.stderr);
+        assert_eq!(bed.ready().len(), count + 1);
+    });
+    let (one, all) = (one.as_secs_f64(), started.elapsed().as_secs_f64());
+    tally.note(format!("one {one:.1} s, {count} at once {all:.1} s: {:.1} times as long", all / one));
 }

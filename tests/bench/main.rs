@@ -1,7 +1,7 @@
 //! What the product costs, as ratios to what the machine itself and other programs do, measured in one run.
 //!
 //! ```text
-//! bench [jobs] [environments] [containers] [snapshots [FILES]] [streams]
+//! bench [jobs] [far] [environments] [containers] [snapshots [FILES]] [streams] [fanout] [sessions] [nodes [COUNT]]
 //! ```
 //!
 //! Nothing is asserted: machines differ, and so do their moods. Both sides of a ratio take turns, so that a
@@ -11,8 +11,12 @@
 
 mod containers;
 mod environments;
+mod fanout;
+mod far;
 mod measure;
+mod nodes;
 mod peers;
+mod sessions;
 mod snapshots;
 mod streams;
 
@@ -34,6 +38,9 @@ fn main() {
     if wanted("jobs") {
         jobs();
     }
+    if wanted("far") {
+        far::all();
+    }
     if wanted("environments") {
         environments::all();
     }
@@ -45,6 +52,15 @@ fn main() {
     }
     if wanted("streams") {
         streams::all();
+    }
+    if wanted("fanout") {
+        fanout::all();
+    }
+    if wanted("sessions") {
+        sessions::all();
+    }
+    if wanted("nodes") {
+        nodes::all(parts.iter().find_map(|part| part.parse().ok()).unwrap_or(2000));
     }
 }
 

@@ -9,12 +9,14 @@
 //! | `split` | a daemon that is an ordinary user, and what it could have its helper do if it were taken over |
 //! | `own` | a user's own daemon: what hides from it |
 //! | `ports` | who takes the daemon's place at its port |
+//! | `beside` | a job that attacks all it finds, beside those of others |
 //! | `quotas` | what one job takes of the daemon: memory, threads, connections, disk |
 //!
 //! A row runs jobs that attack, and looks at the machine from outside afterwards: a secret that only root may read must
 //! be nowhere, a file that only root may write must be as it was. Races are tried some hundred times, and a thousand
 //! with `--full`.
 
+mod beside;
 mod containers;
 mod links;
 mod own;
@@ -31,10 +33,19 @@ use agent_tests::table::{Row, Table};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [links::ROWS, containers::ROWS, quotas::ROWS, users::ROWS, split::ROWS, own::ROWS, ports::ROWS]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        links::ROWS,
+        containers::ROWS,
+        quotas::ROWS,
+        users::ROWS,
+        split::ROWS,
+        own::ROWS,
+        ports::ROWS,
+        beside::ROWS,
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn main() -> ExitCode {

@@ -6,6 +6,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
+use agent_tests::Host;
 use agent_tests::chance::Chance;
 use agent_tests::table::Tally;
 
@@ -148,6 +149,26 @@ pub(crate) fn nothing_setuid_below(dir: &Path) {
             let gives = found.is_file() && found.uid() == 0 && found.mode() & 0o6000 != 0;
             assert!(!gives, "{} gives the rights of root", entry.path().display());
             assert_ne!(entry.file_name(), "pwned", "{} was left by an image", entry.path().display());
+        }
+    }
+}
+
+/// Changes everything of its environment, in which it imports a package first.
+pub(crate) const VANDAL: &str = "python -c 'import evil'; P=$(python -c 'import sys; print(sys.prefix)'); \
+    { touch $P/x; touch $P/bin/x; echo x >>$P/bin/activate; chmod 777 $P $P/bin; rm -rf $P/lib; } 2>/dev/null; id -u";
+
+/// Nothing of what that does is in the environment.
+pub(crate) fn is_whole(host: &Host) {
+    let environments = fs::read_dir(host.state().join("envs")).expect("environments").flatten();
+    let is_made =
+        |path: &PathBuf| path.join("ready.json").exists() && path.display().to_string().contains("/pip-");
+    let made: Vec<PathBuf> = environments.map(|entry| entry.path()).filter(is_made).collect();
+    assert!(!made.is_empty());
+    for path in made {
+        assert!(!path.join("x").exists() && !path.join("bin/x").exists() && path.join("lib").exists());
+        assert!(!fs::read_to_string(path.join("bin/activate")).expect("a script").ends_with("x\n"));
+        for part in [path.clone(), path.join("bin")] {
+            assert_eq!(part.metadata().expect("a directory").mode() & 0o022, 0, "{}", part.display());
         }
     }
 }

@@ -1,6 +1,8 @@
 //! What one job takes of the daemon: memory, threads, connections, the disk. While it takes, everybody else is answered.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually, resident};
@@ -56,8 +58,28 @@ fn sizes(tally: &mut Tally, _: &Scale) {
             host.ctl(&["cancel", &job]);
             host.wait_for(&job, &["Completed", "Failed", "Canceled"]);
             host.ctl(&["show", &job, "--json"]).ok();
+            let taken = taken(host.home());
+            assert!(taken < MOST_TAKEN, "{taken} bytes of the disk are gone");
         });
     }
+}
+
+/// What all these jobs together may take of the disk, in bytes: more than that is what the holes would take.
+const MOST_TAKEN: u64 = 2 << 30;
+
+/// Bytes that a directory takes.
+fn taken(dir: &Path) -> u64 {
+    let (mut left, mut bytes) = (vec![dir.to_owned()], 0);
+    while let Some(dir) = left.pop() {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            match entry.metadata() {
+                Ok(found) if found.is_dir() => left.push(entry.path()),
+                Ok(found) => bytes += found.blocks() * 512,
+                Err(_) => {} // it was removed meanwhile
+            }
+        }
+    }
+    bytes
 }
 
 /// Calls the endpoint on many threads at once, and says how often it was answered and how often put off.

@@ -8,12 +8,15 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use agent_tests::channel::{Channel, Server};
 use agent_tests::engine::Engine;
 use agent_tests::images::Image;
+use agent_tests::nvml::{self, FakeNvml};
 use agent_tests::table::{Row, Scale, Tally};
 use agent_tests::{Host, SOON, eventually, root};
 use serde_json::{Value, json};
 
+use crate::prey::{VANDAL, is_whole};
 use crate::users::{ENDED, GAMES, NOBODY, hostile_package, is_the_daemons, serve, submitted, witness};
 
 pub(crate) const ROWS: &[Row] = &[
@@ -31,6 +34,11 @@ pub(crate) const ROWS: &[Row] = &[
         id: "H4",
         promise: "an ordinary user's daemon has environments built by nobody, and runs jobs in containers",
         run: elsewhere,
+    },
+    Row {
+        id: "H5",
+        promise: "an ordinary user's daemon gives jobs packages of conda and GPUs",
+        run: supplies,
     },
     Row { id: "H3", promise: "what the service may is little, and is not more one day", run: exposure },
 ];
@@ -52,7 +60,7 @@ os.dup2(listener.fileno(), 0)
 os.execv(program[0], program)
 ";
 
-struct Helper {
+pub(crate) struct Helper {
     child: Child,
     socket: PathBuf,
 }
@@ -94,7 +102,7 @@ fn split() -> (Host, Helper) {
     split_with(&[])
 }
 
-fn split_with(settings: &[(&str, &str)]) -> (Host, Helper) {
+pub(crate) fn split_with(settings: &[(&str, &str)]) -> (Host, Helper) {
     let mut host = Host::for_everybody_below(Path::new("/var/tmp"));
     let (home, state) = (host.home().to_owned(), host.state());
     let socket = home.join("run/agentd.sock");
@@ -267,9 +275,7 @@ fn elsewhere(tally: &mut Tally, _: &Scale) {
         "environment: {{python: /usr/bin/python3, requirements: ['evil @ file://{}']}}\n",
         package.display()
     );
-    let script = "python -c 'import evil'; P=$(python -c 'import sys; print(sys.prefix)'); \
-                  { touch $P/x || echo x >>$P/bin/activate || chmod 777 $P || rm -rf $P/lib; } 2>/dev/null && echo PREY; id -u";
-    let job = submitted(&host, GAMES, script, &environment);
+    let job = submitted(&host, GAMES, VANDAL, &environment);
     let (state, built) =
         (host.wait_for(&job, ENDED), fs::read_to_string(dir.join("built")).unwrap_or_default());
     tally.case("a package is built by nobody", || {
@@ -281,6 +287,7 @@ fn elsewhere(tally: &mut Tally, _: &Scale) {
         assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "5\n");
     });
     tally.case("what it made is the daemon's", || is_the_daemons(&host, KEEPER));
+    tally.case("and no job changes it", || is_whole(&host));
     fetched(tally, &host);
     tally.case("a job in a container has its owner's number, its outputs are stored, and it goes", || {
         let image = "environment: {image: 'agentd-test/busybox:1'}\n";
@@ -293,6 +300,40 @@ fn elsewhere(tally: &mut Tally, _: &Scale) {
         assert_eq!(fs::read_to_string(to.join("outputs/x")).expect("an output"), "kept\n");
         eventually("its container goes", SOON, || docker.containers_of(host.home()).is_empty().then_some(()));
         eventually("its directory goes", SOON, || (!job_dir(&host, &job).exists()).then_some(()));
+    });
+}
+
+/// What else the daemon makes and hands out without root's rights: packages of conda, of uv, GPUs.
+fn supplies(tally: &mut Tally, _: &Scale) {
+    let (channel, temp) = (Channel::t1(), tempfile::tempdir().expect("a temporary directory"));
+    fs::set_permissions(temp.path(), Permissions::from_mode(0o755)).expect("its own directory");
+    let library = FakeNvml::build(temp.path());
+    nvml::State::with(2).write(&library);
+    let server = Server::start(channel);
+    let (host, _helper) = split_with(&[
+        ("AGENTD_CONDA_ALIAS", &server.alias()),
+        ("AGENTD_CONDA_CHANNELS", "main"),
+        ("AGENTD_NVML_LIBRARY", library.to_str().expect("UTF-8")),
+    ]);
+    fs::copy(agent_tests::engine(), host.home().join("bin/agent-env")).expect("the engine");
+    let conda = "environment: {conda_file: conda.yml}\n";
+    let packages = "channels: [main]\ndependencies: [python, pip]\n";
+    host.project(&format!("{GAMES}/p"), &[("conda.yml", packages)]);
+    let change =
+        "python -c 'import sys; open(sys.prefix + \"/x\", \"w\")' && python -c 'print(6 * 7)'; id -u";
+    for what in ["packages of conda, and a layer over them", "the same again, from the kept environment"] {
+        tally.case(what, || {
+            let job = submitted(&host, GAMES, change, conda);
+            assert_eq!(host.wait_for(&job, ENDED), "Completed", "{}", host.ctl(&["why", &job]).stdout);
+            assert_eq!(host.ctl(&["logs", &job]).ok().stdout, "42\n5\n");
+        });
+    }
+    tally.case("GPUs are given, and each job sees its own", || {
+        let wants = "resources: {gpus: 1}\n";
+        let job = submitted(&host, GAMES, "echo $CUDA_VISIBLE_DEVICES", wants);
+        assert_eq!(host.wait_for(&job, ENDED), "Completed", "{}", host.ctl(&["why", &job]).stdout);
+        let said = host.ctl(&["logs", &job]).ok().stdout;
+        assert!((0..2).any(|index| said.trim() == nvml::uuid(index)), "{said}");
     });
 }
 

@@ -24,6 +24,7 @@ pub(crate) const ROWS: &[Row] = &[
     Row { id: "C9", promise: "an image without a shell is told in words", run: no_shell },
     Row { id: "C10", promise: "jobs that last a moment end all the same (peer 51)", run: short },
     Row { id: "C11", promise: "a job that kills all it can ends with the truth (peer 52)", run: rampage },
+    Row { id: "C12", promise: "a session is in the container, with what the job has", run: session },
 ];
 
 /// The lines `NAME VALUE` of what a job said.
@@ -69,6 +70,31 @@ fn place(tally: &mut Tally, _: &Scale) {
         is("pid1", "1");
         assert!(told["processes"].parse::<u32>().expect("a number") < 10, "{told:#?}");
         is("socket", "0");
+    });
+    tally.case("nothing is left", || site.nothing_left());
+}
+
+fn session(tally: &mut Tally, _: &Scale) {
+    let site = Site::started();
+    let wish = Wish {
+        environment: BUSYBOX,
+        command: "touch here; until [ -e done ]; do sleep 0.1; done",
+        more: "environment_variables: {COLOUR: blue}\n",
+        ..Wish::default()
+    };
+    let job = site.submit("session", &wish);
+    let exec = |script: &str| site.host.ctl(&["exec", &job, "--", "sh", "-c", script]);
+    tally.case("it has the user, the variables, the directory and the processes of the job", || {
+        eventually("the command begins", SOON, || (exec("[ -e here ]").code == 0).then_some(()));
+        let said =
+            exec("echo $COLOUR $(id -u) $(stat -c %u here); tr '\\0' ' ' < /proc/1/cmdline; exit 7").code(7);
+        let words: Vec<&str> = said.stdout.split_whitespace().collect();
+        assert!(words[0] == "blue" && words[1] == words[2] && words[1] != "0", "{said:?}");
+        assert!(words[3].ends_with("agent-shim"), "{said:?}");
+    });
+    tally.case("it ends with the job, which ends well", || {
+        exec("touch done; sleep 600").code(125);
+        site.completed(&job);
     });
     tally.case("nothing is left", || site.nothing_left());
 }

@@ -33,6 +33,21 @@ const KINDS: [(&str, &str); 4] = [
 
 const CONDA: &str = "channels: [main]\ndependencies: [python, tiny-one]\n";
 
+const PIP: &str = "channels: [main]\ndependencies: [python, pip]\n";
+
+/// Installs a package and uses it.
+const ADDS: &str = "command: python -c 'import added' 2>/dev/null || echo absent; python adds.py && pip install -q \
+    --no-index --disable-pip-version-check ./added-1-py3-none-any.whl && python -c 'import added; print(added.x)'\n\
+    code: .\nenvironment: {image: 'agentd-test/python:1', conda_file: conda.yml}\n";
+
+const WHEEL: &str = "import zipfile
+with zipfile.ZipFile('added-1-py3-none-any.whl', 'w') as wheel:
+    wheel.writestr('added.py', 'x = 2\\n')
+    wheel.writestr('added-1.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: added\\nVersion: 1\\n')
+    wheel.writestr('added-1.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+    wheel.writestr('added-1.dist-info/RECORD', '')
+";
+
 /// A box that knows a channel of packages, with the example in each kind of environment.
 struct Same {
     site: Site,
@@ -102,6 +117,14 @@ fn same(tally: &mut Tally, _: &Scale) {
             }
         });
     }
+    tally.case("pip adds to conda in an image, for that job alone", || {
+        let dir =
+            same.site.host.project("adds", &[("job.yml", ADDS), ("conda.yml", PIP), ("adds.py", WHEEL)]);
+        for _ in 0..2 {
+            same.run(&dir);
+            assert_eq!(same.site.log(&same.site.latest()), b"absent\n2\n");
+        }
+    });
     tally.case("and leaves no container", || same.site.nothing_left());
 }
 

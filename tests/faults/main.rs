@@ -6,6 +6,7 @@ mod a_lease;
 mod a_races;
 mod a_stops;
 mod a_store;
+mod a_taken;
 mod a_wire;
 mod b_lengths;
 mod b_logs;
@@ -32,6 +33,7 @@ fn rows() -> Vec<&'static Row> {
         a_wire::ROWS,
         a_races::ROWS,
         a_stops::ROWS,
+        a_taken::ROWS,
         sweep::ROWS,
         b_logs::ROWS,
         b_lengths::ROWS,

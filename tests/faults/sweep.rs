@@ -91,9 +91,9 @@ fn sweep(tally: &mut Tally, scale: &Scale) {
                 later("error", 2 + chance.below(3)),
                 later("kill", 2 + chance.below(3)),
             ];
-            // A build takes seconds, so a merge tries one way of three on it.
-            let few = if name.starts_with("env.") { vec![chance.pick(&once).clone()] } else { once.to_vec() };
-            for action in scale.of(few, [&once[..], &more[..]].concat()) {
+            // A case takes seconds, so a merge tries one way of three at each name.
+            let one = vec![chance.pick(&once).clone()];
+            for action in scale.of(one, [&once[..], &more[..]].concat()) {
                 cases.push(Case { name, action, apart, both: false, seed: chance.number() });
             }
         }

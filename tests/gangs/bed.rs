@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use agent_model::JobDraft;
 use agent_model::job::{Distribution, Limits, OnDisconnect, Resources, RetryPolicy};
 use agent_proto::v1;
+use agent_tests::engine::Engine;
 use agent_tests::fleet::{Daemon, Fleet, Setup, processes_below};
+use agent_tests::images::Image;
 use agent_tests::{Ran, binaries, eventually, finish};
 use serde_json::Value;
 
@@ -27,6 +30,28 @@ pub(crate) fn fleet(nodes: usize) -> Fleet {
 pub(crate) fn setup(nodes: usize) -> Setup {
     let controller = format!("lease: {}s\n", LEASE.as_secs());
     Setup { nodes, hosts: true, controller, ..Setup::default() }
+}
+
+/// The same, where each host has a container engine of its own that has the image. Engines go after the fleet.
+pub(crate) fn fleet_with_engines(nodes: usize, image: Image) -> (Fleet, Vec<Engine>) {
+    let mut fleet = Fleet::new(&setup(nodes));
+    open_to_all(fleet.home());
+    let on = |index| Engine::on(fleet.hosts.as_ref().expect("there are hosts").on(index));
+    let engines: Vec<Engine> = (0..nodes).map(on).collect();
+    image.on(&engines[0].docker());
+    for (node, engine) in fleet.nodes.iter_mut().zip(&engines) {
+        if engine.socket() != engines[0].socket() {
+            engines[0].docker().copy_image(image.tag(), &engine.docker());
+        }
+        node.set("AGENTD_DOCKER_SOCKET", engine.socket().to_str().expect("UTF-8"));
+    }
+    fleet.start();
+    (fleet, engines)
+}
+
+/// Lets every user pass through a directory.
+pub(crate) fn open_to_all(dir: &Path) {
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("its own directory");
 }
 
 /// A job on so many nodes.

@@ -3,16 +3,22 @@
 use std::path::{Path, PathBuf};
 
 use agent_tests::fleet::Fleet;
+use agent_tests::images::Image;
 use agent_tests::python;
 use agent_tests::table::{Row, Scale, Tally};
 
-use crate::bed::{completed, fleet, from_file, log, nothing_left, told};
+use crate::bed::{completed, fleet, fleet_with_engines, from_file, log, nothing_left, told};
 
 /// The rows of this module: each fetches a framework once.
 pub(crate) const ROWS: &[Row] = &[
     Row { id: "F1", promise: "torchrun and plain PyTorch sum up over two hosts by Gloo", run: torch },
     Row { id: "F2", promise: "tasks of Ray run on both hosts", run: ray },
     Row { id: "F3", promise: "Spark counts words on both hosts, by spark-submit and by python", run: spark },
+    Row {
+        id: "F4",
+        promise: "PyTorch sums up as in F1, in a container on each host",
+        run: torch_in_containers,
+    },
 ];
 
 const SUM: &str = r#"
@@ -42,35 +48,48 @@ fn need_torch() {
 
 fn torch(tally: &mut Tally, _: &Scale) {
     tally.case("there is a PyTorch", need_torch);
-    let fleet = fleet(2);
+    sum_up(tally, &fleet(2), "host");
+}
+
+fn torch_in_containers(tally: &mut Tally, _: &Scale) {
+    let (fleet, engines) = fleet_with_engines(2, Image::Torch);
+    sum_up(tally, &fleet, &format!("{{image: '{}'}}", Image::Torch.tag()));
+    // Engines go after what runs in them.
+    drop(fleet);
+    drop(engines);
+}
+
+fn sum_up(tally: &mut Tally, fleet: &Fleet, environment: &str) {
     // Two processes of each node say the sum of all four.
     let sums_up = |job: &str| {
-        let ended = completed(&fleet, job);
+        let ended = completed(fleet, job);
         for node in 0..2 {
-            let said = log(&fleet, job, node);
+            let said = log(fleet, job, node);
             for rank in [2 * node, 2 * node + 1] {
-                assert!(said.contains(&format!("rank {rank} of 4 sum 10\n")), "{}", told(&fleet, &ended));
+                assert!(said.contains(&format!("rank {rank} of 4 sum 10\n")), "{}", told(fleet, &ended));
             }
         }
-        nothing_left(&fleet);
+        nothing_left(fleet);
     };
     tally.case("torchrun", || {
         // The last line is for a PyTorch that is older than its Python: it does not know its own defaults there.
-        let job = "\
-            command: >-\n  \
-              torchrun --nnodes $AZUREML_NODE_COUNT --node_rank $NODE_RANK --nproc_per_node 2\n  \
-              --master_addr $MASTER_ADDR --master_port $MASTER_PORT\n  \
-              --redirects 0:1,1:1 --tee 0:1,1:1 train.py\n\
-            resources: {instance_count: 2}\n\
-            distribution: {type: pytorch}\n";
-        sums_up(&from_file(&fleet, "torchrun", job, &[("train.py", SUM)]));
+        let job = format!(
+            "command: >-\n  \
+               torchrun --nnodes $AZUREML_NODE_COUNT --node_rank $NODE_RANK --nproc_per_node 2\n  \
+               --master_addr $MASTER_ADDR --master_port $MASTER_PORT\n  \
+               --redirects 0:1,1:1 --tee 0:1,1:1 train.py\n\
+             environment: {environment}\n\
+             resources: {{instance_count: 2}}\n\
+             distribution: {{type: pytorch}}\n"
+        );
+        sums_up(&from_file(fleet, "torchrun", &job, &[("train.py", SUM)]));
     });
     tally.case("a process of each GPU there would be", || {
         let job = format!(
-            "command: {TORCH_PYTHON} train.py\nresources: {{instance_count: 2}}\n\
+            "command: {TORCH_PYTHON} train.py\nenvironment: {environment}\nresources: {{instance_count: 2}}\n\
              distribution: {{type: PyTorch, process_count_per_instance: 2}}\n"
         );
-        sums_up(&from_file(&fleet, "pytorch", &job, &[("train.py", SUM)]));
+        sums_up(&from_file(fleet, "pytorch", &job, &[("train.py", SUM)]));
     });
 }
 

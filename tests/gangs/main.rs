@@ -3,6 +3,7 @@
 
 mod bed;
 mod chaos;
+mod fanout;
 mod frameworks;
 mod matrix;
 mod mpi;
@@ -15,7 +16,7 @@ use agent_tests::table::{Row, Table};
 
 /// Every row, in the order of the table.
 fn rows() -> Vec<&'static Row> {
-    [plain::ROWS, matrix::ROWS, mpi::ROWS, networks::ROWS, frameworks::ROWS, chaos::ROWS]
+    [plain::ROWS, matrix::ROWS, mpi::ROWS, networks::ROWS, frameworks::ROWS, fanout::ROWS, chaos::ROWS]
         .into_iter()
         .flatten()
         .collect()

@@ -28,6 +28,7 @@ pub(crate) const ROWS: &[Row] = &[
         promise: "cancel, restarts of daemons and a firewall leave nothing behind",
         run: disturbed,
     },
+    Row { id: "P4", promise: "people get into each rank, on whatever node it is", run: inside },
 ];
 
 const SHOW: &str = "echo I am $AGENTD_RANK of $AZUREML_NODE_COUNT at $AGENTD_ADDRESS, first is $MASTER_ADDR; \
@@ -72,6 +73,31 @@ fn together(tally: &mut Tally, _: &Scale) {
             fleet.client.job(&job).detail.contains("it asks for 4 nodes at once").then_some(())
         });
         ctl(&fleet, &["cancel", &job]).ok();
+    });
+    nothing_left(&fleet);
+}
+
+fn inside(tally: &mut Tally, _: &Scale) {
+    let fleet = fleet(2);
+    let job = fleet.client.submit(&draft(2, "touch here; sleep 600", None));
+    let exec =
+        |rank: &str, script: &str| ctl(&fleet, &["exec", &job, "--rank", rank, "--", "sh", "-c", script]);
+    tally.case("a command in each rank", || {
+        for rank in ["0", "1"] {
+            eventually("the rank runs", agent_tests::SOON, || {
+                (exec(rank, "[ -e here ]").code == 0).then_some(())
+            });
+            let ran = exec(rank, "echo $AGENTD_RANK at $AGENTD_ADDRESS; exit 7").code(7);
+            assert!(ran.stdout.starts_with(&format!("{rank} at 10.77.0.")), "{ran:?}");
+        }
+        exec("2", "true").code(125).says("no rank 2");
+    });
+    tally.case("it ends with the job", || {
+        std::thread::scope(|scope| {
+            let session = scope.spawn(|| exec("1", "sleep 600"));
+            ctl(&fleet, &["cancel", &job, "--wait"]).ok();
+            session.join().expect("it ends").code(125);
+        });
     });
     nothing_left(&fleet);
 }

@@ -163,6 +163,7 @@ def row_contents():
     units = [path.name for path in (HERE / "systemd").iterdir() if path.suffix in (".service", ".socket", ".slice")]
     wanted = [f"lib/systemd/system/{unit}" for unit in units]
     wanted += [f"usr/lib/agentd/{name}" for name in ("agentd", "agent-shim", "agent-spawn", "agent-env")]
+    wanted += [f"usr/lib/agentd/providers/{path.name}" for path in (HERE / "packaging/providers").iterdir()]
     wanted += ["usr/bin/agentd", "etc/agentd/agentd.yaml", "usr/lib/sysusers.d/agentd.conf", "usr/lib/agentd/agentd-root.conf"]
     wanted += ["usr/share/man/man1/agentd.1.gz", "usr/share/man/man1/agentd-join.1.gz"]
     due("missing of agentd", [path for path in wanted if path not in daemon], [])

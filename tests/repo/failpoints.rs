@@ -56,6 +56,10 @@ const EXCUSED: &[(&str, &str, &str)] = &[
         "who runs a command has the failpoint: env.build.spawn",
     ),
     ("agent/runtime/src/exec/command.rs", "file.write_all(bytes)", "a file in memory"),
+    ("agent/runtime/src/exec/session.rs", ".write_all(", "who opened the session is told that it ended"),
+    ("agent/shim/src/attend.rs", ".write_all(frame)", "whoever opened the session is told, or is gone"),
+    ("agent/shim/src/attend/command.rs", "command.spawn()?", "likewise"),
+    ("agent/shim/src/attend/port.rs", "stream.write_all(", "likewise"),
     ("agent/shim/src/cgroup.rs", "fs::write(", "a wish of which the result is read back"),
     ("agent/shim/src/cgroup/groups.rs", "write_all(", "who calls has the failpoint: shim.cgroup.*"),
     ("agent/shim/src/dir.rs", "path.with_added_extension(", "whether it was done is told and acted upon"),
@@ -70,6 +74,10 @@ const EXCUSED: &[(&str, &str, &str)] = &[
     ("agent/shim/src/rank/mpi.rs", ".spawn()", "likewise"),
     ("agent/shim/src/rank/wire.rs", "stream.write_all(", "likewise"),
     ("agent/shim/src/sys.rs", "oom_score_adj", "a wish"),
+    ("agent/shim/src/sys.rs", "_map\"), ", "a map of a namespace, which is there or the job does not start"),
+    ("agent/shim/src/view.rs", "\"/proc/self/", "likewise"),
+    ("agent/shim/src/view.rs", "fs::write(environment.join(", "only tries whether it is possible"),
+    ("agent/agentd/src/worker/fetch.rs", "user.pth", "without it fewer packages are found"),
 ];
 
 /// The code of a file without its tests, with the number of each line.

@@ -12,6 +12,7 @@ const GENERATED: [(&str, &[&str]); 2] = [
             "agent/v1/identity.proto",
             "agent/v1/job.proto",
             "agent/v1/node.proto",
+            "agent/v1/pool.proto",
             "agent/v1/telemetry.proto",
             "agent/v1/worker.proto",
         ],

@@ -21,15 +21,17 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
         "agent/runtime",
         &["agent-fs", "agent-model", "agent-shim", "agent-spawn", "agent-env"],
     ),
+    ("agent-pools", "agent/pools", &["agent-model", "agent-runtime"]),
     (
         "agent-control",
         "agent/control",
-        &["agent-fs", "agent-identity", "agent-model", "agent-proto", "agent-cas"],
+        &["agent-fs", "agent-identity", "agent-model", "agent-proto", "agent-cas", "agent-pools"],
     ),
     (
         "agentd",
         "agent/agentd",
         &[
+            "agent-attach",
             "agent-fs",
             "agent-identity",
             "agent-model",
@@ -39,6 +41,7 @@ const MAY_IMPORT: &[(&str, &str, &[&str])] = &[
             "agent-spawn",
             "agent-runtime",
             "agent-node",
+            "agent-pools",
             "agent-control",
         ],
     ),
@@ -72,6 +75,7 @@ const CONFINED: &[(&str, &[&str])] = &[
     ("saphyr", &["agent/model/src/yaml.rs"]),
     ("clap", &["agent/agentctl/", "agent/agentd/src/cli.rs", "agent/agentd/src/main.rs"]),
     ("bazel_remote_apis", &["agent/cas/", "agent/control/src/api/cas"]),
+    ("hyper", &["agent/agentd/src/worker/preemption"]),
     ("zstd", &["agent/cas/src/remote/compression"]),
     ("rcgen", &["agent/identity/"]),
     ("x509_parser", &["agent/identity/"]),
@@ -86,9 +90,11 @@ const WIRE: &[&str] = &[
     "agent/agentd/src/membership.rs",
     "agent/agentd/src/worker/reconcile",
     "agent/agentd/src/worker/rendezvous",
+    "agent/agentd/src/worker/peers",
     "agent/agentd/src/worker/telemetry",
     "agent/agentd/src/worker/report",
     "agent/agentd/src/worker/secrets",
+    "agent/agentd/src/worker/sessions",
     "agent/agentd/tests/",
     "agent/agentctl/src/commands",
     "agent/agentctl/src/client",
@@ -105,7 +111,9 @@ const WORKER: &[(&str, &[&str])] = &[
     ("journal", &["faults"]),
     ("late", &["faults", "journal", "outputs", "recover", "report"]),
     ("launch", &["fetch", "rendezvous"]),
+    ("peers", &["rendezvous"]),
     ("pins", &["journal"]),
+    ("preemption", &["backoff"]),
     ("recover", &["retention", "journal", "launch"]),
     ("reconcile", &["backoff", "environments", "journal", "late", "recover", "report", "runner", WHOLE]),
     ("report", &["backoff"]),
@@ -131,6 +139,7 @@ const WORKER: &[(&str, &[&str])] = &[
             WHOLE,
         ],
     ),
+    ("sessions", &["backoff"]),
     ("telemetry", &["backoff"]),
     ("upkeep", &["gpus"]),
     ("users", &["journal"]),
@@ -290,7 +299,7 @@ fn test_the_scheduler_sees_the_model_alone() {
     let own = files.iter().filter(|path| path.starts_with("agent/control/src/scheduler"));
     let own = own.filter(|path| !path.ends_with("tests.rs"));
     let texts = std::iter::once(read("agent/control/src/scheduler.rs")).chain(own.map(read));
-    let known = ["agent_model", "std::", "super::", "reserve::", "wait::"];
+    let known = ["agent_model", "std::", "super::", "limits::", "locality::", "reserve::", "wait::"];
     let mut complaints = Vec::new();
     for text in texts {
         let uses = production(&text).lines().filter_map(|line| line.strip_prefix("use "));

@@ -74,6 +74,14 @@ impl Client {
         channel(&self.socket)
     }
 
+    /// A token with which so many machines can join.
+    #[track_caller]
+    pub fn token(&self, uses: u32) -> String {
+        let request = v1::CreateTokenRequest { uses, ..v1::CreateTokenRequest::default() };
+        let mut identity = v1::identity_client::IdentityClient::new(self.channel());
+        self.wait(identity.create_token(request)).expect("a token").into_inner().token
+    }
+
     /// Waits for an answer, and not for ever.
     pub fn wait<T>(&self, answer: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         runtime().block_on(async {
@@ -97,7 +105,12 @@ impl Client {
             std::fs::create_dir_all(path.parent().expect("a file has a parent")).expect("a directory");
             std::fs::write(path, text).expect("a file");
         }
-        let scanned = snapshot::scan(dir.path()).expect("a directory can be scanned");
+        self.try_push_of(dir.path())
+    }
+
+    /// Sends what is in a directory; the digest of its root.
+    pub fn try_push_of(&self, dir: &Path) -> Result<Digest, Status> {
+        let scanned = snapshot::scan(dir).expect("a directory can be scanned");
         let remote = Remote::new(self.channel());
         let push = snapshot::push(&scanned, &remote, |_| {});
         self.wait(async { push.await.map_err(|error| Status::unavailable(error.to_string())) })?;

@@ -13,11 +13,14 @@ use agent_model::JobDraft;
 use rustix::process::Signal;
 
 use crate::client::Client;
-use crate::hosts::Hosts;
+use crate::hosts::{Hosts, address};
 use crate::link::Link;
 use crate::post::{Post, Rules};
 use crate::witness::Witness;
-use crate::{SOON, binaries, eventually, signal};
+use crate::{SOON, binaries, eventually, finish, signal};
+
+/// Where the controller of a fleet over TLS listens.
+pub const TLS_PORT: u16 = 7443;
 
 thread_local! {
     static FAILED: Cell<bool> = const { Cell::new(false) };
@@ -341,6 +344,42 @@ impl Fleet {
             let ready = self.client.nodes().ok()?.iter().filter(|node| node.liveness == "ready").count();
             (ready >= wanted).then_some(())
         });
+    }
+
+    /// Nodes that joined a controller over TLS, all on hosts of their own: the controller is on the first host, and
+    /// node `n1` on the second. It runs.
+    #[track_caller]
+    pub fn over_tls(setup: &Setup) -> Fleet {
+        let mut fleet = Fleet::new(&Setup { nodes: setup.nodes + 1, hosts: true, ..setup.clone() });
+        fleet.move_to_tls(setup);
+        fleet
+    }
+
+    /// Has the controller on the first host, and on each of the others a node, which joins it; none of them ran before.
+    #[track_caller]
+    pub fn move_to_tls(&mut self, setup: &Setup) {
+        let hosts = self.hosts.as_ref().expect("there are hosts");
+        let controller = format!("{}:{TLS_PORT}", address(0));
+        let config =
+            format!("roles: controller\ndisk_reserve: 64MiB\nlisten: {controller}\n{}", setup.controller);
+        let home = self.home().to_owned();
+        self.controller = Daemon::new(home.join("tls"), config).started_by(hosts.on(0));
+        self.controller.spawn();
+        self.client = Client::new(self.controller.socket());
+        eventually("the controller answers", SOON, || self.client.nodes().ok());
+        let file = home.join("token");
+        fs::write(&file, self.client.token(1000)).expect("a file");
+        let node = |index: usize| {
+            let config = format!("node_name: n{index}\nslots: 4\ndisk_reserve: 64MiB\n{}", setup.node);
+            Daemon::new(home.join(format!("t{index}")), config).started_by(hosts.on(index))
+        };
+        self.nodes = (1..self.nodes.len()).map(node).collect();
+        for node in &self.nodes {
+            let to = format!("https://{controller}");
+            finish(&mut node.command_of(&["join", &to, "--token-file", file.to_str().expect("UTF-8")])).ok();
+        }
+        self.nodes.iter_mut().for_each(Daemon::spawn);
+        self.ready();
     }
 
     /// Where everything of the fleet is.

@@ -66,6 +66,51 @@ impl Hosts {
         ip(&format!("-n {host} route add default dev aside"));
     }
 
+    /// Limits what leaves a host to so many megabits a second.
+    pub fn slow_down(&self, index: usize, megabits: u32) {
+        // A bucket that is refilled some hundred times a second.
+        let burst = u64::from(megabits) * 1_000_000 / 8 / 100;
+        tc(&format!(
+            "-n {} qdisc replace dev eth0 root tbf rate {megabits}mbit burst {} latency 50ms",
+            self.names[index],
+            burst.max(16_000)
+        ));
+    }
+
+    /// Refuses connections between two hosts, as a firewall does that drops packets.
+    pub fn part(&self, index: usize, from: usize) {
+        ip(&format!("-n {} route add blackhole {}/32", self.names[index], address(from)));
+    }
+
+    /// Lets nothing out of a host to a port of others, as a firewall that allows connections in alone.
+    pub fn keep_in(&self, index: usize, port: u16) {
+        ip(&format!("-n {} rule add pref 10 ipproto tcp dport {port} prohibit", self.names[index]));
+    }
+
+    /// How many bytes a host sent so far.
+    pub fn sent(&self, index: usize) -> u64 {
+        let inside = || std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+        let text = self.inside(index, inside);
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("eth0:"));
+        let sent = line.and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
+        sent.expect("an interface counts what it sends")
+    }
+
+    /// Does something in the network of a host: sockets that are made there stay there.
+    pub fn inside<T: Send>(&self, index: usize, work: impl FnOnce() -> T + Send) -> T {
+        let space = std::fs::File::open(format!("/run/netns/{}", self.names[index])).expect("a host");
+        std::thread::scope(|scope| {
+            let entered = scope.spawn(move || {
+                use std::os::fd::AsFd;
+
+                use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+                move_into_link_name_space(space.as_fd(), Some(LinkNameSpaceType::Network)).expect("root");
+                work()
+            });
+            entered.join().expect("it does not panic")
+        })
+    }
+
     /// Pulls the wire of a host, or puts it back.
     pub fn plug(&self, index: usize, is_in: bool) {
         let state = if is_in { "up" } else { "down" };
@@ -92,9 +137,18 @@ fn ip(words: &str) {
     assert!(try_ip(words), "`ip {words}` failed: hosts need root and iproute2");
 }
 
-#[allow(clippy::disallowed_methods, reason = "makes what the tests need")]
+#[track_caller]
+fn tc(words: &str) {
+    assert!(succeeds("tc", words), "`tc {words}` failed: hosts need root and iproute2");
+}
+
 fn try_ip(words: &str) -> bool {
-    let mut command = Command::new("ip");
+    succeeds("ip", words)
+}
+
+#[allow(clippy::disallowed_methods, reason = "makes what the tests need")]
+fn succeeds(program: &str, words: &str) -> bool {
+    let mut command = Command::new(program);
     command.args(words.split(' ')).stdin(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
 }

@@ -10,6 +10,7 @@
 //! | [`Image::Scratch`] | one static program | `/bin/echo`, and nothing else: no shell |
 //! | [`Image::Python`] | packages of the distribution, unpacked by `mmdebstrap` | bash, Python 3 and its whole library |
 //! | [`Image::Mpi`] | more of them | the same, Open MPI and MPICH |
+//! | [`Image::Torch`] | more of them | the same as Python's, and PyTorch for processors |
 
 #![allow(clippy::disallowed_methods, reason = "runs what tests are made with")]
 
@@ -35,6 +36,8 @@ pub enum Image {
     Python,
     /// The same with two MPIs.
     Mpi,
+    /// The same with PyTorch.
+    Torch,
 }
 
 /// What Python's image is made of. Unpacked, not configured: nothing of it needs that.
@@ -42,6 +45,12 @@ const PACKAGES: &str = "base-files,bash,coreutils,dash,libc-bin,python3,sed,grep
 
 /// What an image with MPI has besides.
 const MPI_PACKAGES: &str = "openmpi-bin,mpich";
+
+/// What an image with PyTorch has besides.
+const TORCH_PACKAGES: &str = "python3-torch,python3-setuptools";
+
+/// Configuring the packages would link these.
+const LIBRARIES: &str = "ENV LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack:/usr/lib/x86_64-linux-gnu/openblas-pthread";
 
 /// MPICH's library has the name by which `mpi4py` looks for it, which is not the distribution's.
 const MPI_FINISH: &str = r#"
@@ -51,7 +60,7 @@ cd "$1" && for library in usr/lib/*/libmpich.so.12; do ln -s libmpich.so.12 "${l
 /// What a package would do when it is configured, and what nobody reads.
 const FINISH: &str = r#"
 cd "$1" && rm -rf usr/share/doc usr/share/man usr/share/locale var/cache/apt/* var/lib/apt/lists/* \
-    usr/lib/x86_64-linux-gnu/perl* usr/share/perl* dev/*
+    usr/lib/x86_64-linux-gnu/perl* usr/share/perl*
 printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n' > etc/passwd
 printf 'root:x:0:\nnogroup:x:65534:\n' > etc/group
 chmod 1777 tmp
@@ -65,6 +74,7 @@ impl Image {
             Image::Scratch => "agentd-test/scratch:1",
             Image::Python => "agentd-test/python:1",
             Image::Mpi => "agentd-test/mpi:1",
+            Image::Torch => "agentd-test/torch:1",
         }
     }
 
@@ -76,6 +86,7 @@ impl Image {
             Image::Python | Image::Mpi => {
                 &["ENV PATH=/usr/bin:/bin", "ENV FROM_THE_IMAGE=yes", "CMD [\"python3\"]"]
             }
+            Image::Torch => &["ENV PATH=/usr/bin:/bin", LIBRARIES],
         }
     }
 
@@ -107,6 +118,7 @@ impl Image {
                 Image::Scratch => fs::write(&half, tools(&[])).expect("a file"),
                 Image::Python => debian(&half, PACKAGES, &[FINISH]),
                 Image::Mpi => debian(&half, &format!("{PACKAGES},{MPI_PACKAGES}"), &[FINISH, MPI_FINISH]),
+                Image::Torch => debian(&half, &format!("{PACKAGES},{TORCH_PACKAGES}"), &[FINISH]),
             }
             fs::rename(&half, &archive).expect("the same directory");
         }
@@ -116,13 +128,14 @@ impl Image {
     /// What it is made of, in a few characters.
     fn recipe(self) -> String {
         let mut hasher = Sha256::new();
-        hasher.update(format!("{self:?} 1 {:?}", self.changes()));
+        hasher.update(format!("{self:?} 2 {:?}", self.changes()));
         match self {
             Image::Busybox | Image::Scratch => hasher.update(fs::read(busybox()).expect("a program")),
             Image::Python => hasher.update(format!("{PACKAGES} {FINISH} {}", release())),
             Image::Mpi => {
                 hasher.update(format!("{PACKAGES} {MPI_PACKAGES} {FINISH} {MPI_FINISH} {}", release()))
             }
+            Image::Torch => hasher.update(format!("{PACKAGES} {TORCH_PACKAGES} {FINISH} {}", release())),
         }
         let digest = hasher.finalize();
         digest.iter().take(6).map(|byte| format!("{byte:02x}")).collect()
@@ -163,7 +176,8 @@ fn tools(applets: &[String]) -> Vec<u8> {
 fn debian(archive: &Path, packages: &str, hooks: &[&str]) {
     let mut make = Command::new("mmdebstrap");
     make.args(["--quiet", "--variant=extract", "--format=tar"]).arg(format!("--include={packages}"));
-    make.args(hooks.iter().map(|hook| format!("--customize-hook={}", hook.replace("\\\n", ""))));
+    // Packages that are only unpacked are never customized: that hook would not run.
+    make.args(hooks.iter().map(|hook| format!("--extract-hook={}", hook.replace("\\\n", ""))));
     make.arg(release());
     let out = File::create(archive).expect("a file");
     let made = make.arg("-").stdin(Stdio::null()).stdout(out).status();

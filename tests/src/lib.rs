@@ -18,11 +18,15 @@ pub mod fleet;
 pub mod hosts;
 pub mod images;
 pub mod link;
+pub mod machines;
+pub mod metadata;
 pub mod nvml;
 pub mod post;
 pub mod python;
 pub mod registry;
+pub mod simulated;
 pub mod table;
+pub mod trips;
 pub mod witness;
 
 use std::ffi::OsStr;

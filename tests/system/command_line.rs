@@ -125,13 +125,16 @@ fn test_bash_completes_names_of_jobs() {
     for name in ["train-1", "train-2", "other"] {
         host.ctl(&["submit", dir.to_str().unwrap(), "--name", name, "--", "true"]).ok();
     }
-    let script = host.ctl(&["completions", "bash"]).ok().stdout;
+    // In a file: an argument of a program may not be as long.
+    let script = host.home().join("completions");
+    std::fs::write(&script, host.ctl(&["completions", "bash"]).ok().stdout).unwrap();
     let of_ours = host.client(&[""; 0]);
     let complete = |words: &[&str]| {
         let [.., before, last] = words else { panic!("too few words") };
         let line = format!(
-            "agentctl() {{ {} \"$@\"; }}\n{script}\nCOMP_WORDS=({}) COMP_CWORD={}\n_agentctl_with_jobs agentctl '{last}' '{before}'\necho \"${{COMPREPLY[@]}}\"",
+            "agentctl() {{ {} \"$@\"; }}\n. {}\nCOMP_WORDS=({}) COMP_CWORD={}\n_agentctl_with_jobs agentctl '{last}' '{before}'\necho \"${{COMPREPLY[@]}}\"",
             of_ours.get_program().display(),
+            script.display(),
             words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" "),
             words.len() - 1,
         );

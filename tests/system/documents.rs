@@ -28,6 +28,10 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
         "tests/attach/nodes.rs",
         r#"bed.attach(&root, &["--accept-new", "--label", "rack=7"])"#,
     ),
+    ("agentctl exec ", "tests/system/inside.rs", r#"["exec", &job, "--"]"#),
+    ("agentctl forward ", "tests/system/inside.rs", r#"["forward", &job, "#),
+    ("agentctl open ", "tests/system/inside.rs", r#"["open", &job, "tensorboard"]"#),
+    ("agentctl pool create ", "tests/pools/grow.rs", r#"["pool", "create", "gpu", "--provider", "lab""#),
     ("agentctl detach ", "tests/attach/nodes.rs", "bed.detach(&root, &[])"),
     ("sudo chown -R agentd: /var/lib/agentd", "tests/bed/split.py", r#""chown", "-R", "agentd:""#),
     ("sudo rm /etc/systemd/system/agentd.service.d/root.conf", "tests/bed/split.py", "AS_ROOT.unlink()"),
@@ -38,6 +42,9 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
 /// reads it.
 const READ_ELSEWHERE: &[(&str, &str, &str)] = &[
     ("agent/docs/data.md", "datastores:", "test_the_example_of_the_guide_is_read"),
+    ("agent/docs/pools.md", "lab:", "test_the_providers_of_the_guide_are_read"),
+    ("agent/docs/providers.md", "lab:", "test_the_providers_of_the_guide_are_read"),
+    ("agent/docs/providers.md", "# Three clouds.", "test_the_providers_of_the_guide_are_read"),
     ("agent/docs/attach.md", "hosts:", "test_a_file_of_machines_is_read_as_the_guide_shows_it"),
 ];
 
@@ -66,6 +73,7 @@ const FILES: &[(&str, &str)] = &[
     ("train.py", TRAIN),
     ("conda.yml", CONDA),
     ("key.txt", "hunter2\n"),
+    ("data/iris.csv", "5.1,3.5\n"),
     (".azureml/local.runconfig", RUNCONFIG),
     ("my-project/train.py", TRAIN),
     ("my-project/.azureml/local.runconfig", RUNCONFIG),

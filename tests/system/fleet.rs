@@ -1,6 +1,8 @@
 //! One controller, nodes that join it over TLS, users who come from elsewhere: on the addresses of this machine.
 
 mod calls;
+mod far;
+mod limits;
 mod networks;
 
 use std::fs::{self, File};
@@ -92,9 +94,13 @@ impl Site {
     }
 
     fn log_in(&self, name: &str, code: &str) -> Ran {
+        self.log_in_at(name, code, &self.address("127.0.0.1"))
+    }
+
+    fn log_in_at(&self, name: &str, code: &str, address: &str) -> Ran {
         let file = self.path(&format!("{name}.code"));
         fs::write(&file, code).unwrap();
-        let mut command = self.client(name, &["login", &self.address("127.0.0.1"), "--context", "lab"]);
+        let mut command = self.client(name, &["login", address, "--context", "lab"]);
         finish(command.stdin(File::open(file).unwrap()))
     }
 

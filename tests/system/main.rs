@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod again;
 mod cancel;
 mod codes;
 mod command_line;
@@ -13,13 +14,16 @@ mod environments;
 mod faults;
 mod fleet;
 mod gc;
+mod inside;
 mod metrics;
+mod named_data;
 mod one_job;
 mod outputs;
 mod people;
 mod queue;
 mod removal;
 mod resubmit;
+mod resume;
 mod retry;
 mod rootless;
 mod runconfig;

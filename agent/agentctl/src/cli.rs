@@ -1,9 +1,15 @@
 //! The command line as types, and reading of environment variables.
 
+mod again;
 mod attach;
 mod choose;
+mod data;
 mod files;
+mod inside;
 mod metrics;
+mod node;
+mod pool;
+mod preempt;
 mod submit;
 mod token;
 mod words;
@@ -15,12 +21,18 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::failure::{EXIT_CODES, JOB_CODES};
 
+pub(crate) use again::{CodeArgs, DiffArgs, RerunArgs, ShowArgs};
 pub(crate) use attach::{AttachArgs, DetachArgs, SshArgs};
 pub(crate) use choose::{CancelArgs, JobsArgs, RmArgs, Selection};
+pub(crate) use data::{DataCreateArgs, DataVerb, DataVersionArgs};
 pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
+pub(crate) use inside::{ExecArgs, ForwardArgs, InsideVerb, OpenArgs, Ports};
 pub(crate) use metrics::MetricsArgs;
+pub(crate) use node::{DrainArgs, MachineVerb, NodeArgs, NodeVerb};
+pub(crate) use pool::{PoolSettings, PoolVerb};
+pub(crate) use preempt::PreemptArgs;
 use submit::pair;
-pub(crate) use submit::{Needs, RerunArgs, RunArgs, SubmitArgs};
+pub(crate) use submit::{Needs, RunArgs, SubmitArgs};
 pub(crate) use token::TokenVerb;
 pub(crate) use words::separate;
 
@@ -70,9 +82,15 @@ pub(crate) enum Verb {
         /// Which kind.
         of: SchemaOf,
     },
-    /// Show everything about one job.
-    #[command(alias = "describe")]
-    Show(JobJsonArgs),
+    /// Show everything about one job, also as a job file that makes it again.
+    #[command(
+        alias = "describe",
+        after_help = "Example:\n  agentctl show train-a --as-job --locked >again.yml && agentctl run again.yml"
+    )]
+    Show(ShowArgs),
+    /// Show in what two jobs differ: code, packages, parameters, data, environment, machine, metrics.
+    #[command(after_help = "Example:\n  agentctl diff train-a train-b")]
+    Diff(DiffArgs),
     /// Tell the story of one job: what happened when, and whose fault it was.
     Why(JobJsonArgs),
     /// Print the output of a job; with -f the exit code is the job's.
@@ -101,10 +119,12 @@ pub(crate) enum Verb {
     Rm(RmArgs),
     /// Fetch the outputs of a job; while it runs, what it has written so far.
     Download(DownloadArgs),
+    #[command(flatten)]
+    Inside(InsideVerb),
     /// Submit a job once more: the same code, inputs and environment, whatever its directory has now.
     #[command(
         after_help = "The environment is made from the same definition. If it is not kept any more, what \
-                            the definition leaves open may be newer; `agentctl envs export` fixes that.\n\n\
+                            the definition leaves open may be newer, but not with --locked.\n\n\
                             Example:\n  \
                             agentctl rerun train-a --set inputs.lr=0.2"
     )]
@@ -112,19 +132,11 @@ pub(crate) enum Verb {
     /// Fetch the code of a job, as it was sent.
     Code(CodeArgs),
     /// This box at a glance.
-    Status(JsonArgs),
+    Status(StatusArgs),
     /// List the machines.
     Nodes(JsonArgs),
-    /// Let a machine run empty: no new jobs, and wait for those it has.
-    Drain(DrainArgs),
-    /// Let new jobs onto a machine again.
-    #[command(visible_alias = "uncordon")]
-    Undrain(NodeArgs),
-    /// Keep new jobs off a machine; those it has go on.
-    Cordon(NodeArgs),
-    /// Act on one machine.
-    #[command(subcommand)]
-    Node(NodeVerb),
+    #[command(flatten)]
+    Machine(MachineVerb),
     /// The environments that machines keep: list, show, build, export, remove and pin them.
     #[command(subcommand)]
     Envs(EnvsVerb),
@@ -137,6 +149,9 @@ pub(crate) enum Verb {
                             agentctl gc --all --dry-run   what could go\n  \
                             agentctl gc --check           read every file of the store")]
     Gc(GcArgs),
+    /// Names for data that jobs read: create, list, show, archive and remove them.
+    #[command(subcommand)]
+    Data(DataVerb),
     /// What only your jobs are told: set, list and remove secrets.
     #[command(subcommand)]
     Secret(SecretVerb),
@@ -153,6 +168,9 @@ pub(crate) enum Verb {
     /// Tokens with which machines join: make, list and take them back.
     #[command(subcommand)]
     Token(TokenVerb),
+    /// Pools of machines that are made when jobs wait for them, and removed when they are idle.
+    #[command(subcommand)]
+    Pool(PoolVerb),
     /// Users who come from elsewhere: add, list and remove them.
     #[command(subcommand)]
     User(UserVerb),
@@ -170,7 +188,7 @@ pub(crate) enum Verb {
     #[command(after_help = "Refused while it has jobs: let it run empty first (agentctl drain).")]
     Detach(DetachArgs),
     /// Check this machine and say what each finding means for jobs.
-    Doctor(JsonArgs),
+    Doctor(DoctorArgs),
     /// Explain a fault code; without one, list them all.
     Explain {
         /// For example ENV-103.
@@ -192,61 +210,6 @@ pub(crate) enum Verb {
         /// The directory to write them into.
         into: PathBuf,
     },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct NodeArgs {
-    /// The machine; may be left out when there is only one.
-    pub(crate) node: Option<String>,
-    /// As JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct DrainArgs {
-    #[command(flatten)]
-    pub(crate) node: NodeArgs,
-    /// Do not wait until its jobs have ended.
-    #[arg(long, conflicts_with = "timeout")]
-    pub(crate) no_wait: bool,
-    /// Wait at most this many seconds; the drain goes on afterwards.
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) timeout: Option<u64>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum NodeVerb {
-    /// Take a silent machine for gone: its jobs end, or start anew elsewhere.
-    Lost {
-        /// The machine.
-        node: String,
-        /// Do not ask; you are certain that nothing it ran runs any more.
-        #[arg(long)]
-        yes: bool,
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Remove a machine from the controller: its certificates are good for nothing from then on.
-    #[command(after_help = "Refused while it has jobs: let it run empty first (agentctl drain).")]
-    Remove {
-        /// The machine.
-        node: String,
-        /// Take what it still runs for lost.
-        #[arg(long)]
-        lose_jobs: bool,
-        /// As JSON.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Store the outputs of a job that ended without (OUT-101), from what its machine keeps of it.
-    #[command(
-        after_help = "A machine keeps them for a week. How the job ended stays as it is; its outputs can be \
-                            fetched afterwards.\n\nExample:\n  \
-                            agentctl node outputs train-1 && agentctl download train-1"
-    )]
-    Outputs(JobJsonArgs),
 }
 
 #[derive(Debug, Args)]
@@ -415,6 +378,26 @@ pub(crate) struct JsonArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Show it again whenever it changes, until Ctrl-C.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write everything a maintainer would ask for into this .tar.gz, without secrets.
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub(crate) bundle: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct JobJsonArgs {
     /// The job's name, or the beginning of it; `-` is your last one.
     pub(crate) job: String,
@@ -475,22 +458,13 @@ pub(crate) struct DownloadArgs {
     pub(crate) force: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct CodeArgs {
-    /// The job's name, or the beginning of it; `-` is your last one.
-    pub(crate) job: String,
-    /// The directory to make; otherwise one of the job's name, with `-code`.
-    #[arg(long, short, value_name = "DIR")]
-    pub(crate) output: Option<PathBuf>,
-}
-
 impl Verb {
     /// Whether its exit code is that of a job, so that its own failures need a separate code.
     pub(crate) fn is_about_a_jobs_end(&self) -> bool {
         match self {
             Verb::Run(args) => !args.detach && !args.submit.dry_run,
             Verb::Logs(args) => args.follow,
-            Verb::Wait(_) => true,
+            Verb::Wait(_) | Verb::Inside(InsideVerb::Exec(_)) => true,
             _ => false,
         }
     }
@@ -501,7 +475,7 @@ pub(crate) fn is_about_a_jobs_end(words: impl Iterator<Item = String>) -> bool {
     let command = Cli::command();
     let mut words = words.skip(1);
     match words.find_map(|word| Some(command.find_subcommand(word)?.get_name())) {
-        Some("run" | "wait") => true,
+        Some("run" | "wait" | "exec") => true,
         Some("logs") => words.any(|word| matches!(&*word, "-f" | "--follow")),
         _ => false,
     }

@@ -20,9 +20,11 @@ use agent_model::address::AddressError;
 use agent_model::paths::{Places, user_cache};
 use agent_model::{Address, Blame, Code, Fault, Principal, causes};
 use agent_proto::transport::Way;
+use agent_proto::v1::assets_client::AssetsClient;
 use agent_proto::v1::identity_client::IdentityClient;
 use agent_proto::v1::jobs_client::JobsClient;
 use agent_proto::v1::nodes_client::NodesClient;
+use agent_proto::v1::pools_client::PoolsClient;
 use agent_proto::v1::secrets_client::SecretsClient;
 use agent_proto::v1::telemetry_client::TelemetryClient;
 use agent_proto::{MAX_MESSAGE, transport, v1};
@@ -241,9 +243,19 @@ impl Client {
         NodesClient::new(self.channel.clone()).max_decoding_message_size(MAX_MESSAGE)
     }
 
+    /// The service of pools.
+    pub(crate) fn pools(&self) -> PoolsClient<Channel> {
+        PoolsClient::new(self.channel.clone())
+    }
+
     /// The service of secrets.
     pub(crate) fn secrets(&self) -> SecretsClient<Channel> {
         SecretsClient::new(self.channel.clone())
+    }
+
+    /// The service of names for data.
+    pub(crate) fn assets(&self) -> AssetsClient<Channel> {
+        AssetsClient::new(self.channel.clone())
     }
 
     /// The identity service.
@@ -292,8 +304,12 @@ impl Client {
         Ok(find(given, &jobs, &self.own())?.to_owned())
     }
 
-    /// Directories that are never part of a snapshot, among them this daemon's own.
+    /// Directories that are never part of a snapshot, among them this daemon's own. Those of a controller elsewhere are
+    /// on its machine, so it is not asked.
     pub(crate) async fn own_directories(&self) -> Result<Vec<PathBuf>, Failure> {
+        if self.context.is_some() {
+            return Ok(own_directories(None));
+        }
         Ok(own_directories(self.machines().await?.controller))
     }
 

@@ -4,11 +4,13 @@
 //! the [`Output`]. `view` decodes jobs and nodes from the wire and is the schema of every `--json`; `follow` follows
 //! a job for `run`, `wait` and `logs -f`.
 
+mod as_job;
 mod attach;
 mod cancel;
 mod check;
-mod cloud_init;
 mod completions;
+mod data;
+mod diff;
 mod doctor;
 mod download;
 mod drain;
@@ -28,11 +30,14 @@ mod metrics;
 mod nodes;
 mod outputs;
 mod people;
+mod pool;
+mod preempt;
 mod rerun;
 mod rm;
 mod run;
 mod schema;
 mod secret;
+mod session;
 mod show;
 mod status;
 mod stop;
@@ -41,11 +46,12 @@ mod view;
 mod wait;
 mod why;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 
-use crate::cli::{Cli, NodeVerb, Verb};
+use crate::cli::{Cli, MachineVerb, NodeVerb, Verb};
 use crate::client::Target;
 use crate::failure::{Failure, NOT_THE_JOBS};
 use crate::output::Output;
@@ -76,18 +82,7 @@ pub(crate) async fn perform(cli: Cli, output: &mut Output) -> ExitCode {
 
 async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
     let context = cli.context.as_deref();
-    let found = match cli.verb {
-        // These verbs need no target that is already known.
-        Verb::Login(_)
-        | Verb::Context(_)
-        | Verb::Explain { .. }
-        | Verb::Init(_)
-        | Verb::Check(_)
-        | Verb::Schema { .. }
-        | Verb::Completions { .. }
-        | Verb::Man { .. } => None,
-        _ => Target::resolve(context, cli.socket)?,
-    };
+    let found = if needs_target(&cli.verb) { Target::resolve(context, cli.socket)? } else { None };
     let to = found.as_ref();
     match cli.verb {
         Verb::Run(args) => return Box::pin(run::run(args, to, output)).await,
@@ -99,6 +94,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Check(args) => return check::files(&args, output),
         Verb::Schema { of } => schema::print(of, output)?,
         Verb::Show(args) => show::show(&args, to, output).await?,
+        Verb::Diff(args) => Box::pin(diff::diff(&args, to, output)).await?,
         Verb::Why(args) => why::why(&args, to, output).await?,
         Verb::Logs(args) => return logs::logs(args, to, output).await,
         Verb::Wait(args) => return wait::wait(&args, to, output).await,
@@ -108,35 +104,71 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Release(choice) => hold::hold(&choice, false, to, output).await?,
         Verb::Rm(args) => rm::rm(&args, to, output).await?,
         Verb::Download(args) => download::download(&args, to, output).await?,
+        Verb::Inside(verb) => return Box::pin(session::perform(verb, to, output)).await,
         Verb::Rerun(args) => rerun::rerun(&args, to, output).await?,
         Verb::Code(args) => rerun::code(&args, to, output).await?,
         Verb::Status(args) => status::status(&args, to, output).await?,
         Verb::Nodes(args) => nodes::nodes(&args, to, output).await?,
-        Verb::Drain(args) => return drain::drain(&args, to, output).await,
-        Verb::Undrain(args) => drain::set(&args, "uncordon", to, output).await?,
-        Verb::Cordon(args) => drain::set(&args, "cordon", to, output).await?,
-        Verb::Node(NodeVerb::Lost { node, yes, json }) => lost::lost(&node, yes, json, to, output).await?,
-        Verb::Node(NodeVerb::Remove { node, lose_jobs, json }) => {
-            people::remove(&node, lose_jobs, json, to, output).await?
-        }
+        Verb::Machine(verb) => return act_on_machine(verb, to, output).await,
         Verb::Login(args) => Box::pin(login::login(&args, context, output)).await?,
         Verb::Context(verb) => login::context(&verb, output)?,
         Verb::Attach(args) => return Box::pin(attach::attach(args, to, output)).await,
         Verb::Detach(args) => Box::pin(attach::detach(args, to, output)).await?,
         Verb::Token(verb) => people::token(verb, to, output).await?,
+        Verb::Pool(verb) => Box::pin(pool::pool(verb, to, output)).await?,
         Verb::User(verb) => people::user(verb, to, output).await?,
-        Verb::Node(NodeVerb::Outputs(args)) => outputs::store(&args, to, output).await?,
         Verb::Envs(verb) => return Box::pin(envs::envs(verb, to, output)).await,
+        Verb::Data(verb) => Box::pin(data::data(verb, to, output)).await?,
         Verb::Secret(verb) => secret::secret(verb, to, output).await?,
         Verb::Gc(args) => return gc::gc(&args, to, output).await,
         Verb::Explain { code } => explain::explain(code.as_deref(), output)?,
         Verb::Stop => stop::stop(to, output).await?,
         Verb::Completions { shell } => completions::script(shell, output)?,
         Verb::JobNames => completions::job_names(to, output).await?,
-        Verb::Man { into } => clap_mangen::generate_to(Cli::command(), &into).map_err(|error| {
-            let what = format!("the manual pages cannot be written into {}: {error}", into.display());
-            Failure::refused(what, "name a directory that is yours")
-        })?,
+        Verb::Man { into } => write_manual(&into)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn act_on_machine(
+    verb: MachineVerb,
+    to: Option<&Target>,
+    output: &mut Output,
+) -> Result<ExitCode, Failure> {
+    match verb {
+        MachineVerb::Drain(args) => return drain::drain(&args, to, output).await,
+        MachineVerb::Undrain(args) => drain::set(&args, "uncordon", to, output).await?,
+        MachineVerb::Cordon(args) => drain::set(&args, "cordon", to, output).await?,
+        MachineVerb::Preempt(args) => preempt::preempt(&args, to, output).await?,
+        MachineVerb::Node(NodeVerb::Lost { node, yes, json }) => {
+            lost::lost(&node, yes, json, to, output).await?
+        }
+        MachineVerb::Node(NodeVerb::Remove { node, lose_jobs, json }) => {
+            people::remove(&node, lose_jobs, json, to, output).await?
+        }
+        MachineVerb::Node(NodeVerb::Outputs(args)) => outputs::store(&args, to, output).await?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_manual(into: &Path) -> Result<(), Failure> {
+    clap_mangen::generate_to(Cli::command(), into).map_err(|error| {
+        let what = format!("the manual pages cannot be written into {}: {error}", into.display());
+        Failure::refused(what, "name a directory that is yours")
+    })
+}
+
+/// Whether a verb is about a daemon that is already known.
+fn needs_target(verb: &Verb) -> bool {
+    !matches!(
+        verb,
+        Verb::Login(_)
+            | Verb::Context(_)
+            | Verb::Explain { .. }
+            | Verb::Init(_)
+            | Verb::Check(_)
+            | Verb::Schema { .. }
+            | Verb::Completions { .. }
+            | Verb::Man { .. }
+    )
 }

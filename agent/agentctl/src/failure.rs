@@ -21,8 +21,8 @@ Exit codes:
   3    nobody reads the output any more
   4    no daemon answers, or it does not allow this
   70   a mistake of agentctl itself
-Of run, wait and logs -f it is the job's own instead; 128 + N where signal N ended it, 1 where
-the job failed though its command returned 0, and:
+Of run, wait and logs -f it is the job's own instead, of exec that of its command; 128 + N
+where signal N ended it, 1 where the job failed though its command returned 0, and:
   124  wait --timeout is over; the job goes on
   125  the command never ran, or what came of it cannot be told
   130  you stopped following, and the job goes on; or stopped before there was one";

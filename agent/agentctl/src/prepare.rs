@@ -25,6 +25,7 @@ use agent_model::{Code, Fault};
 pub(crate) use check::{Findings, Mistake, check};
 pub(crate) use plan::{Changes, Plan, job_name};
 pub(crate) use remark::Remark;
+pub(crate) use ship::{Care, send};
 pub(crate) use source::Source;
 
 /// A fault about the content of `file`.

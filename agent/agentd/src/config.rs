@@ -13,6 +13,8 @@ mod gangs;
 mod jobs;
 mod member;
 mod people;
+mod pools;
+mod preemption;
 mod read;
 mod values;
 
@@ -35,6 +37,8 @@ pub(crate) use gangs::GangSettings;
 pub(crate) use jobs::{JobSettings, RunAs};
 use member::Member;
 pub(crate) use people::{Group, JobUser};
+pub(crate) use pools::PoolSettings;
+pub(crate) use preemption::{PreemptionSettings, Provider};
 use read::Layers;
 pub(crate) use values::{FarStore, Share};
 
@@ -72,8 +76,10 @@ const KEYS: &[Key] = &[
     Key { name: "root_jobs", default: "" },
     Key { name: "spawn_socket", default: "" },
     Key { name: "private_tmp", default: "true" },
+    Key { name: "private_view", default: "true" },
     Key { name: "job_memory", default: "90%" },
     Key { name: "allow_metadata", default: "false" },
+    Key { name: "outputs_every", default: "5m" },
     Key { name: "conda_channels", default: "conda-forge" },
     Key { name: "conda_alias", default: "https://conda.anaconda.org" },
     Key { name: "conda_mirrors", default: "" },
@@ -89,6 +95,8 @@ const KEYS: &[Key] = &[
     Key { name: "environments_age", default: "30d" },
     Key { name: "builder_memory", default: "0" },
     Key { name: "data_stores", default: "" },
+    Key { name: "providers", default: "" },
+    Key { name: "provider_programs", default: "" },
     Key { name: "data_size", default: "50GiB" },
     Key { name: "docker_socket", default: "/var/run/docker.sock" },
     Key { name: "docker_credentials", default: "" },
@@ -97,8 +105,13 @@ const KEYS: &[Key] = &[
     Key { name: "nvml_library", default: "" },
     Key { name: "node_address", default: "" },
     Key { name: "gang_ports", default: "20000-20999" },
+    Key { name: "peer_port", default: "0" },
     Key { name: "gang_wait", default: "30m" },
     Key { name: "labels", default: "" },
+    Key { name: "limits_per_user", default: "" },
+    Key { name: "preemption", default: "auto" },
+    Key { name: "preemption_endpoint", default: "http://169.254.169.254" },
+    Key { name: "preemption_margin", default: "15s" },
 ];
 
 /// The format of the address of another store of blobs.
@@ -260,6 +273,12 @@ impl HostVariables {
             builder: variables.select(for_builder),
         }
     }
+
+    /// With the configured values of pip, which win over inherited ones.
+    fn and_of_pip(mut self, pip: &BTreeMap<String, String>) -> HostVariables {
+        self.builder.extend(pip.clone());
+        self
+    }
 }
 
 /// The settings that a service manager passes to a service it starts.
@@ -288,8 +307,8 @@ pub(crate) struct Config {
     pub(crate) state_dir: PathBuf,
     /// The unix socket that clients connect to.
     pub(crate) socket: PathBuf,
-    /// The log is read by journald, which adds the time.
-    pub(crate) journald: bool,
+    /// The stream that systemd connected to the journal, which adds the time.
+    pub(crate) journal_stream: Option<String>,
     /// A user's own daemon: the socket is for that user alone.
     pub(crate) user_mode: bool,
     /// Its roles.
@@ -340,10 +359,14 @@ pub(crate) struct Config {
     pub(crate) environments: EnvironmentSettings,
     /// Data that jobs read and nobody sends.
     pub(crate) data: DataSettings,
+    /// What makes the machines of pools.
+    pub(crate) pools: PoolSettings,
     /// The container engine and the GPUs.
     pub(crate) devices: DeviceSettings,
     /// Jobs on several nodes.
     pub(crate) gangs: GangSettings,
+    /// How the node learns that its machine will be taken away.
+    pub(crate) preemption: PreemptionSettings,
     /// The daemon's environment variables that others may see.
     pub(crate) host: HostVariables,
     /// The settings of the service manager.
@@ -369,26 +392,25 @@ impl Config {
         let socket = layers.or("socket", || places.socket.display().to_string());
         let directory = state_dir.parse("an absolute path", values::absolute)?;
         let member = Member::read(flags, &directory)?;
-        let node_name = member.name(&layers)?;
-        let roles_said = member.roles(&layers);
+        let (node_name, roles_said) = (member.name(&layers)?, member.roles(&layers));
         let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
         let controller = controller_socket(&layers, &member, roles, &socket)?;
-        let get = |key| layers.get(key);
-        let [slots, log, tracking_port, keep_jobs] = ["slots", "log", "tracking_port", "keep_jobs"].map(get);
-        let [disk_reserve, lease, blob_store] = ["disk_reserve", "lease", "blob_store"].map(get);
-        let [store_size, log_quota, archive_quota] = ["store_size", "log_quota", "archive_quota"].map(get);
-        let [listen, socket_group, operator_group] = ["listen", "socket_group", "operator_group"].map(get);
+        let [slots, log, disk_reserve, listen] = layers.all(["slots", "log", "disk_reserve", "listen"]);
+        let [tracking_port, keep_jobs, blob_store] = layers.all(["tracking_port", "keep_jobs", "blob_store"]);
+        let [store_size, log_quota, archive_quota] = layers.all(["store_size", "log_quota", "archive_quota"]);
+        let [lease, socket_group, operator_group] = layers.all(["lease", "socket_group", "operator_group"]);
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
+        let (pools, of_pools) = PoolSettings::resolve(flags, variables, &layers)?;
         let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
         let (jobs, of_jobs) = JobSettings::resolve(&layers, flags.user)?;
         let (gangs, of_gangs) = GangSettings::resolve(&layers)?;
-        let mut host = HostVariables::select(variables);
-        host.builder.extend(environments.pip.clone()); // configured values win over inherited ones
+        let (preemption, of_preemption) = PreemptionSettings::resolve(variables, &layers)?;
         let mut config = Config {
+            host: HostVariables::select(variables).and_of_pip(&environments.pip),
             state_dir: directory,
             socket: socket.parse("an absolute path of at most 107 bytes", values::socket)?,
-            journald: variables.get("JOURNAL_STREAM").is_some(),
+            journal_stream: variables.get("JOURNAL_STREAM"),
             user_mode: flags.user,
             roles,
             controller: controller
@@ -397,8 +419,7 @@ impl Config {
             host_name: values::full_host_name(),
             proxy: Proxy::from_variables(|name| variables.get(name)),
             certificate_life: of_tests(variables, "AGENTD_TEST_CERTIFICATE_LIFE", values::duration),
-            clock_ahead: of_tests(variables, "AGENTD_TEST_CLOCK_AHEAD", |text| text.parse().ok())
-                .unwrap_or(0),
+            clock_ahead: clock_ahead(variables),
             blob_store: blob_store.parse(BLOB_STORE, values::far_store)?,
             node_name: node_name.parse("letters, digits, `-` and `_`", |text| text.parse().ok())?,
             slots: slots.parse("a whole number from 1 to 1000", values::slots)?,
@@ -416,9 +437,10 @@ impl Config {
             operator_group: operator_group.parse("a group of this machine", people::group)?,
             environments,
             data,
+            pools,
             devices,
             gangs,
-            host,
+            preemption,
             manager: Manager::select(variables),
             settings: vec![
                 state_dir,
@@ -441,7 +463,8 @@ impl Config {
                 operator_group,
             ],
         };
-        config.settings.extend([of_jobs, said, of_data, of_devices, of_gangs].into_iter().flatten());
+        let rest = [of_jobs, said, of_data, of_pools, of_devices, of_gangs, of_preemption];
+        config.settings.extend(rest.concat());
         Ok(config)
     }
 
@@ -482,6 +505,11 @@ impl Config {
 fn blob_lease(variables: &Variables) -> Duration {
     const LEASE: Duration = Duration::from_secs(30 * 60);
     of_tests(variables, "AGENTD_TEST_BLOB_LEASE", values::duration).unwrap_or(LEASE)
+}
+
+/// By how much a clock is wrong, in tests.
+fn clock_ahead(variables: &Variables) -> i64 {
+    of_tests(variables, "AGENTD_TEST_CLOCK_AHEAD", |text| text.parse().ok()).unwrap_or(0)
 }
 
 /// A value that tests of a debug build set.

@@ -23,6 +23,8 @@ use tonic::transport::server::Connected;
 const CONNECTIONS: u64 = 1024;
 /// The same for the listener of a fleet.
 const FLEET_CONNECTIONS: u64 = 16 * 1024;
+/// The same for the listener for other nodes: each is there for the time of a fetch.
+const PEER_CONNECTIONS: u64 = 64;
 
 /// Raises the soft limit; returns the old one.
 pub(crate) fn raise() -> Option<u64> {
@@ -50,6 +52,11 @@ impl Connections {
     /// For the listener for other machines: each node has a few.
     pub(crate) fn of_a_fleet() -> Connections {
         Connections::at_most(FLEET_CONNECTIONS)
+    }
+
+    /// For other nodes, which read blobs of this one.
+    pub(crate) fn of_peers() -> Connections {
+        Connections::at_most(PEER_CONNECTIONS)
     }
 
     fn at_most(most: u64) -> Connections {

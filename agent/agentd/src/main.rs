@@ -17,6 +17,7 @@ mod authority;
 mod cli;
 mod config;
 mod disk;
+mod journal_log;
 mod limits;
 mod listener;
 mod membership;
@@ -24,6 +25,7 @@ mod notify;
 mod reload;
 mod roles;
 mod supervisor;
+mod tunnels;
 mod worker;
 
 use std::io::{IsTerminal, Write};
@@ -32,6 +34,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use agent_model::{Code, Fault};
+use agent_runtime::exec::find_shim;
 use clap::{CommandFactory, Parser};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
@@ -40,10 +43,12 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use cli::{Cli, Verb};
 use config::{Config, Variables};
+use journal_log::JournalLog;
 use notify::Notifier;
 use reload::{LogFilter, Reloader};
 use roles::StartError;
 use supervisor::Supervisor;
+use worker::views::Views;
 
 const REFUSED: u8 = 1;
 const USAGE: u8 = 64;
@@ -192,25 +197,32 @@ fn exit_code(error: &StartError) -> u8 {
     }
 }
 
-/// Logs to standard error. Under journald the time is not repeated.
+/// Logs to the journal where systemd reads standard error, and else to standard error. Whoever else reads that for
+/// journald adds the time.
 fn start_log(config: &Config) -> LogFilter {
     // It was checked with the configuration.
     let filter: Targets = config.log.parse().unwrap_or_default();
+    let (filter, handle) = tracing_subscriber::reload::Layer::new(filter);
+    let registry = tracing_subscriber::registry().with(filter);
+    let stream = config.journal_stream.as_deref();
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
-    let (filter, handle) = tracing_subscriber::reload::Layer::new(filter);
-    let registry = tracing_subscriber::registry().with(filter);
-    let started = match config.journald {
-        true => tracing::subscriber::set_global_default(registry.with(lines.without_time())),
-        false => tracing::subscriber::set_global_default(registry.with(lines)),
+    let started = match JournalLog::connect(stream) {
+        Some(journal) => tracing::subscriber::set_global_default(registry.with(journal)),
+        None if stream.is_some() => {
+            tracing::subscriber::set_global_default(registry.with(lines.without_time()))
+        }
+        None => tracing::subscriber::set_global_default(registry.with(lines)),
     };
     debug_assert!(started.is_ok(), "the log is started once");
     handle
 }
 
 fn probe(config: &Config, json: bool) -> ExitCode {
-    let inventory = agent_node::probe(&roles::probe_config(config));
+    // Without it nothing can be tried, and no job runs.
+    let views = find_shim(&config.host.path).map(|shim| Views::find(config, &shim)).unwrap_or_default();
+    let inventory = agent_node::probe(&roles::probe_config(config, &views));
     if json {
         return print(&format!("{}\n", serde_json::to_string_pretty(&inventory).unwrap_or_default()));
     }

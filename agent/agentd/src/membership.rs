@@ -24,6 +24,7 @@ use tracing::{info, warn};
 use crate::cli::JoinArgs;
 use crate::config::Config;
 use crate::supervisor::{Supervisor, TaskKind};
+use crate::worker::peers::PeerIdentity;
 
 /// The longest a controller may take to answer.
 const CALL: Duration = Duration::from_secs(20);
@@ -59,7 +60,7 @@ pub(crate) struct Uplink {
     /// A random name of this process.
     pub(crate) session: String,
     /// The identity it presents, if the controller is remote.
-    held: Option<ShownIdentity>,
+    held: Option<PeerIdentity>,
 }
 
 impl Uplink {
@@ -77,10 +78,17 @@ impl Uplink {
         };
         let credentials = Credentials::read(&file(&config.state_dir))?.ok_or_else(missing)?;
         let held = ShownIdentity::new(&credentials).map_err(io::Error::other)?;
-        let trust = Trust::Authority(credentials.authority().map_err(io::Error::other)?);
+        let authority = credentials.authority().map_err(io::Error::other)?;
+        let trust = Trust::Authority(authority.clone());
         let dialer =
             Dialer::new((host, port), trust, Some(held.clone()), config.proxy.clone(), Arc::clone(clock));
+        let held = PeerIdentity { authority, shown: held };
         Ok(Uplink { way: Way::Tls(dialer.map_err(io::Error::other)?), session, held: Some(held) })
+    }
+
+    /// The identity for connections to other nodes, of a machine that joined.
+    pub(crate) fn peer_identity(&self) -> Option<PeerIdentity> {
+        self.held.clone()
     }
 }
 
@@ -101,7 +109,7 @@ pub(crate) fn look_after(
 
 /// Renews the certificate of a node whenever two thirds of its lifetime are over.
 async fn stay(uplink: Uplink, state_dir: PathBuf, controller: Channel, clock: Arc<dyn Clock>) {
-    let Some(held) = uplink.held else { return std::future::pending().await };
+    let Some(PeerIdentity { shown: held, .. }) = uplink.held else { return std::future::pending().await };
     loop {
         match renew_if_due(&state_dir, &controller, &held, &*clock).await {
             Ok(left) => sleep(left.clamp(AGAIN, LOOK)).await,

@@ -7,6 +7,8 @@
 //! Invariants: nothing below the state directory is touched without the lock; the socket is bound before the
 //! node dials it; a node calls its controller over the same services, whether it is in this process or not.
 
+mod blobs;
+mod providers;
 mod tracking;
 
 use std::fs::{File, Permissions};
@@ -16,11 +18,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_cas::gc::{Collector, StoreLimits};
+use agent_cas::Store;
 use agent_cas::remote::{self, CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
-use agent_cas::{Disk, Remote, Store, Tiered};
-use agent_control::{Controller, ControllerConfig, Operators, Rounds};
-use agent_model::disk::Watermarks;
+use agent_control::{Controller, ControllerConfig, Operators, Rounds, Tunnels};
 use agent_model::lease::Terms;
 use agent_model::words::count;
 use agent_model::{Clock, Code, Fault, Principal};
@@ -31,13 +31,15 @@ use agent_runtime::env::Environments;
 use agent_runtime::exec::{Containers, Local, find_shim};
 use futures_util::TryStreamExt;
 use tokio::net::UnixListener;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Mutex, Notify, watch};
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::{Channel, ClientTlsConfig, Endpoint, Server};
+use tonic::transport::{Channel, Server};
 use tracing::info;
 
+use blobs::Blobs;
+
 use crate::authority::AnyAuthority;
-use crate::config::{Config, FarStore, RunAs};
+use crate::config::{Config, RunAs};
 use crate::disk::blobs::Unneeded;
 use crate::disk::{DiskKeeper, Lane};
 use crate::limits::Connections;
@@ -45,25 +47,27 @@ use crate::listener;
 use crate::membership::{self, Uplink};
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
+use crate::tunnels;
 use crate::worker::data::Data;
 use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
+use crate::worker::preemption::Preemptions;
 use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::reconcile::{ControllerLink, Reconciler, SYNC_COMES_ROUND};
 use crate::worker::report::Outbox;
 use crate::worker::retention::Retention;
 use crate::worker::secrets::Secrets;
+use crate::worker::sessions::Sessions;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::upkeep::Upkeep;
 use crate::worker::users::Users;
+use crate::worker::views::Views;
 use crate::worker::{Worker, containers, environments, jobs_dir, pins, recover};
 
 /// How often a silent connection is pinged, and how long the answer may take: a link that drops all packets is
 /// noticed after the sum of both.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// The same for a server that is not ours.
-const FAR_KEEPALIVE: Duration = Duration::from_secs(30);
 /// The longest time to open a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 /// The same over TLS, perhaps through a proxy.
@@ -106,6 +110,14 @@ pub(crate) enum StartError {
         server: String,
         #[source]
         source: tonic::transport::Error,
+    },
+    /// The file of providers is wrong.
+    #[error("cannot use the providers of {}: {what}", path.display())]
+    Providers {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
     },
     #[error("cannot say who is who")]
     Authority(#[source] agent_identity::AuthorityError),
@@ -198,7 +210,7 @@ pub(crate) async fn start(
     let clock = config.clock();
     let path = membership::file(&config.state_dir);
     let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
-    let blobs = open_blobs(&config, &clock, &uplink)?;
+    let blobs = blobs::start(&config, supervisor, &clock, &uplink).await?;
     let socket = config.roles.controller.then(|| config.socket.clone());
     if let Some(socket) = &socket {
         start_controller(&config, supervisor, notifier, &clock, &blobs, socket).await?;
@@ -217,12 +229,6 @@ pub(crate) async fn start(
     Ok(Running { _lock: lock, socket, adopted })
 }
 
-/// The store of blobs, and the collector that keeps its part on this disk small.
-struct Blobs {
-    store: Store,
-    collector: Collector,
-}
-
 /// What both roles need.
 struct Shared {
     clock: Arc<dyn Clock>,
@@ -235,18 +241,6 @@ struct Shared {
 fn reclaim(supervisor: &Supervisor, name: &str, disk: &DiskKeeper, lane: Lane) {
     let (disk, lane) = (disk.clone(), Arc::new(lane));
     supervisor.spawn_again(TaskKind::Upkeep, name, move || disk.clone().reclaim(Arc::clone(&lane)));
-}
-
-/// The store of blobs, which both roles share.
-fn open_blobs(config: &Config, clock: &Arc<dyn Clock>, uplink: &Uplink) -> Result<Blobs, StartError> {
-    let dir = config.state_dir.join("cas");
-    let disk = Disk::open_with_reserve(&dir, config.disk_reserve).map_err(StartError::Blobs)?;
-    let size = config.store_size.of(agent_node::disk_size(&dir));
-    let limits = StoreLimits { size, marks: Watermarks::new(config.disk_reserve), lease: config.blob_lease };
-    let controller = config.roles.controller.then_some(Controller::BLOB_USER);
-    let users: Vec<_> = controller.into_iter().chain(config.roles.node.then_some(pins::USER)).collect();
-    let collector = Collector::new(disk.clone(), limits, &users, clock.clone());
-    Ok(Blobs { store: choose_store(disk, config, uplink)?, collector })
 }
 
 /// The state directory, with this process as its only user.
@@ -299,7 +293,8 @@ async fn start_controller(
     blobs: &Blobs,
     socket: &Path,
 ) -> Result<(), StartError> {
-    let terms = Terms { length: config.lease, gather: config.gangs.wait, ..Terms::default() };
+    let (length, gather, passed) = (config.lease, config.gangs.wait, config.preemption.passed);
+    let terms = Terms { length, gather, passed, ..Terms::default() };
     let archive_quota = config.archive_quota;
     let group = config.operator_group;
     let operators = Operators::new(rustix::process::geteuid().as_raw(), move |who| match who {
@@ -308,7 +303,10 @@ async fn start_controller(
     });
     let identity = listener::authority(config, clock)?;
     let usual = ControllerConfig::new(&config.state_dir, operators);
-    let settings = ControllerConfig { terms, archive_quota, identity: identity.clone(), ..usual };
+    let limits = config.gangs.limits;
+    let tunnels = config.listen.as_ref().map(|place| start_tunnels(place, config, supervisor));
+    let usual = ControllerConfig { tunnels, providers: providers::read(config)?, ..usual };
+    let settings = ControllerConfig { terms, limits, archive_quota, identity: identity.clone(), ..usual };
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
         .await
         .map_err(StartError::Controller)?;
@@ -339,6 +337,17 @@ async fn start_controller(
     supervisor.spawn(TaskKind::Api, "api", serve);
     info!(socket = %socket.display(), "serving");
     Ok(())
+}
+
+/// Starts the task that keeps the connections to hosts that cannot connect to this one.
+fn start_tunnels(place: &(String, u16), config: &Config, supervisor: &Supervisor) -> Tunnels {
+    let (tunnels, desk) = Tunnels::new();
+    let (desk, directory) = (Arc::new(Mutex::new(desk)), config.state_dir.join("controller/tunnels"));
+    let controller = tunnels::listener(place);
+    supervisor.spawn_again(TaskKind::Upkeep, "tunnels", move || {
+        tunnels::keep(Arc::clone(&desk), directory.clone(), controller.clone())
+    });
+    tunnels
 }
 
 /// Beats as long as the controller's main loop iterates.
@@ -388,18 +397,16 @@ async fn start_node(
     let jobs = jobs_dir(&config.state_dir);
     let found = recover::open_replicas(&journal, &jobs).await.map_err(StartError::Recover)?;
     let adopted = found.len();
-    let gpus_there = watch::Sender::new(None);
-    let (environments, inventory) = survey(&config, &shim, store.clone(), gpus_there.subscribe()).await?;
-    // If the memory of the machine is unknown, there is no limit.
-    let job_memory =
-        Some(config.jobs.memory.of(inventory.memory)).filter(|most| *most != u64::MAX).unwrap_or(0);
+    let (gpus_there, there) = watch::channel(None);
+    let (views, environments, inventory) = survey(&config, &shim, store.clone(), there).await?;
+    let job_memory = usual_memory(&config, inventory.memory);
     let (tracking, serve) = tracking::start(&config, supervisor, &clock).await?;
     let (telemetry, hub) = Telemetry::new(controller.clone());
     let stop = supervisor.stopping(TaskKind::Telemetry);
     supervisor.spawn_infallible(TaskKind::Telemetry, "telemetry", hub.run(stop));
     let users = Users::new(&config, jobs.clone(), &found);
     let retention = Retention::new(jobs, clock.clone(), &boot_id);
-    let upkeep = Upkeep::new(probe_config(&config), disk.pressure(), inventory);
+    let upkeep = Upkeep::new(probe_config(&config, &views), disk.pressure(), inventory);
     let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
     let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));
     let prestaged_trees = prestage(&config, supervisor, &store, &disk);
@@ -420,7 +427,9 @@ async fn start_node(
     let containers = Containers::new(docker, shim.clone(), config.state_dir.display().to_string());
     let executor = Arc::new(Local::new(shim, containers.clone()));
     let secrets = Secrets::new(controller.clone(), config.node_name.clone());
+    offer_sessions(supervisor, &config, &controller);
     let worker = Arc::new(Worker {
+        preemptions: watch_provider(supervisor, &config, &clock, &boot_id),
         config,
         clock,
         boot_id,
@@ -438,14 +447,13 @@ async fn start_node(
         tracking,
         retention,
         users,
+        views,
         secrets,
         job_memory,
         disk,
     });
     worker.collector.held_by(pins::USER, pins::all(&worker.journal));
-    let kept = (worker.journal.clone(), containers);
-    let sweep = move || containers::sweep(kept.0.clone(), kept.1.clone());
-    supervisor.spawn_again(TaskKind::Upkeep, "containers", sweep);
+    sweep(supervisor, worker.journal.clone(), containers);
     let link = ControllerLink {
         controller,
         session: uplink.session,
@@ -459,6 +467,40 @@ async fn start_node(
     let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
     supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
     Ok((adopted, lane))
+}
+
+/// The memory limit of a job that sets none, in bytes. If the memory of the machine is unknown, there is none: 0.
+fn usual_memory(config: &Config, memory: u64) -> u64 {
+    Some(config.jobs.memory.of(memory)).filter(|most| *most != u64::MAX).unwrap_or(0)
+}
+
+/// Lets users into the jobs of this node.
+fn offer_sessions(supervisor: &Supervisor, config: &Config, controller: &Channel) {
+    let sessions = Sessions::new(controller.clone(), config.node_name.clone(), jobs_dir(&config.state_dir));
+    supervisor.spawn_again(TaskKind::Upkeep, "sessions", move || sessions.clone().run());
+}
+
+/// Asks the provider of this machine whether it will be taken away.
+fn watch_provider(
+    supervisor: &Supervisor,
+    config: &Config,
+    clock: &Arc<dyn Clock>,
+    boot_id: &str,
+) -> Preemptions {
+    let preemptions = Preemptions::new(&config.preemption, Arc::clone(clock));
+    let (watched, settings) = (preemptions.clone(), config.preemption.clone());
+    let (file, boot_id) = (config.state_dir.join("preemption.json"), boot_id.to_owned());
+    supervisor.spawn_again(TaskKind::Upkeep, "preemption", move || {
+        watched.clone().watch(settings.clone(), file.clone(), boot_id.clone())
+    });
+    preemptions
+}
+
+/// Removes containers that belong to no job, again and again.
+fn sweep(supervisor: &Supervisor, journal: Arc<Sqlite>, containers: Containers) {
+    supervisor.spawn_again(TaskKind::Upkeep, "containers", move || {
+        containers::sweep(journal.clone(), containers.clone())
+    });
 }
 
 /// Starts to lay out trees ahead of the jobs that want them.
@@ -510,61 +552,31 @@ fn dial(uplink: &Uplink) -> Channel {
     transport::dial(endpoint, uplink.way.clone())
 }
 
-/// Where blobs are: on this machine, at the configured server, or at the controller, which a node also asks for blobs
-/// that the server lacks. An unreachable server is no error here: the reader of a blob waits for it.
-fn choose_store(disk: Disk, config: &Config, uplink: &Uplink) -> Result<Store, StartError> {
-    let far = match &config.blob_store {
-        Some(FarStore { server, instance }) => {
-            let failed = |source| StartError::FarBlobs { server: server.clone(), source };
-            let mut endpoint = Endpoint::from_shared(server.clone()).map_err(failed)?;
-            if server.starts_with("https://") {
-                let trusted = ClientTlsConfig::new().with_native_roots();
-                endpoint = endpoint.tls_config(trusted).map_err(failed)?;
-            }
-            let channel = remote::far(endpoint)
-                .connect_timeout(CONNECT)
-                // Not while idle: some servers close connections that send too many pings.
-                .http2_keep_alive_interval(FAR_KEEPALIVE)
-                .keep_alive_timeout(FAR_KEEPALIVE)
-                .connect_lazy();
-            info!(server, instance, "using remote blob store");
-            Remote::far(channel, instance)
-        }
-        None if config.roles.controller => return Ok(Store::Disk(disk)),
-        None => Remote::new(dial(uplink)),
-    };
-    let tiered = Tiered::new(disk, far);
-    Ok(Store::Tiered(Box::new(match config.blob_store.is_some() && !config.roles.controller {
-        true => tiered.or_from(Remote::new(dial(uplink))),
-        false => tiered,
-    })))
-}
-
-/// Finds what is on this machine: the environments that are ready, and the inventory.
+/// Finds what is on this machine: the view that jobs can have, the environments that are ready, and the inventory.
 async fn survey(
     config: &Config,
     shim: &Path,
     store: Store,
     gpus: watch::Receiver<Option<bool>>,
-) -> Result<(Environments, agent_model::node::Inventory), StartError> {
-    let (probe, config, shim) = (probe_config(config), config.clone(), shim.to_owned());
+) -> Result<(Views, Environments, agent_model::node::Inventory), StartError> {
+    let (config, shim) = (config.clone(), shim.to_owned());
     let looked = tokio::task::spawn_blocking(move || {
-        let inventory = agent_node::probe(&probe);
-        Ok((
-            Environments::open(environments::settings(&config, inventory.memory, &shim, store, gpus))?,
-            inventory,
-        ))
+        let views = Views::find(&config, &shim);
+        let inventory = agent_node::probe(&probe_config(&config, &views));
+        let settings =
+            environments::settings(&config, inventory.memory, &shim, views.keeps_out(), store, gpus);
+        Ok((views, Environments::open(settings)?, inventory))
     });
-    let (kept, mut inventory) = match looked.await {
+    let (views, kept, mut inventory) = match looked.await {
         Ok(found) => found.map_err(StartError::Environments)?,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     };
     inventory.interpreters = environments::first_interpreters(&kept).await;
-    Ok((kept, inventory))
+    Ok((views, kept, inventory))
 }
 
 /// The settings of the probe of this machine.
-pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
+pub(crate) fn probe_config(config: &Config, views: &Views) -> ProbeConfig {
     ProbeConfig {
         state_dir: config.state_dir.clone(),
         slots: config.slots,
@@ -573,6 +585,7 @@ pub(crate) fn probe_config(config: &Config) -> ProbeConfig {
         engine: environments::engine(),
         docker: config.devices.docker_socket.clone(),
         jobs: match config.jobs.user {
+            _ if views.keeps_out() => JobsRunAs::KeptOut,
             _ if !agent_spawn::serves_others() => JobsRunAs::Daemon,
             RunAs::Daemon => JobsRunAs::Daemon,
             RunAs::Named(_) => JobsRunAs::One,

@@ -10,8 +10,8 @@
 //! parts they use. A step (`fetch`, `launch`, `outputs`, `containers`, `rendezvous`, `report`) uses no other step and
 //! not its caller. The allowed dependencies are a table in `tests/repo/layering.rs`, which a test checks.
 //!
-//! Tasks: one each of `reconcile`, `telemetry`, `containers`, `environments`, `gpus`, `prestaged_trees` and `upkeep`,
-//! one for each replica.
+//! Tasks: one each of `reconcile`, `telemetry`, `containers`, `environments`, `gpus`, `preemption`, `prestaged_trees`,
+//! `sessions` and `upkeep`, one for each replica.
 //!
 //! Built by `crate::roles`.
 
@@ -26,7 +26,9 @@ pub(crate) mod journal;
 mod late;
 mod launch;
 mod outputs;
+pub(crate) mod peers;
 pub(crate) mod pins;
+pub(crate) mod preemption;
 pub(crate) mod prestaged_trees;
 pub(crate) mod reconcile;
 pub(crate) mod recover;
@@ -35,10 +37,12 @@ pub(crate) mod report;
 pub(crate) mod retention;
 mod runner;
 pub(crate) mod secrets;
+pub(crate) mod sessions;
 pub(crate) mod telemetry;
 pub(crate) mod tracking;
 pub(crate) mod upkeep;
 pub(crate) mod users;
+pub(crate) mod views;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -55,6 +59,7 @@ use crate::config::Config;
 use crate::disk::DiskKeeper;
 use data::Data;
 use gpus::Gpus;
+use preemption::Preemptions;
 use prestaged_trees::PrestagedTrees;
 use report::Outbox;
 use retention::Retention;
@@ -62,6 +67,7 @@ use secrets::Secrets;
 use telemetry::Telemetry;
 use tracking::Tracking;
 use users::Users;
+use views::Views;
 
 /// What all runners of a node share.
 pub(crate) struct Worker<J> {
@@ -86,7 +92,9 @@ pub(crate) struct Worker<J> {
     pub(crate) tracking: Tracking,
     pub(crate) retention: Retention,
     pub(crate) users: Users,
+    pub(crate) views: Views,
     pub(crate) secrets: Secrets,
+    pub(crate) preemptions: Preemptions,
     /// The memory limit of a job that sets none, in bytes; 0 is no limit.
     pub(crate) job_memory: u64,
     pub(crate) disk: DiskKeeper,

@@ -7,6 +7,8 @@
 #   STAGE       where what is sent is kept until it is all there
 #   HASH        of the package, which is also the name of its directory
 #   NAME, CONTROLLER, TOKEN, SERVICE, SEEN (by the controller), ...
+#   LISTENS, KEY the port of the loopback that a tunnel makes the controller's, or nothing; and who may open it
+#   ADDRESS      the controller as the daemon reaches it
 # An answer is a line `agentd-attach KEY VALUE`; whatever a shell's own files print is none.
 #
 # Invariant: what attach makes on the host is written into MANIFEST before it is made, and only if it was not there.
@@ -114,6 +116,7 @@ probe() {
         say "${mode}_controller $(noted "$manifest" controller)"
         say "${mode}_name $(noted "$manifest" name)"
         say "${mode}_service $(noted "$manifest" service)"
+        say "${mode}_tunnel $(noted "$manifest" tunnel)"
     done
     say "session $SHELL_PARENT $(begun "$SHELL_PARENT")"
     say 'done'
@@ -239,6 +242,7 @@ place() {
     note controller "$CONTROLLER"
     note name "$NAME"
     note service "$SERVICE"
+    [ -z "${LISTENS:-}" ] || note tunnel "$LISTENS"
     make_tree "$LIBRARY"
     if [ ! -d "$LIBRARY/$HASH" ]; then
         rm -rf "$LIBRARY"/.new
@@ -263,6 +267,7 @@ place() {
         ln -sfn "$program" "$link.new" && mv -fT "$link.new" "$link" || fail "cannot write $link"
     done
     rm -f "$STAGE/$HASH.part"
+    [ -z "${LISTENS:-}" ] || tunnel >"$LIBRARY/tunnel.sh" || fail "cannot write $LIBRARY/tunnel.sh"
     make_tree "$STATE"
     chmod 711 "$STATE"
     case $SERVICE in
@@ -309,6 +314,47 @@ WantedBy=default.target
 UNIT
 }
 
+# The file of keys of the user who logged in, and where it is.
+keys() {
+    KEYS=$HOME/.ssh/authorized_keys
+    [ ! -h "$KEYS" ] || KEYS=$(readlink -f "$KEYS")
+}
+
+# Lets the controller's key in, for the tunnel and nothing else. The line says what was made for it.
+authorize() {
+    places
+    keys
+    made=$(sed -n 's/.* \(agentd-tunnel.*\)/\1/p' "$KEYS" 2>/dev/null | tail -n 1)
+    made=${made:-agentd-tunnel}
+    [ -e "$KEYS" ] || made="$made file"
+    if [ ! -d "$HOME/.ssh" ]; then
+        made="$made directory"
+        mkdir -m 700 "$HOME/.ssh" || fail "cannot make $HOME/.ssh"
+    fi
+    line="command=\"exec sh $(printf '%s' "$LIBRARY/tunnel.sh" | sed 's/[\\"]/\\&/g')\",restrict,port-forwarding"
+    line="$line,permitlisten=\"127.0.0.1:$LISTENS\",permitopen=\"127.0.0.1:1\" $KEY"
+    if grep -q ' agentd-tunnel' "$KEYS" 2>/dev/null; then without_key; fi
+    # The last line of the file may lack its end.
+    [ ! -s "$KEYS" ] || [ -z "$(tail -c 1 "$KEYS")" ] || echo >>"$KEYS" || fail "cannot write $KEYS"
+    (umask 077 && echo "$line $made" >>"$KEYS") || fail "cannot write $KEYS"
+    say 'done'
+}
+
+# The file stays the same one, with its owner and mode.
+without_key() {
+    left=$(sed '/ agentd-tunnel/d' "$KEYS" && echo x) || fail "cannot read $KEYS"
+    printf '%s' "${left%x}" >"$KEYS" || fail "cannot write $KEYS"
+}
+
+unauthorize() {
+    keys
+    made=$(sed -n 's/.* agentd-tunnel//p' "$KEYS" 2>/dev/null | tail -n 1)
+    if [ -f "$KEYS" ] && grep -q ' agentd-tunnel' "$KEYS"; then without_key; fi
+    case $made in *file*) [ -s "$KEYS" ] || rm -f "$KEYS" ;; esac
+    case $made in *directory*) rmdir "$HOME/.ssh" 2>/dev/null ;; esac
+    say 'done'
+}
+
 as_user() { [ $MODE = system ] || echo "--user --state-dir $STATE"; }
 
 # Joins with a token that is told on standard input and nowhere else. A daemon that the controller sees is a member.
@@ -321,7 +367,7 @@ join() {
     stop
     [ -z "$NAME" ] || export AGENTD_NODE_NAME="$NAME"
     # shellcheck disable=SC2046
-    said=$(printf '%s\n' "$TOKEN" | "$LIBRARY/$HASH/agentd" join "$CONTROLLER" --token-file - $(as_user) 2>&1)
+    said=$(printf '%s\n' "$TOKEN" | "$LIBRARY/$HASH/agentd" join "$ADDRESS" --token-file - $(as_user) 2>&1)
     code=$?
     [ $code = 0 ] || fail "$(printf '%s' "$said" | tr '\n' ' ')"
     say 'done'

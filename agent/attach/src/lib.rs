@@ -19,20 +19,21 @@ mod session;
 mod target;
 
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use agent_model::node::{Finding, Grade};
-use agent_model::{Clock, SystemClock};
+use agent_model::{Clock, SystemClock, TunnelSpec};
 use tokio::time::{Instant, sleep};
 
 pub use config::ConfigError;
 pub use known_hosts::Place;
 pub use package::{Package, PackageError};
 pub use report::{InstallPlan, Mode, Service};
-pub use session::{CommandError, ConnectError};
+pub use session::{CommandError, ConnectError, TunnelError, TunnelKey, TunnelKeyError, hold};
 pub use target::{Person, SshWish, TargetError};
 
-use report::{Facts, Installed, Needs, Sudo};
+use report::{ControllerWay, Facts, Installed, Needs, Sudo};
 use session::{Command, Ran, Session};
 use target::Route;
 
@@ -41,6 +42,7 @@ const UNIT: &str = include_str!("../../../systemd/agentd.service");
 /// Attach creates no user for the daemon there, so it runs as root.
 const ROOT: &str = include_str!("../../../systemd/agentd-root.conf");
 const SLICE: &str = include_str!("../../../systemd/agent-jobs.slice");
+const TUNNEL: &str = include_str!("tunnel.sh");
 
 /// Every login shell understands this; `sh` reads the input that follows. Its first line shows whether sudo read the
 /// password or left it to the script.
@@ -53,6 +55,8 @@ const STEP: Duration = Duration::from_secs(60);
 const LONG_STEP: Duration = Duration::from_secs(300);
 /// For the whole upload, also over a slow line.
 const UPLOAD: Duration = Duration::from_secs(3600);
+/// The ports of a host's loopback that may lead to the controller: none that the kernel gives to connections.
+const TUNNEL_PORTS: RangeInclusive<u16> = 17443..=17450;
 /// How long to wait for another attach of the host.
 const OTHERS: Duration = Duration::from_secs(60);
 
@@ -129,6 +133,12 @@ pub struct SshHost {
     password: Option<String>,
     facts: Facts,
     plan: Option<InstallPlan>,
+    /// How the host reaches the controller.
+    way: ControllerWay,
+    /// What a tunnel to the host is, but for its port there.
+    tunnel: TunnelSpec,
+    /// It is reached through other hosts.
+    is_behind: bool,
 }
 
 /// A node that attach installed.
@@ -138,6 +148,15 @@ pub struct Membership {
     pub controller: String,
     /// The node's name there.
     pub name: String,
+    /// The port of the node's loopback at which it reaches the controller, if it does so by a tunnel.
+    pub tunnel: Option<u16>,
+}
+
+impl Membership {
+    /// The controller as the node reaches it.
+    fn address(&self) -> String {
+        report::address(&self.controller, self.tunnel)
+    }
 }
 
 /// The variables of one step, besides those of every step.
@@ -154,6 +173,14 @@ impl SshHost {
     ) -> Result<SshHost, AttachError> {
         let target = Route::new(wish, person)?;
         let session = Session::open(&target, desk).await?;
+        let hop = target.host();
+        let tunnel = TunnelSpec {
+            host: hop.host.clone(),
+            port: hop.port,
+            user: hop.user.clone(),
+            host_key: session.host_key.clone(),
+            listens: 0,
+        };
         let mut host = SshHost {
             session,
             id: id.to_owned(),
@@ -161,6 +188,9 @@ impl SshHost {
             password: target.password.clone(),
             facts: Facts::default(),
             plan: None,
+            way: ControllerWay::Direct,
+            tunnel,
+            is_behind: target.hops.len() > 1,
         };
         let port = controller.map(|(_, port)| port.to_string()).unwrap_or_default();
         let name = controller.map_or("", |(name, _)| name);
@@ -222,14 +252,38 @@ impl SshHost {
 
     /// The node that attach installed there before.
     pub fn node(&self) -> Option<Membership> {
-        report::installed(&self.facts)
-            .map(|Installed { controller, name, .. }| Membership { controller, name })
+        report::installed(&self.facts).map(|Installed { controller, name, tunnel, .. }| Membership {
+            controller,
+            name,
+            tunnel,
+        })
+    }
+
+    /// Has the host reach the controller by a tunnel: at the port it had before, or at one that is free.
+    pub async fn use_tunnel(&mut self) {
+        self.way = match self.node().and_then(|node| node.tunnel) {
+            Some(port) => ControllerWay::Tunnel(port),
+            None if self.is_behind => ControllerWay::Behind,
+            None => match self.session.free_port(TUNNEL_PORTS).await {
+                Some(port) => ControllerWay::Tunnel(port),
+                None => ControllerWay::NoPort,
+            },
+        };
+    }
+
+    /// The tunnel that the controller must keep, if the host is to reach it by one.
+    pub fn tunnel(&self) -> Option<TunnelSpec> {
+        match self.way {
+            ControllerWay::Tunnel(listens) => Some(TunnelSpec { listens, ..self.tunnel.clone() }),
+            _ => None,
+        }
     }
 
     /// All findings about the host; it can be a node if none of them is bad.
     pub fn findings(&self, controller: &str, package: &Package) -> Vec<Finding> {
         let needs = Needs {
             controller,
+            way: self.way,
             packed: package.packed,
             unpacked: package.unpacked,
             glibc: package.glibc,
@@ -260,12 +314,14 @@ impl SshHost {
     }
 
     /// Sends what the host lacks of a package, installs it and lets it join. If a step fails on a host that was not a
-    /// node before, the installation is removed again. A node that the controller sees now needs no token.
+    /// node before, the installation is removed again. A node that the controller sees now needs no token. `key` is the
+    /// controller's, for a tunnel; it is accepted there before a token is asked for.
     pub async fn install(
         &self,
         package: &Package,
         node: &Membership,
         is_seen: bool,
+        key: &str,
         token: impl AsyncFnOnce() -> Result<String, String>,
         desk: &dyn Desk,
     ) -> Result<(), AttachError> {
@@ -273,13 +329,22 @@ impl SshHost {
         let installing = async {
             self.upload(package, desk).await?;
             let service = self.service();
+            let address = node.address();
+            let listens = node.tunnel.map(|port| port.to_string()).unwrap_or_default();
             let about: Variables<'_> = vec![
                 ("HASH", &package.hash),
                 ("NAME", &node.name),
                 ("CONTROLLER", &node.controller),
+                ("ADDRESS", &address),
+                ("LISTENS", &listens),
                 ("SERVICE", service),
             ];
             self.step("place", "installing", &about, LONG_STEP).await?;
+            if node.tunnel.is_some() {
+                let keys = vec![("LISTENS", listens.as_str()), ("KEY", key)];
+                // The tunnel logs in as the one who logged in now.
+                self.step_of("authorize", "letting the controller in", &keys, STEP, Sudo::Root).await?;
+            }
             let no_token = |why| AttachError::Step { doing: "asking the controller for a token", why };
             let token = if is_seen { String::new() } else { token().await.map_err(no_token)? };
             let mut joining = about.clone();
@@ -290,8 +355,7 @@ impl SshHost {
         };
         match installing.await {
             Err(error @ AttachError::Step { .. }) if is_new => {
-                let undone = self.step("remove", "taking it away again", &Vec::new(), LONG_STEP).await;
-                undone.and(Err(error))
+                self.take_away("taking it away again").await.and(Err(error))
             }
             done => done.map(drop),
         }
@@ -349,8 +413,13 @@ impl SshHost {
 
     /// Removes all that attach installed. Returns what was kept because something else uses it.
     pub async fn remove(&self) -> Result<Vec<String>, AttachError> {
-        let removed = self.step("remove", "taking it away", &Vec::new(), LONG_STEP).await?;
-        Ok(removed.all("kept").to_vec())
+        Ok(self.take_away("taking it away").await?.all("kept").to_vec())
+    }
+
+    async fn take_away(&self, doing: &'static str) -> Result<Facts, AttachError> {
+        // Whether it has a tunnel is not asked: an attach that was cut may have left the key there.
+        self.step_of("unauthorize", doing, &Vec::new(), STEP, Sudo::Root).await?;
+        self.step("remove", doing, &Vec::new(), LONG_STEP).await
     }
 
     fn service(&self) -> &'static str {
@@ -422,6 +491,7 @@ impl SshHost {
         if verb == "place" {
             let _ = write!(text, "unit() {{\ncat <<'END-OF-UNIT'\n{UNIT}{ROOT}END-OF-UNIT\n}}\n");
             let _ = write!(text, "slice() {{\ncat <<'END-OF-UNIT'\n{SLICE}END-OF-UNIT\n}}\n");
+            let _ = write!(text, "tunnel() {{\ncat <<'END-OF-UNIT'\n{TUNNEL}END-OF-UNIT\n}}\n");
         }
         text.push_str(SCRIPT);
         text
@@ -487,7 +557,7 @@ mod tests {
 
     #[test]
     fn test_units_end_in_a_line_of_their_own() {
-        assert!(UNIT.ends_with('\n') && ROOT.ends_with('\n') && SLICE.ends_with('\n'));
+        assert!([UNIT, ROOT, SLICE, TUNNEL].iter().all(|text| text.ends_with('\n')));
         assert!(UNIT.contains("ExecStart=/usr/bin/agentd run"));
     }
 }

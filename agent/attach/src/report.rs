@@ -79,10 +79,29 @@ pub(crate) enum Sudo {
     None,
 }
 
+/// How a host reaches the controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ControllerWay {
+    /// It connects to it.
+    Direct,
+    /// By a tunnel, at this port of its loopback.
+    Tunnel(u16),
+    /// A tunnel was asked for, and its SSH server listens at no port for us.
+    NoPort,
+    /// A tunnel was asked for, and it is reached through other hosts.
+    Behind,
+}
+
+/// The controller as a host reaches it, which may be at a port of its loopback.
+pub(crate) fn address(controller: &str, tunnel: Option<u16>) -> String {
+    tunnel.map_or_else(|| controller.to_owned(), |port| format!("https://127.0.0.1:{port}"))
+}
+
 /// The requirements for a host.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Needs<'a> {
     pub(crate) controller: &'a str,
+    pub(crate) way: ControllerWay,
     /// The size of the package in bytes, as it is sent and unpacked.
     pub(crate) packed: u64,
     pub(crate) unpacked: u64,
@@ -114,6 +133,8 @@ pub(crate) struct Installed {
     pub(crate) mode: Mode,
     pub(crate) controller: String,
     pub(crate) name: String,
+    /// The port of its loopback that leads to the controller, if a tunnel does.
+    pub(crate) tunnel: Option<u16>,
 }
 
 pub(crate) fn sudo(facts: &Facts) -> Sudo {
@@ -142,6 +163,7 @@ pub(crate) fn installed(facts: &Facts) -> Option<Installed> {
             mode,
             controller: facts.get(&format!("{word}_controller")).unwrap_or_default().to_owned(),
             name: facts.get(&format!("{word}_name")).unwrap_or_default().to_owned(),
+            tunnel: facts.get(&format!("{word}_tunnel")).and_then(|port| port.parse().ok()),
         })
     };
     of(Mode::System, "system").or_else(|| of(Mode::User, "user"))
@@ -307,6 +329,28 @@ fn clock(facts: &Facts, needs: &Needs<'_>) -> Finding {
 }
 
 fn controller(facts: &Facts, needs: &Needs<'_>) -> Finding {
+    let no_tunnel = |found: &str, fix: &str| {
+        finding("controller", Grade::Bad, found, "there is no tunnel to the controller", Some(fix))
+    };
+    match needs.way {
+        ControllerWay::Direct => {}
+        ControllerWay::Tunnel(port) => {
+            let found = format!("port {port} of its loopback");
+            return good("controller", found, "it reaches the controller by a tunnel");
+        }
+        ControllerWay::NoPort => {
+            return no_tunnel(
+                "its SSH server listens on no port for others",
+                "there: `AllowTcpForwarding yes` in sshd_config, and no `PermitListen` against ports 17443 to 17450",
+            );
+        }
+        ControllerWay::Behind => {
+            return no_tunnel(
+                "it is reached through other hosts",
+                "run this on the controller's host, from which a tunnel must reach it without --jump",
+            );
+        }
+    }
     match facts.get("reach") {
         Some("yes") => good("controller", needs.controller, "it can be reached from there"),
         Some(why) => finding(
@@ -315,7 +359,8 @@ fn controller(facts: &Facts, needs: &Needs<'_>) -> Finding {
             format!("{}: {why}", needs.controller),
             "the node could not reach it",
             Some(
-                "open its port for this host, or name the controller as the host knows it: --controller https://HOST:7443",
+                "open its port for this host; name the controller as the host knows it: --controller https://HOST:7443; or \
+                 have the controller keep an SSH connection to the host: --tunnel",
             ),
         ),
         None => finding(
@@ -332,7 +377,11 @@ fn agent(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
     let bad = |found: String, means: &str, fix: &str| finding("agent", Grade::Bad, found, means, Some(fix));
     let joined = facts.get("joined").map(str::to_owned);
     if let Some(there) = installed(facts) {
-        let of = joined.unwrap_or(there.controller);
+        // The address of a tunnel is the same whatever controller it leads to.
+        let of = match joined {
+            Some(joined) if there.tunnel.is_none_or(|port| joined != address("", Some(port))) => joined,
+            _ => there.controller,
+        };
         if of != needs.controller {
             let fix = format!("let go of it there first: agentctl detach, of a user of {of}");
             return bad(format!("a node of {of}"), "it belongs to another controller", &fix);
@@ -426,6 +475,7 @@ mod tests {
     fn needs() -> Needs<'static> {
         Needs {
             controller: "https://c:7443",
+            way: ControllerWay::Direct,
             packed: 50 << 20,
             unpacked: 150 << 20,
             glibc: (2, 31),
@@ -482,6 +532,32 @@ mod tests {
             let one = all.iter().find(|(found, ..)| found == topic).unwrap();
             assert_eq!(one.1, grade, "{line}: {one:?}");
         }
+    }
+
+    #[test]
+    fn test_who_cannot_reach_the_controller_may_do_so_by_a_tunnel() {
+        use Grade::{Bad, Good};
+        let lines = "agentd-attach reach Connection refused\nagentd-attach system_manifest yes\n\
+            agentd-attach system_controller https://c:7443\nagentd-attach system_tunnel 17443\n\
+            agentd-attach joined https://127.0.0.1:17443\n";
+        let facts = Facts::parse(&format!("{BARE}{lines}"));
+        assert_eq!(installed(&facts).and_then(|there| there.tunnel), Some(17443));
+        let graded = |way, controller, topic: &str| {
+            let found = findings(&facts, plan(&facts, true), &Needs { way, controller, ..needs() });
+            found.into_iter().find(|finding| finding.topic == topic).map(|finding| finding.grade)
+        };
+        let ours = "https://c:7443";
+        for (way, grade) in [
+            (ControllerWay::Direct, Bad),
+            (ControllerWay::Tunnel(17443), Good),
+            (ControllerWay::NoPort, Bad),
+            (ControllerWay::Behind, Bad),
+        ] {
+            assert_eq!(graded(way, ours, "controller"), Some(grade), "{way:?}");
+        }
+        let tunnel = ControllerWay::Tunnel(17443);
+        assert_eq!(graded(tunnel, ours, "agent"), Some(Good));
+        assert_eq!(graded(tunnel, "https://d:7443", "agent"), Some(Bad));
     }
 
     #[test]

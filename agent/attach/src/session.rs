@@ -5,7 +5,9 @@
 //! known one or the user accepted it. One command runs at a time, because a host may allow no more.
 
 mod login;
+mod tunnel;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::known_hosts::{KeyVerdict, KnownHosts, Place};
 use crate::target::{Hop, Route};
 use crate::{Desk, HostKey};
+pub use tunnel::{TunnelError, TunnelKey, TunnelKeyError, hold};
 
 /// A dead peer is noticed after three of these.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -146,6 +149,8 @@ pub(crate) struct Command<'a> {
 /// A host that is logged in to.
 pub(crate) struct Session {
     handle: Handle<Judge>,
+    /// The key that the host showed, as a line of OpenSSH.
+    pub(crate) host_key: String,
     /// The connections to the jump hosts, which must stay open as long.
     _before: Vec<Handle<Judge>>,
 }
@@ -155,14 +160,16 @@ impl Session {
     pub(crate) async fn open(target: &Route, desk: &dyn Desk) -> Result<Session, ConnectError> {
         let end = Instant::now() + target.deadline;
         let mut before: Vec<Handle<Judge>> = Vec::new();
+        let mut host_key = String::new();
         for (index, hop) in target.hops.iter().enumerate() {
             let is_last = index + 1 == target.hops.len();
-            let mut handle = connect(target, hop, before.last(), end, desk).await?;
+            let (mut handle, key) = connect(target, hop, before.last(), end, desk).await?;
+            host_key = key.and_then(|key| key.to_openssh().ok()).unwrap_or_default();
             login::login(&mut handle, hop, is_last.then_some(target), desk).await?;
             before.push(handle);
         }
         let handle = before.pop().ok_or(russh::Error::Disconnect)?;
-        Ok(Session { handle, _before: before })
+        Ok(Session { handle, host_key, _before: before })
     }
 
     /// Runs a command to its end.
@@ -243,34 +250,49 @@ impl Session {
         Err(CommandError::Cut { doing })
     }
 
+    /// The first of these ports of the host's loopback at which its SSH server listens for us; `None` if it does so at
+    /// none of them.
+    pub(crate) async fn free_port(&self, ports: RangeInclusive<u16>) -> Option<u16> {
+        for port in ports {
+            let asked = self.handle.tcpip_forward(tunnel::LOOPBACK, u32::from(port));
+            if timeout(HANDSHAKE, asked).await.is_ok_and(|answer| answer.is_ok()) {
+                let _ = self.handle.cancel_tcpip_forward(tunnel::LOOPBACK, u32::from(port)).await;
+                return Some(port);
+            }
+        }
+        None
+    }
+
     /// Disconnects.
     pub(crate) async fn close(self) {
         let _ = self.handle.disconnect(Disconnect::ByApplication, "", "en").await;
     }
 }
 
-/// Tries until a host answers; a refused key is final.
+/// Tries until a host answers, and returns the key it showed; a refused key is final.
 async fn connect(
     target: &Route,
     hop: &Hop,
     by: Option<&Handle<Judge>>,
     end: Instant,
     desk: &dyn Desk,
-) -> Result<Handle<Judge>, ConnectError> {
+) -> Result<(Handle<Judge>, Option<PublicKey>), ConnectError> {
     let (started, mut pause) = (Instant::now(), PAUSE.0);
     loop {
         let known = KnownHosts::read(&hop.known_hosts).map_err(ConnectError::File)?;
         let limit = end.min(Instant::now() + HANDSHAKE);
         let judge = Judge::new(target, hop, known);
         let config = Arc::new(config(&judge));
-        let seen = Arc::clone(&judge.seen);
-        let tried = timeout_at(limit, dial(hop, by, config, judge));
-        let error = match tried.await {
-            Ok(Ok(handle)) => return Ok(handle),
+        let shown_key = Arc::clone(&judge.seen);
+        let tried = timeout_at(limit, dial(hop, by, config, judge)).await;
+        let key = shown_key.lock().ok().and_then(|mut key| key.take());
+        let error = match tried {
+            Ok(Ok(handle)) => return Ok((handle, key)),
             Ok(Err(ConnectError::Protocol(error))) => error,
             // The user may take longer to answer than the host waits, so the question is asked between two tries.
             Ok(Err(ConnectError::KeyUnknown { host, shown })) => {
-                let key = seen.lock().ok().and_then(|mut seen| seen.take());
+                // A host of which another key was expected is not asked about.
+                let key = key.filter(|_| target.fingerprint.is_none() || !is_last(target, hop));
                 let Some(key) = key.filter(|_| desk.trusts(&HostKey { host: &host, fingerprint: &shown }))
                 else {
                     return Err(ConnectError::KeyUnknown { host, shown });
@@ -294,6 +316,11 @@ async fn connect(
     }
 }
 
+/// Whether a hop is the host itself.
+fn is_last(target: &Route, hop: &Hop) -> bool {
+    target.hops.last().is_some_and(|last| std::ptr::eq(last, hop))
+}
+
 async fn dial(
     hop: &Hop,
     by: Option<&Handle<Judge>>,
@@ -313,20 +340,27 @@ async fn dial(
     }
 }
 
-fn config(judge: &Judge) -> Config {
-    let mut config = Config {
+fn usual_config() -> Config {
+    Config {
         keepalive_interval: Some(KEEPALIVE),
         keepalive_max: 3,
         inactivity_timeout: None,
         nodelay: true,
         ..Config::default()
-    };
+    }
+}
+
+/// Whether two algorithms are of one kind of key.
+fn is_same_kind(one: &Algorithm, other: &Algorithm) -> bool {
+    std::mem::discriminant(one) == std::mem::discriminant(other)
+}
+
+fn config(judge: &Judge) -> Config {
+    let mut config = usual_config();
     // A host with several keys is asked for one of a known kind.
     let kinds = judge.known.kinds(&judge.host, judge.port);
     let mut wanted: Vec<Algorithm> = config.preferred.key.to_vec();
-    let is_known = |wanted: &Algorithm| {
-        kinds.iter().any(|kind| std::mem::discriminant(kind) == std::mem::discriminant(wanted))
-    };
+    let is_known = |wanted: &Algorithm| kinds.iter().any(|kind| is_same_kind(kind, wanted));
     wanted.sort_by_key(|algorithm| !is_known(algorithm));
     if judge.known.has_authority(&judge.host, judge.port) {
         config.preferred.host_key_certificates = wanted.clone().into();
@@ -350,13 +384,13 @@ struct Judge {
     known: KnownHosts,
     /// The fingerprint it must have, whatever is known.
     expected: Option<String>,
-    /// The key that was shown and is not known yet.
+    /// The key that was shown.
     seen: Arc<std::sync::Mutex<Option<PublicKey>>>,
 }
 
 impl Judge {
     fn new(target: &Route, hop: &Hop, known: KnownHosts) -> Judge {
-        let is_last = target.hops.last().is_some_and(|last| std::ptr::eq(last, hop));
+        let is_last = is_last(target, hop);
         Judge {
             host: hop.host.clone(),
             port: hop.port,
@@ -373,6 +407,9 @@ impl client::Handler for Judge {
 
     async fn check_server_key(&mut self, key: &PublicKeyOrCertificate) -> Result<bool, ConnectError> {
         let plain = key.public_key();
+        if let Ok(mut seen) = self.seen.lock() {
+            *seen = Some(plain.clone());
+        }
         let shown = plain.fingerprint(HashAlg::Sha256).to_string();
         let host = self.shown_as.clone();
         let now = SystemClock.now().0 / 1000;
@@ -387,14 +424,7 @@ impl client::Handler for Judge {
             KeyVerdict::Changed(known) | KeyVerdict::OtherKind(known) => {
                 Err(ConnectError::KeyChanged { host, shown, known })
             }
-            KeyVerdict::Unknown => {
-                if self.expected.is_none()
-                    && let Ok(mut seen) = self.seen.lock()
-                {
-                    *seen = Some(plain);
-                }
-                Err(ConnectError::KeyUnknown { host, shown })
-            }
+            KeyVerdict::Unknown => Err(ConnectError::KeyUnknown { host, shown }),
         }
     }
 }

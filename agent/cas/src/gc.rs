@@ -54,6 +54,8 @@ pub enum Holder {
     Outputs,
     /// Environments that machines keep: their locks and build logs.
     Environments,
+    /// Data that users gave a name to.
+    Assets,
     /// Replicas that this machine holds.
     Replicas,
 }

@@ -1,6 +1,7 @@
 //! Bytes by digest, and directories as trees of them.
 //!
 //! Owns the stores ([`BlobStore`]: [`Disk`], [`Remote`], [`Tiered`], [`Store`]), their garbage collection ([`gc`]),
+//! blobs from other nodes ([`peer`]),
 //! and the conversion of a directory to a digest ([`snapshot::scan`], [`snapshot::push`]) and back
 //! ([`snapshot::materialize`]).
 //! Objects are those of the Remote Execution API v2: blobs named by SHA-256 and size, and canonical
@@ -17,6 +18,7 @@ mod digest;
 pub mod gc;
 mod holes;
 mod parallel;
+pub mod peer;
 pub mod remote;
 pub mod snapshot;
 pub mod store;

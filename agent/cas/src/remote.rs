@@ -58,6 +58,9 @@ pub const ANNOUNCED: u64 = 64 * 1024;
 /// The header in which it also announces the limit of an encoded message, for clients that count that.
 pub const ENCODED: &str = "agentd-encoded-batch";
 
+/// The header by which our own server says that a submission is refused while anything of its snapshots is missing.
+pub const CHECKS_TREES: &str = "agentd-checks-trees";
+
 /// The largest message our own server takes, in bytes: some clients make larger batches than announced.
 pub const MAX_MESSAGE: usize = 6 * 1024 * 1024;
 
@@ -133,6 +136,7 @@ struct Terms {
     zstd: bool,
     /// It takes batches of them.
     zstd_batches: bool,
+    checks_trees: bool,
 }
 
 impl Remote {
@@ -167,11 +171,12 @@ impl Remote {
             let question = reapi::GetCapabilitiesRequest { instance_name: self.instance() };
             async move { client.get_capabilities(question).await }
         };
-        let (cache, encoded) = match persist(ask).await {
+        let (cache, encoded, checks_trees) = match persist(ask).await {
             Ok(answer) => {
                 let encoded =
                     answer.metadata().get(ENCODED).and_then(|told| told.to_str().ok()?.parse().ok());
-                (answer.into_inner().cache_capabilities.unwrap_or_default(), encoded)
+                let checks_trees = answer.metadata().contains_key(CHECKS_TREES);
+                (answer.into_inner().cache_capabilities.unwrap_or_default(), encoded, checks_trees)
             }
             Err(status) if status.code() == Code::Unimplemented => Default::default(),
             Err(status) => return Err(status),
@@ -187,6 +192,7 @@ impl Remote {
             budget: limit - limit / 20,
             zstd: cache.supported_compressors.contains(&ZSTD),
             zstd_batches: cache.supported_batch_update_compressors.contains(&ZSTD),
+            checks_trees,
         })
     }
 
@@ -248,12 +254,15 @@ impl Remote {
 
 impl BlobStore for Remote {
     async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
-        self.terms().await.map_err(|status| MissingError::Remote { source: status.into() })?;
         let mut seen = HashSet::from([Digest::EMPTY]);
         let asked: Vec<Digest> = digests.iter().copied().filter(|digest| seen.insert(*digest)).collect();
         let questions: Vec<Vec<Digest>> = asked.chunks(QUESTION).map(<[Digest]>::to_vec).collect();
         let questions = questions.into_iter().map(|question| self.ask_missing(question));
-        stream::iter(questions).buffered(IN_FLIGHT).try_concat().await
+        // Together, for one round trip.
+        let answers = stream::iter(questions).buffered(IN_FLIGHT).try_concat();
+        let (terms, missing) = futures_util::join!(self.terms(), answers);
+        terms.map_err(|status| MissingError::Remote { source: status.into() })?;
+        missing
     }
 
     async fn read(&self, digest: Digest, offset: u64) -> Result<Chunks, ReadError> {
@@ -323,6 +332,10 @@ impl BlobStore for Remote {
 
     async fn file(&self, _: Digest) -> Option<std::fs::File> {
         None
+    }
+
+    async fn checks_trees(&self) -> bool {
+        self.terms().await.is_ok_and(|terms| terms.checks_trees)
     }
 }
 

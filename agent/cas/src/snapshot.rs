@@ -26,11 +26,11 @@ mod walk;
 pub use ground::Owner;
 pub use materialize::{Laid, MaterializeError, download, download_parts};
 pub use prestaged::{PrestageError, PrestagedTree, materialize, materialize_counted};
-pub use push::{PushError, PushProgress, Pushed, push};
+pub use push::{PushError, PushProgress, Pushed, push, push_lightly};
 pub use scan::{ScanError, Snapshot, Unread, scan, scan_file, scan_outputs, scan_whole};
 pub use statcache::StatCache;
 pub use survey::{Choice, Ruled, Survey};
-pub use tree::{Entry, TreeError, list};
+pub use tree::{Entry, TreeError, folder, list};
 pub(crate) use tree::{MAX_MESSAGE, Named, named};
 
 /// Directories on the longest path of a tree, the root included.

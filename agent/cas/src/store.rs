@@ -79,6 +79,11 @@ pub trait BlobStore: Send + Sync + 'static {
     /// An open file that holds exactly the blob, if this store has one at hand, to make a copy-on-write clone
     /// from. Its content is not checked. `None` does not mean that the blob is not here.
     fn file(&self, digest: Digest) -> impl Future<Output = Option<std::fs::File>> + Send;
+
+    /// Whether its server finds whatever is missing of a snapshot before a job counts as submitted.
+    fn checks_trees(&self) -> impl Future<Output = bool> + Send {
+        std::future::ready(false)
+    }
 }
 
 /// Why a store could not report what it lacks.
@@ -325,12 +330,12 @@ impl Store {
         }
     }
 
-    /// The same store for a task that is counted: `counter` is told what arrives from elsewhere.
+    /// The same store for a task that fetches the tree with this root: `counter` is told what arrives from elsewhere.
     #[must_use]
-    pub fn counted(&self, counter: &Arc<ByteCounter>) -> Store {
+    pub fn for_tree(&self, root: Digest, counter: &Arc<ByteCounter>) -> Store {
         match self {
             Store::Disk(_) => self.clone(),
-            Store::Tiered(tiered) => Store::Tiered(Box::new(tiered.as_ref().clone().counted(counter))),
+            Store::Tiered(tiered) => Store::Tiered(Box::new(tiered.as_ref().clone().for_tree(root, counter))),
         }
     }
 

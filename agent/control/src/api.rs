@@ -5,15 +5,20 @@
 //! queue's task ends.
 
 mod access;
+mod assets;
 mod blobs;
 mod cas;
 mod identity;
+mod inside;
 mod jobs;
 mod nodes;
 mod outputs;
+mod peers;
+mod pools;
 mod secrets;
 mod sessions;
 mod telemetry;
+mod tunnels;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -24,6 +29,7 @@ use agent_cas::BlobStore;
 use agent_cas::gc::{Collector, WholeError};
 use agent_model::{Blame, Clock, Code, Digest, Fault, JobId, JobState, Principal, Timestamp};
 use agent_proto::{MAX_MESSAGE, v1};
+use parking_lot::Mutex;
 use tonic::Status;
 use tonic::service::Routes;
 
@@ -31,12 +37,17 @@ use access::Caller;
 pub(crate) use access::Gate;
 pub use access::{Operators, Peer};
 pub use identity::IdentityConfig;
+pub(crate) use inside::Offers;
 pub(crate) use sessions::Sessions;
 
 use crate::archive::{Archive, ArchiveError};
+use crate::assets::Assets;
+use crate::fanout::Fanout;
+use crate::pools::Pools;
 use crate::queue::{AskError, JobView, Queue};
 use crate::secrets::Secrets;
 use crate::store::{JobRecord, RankEnd, ReplicaRecord, Store, StoreError};
+use crate::tunnels::Tunnels;
 
 /// Everything the services work with. Cheap to clone.
 #[derive(Clone)]
@@ -51,8 +62,17 @@ pub(crate) struct Services {
     /// Checks every call first.
     pub(crate) gate: Gate,
     pub(crate) secrets: Secrets,
+    /// Names that users gave to data.
+    pub(crate) assets: Assets,
+    /// What nodes offer to users who want into a job.
+    pub(crate) offers: Offers,
+    pub(crate) pools: Pools,
+    /// Which nodes have what.
+    pub(crate) fanout: Arc<Mutex<Fanout>>,
     /// The authority that signs certificates, if other machines are served.
     pub(crate) identity: Option<IdentityConfig>,
+    /// Whoever keeps the connections to hosts that cannot connect to this one.
+    pub(crate) tunnels: Option<Tunnels>,
     pub(crate) about: About,
 }
 
@@ -98,8 +118,10 @@ impl Services {
         routes
             .add_service(jobs.max_decoding_message_size(MAX_MESSAGE))
             .add_service(v1::secrets_server::SecretsServer::new(self.clone()))
+            .add_service(v1::assets_server::AssetsServer::new(self.clone()))
             .add_service(v1::nodes_server::NodesServer::new(self.clone()))
             .add_service(v1::identity_server::IdentityServer::new(self.clone()))
+            .add_service(v1::pools_server::PoolsServer::new(self.clone()))
             .add_service(telemetry.max_decoding_message_size(MAX_MESSAGE))
     }
 
@@ -149,7 +171,7 @@ fn unknown_job(id: &JobId) -> Fault {
 
 /// The answer to a call that is refused.
 #[derive(Debug)]
-enum Refusal {
+pub(crate) enum Refusal {
     /// A fault, which users can read.
     Fault(Box<Fault>),
     /// The controller is going down; the call may be repeated elsewhere or later.
@@ -227,7 +249,7 @@ fn far_fault(what: &str) -> Fault {
 }
 
 /// A request that does not follow the protocol.
-fn invalid(why: impl Into<String>) -> Fault {
+pub(crate) fn invalid(why: impl Into<String>) -> Fault {
     Fault::new(Code::RequestInvalid, "the request is not valid").why(why)
 }
 
@@ -236,7 +258,7 @@ fn to_wire(view: &JobView) -> v1::Job {
     let job = &view.job;
     v1::Job {
         job: job.id.to_string(),
-        spec: Some(job.spec.clone().into()),
+        spec: Some(job.spec_to_run().into()),
         state: job.state.name().to_owned(),
         epoch: job.epoch.0,
         detail: view.detail.clone(),

@@ -59,6 +59,8 @@ pub(crate) struct Orders {
     pub(crate) outputs: Vec<ReplicaId>,
     /// Running replicas whose outputs so far are to be stored.
     pub(crate) running_outputs: Vec<ReplicaId>,
+    /// The machine will be taken away, as an operator said: when, by its own clock, and why.
+    pub(crate) preemption: Option<(Boot, String)>,
 }
 
 /// Until when each node counts as connected.
@@ -115,6 +117,10 @@ pub(crate) struct Leases {
 impl Leases {
     pub(crate) fn new(terms: Terms) -> Leases {
         Leases { terms, of: BTreeMap::new() }
+    }
+
+    pub(crate) fn terms(&self) -> Terms {
+        self.terms
     }
 
     /// Starts the lease of every replica of a placed job at `answered`; `sent` is that of the report on which the
@@ -214,7 +220,7 @@ pub(crate) fn orders<'a>(
 fn desired(job: &JobRecord, leases: &Leases, rank: u32) -> Desired {
     match job.why_stopped() {
         Some(reason) => Desired::Stop { grace: job.spec.limits.grace(), reason },
-        None => Desired::Run(job.spec.clone(), leases.until(&job.replica(rank)), job.gang(rank)),
+        None => Desired::Run(job.spec_to_run(), leases.until(&job.replica(rank)), job.gang(rank)),
     }
 }
 

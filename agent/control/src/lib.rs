@@ -28,9 +28,12 @@ macro_rules! broken {
 
 mod api;
 mod archive;
+mod assets;
 mod audit;
+mod fanout;
 mod lease;
 mod pins;
+mod pools;
 mod queue;
 mod registry;
 mod scheduler;
@@ -38,7 +41,9 @@ mod secrets;
 #[cfg(test)]
 mod sim;
 mod store;
+mod tunnels;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -49,10 +54,13 @@ use std::time::Duration;
 use agent_cas::gc::Collector;
 use agent_model::Clock;
 use agent_model::lease::Terms;
+use agent_pools::Provider;
 
 pub use api::{IdentityConfig, Operators, Peer};
+pub use scheduler::UserLimits;
 use store::{Loaded, Store};
 pub use store::{OpenStoreError, StoreError};
+pub use tunnels::{KeptTunnel, TunnelDesk, TunnelRequest, Tunnels};
 
 /// The settings of a controller.
 #[derive(Debug, Clone)]
@@ -63,12 +71,18 @@ pub struct ControllerConfig {
     pub lease: Duration,
     /// How long a job that may be replaced may run without contact.
     pub terms: Terms,
+    /// What the jobs of one user may have at a time.
+    pub limits: UserLimits,
     /// Who may do operations that affect everybody.
     pub operators: Operators,
     /// How many bytes of each log of a job are kept; of its metrics, a quarter of that.
     pub archive_quota: u64,
     /// The authority that signs certificates, if other machines are served.
     pub identity: Option<IdentityConfig>,
+    /// Whoever keeps the connections to hosts that cannot connect to this controller.
+    pub tunnels: Option<Tunnels>,
+    /// What makes the machines of pools, by name.
+    pub providers: BTreeMap<String, Provider>,
 }
 
 impl ControllerConfig {
@@ -84,9 +98,12 @@ impl ControllerConfig {
             state_dir: state_dir.into(),
             lease: Self::DEFAULT_LEASE,
             terms: Terms::default(),
+            limits: UserLimits::default(),
             operators,
             archive_quota: Self::DEFAULT_ARCHIVE_QUOTA,
             identity: None,
+            tunnels: None,
+            providers: BTreeMap::new(),
         }
     }
 }
@@ -117,6 +134,7 @@ pub enum OpenError {
 pub struct Controller {
     services: api::Services,
     task: queue::Task,
+    keeper: pools::Keeper,
     store: Arc<dyn Store>,
 }
 
@@ -145,15 +163,18 @@ impl Controller {
         let controller_epoch =
             getrandom::u64().map_err(|error| OpenError::Chance(io::Error::other(error.to_string())))?;
         let documents = Loaded { documents: loaded.documents.clone(), ..Loaded::default() };
+        let (pools, inbox) = pools::Pools::new(config.providers, &documents);
         let (queue, task) = queue::queue(
             loaded,
             config.lease,
             config.terms,
+            config.limits,
             controller_epoch,
             Arc::clone(&store),
             Arc::clone(&clock),
         );
-        collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store)));
+        let assets = assets::Assets::new(&documents, queue.clone());
+        collector.held_by(pins::USER, pins::all(queue.clone(), Arc::clone(&store), assets.clone()));
         let gate = api::Gate {
             operators: config.operators,
             registry: registry::Registry::new(&documents, queue.clone()),
@@ -164,6 +185,7 @@ impl Controller {
         let services = api::Services {
             gate,
             identity: config.identity,
+            tunnels: config.tunnels,
             queue,
             store: Arc::clone(&store),
             archive: archive::Archive::new(&archive_dir, config.archive_quota),
@@ -171,9 +193,14 @@ impl Controller {
             collector,
             lease: config.lease.min(config.terms.length),
             secrets: secrets::Secrets::new(&home),
+            assets,
+            offers: api::Offers::default(),
+            pools,
+            fanout: Arc::default(),
             about: api::About::new(&config.state_dir, &*clock),
         };
-        Ok(Controller { services, task, store })
+        let keeper = pools::Keeper::new(inbox, services.clone());
+        Ok(Controller { services, task, keeper, store })
     }
 
     /// Every service of the controller, for any number of servers.
@@ -190,7 +217,8 @@ impl Controller {
 
     /// Works until `shutdown`, then writes all unwritten changes and ends all streams.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        self.task.run(shutdown).await;
+        // The keeper ends with the queue.
+        tokio::join!(self.task.run(shutdown), self.keeper.run());
         self.store.close().await;
     }
 }

@@ -1,15 +1,18 @@
 //! The blobs that the controller needs. The collector asks for them whenever it is about to remove blobs.
 //!
 //! Needed are the code and the inputs of every job that has not ended, the outputs of jobs, because there is no other
-//! copy of them, and the locks and build logs of the environments that nodes keep. All of it follows from the
+//! copy of them, the locks and build logs of the environments that nodes keep, the locks of those that jobs ran in,
+//! and data with a name.
+//! All of it follows from the
 //! database and from the reports of nodes, so a crash changes nothing. A database that lost jobs does not know their
 //! outputs: then the question fails, and nothing is removed.
 
 use std::sync::Arc;
 
 use agent_cas::gc::{Holder, Pin, Pins, Unknown};
-use agent_model::{JobDraft, Outcome};
+use agent_model::{Artifacts, JobDraft, Outcome};
 
+use crate::assets::Assets;
 use crate::queue::Queue;
 use crate::store::{JobRecord, RankEnd, Recovery, Store};
 
@@ -24,9 +27,16 @@ pub(crate) fn of_spec(spec: &JobDraft) -> Vec<Pin> {
     spec.snapshots().into_iter().map(|root| Pin::tree(root, Holder::Jobs)).collect()
 }
 
-/// The outputs of a job.
-pub(crate) fn of_outcome(outcome: &Outcome) -> Option<Pin> {
-    outcome.artifacts.map(|artifacts| Pin::tree(artifacts.root, Holder::Outputs))
+/// The outputs of a job, and the list of the packages that it ran with.
+pub(crate) fn of_outcome(outcome: &Outcome) -> Vec<Pin> {
+    let lock = outcome.environment.as_ref().and_then(|used| used.lock);
+    let lock = lock.map(|lock| Pin::blob(lock, Holder::Environments));
+    outcome.artifacts.map(of_outputs).into_iter().chain(lock).collect()
+}
+
+/// Outputs that are stored.
+pub(crate) fn of_outputs(artifacts: Artifacts) -> Pin {
+    Pin::tree(artifacts.root, Holder::Outputs)
 }
 
 fn of_job(job: &JobRecord) -> Vec<Pin> {
@@ -35,18 +45,21 @@ fn of_job(job: &JobRecord) -> Vec<Pin> {
         Some(RankEnd::Told(outcome)) => Some(outcome),
         _ => None,
     });
-    reads.into_iter().chain(job.outcome.iter().chain(told).filter_map(of_outcome)).collect()
+    let resumed = [job.left, job.so_far].into_iter().flatten().filter(|_| !job.state.is_terminal());
+    let resumed = resumed.map(|left| Pin::tree(left.artifacts.root, Holder::Jobs));
+    let outcomes = job.outcome.iter().chain(told).flat_map(of_outcome);
+    reads.into_iter().chain(outcomes).chain(resumed).collect()
 }
 
 /// Lists everything that is needed.
-pub(crate) fn all(queue: Queue, store: Arc<dyn Store>) -> Pins {
+pub(crate) fn all(queue: Queue, store: Arc<dyn Store>, assets: Assets) -> Pins {
     Box::new(move || {
-        let (queue, store) = (queue.clone(), Arc::clone(&store));
-        Box::pin(async move { collect(&queue, &*store).await })
+        let (queue, store, assets) = (queue.clone(), Arc::clone(&store), assets.clone());
+        Box::pin(async move { collect(&queue, &*store, &assets).await })
     })
 }
 
-async fn collect(queue: &Queue, store: &dyn Store) -> Result<Vec<Pin>, Unknown> {
+async fn collect(queue: &Queue, store: &dyn Store, assets: &Assets) -> Result<Vec<Pin>, Unknown> {
     if let Some(recovery) = store.recovery() {
         known(recovery)?;
     }
@@ -68,6 +81,7 @@ async fn collect(queue: &Queue, store: &dyn Store) -> Result<Vec<Pin>, Unknown> 
         let texts = kept.iter().flat_map(|kept| [kept.lock, kept.log]).flatten();
         pins.extend(texts.map(|text| Pin::blob(text, Holder::Environments)));
     }
+    pins.extend(assets.pins());
     Ok(pins)
 }
 

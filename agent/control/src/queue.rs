@@ -26,9 +26,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until};
 
 use crate::lease::Orders;
+use crate::scheduler::{Prospect, UserLimits};
 use crate::store::{Document, JobRecord, Loaded, Store};
 pub(crate) use book::{
-    Book, DeclaredLost, Held, Moment, NodeState, RemovedNode, Report, Standing, Submission, Wish, WishState,
+    Book, DeclaredLost, Held, Moment, NodeState, Outlook, RemovedNode, Report, Retirement, Standing,
+    Submission, Wish, WishState,
 };
 use publisher::Publisher;
 
@@ -104,6 +106,9 @@ enum Request {
     ComeRound(Reply<()>),
     Nodes(Reply<Vec<NodeState>>),
     SetEligibility { node: NodeId, event: EligibilityEvent, who: String, reply: Reply<Option<NodeState>> },
+    Outlook { prospects: Vec<Prospect>, reply: Reply<Outlook> },
+    Retire(NodeId, Reply<Retirement>),
+    Preempt { node: NodeId, said: Option<(Duration, String)>, who: String, reply: Reply<Option<NodeState>> },
     DeclareLost { node: NodeId, who: String, reply: Reply<DeclaredLost> },
     Wish { wish: Wish, who: String, reply: Reply<Wished> },
     Flush(Reply<()>),
@@ -116,6 +121,7 @@ enum Request {
     Settle { replica: ReplicaId, node: NodeId, outcome: Outcome, reply: Reply<Standing> },
     WantOutputs { wanted: WantedOutputs, reply: Reply<Option<oneshot::Receiver<Saved>>> },
     TellOutputs { wanted: WantedOutputs, saved: Saved, reply: Reply<()> },
+    NoteSoFar { replica: ReplicaId, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
     OutputsStored { job: Box<JobRecord>, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
     Remove { job: Box<JobRecord>, reply: Reply<bool> },
 }
@@ -166,12 +172,14 @@ pub(crate) fn queue(
     loaded: Loaded,
     contact: Duration,
     terms: Terms,
+    limits: UserLimits,
     controller_epoch: u64,
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
 ) -> (Queue, Task) {
     let (sender, requests) = mpsc::channel(WAITING);
-    let publisher = Publisher::new(Book::new(loaded, contact, terms, controller_epoch, clock.boot()));
+    let book = Book::new(loaded, contact, terms, controller_epoch, clock.boot()).with_limits(limits);
+    let publisher = Publisher::new(book);
     (Queue { requests: sender }, Task { publisher, requests, store, clock, flush: None })
 }
 
@@ -244,6 +252,28 @@ impl Queue {
         self.ask(|reply| Request::SetEligibility { node, event, who, reply }).await
     }
 
+    /// Takes in which machines may be expected; answers what the waiting jobs would use if they were there.
+    pub(crate) async fn outlook(&self, prospects: Vec<Prospect>) -> Result<Outlook, AskError> {
+        self.ask(|reply| Request::Outlook { prospects, reply }).await
+    }
+
+    /// Asks a node without jobs to retire, or how far it is. Once it was asked nothing more is placed there.
+    pub(crate) async fn retire(&self, node: &NodeId) -> Result<Retirement, AskError> {
+        self.ask(|reply| Request::Retire(node.clone(), reply)).await
+    }
+
+    /// Records the statement of `who` that a machine will be taken away after this time and for this reason, or with
+    /// `None` that it will not; `None` when there is no such node. After the answer nothing more is placed there.
+    pub(crate) async fn preempt(
+        &self,
+        node: &NodeId,
+        said: Option<(Duration, String)>,
+        who: &str,
+    ) -> Result<Option<NodeState>, AskError> {
+        let (node, who) = (node.clone(), who.to_owned());
+        self.ask(|reply| Request::Preempt { node, said, who, reply }).await
+    }
+
     /// Records the statement of `who` that a silent node is gone for good.
     pub(crate) async fn declare_lost(&self, node: &NodeId, who: &str) -> Result<DeclaredLost, AskError> {
         let (node, who) = (node.clone(), who.to_owned());
@@ -268,6 +298,17 @@ impl Queue {
     /// Passes the result of storing outputs to those who wait for it.
     pub(crate) async fn tell_outputs(&self, wanted: WantedOutputs, saved: Saved) -> Result<(), AskError> {
         self.ask(|reply| Request::TellOutputs { wanted, saved, reply }).await
+    }
+
+    /// Records what a running replica stored of its outputs, for the attempt after it.
+    pub(crate) async fn note_so_far(
+        &self,
+        replica: &ReplicaId,
+        node: &NodeId,
+        artifacts: Artifacts,
+    ) -> Result<(), AskError> {
+        let (replica, node) = (replica.clone(), node.clone());
+        self.ask(|reply| Request::NoteSoFar { replica, node, artifacts, reply }).await
     }
 
     /// Records that the outputs of a job that ended have been stored.

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_identity::{Subject, Token, same};
+use agent_identity::{Subject, Token, TokenKind, same};
 use agent_model::{NodeId, Principal, Role, Timestamp, UserName};
 use parking_lot::RwLock;
 use tokio::sync::Mutex;
@@ -29,6 +29,8 @@ pub(crate) enum TokenRefused {
     Unknown,
     #[error("it is for something else: a machine joins with a token, a user logs in with his code")]
     Kind,
+    #[error("it is for one machine of a pool, and this is another")]
+    Node,
     #[error("it was used as often as it may be")]
     Used,
     #[error("its time is over")]
@@ -57,7 +59,11 @@ impl Known {
             Document::Member(member) => drop(self.members.insert(member.node.clone(), member)),
             Document::User(user) => drop(self.users.insert(user.name.clone(), user)),
             Document::Token(token) => drop(self.tokens.insert(token.hash.clone(), token)),
-            Document::Node(_) | Document::Settled(_) => {}
+            Document::Node(_)
+            | Document::Settled(_)
+            | Document::Pool(_)
+            | Document::Machine(_)
+            | Document::Asset(_) => {}
         }
     }
 }
@@ -126,6 +132,9 @@ impl Registry {
         if token.user.is_some() {
             return Err(TokenRefused::Kind);
         }
+        if token.node.as_ref().is_some_and(|only| only != node) {
+            return Err(TokenRefused::Node);
+        }
         let who = Principal::Node { name: node.clone() };
         let old = self.known.read().members.get(node).cloned();
         match old {
@@ -163,13 +172,30 @@ impl Registry {
         self.add(vec![Document::Member(MemberRecord { key: key.to_owned(), ..member })]).await
     }
 
-    /// Issues a token. Those that expired long ago are removed.
-    pub(crate) async fn give(&self, token: TokenRecord, now: Timestamp) -> Result<(), AskError> {
+    /// Issues a token of a controller whose authority has this fingerprint; the record gets the hash of its secret.
+    /// Those that expired long ago are removed.
+    pub(crate) async fn issue(
+        &self,
+        kind: TokenKind,
+        fingerprint: [u8; 32],
+        token: TokenRecord,
+        now: Timestamp,
+    ) -> Result<(Token, TokenRecord), TokenRefused> {
+        let made = Token::generate(kind, fingerprint).map_err(|_| TokenRefused::Chance)?;
+        let token = TokenRecord { hash: agent_model::ids::hex(&Token::hash(&made.secret())), ..token };
         let _one = self.changing.lock().await;
         let over = |token: &&TokenRecord| token.until + REMEMBERED < now;
         let old: Vec<TokenRecord> = self.known.read().tokens.values().filter(over).cloned().collect();
-        self.add(vec![Document::Token(token)]).await?;
-        self.withdraw(old.into_iter().map(Document::Token).collect()).await
+        self.add(vec![Document::Token(token.clone())]).await?;
+        self.withdraw(old.into_iter().map(Document::Token).collect()).await?;
+        Ok((made, token))
+    }
+
+    /// Revokes the tokens that admit this node alone.
+    pub(crate) async fn revoke_for(&self, node: &NodeId) -> Result<(), AskError> {
+        let _one = self.changing.lock().await;
+        let ours = self.tokens().into_iter().filter(|token| token.node.as_ref() == Some(node));
+        self.withdraw(ours.map(Document::Token).collect()).await
     }
 
     /// Revokes the token whose id begins with `id`, if there is exactly one; returns the whole id.
@@ -250,7 +276,11 @@ impl Registry {
                     Document::Member(member) => drop(known.members.remove(&member.node)),
                     Document::User(user) => drop(known.users.remove(&user.name)),
                     Document::Token(token) => drop(known.tokens.remove(&token.hash)),
-                    Document::Node(_) | Document::Settled(_) => {}
+                    Document::Node(_)
+                    | Document::Settled(_)
+                    | Document::Pool(_)
+                    | Document::Machine(_)
+                    | Document::Asset(_) => {}
                 }
             }
         }

@@ -1,27 +1,36 @@
 //! Which waiting job is placed on which nodes: one pure function.
 //!
 //! Owns the rules of order and of room. It uses no clock, no store and no wire. Jobs of higher priority come first;
-//! among equals those of the user who uses least of the nodes now, and of one user in the order of submission. A job
-//! that must wait for room gets a reservation of nodes ([`reserve`]), and later jobs may use them meanwhile only if
-//! that cannot delay it (backfill): so nodes do not idle for a large job, and small jobs never starve it.
+//! among equals those of the user who uses least of the nodes now, and of one user in the order of submission. What one
+//! user may have at a time can be limited ([`limits`]). A job that must wait for room gets a reservation of nodes
+//! ([`reserve`]), and later jobs may use them meanwhile only if that cannot delay it (backfill): so nodes do not idle
+//! for a large job, and small jobs never starve it. Of the nodes with room those come first that have the job's
+//! environment, then those with more free slots, then those that have its snapshots ([`locality`]).
 //!
-//! Invariants, held by property tests: a node never gets more than its slots and [`Size`]; a job gets all the nodes
+//! Invariants, held by property tests: a node never gets more than its slots and [`Size`], and a user never more than
+//! the limits; a job gets all the nodes
 //! it asks for, each once, or none; it is never placed where its Python is known to be missing, or where a label has
 //! another value; no placed job delays another one beyond its promised start; every job left waiting has a [`Wait`]
 //! with the reason.
 
+mod limits;
+mod locality;
 mod reserve;
 mod wait;
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::job::{INSTANCE_TYPE, Priority, Resources};
 use agent_model::node::Interpreter;
 use agent_model::{EnvSpec, JobId, NodeId};
 
+use limits::Ledger;
+pub use limits::UserLimits;
+pub(crate) use locality::{JobNeeds, NodeCache};
 use reserve::Promises;
 pub(crate) use wait::{Wait, blocked};
 use wait::{Waiting, reasons};
@@ -31,6 +40,8 @@ use wait::{Waiting, reasons};
 pub(crate) struct Pending {
     pub(crate) job: JobId,
     pub(crate) wants: Resources,
+    /// What it needs that nodes may have already.
+    pub(crate) needs: JobNeeds,
     pub(crate) priority: Priority,
     /// The user who submitted it, if known.
     pub(crate) owner: Option<String>,
@@ -96,8 +107,16 @@ impl std::iter::Sum for Size {
     }
 }
 
+/// A machine that is made, or could be: a room that is closed until it has joined.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Prospect {
+    pub(crate) room: Room,
+    /// Those that it is expected to have; none if that is not known.
+    pub(crate) interpreters: Vec<Interpreter>,
+}
+
 /// What one job takes on a node.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Taken {
     pub(crate) job: JobId,
     pub(crate) owner: Option<String>,
@@ -122,10 +141,22 @@ impl Taken {
     }
 }
 
+/// Whether a machine is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Presence {
+    /// It has joined.
+    There,
+    /// It is being made.
+    Coming,
+    /// It could be made. Its name is that of its pool.
+    Possible,
+}
+
 /// A node, its size, and what takes room on it.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Room {
     pub(crate) node: NodeId,
+    pub(crate) presence: Presence,
     /// Why it takes no work at all now, as text for users: `does not answer`.
     pub(crate) closed: Option<Cow<'static, str>>,
     pub(crate) slots: u32,
@@ -137,6 +168,8 @@ pub(crate) struct Room {
     pub(crate) labels: BTreeMap<String, String>,
     /// It can run one rank of a job beside the ranks on other nodes.
     pub(crate) gangs: bool,
+    /// What it has of what jobs need.
+    pub(crate) kept: Arc<NodeCache>,
     pub(crate) taken: Vec<Taken>,
 }
 
@@ -194,7 +227,14 @@ fn choose(job: &Pending, nodes: &[Room], open: impl Fn(usize) -> bool) -> Option
     let mut fit: Vec<usize> =
         (0..nodes.len()).filter(|i| nodes[*i].holds_now(&job.wants) && open(*i)).collect();
     let ranks = usize::try_from(job.wants.nodes).ok().filter(|ranks| *ranks <= fit.len())?;
-    fit.sort_by_key(|i| (job.avoid.as_ref() == Some(&nodes[*i].node), Reverse(nodes[*i].free_slots()), *i));
+    fit.sort_by_cached_key(|i| {
+        let node = &nodes[*i];
+        // To build an environment takes longer than sharing a node; to fetch code does not.
+        let unbuilt = node.kept.lacks_environment(&job.needs);
+        let unfetched = node.kept.lacks_snapshots(&job.needs);
+        let avoided = job.avoid.as_ref() == Some(&node.node);
+        (node.presence, avoided, unbuilt, Reverse(node.free_slots()), unfetched, *i)
+    });
     fit.truncate(ranks);
     Some(fit)
 }
@@ -208,8 +248,14 @@ fn need(job: &Pending) -> Need<'_> {
 }
 
 /// Places `pending` on `nodes`; jobs of one owner and priority are in the order of their submission.
-pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons<'_>) -> Placements {
+pub(crate) fn place(
+    pending: &[Pending],
+    mut nodes: Vec<Room>,
+    pythons: &Pythons<'_>,
+    limits: UserLimits,
+) -> Placements {
     let mut decided = Placements::default();
+    let mut ledger = Ledger::new(limits, pending, &nodes);
     let mut promises = Promises::new(nodes.len());
     let mut full: HashSet<Need<'_>> = HashSet::new();
     let mut waiting = Vec::new();
@@ -220,17 +266,19 @@ pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons
             waiting.push(Waiting { job, ahead: Some(ahead), within });
             ahead += 1;
         };
-        if full.contains(&need(job)) && promises.are_given() {
-            wait(None);
-            continue;
-        }
-        let candidates: Vec<usize> = (0..nodes.len()).filter(|i| usable(&nodes[*i])).collect();
-        if candidates.len() < job.wants.nodes as usize {
+        let no_room = full.contains(&need(job)) && promises.are_given();
+        let candidates: Vec<usize> = (0..nodes.len()).filter(|i| !no_room && usable(&nodes[*i])).collect();
+        if !no_room && candidates.len() < job.wants.nodes as usize {
             waiting.push(Waiting { job, ahead: None, within: None });
+        } else if let Some(excess) = ledger.excess(job) {
+            decided.waiting.push((job.job.clone(), excess.into()));
+        } else if no_room {
+            wait(None);
         } else if let Some(chosen) = choose(job, &nodes, |i| {
             candidates.binary_search(&i).is_ok() && promises.leave_room(i, &nodes[i], job)
         }) {
             chosen.iter().for_each(|i| nodes[*i].taken.push(Taken::of(job)));
+            ledger.count(job);
             let named = chosen.into_iter().map(|i| nodes[i].node.clone()).collect();
             decided.placed.push((job.job.clone(), named));
         } else {
@@ -238,7 +286,7 @@ pub(crate) fn place(pending: &[Pending], mut nodes: Vec<Room>, pythons: &Pythons
             wait(promises.give(job, &candidates, &nodes));
         }
     }
-    decided.waiting = reasons(&waiting, &nodes, pythons);
+    decided.waiting.extend(reasons(&waiting, &nodes, pythons));
     decided
 }
 

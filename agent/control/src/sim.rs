@@ -17,6 +17,7 @@ mod controller;
 mod disk;
 pub(crate) mod mutant;
 mod node;
+mod wish;
 mod world;
 
 use std::sync::Mutex;

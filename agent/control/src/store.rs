@@ -13,6 +13,7 @@
 
 mod ballast;
 mod opening;
+mod pools;
 mod redo;
 mod rows;
 mod salvage;
@@ -23,19 +24,21 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent_model::job::{JobSpec, Predecessor};
+use agent_model::asset::Asset;
+use agent_model::job::{JobSpec, LeftOutputs, Predecessor};
 use agent_model::machine::{Eligibility, Liveness};
 use agent_model::node::Inventory;
 use agent_model::protocol::gang::{Ready, Roster};
 use agent_model::words::count;
 use agent_model::{
-    Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, Principal, ReplicaId, ReplicaStep, Role,
-    Timestamp, UserName,
+    Boot, Epoch, Fault, JobDraft, JobId, JobState, NodeId, Outcome, PoolName, Principal, ReplicaId,
+    ReplicaStep, Role, Timestamp, UserName,
 };
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 pub use opening::OpenStoreError;
+pub(crate) use pools::{MachineRecord, MachineStep, PoolRecord, SeenMachine};
 
 /// Opens the controller's database at `path`.
 ///
@@ -97,6 +100,12 @@ pub(crate) struct JobRecord {
     /// Why the latest attempt of several ranks is ended as a whole, where no rank ended first.
     #[serde(default)]
     pub(crate) broken: Option<Broken>,
+    /// Of a job that resumes its outputs: what the next attempt begins with, or the present one began with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) left: Option<LeftOutputs>,
+    /// What the present attempt stored last of its outputs while it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) so_far: Option<LeftOutputs>,
 }
 
 impl JobRecord {
@@ -108,6 +117,8 @@ impl JobRecord {
             outcome: None,
             replicas: Vec::new(),
             cancel: None,
+            left: None,
+            so_far: None,
             removed_at: Some(now),
             ..self
         }
@@ -166,13 +177,25 @@ pub(crate) struct ReplicaRecord {
     /// not be stored.
     #[serde(skip)]
     pub(crate) ready: Option<Ready>,
+    /// Its node ends it because the machine will be taken away, whatever becomes of that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) preempted: bool,
 }
 
 impl ReplicaRecord {
     /// Rank 0, placed on a node that was last heard under this boot.
     pub(crate) fn on(node: &NodeId, boot_id: &str) -> ReplicaRecord {
         let (node, boot_id) = (node.clone(), boot_id.to_owned());
-        ReplicaRecord { rank: 0, node, boot_id, step: None, detail: String::new(), end: None, ready: None }
+        ReplicaRecord {
+            rank: 0,
+            node,
+            boot_id,
+            step: None,
+            detail: String::new(),
+            end: None,
+            ready: None,
+            preempted: false,
+        }
     }
 }
 
@@ -202,6 +225,34 @@ pub(crate) struct NodeRecord {
     pub(crate) last_seen: Timestamp,
     #[serde(default)]
     pub(crate) inventory: Inventory,
+    /// That it will be taken away.
+    #[serde(default)]
+    pub(crate) preemption: NodePreemption,
+}
+
+/// What is known of the end of a machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct NodePreemption {
+    /// As the node reports it.
+    pub(crate) found: Option<Notice>,
+    /// As an operator said.
+    pub(crate) asked: Option<Notice>,
+}
+
+/// A notice that a machine will be taken away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Notice {
+    pub(crate) noticed_at: Timestamp,
+    pub(crate) deadline: Timestamp,
+    pub(crate) reason: String,
+}
+
+impl NodePreemption {
+    /// The notice that counts: the one that comes first.
+    pub(crate) fn notice(&self) -> Option<&Notice> {
+        [&self.found, &self.asked].into_iter().flatten().min_by_key(|notice| notice.deadline)
+    }
 }
 
 /// A replica whose outcome was accepted and that its node still holds.
@@ -241,6 +292,9 @@ pub(crate) struct TokenRecord {
     pub(crate) user: Option<UserName>,
     #[serde(default)]
     pub(crate) labels: BTreeMap<String, String>,
+    /// The only node that it admits; any, if it names none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) node: Option<NodeId>,
     pub(crate) uses_left: u32,
     pub(crate) until: Timestamp,
     /// Who made it.
@@ -263,6 +317,9 @@ pub(crate) enum Document {
     Member(MemberRecord),
     User(UserRecord),
     Token(TokenRecord),
+    Pool(PoolRecord),
+    Machine(MachineRecord),
+    Asset(Box<Asset>),
 }
 
 impl Document {
@@ -274,7 +331,23 @@ impl Document {
             Document::Member(member) => format!("member/{}", member.node),
             Document::User(user) => format!("user/{}", user.name),
             Document::Token(token) => format!("token/{}", token.hash),
+            Document::Pool(pool) => Document::name_of_pool(&pool.name),
+            Document::Machine(machine) => Document::name_of_machine(&machine.name),
+            Document::Asset(asset) => Document::name_of_asset(asset),
         }
+    }
+
+    pub(crate) fn name_of_pool(pool: &PoolName) -> String {
+        format!("pool/{pool}")
+    }
+
+    pub(crate) fn name_of_machine(machine: &NodeId) -> String {
+        format!("machine/{machine}")
+    }
+
+    pub(crate) fn name_of_asset(asset: &Asset) -> String {
+        let owner = asset.owner.as_ref().map(Principal::to_string).unwrap_or_default();
+        format!("asset/{owner}/{}/{}", asset.name, asset.version)
     }
 
     pub(crate) fn name_of_node(node: &NodeId) -> String {

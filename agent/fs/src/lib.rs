@@ -14,7 +14,7 @@ mod beneath;
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,19 +31,35 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// After an error the old file is there, or the new one if only its name could not be flushed; a caller that must
 /// know tries again. Each path has one writer at a time.
 pub fn write_durable(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace(path, bytes, &mut File::sync_all)
+    replace(path, bytes, OWNER, &mut File::sync_all)
 }
 
 /// As [`write_durable`], without waiting for the disk: a power cut may leave the old file, the new one, or an empty
 /// one. For data that is valid for one boot, or that can be lost.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace(path, bytes, &mut |_| Ok(()))
+    replace(path, bytes, OWNER, &mut |_| Ok(()))
 }
 
-fn replace(path: &Path, bytes: &[u8], flush: &mut dyn FnMut(&File) -> io::Result<()>) -> io::Result<()> {
+/// As [`write_whole`], and everybody who gets as far as its directory can read it.
+pub fn write_for_all(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace(path, bytes, 0o644, &mut |_| Ok(()))
+}
+
+/// The mode of a file for its owner alone.
+const OWNER: u32 = 0o600;
+
+fn replace(
+    path: &Path,
+    bytes: &[u8],
+    mode: u32,
+    flush: &mut dyn FnMut(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let new = path.with_added_extension("new");
     let mut write = || {
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        let mut file = File::options().write(true).create(true).truncate(true).mode(OWNER).open(&new)?;
+        if mode != OWNER {
+            file.set_permissions(fs::Permissions::from_mode(mode))?; // whatever the umask
+        }
         file.write_all(bytes)?;
         flush(&file)?;
         fs::rename(&new, path)

@@ -44,7 +44,7 @@ fn test_the_file_is_flushed_before_its_name_and_then_the_directory() {
         flushed.push((file.ino(), file.len(), fs::read(&path)?));
         Ok(())
     };
-    replace(&path, b"newer", &mut flush).unwrap();
+    replace(&path, b"newer", OWNER, &mut flush).unwrap();
     let (file, directory) = (path.metadata().unwrap(), dir.path().metadata().unwrap());
     assert_eq!(flushed[0], (file.ino(), 5, OLD.to_vec()), "all bytes, and the old one has the name");
     assert_eq!((flushed[1].0, &flushed[1].2[..]), (directory.ino(), &b"newer"[..]));
@@ -60,7 +60,7 @@ fn test_a_flush_that_fails_leaves_one_of_the_two_and_nothing_beside() {
             true => Err(ErrorKind::StorageFull.into()),
             false => Ok(()),
         };
-        assert!(is_full(&replace(&path, b"new", &mut flush).unwrap_err()));
+        assert!(is_full(&replace(&path, b"new", OWNER, &mut flush).unwrap_err()));
         assert_eq!(fs::read(&path).unwrap(), left);
         assert_eq!(names(dir.path()), ["note.json"]);
     }
@@ -69,7 +69,7 @@ fn test_a_flush_that_fails_leaves_one_of_the_two_and_nothing_beside() {
 #[test]
 fn test_who_dies_midway_leaves_the_old_one_and_the_next_takes_over() {
     let (dir, path) = rig();
-    let died = std::panic::catch_unwind(|| replace(&path, b"half", &mut |_| panic!("killed")));
+    let died = std::panic::catch_unwind(|| replace(&path, b"half", OWNER, &mut |_| panic!("killed")));
     assert!(died.is_err());
     assert_eq!(fs::read(&path).unwrap(), OLD);
     assert_eq!(names(dir.path()), ["note.json", "note.json.new"]);

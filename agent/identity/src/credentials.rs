@@ -15,6 +15,7 @@ use rcgen::{CertificateParams, KeyPair};
 use rustls::SignatureScheme;
 use rustls::client::ResolvesClientCert;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use serde::{Deserialize, Serialize};
 
@@ -167,6 +168,13 @@ impl ShownIdentity {
 impl fmt::Debug for ShownIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ShownIdentity").finish_non_exhaustive()
+    }
+}
+
+/// To other nodes.
+impl ResolvesServerCert for ShownIdentity {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0.read()))
     }
 }
 

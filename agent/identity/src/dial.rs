@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_model::Clock;
+use agent_model::{Clock, NodeId};
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls13_signature};
@@ -22,7 +22,8 @@ use tokio_rustls::client::TlsStream;
 
 use crate::authority::fingerprint;
 use crate::credentials::ShownIdentity;
-use crate::tls::{ALPN, Time, provider};
+use crate::peers::OneNode;
+use crate::tls::{ALPN, Time, TlsError, provider};
 use crate::{Proxy, SERVER_NAME, same, validity};
 
 /// How long everything up to the end of the handshake may take.
@@ -37,6 +38,9 @@ pub enum DialError {
     /// TLS cannot be set up.
     #[error("TLS cannot be set up")]
     Setup(#[source] rustls::Error),
+    /// The certificate of another node could not be checked.
+    #[error("another node cannot be recognised")]
+    Peer(#[source] TlsError),
 }
 
 /// Which authority to trust.
@@ -46,6 +50,8 @@ pub enum Trust {
     Authority(Vec<u8>),
     /// The authority that has this fingerprint.
     Fingerprint([u8; 32]),
+    /// The node of this name, with this certificate of its authority.
+    Node(Vec<u8>, NodeId),
 }
 
 /// See the module.
@@ -71,6 +77,9 @@ impl Dialer {
             Trust::Authority(certificate) => verifier(certificate.into(), &provider)?,
             Trust::Fingerprint(fingerprint) => {
                 Arc::new(Pinned { fingerprint, provider: Arc::clone(&provider) })
+            }
+            Trust::Node(authority, node) => {
+                Arc::new(OneNode::new(&authority, node, &provider).map_err(DialError::Peer)?)
             }
         };
         let builder = ClientConfig::builder_with_details(provider, Arc::new(Time(clock)))

@@ -1,8 +1,8 @@
 //! Identities over TLS: certificates, keys and tokens.
 //!
 //! Owns the controller's authority ([`Authority`]), the key and certificates of a node or a user ([`Credentials`]),
-//! the tokens that admit them ([`Token`]), both ends of a TLS connection ([`ServerTls`], [`Dialer`]), and connections
-//! through a proxy. Hides X.509, rustls and base64.
+//! the tokens that admit them ([`Token`]), both ends of a TLS connection ([`ServerTls`], [`Dialer`], and [`PeerTls`]
+//! between nodes), and connections through a proxy. Hides X.509, rustls and base64.
 //!
 //! Invariants: TLS 1.3 only; there is no trust on first use: a token contains the fingerprint of the authority, and
 //! after that the authority's certificate is on this disk; the authority decides the name in a certificate, never the
@@ -12,6 +12,7 @@ mod authority;
 mod contexts;
 mod credentials;
 mod dial;
+mod peers;
 mod proxy;
 mod tls;
 mod token;
@@ -27,6 +28,7 @@ pub use authority::{Authority, AuthorityError, IssueError, SigningRequest};
 pub use contexts::Contexts;
 pub use credentials::{Credentials, KeyError, PrivateKey, ShownIdentity};
 pub use dial::{DialError, Dialer, Trust};
+pub use peers::PeerTls;
 pub use proxy::Proxy;
 pub use tls::{Presented, ServerStream, ServerTls, TlsError};
 pub use token::{Token, TokenError, TokenKind};

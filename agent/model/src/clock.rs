@@ -31,6 +31,16 @@ impl Timestamp {
         format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
     }
 
+    /// The same without the date: `08:00:00 UTC`.
+    pub fn time_of_day(self) -> String {
+        self.utc().split_once(' ').map_or_else(String::new, |(_, time)| time.to_owned())
+    }
+
+    /// For programs: `2027-01-15T08:00:00Z`.
+    pub fn rfc3339(self) -> String {
+        self.utc().replacen(' ', "T", 1).replace(" UTC", "Z")
+    }
+
     /// The time from `earlier` to `self`; zero if the clock went back.
     pub fn since(self, earlier: Timestamp) -> Duration {
         Duration::from_millis(self.0.saturating_sub(earlier.0))

@@ -1,7 +1,8 @@
 //! Where data lies that a job reads and nobody sends: the forms of an address, read in one place.
 //!
-//! Owns [`DataUri`], every form that a job file may use, and [`DataInput`], an input with such an address. Hides how the
-//! forms differ: `azureml:` has a short form, a long one, and one for names.
+//! Owns [`DataUri`], every form that a job file may use, [`DataInput`], an input with such an address, and
+//! [`SnapshotRef`], the name of files that were sent before. Hides how the forms differ: `azureml:` has a short form, a
+//! long one, and one for names.
 //!
 //! Invariants: an address holds no credentials, because it is kept in records and printed; its path never leads out
 //! of what it is below (`..`).
@@ -10,6 +11,9 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+use crate::Digest;
+use crate::asset::AssetRef;
 
 /// An input of a job that its node fetches, or finds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,7 +40,7 @@ pub enum DataUri {
         /// The path in it, without a slash at either end; empty for all of it.
         path: String,
     },
-    /// A name that an operator gave to data: `NAME:VERSION` or `NAME@LABEL`.
+    /// A name that a user or an operator gave to data: `NAME:VERSION` or `NAME@LABEL`.
     Asset(String),
 }
 
@@ -171,16 +175,12 @@ fn stored(rest: &str) -> Result<DataUri, DataUriError> {
 
 /// `NAME:VERSION` or `NAME@LABEL`.
 fn asset(reference: &str) -> Result<DataUri, DataUriError> {
-    let (name, version) = reference
-        .split_once([':', '@'])
-        .ok_or(DataUriError::Incomplete("the version: `azureml:NAME:VERSION`"))?;
-    let is_word = |text: &str| {
-        let plain = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
-        !text.is_empty() && !text.starts_with('.') && text.chars().all(plain)
-    };
-    match is_word(name) && is_word(version) {
-        true => Ok(DataUri::Asset(reference.to_owned())),
-        false => Err(DataUriError::Incomplete("a name and a version: `azureml:NAME:VERSION`")),
+    if !reference.contains([':', '@']) {
+        return Err(DataUriError::Incomplete("the version: `azureml:NAME:VERSION`"));
+    }
+    match AssetRef::parse(reference) {
+        Some(_) => Ok(DataUri::Asset(reference.to_owned())),
+        None => Err(DataUriError::Incomplete("a name and a version: `azureml:NAME:VERSION`")),
     }
 }
 
@@ -230,9 +230,76 @@ impl From<DataUri> for String {
     }
 }
 
+/// Files that the controller has, by what is in them: `snapshot:HASH/SIZE` is a directory, and with `/NAME` behind it
+/// the one file of that directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SnapshotRef {
+    /// The directory.
+    pub root: Digest,
+    /// The file in it that is meant.
+    pub file: Option<String>,
+}
+
+/// A text that begins as the name of a snapshot, and is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a snapshot is named `snapshot:HASH/SIZE`, with the 64 digits of its hash, and one file `snapshot:HASH/SIZE/NAME`"
+)]
+pub struct NoSnapshot;
+
+impl SnapshotRef {
+    /// How such a name begins.
+    pub const SCHEME: &str = "snapshot";
+}
+
+impl FromStr for SnapshotRef {
+    type Err = NoSnapshot;
+
+    fn from_str(text: &str) -> Result<SnapshotRef, NoSnapshot> {
+        let rest = text.trim().strip_prefix(SnapshotRef::SCHEME).and_then(|rest| rest.strip_prefix(':'));
+        let mut parts = rest.ok_or(NoSnapshot)?.splitn(3, '/');
+        let (hash, size) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let root = format!("{hash}/{size}").parse().map_err(|_| NoSnapshot)?;
+        let file = parts.next().map(str::to_owned);
+        match file.as_deref() {
+            Some("" | "." | "..") => Err(NoSnapshot),
+            Some(name) if name.contains(['/', '\0']) => Err(NoSnapshot),
+            _ => Ok(SnapshotRef { root, file }),
+        }
+    }
+}
+
+impl fmt::Display for SnapshotRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", SnapshotRef::SCHEME, self.root)?;
+        self.file.iter().try_for_each(|file| write!(f, "/{file}"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_snapshots_are_named_by_their_content() {
+        let root = Digest { size: 7, ..Digest::EMPTY };
+        let folder = SnapshotRef { root, file: None };
+        let file = SnapshotRef { root, file: Some("a b.csv".to_owned()) };
+        for one in [folder, file] {
+            assert_eq!(one.to_string().parse(), Ok(one));
+        }
+        let hex = root.hex();
+        for text in [
+            "snapshot:1/2",
+            "snapshot:",
+            "other:x",
+            &format!("snapshot:{hex}"),
+            &format!("snapshot:{hex}/7/a/b"),
+        ] {
+            assert_eq!(text.parse::<SnapshotRef>(), Err(NoSnapshot), "{text}");
+        }
+        assert_eq!(format!("snapshot:{hex}/7/..").parse::<SnapshotRef>(), Err(NoSnapshot));
+    }
 
     fn stored(store: &str, path: &str) -> DataUri {
         DataUri::Stored { store: store.to_owned(), path: path.to_owned() }

@@ -58,6 +58,8 @@ pub const NAMES: &[&str] = &[
     "node.outcome.deliver",
     "node.outputs.collect",
     "node.outputs.copy",
+    "node.preemption.keep",
+    "node.preemption.tell",
     "node.shim.ask",
     "node.sync.open",
     "node.tracking.sync",

@@ -84,6 +84,7 @@ codes! {
     JobActive "JOB-106" User Retry::Never, "the job has not ended";
     JobNotWaiting "JOB-107" User Retry::Never, "the job does not wait";
     JobNeverDue "JOB-108" User Retry::Never, "a job that it comes after ended otherwise";
+    SessionRefused "JOB-109" User Retry::Never, "no session can be opened in the job";
     SnapshotUnreadable "SNP-101" User Retry::Never, "the code directory cannot be read";
     SnapshotUnsafe "SNP-102" User Retry::Never, "the code directory holds something that cannot be shipped";
     SnapshotMissing "SNP-103" Platform Retry::Never, "part of a snapshot is missing from the store";
@@ -96,6 +97,8 @@ codes! {
     DataUnreachable "DAT-105" Network SOON, "the data cannot be reached";
     DataDamaged "DAT-106" Network SOON, "the data arrived damaged";
     DataNode "DAT-107" Node Retry::OtherNode, "the node cannot get data";
+    AssetUnknown "DAT-108" User Retry::Never, "there is no data of that name";
+    AssetInvalid "DAT-109" User Retry::Never, "the name of data cannot be given";
     PythonMissing "ENV-101" User Retry::OtherNode, "the node has no such Python";
     PythonIncomplete "ENV-102" Node Retry::OtherNode, "the node's Python cannot make environments";
     EnvUnsatisfied "ENV-103" User Retry::Never, "no package satisfies the requirements";
@@ -135,6 +138,7 @@ codes! {
     NodeTwice "NODE-108" User Retry::Never, "two machines live under one identity";
     NodeBusy "NODE-109" User Retry::Never, "the machine still has jobs";
     NodeTaken "NODE-110" User Retry::Never, "there is a machine of this name already";
+    Preempted "NODE-111" Node Retry::OtherNode, "the machine of the job was taken away";
     ControllerStore "CTL-101" Platform SOON, "the controller's store failed";
     Fenced "CTL-102" Platform Retry::Never, "the report belongs to an earlier attempt";
     RequestInvalid "CTL-103" Platform Retry::Never, "the request does not follow the protocol";

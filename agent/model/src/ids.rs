@@ -97,10 +97,70 @@ name_type!(
     "user name"
 );
 
+/// The name of a pool: 3 to 24 letters, digits and `-`, the first one a letter. Its machines' names begin with it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PoolName(String);
+
+impl PoolName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name of one of its machines, that of the node too.
+    pub fn machine(&self, random: u32) -> NodeId {
+        NodeId(format!("{}-{}", self.0, suffix(random)))
+    }
+}
+
+/// Stands for any of its machines.
+impl From<&PoolName> for NodeId {
+    fn from(pool: &PoolName) -> NodeId {
+        NodeId(pool.0.clone())
+    }
+}
+
+impl TryFrom<String> for PoolName {
+    type Error = IdError;
+    fn try_from(value: String) -> Result<PoolName, IdError> {
+        let plain = value.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        if plain && (3..=24).contains(&value.len()) && value.starts_with(|c: char| c.is_ascii_alphabetic()) {
+            return Ok(PoolName(value));
+        }
+        let rule = "it must be 3 to 24 letters, digits and `-`, and start with a letter";
+        Err(IdError { kind: "name of a pool", value, rule })
+    }
+}
+
+impl FromStr for PoolName {
+    type Err = IdError;
+    fn from_str(value: &str) -> Result<PoolName, IdError> {
+        value.to_owned().try_into()
+    }
+}
+
+impl From<PoolName> for String {
+    fn from(name: PoolName) -> String {
+        name.0
+    }
+}
+
+impl fmt::Display for PoolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// Five letters and digits that are not mistaken for others.
+fn suffix(random: u32) -> String {
+    const ALPHABET: &[u8; 32] = b"abcdefghjkmnpqrstuvwxyz23456789x";
+    (0..5).map(|i| char::from(ALPHABET[((random >> (5 * i)) & 31) as usize])).collect()
+}
+
 impl JobId {
     /// A readable name from a title and random bits: `train-resnet-4f7q2`.
     pub fn generate(title: &str, random: u32) -> JobId {
-        const ALPHABET: &[u8; 32] = b"abcdefghjkmnpqrstuvwxyz23456789x";
         let mut slug = String::new();
         for c in title.chars() {
             if c.is_ascii_alphanumeric() {
@@ -114,9 +174,7 @@ impl JobId {
         }
         let slug = slug.trim_end_matches('-');
         let slug = if slug.is_empty() { "job" } else { slug };
-        let suffix: String =
-            (0..5).map(|i| char::from(ALPHABET[((random >> (5 * i)) & 31) as usize])).collect();
-        JobId(format!("{slug}-{suffix}"))
+        JobId(format!("{slug}-{}", suffix(random)))
     }
 }
 

@@ -5,6 +5,7 @@
 //! also when reading it back from a wire or a disk, is validation.
 
 mod distribution;
+mod service;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,8 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
-use crate::{DataInput, Digest, EnvSpec, JobId, JobState, Principal, Verdict};
+use crate::{Artifacts, DataInput, Digest, EnvSpec, Epoch, JobId, JobState, PoolName, Principal, Verdict};
 pub use distribution::{Distribution, MAX_PROCESSES};
+pub use service::{JobService, ServiceKind};
 
 /// A job as someone wrote it; see [`JobDraft::validate`] for what must hold.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -45,6 +47,9 @@ pub struct JobDraft {
     pub inputs: BTreeMap<String, Input>,
     /// The directories the command writes besides `./outputs`, by name.
     pub outputs: BTreeMap<String, Output>,
+    /// The pool that it names. It has no effect where there are no pools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute: Option<String>,
     /// What the job needs of a node.
     pub resources: Resources,
     /// How its processes are started; the command once on each node when absent.
@@ -67,6 +72,15 @@ pub struct JobDraft {
     /// Jobs that must have ended before it may start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub predecessors: Vec<Predecessor>,
+    /// What can be opened in it while it runs, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub services: BTreeMap<String, JobService>,
+    /// An attempt finds in `./outputs` what the one before left there.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub resume_outputs: bool,
+    /// What that is, as set by the controller. A value from a client is ignored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumes: Option<LeftOutputs>,
 }
 
 impl Default for JobDraft {
@@ -83,6 +97,7 @@ impl Default for JobDraft {
             environment_variables: BTreeMap::new(),
             inputs: BTreeMap::new(),
             outputs: BTreeMap::new(),
+            compute: None,
             resources: Resources::default(),
             distribution: None,
             limits: Limits::default(),
@@ -92,6 +107,9 @@ impl Default for JobDraft {
             owner: None,
             visible_to_all: false,
             predecessors: Vec::new(),
+            services: BTreeMap::new(),
+            resume_outputs: false,
+            resumes: None,
         }
     }
 }
@@ -112,7 +130,28 @@ impl JobDraft {
             EnvSpec::Build { context, .. } => Some(*context),
             _ => None,
         };
-        self.code.into_iter().chain(inputs).chain(context).collect()
+        let resumed = self.resumes.map(|left| left.artifacts.root);
+        self.code.into_iter().chain(inputs).chain(context).chain(resumed).collect()
+    }
+}
+
+/// What an attempt left, for the one after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOutputs {
+    /// Of which attempt it is.
+    pub attempt: Epoch,
+    /// All that it stored, `./outputs` among it.
+    pub artifacts: Artifacts,
+    /// The attempt went on after that: its machine was gone before it could store what it had at its end.
+    pub is_earlier: bool,
+}
+
+/// `what attempt 2 left: 3 files, 12 MB`
+impl fmt::Display for LeftOutputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let when = if self.is_earlier { "what was stored last of attempt" } else { "what attempt" };
+        let left = if self.is_earlier { "" } else { " left" };
+        write!(f, "{when} {}{left}: {}", self.attempt, self.artifacts)
     }
 }
 
@@ -191,7 +230,7 @@ impl fmt::Display for Predecessor {
 }
 
 /// Something a command reads.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input {
     /// A value, put into the command as text.
@@ -221,6 +260,9 @@ pub enum Output {
 
 /// The label with the kind of a machine, as its provider names it.
 pub const INSTANCE_TYPE: &str = "instance_type";
+
+/// The label with the pool of a machine.
+pub const POOL: &str = "pool";
 
 /// What a job needs of a node. One replica takes one slot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -379,7 +421,24 @@ impl JobSpec {
     /// The same job, of this owner.
     #[must_use]
     pub fn owned_by(self, owner: Option<Principal>) -> JobSpec {
-        JobSpec(Arc::new(JobDraft { owner, ..JobDraft::from(self) }))
+        JobSpec(Arc::new(JobDraft { owner, resumes: None, ..JobDraft::from(self) }))
+    }
+
+    /// The same job, whose attempt begins with what an earlier one left.
+    #[must_use]
+    pub fn resuming(self, left: Option<LeftOutputs>) -> JobSpec {
+        match left == self.resumes {
+            true => self,
+            false => JobSpec(Arc::new(JobDraft { resumes: left, ..JobDraft::from(self) })),
+        }
+    }
+
+    /// The same job, which only machines of this pool may run.
+    #[must_use]
+    pub fn on_pool(self, pool: &PoolName) -> JobSpec {
+        let mut draft = JobDraft::from(self);
+        draft.resources.labels.insert(POOL.to_owned(), pool.to_string());
+        JobSpec(Arc::new(draft))
     }
 }
 

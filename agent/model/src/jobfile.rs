@@ -5,6 +5,8 @@
 //! interpreter as it is); `resources` has `gpus` and `memory`; `limits` has `grace`; and `retry` sets how
 //! often a job is tried. The other is the run configuration of the Azure ML SDK and CLI v1, see [`runconfig()`].
 //!
+//! [`job_text`] writes a job as such a file again.
+//!
 //! Reading is pure: a document names files (`code`, `conda_file`, a requirements file), and the caller reads
 //! them. A feature that cannot be run is refused with its place; an unknown key is a warning with its place.
 
@@ -16,6 +18,8 @@ pub(crate) mod keys;
 mod runconfig;
 mod schema;
 pub(crate) mod section;
+mod services;
+mod writer;
 
 pub use command_job::{InputRef, JobFile, command_job};
 pub use dialect::Dialect;
@@ -23,4 +27,6 @@ pub use environment::{EnvironmentRef, environment_document};
 pub use runconfig::{Runconfig, runconfig};
 pub use schema::schema;
 pub use section::{Refused, Rejection, Warning, nearest, size};
+pub use writer::{job_entries, job_text, locked};
+
 pub(crate) use section::{Section, UnknownKey, within};

@@ -30,6 +30,8 @@ pub struct Terms {
     pub kill: Duration,
     /// How long ranks of a gang that could start wait for those that could not yet.
     pub gather: Duration,
+    /// How long after its date a machine that was to be taken away, and still answers, gets no new job.
+    pub passed: Duration,
 }
 
 impl Default for Terms {
@@ -40,6 +42,7 @@ impl Default for Terms {
             margin: Duration::from_secs(1),
             kill: Duration::from_secs(5),
             gather: Duration::from_secs(30 * 60),
+            passed: Duration::from_secs(5 * 60),
         }
     }
 }
@@ -60,6 +63,13 @@ impl Terms {
     pub fn granted_until(self, answered: Boot, grace: Duration) -> Boot {
         let drift = self.length * self.drift / Terms::DRIFT_PARTS;
         answered + self.length + drift + self.margin + grace + self.kill
+    }
+
+    /// From when on the controller, by its own clock, knows that nothing runs any more of what a silent node ends
+    /// because it will be taken away `after` so long.
+    #[must_use]
+    pub fn gone_at(self, now: Boot, after: Duration) -> Boot {
+        now + after + after * self.drift / Terms::DRIFT_PARTS + self.margin + self.kill
     }
 }
 

@@ -69,6 +69,16 @@ pub struct Usage {
     pub memory_peak: u64,
 }
 
+/// The environment that a command was started in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsedEnvironment {
+    /// Its key, as `agentctl envs` shows it.
+    pub key: String,
+    /// The text of the list of its packages, in the store of blobs; `None` where nothing in it was chosen for it.
+    #[serde(default)]
+    pub lock: Option<Digest>,
+}
+
 /// The result of a replica. Kept by the node until the controller has it; the same for every delivery.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
@@ -91,6 +101,9 @@ pub struct Outcome {
     /// What it used, if it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// What it ran in, if it ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub environment: Option<Box<UsedEnvironment>>,
 }
 
 /// The most lines of a log that a fault has.

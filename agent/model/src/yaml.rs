@@ -2,11 +2,13 @@
 //!
 //! Scalars keep the text they were written with: `3.10` stays `3.10`. Duplicate keys and runaway aliases are
 //! errors. Every error in a document, of syntax or of meaning, is an [`At`] and so names its place.
+//!
+//! [`write`] is the way back: what it writes is read as the same texts, here and by other readers of YAML.
 
 use std::fmt;
 use std::ops::Range;
 
-use saphyr::{MarkedYaml, ScalarStyle, ScanError, YamlData, YamlLoader};
+use saphyr::{MarkedYaml, Scalar, ScalarStyle, ScanError, Yaml, YamlData, YamlEmitter, YamlLoader};
 use saphyr_parser::{Event, Marker, Parser};
 
 /// A place in a document, counted from 1.
@@ -83,6 +85,63 @@ pub fn parse(text: &str) -> Result<Node, At> {
         Some(document) => convert(document, 0),
         None => Ok(Node { place: Place { line: 1, column: 1 }, value: Value::Null }),
     }
+}
+
+/// Part of a document that is to be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// Text, quoted where it would be taken for something else; as a block where it has several lines.
+    Text(String),
+    /// A number.
+    Whole(u64),
+    /// A truth value.
+    Flag(bool),
+    /// A list.
+    List(Vec<Item>),
+    /// A mapping, in this order.
+    Map(Vec<(String, Item)>),
+}
+
+impl From<&str> for Item {
+    fn from(text: &str) -> Item {
+        Item::Text(text.to_owned())
+    }
+}
+
+impl Item {
+    fn to_yaml(&self) -> Yaml<'_> {
+        match self {
+            Item::Text(text) => text_of(text),
+            // No number here is near the largest.
+            Item::Whole(number) => Yaml::Value(Scalar::Integer(i64::try_from(*number).unwrap_or(i64::MAX))),
+            Item::Flag(flag) => Yaml::Value(Scalar::Boolean(*flag)),
+            Item::List(items) => Yaml::Sequence(items.iter().map(Item::to_yaml).collect()),
+            Item::Map(entries) => {
+                Yaml::Mapping(entries.iter().map(|(key, item)| (text_of(key), item.to_yaml())).collect())
+            }
+        }
+    }
+}
+
+/// Readers of the older YAML 1.1 take `1_000`, `1:30` and `y` for something else than text.
+fn text_of(text: &str) -> Yaml<'_> {
+    let is_word = text.starts_with(|c: char| c.is_ascii_digit() || "+-.".contains(c));
+    let quoted = is_word || matches!(text, "y" | "Y" | "n" | "N");
+    match quoted && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '"' | '\\')) {
+        true => Yaml::Representation(text.into(), ScalarStyle::DoubleQuoted, None),
+        false => Yaml::Value(Scalar::String(text.into())),
+    }
+}
+
+/// A document as text.
+pub fn write(item: &Item) -> String {
+    let mut text = String::new();
+    let mut emitter = YamlEmitter::new(&mut text);
+    emitter.multiline(true);
+    // Writing to a string cannot fail.
+    let _ = emitter.dump(&item.to_yaml());
+    let text = text.strip_prefix("---\n").unwrap_or(&text).trim_end_matches('\n');
+    format!("{text}\n")
 }
 
 /// A scalar as it is written in a text.

@@ -103,7 +103,7 @@ fn privileges(root: bool, jobs: JobsRunAs) -> Finding {
             "agentd runs as an ordinary user, and its jobs as others",
             "a job has the rights of its user, and can gain no others",
         ),
-        (false, JobsRunAs::Daemon) => finding(
+        (false, JobsRunAs::Daemon | JobsRunAs::KeptOut) => finding(
             TOPIC,
             Grade::Good,
             "agentd runs as an ordinary user",
@@ -318,13 +318,21 @@ fn isolation(jobs: JobsRunAs) -> Finding {
             "jobs see each other's files and processes: share it only among people who trust each other",
         )
         .fix("set `job_user: owner` or `per-run`"),
+        JobsRunAs::KeptOut => finding(
+            TOPIC,
+            Grade::Limited,
+            "jobs run as the user of the daemon, without access to its state; one network",
+            "a job can change your other files, and reach your other processes and ports: run here only what you \
+             would run yourself",
+        ),
         JobsRunAs::Daemon => finding(
             TOPIC,
             Grade::Limited,
             "jobs run as the user of the daemon; one file system, one network",
             "a job can change files of other jobs, shared environments and what the daemon keeps, and may leave \
              processes behind: run here only what you would run yourself",
-        ),
+        )
+        .fix("let users make user namespaces; the daemon's log says what refuses it (`jobs cannot be kept from its files`)"),
     }
 }
 

@@ -49,6 +49,8 @@ pub enum JobsRunAs {
     /// The daemon's own user.
     #[default]
     Daemon,
+    /// The same, but it reaches nothing of the daemon's state, and changes environments for itself alone.
+    KeptOut,
     /// One other user.
     One,
     /// The user who submitted the job, or a separate user for each job.

@@ -162,7 +162,7 @@ impl Environments {
         builders: Arc<[Arc<dyn EnvBuilder>]>,
         interpreters: Arc<Interpreters>,
     ) -> Result<Environments, OpenEnvError> {
-        let cache = EnvCache::open(&config.root)?;
+        let cache = EnvCache::open(&config.root, config.writable)?;
         let engine = Engine::new(Arc::new(config.clone()));
         let flights = Arc::new(SingleFlights::new(config.stall, config.memory, config.builder.clone()));
         Ok(Environments {

@@ -29,6 +29,7 @@ mod memory_group;
 mod process;
 mod running;
 mod scope;
+mod session;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -49,6 +50,7 @@ pub use local::Local;
 pub(crate) use memory_group::MemoryGroup;
 pub use running::{RenewError, Running, StopError, WaitError};
 pub use scope::is_stopping;
+pub use session::{SessionError, SessionReader, SessionWriter, open_session};
 
 /// A lack of descriptors, processes or memory, which others may free in a moment.
 pub fn is_lack(error: &io::Error) -> bool {

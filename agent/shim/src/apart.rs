@@ -16,6 +16,7 @@ use nix::unistd::{Gid, Uid};
 
 use crate::record::User;
 use crate::sys;
+use crate::view::{self, View};
 
 /// The first argument of a supervisor whose starter does not trust its directory; the order is next.
 pub const ASSIGNED: &str = "--assigned";
@@ -69,31 +70,42 @@ impl fmt::Display for Assigned {
 /// The first kernel on which each `/proc` mount hides by itself; before, hiding was for the whole PID namespace.
 const HIDES: (u32, u32) = (5, 8);
 
-/// Gives this process, and what it starts from here on, `tmp` as `/tmp`, an empty `/dev/shm`, and a `/proc` that
-/// shows only processes of the same user. Only root can. Returns what could not be done; that is left as it was.
-pub fn hide(tmp: &Path) -> Vec<String> {
+/// Gives this process, and what it starts from here on, mounts of its own: the layer of the job of `user` over its
+/// environment, and `tmp` as `/tmp`, with an empty `/dev/shm` and a `/proc` that shows only processes of the same user.
+/// Only root can. Returns what could not be done; that is left as it was.
+pub fn hide(tmp: Option<&Path>, view: Option<&View>, user: Option<&User>) -> Vec<String> {
     const NONE: Option<&str> = None;
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     // Later mounts of the machine are seen all the same.
     let own = unshare(CloneFlags::CLONE_NEWNS).and_then(|()| mount(NONE, "/", NONE, slave, NONE));
     if let Err(error) = own {
-        return vec![format!("a /tmp of its own: {error}")];
+        return vec![format!("mounts of its own: {error}")];
     }
+    // The first, because the others may cover what it needs.
+    let layered = view.map(|view| ("an environment that the job can change", view::layer(view, user)));
     let plain = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     let hidden = || match kernel() >= HIDES {
         true => mount(Some("proc"), "/proc", Some("proc"), plain | MsFlags::MS_NOEXEC, Some("hidepid=2")),
         false => Err(nix::errno::Errno::ENOSYS),
     };
-    let tried = [
-        ("a /tmp of its own", mount(Some(tmp), "/tmp", NONE, MsFlags::MS_BIND, NONE)),
-        ("a /dev/shm of its own", mount(Some("shm"), "/dev/shm", Some("tmpfs"), plain, Some("mode=1777"))),
-        ("processes of others hidden", hidden()),
-    ];
-    tried.into_iter().filter_map(|(what, done)| Some(format!("{what}: {}", done.err()?))).collect()
+    let private = tmp.map(|tmp| {
+        [
+            ("a /tmp of its own", mount(Some(tmp), "/tmp", NONE, MsFlags::MS_BIND, NONE)),
+            (
+                "a /dev/shm of its own",
+                mount(Some("shm"), "/dev/shm", Some("tmpfs"), plain, Some("mode=1777")),
+            ),
+            ("processes of others hidden", hidden()),
+        ]
+    });
+    let private =
+        private.into_iter().flatten().map(|(what, done)| (what, done.map_err(std::io::Error::from)));
+    let tried = layered.into_iter().chain(private);
+    tried.filter_map(|(what, done)| Some(format!("{what}: {}", done.err()?))).collect()
 }
 
 /// Major and minor number of the running kernel.
-fn kernel() -> (u32, u32) {
+pub fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse().ok());
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))

@@ -110,6 +110,16 @@ impl Clients {
         }
     }
 
+    /// Takes a connection out, for somebody else; `None` if its client has not read everything that was sent to it.
+    pub(crate) fn release(&mut self, place: usize) -> Option<UnixStream> {
+        let client = self.clients.get_mut(place)?;
+        if client.closed || !client.output.is_empty() {
+            return None;
+        }
+        client.closed = true;
+        client.stream.try_clone().ok()
+    }
+
     /// Starts to send progress.
     pub(crate) fn watch(&mut self, place: usize, now: Instant) {
         if let Some(client) = self.clients.get_mut(place) {
@@ -145,9 +155,10 @@ impl Clients {
         }
     }
 
-    /// Whether any client waits for the end.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.clients.iter().any(|client| client.watch.is_some() && !client.closed)
+    /// Whether any client is kept waiting by a later end. One that does not watch yet is about to: the command may
+    /// end before its daemon asks for more than the start.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.clients.iter().any(|client| !client.closed)
     }
 
     /// Tells every client that the job is over.

@@ -156,6 +156,11 @@ impl JobDir {
         self.data.join("tracking.jsonl")
     }
 
+    /// When its machine will be taken away, and why; there once that is known. The daemon writes it.
+    pub fn preemption(&self) -> PathBuf {
+        self.data.join("preemption.json")
+    }
+
     /// The segments of everything that was ever read of that file, which the job may cut or replace.
     pub fn tracking_stream(&self) -> PathBuf {
         self.log_dir().join("tracking")
@@ -169,6 +174,16 @@ impl JobDir {
     /// The directory that its user has as `/tmp`.
     pub fn tmp(&self) -> PathBuf {
         self.data.join("tmp")
+    }
+
+    /// Its own layer over its environment.
+    pub fn layer(&self) -> PathBuf {
+        self.path.join("layer")
+    }
+
+    /// Where `pip install --user` installs for it.
+    pub fn user_base(&self) -> PathBuf {
+        self.data.join("python")
     }
 
     /// The home of its user, where that has none: in a container.

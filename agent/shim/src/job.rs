@@ -1,5 +1,6 @@
 //! The start of the command.
 
+use std::ffi::CString;
 use std::fs;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::os::fd::OwnedFd;
@@ -28,13 +29,15 @@ pub(crate) struct Started {
 }
 
 /// Marks the job as started, durably, and executes the command in the groups of `procs_files`; `folder` is the job's
-/// part of the directory, as the job finds it. After an error it must not be tried again.
+/// part of the directory, as the job finds it. The attendant is started beside it, with `attends` as its socket. After
+/// an error it must not be tried again.
 pub(crate) fn start(
     dir: &JobDir,
     folder: &Path,
     launch: &Launch,
     instance: &str,
     procs_files: Vec<OwnedFd>,
+    attends: Option<OwnedFd>,
 ) -> Result<Started, NotStarted> {
     let failed = |step: &str| {
         let step = step.to_owned();
@@ -68,11 +71,14 @@ pub(crate) fn start(
     command.envs(launch.secrets.iter().map(|(name, value)| (name, &value.0)));
     let error_input = input.try_clone().map_err(failed("make a pipe for the output"))?;
     command.stdin(order).stdout(input).stderr(error_input);
-    sys::start_as_job(&mut command, launch.user.clone(), procs_files, launch.container);
+    // The view of another user's job is that of this process.
+    let view = launch.view.clone().filter(|view| view.state.is_some()).map(|view| (view, cwd));
+    let beside = attends.and_then(|socket| attendant(&command, socket).ok());
+    sys::start_as_job(&mut command, launch.user.clone(), procs_files, launch.container, view, beside);
     match failpoint::hit("shim.exec").and_then(|()| command.spawn()) {
         Ok(child) => Ok(Started { pid: child.id() as i32, output, capacity }),
-        Err(error) if let Some(os_error) = sys::not_entered(&error) => {
-            Err(NotStarted::Setup { step: "enter the job's control groups".to_owned(), os_error })
+        Err(error) if let Some((step, os_error)) = sys::failed_before(&error) => {
+            Err(NotStarted::Setup { step: step.to_owned(), os_error })
         }
         Err(error) => Err(NotStarted::Exec {
             program: program.clone(),
@@ -82,20 +88,37 @@ pub(crate) fn start(
     }
 }
 
-/// The command line by which this program starts the command of a rank, and its standard input. It begins with this
-/// process's own command line, cut before the job directory, or before `--assigned` or `--door`.
+/// The attendant, with the variables of the command.
+fn attendant(command: &Command, socket: OwnedFd) -> io::Result<sys::Beside> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let mut argv = own_words()?;
+    argv.push(agent_shim::ATTEND.to_owned());
+    let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let env = variables.map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()));
+    let argv = argv.into_iter().map(CString::new).collect::<Result<_, _>>()?;
+    Ok(sys::Beside { argv, env: env.collect::<Result<_, _>>()?, socket })
+}
+
+/// The command line by which this program starts the command of a rank, and its standard input.
 fn through_rank(launch: &Launch, gang: &GangLaunch) -> io::Result<(Vec<String>, Stdio)> {
-    let line = fs::read("/proc/self/cmdline")?;
-    let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
-    let mut argv: Vec<String> = words.filter(|word| !word.is_empty()).collect();
-    let is_own = |word: &String| word == "--door" || word == agent_shim::apart::ASSIGNED;
-    argv.truncate(argv.iter().position(is_own).unwrap_or(argv.len().saturating_sub(1)));
+    let mut argv = own_words()?;
     argv.push(agent_shim::RANK.to_owned());
     argv.extend(launch.argv.iter().cloned());
     let mut order = fs::File::from(memfd_create(c"order", MFdFlags::MFD_CLOEXEC)?);
     order.write_all(&serde_json::to_vec(gang)?)?;
     order.seek(SeekFrom::Start(0))?;
     Ok((argv, order.into()))
+}
+
+/// This process's own command line, cut before the job directory, or before `--assigned` or `--door`: the words that
+/// start this program.
+fn own_words() -> io::Result<Vec<String>> {
+    let line = fs::read("/proc/self/cmdline")?;
+    let words = line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+    let mut argv: Vec<String> = words.filter(|word| !word.is_empty()).collect();
+    let is_own = |word: &String| word == "--door" || word == agent_shim::apart::ASSIGNED;
+    argv.truncate(argv.iter().position(is_own).unwrap_or(argv.len().saturating_sub(1)));
+    Ok(argv)
 }
 
 /// One pipe for both streams, so that the log keeps the order in which the job wrote.

@@ -26,10 +26,12 @@ pub mod kills;
 pub mod process;
 mod record;
 pub mod segments;
+pub mod session;
 pub mod source;
 #[allow(unsafe_code, reason = "the few system calls that have no safe wrapper")]
 pub mod sys;
 pub mod tracking;
+pub mod view;
 pub mod wire;
 
 pub use dir::{CreateError, JobDir, RecordError, ShimPlace, WriteError};
@@ -47,6 +49,12 @@ pub const MARK: &str = "AGENTD_MARK";
 pub const RANK: &str = "rank";
 /// See [`RANK`].
 pub const RSH: &str = "rsh";
+
+/// The first argument of a shim that opens sessions in a job, as a process of the job.
+pub const ATTEND: &str = "attend";
+
+/// The first argument of a shim that only finds out whether jobs can have a [`view`] of their own.
+pub const TRY_VIEW: &str = "try-view";
 
 /// The exit code of a shim that found another one running for its job directory.
 pub const PLACE_TAKEN: i32 = 75;

@@ -12,12 +12,15 @@
 //! of the command, [`tree`] the processes, [`kill_escalation`] when to signal them, [`memory`] whose memory ran out,
 //! [`alarm`] the dates, [`exit_file`] the exit record.
 //!
-//! In a job of several ranks the same program is also the first process of the command ([`rank`]).
+//! In a job of several ranks the same program is also the first process of the command ([`rank`]), and in every job one
+//! beside it that opens sessions ([`attend`], [`attendant`]).
 //!
 //! Exit codes: 0 the exit record is written · 64 usage · 70 see `shim.log` · 74 no such directory, or it
 //! cannot be written · 75 another shim runs there.
 
 mod alarm;
+mod attend;
+mod attendant;
 mod clients;
 mod exit_file;
 mod job;
@@ -68,11 +71,20 @@ fn for_program((name, value): (OsString, OsString)) -> Option<(OsString, OsStrin
     Some((OsStr::from_bytes(name).to_owned(), value))
 }
 
+/// `agent-shim try-view DIRECTORY`: whether this user can give jobs a view of their own; if not, standard output says why.
+fn try_view(dir: &Path) -> ExitCode {
+    let Err(error) = agent_shim::view::try_out(dir) else { return ExitCode::SUCCESS };
+    let _ = writeln!(std::io::stdout(), "{error}");
+    ExitCode::FAILURE
+}
+
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.split_first() {
         Some((verb, argv)) if verb == agent_shim::RANK => return rank::run(argv),
+        Some((verb, [])) if verb == agent_shim::ATTEND => return attend::run(),
         Some((verb, words)) if verb == agent_shim::RSH => return rank::rsh(words),
+        Some((verb, [dir])) if verb == agent_shim::TRY_VIEW => return try_view(Path::new(dir)),
         _ => {}
     }
     let args: Vec<PathBuf> = words.into_iter().map(PathBuf::from).collect();

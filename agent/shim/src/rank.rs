@@ -131,7 +131,7 @@ fn quoted(word: &OsStr) -> String {
 }
 
 /// The exit code of a process, as a shell reports it.
-fn code_of(status: ExitStatus) -> u8 {
+pub(crate) fn code_of(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
 }

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::gang::GangLaunch;
 use crate::kills::KillCount;
+use crate::view::View;
 
 /// The version of the records and of the socket protocol written by this release.
 pub const VERSION: u32 = 2;
@@ -62,6 +63,9 @@ pub struct Launch {
     /// user. The machine's own when absent.
     #[serde(default)]
     pub tmp: Option<PathBuf>,
+    /// What it sees in another way than the machine; ignored in a container.
+    #[serde(default)]
+    pub view: Option<View>,
     /// It may ask the cloud for the machine's identity, where systemd could keep it from that.
     #[serde(default)]
     pub metadata: bool,

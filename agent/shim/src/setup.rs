@@ -18,6 +18,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::stat::{Mode, umask};
 
 use crate::alarm::Alarm;
+use crate::attendant::Attendant;
 use crate::clients::Clients;
 use crate::exit_file::ExitFile;
 use crate::job_log::JobLog;
@@ -163,6 +164,7 @@ pub(crate) fn prepare<'a>(notes: &'a Notes, way: Way<'_>) -> Result<Supervisor<'
         exit_file,
         tree,
         life,
+        attendant: Attendant::default(),
         _held_port: held_port,
     };
     Ok(supervisor)

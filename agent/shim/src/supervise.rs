@@ -39,6 +39,7 @@ use nix::sys::signalfd::SignalFd;
 pub(crate) use self::life::Life;
 use self::life::{Phase, earliest};
 use crate::alarm::Alarm;
+use crate::attendant::Attendant;
 use crate::clients::Clients;
 use crate::exit_file::ExitFile;
 use crate::job;
@@ -87,6 +88,7 @@ pub(crate) struct Supervisor<'a> {
     pub(crate) exit_file: ExitFile,
     pub(crate) tree: Tree,
     pub(crate) life: Life,
+    pub(crate) attendant: Attendant,
     /// The port of the daemon, for as long as the job may look for it there.
     pub(crate) _held_port: Option<OwnedFd>,
 }
@@ -262,6 +264,11 @@ impl Supervisor<'_> {
                 };
                 self.clients.answer(place, &answer);
             }
+            Request::Session => {
+                let is_running = matches!(self.life.phase, Phase::Running { .. });
+                let runs = is_running && !self.life.escalation.is_begun();
+                self.attendant.open(&mut self.clients, place, runs, self.notes);
+            }
             Request::Go => {
                 if self.life.is_waiting() {
                     self.start();
@@ -286,8 +293,14 @@ impl Supervisor<'_> {
         };
         self.hide();
         self.life.started_at = Some(SystemClock.now());
-        match job::start(&self.dir, &self.folder, &self.launch, &self.hello.instance, procs_files) {
+        let (attendant, attends) = Attendant::prepare().ok().unzip();
+        match job::start(&self.dir, &self.folder, &self.launch, &self.hello.instance, procs_files, attends) {
             Ok(started) => {
+                let attendant = attendant.ok_or(io::ErrorKind::Other.into()).and_then(Attendant::started);
+                self.attendant = attendant.unwrap_or_else(|error| {
+                    self.notes.say(format_args!("nobody can open sessions in the job: {error}"));
+                    Attendant::default()
+                });
                 if self.gives_up
                     && let Err(error) = sys::keep_only_kill()
                 {
@@ -299,6 +312,7 @@ impl Supervisor<'_> {
                 self.log.connect(started, Mask::of(self.launch.secrets.values().map(|value| &*value.0)));
             }
             Err(why) => {
+                attendant.and_then(|attendant| attendant.started().ok()).unwrap_or_default().end();
                 self.life.started_at = None;
                 self.over(End::NeverStarted(why));
             }
@@ -307,8 +321,11 @@ impl Supervisor<'_> {
 
     /// Gives the job mounts of its own, as far as the machine allows.
     fn hide(&mut self) {
-        let Some(tmp) = self.launch.tmp.as_ref().filter(|_| !self.launch.container) else { return };
-        for unmet in apart::hide(tmp) {
+        let view = self.launch.view.as_ref().filter(|view| view.state.is_none());
+        if self.launch.container || (self.launch.tmp.is_none() && view.is_none()) {
+            return;
+        }
+        for unmet in apart::hide(self.launch.tmp.as_deref(), view, self.launch.user.as_ref()) {
             self.notes.say(format_args!("not in effect: {unmet}"));
             self.life.limits_unmet.push(unmet);
         }
@@ -398,6 +415,7 @@ impl Supervisor<'_> {
         loop {
             match reap() {
                 Children::Ended(pid, status) => {
+                    self.attendant.reaped(pid);
                     if matches!(self.life.phase, Phase::Running { main, .. } if main == pid) {
                         self.main_ended(status);
                     }
@@ -432,6 +450,7 @@ impl Supervisor<'_> {
         let evidence = self.life.memory.as_ref().map(Memory::evidence);
         self.life.oom = evidence.and_then(|evidence| evidence.blames(status, killed_here));
         self.life.ended_at = Some(SystemClock.now());
+        self.attendant.end();
         self.life.phase = Phase::Clearing { status, look: None };
     }
 
@@ -524,7 +543,7 @@ impl Supervisor<'_> {
         loop {
             self.take_signals();
             let is_known = ordered || self.life.signaled.is_some();
-            let keeps_waiting = !ended_by_term && self.clients.is_watched();
+            let keeps_waiting = !ended_by_term && self.clients.is_connected();
             if is_known || keeps_waiting || Instant::now() >= end_of_wait {
                 return;
             }

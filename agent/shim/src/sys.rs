@@ -3,9 +3,12 @@
 //! Each function is safe to call: it takes owned or borrowed descriptors, passes no pointer that outlives
 //! the call, and what runs between fork and exec is async-signal-safe.
 
+use std::ffi::{CStr, CString};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use agent_model::ExitStatus;
@@ -15,6 +18,8 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 use nix::unistd::{Gid, Uid};
 
 use crate::record::User;
+use crate::session::TerminalSize;
+use crate::view::{self, View};
 
 /// A descriptor of the process that has this number now; it refers to that process for ever.
 pub fn pidfd_open(pid: i32) -> io::Result<OwnedFd> {
@@ -110,17 +115,112 @@ fn reset_signals() {
 /// Added to the error number when the job's control groups could not be entered, to tell it from an error
 /// of the program itself: only a number comes back from between fork and exec.
 const NOT_ENTERED: i32 = 1 << 16;
+/// The same for its view of the files.
+const NO_VIEW: i32 = 2 << 16;
 
-/// The error number of the failure to enter the job's control groups, if `error` is one.
-pub fn not_entered(error: &io::Error) -> Option<i32> {
-    error.raw_os_error().filter(|number| *number >= NOT_ENTERED).map(|number| number - NOT_ENTERED)
+fn told_as(step: i32, error: &io::Error) -> io::Error {
+    io::Error::from_raw_os_error(step + error.raw_os_error().unwrap_or(0))
+}
+
+/// The step before the program that failed, if `error` is of one, and its error number.
+pub fn failed_before(error: &io::Error) -> Option<(&'static str, i32)> {
+    match error.raw_os_error()? {
+        number @ NO_VIEW.. => Some(("give the job its own view of files", number - NO_VIEW)),
+        number @ NOT_ENTERED.. => Some(("enter the job's control groups", number - NOT_ENTERED)),
+        _ => None,
+    }
+}
+
+/// A program that is started beside the command of a job, in the same surroundings.
+#[derive(Debug)]
+pub struct Beside {
+    /// Its arguments, the first of which is its path.
+    pub argv: Vec<CString>,
+    /// All its variables.
+    pub env: Vec<CString>,
+    /// Its standard input, to which its number is written first.
+    pub socket: OwnedFd,
+}
+
+impl Beside {
+    /// Starts it as a child of whoever takes in orphans, so that the command has no child that it does not know.
+    /// Between fork and exec of a process of one thread. Without it the command runs as well.
+    fn start(&self) {
+        // SAFETY: one thread; the children use nothing that another one could have held.
+        match unsafe { nix::unistd::fork() } {
+            Ok(nix::unistd::ForkResult::Parent { child }) => {
+                let _ = nix::sys::wait::waitpid(child, None); // it ends at once
+            }
+            Ok(nix::unistd::ForkResult::Child) => {
+                // No signal to the group of the command reaches it.
+                let _ = nix::unistd::setsid();
+                // SAFETY: likewise.
+                if matches!(unsafe { nix::unistd::fork() }, Ok(nix::unistd::ForkResult::Child)) {
+                    let _ = self.execute();
+                }
+                // SAFETY: ends this process without running anything of it.
+                unsafe { libc::_exit(0) }
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn execute(&self) -> nix::Result<()> {
+        use nix::fcntl::{OFlag, open};
+        use nix::sys::stat::Mode;
+        let none = open(c"/dev/null", OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
+        nix::unistd::dup2_stdout(&none)?;
+        nix::unistd::dup2_stderr(&none)?;
+        nix::unistd::dup2_stdin(&self.socket)?;
+        nix::unistd::write(&self.socket, &std::process::id().to_ne_bytes())?;
+        let program = self.argv.first().map_or(c"", CString::as_c_str);
+        nix::unistd::execve::<&CStr, &CStr>(
+            program,
+            &self.argv.iter().map(CString::as_c_str).collect::<Vec<_>>(),
+            &self.env.iter().map(CString::as_c_str).collect::<Vec<_>>(),
+        )?;
+        Ok(())
+    }
+}
+
+/// Makes `command` lead a session of its own, whose terminal is its standard input if it has one.
+pub fn lead_session(command: &mut Command, terminal: bool) {
+    let prepare = move || {
+        nix::unistd::setsid()?;
+        // SAFETY: the argument is no pointer.
+        if terminal && unsafe { libc::ioctl(0, libc::TIOCSCTTY, 0) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // SAFETY: the closure makes system calls only.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// Tells a terminal its size.
+pub fn set_terminal_size(terminal: BorrowedFd<'_>, size: TerminalSize) -> io::Result<()> {
+    let size = libc::winsize { ws_row: size.rows, ws_col: size.columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the pointer is to a local of the right type.
+    match unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Makes `command` start as a job must: in the control groups of `procs_files`, in a session of its own, as `user`
 /// with its groups alone, with default signals, the usual file mode mask, no capability in any set, no way to gain
 /// privileges, and before the machine's own processes when the kernel must end one for want of memory. A job that
 /// runs as root on the machine itself keeps its capabilities.
-pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<OwnedFd>, container: bool) {
+/// If it has a view that it must enter itself, it does so, and then enters its working directory. What is started
+/// `beside` it has all of that, too.
+pub fn start_as_job(
+    command: &mut Command,
+    user: Option<User>,
+    procs_files: Vec<OwnedFd>,
+    container: bool,
+    view: Option<(View, PathBuf)>,
+    beside: Option<Beside>,
+) {
     let groups: Vec<Gid> =
         user.iter().flat_map(|user| &user.groups).map(|group| Gid::from_raw(*group)).collect();
     let user = user.map(|user| (Uid::from_raw(user.uid), Gid::from_raw(user.gid)));
@@ -130,8 +230,7 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<
         for file in &procs_files {
             // SAFETY: the pointer is to a constant of the stated length.
             if unsafe { libc::write(file.as_raw_fd(), c"0".as_ptr().cast(), 1) } != 1 {
-                let number = io::Error::last_os_error().raw_os_error().unwrap_or(0);
-                return Err(io::Error::from_raw_os_error(NOT_ENTERED + number));
+                return Err(told_as(NOT_ENTERED, &io::Error::last_os_error()));
             }
         }
         nix::unistd::setsid()?;
@@ -148,6 +247,9 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<
             nix::unistd::setresgid(gid, gid, gid)?;
             nix::unistd::setresuid(uid, uid, uid)?;
         }
+        if let Some((view, cwd)) = &view {
+            view::enter(view, cwd).map_err(|error| told_as(NO_VIEW, &error))?;
+        }
         nix::sys::prctl::set_no_new_privs()?;
         if gives_up {
             drop_capabilities()?;
@@ -155,9 +257,13 @@ pub fn start_as_job(command: &mut Command, user: Option<User>, procs_files: Vec<
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
         reset_signals();
         sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None)?;
+        if let Some(beside) = &beside {
+            beside.start();
+        }
         Ok(())
     };
-    // SAFETY: the closure makes system calls only: no allocation, no lock, no environment.
+    // SAFETY: the closure makes system calls only: no allocation, no lock, no environment. Entering a view allocates,
+    // which the child of a process of one thread may do.
     unsafe { command.pre_exec(prepare) };
 }
 
@@ -217,6 +323,9 @@ pub(crate) fn drop_capabilities() -> io::Result<()> {
 }
 
 /// Capabilities, one bit each.
+const CHOWN: u32 = 1 << 0;
+const DAC_OVERRIDE: u32 = 1 << 1;
+const FOWNER: u32 = 1 << 3;
 const KILL: u32 = 1 << 5;
 const SETGID: u32 = 1 << 6;
 const SETUID: u32 = 1 << 7;
@@ -229,6 +338,8 @@ const SYS_RESOURCE: u32 = 1 << 24;
 pub const IN_CONTAINER: u32 = KILL | SETGID | SETUID | SETPCAP;
 /// Those of one on the machine: also to mount, to see processes of others, and to be spared when memory runs out.
 pub const ON_MACHINE: u32 = IN_CONTAINER | SYS_PTRACE | SYS_ADMIN | SYS_RESOURCE;
+/// Those with which an overlay acts on the files of its layers; not in effect but for that.
+const IN_OVERLAY: u32 = CHOWN | DAC_OVERRIDE | FOWNER;
 
 /// Keeps only the capabilities to end the processes of others, and to see them where `/proc` hides them. A process
 /// without capabilities has nothing to give up.
@@ -241,15 +352,27 @@ pub fn keep_only_kill() -> io::Result<()> {
     set_capabilities(has & (KILL | SYS_PTRACE))
 }
 
-/// Becomes a user without its other groups, and keeps these capabilities, which only root can do. For a process of
-/// one thread. No process with fewer capabilities can inspect it, not even one of the same user.
+/// Becomes a user without its other groups, and keeps these capabilities, which only root can do; on the machine those
+/// of [`with_every_capability`] as well. For a process of one thread. No process with fewer capabilities can inspect it,
+/// not even one of the same user.
 pub fn become_with(uid: u32, gid: u32, keep: u32) -> io::Result<()> {
     nix::sys::prctl::set_keepcaps(true)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     nix::unistd::setgroups(&[])?;
     nix::unistd::setresgid(gid, gid, gid)?;
     nix::unistd::setresuid(uid, uid, uid)?;
-    set_capabilities(keep & capabilities_permitted()?)
+    let permitted = capabilities_permitted()?;
+    let reserve = if keep & SYS_ADMIN == 0 { 0 } else { IN_OVERLAY };
+    set_capability_sets(keep & permitted, (keep | reserve) & permitted)
+}
+
+/// Runs `act` with all capabilities in effect that this process may have. For a process of one thread.
+pub(crate) fn with_every_capability<T>(act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let (usual, permitted) = (capabilities()?, capabilities_permitted()?);
+    set_capability_sets(permitted, permitted)?;
+    let done = act();
+    set_capability_sets(usual, permitted)?;
+    done
 }
 
 /// The capabilities in effect, the lower 32.
@@ -273,12 +396,108 @@ fn capability_sets() -> io::Result<[u32; 6]> {
 }
 
 fn set_capabilities(wanted: u32) -> io::Result<()> {
+    set_capability_sets(wanted, wanted)
+}
+
+fn set_capability_sets(effective: u32, permitted: u32) -> io::Result<()> {
     let header = [VERSION_3, 0];
-    let sets = [wanted, wanted, 0, 0, 0, 0_u32];
+    let sets = [effective, permitted, 0, 0, 0, 0_u32];
     // SAFETY: the pointers are to locals of the sizes that version 3 of the call reads: a version and a process
     // number, and twice three sets of 32.
     let result = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Mounts a directory over itself in which the files of one user and group are those of `user`, who has the group of
+/// the same number. For a process of one thread.
+pub(crate) fn show_as(dir: &Path, (uid, gid): (u32, u32), user: u32) -> io::Result<()> {
+    let names = user_namespace(&format!("{uid} {user} 1"), &format!("{gid} {user} 1"))?;
+    let path = CString::new(dir.as_os_str().as_bytes())?;
+    let flags = libc::OPEN_TREE_CLONE | libc::O_CLOEXEC as u32;
+    // SAFETY: the pointer is to a string that lives as long as the call; a result is a descriptor of nobody else.
+    let tree =
+        unsafe { descriptor(libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, path.as_ptr(), flags))? };
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: names.as_raw_fd() as u64,
+    };
+    let size = size_of::<libc::mount_attr>();
+    let empty = libc::AT_EMPTY_PATH;
+    // SAFETY: the pointers are to locals, of the size that is passed, and to constants.
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            empty,
+            &raw const attributes,
+            size,
+        )
+    };
+    if set < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let (from, to, flags) = (tree.as_raw_fd(), path.as_ptr(), libc::MOVE_MOUNT_F_EMPTY_PATH);
+    // SAFETY: the pointers are to a constant and to a string that lives as long as the call.
+    let moved = unsafe { libc::syscall(libc::SYS_move_mount, from, c"".as_ptr(), libc::AT_FDCWD, to, flags) };
+    if moved < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A user namespace with these users and groups, without a process.
+fn user_namespace(users: &str, groups: &str) -> io::Result<std::fs::File> {
+    let flags = libc::CLONE_NEWUSER | libc::SIGCHLD;
+    // SAFETY: like a fork of a process of one thread; the child only waits for its end.
+    let child = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) } as i32;
+    match child {
+        0 => loop {
+            nix::unistd::pause();
+        },
+        ..0 => return Err(io::Error::last_os_error()),
+        _ => {}
+    }
+    let proc = format!("/proc/{child}");
+    let made = std::fs::write(format!("{proc}/uid_map"), users)
+        .and_then(|()| std::fs::write(format!("{proc}/gid_map"), groups))
+        .and_then(|()| std::fs::File::open(format!("{proc}/ns/user")));
+    let pid = nix::unistd::Pid::from_raw(child);
+    let _ = nix::sys::signal::kill(pid, Signal::SIGKILL);
+    let _ = nix::sys::wait::waitpid(pid, None);
+    made
+}
+
+/// From here on this process and its children send signals only among themselves, from Linux 6.12 on.
+pub(crate) fn confine_signals() {
+    /// `struct landlock_ruleset_attr`: the accesses of files and of the network that are governed, and scopes.
+    const SIGNALS: [u64; 3] = [0, 0, 1 << 1];
+    let _ = nix::sys::prctl::set_no_new_privs();
+    // SAFETY: the pointer is to a constant of the size that is passed; a result is a descriptor of nobody else.
+    let rules = unsafe {
+        descriptor(libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            SIGNALS.as_ptr(),
+            size_of_val(&SIGNALS),
+            0,
+        ))
+    };
+    if let Ok(rules) = rules {
+        // SAFETY: no pointer is passed.
+        unsafe { libc::syscall(libc::SYS_landlock_restrict_self, rules.as_raw_fd(), 0) };
+    }
+}
+
+/// The new descriptor that a system call returned.
+///
+/// # Safety
+/// If it is one, nobody else may own it.
+unsafe fn descriptor(result: libc::c_long) -> io::Result<OwnedFd> {
+    // SAFETY: as this function demands.
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(unsafe { OwnedFd::from_raw_fd(result as i32) })
+    }
 }
 
 /// Offers this process to the memory killer before logins and services: a job that takes all memory, a fork

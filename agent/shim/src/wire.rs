@@ -44,6 +44,9 @@ pub enum Request {
     },
     /// Send progress until the end.
     Watch,
+    /// Hand this connection over to the attendant of the job. Sent alone: what follows the answer is the attendant's
+    /// ([`crate::session`]). A shim of an earlier release refuses what it does not understand.
+    Session,
 }
 
 /// A message of a shim.
@@ -70,6 +73,8 @@ pub enum Event {
         /// Until when the job may run now.
         until_ms: u64,
     },
+    /// `session` was received; the next byte is for the attendant.
+    Attached,
     /// How far the job has come.
     Progress(Progress),
     /// The request was not understood, or cannot be fulfilled.
@@ -133,6 +138,7 @@ mod tests {
         let progress = Event::Progress(Progress { log_bytes: 1, tracking_bytes: 2 });
         assert_eq!(progress.to_line(), "{\"event\":\"progress\",\"log_bytes\":1,\"tracking_bytes\":2}\n");
         assert_eq!(Request::Go.to_line(), "{\"verb\":\"go\"}\n");
+        assert_eq!(Request::Session.to_line(), "{\"verb\":\"session\"}\n");
         let renew = Request::Renew { until_ms: 60_000 };
         assert_eq!(renew.to_line(), "{\"verb\":\"renew\",\"until_ms\":60000}\n");
         let stop = Request::stop(Duration::from_secs(1), "canceled by\nuid 7");

@@ -29,7 +29,7 @@ mod wire;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::OnceLock;
@@ -121,11 +121,15 @@ pub fn copy(base: &Path, below: &Path, to: &Path, most: u64) -> io::Result<Vec<P
     }
 }
 
-/// Removes a tree, whichever users own its files. A tree that does not exist is no error.
+/// Removes a tree, whichever users own its files, also if some of its directories are closed. A tree that does not exist
+/// is no error.
 pub fn remove_tree(path: &Path) -> io::Result<()> {
     let removed = match std::fs::remove_dir_all(path) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && has_helper() => {
-            take(path, None)?;
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            if has_helper() {
+                take(path, None)?;
+            }
+            open_directories(path)?;
             std::fs::remove_dir_all(path)
         }
         removed => removed,
@@ -134,6 +138,24 @@ pub fn remove_tree(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Gives this user all rights for its own directories of a tree.
+fn open_directories(path: &Path) -> io::Result<()> {
+    let mut left = vec![path.to_owned()];
+    while let Some(directory) = left.pop() {
+        let mode = directory.symlink_metadata()?.permissions().mode();
+        if mode & 0o700 != 0o700 {
+            std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(mode | 0o700))?;
+        }
+        for entry in directory.read_dir()? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                left.push(entry.path());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Kills the processes that are in the groups or bear the mark, until none is left or the time is over. Returns how

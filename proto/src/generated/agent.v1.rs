@@ -1159,6 +1159,175 @@ pub struct RemoveSecretRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveSecretResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Asset {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "3")]
+    pub labels: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Never a literal.
+    #[prost(message, optional, tag = "4")]
+    pub data: ::core::option::Option<Input>,
+    #[prost(string, tag = "5")]
+    pub description: ::prost::alloc::string::String,
+    /// As `Job.owner`.
+    #[prost(string, tag = "6")]
+    pub owner: ::prost::alloc::string::String,
+    #[prost(bool, tag = "7")]
+    pub visible_to_all: bool,
+    #[prost(uint64, tag = "8")]
+    pub added_ms: u64,
+    #[prost(bool, tag = "9")]
+    pub archived: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AddAssetRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Empty: the next number.
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "3")]
+    pub labels: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "4")]
+    pub data: ::core::option::Option<Input>,
+    #[prost(string, tag = "5")]
+    pub description: ::prost::alloc::string::String,
+    #[prost(bool, tag = "6")]
+    pub visible_to_all: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListAssetsRequest {
+    /// Empty: all.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListAssetsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub assets: ::prost::alloc::vec::Vec<Asset>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ChangeAssetRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Empty: every version.
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+    /// archive, restore or remove.
+    #[prost(string, tag = "3")]
+    pub want: ::prost::alloc::string::String,
+}
+/// From whoever opened a session.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionInput {
+    /// The job; in the first message alone, like the next two.
+    #[prost(string, tag = "1")]
+    pub job: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub rank: u32,
+    #[prost(message, optional, tag = "3")]
+    pub open: ::core::option::Option<SessionOpen>,
+    /// The replica, `job.epoch.rank`, which the controller adds for the node.
+    #[prost(string, tag = "4")]
+    pub replica: ::prost::alloc::string::String,
+    #[prost(oneof = "session_input::More", tags = "5, 6, 7, 8")]
+    pub more: ::core::option::Option<session_input::More>,
+}
+/// Nested message and enum types in `SessionInput`.
+pub mod session_input {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum More {
+        #[prost(bytes, tag = "5")]
+        Data(::prost::alloc::vec::Vec<u8>),
+        /// No more data follows.
+        #[prost(message, tag = "6")]
+        EndOfData(super::SessionEof),
+        /// The terminal has another size now.
+        #[prost(message, tag = "7")]
+        Size(super::SessionSize),
+        /// A signal for the command and what it started, by its number.
+        #[prost(uint32, tag = "8")]
+        Signal(u32),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionOpen {
+    #[prost(oneof = "session_open::To", tags = "1, 2")]
+    pub to: ::core::option::Option<session_open::To>,
+}
+/// Nested message and enum types in `SessionOpen`.
+pub mod session_open {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum To {
+        #[prost(message, tag = "1")]
+        Command(super::SessionCommand),
+        /// A port of loopback, as the job sees it.
+        #[prost(uint32, tag = "2")]
+        Port(u32),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionCommand {
+    /// The program and its arguments.
+    #[prost(string, repeated, tag = "1")]
+    pub argv: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// It gets a terminal of this size; otherwise pipes.
+    #[prost(message, optional, tag = "2")]
+    pub terminal: ::core::option::Option<SessionSize>,
+    /// The kind of the terminal, for the variable TERM.
+    #[prost(string, tag = "3")]
+    pub term: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionSize {
+    #[prost(uint32, tag = "1")]
+    pub rows: u32,
+    #[prost(uint32, tag = "2")]
+    pub columns: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionEof {}
+/// From the job.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionOutput {
+    /// The node that offers to serve a session; in its first message alone.
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    #[prost(oneof = "session_output::More", tags = "2, 3, 4, 5, 6")]
+    pub more: ::core::option::Option<session_output::More>,
+}
+/// Nested message and enum types in `SessionOutput`.
+pub mod session_output {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum More {
+        /// The command was started, or the connection is open.
+        #[prost(message, tag = "2")]
+        Ready(super::SessionReady),
+        /// Standard output, the terminal, or the port.
+        #[prost(bytes, tag = "3")]
+        Out(::prost::alloc::vec::Vec<u8>),
+        /// Standard error.
+        #[prost(bytes, tag = "4")]
+        Err(::prost::alloc::vec::Vec<u8>),
+        #[prost(message, tag = "5")]
+        End(super::SessionEnd),
+        /// It could not be opened.
+        #[prost(message, tag = "6")]
+        Failed(super::Fault),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionReady {}
+/// How the command ended; of a connection, that the other side closed it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SessionEnd {
+    /// Its exit code, or 128 and the number of the signal that ended it.
+    #[prost(uint32, tag = "1")]
+    pub code: u32,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SubmitRequest {
     /// Chosen at random by the client, so that a repeated call submits once.
@@ -1174,6 +1343,9 @@ pub struct SubmitRequest {
 pub struct SubmitResponse {
     #[prost(string, tag = "1")]
     pub job: ::prost::alloc::string::String,
+    /// What has another effect here than the job may expect, for people.
+    #[prost(string, repeated, tag = "2")]
+    pub notes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetJobRequest {
@@ -1354,6 +1526,45 @@ pub struct JobSpec {
     /// Jobs that must have ended before it may start.
     #[prost(message, repeated, tag = "20")]
     pub predecessors: ::prost::alloc::vec::Vec<Predecessor>,
+    /// What can be opened in it while it runs.
+    #[prost(map = "string, message", tag = "21")]
+    pub services: ::std::collections::HashMap<::prost::alloc::string::String, Service>,
+    /// An attempt finds in ./outputs what the one before left there.
+    #[prost(bool, tag = "22")]
+    pub resume_outputs: bool,
+    /// What that is. The controller writes it; what a client writes counts for nothing.
+    #[prost(message, optional, tag = "23")]
+    pub resumes: ::core::option::Option<LeftOutputs>,
+    /// The pool that it names. It has no effect where there are no pools.
+    #[prost(string, tag = "24")]
+    pub compute: ::prost::alloc::string::String,
+}
+/// What an attempt left, for the one after it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LeftOutputs {
+    #[prost(uint64, tag = "1")]
+    pub attempt: u64,
+    #[prost(message, optional, tag = "2")]
+    pub artifacts: ::core::option::Option<Artifacts>,
+    /// The attempt went on after that, and nothing later is stored.
+    #[prost(bool, tag = "3")]
+    pub is_earlier: bool,
+}
+/// Something in a job that a person can open while it runs.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Service {
+    /// tensor_board, jupyter_lab, vs_code, ssh or custom.
+    #[prost(string, tag = "1")]
+    pub r#type: ::prost::alloc::string::String,
+    /// Where it listens, of loopback; 0: nobody said.
+    #[prost(uint32, tag = "2")]
+    pub port: u32,
+    /// The folder of the logs that are shown.
+    #[prost(string, tag = "3")]
+    pub log_dir: ::prost::alloc::string::String,
+    /// The rank that it runs in.
+    #[prost(uint32, tag = "4")]
+    pub rank: u32,
 }
 /// A job that another one comes after.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1585,6 +1796,17 @@ pub struct Outcome {
     /// What it took of its machine, if it ran.
     #[prost(message, optional, tag = "9")]
     pub usage: ::core::option::Option<Usage>,
+    /// What it ran in, if it ran.
+    #[prost(message, optional, tag = "10")]
+    pub environment: ::core::option::Option<UsedEnvironment>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UsedEnvironment {
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// Digest of the list of its packages, `hash/size`; empty for none.
+    #[prost(string, tag = "2")]
+    pub lock: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Usage {
@@ -2098,6 +2320,435 @@ pub mod secrets_server {
     }
 }
 /// Generated client implementations.
+pub mod assets_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Data that users give names to.
+    #[derive(Debug, Clone)]
+    pub struct AssetsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> AssetsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> AssetsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            AssetsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Gives a name to data, as a version that is never changed.
+        pub async fn add(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AddAssetRequest>,
+        ) -> std::result::Result<tonic::Response<super::Asset>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Assets/Add");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Assets", "Add"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// What the caller may read.
+        pub async fn list(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListAssetsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAssetsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Assets/List");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Assets", "List"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Archives, restores or removes one of the caller's own; one that is not there is an error.
+        pub async fn change(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ChangeAssetRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAssetsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Assets/Change");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Assets", "Change"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod assets_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with AssetsServer.
+    #[async_trait]
+    pub trait Assets: std::marker::Send + std::marker::Sync + 'static {
+        /// Gives a name to data, as a version that is never changed.
+        async fn add(
+            &self,
+            request: tonic::Request<super::AddAssetRequest>,
+        ) -> std::result::Result<tonic::Response<super::Asset>, tonic::Status>;
+        /// What the caller may read.
+        async fn list(
+            &self,
+            request: tonic::Request<super::ListAssetsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAssetsResponse>,
+            tonic::Status,
+        >;
+        /// Archives, restores or removes one of the caller's own; one that is not there is an error.
+        async fn change(
+            &self,
+            request: tonic::Request<super::ChangeAssetRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListAssetsResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Data that users give names to.
+    #[derive(Debug)]
+    pub struct AssetsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> AssetsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for AssetsServer<T>
+    where
+        T: Assets,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/agent.v1.Assets/Add" => {
+                    #[allow(non_camel_case_types)]
+                    struct AddSvc<T: Assets>(pub Arc<T>);
+                    impl<T: Assets> tonic::server::UnaryService<super::AddAssetRequest>
+                    for AddSvc<T> {
+                        type Response = super::Asset;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AddAssetRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Assets>::add(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AddSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Assets/List" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSvc<T: Assets>(pub Arc<T>);
+                    impl<T: Assets> tonic::server::UnaryService<super::ListAssetsRequest>
+                    for ListSvc<T> {
+                        type Response = super::ListAssetsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListAssetsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Assets>::list(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Assets/Change" => {
+                    #[allow(non_camel_case_types)]
+                    struct ChangeSvc<T: Assets>(pub Arc<T>);
+                    impl<
+                        T: Assets,
+                    > tonic::server::UnaryService<super::ChangeAssetRequest>
+                    for ChangeSvc<T> {
+                        type Response = super::ListAssetsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ChangeAssetRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Assets>::change(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ChangeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for AssetsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "agent.v1.Assets";
+    impl<T> tonic::server::NamedService for AssetsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
 pub mod jobs_client {
     #![allow(
         unused_variables,
@@ -2344,6 +2995,29 @@ pub mod jobs_client {
             req.extensions_mut().insert(GrpcMethod::new("agent.v1.Jobs", "History"));
             self.inner.unary(req, path, codec).await
         }
+        /// A command in a job that runs, or a connection to one of its ports. Ends when either side ends it; the end of the
+        /// connection ends what was started.
+        pub async fn session(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::SessionInput>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::SessionOutput>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Jobs/Session");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Jobs", "Session"));
+            self.inner.streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2413,6 +3087,18 @@ pub mod jobs_server {
             &self,
             request: tonic::Request<super::GetJobRequest>,
         ) -> std::result::Result<tonic::Response<super::HistoryResponse>, tonic::Status>;
+        /// Server streaming response type for the Session method.
+        type SessionStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::SessionOutput, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// A command in a job that runs, or a connection to one of its ports. Ends when either side ends it; the end of the
+        /// connection ends what was started.
+        async fn session(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::SessionInput>>,
+        ) -> std::result::Result<tonic::Response<Self::SessionStream>, tonic::Status>;
     }
     /// What clients ask of a controller.
     #[derive(Debug)]
@@ -2838,6 +3524,52 @@ pub mod jobs_server {
                     };
                     Box::pin(fut)
                 }
+                "/agent.v1.Jobs/Session" => {
+                    #[allow(non_camel_case_types)]
+                    struct SessionSvc<T: Jobs>(pub Arc<T>);
+                    impl<T: Jobs> tonic::server::StreamingService<super::SessionInput>
+                    for SessionSvc<T> {
+                        type Response = super::SessionOutput;
+                        type ResponseStream = T::SessionStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::SessionInput>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Jobs>::session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 _ => {
                     Box::pin(async move {
                         let mut response = http::Response::new(
@@ -2878,6 +3610,42 @@ pub mod jobs_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetTunnelKeyRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetTunnelKeyResponse {
+    /// As a line of OpenSSH: `ssh-ed25519 AAAA...`.
+    #[prost(string, tag = "1")]
+    pub public_key: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepTunnelRequest {
+    /// The node that the host is, or becomes.
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// The address of its SSH server, as the controller reaches it, and the user there.
+    #[prost(string, tag = "2")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub port: u32,
+    #[prost(string, tag = "4")]
+    pub user: ::prost::alloc::string::String,
+    /// The key that it must show, as a line of OpenSSH.
+    #[prost(string, tag = "5")]
+    pub host_key: ::prost::alloc::string::String,
+    /// The port of its loopback that leads to the controller.
+    #[prost(uint32, tag = "6")]
+    pub listens: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepTunnelResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropTunnelRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropTunnelResponse {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CollectBlobsRequest {
     /// Everything that may go, not only as much as is too much.
@@ -2946,6 +3714,20 @@ pub struct SetEligibilityRequest {
     /// drain, cordon or uncordon.
     #[prost(string, tag = "2")]
     pub want: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PreemptRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// From now on.
+    #[prost(uint64, tag = "2")]
+    pub in_ms: u64,
+    /// For people; empty: who asked.
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+    /// It will not be taken away: withdraws what an operator said before.
+    #[prost(bool, tag = "4")]
+    pub withdraw: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ManageEnvironmentRequest {
@@ -3069,6 +3851,32 @@ pub struct Node {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// How the controller makes itself reachable for it, where it does.
+    #[prost(message, optional, tag = "9")]
+    pub tunnel: ::core::option::Option<Tunnel>,
+    /// It will be taken away; nothing is placed there any more.
+    #[prost(message, optional, tag = "10")]
+    pub preemption: ::core::option::Option<Preemption>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Preemption {
+    #[prost(uint64, tag = "1")]
+    pub deadline_ms: u64,
+    /// For people.
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// An SSH connection of the controller to a node, by which the node reaches the controller.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Tunnel {
+    /// Whom it logs in as, and where: `root@gpu-1`.
+    #[prost(string, tag = "1")]
+    pub through: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub up: bool,
+    /// Why it is not up.
+    #[prost(string, tag = "3")]
+    pub why: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Inventory {
@@ -3314,6 +4122,25 @@ pub mod nodes_client {
                 .insert(GrpcMethod::new("agent.v1.Nodes", "SetEligibility"));
             self.inner.unary(req, path, codec).await
         }
+        /// Takes the word of an operator that a machine will be taken away, or that it will not. Answered when it is on disk.
+        pub async fn preempt(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PreemptRequest>,
+        ) -> std::result::Result<tonic::Response<super::Node>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Nodes/Preempt");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "Preempt"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Takes the word of an operator that a silent node is gone for good: nothing it ran runs any more. Its jobs
         /// end or start anew elsewhere. Refused for a node that answers.
         pub async fn declare_lost(
@@ -3443,6 +4270,80 @@ pub mod nodes_client {
             req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "CheckBlobs"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// The key with which the controller logs in to hosts that cannot connect to it.
+        pub async fn get_tunnel_key(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetTunnelKeyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetTunnelKeyResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/GetTunnelKey",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Nodes", "GetTunnelKey"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Logs in to a host and keeps that connection, by which the host reaches the controller. Answered when it is open;
+        /// when it cannot be opened, refused, and nothing is kept. Repeating it changes nothing.
+        pub async fn keep_tunnel(
+            &mut self,
+            request: impl tonic::IntoRequest<super::KeepTunnelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KeepTunnelResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/KeepTunnel",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "KeepTunnel"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Ends that. Removing a node does so too.
+        pub async fn drop_tunnel(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DropTunnelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DropTunnelResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Nodes/DropTunnel",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "DropTunnel"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -3470,6 +4371,11 @@ pub mod nodes_server {
         async fn set_eligibility(
             &self,
             request: tonic::Request<super::SetEligibilityRequest>,
+        ) -> std::result::Result<tonic::Response<super::Node>, tonic::Status>;
+        /// Takes the word of an operator that a machine will be taken away, or that it will not. Answered when it is on disk.
+        async fn preempt(
+            &self,
+            request: tonic::Request<super::PreemptRequest>,
         ) -> std::result::Result<tonic::Response<super::Node>, tonic::Status>;
         /// Takes the word of an operator that a silent node is gone for good: nothing it ran runs any more. Its jobs
         /// end or start anew elsewhere. Refused for a node that answers.
@@ -3525,6 +4431,31 @@ pub mod nodes_server {
             &self,
             request: tonic::Request<super::CheckBlobsRequest>,
         ) -> std::result::Result<tonic::Response<Self::CheckBlobsStream>, tonic::Status>;
+        /// The key with which the controller logs in to hosts that cannot connect to it.
+        async fn get_tunnel_key(
+            &self,
+            request: tonic::Request<super::GetTunnelKeyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetTunnelKeyResponse>,
+            tonic::Status,
+        >;
+        /// Logs in to a host and keeps that connection, by which the host reaches the controller. Answered when it is open;
+        /// when it cannot be opened, refused, and nothing is kept. Repeating it changes nothing.
+        async fn keep_tunnel(
+            &self,
+            request: tonic::Request<super::KeepTunnelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::KeepTunnelResponse>,
+            tonic::Status,
+        >;
+        /// Ends that. Removing a node does so too.
+        async fn drop_tunnel(
+            &self,
+            request: tonic::Request<super::DropTunnelRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DropTunnelResponse>,
+            tonic::Status,
+        >;
     }
     /// What clients ask about the machines of a controller.
     #[derive(Debug)]
@@ -3676,6 +4607,49 @@ pub mod nodes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = SetEligibilitySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/Preempt" => {
+                    #[allow(non_camel_case_types)]
+                    struct PreemptSvc<T: Nodes>(pub Arc<T>);
+                    impl<T: Nodes> tonic::server::UnaryService<super::PreemptRequest>
+                    for PreemptSvc<T> {
+                        type Response = super::Node;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PreemptRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::preempt(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PreemptSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -3916,6 +4890,137 @@ pub mod nodes_server {
                     };
                     Box::pin(fut)
                 }
+                "/agent.v1.Nodes/GetTunnelKey" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetTunnelKeySvc<T: Nodes>(pub Arc<T>);
+                    impl<
+                        T: Nodes,
+                    > tonic::server::UnaryService<super::GetTunnelKeyRequest>
+                    for GetTunnelKeySvc<T> {
+                        type Response = super::GetTunnelKeyResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetTunnelKeyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::get_tunnel_key(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetTunnelKeySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/KeepTunnel" => {
+                    #[allow(non_camel_case_types)]
+                    struct KeepTunnelSvc<T: Nodes>(pub Arc<T>);
+                    impl<T: Nodes> tonic::server::UnaryService<super::KeepTunnelRequest>
+                    for KeepTunnelSvc<T> {
+                        type Response = super::KeepTunnelResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::KeepTunnelRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::keep_tunnel(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = KeepTunnelSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/DropTunnel" => {
+                    #[allow(non_camel_case_types)]
+                    struct DropTunnelSvc<T: Nodes>(pub Arc<T>);
+                    impl<T: Nodes> tonic::server::UnaryService<super::DropTunnelRequest>
+                    for DropTunnelSvc<T> {
+                        type Response = super::DropTunnelResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DropTunnelRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::drop_tunnel(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DropTunnelSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 _ => {
                     Box::pin(async move {
                         let mut response = http::Response::new(
@@ -3953,6 +5058,552 @@ pub mod nodes_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "agent.v1.Nodes";
     impl<T> tonic::server::NamedService for NodesServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetPoolRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The pool must be new; otherwise it must exist.
+    #[prost(bool, tag = "2")]
+    pub create: bool,
+    /// The name of a provider in the controller's configuration.
+    #[prost(string, optional, tag = "3")]
+    pub provider: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(uint32, optional, tag = "4")]
+    pub min: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "5")]
+    pub max: ::core::option::Option<u32>,
+    /// How long a machine may be idle before it is removed.
+    #[prost(message, optional, tag = "6")]
+    pub idle: ::core::option::Option<::prost_types::Duration>,
+    /// dedicated or low: whether its machines may be taken away by their provider.
+    #[prost(string, optional, tag = "7")]
+    pub priority: ::core::option::Option<::prost::alloc::string::String>,
+    /// Labels of its machines, beside `pool=NAME`. All of them, if `change_labels`.
+    #[prost(map = "string, string", tag = "8")]
+    pub labels: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(bool, tag = "9")]
+    pub change_labels: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListPoolsRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListPoolsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub pools: ::prost::alloc::vec::Vec<Pool>,
+    /// The providers that the controller's configuration names.
+    #[prost(string, repeated, tag = "2")]
+    pub providers: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeletePoolRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeletePoolResponse {
+    /// The machines that are still to be removed.
+    #[prost(string, repeated, tag = "1")]
+    pub machines: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Pool {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub provider: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub min: u32,
+    #[prost(uint32, tag = "4")]
+    pub max: u32,
+    #[prost(message, optional, tag = "5")]
+    pub idle: ::core::option::Option<::prost_types::Duration>,
+    #[prost(string, tag = "6")]
+    pub priority: ::prost::alloc::string::String,
+    #[prost(map = "string, string", tag = "7")]
+    pub labels: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(uint64, tag = "8")]
+    pub created_ms: u64,
+    #[prost(uint64, tag = "9")]
+    pub modified_ms: u64,
+    #[prost(bool, tag = "10")]
+    pub deleting: bool,
+    #[prost(message, repeated, tag = "11")]
+    pub machines: ::prost::alloc::vec::Vec<PoolMachine>,
+    /// How many machines it would have now.
+    #[prost(uint32, tag = "12")]
+    pub target: u32,
+    /// Since when the target is what it is; 0: since the controller started.
+    #[prost(uint64, tag = "13")]
+    pub target_since_ms: u64,
+    /// The last failure of its provider, if it failed last.
+    #[prost(message, optional, tag = "14")]
+    pub failure: ::core::option::Option<PoolFailure>,
+    /// What the provider has, and the controller did not ask for, by the provider's names.
+    #[prost(string, repeated, tag = "15")]
+    pub orphans: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PoolFailure {
+    #[prost(string, tag = "1")]
+    pub what: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub at_ms: u64,
+    /// When it is tried again.
+    #[prost(uint64, tag = "3")]
+    pub again_ms: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PoolMachine {
+    /// The name of its node.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The provider's name for it; empty before there is one.
+    #[prost(string, tag = "2")]
+    pub id: ::prost::alloc::string::String,
+    /// asked, created, joined, leaving or deleting.
+    #[prost(string, tag = "3")]
+    pub step: ::prost::alloc::string::String,
+    /// Since when.
+    #[prost(uint64, tag = "4")]
+    pub since_ms: u64,
+    /// idle, running, preparing, unusable, leaving or preempted.
+    #[prost(string, tag = "5")]
+    pub state: ::prost::alloc::string::String,
+    /// What it waits for, for people.
+    #[prost(string, tag = "6")]
+    pub detail: ::prost::alloc::string::String,
+}
+/// Generated client implementations.
+pub mod pools_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Pools: machines that are made when jobs wait for them, and removed when they are idle.
+    #[derive(Debug, Clone)]
+    pub struct PoolsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl<T> PoolsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> PoolsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            PoolsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Makes a pool, or changes one. What is absent keeps its value, or gets the default of a new pool.
+        pub async fn set(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetPoolRequest>,
+        ) -> std::result::Result<tonic::Response<super::Pool>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Pools/Set");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Pools", "Set"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn list(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListPoolsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListPoolsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Pools/List");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Pools", "List"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Its machines are removed as they become empty, then the pool is.
+        pub async fn delete(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeletePoolRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeletePoolResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Pools/Delete");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Pools", "Delete"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod pools_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with PoolsServer.
+    #[async_trait]
+    pub trait Pools: std::marker::Send + std::marker::Sync + 'static {
+        /// Makes a pool, or changes one. What is absent keeps its value, or gets the default of a new pool.
+        async fn set(
+            &self,
+            request: tonic::Request<super::SetPoolRequest>,
+        ) -> std::result::Result<tonic::Response<super::Pool>, tonic::Status>;
+        async fn list(
+            &self,
+            request: tonic::Request<super::ListPoolsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListPoolsResponse>,
+            tonic::Status,
+        >;
+        /// Its machines are removed as they become empty, then the pool is.
+        async fn delete(
+            &self,
+            request: tonic::Request<super::DeletePoolRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeletePoolResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Pools: machines that are made when jobs wait for them, and removed when they are idle.
+    #[derive(Debug)]
+    pub struct PoolsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> PoolsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for PoolsServer<T>
+    where
+        T: Pools,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/agent.v1.Pools/Set" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetSvc<T: Pools>(pub Arc<T>);
+                    impl<T: Pools> tonic::server::UnaryService<super::SetPoolRequest>
+                    for SetSvc<T> {
+                        type Response = super::Pool;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetPoolRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pools>::set(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Pools/List" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSvc<T: Pools>(pub Arc<T>);
+                    impl<T: Pools> tonic::server::UnaryService<super::ListPoolsRequest>
+                    for ListSvc<T> {
+                        type Response = super::ListPoolsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListPoolsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pools>::list(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Pools/Delete" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteSvc<T: Pools>(pub Arc<T>);
+                    impl<T: Pools> tonic::server::UnaryService<super::DeletePoolRequest>
+                    for DeleteSvc<T> {
+                        type Response = super::DeletePoolResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeletePoolRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Pools>::delete(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for PoolsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "agent.v1.Pools";
+    impl<T> tonic::server::NamedService for PoolsServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
@@ -4536,6 +6187,19 @@ pub struct NodeReport {
     /// only if this is the node's present life: then the report was made in it, and is no copy of before.
     #[prost(uint64, tag = "10")]
     pub obeyed_controller_epoch: u64,
+    /// What the machine's provider said: it will be taken away. Absent: nothing, or that was withdrawn.
+    #[prost(message, optional, tag = "11")]
+    pub preemption: ::core::option::Option<PreemptionNotice>,
+}
+/// A machine will be taken away.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PreemptionNotice {
+    /// When, in milliseconds of the node's boot time.
+    #[prost(uint64, tag = "1")]
+    pub until_ms: u64,
+    /// For people.
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HeldReplica {
@@ -4560,6 +6224,10 @@ pub struct HeldReplica {
     /// Of a rank of a gang, from when it could start.
     #[prost(message, optional, tag = "7")]
     pub ready: ::core::option::Option<RankReady>,
+    /// It ends because the machine will be taken away, whatever becomes of that: by the time of the notice none of its
+    /// processes is left.
+    #[prost(bool, tag = "8")]
+    pub preempted: bool,
 }
 /// A rank of a gang that could start, or has.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4638,6 +6306,9 @@ pub struct NodeOrders {
     /// Replicas that run, whose outputs so far should be copied and stored. Repeated likewise.
     #[prost(string, repeated, tag = "8")]
     pub running_outputs: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// What an operator said: the machine will be taken away. Repeated as long as it holds.
+    #[prost(message, optional, tag = "9")]
+    pub preemption: ::core::option::Option<PreemptionNotice>,
 }
 /// What is wanted of an environment that the node keeps. Repeated until the node's inventory shows it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4743,6 +6414,50 @@ pub struct ReadSecretsResponse {
         ::prost::alloc::string::String,
     >,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FindPeerRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// The digest of the root, `hash/size`.
+    #[prost(string, tag = "2")]
+    pub tree: ::prost::alloc::string::String,
+    /// Where this node serves what it has, `address:port`; empty: nowhere.
+    #[prost(string, tag = "3")]
+    pub address: ::prost::alloc::string::String,
+    /// Nodes it does not want to ask.
+    #[prost(message, repeated, tag = "4")]
+    pub failed: ::prost::alloc::vec::Vec<FailedPeer>,
+    /// It has all of the tree, or gave up; no node is named in the answer.
+    #[prost(bool, tag = "5")]
+    pub over: bool,
+}
+/// A node that did not serve another one well.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FailedPeer {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// What it did, for people; empty: an earlier call said so.
+    #[prost(string, tag = "2")]
+    pub what: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindPeerResponse {
+    /// Empty: nobody, ask the store.
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub address: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdmitPeerRequest {
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// The subject of the certificate of the node that connected.
+    #[prost(string, tag = "2")]
+    pub subject: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdmitPeerResponse {}
 /// Generated client implementations.
 pub mod worker_client {
     #![allow(
@@ -4924,6 +6639,77 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("agent.v1.Worker", "ReadSecrets"));
             self.inner.unary(req, path, codec).await
         }
+        /// Which other node to ask for the blobs of a tree. A node repeats it when that one failed, and when it has the tree.
+        pub async fn find_peer(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindPeerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindPeerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Worker/FindPeer");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Worker", "FindPeer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Whether a node that connected to this one belongs to the controller now; otherwise the fault NET-103.
+        pub async fn admit_peer(
+            &mut self,
+            request: impl tonic::IntoRequest<super::AdmitPeerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AdmitPeerResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Worker/AdmitPeer",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Worker", "AdmitPeer"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Offers to serve one session. Its first input comes when somebody opens one; the node makes the next offer then.
+        pub async fn serve_session(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::SessionOutput>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::SessionInput>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/agent.v1.Worker/ServeSession",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("agent.v1.Worker", "ServeSession"));
+            self.inner.streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -4974,6 +6760,36 @@ pub mod worker_server {
             request: tonic::Request<super::ReadSecretsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReadSecretsResponse>,
+            tonic::Status,
+        >;
+        /// Which other node to ask for the blobs of a tree. A node repeats it when that one failed, and when it has the tree.
+        async fn find_peer(
+            &self,
+            request: tonic::Request<super::FindPeerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindPeerResponse>,
+            tonic::Status,
+        >;
+        /// Whether a node that connected to this one belongs to the controller now; otherwise the fault NET-103.
+        async fn admit_peer(
+            &self,
+            request: tonic::Request<super::AdmitPeerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::AdmitPeerResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the ServeSession method.
+        type ServeSessionStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::SessionInput, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Offers to serve one session. Its first input comes when somebody opens one; the node makes the next offer then.
+        async fn serve_session(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::SessionOutput>>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ServeSessionStream>,
             tonic::Status,
         >;
     }
@@ -5230,6 +7046,138 @@ pub mod worker_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Worker/FindPeer" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindPeerSvc<T: Worker>(pub Arc<T>);
+                    impl<T: Worker> tonic::server::UnaryService<super::FindPeerRequest>
+                    for FindPeerSvc<T> {
+                        type Response = super::FindPeerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindPeerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::find_peer(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindPeerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Worker/AdmitPeer" => {
+                    #[allow(non_camel_case_types)]
+                    struct AdmitPeerSvc<T: Worker>(pub Arc<T>);
+                    impl<T: Worker> tonic::server::UnaryService<super::AdmitPeerRequest>
+                    for AdmitPeerSvc<T> {
+                        type Response = super::AdmitPeerResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::AdmitPeerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::admit_peer(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = AdmitPeerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Worker/ServeSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct ServeSessionSvc<T: Worker>(pub Arc<T>);
+                    impl<T: Worker> tonic::server::StreamingService<super::SessionOutput>
+                    for ServeSessionSvc<T> {
+                        type Response = super::SessionInput;
+                        type ResponseStream = T::ServeSessionStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::SessionOutput>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::serve_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ServeSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

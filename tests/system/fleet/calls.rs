@@ -101,6 +101,7 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         "Jobs/Hold",
         "Jobs/Remove",
         "Jobs/History",
+        "Jobs/Session",
         "Nodes/StoreOutputs",
         "Telemetry/ReadLog",
         "Telemetry/ReadTracking",
@@ -113,11 +114,18 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         "Secrets/Set",
         "Secrets/List",
         "Secrets/Remove",
+        "Assets/Add",
+        "Assets/List",
+        "Assets/Change",
+        "Pools/List",
     ];
     let nodes = [
         "Worker/Sync",
         "Worker/ReportOutcome",
         "Worker/ReportOutputs",
+        "Worker/FindPeer",
+        "Worker/AdmitPeer",
+        "Worker/ServeSession",
         "Worker/ReadSecrets",
         "Telemetry/Append",
         "Identity/Renew",
@@ -139,7 +147,7 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         }
         tried += 3;
     }
-    for name in ["ReportOutcome", "ReportOutputs", "ReadSecrets"] {
+    for name in ["ReportOutcome", "ReportOutputs", "ReadSecrets", "FindPeer", "AdmitPeer", "ServeSession"] {
         let as_another = call(&node, &format!("/agent.v1.Worker/{name}"), "n1");
         assert!(denied(&as_another), "{name} by a node that speaks for another: {as_another:?}");
         tried += 1;

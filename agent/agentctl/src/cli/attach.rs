@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{lasting, pair};
+use super::lasting;
+use super::submit::pair;
 
 /// How a machine is reached.
 #[derive(Debug, Clone, Default, Args)]
@@ -55,6 +56,10 @@ pub(crate) struct AttachArgs {
     /// The controller as the machine knows it; otherwise as it is known here.
     #[arg(long, value_name = "URL")]
     pub(crate) controller: Option<String>,
+    /// Have the controller keep an SSH connection to the machine, by which that reaches it: for a machine that cannot
+    /// connect to the controller.
+    #[arg(long)]
+    pub(crate) tunnel: bool,
 }
 
 #[derive(Debug, Args)]

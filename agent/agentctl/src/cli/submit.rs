@@ -57,18 +57,6 @@ pub(crate) struct RunArgs {
     pub(crate) detach: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct RerunArgs {
-    /// The job's name, or the beginning of it; `-` is your last one.
-    pub(crate) job: String,
-    /// The name of the new job; otherwise one is made.
-    #[arg(long)]
-    pub(crate) name: Option<String>,
-    /// Another value for an input, for example `inputs.lr=0.2`.
-    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
-    pub(crate) set: Vec<(String, String)>,
-}
-
 /// What the job needs, instead of what its file says.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Needs {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use clap::Subcommand;
 
-use super::{lasting, pair};
+use super::lasting;
+use super::submit::pair;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenVerb {

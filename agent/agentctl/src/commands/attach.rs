@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use agent_attach::{Membership, Package, Person, SshHost, SshWish};
 use agent_model::node::Grade;
-use agent_model::{Code, Fault};
+use agent_model::{Code, Fault, TunnelSpec};
 use agent_proto::v1;
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
@@ -44,6 +44,8 @@ struct Candidate {
     name: Option<String>,
     labels: HashMap<String, String>,
     accept_new: bool,
+    /// The controller connects to it, and not it to the controller.
+    tunnel: bool,
 }
 
 /// The new node, and how long it took to appear at the controller.
@@ -107,6 +109,7 @@ fn one(args: &AttachArgs, output: &mut Output) -> Result<Candidate, Failure> {
         name: args.name.clone(),
         labels: args.label.iter().cloned().collect(),
         accept_new: args.ssh.accept_new,
+        tunnel: args.tunnel,
     })
 }
 
@@ -168,6 +171,26 @@ impl Registrar {
     /// Revokes a token, used or not, because it is not needed any more.
     async fn revoke(&self, id: String) {
         let _ = answer(self.client.identity().revoke_token(v1::RevokeTokenRequest { id })).await;
+    }
+
+    /// The key that a host must accept, for a tunnel.
+    async fn tunnel_key(&self) -> Result<String, Fault> {
+        let asked = answer(self.client.nodes().get_tunnel_key(v1::GetTunnelKeyRequest {})).await;
+        Ok(asked.map_err(told)?.public_key)
+    }
+
+    /// Has the controller keep a tunnel to the host of a node; returns when it is open.
+    async fn keep_tunnel(&self, node: &str, spec: TunnelSpec) -> Result<(), Fault> {
+        let TunnelSpec { host, port, user, host_key, listens } = spec;
+        let (port, listens) = (port.into(), listens.into());
+        let request = v1::KeepTunnelRequest { node: node.to_owned(), host, port, user, host_key, listens };
+        answer(self.client.nodes().keep_tunnel(request)).await.map(drop).map_err(told)
+    }
+
+    /// Drops the tunnel of a node that did not come to be. One that is left is named by `status`.
+    async fn drop_tunnel(&self, node: &str) {
+        let _ =
+            answer(self.client.nodes().drop_tunnel(v1::DropTunnelRequest { node: node.to_owned() })).await;
     }
 
     /// Whether a node of this name is ready.
@@ -233,7 +256,11 @@ async fn attach_one(
     let person = person().map_err(told)?;
     let id = word()?;
     let opened = SshHost::open(&job.wish, &person, &id, Some((&host_of, port_of)), desk).await;
-    let host = opened.map_err(|error| fault(&job.wish.place, &error))?;
+    let mut host = opened.map_err(|error| fault(&job.wish.place, &error))?;
+    if job.tunnel || host.node().is_some_and(|node| node.tunnel.is_some()) {
+        host.use_tunnel().await;
+    }
+    let host = host;
     let failed = |error| fault(&host.shown_as, &error);
     let findings = host.findings(&controller.address, package);
     let name = name(&host, job)?;
@@ -248,20 +275,33 @@ async fn attach_one(
             .why(bad.join("; "))
             .fix("mend what is named above; nothing was changed there"));
     }
-    let node = Membership { controller: controller.address.clone(), name };
+    let tunnel = host.tunnel();
+    let node = Membership {
+        controller: controller.address.clone(),
+        name,
+        tunnel: tunnel.as_ref().map(|tunnel| tunnel.listens),
+    };
     host.lock(desk).await.map_err(failed)?;
     let is_seen = host.node().is_some() && controller.sees(&node.name).await;
-    let mut used = None;
+    let key = if tunnel.is_some() { controller.tunnel_key().await? } else { String::new() };
+    let (mut used, mut has_tunnel) = (None, false);
     let token = async || {
+        if let Some(tunnel) = tunnel {
+            controller.keep_tunnel(&node.name, tunnel).await.map_err(|fault| fault.to_string())?;
+            has_tunnel = true;
+        }
         let made = controller.token(job.labels.clone()).await.map_err(|fault| fault.to_string())?;
         used = Some(made.id);
         Ok(made.token)
     };
-    let installed = host.install(package, &node, is_seen, token, desk).await;
+    let installed = host.install(package, &node, is_seen, &key, token, desk).await;
     if let Some(id) = used {
         controller.revoke(id).await;
     }
     if let Err(error) = installed {
+        if has_tunnel && host.node().is_none() {
+            controller.drop_tunnel(&node.name).await;
+        }
         let fault = failed(error);
         host.unlock().await;
         return Err(fault);

@@ -1,17 +1,21 @@
 //! `doctor`: the findings about this machine, and what they mean for jobs.
 
+mod bundle;
+
+use std::path::Path;
 use std::process::ExitCode;
 
 use agent_model::node::{Finding, Grade};
 use agent_model::{Code, Fault};
 use serde_json::{Value, json};
 
+use super::status;
 use super::view::NodeView;
-use crate::cli::JsonArgs;
+use crate::cli::DoctorArgs;
 use crate::client::{self, Client, Target};
 use crate::failure::Failure;
 use crate::output::text::{Tone, clean, wrap};
-use crate::output::{Output, Paper};
+use crate::output::{Output, Paper, pretty};
 
 /// A machine and the findings about it.
 struct Checked {
@@ -21,7 +25,7 @@ struct Checked {
 
 /// Shows the findings of the daemon's machines, or of this one when no daemon runs; 1 if any is bad.
 pub(super) async fn doctor(
-    args: &JsonArgs,
+    args: &DoctorArgs,
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
@@ -35,6 +39,9 @@ pub(super) async fn doctor(
         Err(failure) => return Err(failure),
     };
     let bad = machines.iter().flat_map(|m| &m.findings).any(|finding| finding.grade == Grade::Bad);
+    if let Some(file) = &args.bundle {
+        return pack(file, document(source, &machines, bad), to, output).await;
+    }
     if args.json {
         output.json(&document(source, &machines, bad))?;
     } else {
@@ -44,6 +51,24 @@ pub(super) async fn doctor(
         output.print(&text.join("\n"))?;
     }
     Ok(ExitCode::from(u8::from(bad)))
+}
+
+/// Writes the bundle, which is worth more the less works: what the daemon does not tell is left out.
+async fn pack(
+    file: &Path,
+    findings: Value,
+    to: Option<&Target>,
+    output: &mut Output,
+) -> Result<ExitCode, Failure> {
+    let status = match Client::find(to).await {
+        Ok(client) => status::as_json(&client).await,
+        Err(failure) => Err(failure),
+    };
+    let status = status.map_or_else(|failure| format!("{failure:?}"), |status| pretty(&status));
+    let parts =
+        bundle::write(file, vec![("doctor.json", pretty(&findings)), ("status.json", status)]).await?;
+    output.note(&format!("{} has {}; look through it before you send it", file.display(), parts.join(", ")));
+    Ok(ExitCode::SUCCESS)
 }
 
 fn document(source: &str, machines: &[Checked], bad: bool) -> Value {
@@ -94,7 +119,6 @@ pub(super) fn grade(grade: Grade) -> (&'static str, Tone) {
 mod tests {
     use super::super::nodes::tests::small;
     use super::*;
-    use crate::output::pretty;
     use crate::output::text::Ink;
 
     #[test]

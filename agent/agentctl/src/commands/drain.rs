@@ -91,7 +91,7 @@ async fn ask(client: &Client, node: Option<&str>, want: &str) -> Result<NodeView
     Ok(NodeView::try_from(answer(client.nodes().set_eligibility(request)).await?)?)
 }
 
-async fn the_only_one(client: &Client) -> Result<String, Failure> {
+pub(super) async fn the_only_one(client: &Client) -> Result<String, Failure> {
     let nodes = client.machines().await?.nodes;
     match &nodes[..] {
         [only] => Ok(only.node.clone()),
@@ -110,7 +110,7 @@ async fn find(client: &Client, name: &str) -> Result<NodeView, Failure> {
 }
 
 /// The jobs that have not ended and are on this machine.
-async fn jobs_on(client: &Client, node: &str) -> Result<Vec<JobView>, Failure> {
+pub(super) async fn jobs_on(client: &Client, node: &str) -> Result<Vec<JobView>, Failure> {
     let (mut all, _) = jobs::list(client, u32::MAX, true, |_| true).await?;
     all.retain(|job| job.replicas.iter().any(|replica| replica.node == node));
     Ok(all)
@@ -163,7 +163,7 @@ fn waits_for(left: &[JobView]) -> String {
 }
 
 /// The first few jobs, with their states.
-fn names(jobs: &[JobView]) -> String {
+pub(super) fn names(jobs: &[JobView]) -> String {
     const SHOWN: usize = 4;
     let mut names: Vec<String> =
         jobs.iter().take(SHOWN).map(|job| format!("{} ({})", job.job, job.state)).collect();

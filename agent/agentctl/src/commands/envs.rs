@@ -180,7 +180,7 @@ async fn found(client: &Client, args: &EnvArgs) -> Result<KeptEnvironment, Failu
 }
 
 /// A blob as text.
-async fn text(client: &Client, digest: Digest) -> Result<String, Failure> {
+pub(super) async fn text(client: &Client, digest: Digest) -> Result<String, Failure> {
     let read = client.blobs().read_batch(vec![digest]).await.into_iter().next();
     match read {
         Some(Ok(bytes)) => Ok(String::from_utf8_lossy(&bytes).into_owned()),

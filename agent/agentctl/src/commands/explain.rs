@@ -57,6 +57,7 @@ macro_rules! page {
 }
 
 /// The page of a code. A code without one does not compile.
+#[allow(clippy::too_many_lines, reason = "a line for each code")]
 fn page(code: Code) -> &'static str {
     match code {
         Code::JobFile => page!("JOB-101"),
@@ -67,6 +68,7 @@ fn page(code: Code) -> &'static str {
         Code::JobActive => page!("JOB-106"),
         Code::JobNotWaiting => page!("JOB-107"),
         Code::JobNeverDue => page!("JOB-108"),
+        Code::SessionRefused => page!("JOB-109"),
         Code::SnapshotUnreadable => page!("SNP-101"),
         Code::SnapshotUnsafe => page!("SNP-102"),
         Code::SnapshotMissing => page!("SNP-103"),
@@ -79,6 +81,8 @@ fn page(code: Code) -> &'static str {
         Code::DataUnreachable => page!("DAT-105"),
         Code::DataDamaged => page!("DAT-106"),
         Code::DataNode => page!("DAT-107"),
+        Code::AssetUnknown => page!("DAT-108"),
+        Code::AssetInvalid => page!("DAT-109"),
         Code::PythonMissing => page!("ENV-101"),
         Code::PythonIncomplete => page!("ENV-102"),
         Code::EnvUnsatisfied => page!("ENV-103"),
@@ -118,6 +122,7 @@ fn page(code: Code) -> &'static str {
         Code::NodeTwice => page!("NODE-108"),
         Code::NodeBusy => page!("NODE-109"),
         Code::NodeTaken => page!("NODE-110"),
+        Code::Preempted => page!("NODE-111"),
         Code::ControllerStore => page!("CTL-101"),
         Code::Fenced => page!("CTL-102"),
         Code::RequestInvalid => page!("CTL-103"),

@@ -81,6 +81,7 @@ fn table(collected: &v1::CollectBlobsResponse, paper: Paper) -> String {
             "jobs" => "needed by jobs that have not ended",
             "outputs" => "outputs of jobs that have ended",
             "environments" => "locks and build logs of environments",
+            "assets" => "data with a name",
             "replicas" => "needed by what runs on this machine",
             "recent" => "just used",
             "room" => "not needed",

@@ -30,7 +30,14 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
             && job.is_such(args.state.as_deref(), args.experiment.as_deref())
     };
     if args.watch {
-        return watch(&client, limit, args.active, meant, output).await;
+        return watch(&client, output, async |paper| {
+            let (jobs, _) = list(&client, limit, args.active, meant).await?;
+            Ok(match jobs.is_empty() {
+                true => "no jobs\n".to_owned(),
+                false => table(&jobs, SystemClock.now(), paper),
+            })
+        })
+        .await;
     }
     let (jobs, more) = list(&client, limit, args.active, meant).await?;
     if args.json {
@@ -51,22 +58,16 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
     Ok(())
 }
 
-/// Shows the jobs again whenever they changed. Ends when the reader closes the output, or when the daemon stays away.
-async fn watch(
+/// Shows a text again whenever it changed. Ends when the reader closes the output, or when the daemon stays away.
+pub(super) async fn watch(
     client: &Client,
-    limit: u32,
-    active: bool,
-    meant: impl Fn(&JobView) -> bool,
     output: &mut Output,
+    look: impl AsyncFn(Paper) -> Result<String, Failure>,
 ) -> Result<(), Failure> {
     let mut shown = String::new();
     loop {
-        match list(client, limit, active, &meant).await {
-            Ok((jobs, _)) => {
-                let text = match jobs.is_empty() {
-                    true => "no jobs\n".to_owned(),
-                    false => table(&jobs, SystemClock.now(), output.paper()),
-                };
+        match look(output.paper()).await {
+            Ok(text) => {
                 if text != shown {
                     output.print_anew(&text)?;
                     shown = text;
@@ -122,7 +123,7 @@ pub(super) fn table(jobs: &[JobView], now: Timestamp, paper: Paper) -> String {
     for job in jobs {
         let title = match job.state.as_str() {
             "Queued" if !job.detail.is_empty() => format!("{} ({})", job.title, job.detail),
-            "Preparing" if !job.work().is_empty() => format!("{} ({})", job.title, job.work()),
+            "Preparing" | "Finalizing" if !job.work().is_empty() => format!("{} ({})", job.title, job.work()),
             _ => job.title.clone(),
         };
         let mut row = vec![

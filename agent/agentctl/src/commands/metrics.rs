@@ -130,6 +130,11 @@ impl Recorded {
         recorded
     }
 
+    /// The last value of each metric.
+    pub(super) fn last(&self) -> impl Iterator<Item = (String, f64)> {
+        self.metrics.iter().map(|(name, series)| (name.clone(), series.last))
+    }
+
     fn is_empty(&self) -> bool {
         self.metrics.is_empty() && self.params.is_empty() && self.tags.is_empty() && self.notes.is_empty()
     }

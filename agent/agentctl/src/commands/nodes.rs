@@ -9,7 +9,7 @@ use crate::cli::JsonArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
-use crate::output::text::age;
+use crate::output::text::{Tone, age, clean};
 use crate::output::{Output, Paper};
 
 /// Lists the machines.
@@ -22,9 +22,19 @@ pub(super) async fn nodes(args: &JsonArgs, to: Option<&Target>, output: &mut Out
     }
     let paper = output.paper();
     let gpus = gpus::table(&nodes, paper);
-    let parts = [table(&nodes, SystemClock.now(), paper), labels(&nodes, paper), gpus];
+    let told = notices(&nodes, paper);
+    let parts =
+        [table(&nodes, SystemClock.now(), paper), told, labels(&nodes, paper), tunnels(&nodes, paper), gpus];
     let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
     output.print(&parts.join("\n"))
+}
+
+/// What is known of the end of those that will be taken away; nothing where none will.
+fn notices(nodes: &[NodeView], paper: Paper) -> String {
+    let told = nodes.iter().filter_map(|node| Some((&node.node, node.preemption.as_ref()?.describe())));
+    let line =
+        |(node, told): (&String, String)| format!("{} {}\n", clean(node), paper.ink.paint(Tone::Warn, &told));
+    told.map(line).collect()
 }
 
 /// The labels of those that have some, as a table; nothing where none has.
@@ -38,6 +48,18 @@ fn labels(nodes: &[NodeView], paper: Paper) -> String {
         table.row([Cell::from(&node.node), Cell::from(node.labels())]);
     }
     table.render(paper)
+}
+
+/// The tunnels by which some reach the controller, as a table; nothing where none does.
+fn tunnels(nodes: &[NodeView], paper: Paper) -> String {
+    let mut table = Table::new(&["NODE", "TUNNEL"], &[]);
+    let mut any = false;
+    for (node, tunnel) in nodes.iter().filter_map(|node| Some((node, node.tunnel.as_ref()?))) {
+        any = true;
+        let tone = if tunnel.up { Tone::Plain } else { Tone::Warn };
+        table.row([Cell::from(&node.node), Cell::new(tone, tunnel.describe())]);
+    }
+    if any { table.render(paper) } else { String::new() }
 }
 
 /// Machines as a table.
@@ -64,6 +86,7 @@ pub(super) fn table(nodes: &[NodeView], now: Timestamp, paper: Paper) -> String 
 #[cfg(test)]
 pub(super) mod tests {
     use agent_model::node::{Finding, Grade, Inventory};
+    use agent_proto::v1;
 
     use super::*;
     use crate::output::pretty;
@@ -86,6 +109,8 @@ pub(super) mod tests {
             slots_used: 1,
             disk_free_bytes: 120_000_000_000,
             memory_free_bytes: 8_000_000_000,
+            tunnel: None,
+            preemption: None,
             inventory: Inventory {
                 os: "Ubuntu 22.04.4 LTS".into(),
                 cpus: 8,
@@ -117,6 +142,36 @@ pub(super) mod tests {
             .into();
         let shown = labels(&[small(), node], paper);
         assert_eq!(shown, "NODE  LABELS\nbox   instance_type=Standard_NC6, rack=7\n");
+    }
+
+    #[test]
+    fn test_machines_that_go_are_named_with_the_reason() {
+        let paper = Paper { ink: Ink::PLAIN, width: 80 };
+        let mut node = small();
+        assert_eq!(notices(&[node.clone()], paper), "");
+        let told = v1::Preemption { deadline_ms: 1_800_000_000_000, reason: "reclaimed".into() };
+        node.preemption = Some(told.into());
+        assert_eq!(
+            notices(&[small(), node.clone()], paper),
+            "box will be taken away at 08:00:00 UTC: reclaimed\n"
+        );
+        assert_eq!(node.condition(), "preempted");
+        node.liveness = "not_responding".into();
+        assert_eq!(node.condition(), "not_responding", "it is gone, or about to be");
+    }
+
+    #[test]
+    fn test_tunnels_are_listed_where_there_are_some() {
+        let paper = Paper { ink: Ink::PLAIN, width: 80 };
+        let mut node = small();
+        assert_eq!(tunnels(&[node.clone()], paper), "");
+        node.tunnel =
+            Some(v1::Tunnel { through: "root@gpu-1".into(), up: true, ..Default::default() }.into());
+        assert_eq!(tunnels(&[small(), node.clone()], paper), "NODE  TUNNEL\nbox   root@gpu-1, up\n");
+        node.tunnel = Some(
+            v1::Tunnel { through: "root@gpu-1".into(), up: false, why: "the connection ended".into() }.into(),
+        );
+        assert!(tunnels(&[node], paper).ends_with("root@gpu-1, down: the connection ended\n"));
     }
 
     #[test]

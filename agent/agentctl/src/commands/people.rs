@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
+use agent_model::joining::{self, Joining, Package};
 use agent_model::{Clock, SystemClock, Timestamp};
 use agent_proto::v1;
 use serde_json::json;
 
-use super::cloud_init;
 use super::drain::introduce;
 use crate::cli::{TokenVerb, UserVerb};
 use crate::client::{Client, Target, answer};
@@ -20,7 +20,8 @@ pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Out
     let client = Client::find(to).await?;
     match verb {
         TokenVerb::Create { label, uses, lasts, cloud_init, json } => {
-            let package = cloud_init.map(|package| cloud_init::Package::parse(&package)).transpose()?;
+            let package = cloud_init.map(|package| Package::parse(&package)).transpose();
+            let package = package.map_err(|error| Failure::refused(error.to_string(), error.fix))?;
             let labels: HashMap<String, String> = label.into_iter().collect();
             let request = v1::CreateTokenRequest { labels, uses, seconds: lasts.as_secs() };
             let made = answer(client.identity().create_token(request)).await?;
@@ -34,7 +35,11 @@ pub(super) async fn token(verb: TokenVerb, to: Option<&Target>, output: &mut Out
                 made.id
             ));
             match package {
-                Some(package) => output.print(&cloud_init::user_data(&made.address, &made.token, &package)),
+                Some(package) => {
+                    let (controller, token) = (made.address.as_str(), made.token.as_str());
+                    let joining = Joining { controller, token, name: None, slots: None };
+                    output.print(&joining::cloud_init(&joining, &package))
+                }
                 None => output
                     .print(&format!("sudo agentd join {} --token-file - <<< {}\n", made.address, made.token)),
             }

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use agent_model::job::{Input, JobDraft};
-use agent_model::{Code, Fault, size};
+use agent_model::size;
 
 use super::view::JobView;
-use super::{download, submit};
+use super::{as_job, download, submit};
 use crate::cli::{CodeArgs, RerunArgs};
 use crate::client::{Client, Target};
 use crate::failure::Failure;
@@ -21,20 +21,12 @@ pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Ou
     let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
     let hint = stem(&job.job, job.spec.name.is_some()).to_owned();
-    let mut draft = JobDraft::from(job.spec.clone());
+    let mut draft = as_job::draft(&client, &job, args.locked, output).await?;
     draft.name = args.name.as_deref().map(job_name).transpose()?;
     draft.predecessors.clear();
     set(&mut draft, &args.set)?;
-    let again =
-        Box::pin(submit::enqueue(&client, draft.validate()?, hint)).await.map_err(
-            |failure| match failure {
-                Failure::Fault(fault) if fault.code == Code::SnapshotMissing => {
-                    let what = format!("the code or an input of {} is not in the store any more", job.job);
-                    Fault::new(Code::SnapshotMissing, what).fix("submit it again from its directory").into()
-                }
-                other => other,
-            },
-        )?;
+    let again = Box::pin(submit::enqueue(&client, draft.validate()?, hint, output)).await;
+    let again = again.map_err(|failure| as_job::explain_gone(failure, &job.job))?;
     output.print(&format!("{again}\n"))
 }
 

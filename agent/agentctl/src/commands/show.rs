@@ -5,22 +5,22 @@ use agent_model::outcome::Usage;
 use agent_model::{Clock, SystemClock, Timestamp, size};
 use serde_json::{Value, json};
 
-use super::gpus;
 use super::view::{JobView, NodeView, environment_words};
-use crate::cli::JobJsonArgs;
+use super::{as_job, gpus};
+use crate::cli::ShowArgs;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::text::{Tone, ago, clean, count, duration, moment, wrap};
 use crate::output::{Output, Paper, fault};
 
 /// Shows one job.
-pub(super) async fn show(
-    args: &JobJsonArgs,
-    to: Option<&Target>,
-    output: &mut Output,
-) -> Result<(), Failure> {
+pub(super) async fn show(args: &ShowArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
     let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
+    if args.as_job {
+        let text = as_job::text(&client, &job, args.locked, output).await?;
+        return output.print(&text);
+    }
     let nodes = match job.spec.resources.gpus > 0 && !job.has_ended() {
         true => client.machines().await?.nodes,
         false => Vec::new(),
@@ -41,6 +41,9 @@ fn document(job: &JobView, gpus: &[(&str, &Gpu)]) -> Value {
         Some(usage) => json!({ "cpu_s": usage.cpu.as_secs_f64(), "memory_peak_bytes": usage.memory_peak }),
         None => Value::Null,
     };
+    let used = job.outcome.as_ref().and_then(|outcome| outcome.environment.as_ref());
+    document["environment"] =
+        used.map(|used| json!({ "key": used.key, "lock": used.lock.map(|lock| lock.to_string()) })).into();
     let gpu = |(node, gpu): &(&str, &Gpu)| json!({ "node": node, "gpu": gpu });
     document["gpus"] = gpus.iter().map(gpu).collect();
     document
@@ -82,6 +85,7 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("needs", needs(job));
     let after: Vec<String> = spec.predecessors.iter().map(ToString::to_string).collect();
     add("is to", some(&after.join("\n")));
+    add("resumes", spec.resumes.map(|left| left.to_string()));
     let submitted = Timestamp(job.submitted_ms);
     let by = if job.owner.is_empty() { String::new() } else { format!(" by {}", job.owner) };
     add("submitted", Some(format!("{} ({}){by}", moment(submitted), ago(submitted, now))));

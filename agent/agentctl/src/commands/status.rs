@@ -1,6 +1,7 @@
 //! `status`: this box at a glance.
 
 use std::fmt::Write;
+use std::time::Duration;
 
 use agent_model::node::Grade;
 use agent_model::{Clock, SystemClock, Timestamp, size};
@@ -9,14 +10,20 @@ use serde_json::{Value, json};
 
 use super::view::{ControllerView, JobView, NodeView, NoticeView};
 use super::{doctor, gpus, jobs};
-use crate::cli::JsonArgs;
-use crate::client::{Client, Target, Whom};
+use crate::cli::StatusArgs;
+use crate::client::{Client, Target, Whom, answer};
 use crate::failure::Failure;
-use crate::output::text::{Tone, clean, count, duration, wrap};
+use crate::output::table::{Cell, Table};
+use crate::output::text::{Tone, age, clean, count, duration, wrap};
 use crate::output::{Output, Paper};
 
 /// Jobs shown at most.
 const SHOWN: usize = 10;
+/// The latest jobs, among which faults are looked for.
+const LATEST: u32 = 100;
+/// Faults shown at most, and for how long.
+const FAULTS: usize = 5;
+const RECENT: Duration = Duration::from_secs(24 * 3600);
 /// A disk with less than this part free is reported as nearly full.
 const LITTLE: f64 = 0.1;
 
@@ -25,28 +32,75 @@ struct Glance {
     nodes: Vec<NodeView>,
     /// Jobs that have not ended.
     jobs: Vec<JobView>,
+    /// Jobs that ended with a fault a while ago, the latest first.
+    failed: Vec<JobView>,
     whom: Whom,
     /// Daemons that are not this one.
     others: Vec<Whom>,
 }
 
 /// Shows the daemon, its machines and what they do.
-pub(super) async fn status(args: &JsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {
+pub(super) async fn status(
+    args: &StatusArgs,
+    to: Option<&Target>,
+    output: &mut Output,
+) -> Result<(), Failure> {
     let client = Client::find(to).await?;
-    let v1::ListNodesResponse { nodes, controller } = client.machines().await?;
-    let (jobs, _) = jobs::list(&client, 500, true, |_| true).await?;
-    let glance = Glance {
-        controller: controller.unwrap_or_default().into(),
-        nodes: nodes.into_iter().map(NodeView::try_from).collect::<Result<_, _>>()?,
-        jobs,
-        whom: client.whom().await?,
-        others: client.others().await,
-    };
+    if args.watch {
+        return jobs::watch(&client, output, async |paper| {
+            Ok(render(&Glance::take(&client).await?, SystemClock.now(), paper))
+        })
+        .await;
+    }
+    let glance = Glance::take(&client).await?;
     if args.json {
         return output.json(&document(&glance));
     }
     let paper = output.paper();
     output.print(&render(&glance, SystemClock.now(), paper))
+}
+
+/// The same as JSON.
+pub(super) async fn as_json(client: &Client) -> Result<Value, Failure> {
+    Ok(document(&Glance::take(client).await?))
+}
+
+impl Glance {
+    /// Asks for everything at once.
+    async fn take(client: &Client) -> Result<Glance, Failure> {
+        let recent = v1::ListJobsRequest { limit: LATEST, ..Default::default() };
+        let mut service = client.jobs();
+        let (machines, active, recent, whom, others) = tokio::join!(
+            client.machines(),
+            jobs::list(client, 500, true, |_| true),
+            answer(service.list(recent)),
+            client.whom(),
+            client.others(),
+        );
+        let v1::ListNodesResponse { nodes, controller } = machines?;
+        let recent: Vec<JobView> =
+            recent?.jobs.into_iter().map(JobView::try_from).collect::<Result<_, _>>()?;
+        Ok(Glance {
+            controller: controller.unwrap_or_default().into(),
+            nodes: nodes.into_iter().map(NodeView::try_from).collect::<Result<_, _>>()?,
+            jobs: active?.0,
+            failed: latest_failed(recent, SystemClock.now()),
+            whom: whom?,
+            others,
+        })
+    }
+}
+
+/// Those that failed within a day, the latest end first.
+fn latest_failed(jobs: Vec<JobView>, now: Timestamp) -> Vec<JobView> {
+    let is_recent = |job: &JobView| job.ended_ms.is_some_and(|ended| now.since(Timestamp(ended)) < RECENT);
+    let mut failed: Vec<JobView> = jobs
+        .into_iter()
+        .filter(|job| job.state == "Failed" && job.fault.is_some() && is_recent(job))
+        .collect();
+    failed.sort_by_key(|job| std::cmp::Reverse(job.ended_ms));
+    failed.truncate(FAULTS);
+    failed
 }
 
 fn document(glance: &Glance) -> Value {
@@ -57,6 +111,7 @@ fn document(glance: &Glance) -> Value {
         "others": glance.others,
         "nodes": glance.nodes,
         "jobs": glance.jobs,
+        "failed": glance.failed,
     })
 }
 
@@ -82,7 +137,7 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     let waiting = glance.jobs.len() - running;
     let _ = writeln!(text, "  jobs    {running} in work, {waiting} waiting");
     for node in &glance.nodes {
-        let _ = write!(text, "\n{}", machine(node, paper));
+        let _ = write!(text, "\n{}", machine(node, now, paper));
     }
     if !glance.jobs.is_empty() {
         let shown = &glance.jobs[..glance.jobs.len().min(SHOWN)];
@@ -91,19 +146,23 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
             let _ = writeln!(text, "and {} more: agentctl jobs --active --all", glance.jobs.len() - SHOWN);
         }
     }
+    if !glance.failed.is_empty() {
+        let _ = write!(text, "\n{}", faults(&glance.failed, now, paper));
+    }
     for hint in hints(glance, now) {
         let _ = writeln!(text, "\n{} {}", paper.ink.paint(Tone::Warn, "hint:"), wrap(&hint, paper.width, 6));
     }
     text
 }
 
-fn machine(node: &NodeView, paper: Paper) -> String {
+fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
     let inventory = &node.inventory;
     let name = clean(&node.node);
     let mut text = format!(
-        "{} {}, {} of {} used\n",
+        "{} {}, seen {} ago, {} of {} used\n",
         paper.ink.paint(Tone::Strong, &name),
         paper.ink.paint(node.tone(), node.condition()),
+        age(Timestamp(node.last_seen_ms), now),
         node.slots_used,
         count(inventory.slots.into(), "slot")
     );
@@ -115,8 +174,15 @@ fn machine(node: &NodeView, paper: Paper) -> String {
         size::decimal(inventory.memory)
     );
     let _ = writeln!(text, "  {hardware}");
+    if let Some(told) = &node.preemption {
+        let told = told.describe();
+        let _ = writeln!(text, "  {}", wrap(&paper.ink.paint(Tone::Warn, &told), paper.width, 4));
+    }
     if !inventory.labels.is_empty() {
         let _ = writeln!(text, "{}", wrap(&format!("  labels: {}", node.labels()), paper.width, 10));
+    }
+    if let Some(tunnel) = &node.tunnel {
+        let _ = writeln!(text, "{}", wrap(&format!("  tunnel: {}", tunnel.describe()), paper.width, 10));
     }
     for line in gpus::lines(inventory, paper) {
         let _ = writeln!(text, "{line}");
@@ -152,6 +218,20 @@ fn machine(node: &NodeView, paper: Paper) -> String {
         }
     }
     text
+}
+
+/// What went wrong lately, as a table.
+fn faults(failed: &[JobView], now: Timestamp, paper: Paper) -> String {
+    let mut table = Table::new(&["FAILED", "AGO", "FAULT"], &[1]).with_names(&[0]);
+    for job in failed {
+        let fault = job.cause().map(|fault| format!("{}: {}", fault.code, clean(&fault.what)));
+        table.row([
+            Cell::from(&job.job),
+            Cell::from(age(Timestamp(job.ended_ms.unwrap_or_default()), now)),
+            Cell::from(fault.unwrap_or_default()),
+        ]);
+    }
+    table.render(paper)
 }
 
 /// A note about a daemon that was not asked.
@@ -220,7 +300,7 @@ mod tests {
             notices: Vec::new(),
         };
         let whom = Whom { socket: "/home/ada/agentd/agentd.sock".into(), user: "ada".into(), context: None };
-        Glance { controller, nodes, jobs, whom, others: Vec::new() }
+        Glance { controller, nodes, jobs, failed: Vec::new(), whom, others: Vec::new() }
     }
 
     #[test]
@@ -233,12 +313,29 @@ mod tests {
               store   1.2 GB of at most 25 GB
               jobs    0 in work, 0 waiting
 
-            box ready, 1 of 2 slots used
+            box ready, seen 3 min ago, 1 of 2 slots used
               Ubuntu 22.04.4 LTS, 8 CPUs, 0 GPUs, 16 GB
               disk: 120 GB free of 500 GB
               limited  gpu
               good     python
         ");
+    }
+
+    #[test]
+    fn test_the_latest_faults_come_first_and_old_ones_not_at_all() {
+        let ended = |job: &str, at: u64| JobView { job: job.into(), ended_ms: Some(at), ..failed() };
+        let day = 24 * 3600 * 1000;
+        let old = ended("old", 1000);
+        let whole = super::super::view::tests::ended();
+        let jobs = vec![ended("one", day + 1000), old, whole, ended("two", day + 2000)];
+        let now = Timestamp(day + 182_000);
+        let shown = latest_failed(jobs, now);
+        let text = faults(&shown, now, Paper { ink: Ink::PLAIN, width: 80 });
+        let lines: Vec<String> =
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        let fault = format!("{}: the command returned 3", agent_model::Code::CommandFailed);
+        let line = |job: &str| format!("{job} 3 min {fault}");
+        assert_eq!(lines, ["FAILED AGO FAULT".to_owned(), line("two"), line("one")]);
     }
 
     #[test]

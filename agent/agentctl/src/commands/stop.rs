@@ -11,7 +11,6 @@ use super::drain::introduce;
 use crate::client::{Client, Target};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::output::text::count;
 
 /// How long an orderly shutdown of the daemon may take, in seconds.
 const ORDERLY: i64 = 60;
@@ -60,7 +59,8 @@ pub(super) async fn stop(to: Option<&Target>, output: &mut Output) -> Result<(),
     }
     let running = match controller.running {
         0 => String::new(),
-        jobs => format!("; {} go on and are taken up by the next one", count(jobs.into(), "job")),
+        1 => "; 1 job goes on and is taken up by the next one".to_owned(),
+        jobs => format!("; {jobs} jobs go on and are taken up by the next one"),
     };
     output.note(&format!("{whom} has ended{running}"));
     if is_service {

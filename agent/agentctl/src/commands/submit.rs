@@ -9,12 +9,12 @@ use agent_model::{Code, Fault, JobSpec};
 use agent_proto::v1;
 use tokio::time::{Duration, Instant};
 
-use super::files;
+use super::{as_job, files};
 use crate::cli::{SubmitArgs, variable};
 use crate::client::{Client, Target, answer};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::prepare::{Changes, Plan};
+use crate::prepare::{Care, Changes, Plan};
 
 /// How long to wait for a daemon that goes away during the call.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -71,20 +71,21 @@ pub(super) async fn place(
     plan.warnings.iter().for_each(|warning| output.warn(&warning.to_string()));
     let client = Client::find_or_start(to, output).await?;
     plan.draft.predecessors = predecessors(&client, &args).await?;
-    let rehash = args.rehash;
+    let care = if args.rehash { Care::Rehash } else { Care::Light };
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
     let blobs = client.blobs();
     let spec = tokio::select! {
-        spec = plan.clone().ship(&blobs, &never, rehash, output) => spec?,
+        spec = plan.clone().ship(&blobs, &never, care, output) => spec?,
         _ = tokio::signal::ctrl_c() => return Err(Failure::Interrupted),
     };
     output.busy("submitting");
-    let job = match Box::pin(enqueue(&client, spec, hint.clone())).await {
+    let job = match Box::pin(enqueue(&client, spec, hint.clone(), output)).await {
         Err(Failure::Fault(fault)) if fault.code == Code::SnapshotMissing => {
-            output.note("the daemon lacks part of the snapshot by now; it is sent again");
-            let spec = plan.ship(&blobs, &never, rehash, output).await?;
-            Box::pin(enqueue(&client, spec, hint)).await?
+            output.note("the daemon lacks part of the snapshot; it is sent again");
+            let spec = plan.ship(&blobs, &never, care.max(Care::Usual), output).await?;
+            let again = Box::pin(enqueue(&client, spec, hint, output)).await;
+            again.map_err(|failure| as_job::explain_gone(failure, "the job"))?
         }
         enqueued => enqueued?,
     };
@@ -93,12 +94,20 @@ pub(super) async fn place(
 }
 
 /// Puts the job into the queue. The request has an id, so that a repeated request submits only once.
-pub(super) async fn enqueue(client: &Client, spec: JobSpec, name_hint: String) -> Result<String, Failure> {
+pub(super) async fn enqueue(
+    client: &Client,
+    spec: JobSpec,
+    name_hint: String,
+    output: &mut Output,
+) -> Result<String, Failure> {
     let request = v1::SubmitRequest { request_id: random_id()?, spec: Some(spec.into()), name_hint };
     let end = Instant::now() + PATIENCE;
     loop {
         match Box::pin(answer(client.jobs().submit(request.clone()))).await {
-            Ok(response) => return Ok(response.job),
+            Ok(response) => {
+                response.notes.iter().for_each(|note| output.warn(note));
+                return Ok(response.job);
+            }
             Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
                 if !client.until_back(end).await {
                     return Err(Failure::Fault(fault));

@@ -11,6 +11,7 @@ use agent_proto::v1;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::preempt::PreemptionView;
 use crate::client::person;
 use crate::output::Paper;
 use crate::output::text::{Tone, clean, duration};
@@ -278,6 +279,7 @@ impl JobView {
             "environment_variables": spec.environment_variables,
             "inputs": inputs,
             "outputs": outputs,
+            "compute": spec.compute,
             "resources": {
                 "nodes": spec.resources.nodes,
                 "gpus": spec.resources.gpus,
@@ -288,14 +290,13 @@ impl JobView {
             },
             "distribution": spec.distribution,
             "predecessors": spec.predecessors,
+            "resume": if spec.resume_outputs { "outputs" } else { "never" },
+            "resumes": spec.resumes,
             "limits": {
                 "timeout_s": spec.limits.timeout.map(|t| t.as_secs_f64()),
                 "grace_s": spec.limits.grace().as_secs_f64(),
             },
-            "retry": {
-                "max_attempts": spec.retry.max_attempts,
-                "backoff_s": spec.retry.backoff.as_secs_f64(),
-            },
+            "retry": { "max_attempts": spec.retry.max_attempts, "backoff_s": spec.retry.backoff.as_secs_f64() },
         })
     }
 }
@@ -342,8 +343,35 @@ pub(crate) struct NodeView {
     pub(crate) slots_used: u32,
     pub(crate) disk_free_bytes: u64,
     pub(crate) memory_free_bytes: u64,
+    /// The SSH connection of the controller by which it reaches the controller, if there is one.
+    pub(crate) tunnel: Option<TunnelView>,
+    /// That it will be taken away, if so.
+    pub(crate) preemption: Option<PreemptionView>,
     #[serde(serialize_with = "inventory_json")]
     pub(crate) inventory: Inventory,
+}
+
+/// A tunnel.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct TunnelView {
+    pub(crate) through: String,
+    pub(crate) up: bool,
+    /// Why it is not up.
+    pub(crate) why: Option<String>,
+}
+
+impl TunnelView {
+    /// `root@gpu-1, up`
+    pub(crate) fn describe(&self) -> String {
+        let state = self.why.as_ref().map_or_else(|| "up".to_owned(), |why| format!("down: {why}"));
+        clean(&format!("{}, {state}", self.through)).into_owned()
+    }
+}
+
+impl From<v1::Tunnel> for TunnelView {
+    fn from(wire: v1::Tunnel) -> TunnelView {
+        TunnelView { through: wire.through, up: wire.up, why: (!wire.up).then_some(wire.why) }
+    }
 }
 
 /// An inventory whose environments have the same form as everywhere else.
@@ -400,6 +428,8 @@ impl TryFrom<v1::Node> for NodeView {
             slots_used: wire.slots_used,
             disk_free_bytes: load.disk_free,
             memory_free_bytes: load.memory_free,
+            tunnel: wire.tunnel.map(TunnelView::from),
+            preemption: wire.preemption.map(PreemptionView::from),
             inventory: Inventory::try_from(wire.inventory.unwrap_or_default())?,
         })
     }
@@ -416,6 +446,7 @@ impl NodeView {
     /// Whether it gets new work, in one word: `ready`, or what prevents it.
     pub(crate) fn condition(&self) -> &str {
         match self.eligibility.as_str() {
+            _ if self.preemption.is_some() && self.liveness == "ready" => "preempted",
             "open" => &self.liveness,
             closed => closed,
         }
@@ -425,7 +456,7 @@ impl NodeView {
     pub(crate) fn tone(&self) -> Tone {
         match self.condition() {
             "ready" => Tone::Good,
-            "degraded" | "draining" | "cordoned" | "enrolling" => Tone::Warn,
+            "degraded" | "draining" | "cordoned" | "enrolling" | "preempted" => Tone::Warn,
             _ => Tone::Bad,
         }
     }

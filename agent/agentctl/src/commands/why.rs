@@ -222,6 +222,10 @@ pub(super) fn waiting_advice(why: &str) -> Option<&'static str> {
             "It waits until a machine has that Python; one that is installed is noticed within a minute. To use \
              another, name it under `environment.python`.",
         )
+    } else if waits("no node is large enough") && waits("not handed out") {
+        Some(
+            "A GPU is handed out again once what stands against it is gone; agentctl doctor says what to do.",
+        )
     } else if waits("no node is large enough") {
         Some("It would wait for ever on these machines: ask for less under `resources`, or add a machine.")
     } else {

@@ -68,7 +68,18 @@ pub(super) fn lock(
     warnings: &mut Vec<Remark>,
 ) -> Result<String, Fault> {
     let text = read(path, "the lock")?;
-    let lock = condafile::parse_lock(&text).map_err(|fault| super::in_file(path, fault))?;
+    check_lock(&text, path, beside, warnings)?;
+    Ok(text)
+}
+
+/// The same for the text of a lock that stands in `path`.
+pub(super) fn check_lock(
+    text: &str,
+    path: &Path,
+    beside: Option<&CondaFile>,
+    warnings: &mut Vec<Remark>,
+) -> Result<(), Fault> {
+    let lock = condafile::parse_lock(text).map_err(|fault| super::in_file(path, fault))?;
     if let Some(platform) = lock.platform.as_ref().filter(|platform| !platform.starts_with(PLATFORM)) {
         let what = format!("{}: the lock is for `{platform}`, and nodes run Linux", path.display());
         return Err(Fault::new(Code::JobUnsupported, what)
@@ -76,7 +87,7 @@ pub(super) fn lock(
     }
     let lacks = beside.and_then(|file| lock.lacks(file));
     warnings.extend(lacks.map(|lacks| Remark::of(path, lacks.to_string())));
-    Ok(text)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -128,7 +128,7 @@ impl Plan {
         let job =
             jobfile::command_job(&text, &changes.set).map_err(|refused| in_file(file, refused.into()))?;
         let mut plan = Plan::of_read(job, file, file.parent().unwrap_or(Path::new("")))?;
-        if plan.code.is_none() && changes.command.is_empty() {
+        if plan.code.is_none() && plan.draft.code.is_none() && changes.command.is_empty() {
             plan.warnings.push(Remark::of(file, "no `code`: the command starts in an empty directory"));
         }
         Ok(plan)
@@ -258,8 +258,16 @@ impl Plan {
 fn complete(spec: EnvSpec, file: &Path, warnings: &mut Vec<Remark>) -> Result<EnvSpec, Fault> {
     Ok(match spec {
         EnvSpec::Conda { document, lock, .. } => {
-            let (document, _) = conda::document(&document, file, warnings)?;
-            EnvSpec::Conda { file: file_name(file), document, lock }
+            // A lock alone has no document beside it.
+            let read = match document.is_empty() && lock.is_some() {
+                true => None,
+                false => Some(conda::document(&document, file, warnings)?),
+            };
+            let (document, parsed) = read.unzip();
+            if let Some(lock) = &lock {
+                conda::check_lock(lock, file, parsed.as_ref(), warnings)?;
+            }
+            EnvSpec::Conda { file: file_name(file), document: document.unwrap_or_default(), lock }
         }
         EnvSpec::Image { image, conda: Some(document) } => {
             let (document, _) = conda::document(&document, file, warnings)?;

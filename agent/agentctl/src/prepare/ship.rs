@@ -22,13 +22,12 @@ const LARGE: u64 = 300_000_000;
 const SHOWN: usize = 5;
 
 impl Plan {
-    /// Sends what the store lacks and completes the job; `never` are directories that are not sent. With `rehash`
-    /// every file is read, even if its metadata is unchanged.
+    /// Sends what the store lacks and completes the job; `never` are directories that are not sent.
     pub(crate) async fn ship(
         self,
         blobs: &Remote,
         never: &[PathBuf],
-        rehash: bool,
+        care: Care,
         output: &mut Output,
     ) -> Result<JobSpec, Fault> {
         let Plan { mut draft, code, inputs, context, .. } = self;
@@ -37,17 +36,12 @@ impl Plan {
         let stand_in = |name: &String| (name.clone(), Input::Folder(Digest::EMPTY));
         complete.inputs.extend(inputs.iter().map(|(name, _)| stand_in(name)));
         complete.validate()?;
-        let sender = Sender { blobs, never: never.to_vec(), cache: cache(), rehash };
+        let sender = Sender { blobs, never: never.to_vec(), cache: cache(), care };
         if let Some(dir) = code {
             draft.code = Some(sender.transfer("code", Kind::Code, &dir, output).await?);
         }
         for (name, path) in inputs {
-            let kind = if path.is_file() { Kind::File } else { Kind::Folder };
-            let root = sender.transfer(&format!("input {name}"), kind, &path, output).await?;
-            let input = match path.file_name().filter(|_| path.is_file()) {
-                Some(file) => Input::File { root, name: file.to_string_lossy().into_owned() },
-                None => Input::Folder(root),
-            };
+            let input = sender.input(&format!("input {name}"), &path, output).await?;
             draft.inputs.insert(name, input);
         }
         if let Some((dir, dockerfile)) = context {
@@ -56,6 +50,28 @@ impl Plan {
         }
         draft.validate()
     }
+}
+
+/// Sends a file or a directory that is no part of a job.
+pub(crate) async fn send(
+    path: &Path,
+    blobs: &Remote,
+    never: &[PathBuf],
+    output: &mut Output,
+) -> Result<Input, Fault> {
+    let sender = Sender { blobs, never: never.to_vec(), cache: cache(), care: Care::Usual };
+    sender.input("data", path, output).await
+}
+
+/// How much is taken for granted when files are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Care {
+    /// What was not changed since it was read was sent before: the caller notices if not, and sends it again.
+    Light,
+    /// The store is asked for everything.
+    Usual,
+    /// And every file is read, even if its metadata is unchanged.
+    Rehash,
 }
 
 /// Which files of a path are sent.
@@ -85,11 +101,20 @@ struct Sender<'a> {
     never: Vec<PathBuf>,
     /// The cache of files read before. A user without a home has none.
     cache: Option<StatCache>,
-    /// Ignore the cache.
-    rehash: bool,
+    care: Care,
 }
 
 impl Sender<'_> {
+    /// A file or a directory, as a job reads it.
+    async fn input(&self, what: &str, path: &Path, output: &mut Output) -> Result<Input, Fault> {
+        let kind = if path.is_file() { Kind::File } else { Kind::Folder };
+        let root = self.transfer(what, kind, path, output).await?;
+        Ok(match path.file_name().filter(|_| path.is_file()) {
+            Some(file) => Input::File { root, name: file.to_string_lossy().into_owned() },
+            None => Input::Folder(root),
+        })
+    }
+
     async fn transfer(
         &self,
         what: &str,
@@ -97,7 +122,7 @@ impl Sender<'_> {
         path: &Path,
         output: &mut Output,
     ) -> Result<Digest, Fault> {
-        if let Some(cache) = self.cache.as_ref().filter(|_| self.rehash) {
+        if let Some(cache) = self.cache.as_ref().filter(|_| self.care == Care::Rehash) {
             cache.forget(path);
         }
         let read = || read(kind, path.to_owned(), self.never.clone(), self.cache.clone());
@@ -111,12 +136,12 @@ impl Sender<'_> {
         if let Some(keys) = keys(&snapshot.named(is_key)) {
             output.warn(&format!("{what}: {keys}"));
         }
-        let pushed = match (push(what, &snapshot, self.blobs, output).await, &self.cache) {
+        let pushed = match (self.push(what, &snapshot, output).await, &self.cache) {
             // A file was changed just now, or without a change of its metadata: read everything again.
             (Err(PushError::Changed { .. }), Some(cache)) if snapshot.read < snapshot.files => {
                 cache.forget(path);
                 snapshot = read().await.map_err(|error| unreadable(what, path, &error))?;
-                push(what, &snapshot, self.blobs, output).await.map_err(unsent)?
+                self.push(what, &snapshot, output).await.map_err(unsent)?
             }
             (pushed, _) => pushed.map_err(unsent)?,
         };
@@ -124,21 +149,19 @@ impl Sender<'_> {
         output.note(&format!("{what}: {files}, {} changed, {sent} sent", pushed.files_sent));
         Ok(snapshot.root)
     }
-}
 
-async fn push(
-    what: &str,
-    snapshot: &Snapshot,
-    blobs: &Remote,
-    output: &mut Output,
-) -> Result<Pushed, PushError> {
-    output.busy(&format!("{what}: asking what is new"));
-    let tick = output.ticker();
-    let progress = |sent: PushProgress| {
-        let part = size::part(sent.bytes, sent.bytes_total);
-        tick(format!("{what}: {} of {}, {part} sent", sent.files, count(sent.files_total, "file")));
-    };
-    snapshot::push(snapshot, blobs, progress).await
+    async fn push(&self, what: &str, snapshot: &Snapshot, output: &mut Output) -> Result<Pushed, PushError> {
+        output.busy(&format!("{what}: asking what is new"));
+        let tick = output.ticker();
+        let progress = |sent: PushProgress| {
+            let part = size::part(sent.bytes, sent.bytes_total);
+            tick(format!("{what}: {} of {}, {part} sent", sent.files, count(sent.files_total, "file")));
+        };
+        match self.care {
+            Care::Light => snapshot::push_lightly(snapshot, self.blobs, progress).await,
+            Care::Usual | Care::Rehash => snapshot::push(snapshot, self.blobs, progress).await,
+        }
+    }
 }
 
 async fn read(

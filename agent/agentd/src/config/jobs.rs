@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::read::Layers;
 use super::{ConfigError, JobUser, Setting, Share, people, values};
@@ -31,10 +32,15 @@ pub(crate) struct JobSettings {
     pub(crate) helper: Option<PathBuf>,
     /// Each job has a `/tmp` and a `/dev/shm` of its own, and sees only its own processes.
     pub(crate) private: bool,
+    /// Each job can change its environment without changing it for others, and sees nothing of the state of a user's own
+    /// daemon.
+    pub(crate) view: bool,
     /// The memory limit of a job that sets none, as a part of the machine's; 0 is no limit.
     pub(crate) memory: Share,
     /// Jobs may use the cloud's metadata service, which gives the machine's identity.
     pub(crate) metadata: bool,
+    /// How often a running job that resumes its outputs has them stored.
+    pub(crate) outputs_every: Duration,
 }
 
 const RANGE: &str = "two numbers such as `2000000000-2000065535`, from 100000 on, 100 at least";
@@ -43,8 +49,10 @@ impl JobSettings {
     /// Reads its keys; returns them with their settings. `own` is for a user's own daemon.
     pub(super) fn resolve(layers: &Layers, own: bool) -> Result<(JobSettings, Vec<Setting>), ConfigError> {
         let [user, uids, root] = ["job_user", "job_uids", "root_jobs"].map(|key| layers.get(key));
-        let [private, memory] = ["private_tmp", "job_memory"].map(|key| layers.get(key));
-        let [metadata, helper] = ["allow_metadata", "spawn_socket"].map(|key| layers.get(key));
+        let [private, view, memory] =
+            ["private_tmp", "private_view", "job_memory"].map(|key| layers.get(key));
+        let [metadata, helper, every] =
+            ["allow_metadata", "spawn_socket", "outputs_every"].map(|key| layers.get(key));
         let usual = if own { RunAs::Daemon } else { RunAs::Owner };
         let yes = |text: &str| values::word(text, &[("true", true), ("false", false)]);
         let settings = JobSettings {
@@ -58,10 +66,12 @@ impl JobSettings {
             })?,
             helper: helper.parse("an absolute path, or nothing", values::path_or_none)?,
             private: private.parse("`true` or `false`", yes)?,
+            view: view.parse("`true` or `false`", yes)?,
             memory: memory.parse("a size such as `8GiB`, a part such as `90%`, or 0", values::share)?,
             metadata: metadata.parse("`true` or `false`", yes)?,
+            outputs_every: every.parse("a duration such as `30s`, `10m` or `2h`", values::duration)?,
         };
-        Ok((settings, vec![user, uids, root, helper, private, memory, metadata]))
+        Ok((settings, vec![user, uids, root, helper, private, view, memory, metadata, every]))
     }
 }
 

@@ -73,6 +73,11 @@ impl Layers {
         let fixed = || KEYS.iter().find(|known| known.name == key).map_or("", |known| known.default);
         self.or(key, || fixed().to_owned())
     }
+
+    /// The values of several keys, or else their defaults.
+    pub(super) fn all<const N: usize>(&self, keys: [&'static str; N]) -> [Setting; N] {
+        keys.map(|key| self.get(key))
+    }
 }
 
 /// The configuration file and its text. A file named by the user must exist; the default one may be absent.
@@ -91,9 +96,11 @@ fn file(flags: &Flags, variables: &Variables) -> Result<Option<(PathBuf, String)
     }
 }
 
-/// A plain value, or a list of plain values joined by commas.
+/// A plain value, a list of plain values joined by commas, or a mapping as such a list of `key=value`.
 fn scalar(node: &Node) -> Result<String, At> {
+    let pair = |(key, value): &(yaml::Key, Node)| Ok(format!("{}={}", key.text, value.text()?));
     match &node.value {
+        Value::Map(entries) => Ok(entries.iter().map(pair).collect::<Result<Vec<_>, _>>()?.join(", ")),
         Value::List(items) => Ok(items.iter().map(Node::text).collect::<Result<Vec<_>, _>>()?.join(", ")),
         _ => node.text().map(str::to_owned),
     }

@@ -162,6 +162,19 @@ fn test_environments_have_usable_defaults_and_can_be_told_otherwise() {
 }
 
 #[test]
+fn test_a_mapping_is_a_list_of_pairs() {
+    let limits = |text: &str| {
+        let (_dir, flags) = file(text);
+        Config::resolve(&flags, &Variables::default()).map(|config| config.gangs.limits)
+    };
+    let expected = agent_control::UserLimits { jobs: Some(4), gpus: Some(8), cpus: None };
+    assert_eq!(limits("limits_per_user: {jobs: 4, gpus: 8}").unwrap(), expected);
+    assert_eq!(limits("limits_per_user: jobs=4, gpus=8").unwrap(), expected);
+    let refused = limits("limits_per_user: {jbos: 4}").unwrap_err().to_string();
+    assert!(refused.contains("limits_per_user: expected some of `jobs`, `gpus` and `cpus`"), "{refused}");
+}
+
+#[test]
 fn test_every_key_is_documented_with_its_default() {
     let page = include_str!("../../../docs/configuration.md");
     for key in KEYS {

@@ -100,6 +100,7 @@ fn holds(reason: Reason) -> &'static str {
         Reason::Held(Holder::Jobs) => "are needed by jobs that have not ended",
         Reason::Held(Holder::Outputs) => "are outputs of jobs",
         Reason::Held(Holder::Environments) => "tell of environments",
+        Reason::Held(Holder::Assets) => "are data with a name",
         Reason::Held(Holder::Replicas) => "are needed by what runs here",
         Reason::Recent => "were just used",
         Reason::Room => "may go",

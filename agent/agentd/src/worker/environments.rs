@@ -49,11 +49,12 @@ const LOG_KEPT: usize = 512 << 10;
 const BUILD_STALL: Duration = Duration::from_secs(600);
 
 /// The settings of this daemon's environments, on a machine with `memory` bytes. `gpus` holds whether it has GPUs,
-/// once that is known.
+/// once that is known. Jobs of the daemon's own user are `kept_out` of them.
 pub(crate) fn settings(
     config: &Config,
     memory: u64,
     shim: &Path,
+    kept_out: bool,
     store: Store,
     gpus: watch::Receiver<Option<bool>>,
 ) -> EnvConfig {
@@ -80,7 +81,8 @@ pub(crate) fn settings(
         curated_builtin: agent_model::curated::SHIPPED,
         memory: if said.builder_memory > 0 { said.builder_memory } else { memory / 4 * 3 },
         // A job of another user cannot write to them.
-        hard_links: config.keeps_jobs_out(),
+        hard_links: config.keeps_jobs_out() || kept_out,
+        writable: !agent_spawn::serves_others() && !kept_out,
         builder: users::builder(config).map(|id| Builder { id, shim: shim.to_owned() }),
         docker: Some(Docker::at(&config.devices.docker_socket)),
         registry_credentials: config.devices.docker_credentials.clone(),

@@ -15,7 +15,9 @@ use agent_cas::snapshot::{TreeError, Unread};
 use agent_cas::{MissingError, ReadError, WriteError};
 use agent_model::disk::Shortfall;
 use agent_model::outcome::Usage;
-use agent_model::{Blame, Code, ExitStatus, Fault, JobId, Retry, Timestamp, Verdict, causes, size};
+use agent_model::{
+    Blame, Code, ExitStatus, Fault, JobId, NodeId, Preemption, Retry, Timestamp, Verdict, causes, size,
+};
 use agent_runtime::env::AcquireError;
 use agent_runtime::exec::{self, LaunchError, Lost};
 use serde::{Deserialize, Serialize};
@@ -55,6 +57,21 @@ impl Ending {
     fn never_ran(verdict: Verdict, ended_at: Timestamp) -> Ending {
         Ending { verdict, exit: None, fault: None, started_at: None, ended_at, usage: None }
     }
+}
+
+/// The fault for an attempt that ended because its machine will be taken away.
+pub(crate) fn preempted(notice: &Preemption, node: &NodeId) -> Fault {
+    Fault::new(Code::Preempted, format!("{node} was taken away under the job"))
+        .why(format!("it {}", notice.describe()))
+        .fix("nothing: the job is queued again, and this attempt does not count against `retry`")
+}
+
+/// Whether a machine that goes can be the cause of this ending.
+pub(crate) fn is_of_the_machine(ending: &Ending) -> bool {
+    let of_machine = |fault: &Fault| {
+        matches!(fault.code, Code::NodeRebooted | Code::RunLost | Code::LaunchFailed | Code::LeaseOver)
+    };
+    ending.fault.as_ref().is_some_and(of_machine)
 }
 
 /// The fault for too little room to go on.

@@ -10,7 +10,7 @@ use std::os::unix::fs::{PermissionsExt, chown, fchown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent_cas::snapshot::{Laid, MaterializeError, Owner, PrestagedTree, materialize_counted};
+use agent_cas::snapshot::{self, Laid, MaterializeError, Owner, PrestagedTree, materialize_counted};
 use agent_cas::{ByteCounter, Store};
 use agent_model::job::{Input, JobDraft};
 use agent_model::{DataInput, Digest, EnvSpec, size};
@@ -45,6 +45,9 @@ pub(crate) enum FetchError {
         #[source]
         source: DataError,
     },
+    /// What an earlier attempt left.
+    #[error("the outputs of an earlier attempt could not be laid out")]
+    Outputs(#[source] MaterializeError),
     /// A folder of the job directory.
     #[error("the folder {} could not be prepared", path.display())]
     Folder {
@@ -91,11 +94,22 @@ pub(crate) async fn lay_out(
     let (owner, mut trees) = (user.and_then(owner), Vec::new());
     let lay = async |what: String, root: Digest, to: &Path| {
         let counter = fetching.begin(what);
-        materialize_counted(&store.counted(&counter), root, to, owner, prestaged_trees, &counter).await
+        let store = store.for_tree(root, &counter);
+        materialize_counted(&store, root, to, owner, prestaged_trees, &counter).await
     };
     if let Some(code) = job.code {
         let laid = lay("the code".to_owned(), code, &dir.work()).await;
         trees.push((code, laid.map_err(FetchError::Code)?));
+    }
+    if let Some(left) = &job.resumes {
+        let stored = snapshot::folder(store, left.artifacts.root, "outputs").await;
+        let outputs = dir.work().join("outputs");
+        if let Some(root) = stored.map_err(|error| FetchError::Outputs(MaterializeError::Tree(error)))? {
+            // It includes what the code had there when the attempt before began.
+            let replaced = outputs.clone();
+            blocking(&outputs, move || agent_spawn::remove_tree(&replaced)).await?;
+            lay("the outputs so far".to_owned(), root, &outputs).await.map_err(FetchError::Outputs)?;
+        }
     }
     for (name, input) in &job.inputs {
         if let Input::Folder(root) | Input::File { root, .. } = input {
@@ -195,6 +209,42 @@ pub(crate) async fn settle(dir: &JobDir, user: Option<JobUser>, all: bool) -> Re
         own(&dir.home(), &user)
     };
     blocking(&path, settle).await
+}
+
+/// The variable with the directory in which the user's own packages are: the job has another one for its packages.
+pub(crate) const USUAL_BASE: &str = "AGENTD_USER_BASE";
+
+/// Has an interpreter find the packages there as well.
+const USUAL_SITE: &str = "import os, site, sys; d = os.environ.get('AGENTD_USER_BASE', '') + \
+    '/lib/python%d.%d/site-packages' % sys.version_info[:2]; os.path.isdir(d) and site.addsitedir(d)\n";
+
+/// Makes what the job needs to install packages for itself: an empty layer for its environment, if it gets one, and the
+/// directory for packages outside of it, for this version of `python`.
+pub(crate) async fn make_layers(
+    dir: &JobDir,
+    user: Option<JobUser>,
+    layered: bool,
+    python: Option<&str>,
+) -> Result<(), FetchError> {
+    let (path, dir) = (dir.layer(), dir.clone());
+    let site = python.and_then(|version| {
+        let minor: Vec<&str> = version.splitn(3, '.').take(2).collect();
+        (minor.len() == 2)
+            .then(|| dir.user_base().join(format!("lib/python{}/site-packages", minor.join("."))))
+    });
+    let make = move || {
+        let own = |path: &Path| user.as_ref().map_or(Ok(()), |user| own(path, user));
+        if layered {
+            agent_spawn::remove_tree(&dir.layer())?;
+            own(&agent_shim::view::make_layer(&dir.layer())?)?;
+        }
+        let Some(site) = site else { return Ok(()) };
+        agent_spawn::remove_tree(&dir.user_base())?;
+        std::fs::create_dir_all(&site)?;
+        std::fs::write(site.join("user.pth"), USUAL_SITE)?;
+        own(&dir.user_base())
+    };
+    blocking(&path, make).await
 }
 
 /// Makes empty folders for code, inputs and outputs, which no other user can access.
@@ -303,8 +353,8 @@ async fn blocking(
 
 #[cfg(test)]
 mod tests {
-    use agent_cas::{Disk, snapshot};
-    use agent_model::job::Output;
+    use agent_cas::Disk;
+    use agent_model::job::{LeftOutputs, Output};
 
     use super::*;
 
@@ -345,6 +395,40 @@ mod tests {
             assert!(!dir.work().join("left").exists());
             std::fs::write(dir.work().join("left"), "by an interrupted attempt").unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn test_what_an_attempt_left_is_in_place_of_the_outputs_of_the_code() {
+        let temp = tempfile::tempdir().unwrap();
+        let (store, code) = store(temp.path()).await;
+        let stored = async |name: &str, files: &[&str]| {
+            let tree = temp.path().join(name);
+            for file in files {
+                let path = tree.join(file);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, name).unwrap();
+            }
+            let scanned = snapshot::scan_whole(&tree).unwrap();
+            snapshot::push(&scanned, &store, |_| {}).await.unwrap();
+            agent_model::Artifacts { root: scanned.root, files: scanned.files, bytes: scanned.bytes }
+        };
+        let left =
+            |artifacts| Some(LeftOutputs { attempt: agent_model::Epoch(1), artifacts, is_earlier: false });
+        let dir = JobDir::new(temp.path().join("j.2.0"));
+        dir.create().unwrap();
+        let artifacts = stored("left", &["outputs/deep/state", "logs/old", "named-outputs/m/x"]).await;
+        let job = JobDraft { code: Some(code), resumes: left(artifacts), ..JobDraft::default() };
+        for _ in 0..2 {
+            lay_out(&store, &[], &job, &BTreeMap::new(), &dir, None, &Fetching::default()).await.unwrap();
+            assert_eq!(std::fs::read_to_string(dir.work().join("outputs/deep/state")).unwrap(), "left");
+            assert!(dir.work().join("t.py").exists() && !dir.work().join("logs/old").exists());
+            std::fs::write(dir.work().join("outputs/more"), "of an interrupted fetch").unwrap();
+        }
+        // One that left only logs.
+        let artifacts = stored("logged", &["logs/old"]).await;
+        let job = JobDraft { resumes: left(artifacts), ..JobDraft::default() };
+        lay_out(&store, &[], &job, &BTreeMap::new(), &dir, None, &Fetching::default()).await.unwrap();
+        assert_eq!(std::fs::read_dir(dir.work().join("outputs")).unwrap().count(), 0);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use agent_cas::digest_of;
-use agent_model::{Boot, JobSpec, Outcome, ReplicaId, ReplicaStep, Timestamp, failpoint};
+use agent_model::{Boot, Digest, JobSpec, Outcome, Preemption, ReplicaId, ReplicaStep, Timestamp, failpoint};
 use serde::{Deserialize, Serialize};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqliteSynchronous};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Row};
@@ -48,6 +48,9 @@ pub(crate) struct Record {
     /// The key of the environment it was started in, which is held until it has ended.
     #[serde(default)]
     pub(crate) environment: Option<String>,
+    /// The list of packages of that environment, as far as there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lock: Option<Digest>,
     /// The GPUs it has, from before its command is started until no process of it can use them any more.
     #[serde(default)]
     pub(crate) gpus: Vec<String>,
@@ -59,6 +62,9 @@ pub(crate) struct Record {
     /// user when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<JobUser>,
+    /// The machine will be taken away: the replica ends because of that, from before anything of it is told to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) preempted: Option<Preemption>,
 }
 
 impl Record {
@@ -75,9 +81,11 @@ impl Record {
             outcome: None,
             precious: false,
             environment: None,
+            lock: None,
             gpus: Vec::new(),
             leave: None,
             user: None,
+            preempted: None,
         }
     }
 }

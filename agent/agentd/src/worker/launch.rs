@@ -11,10 +11,11 @@ use agent_model::expr::{self, Reference};
 use agent_model::job::{Input, Output};
 use agent_model::{Boot, Fault, JobSpec, ReplicaId};
 use agent_runtime::env::Image;
+use agent_shim::view::View;
 use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
 use self::gang::Seating;
-use super::fetch::given_path;
+use super::fetch::{self, given_path};
 use crate::config::{HostVariables, JobUser};
 
 /// Everything that a launch order is made of.
@@ -26,6 +27,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) user: Option<&'a JobUser>,
     /// The first entries of `PATH`, from the environment.
     pub(crate) path_entries: &'a [PathBuf],
+    /// Packages that it installs are its own, and not its user's.
+    pub(crate) own_packages: bool,
     /// The environment's own variables.
     pub(crate) environment: &'a BTreeMap<String, String>,
     /// The image it runs in; `None` for the machine itself.
@@ -43,6 +46,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) usual_memory: u64,
     /// It has a `/tmp` of its own.
     pub(crate) private: bool,
+    /// Its view of the daemon's files.
+    pub(crate) view: Option<View>,
     /// It may use the cloud's metadata service, which gives the machine's identity.
     pub(crate) metadata: bool,
     /// Until when the job may run if the lease is not renewed; without a limit when absent.
@@ -107,6 +112,7 @@ impl Facts<'_> {
             timeout: self.spec.limits.timeout,
             user: self.user.map(|user| User { uid: user.uid, gid: user.gid, groups: user.groups.clone() }),
             tmp: self.private.then(|| self.dir.tmp()),
+            view: self.view.clone(),
             metadata: self.metadata,
             hold_port: Some(self.tracking_port),
             secrets: BTreeMap::new(),
@@ -169,7 +175,13 @@ impl Facts<'_> {
             }
         }
         keep_loopback_direct(&mut variables);
-        let path = self.search_path(variables.get("HOME"));
+        if self.own_packages && self.image.is_none() {
+            let base = self.dir.user_base().display().to_string();
+            let usual = variables.insert("PYTHONUSERBASE".to_owned(), base);
+            let home = variables.get("HOME").map(|home| format!("{}/.local", home.trim_end_matches('/')));
+            variables.extend(usual.or(home).map(|usual| (fetch::USUAL_BASE.to_owned(), usual)));
+        }
+        let path = self.search_path(&variables);
         variables.insert("PATH".to_owned(), path);
         variables.extend(self.environment.clone());
         variables.extend(self.contract());
@@ -198,14 +210,15 @@ impl Facts<'_> {
 
     /// The environment's programs, then those that `pip install` puts into the home if it may not write to the
     /// environment.
-    fn search_path(&self, home: Option<&String>) -> String {
+    fn search_path(&self, variables: &BTreeMap<String, String>) -> String {
         let usual = match self.image {
             None => self.host.path.clone(),
             Some(image) => image.env.get("PATH").cloned().unwrap_or_else(|| IMAGE_PATH.to_owned()),
         };
         let entries = self.path_entries.iter().map(|entry| entry.display().to_string());
-        let own = home.map(|home| format!("{}/.local/bin", home.trim_end_matches('/')));
-        entries.chain(own).chain([usual]).collect::<Vec<_>>().join(":")
+        let own = variables.get("PYTHONUSERBASE").map(|base| format!("{base}/bin"));
+        let home = variables.get("HOME").map(|home| format!("{}/.local/bin", home.trim_end_matches('/')));
+        entries.chain(own).chain(home).chain([usual]).collect::<Vec<_>>().join(":")
     }
 
     /// The variables with the job's identity and paths.
@@ -216,6 +229,7 @@ impl Facts<'_> {
             ("AGENTD_JOB", job.clone()),
             ("AGENTD_REPLICA", self.replica.to_string()),
             ("AGENTD_METRICS", text(&self.dir.tracking())),
+            ("AGENTD_PREEMPTION_FILE", text(&self.dir.preemption())),
             ("AZUREML_RUN_ID", job.clone()),
             ("AZUREML_ROOT_RUN_ID", job.clone()),
             ("AZUREML_DATA_CONTAINER_ID", format!("dcid.{job}")),
@@ -328,7 +342,9 @@ mod tests {
             log_quota: 1 << 30,
             gpus: &gpus,
             usual_memory: 7 << 30,
+            own_packages: user.is_some(),
             private: user.is_some(),
+            view: None,
             metadata: false,
             lease_until: Some(Boot::from_millis(60_000)),
             seating: None,

@@ -54,6 +54,7 @@ mod tests {
             tracking_bytes: 0,
             artifacts: Some(Artifacts { root: digest(2), files: 1, bytes: 1 }),
             usage: None,
+            environment: None,
         };
         let ended = Record { outcome: Some(outcome), ..open };
         let expected = [digest(1), digest(2)].map(|root| Pin::tree(root, Holder::Replicas));

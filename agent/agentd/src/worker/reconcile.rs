@@ -101,6 +101,8 @@ pub(crate) struct Reconciler<J> {
     asked: BTreeSet<ReplicaId>,
     /// Replicas whose outputs are being stored on request, each as long as its token is held.
     saving: BTreeMap<(ReplicaId, OutputsWanted), Weak<()>>,
+    /// When the outputs so far of running replicas were stored last, for the attempts after them.
+    kept: BTreeMap<ReplicaId, Instant>,
     order_fence: OrderFence,
     stamps: Stamps,
     changed: Arc<Notify>,
@@ -142,8 +144,9 @@ impl<J: Journal> Reconciler<J> {
         let (changed, held) = (Arc::new(Notify::new()), BTreeMap::new());
         let order_fence = OrderFence::new(worker.clock.boot());
         let (asked, saving, stamps) = (BTreeSet::new(), BTreeMap::new(), Stamps::default());
+        let kept = BTreeMap::new();
         let mut reconciler =
-            Reconciler { worker, supervisor, link, held, asked, saving, order_fence, stamps, changed };
+            Reconciler { worker, supervisor, link, held, asked, saving, kept, order_fence, stamps, changed };
         for record in found {
             info!(replica = %record.replica, step = %record.step, "going on with a replica");
             let step = Some(record.step);
@@ -191,6 +194,7 @@ impl<J: Journal> Reconciler<J> {
         stop: &CancellationToken,
     ) -> Result<(), SyncError> {
         let mut with = self.open().await?;
+        let mut notices = self.worker.preemptions.changes();
         loop {
             self.link.pulse.beat();
             let report_at = with.report_at();
@@ -211,8 +215,12 @@ impl<J: Journal> Reconciler<J> {
                     // A restarted controller believes that a replica is missing only by a report after this.
                 }
                 () = self.changed.notified() => self.sweep(intake),
+                Ok(()) = notices.changed() => {}
                 Ok(()) = self.link.inventory.changed() => with.inventory_due = INVENTORY_TIMES,
-                () = tokio::time::sleep_until(report_at) => self.revive(intake),
+                () = tokio::time::sleep_until(report_at) => {
+                    self.revive(intake);
+                    self.keep_so_far();
+                }
                 () = stop.cancelled() => break,
             }
             if with.heard.elapsed() > with.patience() {
@@ -265,6 +273,10 @@ impl<J: Journal> Reconciler<J> {
             inventory: whole.then(|| self.link.inventory.borrow().clone().into()),
             load: Some(agent_node::load(&self.worker.config.state_dir).into()),
             replicas: held.collect(),
+            preemption: self.worker.preemptions.found().map(|notice| v1::PreemptionNotice {
+                until_ms: notice.until.millis(),
+                reason: notice.reason,
+            }),
         }
     }
 
@@ -279,6 +291,8 @@ impl<J: Journal> Reconciler<J> {
             self.asked = asked;
             self.changed.notify_one();
         }
+        let said = orders.preemption.as_ref();
+        self.worker.preemptions.ask(said.map(|said| (Boot::from_millis(said.until_ms), said.reason.clone())));
         let wishes: Vec<Wish> = orders.environments.iter().filter_map(wish).collect();
         self.link.wishes.send_if_modified(|known| {
             let differs = *known != wishes;
@@ -335,6 +349,25 @@ impl<J: Journal> Reconciler<J> {
         });
     }
 
+    /// Stores from time to time what running jobs have written, if their next attempt would go on with it.
+    fn keep_so_far(&mut self) {
+        let (now, every) = (Instant::now(), self.worker.config.jobs.outputs_every);
+        let runs = |(replica, held): &(&ReplicaId, &HeldReplica)| {
+            let running = held.view.borrow().step == Some(ReplicaStep::Running);
+            running && held.spec.resume_outputs && replica.rank == 0
+        };
+        let running: Vec<ReplicaId> =
+            self.held.iter().filter(runs).map(|(replica, _)| replica.clone()).collect();
+        self.kept.retain(|replica, _| running.contains(replica));
+        for replica in running {
+            let last = *self.kept.entry(replica.clone()).or_insert(now);
+            if now >= last + every {
+                self.kept.insert(replica.clone(), now);
+                self.save(replica, OutputsWanted::SoFar);
+            }
+        }
+    }
+
     /// Starts the runner of a replica; `step` is reported to the controller at once.
     fn start(&mut self, record: Record, step: Option<ReplicaStep>, desired: Desired) {
         let replica = record.replica.clone();
@@ -342,7 +375,17 @@ impl<J: Journal> Reconciler<J> {
         // Whether a command that was started before still runs is not known yet.
         let alive = step.is_none_or(|step| !matches!(step, ReplicaStep::Launching | ReplicaStep::Running));
         let started_at = record.started_at;
-        let view = ReplicaView { step, detail: String::new(), started_at, alive, over: false, ready: None };
+        let preempted = record.preempted.is_some()
+            && !matches!(record.step, ReplicaStep::Launching | ReplicaStep::Running);
+        let view = ReplicaView {
+            step,
+            detail: String::new(),
+            started_at,
+            alive,
+            over: false,
+            ready: None,
+            preempted,
+        };
         let (desired, wanted) = watch::channel(desired);
         let (publish, view) = watch::channel(view);
         let runner = Runner::new(self.worker.clone(), record, wanted, publish, self.changed.clone());
@@ -414,6 +457,7 @@ fn to_wire(replica: &ReplicaId, view: &ReplicaView, has_runner: bool) -> Option<
         alive: view.alive && has_runner,
         spec: None,
         ready: view.ready.clone().map(Into::into),
+        preempted: view.preempted,
     })
 }
 

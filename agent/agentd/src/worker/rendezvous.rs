@@ -266,9 +266,11 @@ mod tests {
     fn settings(address: Option<&str>) -> GangSettings {
         GangSettings {
             address: address.map(|address| address.parse().unwrap()),
+            peer_port: None,
             ports: 20_000..=20_099,
             wait: Duration::ZERO,
             labels: Default::default(),
+            limits: Default::default(),
         }
     }
 

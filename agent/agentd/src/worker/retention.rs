@@ -95,7 +95,13 @@ impl Retention {
         let (dir, mark) = (dir.clone(), self.mark(left, precious));
         let put = move || match stay {
             Stay::Copy(Duration::ZERO) => discard(dir.path()),
-            _ => write(dir.path(), &mark),
+            _ => {
+                // What it wrote over its environment is of use to nobody, and may be large.
+                if let Err(error) = agent_spawn::remove_tree(&dir.layer()) {
+                    warn!(path = %dir.layer().display(), %error, "cannot remove the layer of a job");
+                }
+                write(dir.path(), &mark)
+            }
         };
         tokio::task::spawn_blocking(put).await.map_err(io::Error::other).flatten()
     }

@@ -11,7 +11,8 @@
 //! Invariants: the record of a step is on disk before its work begins; the future may be dropped at any
 //! point (the daemon stops or is killed) and another one goes on from the record; after a stop that arrives before
 //! the start, the command is never started; how the command ended is decided once, and its logs and outputs are
-//! stored in any case; a job that may be replaced is never started, and never goes on, after its lease, which a
+//! stored in any case; once a notice that the machine will be taken away is in the record, the replica ends because of
+//! it, also if it is withdrawn; a job that may be replaced is never started, and never goes on, after its lease, which a
 //! restart of the daemon does not extend.
 //!
 //! Channels: [`Desired`] in, [`ReplicaView`] out, both as watch channels, which hold the latest value. Spawned by
@@ -20,6 +21,7 @@
 mod follow;
 mod gang;
 mod launch;
+mod notice;
 mod prepare;
 mod settle;
 mod shipping;
@@ -34,12 +36,12 @@ use std::sync::Arc;
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::gang::Ready;
 use agent_model::protocol::orders::Desired;
-use agent_model::{Fault, ReplicaStep, Timestamp};
+use agent_model::{Fault, Preemption, ReplicaStep, Timestamp};
 use agent_shim::{ExitRecord, JobDir};
 use tokio::sync::{Notify, watch};
 use tracing::error;
 
-use self::follow::Silence;
+use self::follow::{Silence, Stop};
 use self::shipping::Shipping;
 use super::faults::Ending;
 use super::journal::{Journal, JournalError, Record};
@@ -62,6 +64,8 @@ pub(crate) struct ReplicaView {
     pub(crate) over: bool,
     /// Set for a rank of a gang from the moment it could start.
     pub(crate) ready: Option<Ready>,
+    /// It ends because the machine will be taken away, and nothing changes that any more.
+    pub(crate) preempted: bool,
 }
 
 /// Why the command does not run any more, or never will.
@@ -72,6 +76,8 @@ enum End {
     EndedHere(Ending),
     /// A stop arrived before it was started.
     Stopped,
+    /// The machine will be taken away; the command was not started.
+    Preempted(Preemption),
     /// Something failed before it was started, or it was lost.
     Failed(Fault),
     /// An earlier process of the daemon has already decided how it ended.
@@ -104,7 +110,9 @@ pub(crate) struct Runner<J> {
     /// How often the controller found the outcome incomplete.
     refusals: u32,
     /// The stop that the shim has acknowledged.
-    told_to_stop: Option<Desired>,
+    told_to_stop: Option<Stop>,
+    /// The stop because of a notice, once the command was to be told of it.
+    notice_stop: Option<Stop>,
     /// Since when the shim does not answer, or is to end the job, and what was done about it.
     silence: Silence,
     /// What is wrong with the GPUs of the command, as it was last reported.
@@ -147,6 +155,7 @@ impl<J: Journal> Runner<J> {
             tracked: Some(tracked),
             refusals: 0,
             told_to_stop: None,
+            notice_stop: None,
             silence: Silence::default(),
             trouble: Vec::new(),
             laid: Vec::new(),
@@ -231,6 +240,7 @@ impl<J: Journal> Runner<J> {
             alive: true,
             over: false,
             ready: self.ready.clone(),
+            preempted: self.is_preempted(),
         });
         self.changed.notify_one();
     }

@@ -5,6 +5,9 @@
 //!
 //! Afterwards the store is asked again, and blobs that it took and does not have are sent again. A blob that it
 //! reports missing but that can be read from it counts as present.
+//!
+//! Each of these steps is a round trip. Where somebody checks the whole tree afterwards, [`push_lightly`] saves most of
+//! them.
 
 use std::collections::HashSet;
 use std::io::Read;
@@ -100,6 +103,56 @@ pub enum PushError {
     Unkept(#[source] WriteError),
 }
 
+/// The same in two round trips, for a small change of a tree that `store` has: one small question, then everything that
+/// it lacks at once.
+///
+/// It is asked for the files that were read anew, for the directories above them, and for those beside them. Files whose
+/// hash was cached count as sent before if the store has any of these directories, and a directory that it has counts
+/// as complete. So the caller must have the whole tree checked, and [`push`] if something is missing. A store that
+/// offers no such check gets an ordinary push.
+pub async fn push_lightly(
+    snapshot: &Snapshot,
+    store: &impl BlobStore,
+    progress: impl Fn(PushProgress) + Send + Sync,
+) -> Result<Pushed, PushError> {
+    let (mut above, mut beside) = (HashSet::from([snapshot.root]), HashSet::new());
+    survey(&snapshot.top, &mut above, &mut beside);
+    let (read, cached): (Vec<_>, Vec<_>) = snapshot.contents().into_iter().partition(|leaf| leaf.read);
+    let near = |folder: &&Folder| above.contains(&folder.digest) || beside.contains(&folder.digest);
+    let (near, far): (Vec<_>, Vec<_>) = snapshot.directories().into_iter().partition(near);
+    let files = |leaves: Vec<_>| leaves.into_iter().map(Blob::File);
+    let folders = |folders: &[_]| folders.iter().copied().map(Blob::Folder).collect::<Vec<_>>();
+    let mut open = missing(files(read).chain(folders(&near)).collect(), store).await?;
+    if !store.checks_trees().await {
+        return push(snapshot, store, progress).await;
+    }
+    let lacks: HashSet<Digest> = open.iter().filter(|blob| !blob.is_file()).map(Blob::digest).collect();
+    // Every store has the empty directory.
+    let is_known =
+        near.iter().any(|folder| folder.digest != Digest::EMPTY && !lacks.contains(&folder.digest));
+    let mut unsure = if is_known { Vec::new() } else { files(cached).collect() };
+    if lacks.iter().any(|lacked| !above.contains(lacked)) {
+        unsure.extend(folders(&far));
+    }
+    // Before those that were asked for first, so that the root stays the last.
+    open.splice(0..0, missing(unsure, store).await?);
+    let (sent, listings) = send_all(open, None, store, &progress).await?;
+    Ok(Pushed { files: snapshot.files, files_sent: sent.files, bytes_sent: sent.bytes + listings })
+}
+
+/// Finds the directories with files below that were read anew, and the other directories in these.
+fn survey(folder: &Folder, above: &mut HashSet<Digest>, beside: &mut HashSet<Digest>) -> bool {
+    let below: Vec<bool> = folder.folders.iter().map(|(_, child)| survey(child, above, beside)).collect();
+    let changed = below.contains(&true) || folder.files.iter().any(|leaf| leaf.read);
+    if changed {
+        above.insert(folder.digest);
+    }
+    if above.contains(&folder.digest) {
+        beside.extend(folder.folders.iter().map(|(_, child)| child.digest));
+    }
+    changed
+}
+
 /// Sends what `store` lacks of `snapshot`; calls `progress` after each batch and each large file.
 pub async fn push(
     snapshot: &Snapshot,
@@ -112,7 +165,7 @@ pub async fn push(
     let mut pushed = Pushed { files: snapshot.files, files_sent: 0, bytes_sent: 0 };
     let mut retry = RetryPolicy::default();
     while !open.is_empty() {
-        let (sent, directories) = send_all(open.clone(), snapshot.root, store, &progress).await?;
+        let (sent, directories) = send_all(open.clone(), Some(snapshot.root), store, &progress).await?;
         if pushed.bytes_sent == 0 {
             pushed = Pushed { files_sent: sent.files, bytes_sent: sent.bytes + directories, ..pushed };
         }
@@ -136,14 +189,14 @@ async fn not_there(blobs: &[Blob<'_>], store: &impl BlobStore) -> Option<Digest>
     None
 }
 
-/// Sends these, the root last; returns the files sent, and the bytes of directories.
+/// Sends these, the root alone and last where one is named; returns the files sent, and the bytes of directories.
 async fn send_all(
     mut missing: Vec<Blob<'_>>,
-    root: Digest,
+    root: Option<Digest>,
     store: &impl BlobStore,
     progress: &(impl Fn(PushProgress) + Send + Sync),
 ) -> Result<(PushProgress, u64), PushError> {
-    let root = missing.pop_if(|blob| blob.digest() == root);
+    let root = missing.pop_if(|blob| Some(blob.digest()) == root);
     let mut sent = PushProgress::default();
     for file in missing.iter().filter(|blob| blob.is_file()) {
         sent.files_total += 1;

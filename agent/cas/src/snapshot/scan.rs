@@ -418,6 +418,7 @@ fn hash(leaf: &mut Leaf, buffer: &mut Vec<u8>, most: u64, stop: &AtomicBool) -> 
         let after = rustix::fs::fstat(file.file()).map_err(|errno| fail(errno.into()))?;
         if stamp == Stamp::of(&after) && digest.size == stamp.size {
             (leaf.stamp, leaf.executable, leaf.hash) = (stamp, is_executable(&after), Some(digest.hash));
+            leaf.read = true;
             return Ok(());
         }
     }

@@ -139,6 +139,13 @@ pub async fn list(store: &impl BlobStore, root: Digest) -> Result<Vec<Entry>, Tr
     Ok(fetch(store, root).await?.files().collect())
 }
 
+/// The tree that is the directory of this name in another one; `None` if there is none. Links are not followed.
+pub async fn folder(store: &impl BlobStore, root: Digest, name: &str) -> Result<Option<Digest>, TreeError> {
+    let tree = fetch(store, root).await?;
+    let directories = tree.directory(&root).map(|directory| &directory.directories);
+    Ok(directories.into_iter().flatten().find(|(known, _)| known.as_str() == name).map(|(_, folder)| *folder))
+}
+
 /// What one directory names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Named {

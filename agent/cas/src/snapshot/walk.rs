@@ -154,11 +154,13 @@ pub(super) struct Leaf {
     pub(super) executable: bool,
     /// Of its content, once it is known.
     pub(super) hash: Option<[u8; 32]>,
+    /// Its content was read for this snapshot; the hash of another was cached.
+    pub(super) read: bool,
 }
 
 impl Leaf {
     pub(super) fn new(place: FilePlace, stat: &Stat) -> Leaf {
-        Leaf { place, stamp: Stamp::of(stat), executable: is_executable(stat), hash: None }
+        Leaf { place, stamp: Stamp::of(stat), executable: is_executable(stat), hash: None, read: false }
     }
 
     /// The content's digest; the empty one before the file was read.

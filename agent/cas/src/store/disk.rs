@@ -21,6 +21,7 @@
 //! Every read from the start of a blob is hashed. A blob that does not match is checked once more and
 //! quarantined: from then on it is missing, and can be sent again.
 
+mod arrivals;
 #[cfg(any(test, feature = "fakes"))]
 pub(super) mod damage;
 mod home;
@@ -43,10 +44,12 @@ use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use futures_util::stream::StreamExt;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 pub use self::index::Kept;
 pub use self::ingest::Ingest;
 
+use self::arrivals::Arrivals;
 use self::home::{Home, blob_name};
 use self::index::{BlobLocation, Index};
 use self::loose::Loose;
@@ -77,6 +80,7 @@ struct Shared {
     noted: AtomicU32,
     /// Held while segments are copied forward.
     compacting: Mutex<()>,
+    arrivals: Arrivals,
 }
 
 /// The result of checking a blob.
@@ -148,6 +152,7 @@ impl Disk {
             damaged: AtomicU64::new(0),
             noted: AtomicU32::new(home::now()),
             compacting: Mutex::new(()),
+            arrivals: Arrivals::default(),
         };
         for digest in suspects {
             shared.judge_at(&digest, BlobLocation::Loose);
@@ -164,6 +169,17 @@ impl Disk {
     pub async fn ingest(&self, digest: Digest) -> Result<Ingest, WriteError> {
         let shared = Arc::clone(&self.shared);
         blocking(move || Ingest::begin(shared, digest)).await
+    }
+
+    /// The bytes of a large blob that somebody writes now, as they come, and an empty piece whenever none came for a
+    /// second. It ends without an error only when the blob is in the store.
+    pub fn arriving(&self, digest: Digest) -> Option<Chunks> {
+        arrivals::follow(&self.shared, digest)
+    }
+
+    /// Notified when a blob begins to arrive, and when blobs have arrived.
+    pub fn arrivals(&self) -> watch::Receiver<()> {
+        self.shared.arrivals.news()
     }
 }
 
@@ -289,7 +305,12 @@ impl BlobStore for Disk {
 
     async fn write_batch(&self, blobs: Vec<(Digest, Bytes)>) -> Vec<Result<(), WriteError>> {
         let shared = Arc::clone(&self.shared);
-        blocking(move || shared.write_batch(blobs)).await
+        blocking(move || {
+            let written = shared.write_batch(blobs);
+            shared.arrivals.tell();
+            written
+        })
+        .await
     }
 
     async fn quarantine(&self, digest: Digest) {

@@ -4,21 +4,27 @@
 //! others see, and what must be complete. A damaged near blob counts as absent: the near store has quarantined it by
 //! the time it reports that, and a copy from the far one replaces it.
 //!
+//! Before the far store, other nodes are asked for the blobs of a tree, where there are such ([`Peers`]). Whatever they
+//! do costs only the time until the next one, or the far store, is asked.
+//!
 //! A blob that the far store lacks although it reported it, or has with other bytes, is read once more, then from the
 //! `other` store if there is one, and the right bytes are written to the far store again. A blob found nowhere is
 //! *doubted*: it counts as missing, so that clients send it again, until it was written again. So do all blobs that
 //! are queried together with it, usually a whole snapshot: nobody has read the rest of it yet, and with one gap found
 //! for each attempt there would be many attempts. Doubt does not survive a restart; the next read doubts it again.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use agent_model::Digest;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{BlobStore, Chunks, MissingError, ReadError, WriteError};
+use super::{
+    BATCH_BLOBS, BATCH_BYTES, BlobStore, Chunks, MissingError, ReadError, SMALL_BLOB, WriteError, batches,
+};
 use crate::ByteCounter;
+use crate::peer::{Peers, TreeSources};
 
 /// Most blobs that are doubted. A far store that is wrong about more has lost everything.
 const DOUBTED: usize = 100_000;
@@ -33,12 +39,16 @@ pub struct Tiered<N, F> {
     doubted: Arc<Mutex<HashSet<Digest>>>,
     /// Told what arrives of large blobs.
     counter: Option<Arc<ByteCounter>>,
+    /// Other nodes.
+    peers: Option<Arc<dyn Peers>>,
+    /// Those that have the tree of this task.
+    sources: Option<Arc<dyn TreeSources>>,
 }
 
 impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
     /// `near` in front of `far`.
     pub fn new(near: N, far: F) -> Tiered<N, F> {
-        Tiered { near, far, other: None, doubted: Arc::default(), counter: None }
+        Tiered { near, far, other: None, doubted: Arc::default(), counter: None, peers: None, sources: None }
     }
 
     /// The same with another store that is asked for blobs that `far` turns out not to have.
@@ -47,10 +57,17 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         Tiered { other: Some(other), ..self }
     }
 
-    /// The same store, for a task that is counted.
+    /// The same with other nodes that are asked before `far`.
     #[must_use]
-    pub(super) fn counted(self, counter: &Arc<ByteCounter>) -> Tiered<N, F> {
-        Tiered { counter: Some(Arc::clone(counter)), ..self }
+    pub fn beside(self, peers: Arc<dyn Peers>) -> Tiered<N, F> {
+        Tiered { peers: Some(peers), ..self }
+    }
+
+    /// The same store, for a task that fetches a tree and is counted.
+    #[must_use]
+    pub(crate) fn for_tree(self, root: Digest, counter: &Arc<ByteCounter>) -> Tiered<N, F> {
+        let sources = self.peers.as_ref().map(|peers| peers.tree(root));
+        Tiered { counter: Some(Arc::clone(counter)), sources, ..self }
     }
 
     /// The near store.
@@ -76,10 +93,14 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
 
     /// Ensures that the near store has the blob.
     async fn fetch(&self, digest: Digest) -> Result<(), ReadError> {
+        if self.fetch_from_peers(digest).await? {
+            return Ok(());
+        }
+        let from_far = async || self.bring(self.far.read(digest, 0).await?, digest).await;
+        let mut fetched = from_far().await;
         // The bytes may have been damaged in transit.
-        let mut fetched = self.bring(&self.far, digest).await;
         if fetched.as_ref().is_err_and(ReadError::is_unsound) {
-            fetched = self.bring(&self.far, digest).await;
+            fetched = from_far().await;
         }
         let Err(error) = fetched else { return Ok(()) };
         if !error.is_unsound() {
@@ -87,13 +108,52 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         }
         self.doubt(digest);
         let Some(other) = &self.other else { return Err(error) };
-        self.bring(other, digest).await.map_err(|_| error)?;
+        let from_other = async { self.bring(other.read(digest, 0).await?, digest).await };
+        from_other.await.map_err(|_: ReadError| error)?;
         mended(digest, self.pass_on(digest).await);
         Ok(())
     }
 
-    async fn bring(&self, from: &F, digest: Digest) -> Result<(), ReadError> {
-        let source = from.read(digest, 0).await?;
+    /// Whether another node sent it.
+    async fn fetch_from_peers(&self, digest: Digest) -> Result<bool, ReadError> {
+        let Some(sources) = &self.sources else { return Ok(false) };
+        while let Some(peer) = sources.next(digest.size).await {
+            let brought = async { self.bring(peer.read(digest).await?, digest).await };
+            match brought.await {
+                Ok(()) => return Ok(true),
+                // The peer is not to blame for this disk.
+                Err(error @ ReadError::Keep { .. }) => return Err(error),
+                Err(error) => sources.failed(&peer, &error).await,
+            }
+        }
+        Ok(false)
+    }
+
+    /// Whole blobs from other nodes, as many as they sent.
+    async fn read_from_peers(&self, digests: &[Digest]) -> HashMap<Digest, Bytes> {
+        let mut got = HashMap::new();
+        let Some(sources) = &self.sources else { return got };
+        for batch in batches(digests.iter().copied(), BATCH_BYTES, BATCH_BLOBS, |digest| digest.size) {
+            let mut wanted: Vec<Digest> = batch
+                .into_iter()
+                .filter(|digest| digest.size <= SMALL_BLOB && *digest != Digest::EMPTY)
+                .collect();
+            while !wanted.is_empty()
+                && let Some(peer) = sources.next(wanted.iter().map(|digest| digest.size).sum()).await
+            {
+                let (came, error) = peer.read_batch(&wanted).await;
+                got.extend(came);
+                wanted.retain(|digest| !got.contains_key(digest));
+                if let Some(error) = error {
+                    sources.failed(&peer, &error).await;
+                }
+            }
+        }
+        got
+    }
+
+    /// Keeps what comes as the blob in the near store.
+    async fn bring(&self, source: Chunks, digest: Digest) -> Result<(), ReadError> {
         let meter = self.counter.as_ref().map(|counter| counter.meter());
         let source = match &meter {
             Some(meter) => meter.count(source),
@@ -105,8 +165,24 @@ impl<N: BlobStore, F: BlobStore> Tiered<N, F> {
         })
     }
 
-    /// Whole blobs from the far store, or the other one.
+    /// Whole blobs from other nodes, the far store, or the other one.
     async fn fetch_batch(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
+        let got = self.read_from_peers(&digests).await;
+        let rest: Vec<Digest> = digests.iter().copied().filter(|digest| !got.contains_key(digest)).collect();
+        let mut rest = match rest.is_empty() {
+            true => Vec::new(),
+            false => self.fetch_batch_far(rest).await,
+        }
+        .into_iter();
+        let absent = |digest| Err(ReadError::Absent { digest });
+        let one = |digest: Digest| match got.get(&digest) {
+            Some(bytes) => Ok(bytes.clone()),
+            None => rest.next().unwrap_or_else(|| absent(digest)),
+        };
+        digests.into_iter().map(one).collect()
+    }
+
+    async fn fetch_batch_far(&self, digests: Vec<Digest>) -> Vec<Result<Bytes, ReadError>> {
         let mut results = self.far.read_batch(digests.clone()).await;
         self.read_again(&self.far, &digests, &mut results).await;
         let unsound = unsound(&results);

@@ -129,16 +129,21 @@ const JOBS: &[(&str, Rule)] = &[
     ("Hold", Rule::Owner),
     ("Remove", Rule::Owner),
     ("History", Rule::Owner),
+    ("Session", Rule::Owner),
 ];
 
 const NODES: &[(&str, Rule)] = &[
     ("List", Rule::User),
     ("SetEligibility", Rule::Operator),
+    ("Preempt", Rule::Operator),
     ("DeclareLost", Rule::Operator),
     ("ManageEnvironment", Rule::Operator),
     ("StoreOutputs", Rule::Owner),
     ("CollectBlobs", Rule::Operator),
     ("CheckBlobs", Rule::Operator),
+    ("GetTunnelKey", Rule::Admin),
+    ("KeepTunnel", Rule::Admin),
+    ("DropTunnel", Rule::Admin),
 ];
 
 const TELEMETRY: &[(&str, Rule)] =
@@ -149,10 +154,16 @@ const WORKER: &[(&str, Rule)] = &[
     ("ReportOutcome", Rule::Node),
     ("ReportOutputs", Rule::Node),
     ("ReadSecrets", Rule::Node),
+    ("FindPeer", Rule::Node),
+    ("AdmitPeer", Rule::Node),
+    ("ServeSession", Rule::Node),
 ];
 
 /// Each concerns only the caller's own secrets.
 const SECRETS: &[(&str, Rule)] = &[("Set", Rule::User), ("List", Rule::User), ("Remove", Rule::User)];
+
+/// Changes concern only the caller's own; reads what all may read, too.
+const ASSETS: &[(&str, Rule)] = &[("Add", Rule::User), ("List", Rule::User), ("Change", Rule::User)];
 
 const IDENTITY: &[(&str, Rule)] = &[
     ("Join", Rule::Token),
@@ -167,6 +178,8 @@ const IDENTITY: &[(&str, Rule)] = &[
     ("RemoveNode", Rule::Admin),
 ];
 
+const POOLS: &[(&str, Rule)] = &[("Set", Rule::Admin), ("List", Rule::User), ("Delete", Rule::Admin)];
+
 /// Calls that change nothing, or that nodes make all the time. All others go into the audit log.
 const UNAUDITED: &[&str] = &[
     "/agent.v1.Jobs/Get",
@@ -180,9 +193,14 @@ const UNAUDITED: &[&str] = &[
     "/agent.v1.Worker/Sync",
     "/agent.v1.Worker/ReportOutcome",
     "/agent.v1.Worker/ReportOutputs",
+    "/agent.v1.Worker/FindPeer",
+    "/agent.v1.Worker/AdmitPeer",
+    "/agent.v1.Worker/ServeSession",
     "/agent.v1.Secrets/List",
+    "/agent.v1.Assets/List",
     "/agent.v1.Identity/ListTokens",
     "/agent.v1.Identity/ListUsers",
+    "/agent.v1.Pools/List",
 ];
 
 /// The stream by which a process starts to speak for its node.
@@ -205,7 +223,9 @@ pub(super) fn rule(path: &str) -> Option<Rule> {
         "agent.v1.Telemetry" => TELEMETRY,
         "agent.v1.Worker" => WORKER,
         "agent.v1.Secrets" => SECRETS,
+        "agent.v1.Assets" => ASSETS,
         "agent.v1.Identity" => IDENTITY,
+        "agent.v1.Pools" => POOLS,
         blobs if BLOBS.contains(&blobs) => return Some(Rule::Member),
         _ => return None,
     };

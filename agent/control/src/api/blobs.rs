@@ -77,6 +77,7 @@ fn stay_to_wire(stay: &Stay) -> v1::BlobsStay {
         Reason::Held(Holder::Jobs) => "jobs",
         Reason::Held(Holder::Outputs) => "outputs",
         Reason::Held(Holder::Environments) => "environments",
+        Reason::Held(Holder::Assets) => "assets",
         Reason::Held(Holder::Replicas) => "replicas",
         Reason::Recent => "recent",
         Reason::Room => "room",

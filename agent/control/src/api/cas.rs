@@ -21,7 +21,7 @@ use agent_cas::remote::bytestream::{
 };
 use agent_cas::remote::compression::{InflateError, deflate_all, deflated, inflate_all};
 use agent_cas::remote::{
-    ANNOUNCED, ENCODED, Form, IDENTITY, MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, ZSTD,
+    ANNOUNCED, CHECKS_TREES, ENCODED, Form, IDENTITY, MAX_BATCH, MAX_MESSAGE, Resource, ResourceError, ZSTD,
     digest_from_wire, digest_to_wire, told,
 };
 use agent_cas::store::BATCH_BLOBS;
@@ -102,6 +102,10 @@ impl Capabilities for Service {
             ..Default::default()
         });
         answer.metadata_mut().insert(ENCODED, MAX_BATCH.into());
+        // Of a store elsewhere only the roots are looked for.
+        if let Store::Disk(_) = self.store {
+            answer.metadata_mut().insert(CHECKS_TREES, 1.into());
+        }
         Ok(answer)
     }
 }

@@ -3,12 +3,13 @@
 //! A token is checked, a request is signed, and the decision is on disk before the certificate is sent. The caller's
 //! time is checked first: with a clock that is far off, the certificate would be useless.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent_identity::{Authority, CLOCK_TOLERANCE, IssueError, Subject, Token, TokenKind};
-use agent_model::{Code, Fault, NodeId, Principal, Role, Timestamp, UserName};
+use agent_identity::{Authority, CLOCK_TOLERANCE, IssueError, Subject, TokenKind};
+use agent_model::{Code, Fault, JobId, NodeId, Principal, Role, Timestamp, UserName};
 use agent_proto::v1;
 use tonic::{Request, Response, Status};
 
@@ -117,18 +118,14 @@ impl Services {
         kind: TokenKind,
     ) -> Result<v1::CreateTokenResponse, Refusal> {
         let identity = self.identity()?;
-        let made = Token::generate(kind, identity.authority.fingerprint());
-        let made =
-            made.map_err(|error| Fault::new(Code::Bug, "the system gave no random numbers").because(&error))?;
-        let hash = agent_model::ids::hex(&Token::hash(&made.secret()));
-        let token = TokenRecord { hash, ..token };
-        let (until, id) = (token.until, token.id().to_owned());
-        self.gate.registry.give(token, self.gate.clock.now()).await?;
+        let (fingerprint, now) = (identity.authority.fingerprint(), self.gate.clock.now());
+        let issued = self.gate.registry.issue(kind, fingerprint, token, now).await;
+        let (made, token) = issued.map_err(|refused| not_taken(refused, None))?;
         Ok(v1::CreateTokenResponse {
             token: made.to_string(),
             address: identity.address.clone(),
-            until_ms: until.0,
-            id,
+            until_ms: token.until.0,
+            id: token.id().to_owned(),
         })
     }
 
@@ -137,21 +134,13 @@ impl Services {
         asked: v1::CreateTokenRequest,
         by: &Caller,
     ) -> Result<v1::CreateTokenResponse, Refusal> {
-        for (key, value) in &asked.labels {
-            let plain = |text: &str| {
-                !text.is_empty() && text.len() <= 63 && text.bytes().all(|b| b.is_ascii_graphic())
-            };
-            if !plain(key) || !plain(value) {
-                return Err(invalid(format!(
-                    "the label `{key}={value}` is not plain text of 1 to 63 characters"
-                ))
-                .into());
-            }
-        }
+        let labels = asked.labels.into_iter().collect();
+        check_labels(&labels)?;
         let token = TokenRecord {
             hash: String::new(),
             user: None,
-            labels: asked.labels.into_iter().collect(),
+            labels,
+            node: None,
             uses_left: asked.uses.max(1),
             until: self.gate.clock.now() + life(asked.seconds),
             by: by.to_string(),
@@ -178,6 +167,7 @@ impl Services {
             hash: String::new(),
             user: Some(name),
             labels: Default::default(),
+            node: None,
             uses_left: 1,
             until: now + life(asked.seconds),
             by: by.to_string(),
@@ -185,7 +175,6 @@ impl Services {
         self.give_token(token, TokenKind::Login).await
     }
 
-    /// Revokes first its certificates, so that it cannot connect again; then removes the node with its jobs.
     async fn remove_node(
         &self,
         asked: v1::RemoveNodeRequest,
@@ -196,21 +185,47 @@ impl Services {
         if let Some(known) = known.filter(|known| !known.jobs.is_empty() && !asked.lose_jobs) {
             return Err(busy(&node, known.jobs.iter()).into());
         }
-        let was_member = self.gate.registry.remove_node(&node).await?;
-        self.gate.sessions.forget(&node);
-        match self.queue.remove_node(&node, asked.lose_jobs || was_member, &by.to_string()).await? {
-            RemovedNode::Done(jobs) => {
-                Ok(v1::RemoveNodeResponse { jobs: jobs.into_iter().map(String::from).collect() })
-            }
-            RemovedNode::Unknown if was_member => Ok(v1::RemoveNodeResponse::default()),
-            RemovedNode::Unknown => Err(unknown_node(&node).into()),
-            RemovedNode::Busy(jobs) => Err(busy(&node, jobs.iter()).into()),
+        let (lost, was_known) = self.forget_node(&node, asked.lose_jobs, &by.to_string()).await?;
+        if !was_known {
+            return Err(unknown_node(&node).into());
+        }
+        Ok(v1::RemoveNodeResponse { jobs: lost.into_iter().map(String::from).collect() })
+    }
+
+    /// Revokes first its certificates, so that it cannot connect again; then removes the node, and its jobs count as
+    /// lost. Returns those, and whether anything was known of the node.
+    pub(crate) async fn forget_node(
+        &self,
+        node: &NodeId,
+        lose_jobs: bool,
+        by: &str,
+    ) -> Result<(Vec<JobId>, bool), Refusal> {
+        let was_member = self.gate.registry.remove_node(node).await?;
+        self.gate.sessions.forget(node);
+        let had_tunnel = self.drop_tunnel(node).await?;
+        self.fanout.lock().forget(node);
+        match self.queue.remove_node(node, lose_jobs || was_member, by).await? {
+            RemovedNode::Done(jobs) => Ok((jobs, true)),
+            RemovedNode::Unknown => Ok((Vec::new(), was_member || had_tunnel)),
+            RemovedNode::Busy(jobs) => Err(busy(node, jobs.iter()).into()),
         }
     }
 }
 
-fn busy<'a>(node: &NodeId, jobs: impl Iterator<Item = &'a agent_model::JobId>) -> Fault {
-    let jobs: Vec<&str> = jobs.map(agent_model::JobId::as_str).collect();
+/// Labels are plain text.
+pub(super) fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), Fault> {
+    let plain =
+        |text: &str| !text.is_empty() && text.len() <= 63 && text.bytes().all(|b| b.is_ascii_graphic());
+    match labels.iter().find(|(key, value)| !plain(key) || !plain(value)) {
+        Some((key, value)) => {
+            Err(invalid(format!("the label `{key}={value}` is not plain text of 1 to 63 characters")))
+        }
+        None => Ok(()),
+    }
+}
+
+fn busy<'a>(node: &NodeId, jobs: impl Iterator<Item = &'a JobId>) -> Fault {
+    let jobs: Vec<&str> = jobs.map(JobId::as_str).collect();
     Fault::new(Code::NodeBusy, format!("{node} still has jobs"))
         .why(jobs.join(", "))
         .fix(format!("let it run empty first: agentctl drain {node}; or take them for lost with --lose-jobs"))

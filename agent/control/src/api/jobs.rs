@@ -5,12 +5,13 @@
 
 use std::pin::Pin;
 
-use agent_model::{Code, Fault, JobId, JobSpec};
+use agent_model::{Code, Digest, Fault, JobId, JobSpec};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tokio::sync::watch;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
+use super::inside::SessionStream;
 use super::{Caller, Refusal, Services, ended, invalid, to_wire, to_wire_for_others};
 use crate::pins;
 use crate::queue::{JobView, Submission};
@@ -23,7 +24,11 @@ const LARGEST_PAGE: u32 = 1000;
 const NAME_TRIES: usize = 8;
 
 impl Services {
-    async fn submit_job(&self, request: v1::SubmitRequest, caller: &Caller) -> Result<JobId, Refusal> {
+    async fn submit_job(
+        &self,
+        request: v1::SubmitRequest,
+        caller: &Caller,
+    ) -> Result<(JobId, Option<String>), Refusal> {
         let owner = caller.who();
         if request.request_id.is_empty() {
             return Err(invalid("`request_id` is empty").into());
@@ -31,12 +36,14 @@ impl Services {
         let spec = JobSpec::try_from(request.spec.ok_or_else(|| invalid("`spec` is missing"))?)?;
         let spec = spec.owned_by(Some(owner.clone()));
         if let Some(job) = self.store.submitted(&request.request_id).await? {
-            return Ok(job.id);
+            return Ok((job.id, None));
         }
+        let spec = self.with_assets(spec, owner)?;
         self.require_room()?;
+        let (spec, told) = self.pools.demand(spec)?;
         // From here until the job is on disk nothing that it names is removed.
         let _relied = self.collector.rely_on(pins::of_spec(&spec)).await;
-        self.require_blobs(&spec).await?;
+        self.require_snapshots(&spec.snapshots()).await?;
         self.require_secrets(&spec, owner).await?;
         self.require_predecessors(&spec, caller).await?;
         let hint = [&request.name_hint, &spec.display_name].into_iter().find(|text| !text.is_empty());
@@ -59,7 +66,7 @@ impl Services {
             match accepted {
                 Some(id) => {
                     tracing::info!(job = %id, who = %caller, "queued job");
-                    return Ok(id);
+                    return Ok((id, told));
                 }
                 None if spec.name.is_some() => {
                     return Err(Fault::new(Code::JobConflict, format!("there is a job `{id}` already"))
@@ -75,7 +82,7 @@ impl Services {
     }
 
     /// The last room on the disk is for the jobs that were accepted before.
-    fn require_room(&self) -> Result<(), Refusal> {
+    pub(super) fn require_room(&self) -> Result<(), Refusal> {
         if self.store.has_room() {
             return Ok(());
         }
@@ -85,10 +92,9 @@ impl Services {
             .into())
     }
 
-    /// Every snapshot a job names must be in the store, and complete, before the job counts as submitted.
-    async fn require_blobs(&self, spec: &JobSpec) -> Result<(), Refusal> {
-        let missing =
-            self.first_missing(&spec.snapshots()).await.map_err(|error| super::unsearched(&error))?;
+    /// Every snapshot that a job names must be in the store, and complete, before the job counts as submitted.
+    pub(super) async fn require_snapshots(&self, snapshots: &[Digest]) -> Result<(), Refusal> {
+        let missing = self.first_missing(snapshots).await.map_err(|error| super::unsearched(&error))?;
         match missing {
             None => Ok(()),
             Some(digest) => Err(Fault::new(
@@ -250,9 +256,9 @@ impl v1::jobs_server::Jobs for Services {
         request: Request<v1::SubmitRequest>,
     ) -> Result<Response<v1::SubmitResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let job = self.submit_job(request.into_inner(), &caller).await?;
+        let (job, told) = self.submit_job(request.into_inner(), &caller).await?;
         caller.concerns(format!("job {job}"));
-        Ok(Response::new(v1::SubmitResponse { job: job.into() }))
+        Ok(Response::new(v1::SubmitResponse { job: job.into(), notes: told.into_iter().collect() }))
     }
 
     async fn get(&self, request: Request<v1::GetJobRequest>) -> Result<Response<v1::Job>, Status> {
@@ -305,6 +311,16 @@ impl v1::jobs_server::Jobs for Services {
     ) -> Result<Response<v1::HistoryResponse>, Status> {
         let caller = Caller::of(&request)?;
         Ok(Response::new(self.job_history(&id(&request.into_inner().job)?, &caller).await?))
+    }
+
+    type SessionStream = SessionStream;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::SessionInput>>,
+    ) -> Result<Response<SessionStream>, Status> {
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(self.open_session(caller, request.into_inner()).await?))
     }
 }
 

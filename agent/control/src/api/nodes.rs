@@ -24,6 +24,17 @@ use crate::store::Recovery;
 /// How long a node may take to do something with one of its environments.
 const ENVIRONMENT_WITHIN: Duration = Duration::from_secs(60);
 
+/// The longest time before which an operator can say that a machine will be taken away.
+const LONGEST_NOTICE: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The most characters of a reason.
+const REASON: usize = 200;
+
+/// A reason that somebody gave, as one line.
+pub(super) fn words(reason: &str) -> String {
+    reason.trim().chars().filter(|c| !c.is_control()).take(REASON).collect()
+}
+
 impl Services {
     async fn list_nodes(&self) -> Result<v1::ListNodesResponse, Refusal> {
         let nodes = self.queue.nodes().await?;
@@ -67,6 +78,7 @@ impl Services {
                 fix: "check the disk and the memory of this machine; jobs that lack a file say so".to_owned(),
             });
         }
+        notices.extend(self.tunnels_down());
         notices.extend(self.store.recovery().map(mended));
         notices.extend(self.gate.sessions.twice().iter().map(lives_twice));
         notices
@@ -88,13 +100,32 @@ impl Services {
         Ok(self.node_to_wire(node))
     }
 
+    async fn preempt_node(&self, request: v1::PreemptRequest, who: &str) -> Result<v1::Node, Refusal> {
+        let id: NodeId = request.node.parse()?;
+        let after = Duration::from_millis(request.in_ms);
+        if after > LONGEST_NOTICE {
+            return Err(invalid("a machine can be said to go within seven days, no later").into());
+        }
+        let reason = match words(&request.reason) {
+            none if none.is_empty() => format!("{who} says so"),
+            reason => reason,
+        };
+        let said = (!request.withdraw).then_some((after, reason));
+        let node = self.queue.preempt(&id, said, who).await?.ok_or_else(|| unknown_node(&id))?;
+        Ok(self.node_to_wire(node))
+    }
+
     /// A node for the wire, with the labels of its token and the error of its clock.
     fn node_to_wire(&self, node: NodeState) -> v1::Node {
         let id = node.record.id.clone();
         let mut wire = to_wire(node);
+        wire.tunnel = self.tunnel_of(&id);
         wire.labels = self.gate.registry.labels(&id).into_iter().collect();
         if let (Some(ahead), Some(inventory)) = (self.gate.sessions.skew(&id), &mut wire.inventory) {
             inventory.findings.push(clock_off(ahead).into());
+        }
+        if let (Some(faults), Some(inventory)) = (self.source_faults(&id), &mut wire.inventory) {
+            inventory.findings.push(faults.into());
         }
         wire
     }
@@ -246,6 +277,7 @@ fn lives_twice(twice: &Twice) -> v1::Notice {
 fn to_wire(node: NodeState) -> v1::Node {
     v1::Node {
         labels: Default::default(),
+        tunnel: None,
         node: node.record.id.to_string(),
         liveness: match node.record.liveness {
             Liveness::Enrolling => "enrolling",
@@ -266,6 +298,11 @@ fn to_wire(node: NodeState) -> v1::Node {
         inventory: Some(node.record.inventory.into()),
         load: Some(node.load.into()),
         slots_used: u32::try_from(node.jobs.len()).unwrap_or(u32::MAX),
+        preemption: node
+            .record
+            .preemption
+            .notice()
+            .map(|notice| v1::Preemption { deadline_ms: notice.deadline.0, reason: notice.reason.clone() }),
     }
 }
 
@@ -276,6 +313,13 @@ impl v1::nodes_server::Nodes for Services {
         _: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
         Ok(Response::new(self.list_nodes().await?))
+    }
+
+    async fn preempt(&self, request: Request<v1::PreemptRequest>) -> Result<Response<v1::Node>, Status> {
+        let caller = Caller::of(&request)?;
+        caller.concerns(format!("node {}", request.get_ref().node));
+        let who = caller.to_string();
+        Ok(Response::new(self.preempt_node(request.into_inner(), &who).await?))
     }
 
     async fn set_eligibility(
@@ -315,6 +359,35 @@ impl v1::nodes_server::Nodes for Services {
     ) -> Result<Response<Self::CheckBlobsStream>, Status> {
         let who = Caller::of(&request)?.to_string();
         Ok(Response::new(self.check(&who)))
+    }
+
+    async fn get_tunnel_key(
+        &self,
+        _: Request<v1::GetTunnelKeyRequest>,
+    ) -> Result<Response<v1::GetTunnelKeyResponse>, Status> {
+        Ok(Response::new(v1::GetTunnelKeyResponse { public_key: self.tunnel_key().await? }))
+    }
+
+    async fn keep_tunnel(
+        &self,
+        request: Request<v1::KeepTunnelRequest>,
+    ) -> Result<Response<v1::KeepTunnelResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let asked = request.into_inner();
+        caller.concerns(format!("node {}: {}@{}:{}", asked.node, asked.user, asked.host, asked.port));
+        Services::keep_tunnel(self, asked).await?;
+        Ok(Response::new(v1::KeepTunnelResponse {}))
+    }
+
+    async fn drop_tunnel(
+        &self,
+        request: Request<v1::DropTunnelRequest>,
+    ) -> Result<Response<v1::DropTunnelResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let node: NodeId = request.into_inner().node.parse().map_err(Refusal::from)?;
+        caller.concerns(format!("node {node}"));
+        Services::drop_tunnel(self, &node).await?;
+        Ok(Response::new(v1::DropTunnelResponse {}))
     }
 
     async fn declare_lost(

@@ -4,7 +4,7 @@
 //! A user asks for them ([`Services::store_outputs`]), the node gets an order, and its report
 //! ([`Services::take_outputs`]) is returned to the user. Outputs of a job that ended are recorded, too; the verdict of
 //! the job does not change. Those of a job that runs are only in the store, which removes them like anything that
-//! nobody needs: not while they were used a moment ago.
+//! nobody needs: not while they were used a moment ago. A job that resumes its outputs needs the last of them.
 
 use agent_model::{Artifacts, Blame, Code, Fault, JobId, JobState, NodeId, Outcome, ReplicaId};
 use agent_proto::v1;
@@ -82,8 +82,24 @@ impl Services {
             Ok(stored) if !request.running => self.record_outputs(&replica, &node, stored).await?,
             stored => stored,
         };
+        if let Ok(StoredOutputs { artifacts: Some(artifacts), .. }) = &stored
+            && request.running
+        {
+            self.keep_so_far(&replica, &node, *artifacts).await?;
+        }
         let wanted = WantedOutputs { replica, node, running: request.running };
         self.queue.tell_outputs(wanted, stored).await.map_err(Refusal::from)?;
+        Ok(())
+    }
+
+    /// Keeps what a running job stored of its outputs, if the next attempt may need it.
+    async fn keep_so_far(&self, replica: &ReplicaId, node: &NodeId, stored: Artifacts) -> Result<(), Status> {
+        // From here until it is on disk no blob of it is removed.
+        let _relied = self.collector.rely_on(vec![pins::of_outputs(stored)]).await;
+        let missing = self.first_missing(&[stored.root]).await;
+        if missing.map_err(|error| Refusal::from(super::unsearched(&error)))?.is_none() {
+            self.queue.note_so_far(replica, node, stored).await.map_err(Refusal::from)?;
+        }
         Ok(())
     }
 
@@ -100,7 +116,7 @@ impl Services {
         };
         let outcome = Outcome { artifacts: Some(artifacts), ..outcome };
         // From here until the outcome is on disk no blob that it names is removed.
-        let _relied = self.collector.rely_on(pins::of_outcome(&outcome).into_iter().collect()).await;
+        let _relied = self.collector.rely_on(pins::of_outcome(&outcome)).await;
         if let Err(status) = self.require_outputs(&outcome).await {
             return Ok(Err(agent_proto::fault(&status)));
         }

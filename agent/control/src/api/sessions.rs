@@ -151,6 +151,11 @@ impl Sessions {
             && state.twice.get(node).is_none_or(|twice| twice.second.session != session)
     }
 
+    /// Whether a process speaks for a node now.
+    pub(super) fn is_live(&self, node: &NodeId) -> bool {
+        self.0.lock().live.contains_key(node)
+    }
+
     /// The nodes that two processes claimed at the same time lately.
     pub(super) fn twice(&self) -> Vec<Twice> {
         let mut state = self.0.lock();

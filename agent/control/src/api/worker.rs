@@ -9,12 +9,15 @@ use std::sync::Arc;
 
 use agent_model::protocol::orders::{EnvironmentWant, Obeyed};
 use agent_model::{
-    Boot, Clock, Code, Fault, NodeId, Outcome, Principal, ReplicaId, ReplicaStep, Retry, Timestamp,
+    Boot, Clock, Code, Fault, NodeId, Outcome, Preemption, Principal, ReplicaId, ReplicaStep, Retry,
+    Timestamp,
 };
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::inside::ServeStream;
+use super::nodes::words;
 use super::sessions::{Process, Sessions, Speaker};
 use super::{Caller, Refusal, Services, invalid};
 use crate::archive::{Archive, ArchiveError, Channel};
@@ -114,6 +117,11 @@ fn from_wire(wire: v1::NodeReport) -> Result<Report, Refusal> {
         inventory: wire.inventory.map(TryInto::try_into).transpose()?,
         load: wire.load.unwrap_or_default().into(),
         replicas: wire.replicas.into_iter().map(held).collect::<Result<_, _>>()?,
+        preemption: wire.preemption.map(|notice| Preemption {
+            until: Boot::from_millis(notice.until_ms),
+            deadline: Timestamp::default(), // as the controller's own clock says
+            reason: words(&notice.reason),
+        }),
     })
 }
 
@@ -127,6 +135,7 @@ fn held(wire: v1::HeldReplica) -> Result<Held, Refusal> {
         spec: wire.spec.map(TryInto::try_into).transpose()?,
         started_at: (wire.started_ms != 0).then_some(Timestamp(wire.started_ms)),
         ready: wire.ready.map(TryInto::try_into).transpose()?,
+        preempted: wire.preempted,
     })
 }
 
@@ -162,6 +171,10 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
         environments: orders.environments.iter().map(environment).collect(),
         outputs: orders.outputs.iter().map(ReplicaId::to_string).collect(),
         running_outputs: orders.running_outputs.iter().map(ReplicaId::to_string).collect(),
+        preemption: orders
+            .preemption
+            .clone()
+            .map(|(until, reason)| v1::PreemptionNotice { until_ms: until.millis(), reason }),
     }
 }
 
@@ -179,7 +192,7 @@ impl Services {
         let standing = if standing == Standing::Open {
             self.require_complete(&replica, &outcome).await?;
             // From here until the outcome is on disk nothing that it names is removed.
-            let _relied = self.collector.rely_on(pins::of_outcome(&outcome).into_iter().collect()).await;
+            let _relied = self.collector.rely_on(pins::of_outcome(&outcome)).await;
             self.require_outputs(&outcome).await?;
             self.queue.settle(&replica, &node, outcome).await.map_err(Refusal::from)?
         } else {
@@ -302,6 +315,16 @@ impl v1::worker_server::Worker for Services {
         Ok(Response::new(orders.boxed()))
     }
 
+    type ServeSessionStream = ServeStream;
+
+    async fn serve_session(
+        &self,
+        request: Request<Streaming<v1::SessionOutput>>,
+    ) -> Result<Response<ServeStream>, Status> {
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(self.offer_session(caller, request.into_inner()).await?))
+    }
+
     async fn report_outcome(
         &self,
         request: Request<v1::ReportOutcomeRequest>,
@@ -326,5 +349,22 @@ impl v1::worker_server::Worker for Services {
     ) -> Result<Response<v1::ReadSecretsResponse>, Status> {
         Caller::speaking(&request, &request.get_ref().node)?;
         Ok(Response::new(self.secrets_of(request.into_inner()).await?))
+    }
+
+    async fn find_peer(
+        &self,
+        request: Request<v1::FindPeerRequest>,
+    ) -> Result<Response<v1::FindPeerResponse>, Status> {
+        Caller::speaking(&request, &request.get_ref().node)?;
+        Ok(Response::new(self.find_source(request.get_ref())?))
+    }
+
+    async fn admit_peer(
+        &self,
+        request: Request<v1::AdmitPeerRequest>,
+    ) -> Result<Response<v1::AdmitPeerResponse>, Status> {
+        Caller::speaking(&request, &request.get_ref().node)?;
+        self.admit_peer_of(request.get_ref())?;
+        Ok(Response::new(v1::AdmitPeerResponse {}))
     }
 }

@@ -19,20 +19,23 @@ mod gangs;
 mod jobs;
 mod line;
 mod nodes;
+mod pools;
+mod preemption;
 mod ranks;
 mod replicas;
+mod resume;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lease::Leases;
-use crate::scheduler::{self, Pending, Wait};
+use crate::scheduler::{self, Pending, Prospect, UserLimits, Wait};
 use crate::store::{Changes, Document, JobRecord, Loaded, RankEnd, ReplicaRecord};
 use adopt::Strangers;
 use agent_model::lease::Terms;
 use agent_model::{
-    Artifacts, Boot, Code, Epoch, ExitStatus, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome,
-    Principal, ReplicaId, Retry, Timestamp, Verdict,
+    Artifacts, Boot, Code, Epoch, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, Principal,
+    ReplicaId, Retry, Timestamp, Verdict,
 };
 use blocked::Predecessors;
 pub(crate) use environments::{Wish, WishState};
@@ -42,6 +45,7 @@ use gangs::Gangs;
 use jobs::Jobs;
 use line::Line;
 pub(crate) use nodes::{DeclaredLost, RemovedNode};
+pub(crate) use pools::{Outlook, Retirement};
 use replicas::Replicas;
 
 /// The two clocks a rule may need: wall time as a label, this machine's boot time for leases.
@@ -84,10 +88,14 @@ pub(crate) struct Book {
     line: Line,
     fleet: Fleet,
     leases: Leases,
+    /// What one user may have at a time.
+    limits: UserLimits,
     gangs: Gangs,
     replicas: Replicas,
     strangers: Strangers,
     predecessors: Predecessors,
+    /// Machines that are made or could be.
+    prospects: Vec<Prospect>,
     /// Wishes about the environments that nodes keep, each while somebody waits for it.
     wishes: environments::Wishes,
     /// Documents that are only written to the disk, and not used here.
@@ -117,10 +125,12 @@ impl Book {
             line: Line::default(),
             fleet: Fleet::new(nodes, loaded.mended, contact, controller_epoch, now),
             leases: Leases::new(terms),
+            limits: UserLimits::default(),
             gangs: Gangs::new(terms.gather),
             replicas: Replicas::new(settled),
             strangers: Strangers::default(),
             predecessors: Predecessors::default(),
+            prospects: Vec::new(),
             wishes: environments::Wishes::new(),
             passing: Changes::default(),
             urgent: false,
@@ -134,6 +144,7 @@ impl Book {
             let job = if broken!(GoNotRecorded) { JobRecord { go: None, ..job } } else { job };
             book.gangs.load(&job, now);
             job.replicas.iter().for_each(|replica| book.fleet.assign(&replica.node, &job.id));
+            job.replicas.iter().for_each(|replica| book.fleet.note(replica, &job.spec));
             if job.state == JobState::Queued {
                 book.line.join(&job);
             }
@@ -141,6 +152,11 @@ impl Book {
         }
         book.await_predecessors_again();
         book
+    }
+
+    /// The same with limits for each user.
+    pub(crate) fn with_limits(self, limits: UserLimits) -> Book {
+        Book { limits, ..self }
     }
 
     /// The job, if it has not ended or ended just now.
@@ -219,6 +235,8 @@ impl Book {
             removed_at: None,
             go: None,
             broken: None,
+            left: None,
+            so_far: None,
         });
         self.line.join(job);
         self.await_predecessors(&id);
@@ -307,7 +325,7 @@ impl Book {
         let named = job.rank(replica.rank).is_some_and(|rank| rank.step.is_some());
         self.replicas.settle(replica, node, named);
         let id = &replica.job;
-        self.jobs.tell(id, Some(node), now, describe(&outcome));
+        self.jobs.tell(id, Some(node), now, ranks::describe(&outcome));
         if let Some(stored) = outcome.artifacts {
             self.jobs.tell(id, Some(node), now, format!("stored {stored}"));
         }
@@ -318,7 +336,7 @@ impl Book {
 
     /// A rank has ended; with the last rank the attempt ends.
     fn end_rank(&mut self, replica: &ReplicaId, end: RankEnd, now: Moment) {
-        let id = &replica.job;
+        let (id, end) = (&replica.job, self.explain_end(replica, end));
         self.urgent = true;
         self.leases.end_run(replica);
         self.jobs.edit(id, |job| {
@@ -327,7 +345,8 @@ impl Book {
         });
         let Some(job) = self.jobs.get(id) else { return };
         let Some(ranks::Joined { mut outcome, lost, node }) = ranks::join(job, now.wall) else { return };
-        let retry = outcome.fault.as_ref().is_some_and(|fault| may_retry(job, fault));
+        let retry = outcome.fault.as_ref().is_some_and(|fault| job.may_retry(fault));
+        self.uncharge(id, outcome.fault.as_ref());
         if lost {
             self.jobs.advance(id, JobEvent::LeaseExpired);
             self.jobs.advance(id, JobEvent::GraceOver { retry });
@@ -341,6 +360,7 @@ impl Book {
             self.jobs.advance(id, event);
         }
         if self.jobs.state(id) == Some(JobState::Queued) {
+            self.keep_left(id, now);
             let unexplained = || Fault::new(Code::Bug, "the attempt failed without a fault");
             self.requeue(id, &outcome.fault.unwrap_or_else(unexplained), node, now);
         } else {
@@ -370,6 +390,21 @@ impl Book {
         if !std::mem::take(&mut self.replan) && !come {
             return;
         }
+        let (pending, waiting) = self.waiting();
+        let (rooms, pythons) = self.rooms(now);
+        let decided = scheduler::place(&pending, rooms, &pythons, self.limits);
+        for (job, nodes) in decided.placed {
+            self.place(&job, &nodes, now);
+        }
+        for (job, reason) in waiting.into_iter().chain(decided.waiting) {
+            if let Some(reason) = self.line.explain(&job, reason) {
+                self.jobs.tell(&job, None, now, format!("waits: {reason}"));
+            }
+        }
+    }
+
+    /// The jobs that need only room, and those that must wait for something else.
+    fn waiting(&self) -> (Vec<Pending>, Vec<(JobId, Wait)>) {
         let (mut pending, mut waiting) = (Vec::new(), Vec::new());
         let unheard = self.fleet.unheard();
         for job in self.line.iter().filter_map(|id| self.jobs.get(id)) {
@@ -380,27 +415,10 @@ impl Book {
             } else if self.line.has_date(&job.id) {
                 waiting.push((job.id.clone(), Wait::Date));
             } else {
-                pending.push(Pending {
-                    job: job.id.clone(),
-                    wants: job.spec.resources.clone(),
-                    priority: job.spec.priority,
-                    owner: job.owner.as_ref().map(Principal::to_string),
-                    longest: longest(&job.spec),
-                    python: scheduler::python_of(&job.spec.environment).map(str::to_owned),
-                    avoid: job.avoid.clone(),
-                });
+                pending.push(line::pending(job));
             }
         }
-        let decided =
-            scheduler::place(&pending, self.fleet.rooms(&self.jobs, now.wall), &self.fleet.pythons());
-        for (job, nodes) in decided.placed {
-            self.place(&job, &nodes, now);
-        }
-        for (job, reason) in waiting.into_iter().chain(decided.waiting) {
-            if let Some(reason) = self.line.explain(&job, reason) {
-                self.jobs.tell(&job, None, now, format!("waits: {reason}"));
-            }
-        }
+        (pending, waiting)
     }
 
     /// A new attempt, with a node for each rank.
@@ -416,7 +434,7 @@ impl Book {
                 ..ReplicaRecord::on(node, fleet.get(node).map_or("", |node| &node.record.boot_id))
             };
             job.replicas = (0..).zip(nodes).map(replica).collect();
-            (job.go, job.broken) = (None, None);
+            (job.go, job.broken, job.so_far) = (None, None, None);
         });
         let Some(job) = self.jobs.get(id) else { return };
         let attempt = job.epoch;
@@ -436,11 +454,13 @@ impl Book {
     fn requeue(&mut self, id: &JobId, fault: &Fault, node: NodeId, now: Moment) {
         self.leave_node(id);
         let Some(job) = self.jobs.get(id) else { return };
-        let next = u32::try_from(job.epoch.0 + 1).unwrap_or(u32::MAX);
+        let next = job.epoch.0 + 1;
+        let counted = u32::try_from(next - job.uncharged).unwrap_or(u32::MAX);
         let wait = match fault.retry {
+            _ if fault.code == Code::Preempted => Duration::ZERO,
             Retry::SameNode => Duration::ZERO,
-            Retry::After(at_least) => job.spec.retry.wait_before(next).max(at_least),
-            Retry::Never | Retry::OtherNode => job.spec.retry.wait_before(next),
+            Retry::After(at_least) => job.spec.retry.wait_before(counted).max(at_least),
+            Retry::Never | Retry::OtherNode => job.spec.retry.wait_before(counted),
         };
         self.jobs.edit(id, |job| {
             job.avoid = Some(node).filter(|_| fault.retry == Retry::OtherNode);
@@ -535,15 +555,10 @@ impl Book {
             .into_iter()
             .chain(self.leases.next())
             .chain(self.gangs.next())
+            .chain(self.next_preemption(now))
             .chain(date)
             .min()
     }
-}
-
-fn may_retry(job: &JobRecord, fault: &Fault) -> bool {
-    job.cancel.is_none()
-        && fault.retry != Retry::Never
-        && job.epoch.0 - job.uncharged < u64::from(job.spec.retry.max_attempts)
 }
 
 /// The longest time a job takes its place once its command runs: its time limit, its grace period, and storing its
@@ -565,18 +580,7 @@ fn without_run(verdict: Verdict, fault: Option<Fault>, ended_at: Timestamp) -> O
         tracking_bytes: 0,
         artifacts: None,
         usage: None,
-    }
-}
-
-fn describe(outcome: &Outcome) -> String {
-    let exit = match outcome.exit {
-        Some(ExitStatus::Code(code)) => format!("the command ended with code {code}"),
-        Some(ExitStatus::Signal(signal)) => format!("signal {signal} ended the command"),
-        None => "the command was not run to its end".to_owned(),
-    };
-    match &outcome.fault {
-        Some(fault) => format!("{exit}: {fault}"),
-        None => exit,
+        environment: None,
     }
 }
 

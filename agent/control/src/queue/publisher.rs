@@ -79,6 +79,12 @@ impl Publisher {
                 tracing::info!(%node, who, ?eligibility, "asked to set eligibility of node");
                 reply.hold(state)
             }
+            Request::Outlook { prospects, reply } => reply.hold(book.outlook(prospects, now)),
+            Request::Retire(node, reply) => reply.hold(book.retire_node(&node)),
+            Request::Preempt { node, said, who, reply } => {
+                tracing::warn!(%node, who, ?said, "asked to expect the end of the machine");
+                reply.hold(book.preempt(&node, said, now).cloned())
+            }
             Request::DeclareLost { node, who, reply } => {
                 let declared = book.declare_lost(&node, &who, now);
                 tracing::warn!(%node, who, ?declared, "asked to declare the node lost");
@@ -106,6 +112,10 @@ impl Publisher {
             Request::WantOutputs { wanted, reply } => reply.hold(self.want_outputs(wanted)),
             Request::TellOutputs { wanted, saved, reply } => {
                 self.tell_outputs(&wanted, &saved);
+                reply.hold(())
+            }
+            Request::NoteSoFar { replica, node, artifacts, reply } => {
+                book.note_so_far(&replica, &node, artifacts);
                 reply.hold(())
             }
             Request::OutputsStored { job, node, artifacts, reply } => {
@@ -235,6 +245,7 @@ impl Publisher {
                     && told.environments == orders.environments
                     && told.outputs == orders.outputs
                     && told.running_outputs == orders.running_outputs
+                    && told.preemption == orders.preemption
             };
             if owed || !same {
                 link.orders.send_replace(Arc::new(Orders { revision: revision + 1, ..orders }));

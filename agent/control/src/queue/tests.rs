@@ -61,7 +61,7 @@ async fn start(dir: &std::path::Path) -> (Queue, Arc<Moody>, JoinSet<()>) {
     let store = Arc::new(Moody { inner, refuses: AtomicBool::new(false), commits: AtomicUsize::new(0) });
     let clock = Arc::new(ManualClock::new(Timestamp(1000)));
     let (contact, terms) = (Duration::from_secs(15), Terms::default());
-    let (queue, task) = queue(loaded, contact, terms, 7, store.clone(), clock);
+    let (queue, task) = queue(loaded, contact, terms, UserLimits::default(), 7, store.clone(), clock);
     let tasks = JoinSet::from_iter([task.run(std::future::pending())]);
     (queue, store, tasks)
 }

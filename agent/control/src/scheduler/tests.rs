@@ -4,7 +4,17 @@ use proptest::prelude::*;
 fn job(name: &str, gpus: u32, memory: u64) -> Pending {
     let wants = Resources { gpus, memory, ..Resources::default() };
     let (job, priority) = (name.parse().unwrap(), Priority::Medium);
-    Pending { job, wants, priority, owner: Some("ada".into()), longest: None, python: None, avoid: None }
+    let owner = Some("ada".into());
+    Pending {
+        job,
+        wants,
+        needs: JobNeeds::default(),
+        priority,
+        owner,
+        longest: None,
+        python: None,
+        avoid: None,
+    }
 }
 
 /// What runs on a node, for so many minutes at the most.
@@ -22,16 +32,36 @@ fn names(decided: &Placements) -> Vec<&str> {
     decided.placed.iter().map(|(job, _)| job.as_str()).collect()
 }
 
-/// Without any report of interpreters.
+/// Without any report of interpreters, and without limits.
 fn place(pending: &[Pending], nodes: Vec<Room>) -> Placements {
-    super::place(pending, nodes, &Pythons::new())
+    place_within(UserLimits::default(), pending, nodes)
+}
+
+fn place_within(limits: UserLimits, pending: &[Pending], nodes: Vec<Room>) -> Placements {
+    super::place(pending, nodes, &Pythons::new(), limits)
+}
+
+/// With these interpreters.
+fn place_with(pending: &[Pending], nodes: Vec<Room>, pythons: &Pythons<'_>) -> Placements {
+    super::place(pending, nodes, pythons, UserLimits::default())
 }
 
 fn room(name: &str, slots: u32) -> Room {
     let (node, unfit) = (name.parse().unwrap(), String::new());
     let size = Size { gpus: 0, cpus: 8, memory: 1 << 30 };
     let labels = BTreeMap::new();
-    Room { node, closed: None, slots, size, unfit, labels, gangs: true, taken: Vec::new() }
+    Room {
+        presence: Presence::There,
+        node,
+        closed: None,
+        slots,
+        size,
+        unfit,
+        labels,
+        gangs: true,
+        kept: Arc::default(),
+        taken: Vec::new(),
+    }
 }
 
 /// The same with GPUs.
@@ -151,22 +181,21 @@ fn test_job_waits_for_its_python_and_blocks_nobody() {
     let jobs = [wants("old", "python3.9"), wants("new", "python3.11"), job("any", 0, 0)];
     let nodes = vec![room("a", 3)];
 
-    let decided = super::place(&jobs, nodes.clone(), &Pythons::from([(&a, &said[..])]));
+    let decided = place_with(&jobs, nodes.clone(), &Pythons::from([(&a, &said[..])]));
     assert_eq!(decided.placed.iter().map(|(job, _)| job.as_str()).collect::<Vec<_>>(), ["new", "any"]);
     let reason_of_old = "no node has a Python called python3.9; a has python3 (3.11.7), python3.11 (3.11.7)";
     assert_eq!(reason(&decided, "old"), reason_of_old);
 
     // A node that reports no interpreters may have any.
-    let decided =
-        super::place(&jobs[..1], vec![room("a", 3), room("b", 1)], &Pythons::from([(&a, &said[..])]));
+    let decided = place_with(&jobs[..1], vec![room("a", 3), room("b", 1)], &Pythons::from([(&a, &said[..])]));
     assert_eq!(decided.placed[0].1, [b]);
     // One that has it and takes no work is worth waiting for.
     let drained = Room { closed: Some("is being drained".into()), ..room("b", 1) };
-    let decided = super::place(&jobs[..1], vec![room("a", 3), drained], &Pythons::from([(&a, &said[..])]));
+    let decided = place_with(&jobs[..1], vec![room("a", 3), drained], &Pythons::from([(&a, &said[..])]));
     assert_eq!(reason(&decided, "old"), "no node takes work now: b is being drained");
     // If no node could hold it, that is the reason given: to install the interpreter would not help.
     let large = Pending { wants: Resources { gpus: 9, ..Resources::default() }, ..jobs[0].clone() };
-    let decided = super::place(&[large], nodes, &Pythons::from([(&a, &said[..])]));
+    let decided = place_with(&[large], nodes, &Pythons::from([(&a, &said[..])]));
     assert!(reason(&decided, "old").starts_with("no node is large enough"));
 }
 
@@ -242,6 +271,99 @@ fn test_who_has_least_of_the_machines_goes_first() {
     assert_eq!(names(&place(&jobs, vec![room("box", 2)])), ["urgent", "b1"]);
 }
 
+fn of(owner: &str, job: Pending) -> Pending {
+    Pending { owner: Some(owner.into()), ..job }
+}
+
+#[test]
+fn test_jobs_beyond_a_limit_wait_say_why_and_let_others_pass() {
+    let limits = UserLimits { jobs: Some(2), ..UserLimits::default() };
+    let mut node = room("box", 9);
+    node.taken.push(Taken { owner: Some("ada".into()), ..runs("x", 0, None) });
+    let jobs = [job("a1", 0, 0), job("a2", 0, 0), job("a3", 0, 0), of("bob", job("b1", 0, 0))];
+    let decided = place_within(limits, &jobs, vec![node]);
+    assert_eq!(names(&decided), ["b1", "a1"]);
+    let set = "`limits_per_user` in the configuration of the controller allows 2 jobs at a time";
+    assert_eq!(reason(&decided, "a2"), format!("ada has 2 jobs already: {set}"));
+    assert_eq!(reason(&decided, "a3"), format!("after a2, for which ada has no room: {set}"));
+}
+
+#[test]
+fn test_limits_count_all_ranks_and_what_never_fits_blocks_nobody() {
+    let limits = UserLimits { gpus: Some(4), cpus: Some(8), ..UserLimits::default() };
+    let nodes = || vec![gpu_room("a", 4, 4), gpu_room("b", 4, 4), gpu_room("c", 4, 4)];
+    let gang = |name: &str, nodes, gpus| Pending {
+        wants: Resources { nodes, gpus, ..Resources::default() },
+        ..job(name, 0, 0)
+    };
+    let jobs =
+        [gang("six", 3, 2), gang("two", 2, 1), gang("three", 3, 1), job("one", 1, 0), job("cpu", 0, 0)];
+    let decided = place_within(limits, &jobs, nodes());
+    assert_eq!(names(&decided), ["two", "cpu"], "one GPU waits behind three, no GPU does not");
+    assert!(reason(&decided, "six").starts_with("it asks for 6 GPUs and never starts so: "));
+    assert!(
+        reason(&decided, "three").starts_with("ada has 2 GPUs already: "),
+        "{}",
+        reason(&decided, "three")
+    );
+    assert!(reason(&decided, "one").starts_with("after three, for which ada has no room: "));
+    // One that no node could hold does not hold up others by a limit either.
+    let wide =
+        |name: &str, cpus| Pending { wants: Resources { cpus, ..Resources::default() }, ..job(name, 0, 0) };
+    let small = Room { size: Size { cpus: 4, ..Size::default() }, ..room("d", 4) };
+    let decided =
+        place_within(limits, &[wide("w", 2), wide("large", 7), wide("v", 4)], vec![small.clone(), small]);
+    assert_eq!(names(&decided), ["w", "v"]);
+    assert!(reason(&decided, "large").starts_with("no node is large enough"));
+}
+
+#[test]
+fn test_limits_of_a_gang_are_all_or_nothing_and_it_starts_in_the_end() {
+    // Two gangs of one user, each half of the limit and more: they take turns, and neither holds a part.
+    let limits = UserLimits { gpus: Some(6), ..UserLimits::default() };
+    let gang = |name: &str| Pending {
+        wants: Resources { nodes: 2, gpus: 2, ..Resources::default() },
+        ..job(name, 0, 0)
+    };
+    let nodes = || vec![gpu_room("a", 4, 4), gpu_room("b", 4, 4)];
+    let decided = place_within(limits, &[gang("g1"), gang("g2")], nodes());
+    assert_eq!(names(&decided), ["g1"]);
+    let mut busy = nodes();
+    busy.iter_mut()
+        .for_each(|node| node.taken.push(Taken { owner: Some("ada".into()), ..runs("g1", 2, None) }));
+    let small: Vec<Pending> = (0..9).map(|i| job(&format!("s{i}"), 1, 0)).collect();
+    let line: Vec<Pending> = std::iter::once(gang("g2")).chain(small).collect();
+    assert_eq!(names(&place_within(limits, &line, busy)), [""; 0], "small ones do not take its share");
+    assert_eq!(names(&place_within(limits, &line, nodes()))[0], "g2");
+}
+
+#[test]
+fn test_a_node_with_the_environment_comes_first_and_one_with_the_code_among_equals() {
+    use agent_model::{Digest, JobDraft};
+
+    let draft = |requirement: &str, code: u8| JobDraft {
+        environment: EnvSpec::Pip { python: "python3".into(), requirements: vec![requirement.into()] },
+        code: Some(Digest { hash: [code; 32], size: 1 }),
+        ..JobDraft::default()
+    };
+    let has = |name: &str, slots, draft: &JobDraft| {
+        let mut node = room(name, slots);
+        Arc::make_mut(&mut node.kept).note(&JobNeeds::of(draft));
+        node
+    };
+    let needs = |draft: &JobDraft| Pending { needs: JobNeeds::of(draft), ..job("a", 0, 0) };
+    let on = |job: Pending, nodes: &[Room]| place(&[job], nodes.to_vec()).placed[0].1[0].to_string();
+    let nodes =
+        [room("x", 4), has("y", 4, &draft("torch", 7)), has("z", 2, &draft("numpy", 8)), room("w", 9)];
+    assert_eq!(on(needs(&draft("numpy", 7)), &nodes), "z", "its environment is worth more than room");
+    assert_eq!(on(needs(&draft("other", 7)), &nodes), "w", "room is worth more than its code");
+    assert_eq!(on(needs(&draft("other", 7)), &nodes[..3]), "y", "its code decides between equals");
+    let host = JobDraft { environment: EnvSpec::host(), ..draft("", 9) };
+    assert_eq!(on(needs(&host), &nodes[..3]), "x", "what is on every machine prefers none");
+    let avoiding = Pending { avoid: Some("z".parse().unwrap()), ..needs(&draft("numpy", 8)) };
+    assert_eq!(on(avoiding, &nodes), "w");
+}
+
 #[test]
 fn test_a_long_line_costs_little() {
     let nodes: Vec<Room> = (0..1000)
@@ -306,6 +428,7 @@ proptest! {
     fn test_place_keeps_room_and_order_and_gives_reasons(
         jobs in prop::collection::vec(any_job(), 0..20),
         rooms in prop::collection::vec(any_room(), 0..5),
+        (most_jobs, most_gpus) in (prop::option::of(0u32..6), prop::option::of(0u32..6)),
     ) {
         let pending: Vec<Pending> = jobs.iter().enumerate().map(|(i, (gpus, memory, nodes, python, limit))| {
             let mut pending = job(&format!("j{i}"), *gpus, *memory);
@@ -333,7 +456,8 @@ proptest! {
         }).collect();
         let pythons: Pythons<'_> = rooms.iter().zip(&said)
             .filter_map(|(room, said)| Some((&room.node, &said.as_ref()?[..]))).collect();
-        let decided = super::place(&pending, rooms.clone(), &pythons);
+        let limits = UserLimits { jobs: most_jobs, gpus: most_gpus, cpus: None };
+        let decided = super::place(&pending, rooms.clone(), &pythons, limits);
 
         // Every job is placed once or waits once, with a text.
         let mut seen: Vec<&JobId> = decided.placed.iter().map(|(job, _)| job)
@@ -354,6 +478,17 @@ proptest! {
             prop_assert!(on.iter().map(|wants| wants.gpus).sum::<u32>() <= room.free().gpus);
             prop_assert!(on.iter().map(|wants| wants.memory).sum::<u64>() <= room.size.memory);
             prop_assert!(on.is_empty() || room.closed.is_none());
+        }
+
+        // Their user, who has nothing yet, stays within the limits, and only those wait for them that must.
+        let gpus = |wants: &Resources| u64::from(wants.gpus * wants.nodes);
+        let has: u64 = decided.placed.iter().map(|(job, _)| gpus(wants(job))).sum();
+        prop_assert!(most_jobs.is_none_or(|most| decided.placed.len() <= most as usize));
+        prop_assert!(most_gpus.is_none_or(|most| has <= u64::from(most)));
+        let first = decided.waiting.iter().find(|(_, wait)| matches!(wait, Wait::Limit(_)));
+        if let Some((job, _)) = first {
+            let more = u64::from(most_gpus.unwrap_or(u32::MAX)) < has + gpus(wants(job));
+            prop_assert!(more || most_jobs.is_some_and(|most| decided.placed.len() >= most as usize));
         }
 
         // Every rank has a node of its own.

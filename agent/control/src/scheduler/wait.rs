@@ -12,7 +12,8 @@ use agent_model::node::Interpreter;
 use agent_model::words::count;
 use agent_model::{JobId, NodeId, size};
 
-use super::{Pending, Pythons, Room, Size, suits};
+use super::limits::Excess;
+use super::{Pending, Presence, Pythons, Room, Size, suits};
 
 impl Room {
     /// The text for a job that wants GPUs about those it cannot get.
@@ -72,9 +73,13 @@ pub(crate) enum Wait {
     NoLabel { label: String, have: String },
     /// Nodes could hold it, but none takes work now.
     Closed { why: Arc<str> },
+    /// Machines that could hold it are being made, or cannot be made now.
+    Coming { what: Arc<str> },
     /// The room it needs is taken, or promised to jobs before it. It starts `within` this time at the latest, if
     /// known.
     Busy { ahead: usize, busy: Arc<str>, within: Option<Duration> },
+    /// Its user has as much as one user may have at a time.
+    Limit(Box<Excess>),
     /// A user holds it: `held by uid 1000`.
     Held { by: String },
     /// It comes after these jobs.
@@ -111,6 +116,7 @@ impl fmt::Display for Wait {
                 )
             }
             Wait::Closed { why } => write!(f, "no node takes work now: {why}"),
+            Wait::Coming { what } => f.write_str(what),
             Wait::Busy { ahead, busy, within } => {
                 match ahead {
                     0 => f.write_str("next in line"),
@@ -126,6 +132,7 @@ impl fmt::Display for Wait {
                 "the controller's database was mended: {nodes} must first say what runs there, or be declared \
                  lost (`agentctl node lost NODE`)"
             ),
+            Wait::Limit(excess) => excess.fmt(f),
             Wait::Held { by } => write!(f, "{by}; `agentctl release` lets it go"),
             Wait::Predecessors { when } => write!(f, "is to {when}"),
             Wait::Date => f.write_str("waits for the date of its next attempt"),
@@ -170,17 +177,19 @@ pub(super) fn reasons<'a>(
         let size = Size::of(wants);
         let need = (wants.nodes > 1, size, &wants.labels, python.as_deref());
         Arc::clone(texts.entry((open, need)).or_insert_with(|| {
-            let usable = nodes.iter().filter(|node| suits(node, job, pythons));
-            let parts: Vec<String> = match open {
-                true => {
-                    let open = usable.filter(|node| node.closed.is_none());
-                    open.map(|node| node.describe(size)).take(3).collect()
-                }
-                false => usable
-                    .filter_map(|node| node.closed.as_ref().map(|why| format!("{} {why}", node.node)))
-                    .take(3)
-                    .collect(),
-            };
+            let usable = || nodes.iter().filter(|node| suits(node, job, pythons));
+            let closed = |node: &Room| node.closed.as_ref().map(|why| format!("{} {why}", node.node));
+            // A machine that will come says more than one that is closed, and one says enough.
+            let mut coming: Vec<&Room> = usable().filter(|node| node.presence > Presence::There).collect();
+            coming.dedup_by_key(|node| &node.node);
+            let mut parts: Vec<String> = coming.first().and_then(|node| closed(node)).into_iter().collect();
+            parts.extend((coming.len() > 1).then(|| format!("and {} more", coming.len() - 1)));
+            if open {
+                let open = usable().filter(|node| node.closed.is_none());
+                parts.splice(0..0, open.map(|node| node.describe(size)).take(3));
+            } else if parts.is_empty() {
+                parts.extend(usable().filter_map(closed).take(3));
+            }
             parts.join("; ").into()
         }))
     };
@@ -190,9 +199,13 @@ pub(super) fn reasons<'a>(
         .map(|Waiting { job, ahead, within }| {
             let wants = &job.wants;
             let fit = || nodes.iter().filter(|node| suits(node, job, pythons)).count();
+            let comes = |job: &Pending| {
+                nodes.iter().any(|node| node.presence > Presence::There && suits(node, job, pythons))
+            };
             let wait = match (*ahead, &job.python) {
                 (Some(ahead), _) => Wait::Busy { ahead, busy: text(job, true), within: *within },
                 _ if nodes.is_empty() => Wait::NoNode,
+                _ if fit() >= wants.nodes as usize && comes(job) => Wait::Coming { what: text(job, false) },
                 _ if fit() >= wants.nodes as usize => Wait::Closed { why: text(job, false) },
                 _ if lacks_label(wants, nodes) => no_label(wants, nodes),
                 _ if wants.nodes > 1 => Wait::Gang { nodes: wants.nodes, fit: fit() },

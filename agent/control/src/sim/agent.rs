@@ -129,6 +129,7 @@ impl World {
             inventory: Some(Inventory { slots: state.slots, gangs: true, ..Inventory::default() }),
             load: Load::default(),
             replicas: state.held(),
+            preemption: None,
         };
         self.tell_controller(node, Message::Report { session, report });
     }

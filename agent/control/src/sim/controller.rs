@@ -15,7 +15,7 @@ use super::mutant::{self, Mutant};
 use super::node::terms;
 use super::world::{Event, Message, World};
 use crate::lease::{Desired, Orders};
-use crate::queue::{Book, DeclaredLost, Moment, NodeState, Report, Standing, Submission};
+use crate::queue::{Book, DeclaredLost, Moment, NodeState, Report, Retirement, Standing, Submission};
 
 /// How long a node counts as connected after a report.
 const CONTACT: Duration = Duration::from_secs(45);
@@ -50,7 +50,8 @@ impl World {
 
     pub(super) fn controller_starts(&mut self) {
         let controller_epoch = self.chance.below(u64::MAX >> 12);
-        let book = Book::new(self.disk.load(), CONTACT, terms(), controller_epoch, self.moment().boot);
+        let book = Book::new(self.disk.load(), CONTACT, terms(), controller_epoch, self.moment().boot)
+            .with_limits(self.limits);
         self.controller = Some(Controller {
             controller_epoch,
             book,
@@ -258,6 +259,21 @@ impl World {
             Vec::new()
         });
         done && self.controller.is_some()
+    }
+
+    /// Asks a node to retire; one that has is removed.
+    pub(super) fn ask_retire(&mut self, node: usize) -> Option<Retirement> {
+        let mut answer = None;
+        let id = self.nodes[node].id.clone();
+        self.turn(|controller, world| {
+            let state = controller.book.retire_node(&id);
+            if state == Retirement::Clear {
+                controller.book.remove_node(&id, false, "its pool", world.moment());
+            }
+            answer = Some(state);
+            Vec::new()
+        });
+        answer.filter(|_| self.controller.is_some())
     }
 
     pub(super) fn ask_declare_lost(&mut self, node: usize) -> Option<DeclaredLost> {

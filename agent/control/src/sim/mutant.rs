@@ -65,5 +65,6 @@ mutants! {
     StartedRankGivenUp "a rank that was told to go is given up because its node is silent";
     GoOfAnotherEpoch "a rank starts because an earlier attempt of its job was told to go";
     GoDateIgnored "a rank starts after the date by which it had to";
+    BusyRetires "a machine goes although jobs are placed on it";
     GangRestartedPartly "one lost rank of a gang is started again beside the others";
 }

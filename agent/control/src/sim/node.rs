@@ -152,6 +152,8 @@ pub(super) struct Node {
     pub(super) up: bool,
     /// It never comes back.
     pub(super) dead: bool,
+    /// The controller let it go: it is about to be removed.
+    pub(super) cleared: bool,
     pub(super) directories: BTreeMap<ReplicaId, Directory>,
     pub(super) shims: BTreeMap<ReplicaId, Shim>,
     pub(super) agent: Option<Agent>,
@@ -174,6 +176,7 @@ impl Node {
             detail: String::new(),
             started_at: (run.work == Work::Running).then_some(Timestamp(1)),
             ready: run.ready.clone(),
+            preempted: false,
             alive: run.work != Work::Running || self.shims.get(replica).is_some_and(|shim| !shim.hung),
         });
         held.collect()
@@ -213,6 +216,7 @@ pub(super) fn outcome(ending: &(Verdict, Option<Fault>)) -> Outcome {
         tracking_bytes: 0,
         artifacts: None,
         usage: None,
+        environment: None,
     }
 }
 

@@ -8,17 +8,18 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use agent_model::job::{Limits, OnDisconnect, Resources, RetryPolicy};
 use agent_model::machine::EligibilityEvent;
-use agent_model::{JobDraft, JobId, JobSpec, JobState, Outcome, ReplicaId};
+use agent_model::{JobState, Outcome, ReplicaId};
 
 use super::chance::Chance;
 use super::controller::Controller;
 use super::disk::{Broken, Disk, broken, lines};
 use super::mutant::{self, Mutant};
 use super::node::{Drifting, Node};
+use super::wish::{Wish, wish};
 use crate::lease::{Desired, Orders};
-use crate::queue::{DeclaredLost, Report};
+use crate::queue::{DeclaredLost, Report, Retirement};
+use crate::scheduler::UserLimits;
 
 /// How long a seed is simulated, and how much of it has faults, in milliseconds.
 const END: u64 = 100 * 60_000;
@@ -74,6 +75,10 @@ pub(super) enum Event {
     /// An operator changes the eligibility of a node.
     Want(usize, EligibilityEvent),
     DeclareLost(usize),
+    /// A pool wants to remove a machine.
+    Retire(usize),
+    /// A machine that was let go is removed.
+    Removed(usize),
     ToController {
         controller_epoch: u64,
         from: usize,
@@ -129,16 +134,6 @@ pub(super) enum Event {
     },
 }
 
-/// A job that a user wants, and what was answered.
-#[derive(Debug, Clone)]
-pub(super) struct Wish {
-    pub(super) id: JobId,
-    pub(super) spec: JobSpec,
-    pub(super) submitted: bool,
-    /// The controller confirmed the cancel.
-    pub(super) canceled: bool,
-}
-
 /// What was simulated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tally {
@@ -173,6 +168,8 @@ pub(super) struct World {
     pub(super) disk: Disk,
     pub(super) controller: Option<Controller>,
     pub(super) controller_clock: Drifting,
+    /// What the user of all jobs may have at a time.
+    pub(super) limits: UserLimits,
     pub(super) nodes: Vec<Node>,
     pub(super) wishes: Vec<Wish>,
     /// Commands that run, and where.
@@ -218,6 +215,7 @@ impl World {
             boots: 0,
             up: false,
             dead: false,
+            cleared: false,
             directories: BTreeMap::new(),
             shims: BTreeMap::new(),
             agent: None,
@@ -229,6 +227,8 @@ impl World {
         let gangs = seed.is_multiple_of(2);
         let wishes = (0..chance.between(5, 11)).map(|i| wish(i, gangs, &mut chance)).collect();
         let controller_clock = Drifting { since: 0, ppm: drift(&mut chance) };
+        // In every third history the jobs wait for each other, not only for room.
+        let jobs = seed.is_multiple_of(3).then_some(2);
         let mut world = World {
             now: 0,
             chance,
@@ -237,6 +237,7 @@ impl World {
             disk: Disk::default(),
             controller: None,
             controller_clock,
+            limits: UserLimits { jobs, ..UserLimits::default() },
             nodes,
             wishes,
             live: BTreeMap::new(),
@@ -246,12 +247,13 @@ impl World {
             failure: None,
             tally: Tally::default(),
         };
-        world.plan();
+        // In every fourth history a pool wants to remove machines.
+        world.plan(seed.is_multiple_of(4));
         world
     }
 
     /// Plans the events that do not depend on others.
-    fn plan(&mut self) {
+    fn plan(&mut self, retires: bool) {
         self.after(1, Event::ControllerStarts);
         for node in 0..self.nodes.len() {
             let soon = self.chance.between(1, 5000);
@@ -263,6 +265,10 @@ impl World {
                 self.after(at, Event::Want(node, EligibilityEvent::Drain));
                 let back = self.chance.between(at, at + 1_200_000);
                 self.after(back, Event::Want(node, EligibilityEvent::Uncordon));
+            }
+            if retires && self.chance.per_mille(500) {
+                let at = self.chance.below(CALM);
+                self.after(at, Event::Retire(node));
             }
         }
         let first = self.chance.wait(400_000);
@@ -295,6 +301,7 @@ impl World {
     fn mark(&mut self, event: &Event) {
         let kind = match event {
             Event::Submit(i) | Event::Cancel(i) | Event::Want(i, _) | Event::DeclareLost(i) => *i as u64,
+            Event::Retire(i) | Event::Removed(i) => 50 + *i as u64,
             Event::ToController { from, .. } => 100 + *from as u64,
             Event::ToNode { to, .. } => 200 + *to as u64,
             Event::NodeFault(i) | Event::AgentStarts(i) | Event::NodeStarts(i) => 300 + *i as u64,
@@ -320,11 +327,18 @@ impl World {
             Event::Cancel(job) => self.cancel(job),
             Event::Want(node, want) => self.want(node, want),
             Event::DeclareLost(node) => self.declare_lost(node),
+            Event::Retire(node) => self.retire(node),
+            Event::Removed(node) => {
+                self.power_off(node);
+                self.nodes[node].dead = true;
+            }
             Event::ToController { controller_epoch, from, message } => {
                 if self
                     .controller
                     .as_ref()
                     .is_some_and(|controller| controller.controller_epoch == controller_epoch)
+                    && !self.nodes[from].cleared
+                // its certificate is worth nothing
                 {
                     self.controller_hears(from, message);
                 }
@@ -400,7 +414,8 @@ impl World {
     }
 
     fn repeat(&mut self, node: usize) {
-        if self.is_faulty() && self.controller.is_some() && !self.kept[node].is_empty() {
+        let heard = self.controller.is_some() && !self.nodes[node].cleared;
+        if self.is_faulty() && heard && !self.kept[node].is_empty() {
             self.tally.faults += 1;
             let index = self.chance.below(self.kept[node].len() as u64) as usize;
             self.controller_hears_again(self.kept[node][index].clone());
@@ -462,6 +477,26 @@ impl World {
         self.after(if done { 60_000 } else { 5000 }, Event::DeclareLost(node));
     }
 
+    /// Lets a machine go as soon as the controller says that nothing is on it, if enough others are left.
+    fn retire(&mut self, node: usize) {
+        if self.nodes[node].dead {
+            return;
+        }
+        if !self.can_spare_a_node() {
+            return self.want(node, EligibilityEvent::Uncordon);
+        }
+        if self.ask_retire(node) != Some(Retirement::Clear) {
+            return self.after(2000, Event::Retire(node));
+        }
+        if let Some((replica, _)) = self.live.iter().find(|(_, on)| **on == node) {
+            let how = format!("{replica} runs on n{node}");
+            self.failure = broken::<()>("a machine that goes runs nothing", how).err();
+        }
+        self.nodes[node].cleared = true;
+        let wait = self.chance.between(1, 120_000);
+        self.after(wait, Event::Removed(node));
+    }
+
     fn node_fault(&mut self, node: usize) {
         let next = self.chance.wait(110_000);
         self.after(next, Event::NodeFault(node));
@@ -493,9 +528,7 @@ impl World {
                 self.after(wait, Event::NodeStarts(node));
             }
             _ => {
-                let others = self.nodes.iter().filter(|node| !node.dead).count();
-                let needed = self.wishes.iter().map(|wish| wish.spec.resources.nodes).max();
-                if others > needed.unwrap_or(1) as usize {
+                if self.can_spare_a_node() && !self.nodes[node].cleared {
                     self.power_off(node);
                     self.nodes[node].dead = true;
                     let wait = self.chance.between(30_000, 600_000);
@@ -503,6 +536,13 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Without one more every job can still run.
+    fn can_spare_a_node(&self) -> bool {
+        let left = self.nodes.iter().filter(|node| !node.dead && !node.cleared).count();
+        let needed = self.wishes.iter().map(|wish| wish.spec.resources.nodes).max();
+        left > needed.unwrap_or(1) as usize
     }
 
     fn power_off(&mut self, node: usize) {
@@ -521,6 +561,9 @@ impl World {
     /// A command starts: checks what must hold then.
     pub(super) fn executes(&mut self, node: usize, replica: &ReplicaId) {
         self.tally.attempts += 1;
+        if self.nodes[node].cleared {
+            self.failure = broken::<()>("a machine that goes starts nothing", replica.to_string()).err();
+        }
         // Ranks of one gang run side by side, but only under one epoch.
         let beside = |other: &ReplicaId| other.epoch == replica.epoch && other.rank != replica.rank;
         let mut others = self.live.iter().filter(|(other, _)| other.job == replica.job);
@@ -642,31 +685,6 @@ pub(super) fn brief(event: &Event) -> String {
             format!("n{from} delivers {replica} {:?} {written}", outcome.verdict)
         }
         other => format!("{other:?}"),
-    }
-}
-
-fn wish(index: u64, gangs: bool, chance: &mut Chance) -> Wish {
-    let nodes = if gangs && chance.per_mille(400) { 2 } else { 1 };
-    let replace = chance.per_mille(500);
-    let draft = JobDraft {
-        command: "true".into(),
-        resources: Resources { nodes, ..Resources::default() },
-        limits: Limits {
-            timeout: None,
-            grace: Some(GRACE),
-            on_disconnect: if replace { OnDisconnect::Replace } else { OnDisconnect::Hold },
-        },
-        retry: RetryPolicy {
-            max_attempts: if chance.per_mille(200) { 2 } else { 1000 },
-            backoff: Duration::ZERO,
-        },
-        ..JobDraft::default()
-    };
-    Wish {
-        id: format!("j{index}").parse().unwrap(),
-        spec: draft.validate().unwrap(),
-        submitted: false,
-        canceled: false,
     }
 }
 

@@ -27,6 +27,8 @@ pub(crate) fn job(name: &str, seq: u64) -> JobRecord {
         removed_at: None,
         go: None,
         broken: None,
+        left: None,
+        so_far: None,
     }
 }
 
@@ -55,6 +57,7 @@ fn full(name: &str, seq: u64) -> JobRecord {
             step: Some(ReplicaStep::Uploading),
             detail: "x".into(),
             ready: None,
+            preempted: true,
         }],
         outcome: Some(Outcome {
             verdict: Verdict::Failed,
@@ -69,6 +72,10 @@ fn full(name: &str, seq: u64) -> JobRecord {
                 cpu: std::time::Duration::from_millis(7),
                 memory_peak: 8,
             }),
+            environment: Some(Box::new(agent_model::outcome::UsedEnvironment {
+                key: "pip-1".into(),
+                lock: Some(Digest::EMPTY),
+            })),
         }),
         go: Some(Go { roster: Roster::default(), until: vec![Boot::from_millis(9)] }),
         broken: Some(Broken { rank: 1, fault: Fault::new(Code::GangLate, "x") }),
@@ -88,6 +95,14 @@ async fn test_everything_committed_is_there_after_reopen() {
         eligibility: Eligibility::Open,
         last_seen: Timestamp(5),
         inventory: Inventory { slots: 2, ..Inventory::default() },
+        preemption: NodePreemption {
+            found: None,
+            asked: Some(Notice {
+                noticed_at: Timestamp(5),
+                deadline: Timestamp(7),
+                reason: "maintenance".into(),
+            }),
+        },
     };
     let settled = SettledRecord { replica: "b.1.0".parse().unwrap(), node: node.id.clone() };
     let documents = vec![Document::Node(Box::new(node)), Document::Settled(settled.clone())];
@@ -282,6 +297,7 @@ fn node_record() -> NodeRecord {
         eligibility: Eligibility::Open,
         last_seen: Timestamp(5),
         inventory: Inventory::default(),
+        preemption: NodePreemption::default(),
     }
 }
 

@@ -8,14 +8,15 @@ use std::time::Duration;
 use super::distribution::distribution;
 use super::environment::{EnvironmentRef, environment, local};
 use super::section::{Mistakes, Refused, Rejection, Section, UnknownKey, Warning, nearest, within};
+use super::services::services;
 use crate::container::{ArgumentError, Options};
-use crate::data::DataUriError;
+use crate::data::{DataUriError, NoSnapshot, SnapshotRef};
 use crate::expr::{self, Reference};
 use crate::job::{
     INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy,
 };
 use crate::yaml::{self, Key, Node, Place, Value};
-use crate::{DataInput, DataUri, EnvSpec};
+use crate::{DataInput, DataUri, Digest, EnvSpec};
 
 /// A job file as read: the draft, and the files the document names, which the caller reads.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,27 +71,32 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
     let mut top = Section::open(node, "", &keys::JOB)?;
     // A job of another kind has other rules: nothing else is reported about it.
     refuse_other_kinds(&mut top)?;
-    wrong.note(read_target(&mut top, "compute", &["local"], &mut warnings));
-    let code = wrong.note(read_code(&mut top));
+    let compute = wrong.note(read_target(&mut top, "compute")).filter(|name| !HERE.contains(&name.as_str()));
+    let (code, snapshot) = wrong.note(read_code(&mut top));
     let environment =
         top.node("environment").and_then(|node| wrong.note(environment(node, &mut warnings).map(Some)));
     let (limits, limits_at) = read_limits(&mut top, &mut warnings, &mut wrong);
     let resources = read_resources(&mut top, &mut warnings, &mut wrong);
     let distribution = wrong.note(distribution(&mut top, resources.nodes, &mut warnings));
+    let services = services(&mut top, resources.nodes, &mut warnings, &mut wrong);
     let mut draft = JobDraft {
         name: wrong.note(read_name(&mut top)),
         display_name: wrong.note(top.text("display_name")).unwrap_or_default(),
         description: wrong.note(top.text("description")).unwrap_or_default(),
         experiment: wrong.note(top.text("experiment_name")).unwrap_or_default(),
+        code: snapshot,
         tags: wrong.note(top.texts("tags")),
         environment_variables: wrong.note(top.texts("environment_variables")),
         secrets: wrong.note(top.texts("secrets")),
+        compute,
         resources,
         distribution,
+        services,
         limits,
         retry: read_retry(&mut top, &mut warnings, &mut wrong),
         priority: wrong.note(read_priority(&mut top, &mut warnings)),
         visible_to_all: wrong.note(top.word("visibility")) == Some("all"),
+        resume_outputs: wrong.note(top.word("resume")) == Some("outputs"),
         ..JobDraft::default()
     };
     warn_of_no_replacement(limits_at, &draft, &mut warnings);
@@ -130,33 +136,46 @@ fn refuse_other_kinds(top: &mut Section) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// Where the job is to run; `here` are names for it that change nothing.
-pub(super) fn read_target(
-    top: &mut Section,
-    key: &'static str,
-    here: &[&str],
-    warnings: &mut Vec<Warning>,
-) -> Result<Option<String>, Rejection> {
+/// The name of the machines that are to run it.
+pub(super) fn read_target(top: &mut Section, key: &'static str) -> Result<Option<String>, Rejection> {
     let Some(node) = top.node(key) else { return Ok(None) };
     let target = node.text().map_err(|at| within(key, at))?.trim();
-    if !here.contains(&target) {
-        let message = format!("`{key}` has no effect: the job runs here, not on `{target}`");
-        warnings.push(Warning { place: node.place, message });
-    }
-    Ok(Some(target.to_owned()))
+    Ok(Some(target.strip_prefix("azureml:").unwrap_or(target).to_owned()))
 }
 
-fn read_code(top: &mut Section) -> Result<Option<String>, Rejection> {
-    let Some(node) = top.node("code") else { return Ok(None) };
+/// Targets that name no pool: where the file is, and whatever there is.
+const HERE: [&str; 2] = ["local", "serverless"];
+
+/// A directory, or the snapshot of one.
+fn read_code(top: &mut Section) -> Result<(Option<String>, Option<Digest>), Rejection> {
+    let Some(node) = top.node("code") else { return Ok((None, None)) };
     let path = node.text().map_err(|at| within("code", at))?;
     match scheme(path) {
-        None => Ok(Some(local(path).to_owned())),
+        None => Ok((Some(local(path).to_owned()), None)),
+        Some(SnapshotRef::SCHEME) => Ok((None, Some(read_snapshot("code", path, node.place)?))),
         Some(_) => Err(Rejection::unsupported(
             node.place,
             format!("`code: {path}` is not fetched"),
             "bring the code here and name its folder, for example `code: ./src`",
         )),
     }
+}
+
+/// A whole directory that was sent before.
+pub(super) fn read_snapshot(key: &str, text: &str, place: Place) -> Result<Digest, Rejection> {
+    match text.parse() {
+        Ok(SnapshotRef { root, file: None }) => Ok(root),
+        Ok(SnapshotRef { file: Some(name), .. }) => {
+            let message = format!("`{key}` is a directory, and `{text}` the file `{name}` of one");
+            Err(Rejection::invalid(place, message).fix("leave out the name at its end"))
+        }
+        Err(error) => Err(no_snapshot(key, &error, place)),
+    }
+}
+
+fn no_snapshot(key: &str, error: &NoSnapshot, place: Place) -> Rejection {
+    Rejection::invalid(place, format!("`{key}`: {error}"))
+        .fix("copy it from what `agentctl show JOB --as-job` prints, or name a local path")
 }
 
 fn read_name(top: &mut Section) -> Result<Option<crate::JobId>, Rejection> {
@@ -278,7 +297,7 @@ fn read_inputs(
         let given = given.iter().rev().find(|(name, _)| *name == full).map(|(_, value)| value.as_str());
         match wrong.note(read_input(key.text, node, given, warnings)) {
             ReadInput::Literal(name, text) => drop(draft.inputs.insert(name, Input::Literal(text))),
-            ReadInput::Data(name, data) => drop(draft.inputs.insert(name, Input::Data(data))),
+            ReadInput::Known(name, input) => drop(draft.inputs.insert(name, input)),
             ReadInput::Path(input) => paths.push(input),
             ReadInput::Absent => {}
         }
@@ -291,7 +310,8 @@ fn read_inputs(
 pub(super) enum ReadInput {
     Literal(String, String),
     Path(InputRef),
-    Data(String, DataInput),
+    /// Data that is not sent, or was sent before.
+    Known(String, Input),
     /// Optional, and nothing was given.
     #[default]
     Absent,
@@ -362,6 +382,20 @@ pub(super) fn read_path(input: InputRef, mode: &str) -> Result<ReadInput, Reject
     if scheme(path).is_none() {
         return Ok(ReadInput::Path(InputRef { path: local(path).to_owned(), ..input }));
     }
+    if scheme(path) == Some(SnapshotRef::SCHEME) {
+        let key = format!("{key}.{name}");
+        return match path.parse() {
+            Ok(SnapshotRef { file: None, .. }) if is_file => {
+                Err(Rejection::invalid(*place, format!("`{key}` is one file, but `{path}` is a directory"))
+                    .fix("write `/NAME` of the file behind it, or `type: uri_folder`"))
+            }
+            Ok(SnapshotRef { root, file: None }) => Ok(ReadInput::Known(input.name, Input::Folder(root))),
+            Ok(SnapshotRef { root, file: Some(name) }) => {
+                Ok(ReadInput::Known(input.name, Input::File { root, name }))
+            }
+            Err(error) => Err(no_snapshot(&key, &error, *place)),
+        };
+    }
     let uri = path.parse::<DataUri>().map_err(|error| {
         let message = match &error {
             DataUriError::Credentials => format!("`{key}.{name}` is not fetched from its address: {error}"),
@@ -378,7 +412,7 @@ pub(super) fn read_path(input: InputRef, mode: &str) -> Result<ReadInput, Reject
             .fix("add the name of the file to the address, or write `type: uri_folder`"));
     }
     let is_own_copy = matches!(mode, "download" | "eval_download");
-    Ok(ReadInput::Data(input.name, DataInput { uri, is_file, is_own_copy }))
+    Ok(ReadInput::Known(input.name, Input::Data(DataInput { uri, is_file, is_own_copy })))
 }
 
 /// The text before the colon of something that is not a local path.
@@ -388,7 +422,7 @@ fn scheme(path: &str) -> Option<&str> {
         return Some("expression");
     }
     let (scheme, rest) = path.split_once(':')?;
-    let known = matches!(scheme, "azureml" | "runs") || scheme.starts_with("git+");
+    let known = matches!(scheme, "azureml" | "runs" | SnapshotRef::SCHEME) || scheme.starts_with("git+");
     (known || (rest.starts_with("//") && scheme != "file")).then_some(scheme)
 }
 

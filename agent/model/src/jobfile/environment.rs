@@ -1,10 +1,11 @@
 //! The environment of a job file, inline or as a document of its own.
 
 use super::command_job::keys::{CONDA, ENVIRONMENT};
+use super::command_job::read_snapshot;
 use super::section::{Rejection, Section, UnknownKey, Warning, within};
-use crate::EnvSpec;
 use crate::fault::Fault;
 use crate::yaml::{self, Node, Place, Value};
+use crate::{EnvSpec, SnapshotRef};
 
 /// The environment of a command job.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -110,9 +111,10 @@ fn mapping(node: Node, path: &str, warnings: &mut Vec<Warning>) -> Result<Enviro
             "remove the `image`, or the `conda_lock`",
         )),
         (image, Some(file), lock, None, None, None) => conda_file(image, file, lock),
-        (None, None, Some(lock), None, None, None) => {
-            Ok(EnvironmentRef::CondaLock { document: None, path: local(&lock).to_owned() })
-        }
+        (None, None, Some(lock), None, None, None) => Ok(match is_text(&lock) {
+            true => locked(String::new(), lock),
+            false => EnvironmentRef::CondaLock { document: None, path: local(&lock).to_owned() },
+        }),
         (Some(image), None, None, None, None, None) => {
             Ok(EnvironmentRef::Spec(EnvSpec::Image { image, conda: None }))
         }
@@ -169,7 +171,20 @@ fn build_context(mut build: Section, warnings: &mut Vec<Warning>) -> Result<Envi
     let path = path.ok_or_else(|| {
         Rejection::invalid(place, "`build` has no `path`").fix("name the folder that holds the Dockerfile")
     })?;
+    if path.split_once(':').is_some_and(|(scheme, _)| scheme.trim() == SnapshotRef::SCHEME) {
+        let context = read_snapshot("build.path", &path, place)?;
+        return Ok(EnvironmentRef::Spec(EnvSpec::Build { context, dockerfile }));
+    }
     Ok(EnvironmentRef::BuildContext { path, dockerfile })
+}
+
+/// A text of several lines is what a file would hold, and not the path of one.
+fn is_text(written: &str) -> bool {
+    written.trim_end().contains('\n') || written.ends_with('\n')
+}
+
+fn locked(document: String, lock: String) -> EnvironmentRef {
+    EnvironmentRef::Spec(EnvSpec::Conda { file: String::new(), document, lock: Some(lock) })
 }
 
 pub(super) fn conda_file(
@@ -177,21 +192,33 @@ pub(super) fn conda_file(
     file: Node,
     lock: Option<String>,
 ) -> Result<EnvironmentRef, Rejection> {
-    let lock = lock.map(|lock| local(&lock).to_owned());
-    match &file.value {
-        Value::Scalar(path) => Ok(EnvironmentRef::CondaFile { image, path: local(path).to_owned(), lock }),
-        Value::Map(_) => {
-            let document = inline_text(&file);
-            Ok(match (image, lock) {
-                (Some(image), _) => EnvironmentRef::Spec(EnvSpec::Image { image, conda: Some(document) }),
-                (None, Some(path)) => EnvironmentRef::CondaLock { document: Some(document), path },
-                (None, None) => {
-                    EnvironmentRef::Spec(EnvSpec::Conda { file: String::new(), document, lock: None })
+    let document = match &file.value {
+        Value::Scalar(text) if is_text(text) => text.clone(),
+        Value::Scalar(path) => {
+            let lock = match lock {
+                Some(lock) if is_text(&lock) => {
+                    let message = "`conda_lock` is a text, and `conda_file` the path of a file";
+                    return Err(Rejection::invalid(file.place, message)
+                        .fix("save the lock beside the conda file and name it, or write both as texts"));
                 }
-            })
+                lock => lock.map(|lock| local(&lock).to_owned()),
+            };
+            return Ok(EnvironmentRef::CondaFile { image, path: local(path).to_owned(), lock });
         }
-        _ => Err(within("conda_file", file.fault(format!("expected a path, found {}", file.describe())))),
-    }
+        Value::Map(_) => inline_text(&file),
+        _ => {
+            let message = format!("expected a path, found {}", file.describe());
+            return Err(within("conda_file", file.fault(message)));
+        }
+    };
+    Ok(match (image, lock) {
+        (Some(image), _) => EnvironmentRef::Spec(EnvSpec::Image { image, conda: Some(document) }),
+        (None, Some(lock)) if is_text(&lock) => locked(document, lock),
+        (None, Some(path)) => {
+            EnvironmentRef::CondaLock { document: Some(document), path: local(&path).to_owned() }
+        }
+        (None, None) => EnvironmentRef::Spec(EnvSpec::Conda { file: String::new(), document, lock: None }),
+    })
 }
 
 fn requirement_list(

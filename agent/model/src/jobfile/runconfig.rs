@@ -59,7 +59,7 @@ const HERE: [&str; 3] = ["local", "amlcompute", "containerinstance"];
 fn read(node: Node, given: &[String], folder: &str) -> Result<Runconfig, Refused> {
     let (mut warnings, mut wrong) = (Vec::new(), Mistakes::default());
     let mut top = Section::open(node, "", &keys::RUNCONFIG)?;
-    let target = wrong.note(read_target(&mut top, "target", &HERE, &mut warnings)).unwrap_or_default();
+    let target = wrong.note(read_target(&mut top, "target")).unwrap_or_default();
     let launch = launch::launch(&mut top, &mut warnings, &mut wrong);
     let in_container = target == "containerinstance";
     let software = environment::software(&mut top, in_container, folder, &mut warnings, &mut wrong);
@@ -77,6 +77,7 @@ fn read(node: Node, given: &[String], folder: &str) -> Result<Runconfig, Refused
     let draft = JobDraft {
         display_name: wrong.note(top.text("jobName")).unwrap_or(command.title),
         command: command.line,
+        compute: Some(target).filter(|name| !name.is_empty() && !HERE.contains(&name.as_str())),
         environment_variables,
         inputs: data.ready,
         resources,

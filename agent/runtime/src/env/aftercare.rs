@@ -9,14 +9,17 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::builder::Builder;
-use super::cache::{EnvDir, Left};
+use super::cache::{EnvDir, Left, blocking};
 use crate::exec::Command;
 
 /// How long compiling may take: it prints nothing while it works.
@@ -86,13 +89,35 @@ async fn look_after(place: EnvDir, left: Left, builder: Option<Builder>) {
 }
 
 async fn compile(place: EnvDir, builder: Option<Builder>) {
+    let apart = place.compiled();
+    let compiled = compile_apart(&place, &apart, builder).await;
+    let (from, prefix) = (apart.clone(), place.prefix().to_owned());
+    let kept = blocking(move || compiled.and_then(|()| move_in(&from, &prefix))).await;
+    // A file that cannot be compiled is not reported: the job that imports it gets the error.
+    match kept {
+        Ok(()) => {
+            // If this is interrupted, everything is compiled again.
+            let _ = tokio::task::spawn_blocking(move || place.note_compiled()).await;
+        }
+        Err(error) => tracing::warn!(place = place.name(), %error, "an environment is not compiled"),
+    }
+    let removed = blocking(move || agent_spawn::remove_tree(&apart)).await;
+    if let Err(error) = removed {
+        tracing::debug!(%error, "cannot remove what was compiled");
+    }
+}
+
+/// Compiles into a directory of its own, as the builder, because Python runs start files of the packages. The environment
+/// stays the daemon's meanwhile: jobs have layers over it, in which every file has one owner.
+async fn compile_apart(place: &EnvDir, apart: &Path, builder: Option<Builder>) -> io::Result<()> {
     let lib = place.prefix().join("lib");
     let pythons = lib.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let pythons: Vec<PathBuf> = pythons.filter(|dir| dir.join("site-packages").is_dir()).collect();
     // First the packages that jobs import. They do not import tests.
     let dirs = pythons.iter().map(|dir| dir.join("site-packages")).chain(pythons.iter().cloned());
     let command = Command::new(place.prefix().join("bin/python"))
-        .args(["-I", "-m", "compileall", "-q", "-x", r"/(tests?|lib2to3|idlelib|turtledemo)/"])
+        .args(["-I", "-X", &format!("pycache_prefix={}", apart.display())])
+        .args(["-m", "compileall", "-q", "-x", r"/(tests?|lib2to3|idlelib|turtledemo)/"])
         .args(dirs)
         .envs([("LC_ALL", "C.UTF-8")])
         .cwd(place.prefix())
@@ -103,30 +128,52 @@ async fn compile(place: EnvDir, builder: Option<Builder>) {
         Some(builder) => command.run_as(&builder.shim, builder.id),
         None => command,
     };
-    // The start files that Python runs belong to the packages, so it runs as the builder.
-    if let Err(error) = change_hands(&place, builder.clone(), Builder::lend).await {
-        return tracing::warn!(place = place.name(), %error, "an environment is not compiled");
-    }
+    let (lender, lent) = (builder.clone(), apart.to_owned());
+    blocking(move || {
+        agent_spawn::remove_tree(&lent)?;
+        std::fs::create_dir(&lent)?;
+        lender.map_or(Ok(()), |builder| builder.lend(&lent))
+    })
+    .await?;
     let compiled = command.capture().await;
-    if let Err(error) = change_hands(&place, builder, Builder::take_back).await {
-        return tracing::warn!(place = place.name(), %error, "an environment stays its builder's for now");
-    }
-    // A file that cannot be compiled is not reported: the job that imports it gets the error.
-    match compiled {
-        Ok(_) => {
-            // If this is interrupted, everything is compiled again, which is quick the second time.
-            let _ = tokio::task::spawn_blocking(move || place.note_compiled()).await;
-        }
-        Err(error) => tracing::warn!(place = place.name(), %error, "an environment is not compiled"),
-    }
+    let lent = apart.to_owned();
+    blocking(move || builder.map_or(Ok(()), |builder| builder.take_back(&lent))).await?;
+    compiled.map(drop).map_err(io::Error::other)
 }
 
-/// Lends an environment to its builder, or takes it back.
-async fn change_hands(
-    place: &EnvDir,
-    builder: Option<Builder>,
-    change: fn(&Builder, &Path) -> io::Result<()>,
-) -> io::Result<()> {
-    let (Some(builder), prefix) = (builder, place.prefix().to_owned()) else { return Ok(()) };
-    tokio::task::spawn_blocking(move || change(&builder, &prefix)).await.map_err(io::Error::other)?
+/// Moves byte code beside its sources. Neither tree is trusted: no link is followed, and only files of that kind are
+/// taken.
+fn move_in(apart: &Path, prefix: &Path) -> io::Result<()> {
+    let compiled = apart.join(prefix.strip_prefix("/").unwrap_or(prefix));
+    let sources = agent_fs::open_directory(prefix)?;
+    let mut left = vec![PathBuf::new()];
+    while let Some(below) = left.pop() {
+        let mut cache = None;
+        for entry in compiled.join(&below).read_dir()? {
+            let (entry, kind) = entry.and_then(|entry| entry.file_type().map(|kind| (entry, kind)))?;
+            let is_code = || entry.path().extension().is_some_and(|ending| ending == "pyc");
+            if kind.is_dir() {
+                left.push(below.join(entry.file_name()));
+            } else if kind.is_file() && is_code() {
+                let cache = match &cache {
+                    Some(cache) => cache,
+                    None => cache.insert(open_cache(&sources, &below)?),
+                };
+                rustix::fs::renameat(rustix::fs::CWD, entry.path(), cache, entry.file_name())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The directory for the byte code of the sources in a directory.
+fn open_cache(prefix: &OwnedFd, below: &Path) -> io::Result<OwnedFd> {
+    const CACHE: &str = "__pycache__";
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::RDONLY | OFlags::CLOEXEC;
+    let at = agent_fs::open_beneath(prefix, below, OFlags::DIRECTORY, Mode::empty(), agent_fs::Links::Never)?;
+    match rustix::fs::mkdirat(&at, CACHE, Mode::from_raw_mode(0o755)) {
+        Err(error) if error != Errno::EXIST => return Err(error.into()),
+        _ => {}
+    }
+    Ok(rustix::fs::openat(&at, CACHE, flags, Mode::empty())?)
 }

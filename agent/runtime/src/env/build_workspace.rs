@@ -46,6 +46,8 @@ pub struct Built {
     /// It contains the files of its packages, which only a builder may change. False if it only refers to an
     /// interpreter elsewhere.
     pub holds_files: bool,
+    /// Where the packages of its interpreter are, if that is not in its own directory.
+    pub elsewhere_prefix: Option<PathBuf>,
     /// Its Python files are compiled already.
     pub compiled: bool,
     /// The image that commands run in; `None` for those that run on the machine itself.

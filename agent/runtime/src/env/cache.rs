@@ -31,7 +31,7 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 
 pub use self::lease::EnvLease;
-use super::marker::{self, LOCK_LIST, MARKER, Marker, Seen};
+use super::marker::{LOCK_LIST, MARKER, Marker, Seen};
 use super::trash::{TRASH, empty_trash};
 use super::{AcquireError, Built, OpenEnvError};
 
@@ -47,6 +47,8 @@ const NOTE_EVERY: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub(super) struct EnvCache {
     root: PathBuf,
+    /// Jobs can write to environments.
+    writable: bool,
     uses: Uses,
 }
 
@@ -84,7 +86,7 @@ impl Drop for Use {
 
 impl EnvCache {
     /// Makes the directory and wipes environments that are neither ready nor being built.
-    pub(super) fn open(root: &Path) -> Result<EnvCache, OpenEnvError> {
+    pub(super) fn open(root: &Path, writable: bool) -> Result<EnvCache, OpenEnvError> {
         let fail = |path: &Path| {
             let path = path.to_owned();
             move |source| OpenEnvError { path, source }
@@ -96,7 +98,7 @@ impl EnvCache {
                 tracing::warn!(path = %path.display(), %error, "cannot clean up after killed builder");
             }
         }
-        let cache = EnvCache { root: root.to_owned(), uses: Uses::default() };
+        let cache = EnvCache { root: root.to_owned(), writable, uses: Uses::default() };
         empty_trash(cache.trash());
         Ok(cache)
     }
@@ -127,7 +129,7 @@ impl EnvCache {
     }
 
     fn at(&self, name: String, key: Option<String>) -> EnvDir {
-        EnvDir { prefix: self.root.join(&name), key, name, uses: self.uses.clone() }
+        EnvDir { prefix: self.root.join(&name), key, name, writable: self.writable, uses: self.uses.clone() }
     }
 
     /// The directory of the environment with this identity.
@@ -150,7 +152,13 @@ fn sweep(path: &Path) -> io::Result<()> {
     if name.contains(".log.") {
         return fs::remove_file(path); // a transcript that never became a log; its writer, if any, still has it open
     }
-    let place = EnvDir { prefix: path.to_owned(), key: None, name: name.to_owned(), uses: Uses::default() };
+    let place = EnvDir {
+        prefix: path.to_owned(),
+        key: None,
+        name: name.to_owned(),
+        writable: true,
+        uses: Uses::default(),
+    };
     if name.starts_with(TRASH) || !path.is_dir() || place.marker().is_some() {
         return Ok(());
     }
@@ -171,6 +179,8 @@ pub(super) struct EnvDir {
     /// Unknown if only the directory was found.
     key: Option<String>,
     name: String,
+    /// Jobs can write to it.
+    writable: bool,
     uses: Uses,
 }
 
@@ -257,6 +267,11 @@ impl EnvDir {
         self.beside("image")
     }
 
+    /// Where its byte code is made.
+    pub(super) fn compiled(&self) -> PathBuf {
+        self.beside("compiled")
+    }
+
     fn beside(&self, ending: &str) -> PathBuf {
         self.prefix.with_file_name(format!("{}.{ending}", self.name))
     }
@@ -287,7 +302,7 @@ impl EnvDir {
     pub(super) async fn inspect(&self, lease: &EnvLease) -> Result<Option<String>, AcquireError> {
         let path = self.used();
         let seen = Seen::read(&path);
-        let open = marker::is_open();
+        let open = self.writable;
         let noted = path.metadata().and_then(|noted| noted.modified());
         let lately = noted.is_ok_and(|noted| noted.elapsed().is_ok_and(|since| since < NOTE_EVERY));
         if !open && lease.marker.looks_like(seen.as_ref()) {
@@ -327,7 +342,7 @@ impl EnvDir {
     pub(super) fn note_compiled(&self) {
         let Some(marker) = self.marker() else { return };
         let now = Seen::of(&marker, true);
-        let look = marker.look(Seen::read(&self.used()).as_ref(), marker::is_open());
+        let look = marker.look(Seen::read(&self.used()).as_ref(), self.writable);
         if look.damage.is_none() {
             now.with(look.stamps).write(&self.used());
         }
@@ -350,7 +365,7 @@ impl EnvDir {
             // On a stacked file system, such as a container's, any signal from a child interrupts `syncfs`.
             failpoint::hit("env.ready.sync")?;
             rustix::io::retry_on_intr(|| rustix::fs::syncfs(&directory))?;
-            let new = self.draft(&marker.lasting(marker::is_open())?)?;
+            let new = self.draft(&marker.lasting(self.writable)?)?;
             // The time of its build stays. If another was built meanwhile, that one is not on the disk.
             File::options().write(true).open(&new)?.set_modified(path.metadata()?.modified()?)?;
             match self.shared() {
@@ -527,6 +542,8 @@ impl Drop for Scaffold {
     }
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(io::Error::other)?
 }

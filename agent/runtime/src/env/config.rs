@@ -46,6 +46,8 @@ pub struct EnvConfig {
     /// Files of environments may be hard links of the package cache's files. Only if jobs cannot write to them,
     /// because they run as another user: a job's change would affect all environments.
     pub hard_links: bool,
+    /// Jobs can write to environments, so each is compared with its recorded content before it is used.
+    pub writable: bool,
     /// The user that installers and interpreters run as; the daemon's own user when absent.
     pub builder: Option<Builder>,
     /// The container engine; without it environments that are images are refused.
@@ -108,6 +110,7 @@ impl EnvConfig {
             curated_builtin: &[],
             memory: 0,
             hard_links: false,
+            writable: !agent_spawn::serves_others(),
             builder: None,
             docker: None,
             registry_credentials: None,

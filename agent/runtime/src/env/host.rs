@@ -18,7 +18,7 @@ use super::{AcquireError, BuildWorkspace, Built, EnvBuilder, EnvConfig};
 use crate::exec::Command;
 
 /// Increased when the same identity would be built differently.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Finds interpreters of the host.
 pub(super) struct Host {
@@ -64,6 +64,7 @@ impl EnvBuilder for Host {
                 path_entries: vec![workspace.prefix().join("bin")],
                 python_version: python.version.clone(),
                 summary: format!("{} {}", python.executable.display(), python.version),
+                elsewhere_prefix: Some(python.prefix.clone()),
                 ..Built::default()
             };
             if python.prefix != python.base_prefix {

@@ -64,6 +64,9 @@ pub(super) struct Marker {
     /// Bytes that removing it frees elsewhere.
     #[serde(default)]
     pub(super) elsewhere: u64,
+    /// Where the packages of its interpreter are, if that is not in its own directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) elsewhere_prefix: Option<PathBuf>,
     /// The environments that it consists of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) parts: Vec<String>,
@@ -85,11 +88,6 @@ pub(super) struct Look {
     pub(super) damage: Option<String>,
     /// Their stamps, if there is no damage.
     pub(super) stamps: Option<String>,
-}
-
-/// Whether jobs can write to environments, because they run as the user who builds them.
-pub(super) fn is_open() -> bool {
-    !agent_spawn::serves_others()
 }
 
 /// The files of an environment.
@@ -115,6 +113,7 @@ impl Marker {
             packages: built.packages,
             bytes: bytes + built.elsewhere,
             elsewhere: built.elsewhere,
+            elsewhere_prefix: built.elsewhere_prefix.clone(),
             parts: built.parts.clone(),
             locked: built.lock.is_some(),
             compiles: built.holds_files && !built.compiled && !built.python_version.is_empty(),
@@ -149,6 +148,11 @@ impl Marker {
         let usable = (marker.version > 1 && marker.python_version.is_empty()) || has_python();
         let lasts = marker.boot.as_ref().is_none_or(|boot| *boot == agent_shim::process::boot_id());
         (same && usable && lasts).then_some(marker)
+    }
+
+    /// It contains files, and is not only a reference to an interpreter.
+    pub(super) fn has_files(&self) -> bool {
+        self.extent.is_some()
     }
 
     /// Whether its state is the same as when it was last seen undamaged.

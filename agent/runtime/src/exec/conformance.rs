@@ -111,6 +111,7 @@ pub(super) fn launch_of(argv: &[&str]) -> Launch {
         cgroup: None,
         container: false,
         tmp: None,
+        view: None,
         metadata: false,
         hold_port: None,
         secrets: BTreeMap::new(),

@@ -69,6 +69,12 @@ impl Connection {
         Ok(connection)
     }
 
+    /// The connection itself, for whom the supervisor handed it over to. Nothing was read ahead, because nobody there
+    /// speaks first.
+    pub(super) fn into_stream(self) -> UnixStream {
+        self.stream.into_inner()
+    }
+
     pub(super) async fn send(&mut self, request: &Request) -> io::Result<()> {
         failpoint::hit("node.shim.ask")?;
         self.stream.get_mut().write_all(request.to_line().as_bytes()).await

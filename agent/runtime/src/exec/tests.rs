@@ -355,11 +355,12 @@ async fn test_killed_shim_loses_the_job_and_what_is_left_is_killed() {
     let bench = Bench::new();
     let running = bench.start("setsid sleep 1000 & echo ready; sleep 1000; true").await;
     bench.until_log_has("ready").await;
-    until(|| bench.members().len() == 3).await;
+    until(|| bench.members().len() == 4).await; // with the process that opens sessions
     bench.kill_shim();
     let lost = tokio::time::timeout(LONG, running.wait()).await.unwrap().unwrap_err();
     let WaitError::Lost { lost, .. } = lost else { panic!("{lost}") };
-    assert_eq!((lost.killed, lost.left, lost.rebooted, lost.why), (3, 0, false, None));
+    assert_eq!((lost.left, lost.rebooted, lost.why), (0, false, None));
+    assert!((3..=4).contains(&lost.killed), "{} killed; that process may end by itself", lost.killed);
     assert!(bench.members().is_empty());
     assert!(matches!(bench.executor.reattach(&bench.dir).await.unwrap(), Found::Lost(_)));
     let launch = launch_of(&["true"]);

@@ -130,11 +130,12 @@ pub(super) fn write_rsh(order: &GangLaunch) -> Result<String, RankError> {
 
 /// `agent-shim rsh ORDER [-FLAGS] HOST WORD…`: has the rank of a host run a command line.
 pub(crate) fn rsh(words: &[OsString]) -> ExitCode {
-    let Some((order, words)) = words.split_first() else { return ExitCode::from(UNREACHED) };
+    let Some((order_at, words)) = words.split_first() else { return ExitCode::from(UNREACHED) };
+    let order_at = Path::new(order_at);
     let text = |word: &OsString| word.to_string_lossy().into_owned();
     let mut words = words.iter().map(text).skip_while(|word| word.starts_with('-'));
     let (host, line) = (words.next().unwrap_or_default(), words.collect::<Vec<_>>().join(" "));
-    let read = fs::read(order).and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other));
+    let read = fs::read(order_at).and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other));
     let order: GangLaunch = match read {
         Ok(order) => order,
         Err(error) => {
@@ -142,6 +143,7 @@ pub(crate) fn rsh(words: &[OsString]) -> ExitCode {
             return ExitCode::from(UNREACHED);
         }
     };
+    let line = elsewhere(&line, order_at.with_file_name(RSH).as_path());
     let found = order.hosts.iter().position(|known| known.address.to_string() == host);
     match found {
         Some(rank) if rank != order.rank as usize => {
@@ -162,6 +164,12 @@ pub(crate) fn rsh(words: &[OsString]) -> ExitCode {
             ExitCode::from(UNREACHED)
         }
     }
+}
+
+/// A command line of `mpirun` for another machine, where the remote shell `rsh` of this one does not exist. The daemon
+/// that Open MPI starts there uses none, and yet ends if the one it is told is not found: it is told one that is.
+fn elsewhere(line: &str, rsh: &Path) -> String {
+    line.replace(&*rsh.to_string_lossy(), "sh")
 }
 
 fn reach(host: &Host, secret: &Secret, line: &str) -> io::Result<u8> {
@@ -188,6 +196,13 @@ fn reach(host: &Host, secret: &Secret, line: &str) -> io::Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn test_no_path_of_this_machine_is_told_another_one() {
+        let line = r#"orted -mca ess "env" --mca plm_rsh_agent "/w/a.1.0/.agentd/rsh" -mca plm "rsh""#;
+        let told = elsewhere(line, Path::new("/w/a.1.0/.agentd/rsh"));
+        assert_eq!(told, r#"orted -mca ess "env" --mca plm_rsh_agent "sh" -mca plm "rsh""#);
+    }
 
     #[test]
     fn test_a_command_line_runs_elsewhere_and_tells_its_end() {

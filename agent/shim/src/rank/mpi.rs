@@ -162,8 +162,9 @@ fn hydra(order: &GangLaunch, network: &Mpi, rsh: &str) -> Vec<String> {
     let processes: u32 = order.hosts.iter().map(|host| host.slots).sum();
     let hosts: Vec<String> =
         order.hosts.iter().map(|host| format!("{}:{}", host.address, host.slots)).collect();
-    // Each machine has the variables of its own rank.
-    let mut words: Vec<String> = ["-genvnone", "-n", &processes.to_string()].map(str::to_owned).into();
+    // Each machine has the variables of its own rank, and its own directory for the job: the script goes there.
+    let mut words: Vec<String> =
+        ["-genvnone", "-wdir", "/", "-n", &processes.to_string()].map(str::to_owned).into();
     if order.hosts.len() > 1 {
         words.extend(
             ["-launcher", "ssh", "-launcher-exec", rsh, "-hosts", &hosts.join(",")].map(str::to_owned),
@@ -248,7 +249,7 @@ mod tests {
         let (order, network) = order(1);
         let open_mpi = open_mpi(&order, &network, "/w/rsh", false).join(" ");
         assert_eq!(open_mpi, "-np 2 --hostfile .agentd/hosts --bind-to none --map-by slot");
-        assert_eq!(hydra(&order, &network, "/w/rsh").join(" "), "-genvnone -n 2");
+        assert_eq!(hydra(&order, &network, "/w/rsh").join(" "), "-genvnone -wdir / -n 2");
     }
 
     #[test]
@@ -257,7 +258,7 @@ mod tests {
         let words = hydra(&order, &network, "/w/rsh").join(" ");
         assert_eq!(
             words,
-            "-genvnone -n 4 -launcher ssh -launcher-exec /w/rsh -hosts 10.0.0.1:2,10.0.0.2:2 -iface eth0"
+            "-genvnone -wdir / -n 4 -launcher ssh -launcher-exec /w/rsh -hosts 10.0.0.1:2,10.0.0.2:2 -iface eth0"
         );
     }
 }

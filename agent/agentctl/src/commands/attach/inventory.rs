@@ -41,6 +41,7 @@ fn job(host: Node, args: &AttachArgs) -> Result<Candidate, At> {
         name: None,
         labels: args.label.iter().cloned().collect(),
         accept_new: ssh.accept_new,
+        tunnel: args.tunnel,
     };
     if let Value::Scalar(_) = host.value {
         host.text()?.clone_into(&mut job.wish.place);
@@ -59,12 +60,15 @@ fn job(host: Node, args: &AttachArgs) -> Result<Candidate, At> {
     if let Some(port) = entries.take_present("port") {
         job.wish.port = Some(port.parsed("a port")?);
     }
+    if let Some(tunnel) = entries.take_present("tunnel") {
+        job.tunnel = tunnel.parsed("true or false")?;
+    }
     if let Some(labels) = entries.take_present("labels") {
         for (key, value) in labels.map()?.rest() {
             job.labels.insert(key.text, value.text()?.to_owned());
         }
     }
-    nothing_else(entries, "`host`, `port`, `key`, `jump`, `name`, `fingerprint`, `labels`")?;
+    nothing_else(entries, "`host`, `port`, `key`, `jump`, `name`, `fingerprint`, `labels`, `tunnel`")?;
     Ok(job)
 }
 
@@ -97,14 +101,14 @@ mod tests {
 
     #[test]
     fn test_a_place_is_enough_and_a_mapping_says_more() {
-        let text =
-            "hosts:\n- ada@a\n- host: b\n  port: 7\n  key: /other\n  name: n\n  labels: {rack: 8, x: y}\n";
+        let text = "hosts:\n- ada@a\n- host: b\n  port: 7\n  key: /other\n  name: n\n  labels: {rack: 8, x: y}\n  tunnel: true\n";
         let jobs = jobs(text).unwrap();
         assert_eq!((jobs[0].wish.place.as_str(), jobs[0].labels["rack"].as_str()), ("ada@a", "7"));
         assert_eq!(jobs[0].wish.key.as_deref(), Some(Path::new("/k")));
         assert_eq!((jobs[1].wish.port, jobs[1].name.as_deref()), (Some(7), Some("n")));
         assert_eq!((jobs[1].labels["rack"].as_str(), jobs[1].labels["x"].as_str()), ("8", "y"));
         assert_eq!(jobs[1].wish.key.as_deref(), Some(Path::new("/other")));
+        assert_eq!((jobs[0].tunnel, jobs[1].tunnel), (false, true));
     }
 
     #[test]

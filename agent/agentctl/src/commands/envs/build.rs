@@ -17,7 +17,7 @@ use crate::commands::follow::{Ended, Wants, follow};
 use crate::commands::submit;
 use crate::failure::{DETACHED, Failure};
 use crate::output::Output;
-use crate::prepare::{Changes, Plan};
+use crate::prepare::{Care, Changes, Plan};
 
 /// What the job runs.
 const NOTHING: &str = "true";
@@ -33,8 +33,8 @@ pub(super) async fn build(
     let client = Client::find_or_start(to, output).await?;
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
-    let spec = plan.ship(&client.blobs(), &never, false, output).await?;
-    let job = Box::pin(submit::enqueue(&client, spec, hint)).await?;
+    let spec = plan.ship(&client.blobs(), &never, Care::Usual, output).await?;
+    let job = Box::pin(submit::enqueue(&client, spec, hint, output)).await?;
     output.note(&format!("job:  {job}"));
     let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0, rank: 0 };
     let ended = match follow(&client, &job, wants, output).await? {

@@ -148,7 +148,7 @@ fn test_settings_follow_the_configuration() {
     let mut config = config(dir.path());
     let store = Store::Disk(Disk::open(&dir.path().join("cas")).unwrap());
     config.devices.docker_socket = "/elsewhere/docker.sock".into();
-    let usual = settings(&config, 1 << 30, Path::new("shim"), store.clone(), watch::channel(None).1);
+    let usual = settings(&config, 1 << 30, Path::new("shim"), false, store.clone(), watch::channel(None).1);
     assert_eq!(usual.docker.unwrap().socket(), Path::new("/elsewhere/docker.sock"));
     assert_eq!((usual.memory, usual.hard_links), (3 << 28, false));
     assert_eq!(usual.root, dir.path().join("envs"));
@@ -159,7 +159,7 @@ fn test_settings_follow_the_configuration() {
     );
     config.environments.builder_memory = 7;
     config.environments.offline = true;
-    let told = settings(&config, 1 << 30, Path::new("shim"), store, watch::channel(Some(true)).1);
+    let told = settings(&config, 1 << 30, Path::new("shim"), false, store, watch::channel(Some(true)).1);
     assert!(told.memory == 7 && told.conda.offline);
 }
 
@@ -177,9 +177,10 @@ async fn test_build_contexts_are_laid_out_as_they_were() {
     let store = Store::Disk(Disk::open(&dir.path().join("cas")).unwrap());
     let scanned = agent_cas::snapshot::scan_whole(&source).unwrap();
     agent_cas::snapshot::push(&scanned, &store, |_| {}).await.unwrap();
-    let contexts = settings(&config(dir.path()), 1 << 30, Path::new("shim"), store, watch::channel(None).1)
-        .contexts
-        .unwrap();
+    let contexts =
+        settings(&config(dir.path()), 1 << 30, Path::new("shim"), false, store, watch::channel(None).1)
+            .contexts
+            .unwrap();
     let to = dir.path().join("to");
     (contexts.0)(scanned.root, to.clone()).await.unwrap();
     let mode = |name: &str| to.join(name).metadata().unwrap().permissions().mode() & 0o111;

@@ -40,6 +40,15 @@ const BUSY: Duration = Duration::from_secs(60);
 /// How long one that has received it may need, beyond the grace, to write the exit record to a full disk.
 const RECORD: Duration = Duration::from_secs(700);
 
+/// A stop, as a supervisor is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stop {
+    /// Between the polite signal and the final one.
+    pub(super) grace: Duration,
+    /// For people.
+    pub(super) reason: String,
+}
+
 /// The state of a supervisor that does not answer.
 #[derive(Debug, Default)]
 pub(super) struct Silence {
@@ -178,6 +187,7 @@ impl<J: Journal> Runner<J> {
         let (mut progress, mut desired) = (running.progress(), self.desired.clone());
         let (mut backoff, mut again) = (Backoff::default(), Instant::now());
         let mut gpus = self.worker.gpus.changes();
+        let mut notices = self.worker.preemptions.changes();
         self.tell_trouble(detail);
         loop {
             let written = *progress.borrow_and_update();
@@ -191,9 +201,11 @@ impl<J: Journal> Runner<J> {
                     continue;
                 }
                 Ok(()) = desired.changed() => backoff.reset(),
+                Ok(()) = notices.changed() => backoff.reset(),
                 () = tokio::time::sleep_until(again) => {}
             }
             let wanted = desired.borrow_and_update().clone();
+            self.heed_notice().await;
             let heard = self.obey(running, &wanted, detail).await;
             again = Instant::now() + if heard { ASK_EVERY } else { backoff.next() };
         }
@@ -201,35 +213,38 @@ impl<J: Journal> Runner<J> {
 
     /// Passes the order on to the shim; `false` when the shim did not answer.
     async fn obey(&mut self, running: &Running, desired: &Desired, usual: &str) -> bool {
-        match desired {
-            Desired::Run { until: None, .. } => return true,
-            Desired::Run { until: Some(until), .. } => return self.renew(running, *until, usual).await,
-            Desired::Stop { .. } | Desired::Forget | Desired::Disown => {}
-        }
-        let (grace, reason) = self.stop_wanted(desired);
+        let leased = match desired {
+            Desired::Run { until: Some(until), .. } => self.renew(running, *until, usual).await,
+            _ => true,
+        };
+        let Some(stop) = self.stop_wanted(desired) else { return leased };
+        let reason = &stop.reason;
         let now = self.worker.clock.boot();
         self.silence.stop_since.get_or_insert(now);
-        if self.told_to_stop.as_ref() != Some(desired) {
+        if self.told_to_stop.as_ref() != Some(&stop) {
             self.say(&format!("stopping: {reason}"));
         }
         // Repeated to see whether the shim answers: it may have been stopped (SIGSTOP) since.
-        let heard = timeout(ASK_WITHIN, running.stop(grace, &reason)).await;
+        let heard = timeout(ASK_WITHIN, running.stop(stop.grace, reason)).await;
         if let Ok(Ok(())) = heard {
-            self.told_to_stop = Some(desired.clone());
+            self.told_to_stop = Some(stop);
             self.silence.since = None;
-            return true;
+            self.show_preempted();
+            return leased;
         }
         warn!(replica = %self.record.replica, ?heard, "cannot pass stop to supervisor");
         self.bear_silence(&format!("stopping: {reason}; ")).await;
         false
     }
 
-    fn stop_wanted(&self, desired: &Desired) -> (Duration, String) {
+    /// What the supervisor is to be told; `None` while the command is to run.
+    fn stop_wanted(&self, desired: &Desired) -> Option<Stop> {
         match desired {
-            Desired::Stop { grace, reason } => (*grace, reason.clone()),
-            _ => {
-                let reason = "the controller does not know this attempt any more";
-                (self.record.spec.limits.grace(), reason.to_owned())
+            Desired::Run { .. } => self.notice_stop.clone(),
+            Desired::Stop { grace, reason } => Some(Stop { grace: *grace, reason: reason.clone() }),
+            Desired::Forget | Desired::Disown => {
+                let reason = "the controller does not know this attempt any more".to_owned();
+                Some(Stop { grace: self.record.spec.limits.grace(), reason })
             }
         }
     }
@@ -267,7 +282,12 @@ impl<J: Journal> Runner<J> {
     /// became silent.
     fn due(&mut self, halted: bool, since: Boot, now: Boot) -> Option<(Boot, Why)> {
         let desired = self.desired.borrow().clone();
-        match &desired {
+        let ordered = self.stop_wanted(&desired).map(|stop| {
+            let wanted = *self.silence.stop_since.get_or_insert(now);
+            let heard = self.told_to_stop.is_some();
+            (wanted + stop.grace + due_after(halted, heard), Why::Ordered)
+        });
+        let lease_over = match &desired {
             Desired::Run { until: Some(until), .. } if *until > UNHEARD => {
                 let grace = self.record.spec.limits.grace();
                 Deadline::new(Some(*until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
@@ -280,14 +300,9 @@ impl<J: Journal> Runner<J> {
                 let until = self.record.leave.unwrap_or(since + Terms::default().length);
                 Deadline::new(Some(until)).kill_at(grace, Terms::default()).map(|at| (at, Why::LeaseOver))
             }
-            Desired::Run { .. } => None,
-            stop => {
-                let (grace, _) = self.stop_wanted(stop);
-                let wanted = *self.silence.stop_since.get_or_insert(now);
-                let heard = self.told_to_stop.is_some();
-                Some((wanted + grace + due_after(halted, heard), Why::Ordered))
-            }
-        }
+            _ => None,
+        };
+        [ordered, lease_over].into_iter().flatten().min_by_key(|(at, _)| *at)
     }
 
     /// Sends the shim the end of the job's lease; `false` when it did not answer. The shim ends the job by itself

@@ -107,7 +107,7 @@ impl<J: Journal> Runner<J> {
                     "waiting until all ranks go"
                 }),
             }
-            if desired.changed().await.is_err() {
+            if self.unless_stopped(desired.changed()).await?.is_err() {
                 std::future::pending::<()>().await; // there are no more orders: the daemon stops
             }
         }

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow::{Break, Continue};
 use std::time::Duration;
 
+use agent_cas::digest_of;
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::orders::Desired;
 use agent_model::protocol::start::Deadline;
@@ -37,6 +38,9 @@ impl<J: Journal> Runner<J> {
     /// Starts the command under its shim. From then on only the shim ends it.
     pub(super) async fn launch(&mut self, environment: &EnvLease) -> Step<Running> {
         self.record.environment = Some(environment.key().to_owned());
+        // The keeper of environments stores the list itself.
+        let lock = environment.lock_file().and_then(|file| std::fs::read(file).ok());
+        self.record.lock = lock.map(|text| digest_of(&text));
         self.enter(ReplicaEvent::StepDone, &about(environment)).await?;
         self.take_gpus(&about(environment)).await?;
         let seating = self.muster(environment).await?;
@@ -52,6 +56,10 @@ impl<J: Journal> Runner<J> {
         launch.secrets = self.secrets().await?;
         if container_spec.is_some() {
             or_end(self.give_home(user).await)?;
+        } else {
+            let python = Some(environment.python_version()).filter(|_| self.worker.config.jobs.view);
+            let made = fetch::make_layers(&self.dir, user, launch.view.is_some(), python).await;
+            or_end(made.map_err(|error| faults::fetch(&error, false)))?;
         }
         self.start(launch, container_spec.as_ref()).await
     }
@@ -103,7 +111,12 @@ impl<J: Journal> Runner<J> {
             experiment_id: &experiment_id(&self.record.spec.experiment),
             gpus: &self.record.gpus,
             usual_memory: self.worker.job_memory,
+            own_packages: self.worker.config.jobs.view,
             private: container_spec.is_none() && user.is_some() && self.worker.gives_tmp(),
+            view: container_spec
+                .is_none()
+                .then(|| self.worker.views.of(&self.dir, environment, user))
+                .flatten(),
             metadata: self.worker.config.jobs.metadata,
             lease_until,
             seating,
@@ -225,13 +238,17 @@ impl<J: Journal> Runner<J> {
                 return Break(End::Failed(self.late()));
             }
             let deadline = until.map_or(Deadline::found(policy), |until| Deadline::new(Some(until)));
+            if let Some(notice) = self.worker.preemptions.notice() {
+                return Break(End::Preempted(notice));
+            }
             if !deadline.is_over(self.worker.clock.boot()) {
                 self.say(&detail);
                 self.record.leave = deadline.at();
                 return Continue(deadline.at());
             }
             self.say("waiting for the controller to say until when it may run");
-            if self.desired.changed().await.is_err() {
+            let mut desired = self.desired.clone();
+            if self.unless_stopped(desired.changed()).await?.is_err() {
                 // There are no more orders: the daemon stops.
                 std::future::pending::<()>().await;
             }

@@ -62,6 +62,11 @@ impl<J: Journal> Runner<J> {
         let data = self.supply().await?;
         let laid = self.unless_stopped(self.lay_out(user.as_ref(), &data)).await?;
         let laid = or_end(laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere())))?;
+        if let Some(left) = &self.record.spec.resumes {
+            let log = self.dir.log(Stream::Build);
+            note(&log, &format!("./outputs begins with {left}\n"));
+            self.shipping.build.written(outputs::length(&log));
+        }
         let owner = user.as_ref().and_then(fetch::owner);
         // A tree of a per-run user, whose id is not used again soon, would help no other job.
         let again = user.as_ref().is_none_or(|user| !self.worker.config.jobs.uids.contains(&user.uid));

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use agent_cas::snapshot::Unread;
 use agent_model::machine::ReplicaEvent;
+use agent_model::outcome::UsedEnvironment;
 use agent_model::protocol::orders::Desired;
 use agent_model::{Fault, Outcome, ReplicaStep, Verdict, causes, last_lines};
 use agent_runtime::exec::is_stopping;
@@ -55,18 +56,23 @@ impl<J: Journal> Runner<J> {
         let has_run = match end {
             End::Settled(_) => false, // it was released before
             End::Exited(_) | End::EndedHere(_) => true,
-            End::Failed(_) | End::Stopped => self.record.step >= ReplicaStep::Running,
+            End::Failed(_) | End::Stopped | End::Preempted(_) => self.record.step >= ReplicaStep::Running,
         };
         if has_run {
             self.enter_anyway(ReplicaEvent::Ended, "").await;
         }
-        let now = self.worker.clock.now();
+        let (now, stopped) = (self.worker.clock.now(), was_stopped(&end));
         let ending = match end {
             End::Settled(ending) => {
                 self.give_gpus_back().await;
                 return ending;
             }
             End::Stopped => Ending::canceled(now),
+            End::Preempted(notice) => {
+                let ending = Ending::failed(faults::preempted(&notice, self.worker.outbox.node()), now);
+                self.record.preempted = Some(notice);
+                ending
+            }
             End::EndedHere(ending) => ending,
             End::Failed(fault) if faults::may_be_of_the_machine(&fault) && self.went_down().await => {
                 Ending::failed(faults::rebooted().why(fault.what), now)
@@ -75,12 +81,29 @@ impl<J: Journal> Runner<J> {
             End::Exited(exit) => self.judge(&exit).await,
         };
         let trouble = self.give_gpus_back().await;
-        let ending = faults::gpu_lost(ending, &trouble);
+        let ending = self.with_notice(faults::gpu_lost(ending, &trouble), stopped);
         self.tracked = None;
         self.record.ending = Some(ending.clone());
         let event = if has_run { ReplicaEvent::StepDone } else { ReplicaEvent::GaveUp };
         self.enter_anyway(event, "").await;
         ending
+    }
+
+    /// The ending, with the notice of the machine as the reason where it is that: what was asked to end by it did not
+    /// come to its own end, whatever it returned.
+    fn with_notice(&self, ending: Ending, stopped: bool) -> Ending {
+        let wanted = self.desired.borrow().is_run();
+        match &self.record.preempted {
+            Some(notice) if wanted && (stopped || faults::is_of_the_machine(&ending)) => {
+                let fault = faults::preempted(notice, self.worker.outbox.node());
+                let fault = match &ending.fault {
+                    Some(other) if other.code != fault.code => fault.why(other.line()),
+                    _ => fault,
+                };
+                Ending { verdict: Verdict::Failed, fault: Some(fault), ..ending }
+            }
+            _ => ending,
+        }
     }
 
     /// Whether the machine was rebooted since the job was accepted, or is being stopped now.
@@ -126,6 +149,7 @@ impl<J: Journal> Runner<J> {
             tracking_bytes,
             artifacts: None,
             usage: ending.usage,
+            environment: self.used_environment(ending),
         };
         if !missing.is_empty() {
             self.record.precious = true;
@@ -145,6 +169,12 @@ impl<J: Journal> Runner<J> {
         }
         self.record.outcome = Some(outcome);
         self.enter_anyway(ReplicaEvent::StepDone, "").await;
+    }
+
+    /// The environment that the command was started in.
+    fn used_environment(&self, ending: &Ending) -> Option<Box<UsedEnvironment>> {
+        let key = self.record.environment.clone().filter(|_| ending.started_at.is_some())?;
+        Some(Box::new(UsedEnvironment { key, lock: self.record.lock }))
     }
 
     /// Not all outputs are stored, so the job did not complete; they are kept here.
@@ -176,7 +206,7 @@ impl<J: Journal> Runner<J> {
             };
             let collected = match ends_anyway && away.is_none() {
                 true => attempt.await,
-                false => match self.unless_stopped(attempt).await {
+                false => match self.unless_canceled(attempt).await {
                     Continue(collected) => collected,
                     Break(_) => return Err(canceled(away.unwrap_or(CollectError::Stopped))),
                 },
@@ -198,7 +228,7 @@ impl<J: Journal> Runner<J> {
                 tokio::time::sleep(backoff.next()).await;
             } else if faults::is_no_space(&error) && begun.elapsed() < FOR_ROOM {
                 let what = format!("for room to store the outputs: {}", causes::tell(&error));
-                if self.unless_stopped(self.wait(&mut backoff, &what)).await.is_break() {
+                if self.unless_canceled(self.wait(&mut backoff, &what)).await.is_break() {
                     return Err(canceled(error));
                 }
             } else if let Some(path) = error.unsteady().filter(|_| unsteady.len() < UNSTEADY) {
@@ -312,5 +342,14 @@ impl<J: Journal> Runner<J> {
             }
             struck => struck,
         }
+    }
+}
+
+/// Whether its supervisor, or the daemon, was told to end the command before that ended.
+fn was_stopped(end: &End) -> bool {
+    match end {
+        End::Exited(exit) => exit.stopped.is_some(),
+        End::EndedHere(_) => true,
+        End::Stopped | End::Preempted(_) | End::Failed(_) | End::Settled(_) => false,
     }
 }

@@ -18,6 +18,7 @@ use crate::config::{Config, Variables};
 use crate::disk::DiskKeeper;
 use crate::worker::gpus::{Gpus, Looker};
 use crate::worker::journal::Sqlite;
+use crate::worker::preemption::Preemptions;
 use crate::worker::prestaged_trees::PrestagedTrees;
 use crate::worker::report::Outbox;
 use crate::worker::retention::Retention;
@@ -25,6 +26,7 @@ use crate::worker::secrets::Secrets;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::tracking::Tracking;
 use crate::worker::users::Users;
+use crate::worker::views::Views;
 use crate::worker::{faults, recover};
 
 /// A journal that fails on demand, or lets the daemon die right after a record.
@@ -123,8 +125,10 @@ async fn node_with(
         telemetry: Telemetry::new(nobody()).0,
         outbox: Outbox::new(nobody(), config.node_name.clone()),
         tracking: Tracking::start(listener, clock.clone(), std::future::pending()).unwrap().0,
+        views: Views::Machine,
         users: Users::new(&config, crate::worker::jobs_dir(state), &[]),
         secrets: Secrets::new(nobody(), config.node_name.clone()),
+        preemptions: Preemptions::new(&config.preemption, clock.clone()),
         job_memory: 0,
         retention: Retention::new(crate::worker::jobs_dir(state), clock, "this boot"),
         disk,
@@ -147,8 +151,15 @@ fn runner(
 ) -> (Runner<Twin>, watch::Sender<Desired>, watch::Receiver<ReplicaView>) {
     let (desired, wanted) = watch::channel(Desired::Run { until: None, gang: None });
     let step = Some(record.step);
-    let view =
-        ReplicaView { step, detail: String::new(), started_at: None, alive: true, over: false, ready: None };
+    let view = ReplicaView {
+        step,
+        detail: String::new(),
+        started_at: None,
+        alive: true,
+        over: false,
+        ready: None,
+        preempted: false,
+    };
     let (publish, view) = watch::channel(view);
     (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)
 }
@@ -592,4 +603,58 @@ async fn test_outputs_do_not_wait_where_the_node_needs_the_room() {
         _ = view.wait_for(|view| view.step == Some(ReplicaStep::Reported)) => {}
     }
     assert!(unstored(&worker).await.why[0].contains("needs the room"));
+}
+
+/// The machine goes in so many seconds, as an operator says.
+fn goes(worker: &Worker<Twin>, seconds: u64) {
+    let until = worker.clock.boot() + Duration::from_secs(seconds);
+    worker.preemptions.ask(Some((until, "maintenance".into())));
+}
+
+#[tokio::test]
+async fn test_a_machine_that_goes_starts_nothing() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    let (mut runner, _desired, view) = runner(&worker, record());
+    goes(&worker, 60);
+    assert!(runner.accept().await.is_continue());
+    let Break(end @ End::Preempted(_)) = runner.fetch().await else { panic!("it goes on") };
+    assert!(matches!(runner.build().await, Break(End::Preempted(_))));
+    assert!(matches!(runner.leave_to_start().await, Break(End::Preempted(_))));
+    let ending = runner.release(end).await;
+    assert_eq!(ending.fault.unwrap().code, Code::Preempted);
+    assert!(view.borrow().preempted, "nothing changes that any more");
+}
+
+#[tokio::test]
+async fn test_a_command_is_told_and_a_withdrawn_notice_comes_too_late() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    let (told, sleeps) = (worker.clone(), sleeper(OnDisconnect::Hold));
+    let file = worker.job_dir(&sleeps.replica).preemption();
+    live_while(&worker, sleeps, async |_, mut view| {
+        view.wait_for(|view| view.step == Some(ReplicaStep::Running)).await.unwrap();
+        assert!(!file.exists());
+        goes(&told, 120);
+        view.wait_for(|view| view.preempted).await.unwrap();
+        told.preemptions.ask(None);
+    })
+    .await;
+    let outcome = outcome(&worker).await.unwrap();
+    assert_eq!((outcome.verdict, outcome.exit), (Verdict::Failed, Some(ExitStatus::Signal(15))));
+    assert_eq!(outcome.fault.unwrap().code, Code::Preempted);
+    let text = std::fs::read_to_string(file).unwrap();
+    assert!(text.contains("\"deadline_ms\"") && text.contains("maintenance"), "{text}");
+}
+
+#[tokio::test]
+async fn test_a_notice_in_the_record_outlives_the_daemon() {
+    let state = tempfile::tempdir().unwrap();
+    let worker = node(state.path(), usize::MAX).await;
+    goes(&worker, 60);
+    let notice = worker.preemptions.notice();
+    worker.preemptions.ask(None);
+    live(&worker, Record { preempted: notice, ..record() }).await;
+    let outcome = outcome(&worker).await.unwrap();
+    assert_eq!((outcome.exit, outcome.fault.unwrap().code), (None, Code::Preempted));
 }

@@ -46,8 +46,18 @@ impl<J: Journal> Runner<J> {
         self.wait(backoff, &format!("for the store of blobs: {}", faults::store_says(error))).await;
     }
 
-    /// Does `work`, but drops it when the controller does not want the replica to run any more.
+    /// Does `work`, but drops it when the controller does not want the replica to run any more, or the machine will be
+    /// taken away.
     pub(super) async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Step<T> {
+        tokio::select! {
+            biased;
+            notice = self.noticed() => Break(End::Preempted(notice)),
+            done = self.unless_canceled(work) => done,
+        }
+    }
+
+    /// Does `work`, but drops it when the controller does not want the replica to run any more.
+    pub(super) async fn unless_canceled<T>(&self, work: impl Future<Output = T>) -> Step<T> {
         let mut desired = self.desired.clone();
         // A closed channel (the daemon stops) is no stop of the replica.
         let stopped = async { desired.wait_for(|wanted| !wanted.is_run()).await.is_ok() };

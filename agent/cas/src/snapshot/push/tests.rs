@@ -120,6 +120,8 @@ struct Careless {
     store: Memory,
     forgets: std::sync::Arc<std::sync::atomic::AtomicUsize>,
     liar: bool,
+    /// How many blobs each question was about, if its server checks trees.
+    checks: Option<std::sync::Arc<Mutex<Vec<usize>>>>,
 }
 
 impl Careless {
@@ -133,6 +135,7 @@ impl Careless {
 
 impl BlobStore for Careless {
     async fn missing(&self, digests: &[Digest]) -> Result<Vec<Digest>, MissingError> {
+        self.checks.iter().for_each(|asked| asked.lock().unwrap().push(digests.len()));
         if self.liar { Ok(digests.to_vec()) } else { self.store.missing(digests).await }
     }
     async fn read(&self, digest: Digest, offset: u64) -> Result<crate::store::Chunks, crate::ReadError> {
@@ -156,6 +159,50 @@ impl BlobStore for Careless {
     async fn file(&self, _: Digest) -> Option<fs::File> {
         None
     }
+    async fn checks_trees(&self) -> bool {
+        self.checks.is_some()
+    }
+}
+
+#[tokio::test]
+async fn test_a_light_push_asks_for_little_and_trusts_what_was_sent_before() {
+    use agent_model::{Clock as _, ManualClock, SystemClock};
+
+    let (dir, home) = (tree(100), tempfile::tempdir().unwrap());
+    let clock = Arc::new(ManualClock::new(SystemClock.now()));
+    let cache =
+        crate::snapshot::StatCache::with_clock(home.path().join("scans"), Arc::<ManualClock>::clone(&clock));
+    let scan = || {
+        clock.advance(Duration::from_secs(3600)); // what was written is old enough to be remembered
+        cache.scan(dir.path()).unwrap()
+    };
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let store = Careless { checks: Some(Arc::clone(&asked)), ..Careless::default() };
+    let questions = || std::mem::take(&mut *asked.lock().unwrap());
+    let first = scan();
+    assert_eq!(push_lightly(&first, &store, |_| {}).await.unwrap().files_sent, 101);
+    assert_eq!(list(&store.store, first.root).await.unwrap().len(), 102);
+    assert_eq!(questions()[..1], [109], "all that was read, and eight directories");
+
+    fs::write(dir.path().join("d3/f3"), "changed").unwrap();
+    let changed = scan();
+    let pushed = push_lightly(&changed, &store, |_| {}).await.unwrap();
+    assert_eq!((changed.read, pushed.files_sent), (1, 1));
+    assert_eq!(questions(), [9], "the file and eight directories, once");
+    assert_eq!(list(&store.store, changed.root).await.unwrap().len(), 102);
+
+    // A store that has none of the directories is asked for every file, one that lost a file is not: that is found
+    // by whoever checks the tree.
+    let other = Careless { store: Memory::new(), ..store.clone() };
+    assert_eq!(push_lightly(&scan(), &other, |_| {}).await.unwrap().files_sent, 101);
+    assert_eq!(questions(), [8, 101]);
+    store.store.remove(&changed.digests()[0]);
+    assert_eq!(push_lightly(&scan(), &store, |_| {}).await.unwrap().files_sent, 0);
+    assert_eq!(push(&scan(), &store, |_| {}).await.unwrap().files_sent, 1);
+    // Whose server checks nothing is asked for everything, before and after.
+    let plain = Careless { store: store.store.clone(), ..Careless::default() };
+    store.store.remove(&changed.digests()[0]);
+    assert_eq!(push_lightly(&scan(), &plain, |_| {}).await.unwrap().files_sent, 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,6 +8,7 @@ use agent_model::Digest;
 use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 
+use super::arrivals::Growth;
 use super::loose::Temp;
 use super::{SMALL, Shared, WriteError};
 use crate::Hasher;
@@ -32,7 +33,7 @@ struct Growing {
 #[derive(Debug)]
 enum Gathered {
     Memory(BytesMut),
-    File(Temp),
+    File(Temp, Growth),
 }
 
 impl Ingest {
@@ -43,7 +44,11 @@ impl Ingest {
                 return Err(shared.home.write_error("segments", rustix::io::Errno::NOSPC));
             }
             true => Gathered::Memory(BytesMut::new()),
-            false => Gathered::File(Temp::create(&shared.home, digest.size)?),
+            false => {
+                let temp = Temp::create(&shared.home, digest.size)?;
+                let growth = Growth::begin(&shared, digest, temp.name().to_owned());
+                Gathered::File(temp, growth)
+            }
         };
         let growing = Growing { bytes, hasher: Hasher::new() };
         Ok(Ingest { shared, digest, growing: Arc::new(Mutex::new(Some(growing))) })
@@ -71,7 +76,10 @@ impl Ingest {
             }
             match &mut growing.bytes {
                 Gathered::Memory(gathered) => gathered.extend_from_slice(&bytes),
-                Gathered::File(temp) => temp.append(&bytes)?,
+                Gathered::File(temp, growth) => {
+                    temp.append(&bytes)?;
+                    growth.reached(growing.hasher.size());
+                }
             }
             *slot = Some(growing);
             Ok(())
@@ -91,8 +99,12 @@ impl Ingest {
                 return Err(WriteError::Mismatch { digest, actual });
             }
             match bytes {
-                Gathered::Memory(bytes) => shared.segments.write(&[(digest, bytes.freeze())]),
-                Gathered::File(temp) => {
+                Gathered::Memory(bytes) => {
+                    let written = shared.segments.write(&[(digest, bytes.freeze())]);
+                    shared.arrivals.tell();
+                    written
+                }
+                Gathered::File(temp, _growth) => {
                     let published = shared.loose.publish(vec![(digest, temp.finish()?)]);
                     published.into_iter().collect()
                 }

@@ -321,6 +321,11 @@ impl Temp {
         Ok(Temp { file, name: TempName { home: Arc::clone(home), name, published: false } })
     }
 
+    /// Its name.
+    pub(super) fn name(&self) -> &str {
+        &self.name.name
+    }
+
     /// Adds the bytes that follow.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         let written = failpoint::hit("cas.blob.write").and_then(|()| self.file.append(bytes));

@@ -305,6 +305,7 @@ impl Node {
             inventory,
             load: None,
             replicas: self.held.clone(),
+            preemption: None,
         };
         self.reports.send(report).await.unwrap();
     }
@@ -324,6 +325,7 @@ impl Node {
             started_ms: if step >= ReplicaStep::Running { 5 } else { 0 },
             spec: None,
             ready: None,
+            preempted: false,
         });
         self.report().await;
     }
@@ -443,5 +445,6 @@ pub(super) fn outcome(code: i32, log: &[u8]) -> v1::Outcome {
         tracking_bytes: 0,
         artifacts: None,
         usage: None,
+        environment: None,
     }
 }

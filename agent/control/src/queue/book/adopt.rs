@@ -146,6 +146,8 @@ impl Book {
             removed_at: None,
             go: None,
             broken: None,
+            left: None,
+            so_far: None,
         };
         self.leases.grant(self.jobs.add(job), Some(report.sent), now.boot);
         self.fleet.assign(node, id);

@@ -22,13 +22,13 @@ use agent_model::node::{Finding, Gpu, Grade, Inventory, Load};
 use agent_model::protocol::gang::Ready;
 use agent_model::protocol::orders::Obeyed;
 use agent_model::words::count;
-use agent_model::{Boot, JobId, JobSpec, NodeId, ReplicaId, ReplicaStep, Timestamp};
+use agent_model::{Boot, JobId, JobSpec, NodeId, Preemption, ReplicaId, ReplicaStep, Timestamp};
 
 use super::jobs::Jobs;
-use super::{DeclaredLost, Moment};
+use super::{DeclaredLost, Moment, Retirement};
 use crate::lease::Contacts;
-use crate::scheduler::{Pythons, Room, Size, Taken};
-use crate::store::{Changes, Document, NodeRecord};
+use crate::scheduler::{JobNeeds, NodeCache, Presence, Pythons, Room, Size, Taken};
+use crate::store::{Changes, Document, NodePreemption, NodeRecord, ReplicaRecord};
 
 /// A report of a node: its state and the replicas it holds.
 #[derive(Debug, Clone)]
@@ -42,6 +42,8 @@ pub(crate) struct Report {
     pub(crate) inventory: Option<Inventory>,
     pub(crate) load: Load,
     pub(crate) replicas: Vec<Held>,
+    /// Its machine will be taken away, as its provider says.
+    pub(crate) preemption: Option<Preemption>,
 }
 
 impl Report {
@@ -63,6 +65,8 @@ pub(crate) struct Held {
     pub(crate) spec: Option<JobSpec>,
     /// Of a rank of a gang, from when it could start.
     pub(crate) ready: Option<Ready>,
+    /// It ends because the machine will be taken away.
+    pub(crate) preempted: bool,
 }
 
 /// A node, with the part of its state that is not stored.
@@ -72,12 +76,27 @@ pub(crate) struct NodeState {
     pub(crate) load: Load,
     /// When it sent the latest report, by its own clock.
     pub(crate) sent: Option<Boot>,
+    /// From when on, should it be silent, everything is over that it ends because its machine will be taken away.
+    pub(super) gone_at: Option<Boot>,
     /// See the module.
     controller_epoch: u64,
     /// Its Sync stream is open.
     pub(crate) linked: bool,
     /// The jobs placed on it.
     pub(crate) jobs: BTreeSet<JobId>,
+    /// What it has of what jobs need.
+    kept: Arc<NodeCache>,
+    leaving: Leaving,
+}
+
+/// Whether a node retires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    No,
+    /// Since after the report that it sent then.
+    Asked(Boot),
+    /// It has said that it holds nothing.
+    Clear,
 }
 
 impl NodeState {
@@ -86,9 +105,12 @@ impl NodeState {
             record,
             load: Load::default(),
             sent: None,
+            gone_at: None,
             controller_epoch,
             linked: false,
             jobs: BTreeSet::new(),
+            kept: Arc::default(),
+            leaving: Leaving::No,
         }
     }
 
@@ -101,6 +123,7 @@ impl NodeState {
             eligibility: Eligibility::Open,
             last_seen: now.wall,
             inventory: Inventory::default(),
+            preemption: NodePreemption::default(),
         };
         NodeState::new(record, controller_epoch)
     }
@@ -109,6 +132,7 @@ impl NodeState {
     fn hear(&mut self, report: &Report, now: Moment) -> bool {
         (self.sent, self.load) = (Some(report.sent), report.load);
         let before = NodeRecord { last_seen: now.wall, ..self.record.clone() };
+        self.hear_preemption(report, self.record.boot_id != report.boot_id, now);
         let record = &mut self.record;
         if let Some(inventory) = &report.inventory {
             record.inventory = inventory.clone();
@@ -118,6 +142,23 @@ impl NodeState {
         record.boot_id = report.boot_id.clone();
         record.last_seen = now.wall;
         *record != before
+    }
+
+    /// It does not take work only because it has not connected yet, or again.
+    pub(super) fn is_expected(&self) -> bool {
+        let answers = matches!(self.record.liveness, Liveness::Enrolling | Liveness::Ready);
+        answers && !self.linked && self.record.eligibility == Eligibility::Open
+    }
+
+    /// Takes in what a report says about its retirement.
+    fn hear_leaving(&mut self, report: &Report, rebooted: bool) {
+        let Leaving::Asked(since) = self.leaving else { return };
+        let present = report.obeyed.filter(|obeyed| obeyed.controller_epoch == self.controller_epoch);
+        if rebooted {
+            self.leaving = Leaving::Asked(report.sent); // its clock began anew
+        } else if present.is_some_and(|obeyed| obeyed.answers > since) && report.replicas.is_empty() {
+            self.leaving = Leaving::Clear;
+        }
     }
 
     /// Its size, and what takes room on it.
@@ -132,6 +173,7 @@ impl NodeState {
         };
         Room {
             node: self.record.id.clone(),
+            presence: Presence::There,
             closed: self.closed(),
             slots: inventory.slots,
             size: Size {
@@ -143,12 +185,16 @@ impl NodeState {
             unfit: unfit(inventory),
             labels: inventory.labels.clone(),
             gangs: inventory.gangs,
+            kept: Arc::clone(&self.kept),
             taken: self.jobs.iter().filter_map(taken).collect(),
         }
     }
 
     /// Why it takes no new work, as text for users.
     fn closed(&self) -> Option<Cow<'static, str>> {
+        if let Some(notice) = self.record.preemption.notice() {
+            return Some(notice.describe().into());
+        }
         let why = match (self.record.eligibility, self.record.liveness) {
             (Eligibility::Draining, _) => "is being drained",
             (Eligibility::Cordoned, _) => "is cordoned",
@@ -195,6 +241,10 @@ pub(super) struct Heard {
     pub(super) rebooted: bool,
     /// Something changed that decides where jobs are placed.
     pub(super) changed: bool,
+    /// Before the report, the node was to be taken away.
+    pub(super) had_notice: bool,
+    /// From this report on it is.
+    pub(super) noticed: bool,
     /// The jobs that are placed on it.
     pub(super) jobs: Vec<JobId>,
 }
@@ -231,7 +281,11 @@ impl Fleet {
                 awaited.insert(node.id.clone());
             }
         }
-        let state = |node: NodeRecord| (node.id.clone(), NodeState::new(node, controller_epoch));
+        let state = |node: NodeRecord| {
+            let mut state = NodeState::new(node, controller_epoch);
+            state.await_gone(now);
+            (state.record.id.clone(), state)
+        };
         let nodes = records.into_iter().map(state).collect();
         Fleet {
             nodes,
@@ -266,7 +320,8 @@ impl Fleet {
         let (id, controller_epoch) = (&report.node, self.controller_epoch);
         let node =
             self.nodes.entry(id.clone()).or_insert_with(|| NodeState::unknown(id, controller_epoch, now));
-        let rebooted = node.record.boot_id != report.boot_id;
+        let (rebooted, had_notice) =
+            (node.record.boot_id != report.boot_id, node.record.preemption.notice().is_some());
         if !rebooted && node.sent.is_some_and(|latest| report.sent < latest) && !broken!(OvertakenReports) {
             return None;
         }
@@ -274,12 +329,15 @@ impl Fleet {
             self.controller_epoch = controller_epoch.wrapping_add(1);
             node.controller_epoch = self.controller_epoch;
         }
+        node.hear_leaving(report, rebooted);
         let changed = node.hear(report, now);
         if changed {
             self.unwritten.insert(id.clone());
         }
         self.contacts.renew(id, now.boot);
-        Some(Heard { rebooted, changed, jobs: node.jobs.iter().cloned().collect() })
+        let has_notice = node.record.preemption.notice().is_some();
+        let jobs = node.jobs.iter().cloned().collect();
+        Some(Heard { rebooted, changed, had_notice, noticed: has_notice && !had_notice, jobs })
     }
 
     /// Whether a replica that a report does not name is not on the node: the report was made after the node obeyed
@@ -340,6 +398,9 @@ impl Fleet {
     /// Allows new work on a node, or stops it; `None` when there is no such node.
     pub(super) fn set_eligibility(&mut self, id: &NodeId, event: EligibilityEvent) -> Option<bool> {
         let node = self.nodes.get_mut(id)?;
+        if event == EligibilityEvent::Uncordon {
+            node.leaving = Leaving::No;
+        }
         let next = node.record.eligibility.after(event);
         let changed = next != node.record.eligibility;
         if changed {
@@ -347,6 +408,35 @@ impl Fleet {
             self.unwritten.insert(id.clone());
         }
         self.rest(id);
+        Some(changed)
+    }
+
+    /// Asks a node without jobs to retire, or how far it is.
+    pub(super) fn retire(&mut self, id: &NodeId) -> Retirement {
+        let Some(node) = self.nodes.get_mut(id) else { return Retirement::Unknown };
+        if broken!(BusyRetires) {
+            return Retirement::Clear;
+        }
+        if !node.jobs.is_empty() {
+            node.leaving = Leaving::No;
+            return Retirement::Busy;
+        }
+        match node.leaving {
+            Leaving::Clear => Retirement::Clear,
+            Leaving::Asked(_) => Retirement::Asked,
+            Leaving::No => {
+                node.leaving = Leaving::Asked(node.sent.unwrap_or_default());
+                Retirement::Asked
+            }
+        }
+    }
+
+    /// Changes a node; `change` says whether it did. `None` when there is no such node.
+    pub(super) fn edit(&mut self, id: &NodeId, change: impl FnOnce(&mut NodeState) -> bool) -> Option<bool> {
+        let changed = change(self.nodes.get_mut(id)?);
+        if changed {
+            self.unwritten.insert(id.clone());
+        }
         Some(changed)
     }
 
@@ -364,6 +454,14 @@ impl Fleet {
     pub(super) fn assign(&mut self, id: &NodeId, job: &JobId) {
         if let Some(node) = self.nodes.get_mut(id) {
             node.jobs.insert(job.clone());
+        }
+    }
+
+    /// Notes what the node of a replica has once the job runs there.
+    pub(super) fn note(&mut self, replica: &ReplicaRecord, spec: &JobSpec) {
+        let runs = replica.step >= Some(ReplicaStep::Running);
+        if let Some(node) = self.nodes.get_mut(&replica.node).filter(|_| runs) {
+            Arc::make_mut(&mut node.kept).note(&JobNeeds::of(spec));
         }
     }
 

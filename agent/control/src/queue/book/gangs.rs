@@ -214,7 +214,7 @@ impl Book {
     }
 
     /// Ends an attempt of several ranks because of one of them.
-    fn break_gang(&mut self, id: &JobId, rank: u32, fault: Fault, now: Moment) {
+    pub(super) fn break_gang(&mut self, id: &JobId, rank: u32, fault: Fault, now: Moment) {
         self.jobs.tell(id, None, now, format!("given up: {fault}"));
         self.jobs.edit(id, |job| job.broken = Some(Broken { rank, fault }));
         self.urgent = true;

@@ -6,9 +6,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use agent_model::job::Priority;
-use agent_model::{JobId, Timestamp};
+use agent_model::{JobId, Principal, Timestamp};
 
-use crate::scheduler::Wait;
+use crate::scheduler::{self, JobNeeds, Pending, Wait};
 use crate::store::JobRecord;
 
 /// See the module.
@@ -68,6 +68,20 @@ impl Line {
     /// Why a job waits, as text for users.
     pub(super) fn reason(&self, id: &JobId) -> String {
         self.reasons.get(id).map(Wait::to_string).unwrap_or_default()
+    }
+}
+
+/// A job that may start now, as it is placed.
+pub(super) fn pending(job: &JobRecord) -> Pending {
+    Pending {
+        job: job.id.clone(),
+        wants: job.spec.resources.clone(),
+        needs: JobNeeds::of(&job.spec),
+        priority: job.spec.priority,
+        owner: job.owner.as_ref().map(Principal::to_string),
+        longest: super::longest(&job.spec),
+        python: scheduler::python_of(&job.spec.environment).map(str::to_owned),
+        avoid: job.avoid.clone(),
     }
 }
 

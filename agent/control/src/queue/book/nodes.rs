@@ -41,6 +41,13 @@ impl Book {
         if heard.rebooted {
             self.forget_boot(&report.node, &heard.jobs);
         }
+        if heard.rebooted && heard.had_notice {
+            self.restarted_with_notice(&report.node, &heard.jobs);
+        }
+        if heard.noticed {
+            self.urgent = true;
+            self.break_gangs_on(&report.node, now);
+        }
         self.meet(report, now);
         for held in &report.replicas {
             self.see(report, held, now);
@@ -108,11 +115,15 @@ impl Book {
                 text = format!("rank {}: {text}", held.replica.rank);
             }
             self.jobs.tell(id, Some(node), now, text);
+            if let Some(job) = self.jobs.get(id) {
+                job.rank(held.replica.rank).into_iter().for_each(|rank| self.fleet.note(rank, &job.spec));
+            }
         }
         let running = |replica: &ReplicaRecord| replica.step >= Some(ReplicaStep::Running);
         if self.jobs.get(id).is_some_and(|job| job.replicas.iter().all(running)) {
             self.jobs.advance(id, JobEvent::AllRunning);
         }
+        self.see_preempted(report, held, now);
         self.hear_ready(report, held, now);
     }
 
@@ -157,13 +168,14 @@ impl Book {
 
     /// Takes a replica from its node, where it can have no run any more. An attempt that no node ever reported does
     /// not count against the limit.
-    fn lose(&mut self, replica: &ReplicaId, fault: Fault, now: Moment) {
+    pub(super) fn lose(&mut self, replica: &ReplicaId, fault: Fault, now: Moment) {
         let id = &replica.job;
         let Some(job) = self.jobs.get(id).filter(|job| job.epoch == replica.epoch) else { return };
         let Some(rank) = job.rank(replica.rank).filter(|rank| rank.end.is_none()) else { return };
         let node = rank.node.clone();
         let heard = self.fleet.get(&node).map_or(now.wall, |node| node.record.last_seen);
-        if job.replicas.iter().all(|replica| replica.step.is_none() && replica.end.is_none()) {
+        let unseen = job.replicas.iter().all(|replica| replica.step.is_none() && replica.end.is_none());
+        if unseen && fault.code != Code::Preempted {
             self.jobs.edit(id, |job| job.uncharged += 1);
         }
         self.jobs.tell(id, Some(&node), now, format!("lost: {fault}"));
@@ -197,6 +209,7 @@ impl Book {
             let what = format!("{node} gave no sign of the job for longer than it may run unheard");
             self.lose(&replica, Fault::new(Code::NodeLost, what), now);
         }
+        self.expire_preemptions(now);
         self.expire_gangs(now);
     }
 
@@ -261,6 +274,7 @@ impl Book {
                 .chain(self.strangers.questions(node))
                 .collect(),
             environments: self.wishes_for(node),
+            preemption: state.and_then(NodeState::asked_preemption),
             outputs: Vec::new(),
             running_outputs: Vec::new(),
         }

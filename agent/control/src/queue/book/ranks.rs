@@ -7,7 +7,7 @@
 //! the attempt completed.
 
 use agent_model::machine::Before;
-use agent_model::{Fault, JobState, NodeId, Outcome, Timestamp, Verdict};
+use agent_model::{Code, ExitStatus, Fault, JobState, NodeId, Outcome, Timestamp, Verdict};
 
 use super::without_run;
 use crate::store::{JobRecord, RankEnd, ReplicaRecord};
@@ -66,7 +66,9 @@ pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
         return None;
     }
     let broken = job.broken.as_ref().and_then(|broken| Some((job.rank(broken.rank)?, &broken.fault)));
-    if let Some((cause, fault)) = broken {
+    // What was asked to end because a machine goes may have been done just before.
+    let done = |fault: &Fault| fault.code == Code::Preempted && cause(job).is_none();
+    if let Some((cause, fault)) = broken.filter(|(_, fault)| !done(fault)) {
         let outcome = without_run(Verdict::Failed, Some(fault.clone()), now);
         return Some(Joined { outcome, lost: false, node: cause.node.clone() });
     }
@@ -88,9 +90,15 @@ pub(super) fn join(job: &JobRecord, now: Timestamp) -> Option<Joined> {
     Some(Joined { outcome, lost, node: told.node.clone() })
 }
 
-/// How strongly an end counts as the cause: the highest wins.
+/// How strongly an end counts as the cause: the highest wins. Ranks fail because the machine of another one goes.
 fn rate(end: &RankEnd) -> u8 {
+    let preempted = |fault: &Fault| fault.code == Code::Preempted;
     match end {
+        RankEnd::Told(Outcome { fault: Some(fault), .. }) | RankEnd::Lost { fault, .. }
+            if preempted(fault) =>
+        {
+            3
+        }
         RankEnd::Told(Outcome { verdict: Verdict::Completed, .. }) => 0,
         RankEnd::Told(Outcome { verdict: Verdict::Canceled, .. }) => 1,
         RankEnd::Told(_) | RankEnd::Lost { .. } => 2,
@@ -104,10 +112,23 @@ fn ended_at(end: &RankEnd) -> Timestamp {
     }
 }
 
+/// How a command ended, as text for users.
+pub(super) fn describe(outcome: &Outcome) -> String {
+    let exit = match outcome.exit {
+        Some(ExitStatus::Code(code)) => format!("the command ended with code {code}"),
+        Some(ExitStatus::Signal(signal)) => format!("signal {signal} ended the command"),
+        None => "the command was not run to its end".to_owned(),
+    };
+    match &outcome.fault {
+        Some(fault) => format!("{exit}: {fault}"),
+        None => exit,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use agent_model::JobDraft;
     use agent_model::job::Resources;
-    use agent_model::{Code, JobDraft};
 
     use super::*;
     use crate::store::tests::job;

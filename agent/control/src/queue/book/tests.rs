@@ -4,7 +4,7 @@ use super::*;
 use agent_model::job::{Priority, Resources, RetryPolicy};
 use agent_model::node::{Inventory, Load};
 use agent_model::protocol::orders::Obeyed;
-use agent_model::{JobDraft, ReplicaStep};
+use agent_model::{ExitStatus, JobDraft, ReplicaStep};
 use proptest::prelude::*;
 
 use crate::lease;
@@ -43,6 +43,7 @@ pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
         inventory: Some(Inventory { slots, ..Inventory::default() }),
         load: Load::default(),
         replicas,
+        preemption: None,
     }
 }
 
@@ -55,7 +56,16 @@ fn hear(book: &mut Book, mut report: Report, now: Moment) {
 }
 
 pub(super) fn held(replica: ReplicaId, step: ReplicaStep) -> Held {
-    Held { replica, step, detail: String::new(), started_at: None, alive: true, spec: None, ready: None }
+    Held {
+        replica,
+        step,
+        detail: String::new(),
+        started_at: None,
+        alive: true,
+        spec: None,
+        ready: None,
+        preempted: false,
+    }
 }
 
 pub(super) fn ended(verdict: Verdict, fault: Option<Fault>) -> Outcome {

@@ -1,6 +1,6 @@
 //! The keys of a command job and of an environment document.
 
-use crate::job::OnDisconnect;
+use crate::job::{OnDisconnect, ServiceKind};
 use crate::jobfile::keys::{Keys, ValueKind, ignored, read, refused, unused};
 
 /// Of the document.
@@ -17,7 +17,8 @@ pub(crate) static JOB: Keys = Keys::exact(&[
     read("environment_variables", ValueKind::Texts),
     read("secrets", ValueKind::Texts),
     read("visibility", ValueKind::Word(&["owner", "all"])),
-    read("compute", ValueKind::Text),
+    read("resume", ValueKind::Word(&["never", "outputs"])),
+    read("compute", ValueKind::Text).about("the pool that is to run it; `local` for any machine"),
     read("inputs", ValueKind::Named(&ValueKind::Either(&[ValueKind::Text, ValueKind::Mapping(&INPUT)]))),
     read("outputs", ValueKind::Named(&ValueKind::Mapping(&OUTPUT))),
     read("resources", ValueKind::Mapping(&RESOURCES)),
@@ -25,11 +26,11 @@ pub(crate) static JOB: Keys = Keys::exact(&[
     read("limits", ValueKind::Mapping(&LIMITS)),
     read("retry", ValueKind::Mapping(&RETRY)),
     read("queue_settings", ValueKind::Mapping(&QUEUE)),
+    read("services", ValueKind::Named(&ValueKind::Mapping(&SERVICE))),
     ignored("$schema"),
     ignored("properties"),
     ignored("parent_job_name"),
     ignored("identity"),
-    unused("services", &[], "services of a running job cannot be reached"),
     refused("trial", &[], KINDS),
     refused("jobs", &[], KINDS),
 ]);
@@ -134,6 +135,15 @@ static DISTRIBUTION: Keys = Keys::exact(&[
     read("head_node_additional_args", ValueKind::Text),
     read("worker_node_additional_args", ValueKind::Text),
     unused("address", &[], "the job has a head of its own, on its first node"),
+]);
+
+pub(crate) static SERVICE: Keys = Keys::exact(&[
+    read("type", ValueKind::Word(&ServiceKind::WORDS)),
+    read("port", ValueKind::Whole),
+    read("nodes", ValueKind::Text),
+    read("log_dir", ValueKind::Text),
+    unused("ssh_public_keys", &[], "`agentctl exec` needs no keys"),
+    ignored("properties"),
 ]);
 
 static LIMITS: Keys = Keys::exact(&[

@@ -148,7 +148,6 @@ fn test_what_has_no_effect_is_a_warning_with_its_place() {
     assert_eq!(
         warnings,
         [
-            "line 2, column 10: `compute` has no effect: the job runs here, not on `azureml:cpu`",
             "line 3, column 1: `enviroment` is not known and has no effect; did you mean `environment`?",
             "line 4, column 13: `resources.gpu` is not known and has no effect; did you mean `gpus`?",
             "line 5, column 1: `foo` is not known and has no effect",
@@ -290,7 +289,8 @@ fn test_the_reference_names_every_key_that_is_read_and_no_other() {
 
     let page = include_str!("../../../../docs/job-file.md");
     let last = |key: &str| key.rsplit('.').next().unwrap().to_owned();
-    let sections = ["inputs", "outputs", "resources", "distribution", "limits", "retry", "queue_settings"];
+    let sections =
+        ["inputs", "outputs", "resources", "distribution", "limits", "retry", "queue_settings", "services"];
     let mut read = BTreeSet::new();
     keys::JOB.walk("", &mut |path, row| {
         if matches!(row.effect, Effect::Read) {

@@ -129,7 +129,7 @@ impl Data {
         }
         match read_path(input, mode)? {
             ReadInput::Literal(name, text) => drop(self.ready.insert(name, Input::Literal(text))),
-            ReadInput::Data(name, data) => drop(self.ready.insert(name, Input::Data(data))),
+            ReadInput::Known(name, input) => drop(self.ready.insert(name, input)),
             ReadInput::Path(input) => self.inputs.push(input),
             ReadInput::Absent => {}
         }

@@ -16,7 +16,7 @@ pub(crate) static RUNCONFIG: Keys = Keys::either_case(&[
     read("arguments", ValueKind::Lines).about("its arguments; `$NAME` is replaced by a variable of the job"),
     read("command", ValueKind::Lines).about("a line for a shell, in place of `script` and `arguments`"),
     read("target", ValueKind::Text)
-        .about("`local`; another name has no effect, except `amlcompute` and `containerinstance`"),
+        .about("`local`, `amlcompute`, `containerinstance`, or the name of a pool"),
     read("framework", ValueKind::Word(&FRAMEWORKS)).about("with `communicator`: how the script is started"),
     read("communicator", ValueKind::Word(&COMMUNICATORS)).about("how its processes find each other"),
     read("nodeCount", ValueKind::Whole).about("nodes that run it together"),
@@ -48,10 +48,10 @@ pub(crate) static RUNCONFIG: Keys = Keys::either_case(&[
     unused("sourceDirectoryDataStore", &[], ELSEWHERE),
     unused("autoClusterComputeSpecification", &[], AUTO),
     unused("credentialPassthrough", &["false"], "a job runs as the user who submits it"),
-    unused("applicationEndpoints", &[], "services of a running job cannot be reached"),
+    unused("applicationEndpoints", &[], "ports of a running job are reached with `agentctl forward`"),
     unused("autoPrepareEnvironment", &["true"], ALWAYS),
     unused("prepareEnvironment", &["true"], ALWAYS),
-    unused("exposedPorts", &[], "services of a running job cannot be reached"),
+    unused("exposedPorts", &[], "ports of a running job are reached with `agentctl forward`"),
 ]);
 
 const FRAMEWORKS: [&str; 9] = [

@@ -33,6 +33,13 @@ impl EnvLease {
         &self.marker.prefix
     }
 
+    /// The directory with its packages, which a command may want to change: its own, or that of an interpreter of the
+    /// machine.
+    pub fn packages_in(&self) -> Option<&Path> {
+        let own = self.marker.has_files().then(|| self.prefix());
+        own.or(self.marker.elsewhere_prefix.as_deref())
+    }
+
     /// Adds the variables that a specification sets for commands in its environment. They are not part of its
     /// identity, so each lease has its own.
     pub(in crate::env) fn with_variables(mut self, variables: BTreeMap<String, String>) -> EnvLease {

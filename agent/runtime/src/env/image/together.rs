@@ -35,10 +35,8 @@ impl Together {
     pub(super) fn new(access: Arc<Access>, ground: &EnvLease, glibc: Glibc, packages: &EnvLease) -> Together {
         let image = ground.image().cloned().unwrap_or_default();
         let prefix = packages.prefix().to_owned();
-        let mut vars = packages.own_vars().clone();
-        vars.insert("PYTHONNOUSERSITE".to_owned(), "1".to_owned());
         let built = Built {
-            vars,
+            vars: packages.own_vars().clone(),
             path_entries: packages.path_entries().to_vec(),
             python_version: packages.python_version().to_owned(),
             packages: packages.packages(),

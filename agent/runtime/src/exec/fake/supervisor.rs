@@ -332,6 +332,7 @@ async fn serve(stream: UnixStream, life: watch::Sender<Life>, instance: String) 
                 Event::Going
             }
             Ok(Request::Secret { .. }) => Event::Taken,
+            Ok(Request::Session) => Event::Refused { why: "nothing of this job is real".to_owned() },
             Ok(Request::Stop { grace_ms, reason }) => {
                 let grace = Duration::from_millis(grace_ms);
                 life.send_modify(|life| {

@@ -23,6 +23,7 @@ fn node(name: &str) -> NodeRecord {
         eligibility: Eligibility::Open,
         last_seen: Timestamp(0),
         inventory: Inventory { slots: 2, ..Inventory::default() },
+        preemption: Default::default(),
     }
 }
 
@@ -43,6 +44,7 @@ fn holding(replica: &str, step: ReplicaStep) -> Held {
         alive: true,
         spec: None,
         ready: None,
+        preempted: false,
     }
 }
 
@@ -56,6 +58,7 @@ fn hear(book: &mut Book, from: &str, at: u64, replicas: Vec<Held>) {
         inventory: Some(Inventory { slots: 2, ..Inventory::default() }),
         load: Load::default(),
         replicas,
+        preemption: None,
     };
     book.report(&report, now(at));
     let orders = book.orders(&report.node);
@@ -160,6 +163,7 @@ fn test_later_attempt_than_the_record_counts_wherever_the_record_has_the_job() {
         step: Some(ReplicaStep::Running),
         detail: String::new(),
         ready: None,
+        preempted: false,
     }];
     for old_first in [true, false] {
         let mut book = mended(vec![waiting.clone(), placed.clone()], &["old", "box"]);

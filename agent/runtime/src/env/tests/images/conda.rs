@@ -73,7 +73,7 @@ async fn test_conda_environment_is_made_for_the_image_and_mounted() {
     assert!(!found.env.contains_key("PYTHONPATH") && found.env["OTHER"] == "1", "{found:?}");
     let prefix = &found.mounts[0];
     assert!(prefix.join("bin/python").exists() && lease.path_entries() == [prefix.join("bin")]);
-    assert_eq!((lease.vars()["PYTHONNOUSERSITE"].as_str(), lease.vars()["MINE"].as_str()), ("1", "1"));
+    assert_eq!(lease.vars()["MINE"], "1");
     assert_eq!(lease.vars()["CONDA_PREFIX"], prefix.display().to_string());
     assert_eq!(lease.python_version(), "3.11.9");
     assert_eq!(carried.requests("__glibc=2.31=0"), 1);

@@ -1,0 +1,76 @@
+//! The verbs about one machine.
+
+use clap::{Args, Subcommand};
+
+use super::{JobJsonArgs, PreemptArgs};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MachineVerb {
+    /// Let a machine run empty: no new jobs, and wait for those it has.
+    Drain(DrainArgs),
+    /// Let new jobs onto a machine again.
+    #[command(visible_alias = "uncordon")]
+    Undrain(NodeArgs),
+    /// Keep new jobs off a machine; those it has go on.
+    Cordon(NodeArgs),
+    /// Say that a machine will be taken away: its jobs store what they have, and start again elsewhere.
+    Preempt(PreemptArgs),
+    /// Act on one machine.
+    #[command(subcommand)]
+    Node(NodeVerb),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodeArgs {
+    /// The machine; may be left out when there is only one.
+    pub(crate) node: Option<String>,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    #[command(flatten)]
+    pub(crate) node: NodeArgs,
+    /// Do not wait until its jobs have ended.
+    #[arg(long, conflicts_with = "timeout")]
+    pub(crate) no_wait: bool,
+    /// Wait at most this many seconds; the drain goes on afterwards.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<u64>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeVerb {
+    /// Take a silent machine for gone: its jobs end, or start anew elsewhere.
+    Lost {
+        /// The machine.
+        node: String,
+        /// Do not ask; you are certain that nothing it ran runs any more.
+        #[arg(long)]
+        yes: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove a machine from the controller: its certificates are good for nothing from then on.
+    #[command(after_help = "Refused while it has jobs: let it run empty first (agentctl drain).")]
+    Remove {
+        /// The machine.
+        node: String,
+        /// Take what it still runs for lost.
+        #[arg(long)]
+        lose_jobs: bool,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Store the outputs of a job that ended without (OUT-101), from what its machine keeps of it.
+    #[command(
+        after_help = "A machine keeps them for a week. How the job ended stays as it is; its outputs can be \
+                            fetched afterwards.\n\nExample:\n  \
+                            agentctl node outputs train-1 && agentctl download train-1"
+    )]
+    Outputs(JobJsonArgs),
+}

@@ -1,0 +1,95 @@
+//! A job as it was made: the draft on record, with exactly the packages that it ran with if that is wanted, and the
+//! text of a job file for it.
+
+use agent_model::job::JobDraft;
+use agent_model::jobfile::{job_text, locked};
+use agent_model::{Code, Fault, Timestamp};
+
+use super::envs;
+use super::view::JobView;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::output::text::{clean, moment};
+
+/// The text of a job file that makes the job again.
+pub(super) async fn text(
+    client: &Client,
+    job: &JobView,
+    is_locked: bool,
+    output: &mut Output,
+) -> Result<String, Failure> {
+    let draft = draft(client, job, is_locked, output).await?;
+    let lost = lost_with_submission(&draft);
+    if !lost.is_empty() {
+        output.note(&format!("not in the file, because it was for that submission: {}", lost.join(", ")));
+    }
+    let submitted = moment(Timestamp(job.submitted_ms));
+    Ok(format!("# {}, submitted {submitted}\n{}", clean(&job.job), job_text(&draft)))
+}
+
+/// The draft of the job; `is_locked`: with the packages that it ran with, where its environment has a list of them.
+pub(super) async fn draft(
+    client: &Client,
+    job: &JobView,
+    is_locked: bool,
+    output: &mut Output,
+) -> Result<JobDraft, Failure> {
+    let mut draft = JobDraft::from(job.spec.clone());
+    if !is_locked {
+        return Ok(draft);
+    }
+    let used = job.outcome.as_ref().and_then(|outcome| outcome.environment.as_ref());
+    let Some(used) = used else {
+        return Err(Failure::refused(
+            format!("it is not known with which packages {} ran: it has not run to an end", job.job),
+            "wait for its end, or leave out --locked",
+        ));
+    };
+    let exact = match used.lock {
+        Some(lock) => locked(&draft.environment, &envs::text(client, lock).await?),
+        None => None,
+    };
+    match exact {
+        Some(exact) => draft.environment = exact,
+        None => output.note("its environment has no list of packages: it stays as it was asked for"),
+    }
+    Ok(draft)
+}
+
+/// What was of one submission only, in words.
+fn lost_with_submission(draft: &JobDraft) -> Vec<String> {
+    let name = draft.name.as_ref().map(|name| format!("the name `{name}`, which is taken"));
+    let after = draft.predecessors.iter().map(|before| format!("that it was to {before}"));
+    name.into_iter().chain(after).collect()
+}
+
+/// A snapshot that is named by its content is sent by nobody: if it is gone, the files themselves are needed.
+pub(super) fn explain_gone(failure: Failure, whose: &str) -> Failure {
+    match failure {
+        Failure::Fault(fault) if fault.code == Code::SnapshotMissing => {
+            let what = format!("the code or an input of {whose} is not in the store any more");
+            Fault::new(Code::SnapshotMissing, what).fix("submit it again from its directory").into()
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_what_cannot_be_made_again_is_told() {
+        let before = agent_model::job::Predecessor {
+            job: "a-1".parse().unwrap(),
+            end: agent_model::job::WantedEnd::Completed,
+        };
+        let draft =
+            JobDraft { name: Some("b".parse().unwrap()), predecessors: vec![before], ..JobDraft::default() };
+        let expected = ["the name `b`, which is taken", "that it was to start when a-1 has completed"]
+            .map(str::to_owned);
+        assert_eq!(lost_with_submission(&draft), expected);
+        assert!(lost_with_submission(&JobDraft::default()).is_empty());
+    }
+}

@@ -1,0 +1,29 @@
+//! The file of providers, read when the controller starts.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use agent_model::yaml;
+use agent_pools::Provider;
+
+use super::StartError;
+use crate::config::{Config, PoolSettings};
+
+/// What makes the machines of pools; nothing without the file.
+pub(super) fn read(config: &Config) -> Result<BTreeMap<String, Provider>, StartError> {
+    let PoolSettings { providers: path, programs } = &config.pools;
+    let wrong = |what: String| StartError::Providers { path: path.clone(), what };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Err(error) => return Err(wrong(error.to_string())),
+    };
+    let read =
+        yaml::parse(&text).and_then(agent_pools::read_providers).map_err(|at| wrong(at.to_string()))?;
+    let own = config.state_dir.join("controller/providers");
+    let provider = |(name, settings): (String, _)| {
+        let made = Provider::new(&name, settings, programs, &own.join(&name));
+        (name, made)
+    };
+    Ok(read.into_iter().map(provider).collect())
+}
