@@ -11,15 +11,17 @@ use agent_tests::chance::Chance;
 use agent_tests::client::is_over;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::Way;
+use agent_tests::finish;
 
 use crate::judge::{broken, contents, instances, whole};
+use crate::look::{PYTHON, command};
 use agent_tests::table::{Row, Scale, Tally};
 
 /// The rows of this module.
 pub(crate) const ROWS: &[Row] = &[
     Row {
         id: "A7",
-        promise: "a restart of the machine is told as such, and starts nothing by itself",
+        promise: "a restart of the machine, or a power cut, is told as such, and starts nothing by itself",
         run: reboots,
     },
     Row {
@@ -36,10 +38,11 @@ const LINES: u64 = 200;
 fn reboots(tally: &mut Tally, scale: &Scale) {
     let mut chance = scale.chance();
     let mut fleet = Fleet::started(&Setup { nodes: 1, slots: 2, ..Setup::default() });
+    let mut lost = 0;
     for round in 0..scale.of(10, 50) {
-        let retries = round % 2 == 1;
-        let pause = chance.millis(0, 900);
-        tally.case(&format!("reboot {pause:?} after the submit, retries: {retries}"), || {
+        let (retries, cut) = (round % 2 == 1, round % 4 > 1);
+        let (pause, what) = (chance.millis(0, 900), if cut { "power cut" } else { "reboot" });
+        tally.case(&format!("{what} {pause:?} after the submit, retries: {retries}"), || {
             let attempts = if retries { 3 } else { 1 };
             let draft = JobDraft {
                 retry: RetryPolicy { max_attempts: attempts, backoff: Duration::ZERO },
@@ -48,6 +51,9 @@ fn reboots(tally: &mut Tally, scale: &Scale) {
             let job = fleet.client.submit(&draft);
             std::thread::sleep(pause);
             fleet.nodes[0].reboot(&format!("00000000-0000-4000-8000-{round:012}"));
+            if cut {
+                lost += take_back_unforced(&fleet.nodes[0].state());
+            }
             // The node comes up long before it reaches its controller.
             fleet.links[0].break_all();
             fleet.links[0].cut(Way::Both);
@@ -70,6 +76,12 @@ fn reboots(tally: &mut Tally, scale: &Scale) {
     }
     tally.count(0, "runs of one epoch", &fleet.witness.run_twice());
     tally.count(0, "runs at the same time", &fleet.witness.overlaps());
+    tally.note(format!("{lost} records of the journal were really taken back"));
+}
+
+/// What was not forced to the disk is gone; how many records of the journal were.
+fn take_back_unforced(state: &Path) -> u32 {
+    finish(command(PYTHON).arg("-c").arg(include_str!("unforced.py")).arg(state)).ok().stdout.trim().parse().expect("a number")
 }
 
 fn rebooted() -> &'static str {

@@ -121,7 +121,7 @@ pub const NAMES: &[&str] = &[
     "shim.socket.answer",
     "shim.socket.listen",
     "shim.spawn",
-    "shim.started.sync",
+    "shim.started.written",
     "shim.started.write",
 ];
 

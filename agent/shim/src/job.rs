@@ -28,7 +28,7 @@ pub(crate) struct Started {
     pub(crate) capacity: usize,
 }
 
-/// Marks the job as started, durably, and executes the command in the groups of `procs_files`; `folder` is the job's
+/// Marks the job as started, and executes the command in the groups of `procs_files`; `folder` is the job's
 /// part of the directory, as the job finds it. The attendant is started beside it, with `attends` as its socket. After
 /// an error it must not be tried again.
 pub(crate) fn start(

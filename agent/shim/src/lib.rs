@@ -8,7 +8,7 @@
 //! | `launch.json` | the daemon, before it starts a shim | what to run ([`Launch`]) |
 //! | `shim.log`, locked | the shim, for as long as it runs | a shim runs here; the lock ends with it |
 //! | `hello.json` | the shim, before it listens, and before it makes control groups | which shim this is, and where the job's processes are kept ([`Hello`]) |
-//! | `started`, created exclusively | the shim, durable before the command is executed | never start it again |
+//! | `started`, created exclusively | the shim, before the command is executed | never start it again |
 //! | `exit.json` | the shim, durable, last | how it ended ([`ExitRecord`]) |
 //!
 //! Invariants: a command is executed at most once for a directory; a process is never identified by its number alone

@@ -2,9 +2,10 @@
 //!
 //! Owns: `journal.db`, one row for each replica that the node is still responsible for. Hides: SQL, fsync, damage.
 //!
-//! Invariants: a record is on disk when [`Journal::enter`] returns, before the step it names begins; every step can
-//! be repeated from its record; a record that is not exactly what was written is never used: it is set aside, and so
-//! is an unreadable file. Neither loses a replica whose directory exists, because `worker::recover` finds it there.
+//! Invariants: a record is written when [`Journal::enter`] returns, before the step it names begins, and outlives the
+//! process; it outlives a power cut too if [another boot needs it](Record::is_for_another_boot); every step can be
+//! repeated from its record; a record that is not exactly what was written is never used: it is set aside, and so is an
+//! unreadable file. Neither loses a replica whose directory exists, because `worker::recover` finds it there.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -90,6 +91,16 @@ impl Record {
     }
 }
 
+impl Record {
+    /// Whether it must outlive a power cut, and not only this process. After one, nothing of the replica runs, nothing
+    /// of it is started, and its outputs are stored from its directory: so it matters that there is one, how it ended,
+    /// and that its machine was to be taken away. Between these, a step is for the next process of the same boot.
+    fn is_for_another_boot(&self) -> bool {
+        let ended_just_now = self.ending.is_some() && self.outcome.is_none();
+        self.step == ReplicaStep::Accepted || ended_just_now || self.preempted.is_some()
+    }
+}
+
 /// Why an operation of the journal failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JournalError {
@@ -152,10 +163,10 @@ impl JournalError {
 
 /// Stores each step of each replica.
 pub(crate) trait Journal: Send + Sync + 'static {
-    /// Stores the record; it is on disk when this returns.
+    /// Stores the record. When this returns, it outlives the process, and a power cut if another boot needs it.
     fn enter(&self, record: &Record) -> impl Future<Output = Result<(), JournalError>> + Send;
 
-    /// Forgets a replica.
+    /// Forgets a replica. After a power cut it may be there again; its controller then says once more to forget it.
     fn done(&self, replica: &ReplicaId) -> impl Future<Output = Result<(), JournalError>> + Send;
 
     /// Every replica that was entered and is not done.
@@ -164,7 +175,26 @@ pub(crate) trait Journal: Send + Sync + 'static {
 
 /// The journal of a running daemon.
 pub(crate) struct Sqlite {
-    connection: Mutex<SqliteConnection>,
+    writer: Mutex<Writer>,
+}
+
+struct Writer {
+    connection: SqliteConnection,
+    /// Whether its commits are forced to the disk now.
+    forced: bool,
+}
+
+impl Writer {
+    /// The connection, whose commits are forced to the disk or not. One that is not is in the write-ahead log, with its
+    /// checksum, when it returns: a power cut may take it and those that follow, and nothing else.
+    async fn to_commit(&mut self, forced: bool) -> Result<&mut SqliteConnection, sqlx::Error> {
+        if self.forced != forced {
+            let how = if forced { "PRAGMA synchronous = FULL" } else { "PRAGMA synchronous = NORMAL" };
+            sqlx::raw_sql(how).execute(&mut self.connection).await?;
+            self.forced = forced;
+        }
+        Ok(&mut self.connection)
+    }
 }
 
 /// The layout of the tables. The step is stored outside the record too, so that people can read it; `sum` is the
@@ -186,15 +216,19 @@ impl Sqlite {
     pub(crate) async fn open(path: &Path) -> Result<Sqlite, JournalError> {
         let open = |source| JournalError::Open { path: path.to_owned(), source };
         match connect(path).await {
-            Ok(connection) => Ok(Sqlite { connection: Mutex::new(connection) }),
+            Ok(connection) => Ok(Sqlite::of(connection)),
             Err(damage) if is_damage(&damage) => {
                 let kept = set_file_aside(path)?;
                 error!(error = %damage, kept = %kept.display(), "cannot read journal: finding replicas by their directories");
                 let connection = connect(path).await.map_err(open)?;
-                Ok(Sqlite { connection: Mutex::new(connection) })
+                Ok(Sqlite::of(connection))
             }
             Err(source) => Err(open(source)),
         }
+    }
+
+    fn of(connection: SqliteConnection) -> Sqlite {
+        Sqlite { writer: Mutex::new(Writer { connection, forced: true }) }
     }
 }
 
@@ -276,31 +310,33 @@ impl Journal for Sqlite {
     async fn enter(&self, record: &Record) -> Result<(), JournalError> {
         let disk = |source| JournalError::Disk { replica: record.replica.clone(), source };
         failpoint::hit("node.journal.enter").map_err(disk)?;
+        let failed = |source| JournalError::write(&record.replica, source);
         let text = serde_json::to_string(record).unwrap_or_default(); // plain data always serialises
+        let mut writer = self.writer.lock().await;
+        let connection = writer.to_commit(record.is_for_another_boot()).await.map_err(failed)?;
         sqlx::query("INSERT OR REPLACE INTO replica (id, step, record, sum) VALUES (?, ?, ?, ?)")
             .bind(record.replica.to_string())
             .bind(record.step.to_string())
             .bind(&text)
             .bind(digest_of(text.as_bytes()).to_string())
-            .execute(&mut *self.connection.lock().await)
+            .execute(connection)
             .await
             .map(drop)
-            .map_err(|source| JournalError::write(&record.replica, source))
+            .map_err(failed)
     }
 
     async fn done(&self, replica: &ReplicaId) -> Result<(), JournalError> {
         let disk = |source| JournalError::Disk { replica: replica.clone(), source };
         failpoint::hit("node.journal.done").map_err(disk)?;
-        sqlx::query("DELETE FROM replica WHERE id = ?")
-            .bind(replica.to_string())
-            .execute(&mut *self.connection.lock().await)
-            .await
-            .map(drop)
-            .map_err(|source| JournalError::write(replica, source))
+        let failed = |source| JournalError::write(replica, source);
+        let mut writer = self.writer.lock().await;
+        let connection = writer.to_commit(false).await.map_err(failed)?;
+        let delete = sqlx::query("DELETE FROM replica WHERE id = ?").bind(replica.to_string());
+        delete.execute(connection).await.map(drop).map_err(failed)
     }
 
     async fn open_replicas(&self) -> Result<Vec<Record>, JournalError> {
-        let mut connection = self.connection.lock().await;
+        let connection = &mut self.writer.lock().await.connection;
         let rows = sqlx::query(READ).fetch_all(&mut *connection).await.map_err(JournalError::Read)?;
         let mut records = Vec::new();
         for row in rows {
@@ -313,7 +349,7 @@ impl Journal for Sqlite {
                     let id = String::from_utf8_lossy(&id).into_owned();
                     error!(replica = id, reason, "quarantined journal record");
                     let record = String::from_utf8_lossy(&record).into_owned();
-                    if let Err(error) = set_row_aside(&mut connection, rowid, &id, &record, &reason).await {
+                    if let Err(error) = set_row_aside(connection, rowid, &id, &record, &reason).await {
                         warn!(replica = id, %error, "cannot quarantine journal record");
                     }
                 }
@@ -362,7 +398,7 @@ pub(crate) mod tests {
     impl Sqlite {
         /// Closes it as an orderly stop of the daemon does.
         pub(crate) async fn close(self) {
-            self.connection.into_inner().close().await.unwrap();
+            self.writer.into_inner().connection.close().await.unwrap();
         }
     }
 
@@ -383,6 +419,15 @@ pub(crate) mod tests {
     }
 
     /// SQLite opens it read-only when its shared memory cannot be a file.
+    #[test]
+    fn test_what_another_boot_needs_is_forced() {
+        let ending = Some(Ending::canceled(Timestamp(1)));
+        let at = |step| Record { step, ..record("a.1.0") };
+        assert!(at(ReplicaStep::Accepted).is_for_another_boot());
+        assert!(!at(ReplicaStep::Running).is_for_another_boot());
+        assert!(Record { ending, ..at(ReplicaStep::Uploading) }.is_for_another_boot());
+    }
+
     #[tokio::test]
     async fn test_journal_that_cannot_be_written_is_told_at_the_start() {
         let dir = tempfile::tempdir().unwrap();
@@ -423,13 +468,13 @@ pub(crate) mod tests {
         journal.enter(&record("good.1.0")).await.unwrap();
         journal.enter(&record("bad.1.0")).await.unwrap();
         sqlx::query("UPDATE replica SET record = substr(record, 1, 40) WHERE id = 'bad.1.0'")
-            .execute(&mut *journal.connection.lock().await)
+            .execute(&mut journal.writer.lock().await.connection)
             .await
             .unwrap();
         assert_eq!(journal.open_replicas().await.unwrap(), [record("good.1.0")]);
         assert_eq!(journal.open_replicas().await.unwrap(), [record("good.1.0")], "it is told once");
         let kept: String = sqlx::query_scalar("SELECT id FROM set_aside")
-            .fetch_one(&mut *journal.connection.lock().await)
+            .fetch_one(&mut journal.writer.lock().await.connection)
             .await
             .unwrap();
         assert_eq!(kept, "bad.1.0");
@@ -446,11 +491,11 @@ pub(crate) mod tests {
             "UPDATE replica SET id = CAST(x'ff80' AS TEXT)",
         ] {
             journal.enter(&record("a.1.0")).await.unwrap();
-            sqlx::raw_sql(damage).execute(&mut *journal.connection.lock().await).await.unwrap();
+            sqlx::raw_sql(damage).execute(&mut journal.writer.lock().await.connection).await.unwrap();
             assert_eq!(journal.open_replicas().await.unwrap(), [], "{damage}");
         }
         let count = sqlx::query_scalar::<_, i64>("SELECT count(*) FROM set_aside");
-        assert_eq!(count.fetch_one(&mut *journal.connection.lock().await).await.unwrap(), 4);
+        assert_eq!(count.fetch_one(&mut journal.writer.lock().await.connection).await.unwrap(), 4);
     }
 
     #[tokio::test]
@@ -491,7 +536,7 @@ pub(crate) mod tests {
             for n in 0..50 {
                 journal.enter(&record(&format!("job-{n}.1.0"))).await.unwrap();
             }
-            journal.connection.into_inner().close().await.unwrap();
+            journal.writer.into_inner().connection.close().await.unwrap();
         }
         let whole = std::fs::metadata(&path).unwrap().len();
         for length in [0, 1, 100, 4096, whole / 2, whole - 1] {

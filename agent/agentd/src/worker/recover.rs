@@ -29,13 +29,14 @@ pub(crate) enum RecoverError {
     Directories(#[source] io::Error),
 }
 
-/// Makes the directory of a replica, with the order in it.
+/// Makes the directory of a replica, with the order in it. The directory outlives a power cut, so that what its
+/// supervisor forces to the disk does so too; the order need not, since the journal has it as well.
 pub(crate) async fn prepare(dir: &JobDir, record: &Record) -> io::Result<()> {
     let (dir, text) = (dir.clone(), serde_json::to_vec_pretty(record));
     let make = move || {
         dir.create().map_err(io::Error::other)?;
         failpoint::hit("node.order.write")?;
-        agent_fs::write_durable(&dir.path().join(ORDER), &text.map_err(io::Error::other)?)?;
+        agent_fs::write_whole(&dir.path().join(ORDER), &text.map_err(io::Error::other)?)?;
         dir.path().parent().map_or(Ok(()), agent_fs::flush_directory) // the directory is new
     };
     tokio::task::spawn_blocking(make).await.map_err(io::Error::other).flatten()

@@ -8,7 +8,7 @@
 //! Owns: the replica's journal record and its directory, except for what the shim writes. Hides: what is
 //! retried, what a stop means in each step.
 //!
-//! Invariants: the record of a step is on disk before its work begins; the future may be dropped at any
+//! Invariants: the record of a step is written before its work begins; the future may be dropped at any
 //! point (the daemon stops or is killed) and another one goes on from the record; after a stop that arrives before
 //! the start, the command is never started; how the command ended is decided once, and its logs and outputs are
 //! stored in any case; once a notice that the machine will be taken away is in the record, the replica ends because of
