@@ -1,8 +1,8 @@
 //! The keeper of the disk that the state directory is on.
 //!
 //! ```text
-//! measure ── every 2 s ──▶ Pressure ──▶ upkeep
-//!    │                        └───────▶ reclaim: one Reclaimer after the other, until there is ample room
+//! measure ── every 2 to 10 s ──▶ Pressure ──▶ upkeep
+//!    │                              └───────▶ reclaim: one Reclaimer after the other, until there is ample room
 //!    └▶ ballast: given up when the disk is full all the same
 //! ```
 //!
@@ -33,8 +33,12 @@ use tokio::time::Instant;
 
 use ballast::Ballast;
 
-/// How often the disk is measured, and how often room is made while there is too little.
+/// How often the disk is measured while there is little room, and how often room is made while there is too little.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How often it is measured at least.
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(10);
+/// No faster is a disk filled, in bytes a second.
+const FILLS: u64 = 1 << 30;
 
 /// While the disk is short of files (inodes), not of bytes: how many bytes to remove at a time.
 const FOR_FILES: u64 = 64 << 20;
@@ -114,11 +118,12 @@ impl DiskKeeper {
 
     /// Measures the disk again and again.
     pub(crate) async fn measure(self) {
+        let mut pause = LOOK_EVERY;
         loop {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(pause).await;
             let this = self.clone();
             // A broken disk may take long to answer.
-            blocking(move || this.look()).await;
+            pause = blocking(move || this.look()).await;
         }
     }
 
@@ -156,10 +161,12 @@ impl DiskKeeper {
         }
     }
 
-    fn look(&self) {
+    /// Measures the disk; returns after how long to do so again.
+    fn look(&self) -> Duration {
         self.ballast.balance(self.free());
         let pressure = self.measured();
         self.pressure.send_if_modified(|known| std::mem::replace(known, pressure) != pressure);
+        until_next_look(self.spare())
     }
 
     /// A shortage of files is as bad as one of bytes.
@@ -174,6 +181,11 @@ impl DiskKeeper {
     fn free(&self) -> u64 {
         agent_node::disk_free(&self.dir)
     }
+}
+
+/// A disk with `spare` bytes to fill is measured again before it can be full.
+fn until_next_look(spare: u64) -> Duration {
+    Duration::from_secs(spare / FILLS).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY)
 }
 
 #[cfg(test)]
@@ -229,6 +241,12 @@ mod tests {
         let both = ["reclaim first", "reclaim second"];
         assert_eq!(asked(u64::MAX, 1).await, [tidied, both].concat());
         assert_eq!(asked(u64::MAX, 3).await, [tidied, both, both].concat(), "again while it is low");
+    }
+
+    #[test]
+    fn test_a_disk_is_measured_more_often_when_it_could_be_full_sooner() {
+        let seconds = |spare| until_next_look(spare).as_secs();
+        assert_eq!([0, 1, 5 << 30, 1 << 50].map(seconds), [2, 2, 5, 10]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -562,17 +562,18 @@ async fn survey(
     let (config, shim) = (config.clone(), shim.to_owned());
     let looked = tokio::task::spawn_blocking(move || {
         let views = Views::find(&config, &shim);
-        let inventory = agent_node::probe(&probe_config(&config, &views));
+        let mut inventory = agent_node::probe(&probe_config(&config, &views));
         let settings =
             environments::settings(&config, inventory.memory, &shim, views.keeps_out(), store, gpus);
-        Ok((views, Environments::open(settings)?, inventory))
+        let kept = Environments::open(settings)?;
+        // Others are asked and published later; until then, a node may have any.
+        inventory.interpreters = kept.known_interpreters().unwrap_or_default();
+        Ok((views, kept, inventory))
     });
-    let (views, kept, mut inventory) = match looked.await {
-        Ok(found) => found.map_err(StartError::Environments)?,
+    match looked.await {
+        Ok(found) => found.map_err(StartError::Environments),
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    };
-    inventory.interpreters = environments::first_interpreters(&kept).await;
-    Ok((views, kept, inventory))
+    }
 }
 
 /// The settings of the probe of this machine.

@@ -182,6 +182,11 @@ impl Environments {
         self.interpreters.all().await
     }
 
+    /// The same, if all of them were asked before; nothing is asked now. Blocking.
+    pub fn known_interpreters(&self) -> Option<Vec<agent_model::node::Interpreter>> {
+        self.interpreters.all_known()
+    }
+
     /// The ready environment of a specification; it is built if it does not exist.
     ///
     /// The builder's output is appended to the file `log` meanwhile, also when another caller or another process

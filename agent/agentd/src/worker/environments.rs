@@ -35,12 +35,12 @@ use tracing::{debug, info, warn};
 use super::users;
 use crate::config::{Config, UvChoice};
 
-/// How often the environments are listed.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How often the environments are listed, beside each time one was made.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// How often a wish that could not be fulfilled is tried again.
+const WISH_EVERY: Duration = Duration::from_secs(2);
 /// How often the interpreters are listed.
 const ASK_EVERY: Duration = Duration::from_secs(60);
-/// How long the start waits for the interpreters; if they take longer, they are published later.
-const FIRST_ANSWERS: Duration = Duration::from_millis(500);
 /// A time of last use is published again when it differs by this much, in ms.
 const USED_EVERY: u64 = 60_000;
 /// Of a build log longer than this, its end is kept, in bytes.
@@ -161,8 +161,9 @@ impl Keeper {
                 let interpreters = self.environments.interpreters().await;
                 show_interpreters(&self.inventory, interpreters);
             }
+            let pause = if self.wishes.borrow().is_empty() { LOOK_EVERY } else { WISH_EVERY };
             tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = self.changed.notified() => {}
                 Ok(()) = self.wishes.changed() => {}
             }
@@ -241,11 +242,6 @@ impl Keeper {
         written.into_iter().collect::<Result<(), _>>().map_err(io::Error::other)?;
         Ok(Some(digest))
     }
-}
-
-/// The interpreters of this machine, or none if finding them takes too long.
-pub(crate) async fn first_interpreters(environments: &Environments) -> Vec<Interpreter> {
-    tokio::time::timeout(FIRST_ANSWERS, environments.interpreters()).await.unwrap_or_default()
 }
 
 fn show_interpreters(inventory: &watch::Sender<Inventory>, found: Vec<Interpreter>) {

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -133,21 +132,16 @@ impl Interpreters {
     }
 
     /// The names that jobs can use, best first: `python3`, `python`, then the versions, the newest first. Names that
-    /// do not work are left out, and tried again only after their files have changed.
+    /// do not work are left out, and tried again only after their files have changed. They are asked one after the
+    /// other, so that the one a job waits for is not slowed down by all others.
     pub(super) async fn all(&self) -> Vec<agent_model::node::Interpreter> {
         let path = self.config.path.clone();
         let names = tokio::task::spawn_blocking(move || names(&path)).await.unwrap_or_default();
         let broken = self.saved.lock().broken.clone();
-        let is_broken = |name: &String| broken.get(name).is_some_and(|stamps| still_hold(stamps));
-        let tried = names.iter().filter(|name| !is_broken(name));
-        let found = join_all(tried.map(async |name| (name, self.find(name).await))).await;
         let mut all = Vec::new();
-        for (name, found) in found {
-            match found {
-                Ok(found) => all.push(agent_model::node::Interpreter {
-                    name: name.clone(),
-                    version: found.version.clone(),
-                }),
+        for name in names.iter().filter(|name| !is_broken(&broken, name)) {
+            match self.find(name).await {
+                Ok(found) => all.push(shown(name, &found)),
                 Err(AcquireError::PythonUnusable { .. } | AcquireError::PythonMissing { .. }) => {
                     let stamps = candidates(name, &self.config.path).into_iter().map(Stamp::of).collect();
                     self.note(|saved| drop(saved.broken.insert(name.clone(), stamps)));
@@ -156,6 +150,17 @@ impl Interpreters {
             }
         }
         all
+    }
+
+    /// The same, if every answer is known from an earlier start; nothing is asked. Blocking.
+    pub(super) fn all_known(&self) -> Option<Vec<agent_model::node::Interpreter>> {
+        let saved = self.saved.lock();
+        let known = |name: &String| {
+            let known = saved.known.get(name).filter(|known| known.still_holds())?;
+            Some(shown(name, &known.interpreter))
+        };
+        let names = names(&self.config.path);
+        names.iter().filter(|name| !is_broken(&saved.broken, name)).map(known).collect()
     }
 
     /// The interpreter of this name or absolute path.
@@ -215,6 +220,15 @@ impl Interpreters {
         change(&mut saved);
         saved.write(&place(&self.config));
     }
+}
+
+fn shown(name: &str, found: &Interpreter) -> agent_model::node::Interpreter {
+    agent_model::node::Interpreter { name: name.to_owned(), version: found.version.clone() }
+}
+
+/// Whether a name did not work, and its files are still the same.
+fn is_broken(broken: &BTreeMap<String, Vec<Stamp>>, name: &str) -> bool {
+    broken.get(name).is_some_and(|stamps| still_hold(stamps))
 }
 
 /// Whether a program could not be started because of its file, and not for lack of a resource of the machine.
@@ -319,7 +333,9 @@ mod tests {
             assert_eq!(all, [("python3", "3.11.7"), ("python3.11", "3.11.7"), ("python3.9", "3.9.2")]);
         }
         // It is not asked after a restart of the daemon either, unless another user is to ask.
-        assert_eq!(Interpreters::new(interpreters.config.clone()).all().await.len(), 3);
+        let next = Interpreters::new(interpreters.config.clone());
+        assert_eq!(next.all_known().map(|all| all.len()), Some(3), "an earlier start asked them");
+        assert_eq!(next.all().await.len(), 3);
         for name in ["python3", "python3.8", "python3.11"] {
             let asked = fs::read_to_string(dir.path().join(format!("{name}.asked"))).unwrap();
             assert_eq!(asked, "asked\n", "{name}");
