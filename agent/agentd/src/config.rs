@@ -64,6 +64,7 @@ const KEYS: &[Key] = &[
     Key { name: "log", default: "info" },
     Key { name: "tracking_port", default: "0" },
     Key { name: "keep_jobs", default: "0s" },
+    Key { name: "keep_records", default: "forever" },
     Key { name: "disk_reserve", default: "1GiB" },
     Key { name: "store_size", default: "25%" },
     Key { name: "lease", default: "60s" },
@@ -347,6 +348,8 @@ pub(crate) struct Config {
     pub(crate) log_quota: u64,
     /// How much the controller keeps of each log of a job, in bytes; of its metrics, a quarter.
     pub(crate) archive_quota: u64,
+    /// Of the controller: how long ended jobs are on record; `None` is until somebody removes them.
+    pub(crate) keep_records: Option<Duration>,
     /// How long a node without contact to the controller may go on with a job that may be replaced.
     pub(crate) lease: Duration,
     /// Which users jobs run as, and how jobs are isolated.
@@ -398,6 +401,7 @@ impl Config {
         let [slots, log, disk_reserve, listen] = layers.all(["slots", "log", "disk_reserve", "listen"]);
         let [tracking_port, keep_jobs, blob_store] = layers.all(["tracking_port", "keep_jobs", "blob_store"]);
         let [store_size, log_quota, archive_quota] = layers.all(["store_size", "log_quota", "archive_quota"]);
+        let [keep_records] = layers.all(["keep_records"]);
         let [lease, socket_group, operator_group] = layers.all(["lease", "socket_group", "operator_group"]);
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
@@ -426,6 +430,7 @@ impl Config {
             log: log.parse("a level such as `info`, or `info,agentd=debug`", values::log)?,
             tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
             keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
+            keep_records: keep_records.parse("`forever`, or a duration of an hour or more", values::keep_records)?,
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
             store_size: store_size.parse("a size such as `50GiB`, or a part such as `25%`", values::share)?,
             blob_lease: blob_lease(variables),
@@ -459,6 +464,7 @@ impl Config {
                 lease,
                 log_quota,
                 archive_quota,
+                keep_records,
                 socket_group,
                 operator_group,
             ],

@@ -295,7 +295,7 @@ async fn start_controller(
 ) -> Result<(), StartError> {
     let (length, gather, passed) = (config.lease, config.gangs.wait, config.preemption.passed);
     let terms = Terms { length, gather, passed, ..Terms::default() };
-    let archive_quota = config.archive_quota;
+    let (archive_quota, keep_records) = (config.archive_quota, config.keep_records);
     let group = config.operator_group;
     let operators = Operators::new(rustix::process::geteuid().as_raw(), move |who| match who {
         Principal::Local { uid } => group.is_some_and(|group| group.has(*uid)),
@@ -306,7 +306,7 @@ async fn start_controller(
     let limits = config.gangs.limits;
     let tunnels = config.listen.as_ref().map(|place| start_tunnels(place, config, supervisor));
     let usual = ControllerConfig { tunnels, providers: providers::read(config)?, ..usual };
-    let settings = ControllerConfig { terms, limits, archive_quota, identity: identity.clone(), ..usual };
+    let settings = ControllerConfig { terms, limits, archive_quota, keep_records, identity: identity.clone(), ..usual };
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
         .await
         .map_err(StartError::Controller)?;

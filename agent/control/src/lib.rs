@@ -26,6 +26,7 @@ macro_rules! broken {
     };
 }
 
+mod aging;
 mod api;
 mod archive;
 mod assets;
@@ -77,6 +78,8 @@ pub struct ControllerConfig {
     pub operators: Operators,
     /// How many bytes of each log of a job are kept; of its metrics, a quarter of that.
     pub archive_quota: u64,
+    /// How long an ended job is on record, with its logs; `None` is until somebody removes it.
+    pub keep_records: Option<Duration>,
     /// The authority that signs certificates, if other machines are served.
     pub identity: Option<IdentityConfig>,
     /// Whoever keeps the connections to hosts that cannot connect to this controller.
@@ -101,6 +104,7 @@ impl ControllerConfig {
             limits: UserLimits::default(),
             operators,
             archive_quota: Self::DEFAULT_ARCHIVE_QUOTA,
+            keep_records: None,
             identity: None,
             tunnels: None,
             providers: BTreeMap::new(),
@@ -135,6 +139,7 @@ pub struct Controller {
     services: api::Services,
     task: queue::Task,
     keeper: pools::Keeper,
+    keep_records: Option<Duration>,
     store: Arc<dyn Store>,
 }
 
@@ -200,7 +205,7 @@ impl Controller {
             about: api::About::new(&config.state_dir, &*clock),
         };
         let keeper = pools::Keeper::new(inbox, services.clone());
-        Ok(Controller { services, task, keeper, store })
+        Ok(Controller { services, task, keeper, keep_records: config.keep_records, store })
     }
 
     /// Every service of the controller, for any number of servers.
@@ -217,8 +222,9 @@ impl Controller {
 
     /// Works until `shutdown`, then writes all unwritten changes and ends all streams.
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        // The keeper ends with the queue.
-        tokio::join!(self.task.run(shutdown), self.keeper.run());
+        // The others end with the queue.
+        let aging = aging::run(self.services, self.keep_records);
+        tokio::join!(self.task.run(shutdown), self.keeper.run(), aging);
         self.store.close().await;
     }
 }

@@ -507,6 +507,8 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     async fn submitted(&self, request: &str) -> Result<Option<JobRecord>, StoreError>;
     /// Up to `limit` jobs, newest first, older than `before`, without those that were removed.
     async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError>;
+    /// Up to `limit` jobs, oldest first, newer than `after`, without those that were removed.
+    async fn oldest(&self, after: u64, limit: u32) -> Result<Vec<JobRecord>, StoreError>;
     /// Everything that happened to a job, in order.
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError>;
     /// There is room for new jobs, beyond what the end of the present ones needs.

@@ -50,6 +50,7 @@ fn test_bad_value_is_refused_with_its_place() {
         ("slots: many", "slots: expected a whole number from 1 to 1000, found `many`"),
         ("slots: 0", "slots: expected a whole number"),
         ("keep_jobs: 3 weeks", "keep_jobs: expected a duration"),
+        ("keep_records: 90s", "keep_records: expected `forever`, or a duration of an hour or more"),
         ("lease: 1s", "lease: expected a duration from `2s` to `1h`"),
         ("lease: 2h", "lease: expected a duration from `2s` to `1h`"),
         ("disk_reserve: lots", "disk_reserve: expected a size"),

@@ -190,20 +190,25 @@ impl Services {
         }
     }
 
-    /// Removes a job. Its logs are removed first: if that is interrupted, the job can be removed again.
     async fn remove_job(&self, id: &JobId, caller: &Caller) -> Result<v1::RemoveJobResponse, Refusal> {
         let job = self.owned(id, caller).await?.job;
         if !job.state.is_terminal() {
             return Err(has_not_ended(id));
         }
         tracing::info!(job = %id, who = %caller, "removing job");
+        Ok(v1::RemoveJobResponse { output_bytes: self.take_off_record(id).await? })
+    }
+
+    /// Removes an ended job; returns the size of the outputs that it left, in bytes. Its logs are removed first: if that
+    /// is interrupted, the job can be removed again.
+    pub(crate) async fn take_off_record(&self, id: &JobId) -> Result<u64, Refusal> {
         self.archive.remove(id).await?;
         // The job on disk: its end may have been written after it was looked up.
         self.queue.flush().await?;
         let job = self.on_record(id).await?;
         let left = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);
         match self.queue.remove(job).await? {
-            true => Ok(v1::RemoveJobResponse { output_bytes: left.map_or(0, |left| left.bytes) }),
+            true => Ok(left.map_or(0, |left| left.bytes)),
             false => Err(has_not_ended(id)),
         }
     }

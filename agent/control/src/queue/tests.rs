@@ -38,6 +38,9 @@ impl Store for Moody {
     async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
         self.inner.page(before, limit).await
     }
+    async fn oldest(&self, after: u64, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
+        self.inner.oldest(after, limit).await
+    }
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError> {
         self.inner.history(id).await
     }

@@ -152,6 +152,15 @@ impl Sqlite {
         written
     }
 
+    /// Up to `limit` jobs of a condition about the place `than`, in its order.
+    async fn jobs(&self, condition: &str, than: i64, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
+        let query = format!("SELECT {} FROM jobs WHERE {condition} LIMIT ?", rows::JOB);
+        let found = sqlx::query(AssertSqlSafe(query)).bind(than).bind(limit).fetch_all(&self.reader).await;
+        let found = found.map_err(|source| StoreError::Read { what: "the jobs", source })?;
+        let read = |row: &SqliteRow| rows::job(row).map(|(_, job)| job).map_err(|e| e.reading("the jobs"));
+        found.iter().map(read).collect()
+    }
+
     async fn one_job(&self, query: String, key: &str) -> Result<Option<JobRecord>, StoreError> {
         let row = sqlx::query(AssertSqlSafe(query)).bind(key).fetch_optional(&self.reader).await;
         let row = row.map_err(|source| StoreError::Read { what: "a job", source })?;
@@ -282,16 +291,11 @@ impl Store for Sqlite {
     }
 
     async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
-        let query =
-            format!("SELECT {} FROM jobs WHERE seq < ? AND active < 2 ORDER BY seq DESC LIMIT ?", rows::JOB);
-        let found = sqlx::query(AssertSqlSafe(query))
-            .bind(before.map_or(i64::MAX, integer))
-            .bind(limit)
-            .fetch_all(&self.reader)
-            .await
-            .map_err(|source| StoreError::Read { what: "the jobs", source })?;
-        let read = |row: &SqliteRow| rows::job(row).map(|(_, job)| job).map_err(|e| e.reading("the jobs"));
-        found.iter().map(read).collect()
+        self.jobs("seq < ? AND active < 2 ORDER BY seq DESC", before.map_or(i64::MAX, integer), limit).await
+    }
+
+    async fn oldest(&self, after: u64, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
+        self.jobs("seq > ? AND active < 2 ORDER BY seq", integer(after), limit).await
     }
 
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError> {

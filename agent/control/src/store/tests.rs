@@ -123,6 +123,8 @@ async fn test_everything_committed_is_there_after_reopen() {
     assert_eq!(store.job(&b.id).await.unwrap(), Some(b.clone()));
     assert_eq!(store.submitted("request-a").await.unwrap(), Some(a.clone()));
     assert_eq!(store.job(&"c".parse().unwrap()).await.unwrap(), None);
+    assert_eq!(store.oldest(0, 9).await.unwrap(), [a.clone(), b.clone()]);
+    assert_eq!(store.oldest(1, 9).await.unwrap(), std::slice::from_ref(&b));
     assert_eq!(store.page(None, 9).await.unwrap(), [b, a.clone()]);
     assert_eq!(store.page(Some(2), 9).await.unwrap(), std::slice::from_ref(&a));
     let texts: Vec<String> = store.history(&a.id).await.unwrap().into_iter().map(|e| e.text).collect();

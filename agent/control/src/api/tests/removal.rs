@@ -1,6 +1,7 @@
 //! Jobs that are removed.
 
 use super::*;
+use crate::ControllerConfig;
 
 async fn remove(rig: &Rig, job: &str) -> Result<v1::RemoveJobResponse, Status> {
     let called = rig.jobs.clone().remove(v1::RemoveJobRequest { job: job.into() }).await;
@@ -41,4 +42,31 @@ async fn test_a_removed_job_is_gone_and_its_name_is_free() {
     node.deliver("a.2.0", outcome(0, b"")).await.unwrap();
     assert_eq!(rig.ended("a").await.state, "Completed");
     rig.stop().await;
+}
+
+#[tokio::test]
+async fn test_jobs_that_ended_long_ago_are_removed_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut rig = Rig::start(dir.path()).await;
+    let mut node = Node::join(&rig, 1).await;
+    for job in ["a", "b"] {
+        rig.submit(job).await;
+    }
+    node.ordered("a.1.0").await;
+    node.append("a.1.0", "job", 0, b"line\n").await;
+    node.deliver("a.1.0", outcome(0, b"line\n")).await.unwrap();
+    rig.ended("a").await;
+    rig.stop().await;
+
+    let controller = super::rig::open(dir.path(), ControllerConfig::DEFAULT_LEASE).await.unwrap();
+    let services = controller.services.clone();
+    let works = tokio::spawn(controller.run(std::future::pending()));
+    let hour = Duration::from_secs(3600);
+    assert_eq!(crate::aging::sweep(&services, hour).await.unwrap(), 0, "it ended just now");
+    assert_eq!(crate::aging::sweep(&services, Duration::ZERO).await.unwrap(), 1);
+    assert_eq!(crate::aging::sweep(&services, Duration::ZERO).await.unwrap(), 0);
+    let left = services.store.page(None, 9).await.unwrap();
+    assert_eq!(left.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
+    assert!(!dir.path().join("controller/archive/a").exists());
+    works.abort();
 }
