@@ -113,6 +113,7 @@ impl From<JobSpec> for v1::JobSpec {
             owner: draft.owner.map(String::from).unwrap_or_default(),
             distribution: draft.distribution.map(Into::into),
             compute: draft.compute.unwrap_or_default(),
+            array: draft.array.map(String::from).unwrap_or_default(),
             visible_to_all: draft.visible_to_all,
             predecessors: draft.predecessors.into_iter().map(Into::into).collect(),
             services: draft.services.into_iter().map(|(name, service)| (name, service.into())).collect(),
@@ -193,6 +194,10 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             owner: optional(wire.owner).and_then(|owner| owner.parse().ok()),
             distribution: wire.distribution.map(TryInto::try_into).transpose()?,
             compute: Some(wire.compute).filter(|name| !name.is_empty()),
+            array: match wire.array.as_str() {
+                "" => None,
+                text => Some(text.parse().map_err(|_| value("array", text))?),
+            },
             visible_to_all: wire.visible_to_all,
             predecessors: wire.predecessors.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
             services: wire
@@ -631,6 +636,7 @@ mod tests {
             secrets: [("KEY".to_owned(), "wandb".to_owned())].into(),
             owner: Some(agent_model::Principal::Local { uid: 1000 }),
             compute: Some("gpu".to_owned()),
+            array: Some("0-9:2%3".parse().unwrap()),
             visible_to_all: true,
             services: [job::ServiceKind::TensorBoard, job::ServiceKind::Custom]
                 .map(|kind| {

@@ -158,7 +158,7 @@ impl Client {
     pub fn jobs(&self, active: bool) -> Result<Vec<v1::Job>, Status> {
         let (mut all, mut after) = (Vec::<v1::Job>::new(), String::new());
         loop {
-            let request = v1::ListJobsRequest { limit: 200, active, after };
+            let request = v1::ListJobsRequest { limit: 200, active, after, ..Default::default() };
             let page = self.wait(JobsClient::new(self.channel()).list(request))?.into_inner();
             after = page.jobs.last().map(|job| job.job.clone()).unwrap_or_default();
             all.extend(page.jobs);

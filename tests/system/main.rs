@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod again;
+mod arrays;
 mod cancel;
 mod codes;
 mod command_line;

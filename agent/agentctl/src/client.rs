@@ -18,7 +18,7 @@ use std::{fmt, io};
 use agent_cas::remote;
 use agent_model::address::AddressError;
 use agent_model::paths::{Places, user_cache};
-use agent_model::{Address, Blame, Code, Fault, Principal, causes};
+use agent_model::{Address, Blame, Code, Fault, JobId, Principal, causes};
 use agent_proto::transport::Way;
 use agent_proto::v1::assets_client::AssetsClient;
 use agent_proto::v1::identity_client::IdentityClient;
@@ -275,6 +275,14 @@ impl Client {
 
     /// The current state of one job, by any name that [`Client::named`] understands.
     pub(crate) async fn job(&self, given: &str) -> Result<v1::Job, Failure> {
+        let Some((array, index)) = named_task(given) else { return self.whole_job(given).await };
+        let array = self.whole_job(array).await?.job;
+        let task = array.parse::<JobId>().ok().and_then(|array| array.task(index));
+        let job = task.map_or_else(|| given.to_owned(), String::from);
+        answer(self.jobs().get(v1::GetJobRequest { job })).await
+    }
+
+    async fn whole_job(&self, given: &str) -> Result<v1::Job, Failure> {
         let get = |job: String| async { answer(self.jobs().get(v1::GetJobRequest { job })).await };
         if given != LAST {
             match get(given.to_owned()).await {
@@ -406,6 +414,12 @@ fn silent(limit: Duration) -> Fault {
 }
 
 /// The job that the user `own` means among `jobs`, which are sorted newest first.
+/// The array and the index of a task that is named as `JOB[7]`.
+fn named_task(given: &str) -> Option<(&str, u32)> {
+    let (array, index) = given.strip_suffix(']')?.rsplit_once('[')?;
+    Some((array, index.parse().ok()?))
+}
+
 fn find<'a>(given: &str, jobs: &'a [v1::Job], own: &str) -> Result<&'a str, Fault> {
     let none = |what: String| Fault::new(Code::JobNotFound, what).fix("list them with `agentctl jobs`");
     if given == LAST {
@@ -547,6 +561,15 @@ mod tests {
         told.push(fault_of(&long).await);
         told.extend([denied(Path::new("DIR/theirs.sock")), start::no_home()]);
         insta::assert_snapshot!("faults", shown(&told).replace(&dir.path().display().to_string(), "DIR"));
+    }
+
+    #[test]
+    fn test_a_task_is_named_by_its_array_and_index() {
+        assert_eq!(named_task("sweep[7]"), Some(("sweep", 7)));
+        assert_eq!(named_task("-[12]"), Some(("-", 12)));
+        for other in ["sweep", "sweep[]", "sweep[a]", "sweep[7", "sweep--7"] {
+            assert_eq!(named_task(other), None, "{other}");
+        }
     }
 
     #[test]

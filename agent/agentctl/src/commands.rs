@@ -4,6 +4,7 @@
 //! the [`Output`]. `view` decodes jobs and nodes from the wire and is the schema of every `--json`; `follow` follows
 //! a job for `run`, `wait` and `logs -f`.
 
+mod arrays;
 mod as_job;
 mod attach;
 mod cancel;

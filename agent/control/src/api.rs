@@ -142,7 +142,26 @@ impl Services {
         if let Some(view) = self.queue.job(id).await? {
             return Ok(view);
         }
-        Ok(ended(self.on_record(id).await?))
+        match self.on_record(id).await {
+            Ok(job) => Ok(ended(job)),
+            Err(refusal) => Err(self.unknown_task(id).await?.unwrap_or(refusal)),
+        }
+    }
+
+    /// Why there is no job of this name, if it is that of a task of an array.
+    async fn unknown_task(&self, id: &JobId) -> Result<Option<Refusal>, Refusal> {
+        let Some((array, index)) = id.as_task() else { return Ok(None) };
+        let Some(array) = self.store.job(&array).await?.filter(|job| !job.is_removed()) else {
+            return Ok(None);
+        };
+        let Some(spec) = &array.spec.array else { return Ok(None) };
+        let what = format!("there is no record of task {index} of `{}`", array.id);
+        let fault = Fault::new(Code::JobNotFound, what);
+        let fault = match spec.indices().contains(index) {
+            true => fault.why("it was never started, because the array was to end"),
+            false => fault.why(format!("the indices of the array are {}", spec.indices())),
+        };
+        Ok(Some(fault.fix(format!("list its tasks: agentctl jobs {}", array.id)).into()))
     }
 
     /// A job as it is on the disk, unless it was removed.
@@ -280,6 +299,12 @@ fn to_wire(view: &JobView) -> v1::Job {
             .collect(),
         outcome: job.outcome.clone().map(v1::Outcome::from),
         owner: job.owner.as_ref().map(Principal::to_string).unwrap_or_default(),
+        tasks: job.tasks.as_ref().map(|tasks| v1::ArrayStatus {
+            waiting: tasks.waiting.to_string(),
+            active: tasks.active.to_string(),
+            failed: tasks.failed.to_string(),
+            canceled: tasks.canceled.to_string(),
+        }),
     }
 }
 
@@ -332,6 +357,7 @@ fn to_wire_for_others(view: &JobView) -> v1::Job {
         detail: if view.job.state == JobState::Queued { whole.detail } else { String::new() },
         replicas: whole.replicas.into_iter().map(replica).collect(),
         outcome: whole.outcome.map(verdict),
+        tasks: None,
         ..whole
     }
 }

@@ -14,7 +14,7 @@ use agent_model::{Artifacts, JobDraft, Outcome};
 
 use crate::assets::Assets;
 use crate::queue::Queue;
-use crate::store::{JobRecord, RankEnd, Recovery, Store};
+use crate::store::{Among, JobRecord, RankEnd, Recovery, Store};
 
 /// The name under which the collector knows the controller.
 pub(crate) const USER: &str = "the controller";
@@ -69,7 +69,7 @@ async fn collect(queue: &Queue, store: &dyn Store, assets: &Assets) -> Result<Ve
     let mut pins: Vec<Pin> = jobs.iter().flat_map(|view| of_job(&view.job)).collect();
     let mut before = None;
     loop {
-        let page = store.page(before, PAGE).await.map_err(|error| unknown(&error))?;
+        let page = store.page(Among::All, before, PAGE).await.map_err(|error| unknown(&error))?;
         pins.extend(page.iter().flat_map(of_job));
         match page.last() {
             Some(last) => before = Some(last.seq),

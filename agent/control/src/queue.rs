@@ -66,7 +66,8 @@ pub(crate) struct JobView {
 
 impl JobView {
     fn same(&self, other: &JobView) -> bool {
-        Arc::ptr_eq(&self.job, &other.job) && self.detail == other.detail
+        // A task that waits has no record, and so a new one at each look.
+        (Arc::ptr_eq(&self.job, &other.job) || self.job == other.job) && self.detail == other.detail
     }
 }
 

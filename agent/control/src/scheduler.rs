@@ -188,7 +188,7 @@ impl Room {
         wants.labels.iter().find(|(key, value)| !has(key, value))
     }
 
-    fn free_slots(&self) -> u32 {
+    pub(crate) fn free_slots(&self) -> u32 {
         self.slots.saturating_sub(u32::try_from(self.taken.len()).unwrap_or(u32::MAX))
     }
 

@@ -11,6 +11,7 @@
 //! A damaged database is repaired at the start, and the repair is reported ([`Recovery`]). A controller writes
 //! nothing once another one has written ([`StoreError::Taken`]).
 
+mod arrays;
 mod ballast;
 mod opening;
 mod pools;
@@ -37,6 +38,7 @@ use agent_model::{
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use arrays::ArrayRecord;
 pub use opening::OpenStoreError;
 pub(crate) use pools::{MachineRecord, MachineStep, PoolRecord, SeenMachine};
 
@@ -106,9 +108,46 @@ pub(crate) struct JobRecord {
     /// What the present attempt stored last of its outputs while it ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) so_far: Option<LeftOutputs>,
+    /// Of an array: how its tasks stand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tasks: Option<Box<ArrayRecord>>,
+    /// It is a task of an array, which its name tells, with its index.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_task: bool,
 }
 
 impl JobRecord {
+    /// A job that waits for its first attempt.
+    pub(crate) fn new(id: JobId, request: String, spec: JobSpec, submitted_at: Timestamp) -> JobRecord {
+        JobRecord {
+            id,
+            seq: 0,
+            request,
+            owner: None,
+            spec,
+            state: JobState::Queued,
+            epoch: Epoch::default(),
+            uncharged: 0,
+            not_before: None,
+            avoid: None,
+            submitted_at,
+            started_at: None,
+            ended_at: None,
+            cancel: None,
+            held: None,
+            waits_for: Vec::new(),
+            replicas: Vec::new(),
+            outcome: None,
+            removed_at: None,
+            go: None,
+            broken: None,
+            left: None,
+            so_far: None,
+            tasks: None,
+            is_task: false,
+        }
+    }
+
     /// What is kept of an ended job when it is removed.
     pub(crate) fn removed(self, now: Timestamp) -> JobRecord {
         let spec = JobDraft { command: ":".to_owned(), ..JobDraft::default() }.validate();
@@ -119,6 +158,7 @@ impl JobRecord {
             cancel: None,
             left: None,
             so_far: None,
+            tasks: None,
             removed_at: Some(now),
             ..self
         }
@@ -494,6 +534,17 @@ impl StoreError {
     }
 }
 
+/// Which jobs are looked through.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Among<'a> {
+    /// All.
+    All,
+    /// Those that are no tasks of arrays.
+    Jobs,
+    /// All whose name is that of a task of this array.
+    TasksOf(&'a JobId),
+}
+
 /// Durable storage: when [`Store::commit`] returns, a power cut loses nothing.
 #[async_trait]
 pub(crate) trait Store: fmt::Debug + Send + Sync {
@@ -506,8 +557,13 @@ pub(crate) trait Store: fmt::Debug + Send + Sync {
     /// The job that a submission made.
     async fn submitted(&self, request: &str) -> Result<Option<JobRecord>, StoreError>;
     /// Up to `limit` jobs, newest first, older than `before`, without those that were removed.
-    async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError>;
-    /// Up to `limit` jobs, oldest first, newer than `after`, without those that were removed.
+    async fn page(
+        &self,
+        among: Among<'_>,
+        before: Option<u64>,
+        limit: u32,
+    ) -> Result<Vec<JobRecord>, StoreError>;
+    /// Up to `limit` jobs, oldest first, newer than `after`, without those that were removed and tasks of arrays.
     async fn oldest(&self, after: u64, limit: u32) -> Result<Vec<JobRecord>, StoreError>;
     /// Everything that happened to a job, in order.
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError>;

@@ -158,7 +158,22 @@ fn suffix(random: u32) -> String {
     (0..5).map(|i| char::from(ALPHABET[((random >> (5 * i)) & 31) as usize])).collect()
 }
 
+/// What stands between the name of an array and the index of a task in the name of the task.
+const TASK: &str = "--";
+
 impl JobId {
+    /// The name of a task of this array; `None` when it is too long.
+    pub fn task(&self, index: u32) -> Option<JobId> {
+        format!("{self}{TASK}{index}").parse().ok()
+    }
+
+    /// The array and the index that a name is made of, if it has the form of a task's.
+    pub fn as_task(&self) -> Option<(JobId, u32)> {
+        let (array, index) = self.0.rsplit_once(TASK)?;
+        let (array, index): (JobId, u32) = (array.parse().ok()?, index.parse().ok()?);
+        (array.task(index).as_ref() == Some(self)).then_some((array, index))
+    }
+
     /// A readable name from a title and random bits: `train-resnet-4f7q2`.
     pub fn generate(title: &str, random: u32) -> JobId {
         let mut slug = String::new();
@@ -392,6 +407,18 @@ mod tests {
             assert_eq!(id.as_str().parse::<JobId>().unwrap(), id);
         }
         assert!(JobId::generate("Train ResNet!", 7).as_str().starts_with("train-resnet-"));
+    }
+
+    #[test]
+    fn test_name_of_a_task_is_taken_apart_again() {
+        let id = |name: &str| name.parse::<JobId>().unwrap();
+        assert_eq!(id("sweep-x7k2p").task(12).unwrap(), id("sweep-x7k2p--12"));
+        assert_eq!(id("sweep--1--12").as_task(), Some((id("sweep--1"), 12)));
+        for other in ["sweep", "sweep-7", "sweep--", "sweep--07", "sweep--a", "sweep---7x", "s--99999999999"]
+        {
+            assert_eq!(id(other).as_task(), None, "{other}");
+        }
+        assert_eq!(id(&"x".repeat(95)).task(7), None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! every default filled in. Only a `JobSpec` is passed on from where it was read, and the only way to make one,
 //! also when reading it back from a wire or a disk, is validation.
 
+mod array;
 mod distribution;
 mod service;
 
@@ -18,6 +19,7 @@ use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
 use crate::{Artifacts, DataInput, Digest, EnvSpec, Epoch, JobId, JobState, PoolName, Principal, Verdict};
+pub use array::{Array, ArrayError, Indices, MAX_TASKS};
 pub use distribution::{Distribution, MAX_PROCESSES};
 pub use service::{JobService, ServiceKind};
 
@@ -72,6 +74,9 @@ pub struct JobDraft {
     /// Jobs that must have ended before it may start.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub predecessors: Vec<Predecessor>,
+    /// It runs once for each of these indices, each time as a task of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array: Option<Array>,
     /// What can be opened in it while it runs, by name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub services: BTreeMap<String, JobService>,
@@ -107,6 +112,7 @@ impl Default for JobDraft {
             owner: None,
             visible_to_all: false,
             predecessors: Vec::new(),
+            array: None,
             services: BTreeMap::new(),
             resume_outputs: false,
             resumes: None,
@@ -513,6 +519,15 @@ impl JobDraft {
     }
 
     fn check_names(&self) -> Result<(), Fault> {
+        let last = self.array.as_ref().and_then(|array| array.indices().last());
+        if let (Some(name), Some(last)) = (&self.name, last)
+            && name.task(last).is_none()
+        {
+            let what = format!("`{name}` is too long a name for an array");
+            return Err(Fault::new(Code::JobInvalid, what)
+                .why(format!("its tasks are called like it, with `--{last}` behind it"))
+                .fix("give it a shorter `name`"));
+        }
         for name in self.environment_variables.keys() {
             if name.is_empty() || name.contains(['=', '\0']) {
                 return Err(Fault::new(

@@ -1363,6 +1363,9 @@ pub struct ListJobsRequest {
     /// The last job of the page before.
     #[prost(string, tag = "3")]
     pub after: ::prost::alloc::string::String,
+    /// Only tasks of this array, those of them that have been started; empty: only jobs that are no tasks.
+    #[prost(string, tag = "4")]
+    pub array: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListJobsResponse {
@@ -1449,6 +1452,24 @@ pub struct Job {
     /// Who submitted it, like `uid 1000`; empty if nobody knows. Of jobs of others a list hides what they do.
     #[prost(string, tag = "12")]
     pub owner: ::prost::alloc::string::String,
+    /// Of an array: how its tasks stand.
+    #[prost(message, optional, tag = "13")]
+    pub tasks: ::core::option::Option<ArrayStatus>,
+}
+/// Which tasks of an array are where, by their indices, in the form of `JobSpec.array`. The others have completed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArrayStatus {
+    /// They have not been started, and have no record.
+    #[prost(string, tag = "1")]
+    pub waiting: ::prost::alloc::string::String,
+    /// They have a record and have not ended: they run, or wait for another attempt.
+    #[prost(string, tag = "2")]
+    pub active: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub failed: ::prost::alloc::string::String,
+    /// Some of them may never have been started, and have no record.
+    #[prost(string, tag = "4")]
+    pub canceled: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReplicaStatus {
@@ -1538,6 +1559,9 @@ pub struct JobSpec {
     /// The pool that it names. It has no effect where there are no pools.
     #[prost(string, tag = "24")]
     pub compute: ::prost::alloc::string::String,
+    /// It runs once for each of these indices, each time as a task of its own: `0-199`, `1,3,5-9:2%4`; empty for once.
+    #[prost(string, tag = "25")]
+    pub array: ::prost::alloc::string::String,
 }
 /// What an attempt left, for the one after it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

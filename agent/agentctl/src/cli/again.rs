@@ -45,6 +45,9 @@ pub(crate) struct RerunArgs {
     /// With exactly the packages that it ran with.
     #[arg(long)]
     pub(crate) locked: bool,
+    /// Of an array: only the tasks that failed, with their indices.
+    #[arg(long)]
+    pub(crate) failed: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,6 +8,9 @@ use super::lasting;
 
 #[derive(Debug, Args)]
 pub(crate) struct JobsArgs {
+    /// The tasks of this array that were started.
+    #[arg(value_name = "JOB")]
+    pub(crate) array: Option<String>,
     /// Every job there is.
     #[arg(long, conflicts_with = "limit")]
     pub(crate) all: bool,

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use agent_model::job::WantedEnd;
+use agent_model::job::{Array, ArrayError, WantedEnd};
 use agent_model::jobfile;
 use clap::Args;
 
@@ -32,6 +32,13 @@ pub(crate) struct SubmitArgs {
     pub(crate) env: Vec<(String, String)>,
     #[command(flatten)]
     pub(crate) needs: Needs,
+    /// Run it once for each of these indices, for example 0-199, 1,3,5-9:2 or, at most 8 at a time, 0-199%8. A task has
+    /// its index in AGENTD_ARRAY_INDEX.
+    #[arg(long, value_name = "INDICES", value_parser = array)]
+    array: Option<Array>,
+    /// Run it so many times, with the indices from 0 on.
+    #[arg(long, value_name = "NUMBER", value_parser = counted, conflicts_with = "array")]
+    count: Option<Array>,
     #[command(flatten)]
     pub(crate) after: After,
     /// Read every file again, also those that look as they did at the last submit.
@@ -46,6 +53,13 @@ pub(crate) struct SubmitArgs {
     /// The command, instead of the job file's; for a script, its arguments; with -c, a script and its arguments.
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
+}
+
+impl SubmitArgs {
+    /// The array that it is to be.
+    pub(crate) fn array(&self) -> Option<Array> {
+        self.array.clone().or_else(|| self.count.clone())
+    }
 }
 
 #[derive(Debug, Args)]
@@ -105,6 +119,15 @@ pub(super) fn pair(text: &str) -> Result<(String, String), &'static str> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("write it as NAME=VALUE"),
     }
+}
+
+fn array(text: &str) -> Result<Array, String> {
+    text.parse().map_err(|error: ArrayError| format!("{error}; {}", ArrayError::FORM))
+}
+
+fn counted(text: &str) -> Result<Array, String> {
+    let number = text.parse().map_err(|_| "write a whole number of at least 1".to_owned())?;
+    Array::counted(number).map_err(|error| error.to_string())
 }
 
 fn bytes(text: &str) -> Result<u64, &'static str> {

@@ -15,6 +15,7 @@ use agent_model::{Artifacts, Code, Digest, Fault, Stream, causes, size};
 use agent_proto::v1;
 use tokio::time::{Duration, Instant, interval, sleep};
 
+use super::arrays::tasks_or_self;
 use super::view::JobView;
 use crate::cli::DownloadArgs;
 use crate::client::{self, Client, Target, answer, next};
@@ -38,6 +39,8 @@ struct Stored {
     trees: Vec<(String, Digest)>,
     /// What could not be copied of a job that runs, each path with the reason.
     left_out: Vec<String>,
+    /// The tasks of an array, each with its folder; otherwise the job itself, without one.
+    logs: Vec<(String, JobView)>,
 }
 
 /// Fetches the outputs, and the logs if wanted.
@@ -55,13 +58,16 @@ pub(super) async fn download(
             "name another directory with -o, or replace what it has of the same names with --force",
         ));
     }
-    let stored = match job.has_ended() {
-        true => Stored { trees: trees_of(&job), left_out: Vec::new() },
-        false => so_far(&client, &job, output).await?,
+    let (name, state, has_ended) = (job.job.clone(), job.state.clone(), job.has_ended());
+    let is_array = job.tasks.is_some();
+    let stored = match has_ended {
+        _ if is_array => of_tasks(&client, job).await?,
+        true => Stored { trees: trees_of(&job), left_out: Vec::new(), logs: vec![(String::new(), job)] },
+        false => so_far(&client, job, output).await?,
     };
     if stored.trees.is_empty() && !args.logs {
-        let none = if job.has_ended() { "left no outputs" } else { "has no outputs yet" };
-        output.note(&format!("{} {none}; --logs fetches its logs", job.job));
+        let none = if has_ended { "left no outputs" } else { "has no outputs yet" };
+        output.note(&format!("{name} {none}; --logs fetches its logs"));
         return Ok(());
     }
     let unwritable = |error: io::Error| unwritable(&dest, &error);
@@ -70,19 +76,23 @@ pub(super) async fn download(
     let mut laid = Laid::default();
     for (folder, root) in &stored.trees {
         let Some(parts) = parts_of(&args.parts, folder, &stored.trees) else { continue };
-        let of_rank = fetch_tree(&client, *root, &parts, &tree.join(folder), &dest, output).await;
+        let to = tree.join(folder);
+        fs::create_dir_all(to.parent().unwrap_or(&tree)).map_err(unwritable)?;
+        let of_rank = fetch_tree(&client, *root, &parts, &to, &dest, output).await;
         let of_rank = of_rank.map_err(|error| {
             // The machine that ran the job may still have them.
             let directory = "where its machine still keeps the job's directory";
-            unlaid(&job.job, &dest, &error, format!("{directory}: agentctl node outputs {}", job.job))
+            unlaid(&name, &dest, &error, format!("{directory}: agentctl node outputs {name}"))
         })?;
         laid = Laid { files: laid.files + of_rank.files, bytes: laid.bytes + of_rank.bytes };
     }
     if args.logs {
-        fs::create_dir_all(tree.join(LOGS)).map_err(unwritable)?;
-        for (rank, log) in (0..job.ranks()).flat_map(|rank| Stream::ALL.map(|log| (rank, log))) {
-            let to = tree.join(LOGS).join(log_name(log, rank));
-            fetch_log(&client, &job.job, log, rank, &to, &dest).await?;
+        for (folder, job) in &stored.logs {
+            let logs = tree.join(folder).join(LOGS);
+            fs::create_dir_all(&logs).map_err(unwritable)?;
+            for (rank, log) in (0..job.ranks()).flat_map(|rank| Stream::ALL.map(|log| (rank, log))) {
+                fetch_log(&client, &job.job, log, rank, &logs.join(log_name(log, rank)), &dest).await?;
+            }
         }
     }
     put_in_place(&tree, &dest, &room.path().join("replaced"), !args.parts.is_empty()).map_err(unwritable)?;
@@ -92,8 +102,8 @@ pub(super) async fn download(
     for left_out in &stored.left_out {
         output.note(&format!("left out: {}", clean(left_out)));
     }
-    if !job.has_ended() {
-        output.note(&format!("{} is {}: these are its outputs so far", job.job, job.state));
+    if !has_ended {
+        output.note(&format!("{name} is {state}: these are its outputs so far"));
     }
     Ok(())
 }
@@ -106,15 +116,30 @@ fn trees_of(job: &JobView) -> Vec<(String, Digest)> {
     first.map(|artifacts| (folder_of(0), artifacts.root)).into_iter().chain(others).collect()
 }
 
+/// What the tasks of an array left that have ended, each in the folder of its index.
+async fn of_tasks(client: &Client, array: JobView) -> Result<Stored, Failure> {
+    let mut found = Stored { trees: Vec::new(), left_out: Vec::new(), logs: Vec::new() };
+    for task in tasks_or_self(client, array).await? {
+        let index = task.index.unwrap_or_default().to_string();
+        let folder = |rank: String| if rank.is_empty() { index.clone() } else { format!("{index}/{rank}") };
+        match task.has_ended() {
+            true => found.trees.extend(trees_of(&task).into_iter().map(|(rank, root)| (folder(rank), root))),
+            false => found.left_out.push(format!("task {index}: it is {}", task.state)),
+        }
+        found.logs.push((index, task));
+    }
+    Ok(found)
+}
+
 /// What a job that runs has written so far, which its machines store now.
-async fn so_far(client: &Client, job: &JobView, output: &mut Output) -> Result<Stored, Failure> {
+async fn so_far(client: &Client, job: JobView, output: &mut Output) -> Result<Stored, Failure> {
     output.busy(&format!("waiting until what {} has written so far is stored", job.job));
     let request = v1::StoreOutputsRequest { job: job.job.clone() };
     let mut told = answer(client.nodes().store_outputs(request)).await?;
     // No deadline, because large outputs take long; the connection notices a daemon that is gone.
     let stored = told.message().await.map_err(|status| client::fault(&status))?.unwrap_or_default();
     output.rest();
-    let mut found = Stored { trees: Vec::new(), left_out: Vec::new() };
+    let mut found = Stored { trees: Vec::new(), left_out: Vec::new(), logs: vec![(String::new(), job)] };
     for v1::OutputsSoFar { rank, artifacts, left_out } in stored.so_far {
         if let Some(artifacts) = artifacts {
             found.trees.push((folder_of(rank), Artifacts::try_from(artifacts).map_err(Fault::from)?.root));

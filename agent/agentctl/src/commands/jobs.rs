@@ -29,6 +29,9 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
         own.as_ref().is_none_or(|own| job.owner == *own)
             && job.is_such(args.state.as_deref(), args.experiment.as_deref())
     };
+    if let Some(array) = &args.array {
+        return of_array(&client, array, args, limit, meant, output).await;
+    }
     if args.watch {
         return watch(&client, output, async |paper| {
             let (jobs, _) = list(&client, limit, args.active, meant).await?;
@@ -54,6 +57,45 @@ pub(super) async fn jobs(args: &JobsArgs, to: Option<&Target>, output: &mut Outp
     output.print(&table(&jobs, SystemClock.now(), paper))?;
     if more {
         output.note("older jobs are not shown: --limit N or --all shows them");
+    }
+    Ok(())
+}
+
+/// Lists the tasks of an array, by their indices.
+async fn of_array(
+    client: &Client,
+    given: &str,
+    args: &JobsArgs,
+    limit: u32,
+    meant: impl Fn(&JobView) -> bool,
+    output: &mut Output,
+) -> Result<(), Failure> {
+    let array = JobView::try_from(client.job(given).await?)?;
+    let Some(stand) = &array.tasks else {
+        let fix = format!("see it: agentctl show {}", array.job);
+        return Err(Failure::refused(format!("{} is no array", array.job), fix));
+    };
+    let look = async || -> Result<_, Failure> {
+        let (mut found, more) = tasks(client, &array.job, limit, args.active, &meant).await?;
+        found.sort_by_key(|task| task.index);
+        Ok((found, more))
+    };
+    if args.watch {
+        return watch(client, output, async |paper| Ok(table(&look().await?.0, SystemClock.now(), paper)))
+            .await;
+    }
+    let (found, more) = look().await?;
+    if args.json {
+        return output.json(&json!({ "array": array, "jobs": found, "more": more }));
+    }
+    let paper = output.paper();
+    output.print(&table(&found, SystemClock.now(), paper))?;
+    output.note(&format!("{} {}: {}", array.job, array.state, stand.counts()));
+    if !stand.waiting.is_empty() {
+        output.note(&format!("not started: {}", stand.waiting));
+    }
+    if more {
+        output.note("tasks that were started earlier are not shown: --limit N or --all shows them");
     }
     Ok(())
 }
@@ -91,10 +133,21 @@ pub(super) async fn list(
     active: bool,
     meant: impl Fn(&JobView) -> bool,
 ) -> Result<(Vec<JobView>, bool), Failure> {
+    tasks(client, "", limit, active, meant).await
+}
+
+/// The same of the tasks of an array that have a record; with an empty name, of the jobs that are no tasks.
+pub(super) async fn tasks(
+    client: &Client,
+    array: &str,
+    limit: u32,
+    active: bool,
+    meant: impl Fn(&JobView) -> bool,
+) -> Result<(Vec<JobView>, bool), Failure> {
     let mut jobs: Vec<JobView> = Vec::new();
     let (mut after, mut wanted) = (String::new(), limit.min(PAGE));
     loop {
-        let request = v1::ListJobsRequest { limit: wanted, active, after };
+        let request = v1::ListJobsRequest { limit: wanted, active, after, array: array.to_owned() };
         let page = answer(client.jobs().list(request)).await?;
         wanted = PAGE; // where there was too little, most jobs are not meant
         let Some(last) = page.jobs.last() else { return Ok((jobs, false)) };
@@ -121,7 +174,9 @@ pub(super) fn table(jobs: &[JobView], now: Timestamp, paper: Paper) -> String {
     let names: &[usize] = if several { &[0, 5] } else { &[0] };
     let mut table = Table::new(&columns, &[2, 3, 4]).with_names(names);
     for job in jobs {
+        let stands = job.tasks.as_ref().map(|tasks| tasks.counts());
         let title = match job.state.as_str() {
+            _ if stands.is_some() => format!("{} ({})", job.title, stands.unwrap_or_default()),
             "Queued" if !job.detail.is_empty() => format!("{} ({})", job.title, job.detail),
             "Preparing" | "Finalizing" if !job.work().is_empty() => format!("{} ({})", job.title, job.work()),
             _ => job.title.clone(),

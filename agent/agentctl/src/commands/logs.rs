@@ -6,6 +6,7 @@ use agent_model::Stream;
 use agent_proto::v1;
 use futures_util::stream::{SelectAll, StreamExt};
 
+use super::arrays::require_one;
 use super::follow::{Ended, Wants, follow};
 use super::view::JobView;
 use crate::cli::LogsArgs;
@@ -27,13 +28,14 @@ pub(super) async fn logs(
     if args.follow {
         let client = Client::find_or_await(to).await?;
         let wants = Wants { log: Some(log), story: false, tail, attempt: args.attempt, rank: args.rank };
-        let ended = follow(&client, &client.named(&args.job).await?, wants, output).await?;
+        let job = one(&client, &args.job).await?;
+        let ended = follow(&client, &job, wants, output).await?;
         ended.tell(output);
         return Ok(ended.exit_code());
     }
     let client = Client::find(to).await?;
     let request = v1::ReadLogRequest {
-        job: client.named(&args.job).await?,
+        job: one(&client, &args.job).await?,
         epoch: args.attempt,
         rank: args.rank,
         stream: log.to_string(),
@@ -49,6 +51,18 @@ pub(super) async fn logs(
     Ok(ExitCode::SUCCESS)
 }
 
+/// The whole name of a job that has a log: no array.
+async fn one(client: &Client, given: &str) -> Result<String, Failure> {
+    match client.job(given).await {
+        Ok(job) => {
+            let job = JobView::try_from(job)?;
+            require_one(&job).map(|()| job.job)
+        }
+        // While the daemon is away, it is followed by this name.
+        Err(_) => client.named(given).await,
+    }
+}
+
 /// Prints the lines of all ranks as they arrive, each with its rank before it.
 async fn merge(
     args: &LogsArgs,
@@ -58,6 +72,7 @@ async fn merge(
 ) -> Result<ExitCode, Failure> {
     let client = Client::find(to).await?;
     let job = JobView::try_from(client.job(&args.job).await?)?;
+    require_one(&job)?;
     let mut all = SelectAll::new();
     for rank in 0..job.ranks() {
         let request = v1::ReadLogRequest {

@@ -8,6 +8,7 @@ use agent_model::tracking::{EXPERIMENT, OWN, TrackingLine, TrackingRecord};
 use serde_json::{Value, json};
 
 use self::history::Point;
+use super::arrays::tasks_or_self;
 use super::view::JobView;
 use crate::cli::MetricsArgs;
 use crate::client::{Client, Target};
@@ -26,8 +27,10 @@ pub(super) async fn metrics(
     let mut jobs = Vec::new();
     for job in &args.jobs {
         let view = JobView::try_from(client.job(job).await?)?;
-        let records = client.tracking(&view.job, view.ranks()).await?;
-        jobs.push((view.job, records));
+        for view in tasks_or_self(&client, view).await? {
+            let records = client.tracking(&view.job, view.ranks()).await?;
+            jobs.push((view.job, records));
+        }
     }
     if args.history {
         return every_point(&jobs, args, output);

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use agent_model::job::{Input, JobDraft};
+use agent_model::job::{Array, Input, JobDraft};
 use agent_model::size;
 
 use super::view::JobView;
@@ -24,10 +24,25 @@ pub(super) async fn rerun(args: &RerunArgs, to: Option<&Target>, output: &mut Ou
     let mut draft = as_job::draft(&client, &job, args.locked, output).await?;
     draft.name = args.name.as_deref().map(job_name).transpose()?;
     draft.predecessors.clear();
+    if args.failed {
+        draft.array = Some(failed(&job)?);
+    }
     set(&mut draft, &args.set)?;
     let again = Box::pin(submit::enqueue(&client, draft.validate()?, hint, output)).await;
     let again = again.map_err(|failure| as_job::explain_gone(failure, &job.job))?;
     output.print(&format!("{again}\n"))
+}
+
+/// The tasks of an array that failed, as an array.
+fn failed(job: &JobView) -> Result<Array, Failure> {
+    let Some(tasks) = &job.tasks else {
+        let fix = format!("run all of it again: agentctl rerun {}", job.job);
+        return Err(Failure::refused(format!("{} is no array: --failed chooses tasks of one", job.job), fix));
+    };
+    let at_once = job.spec.array.as_ref().and_then(Array::at_once);
+    Array::new(tasks.failed.clone(), at_once).map_err(|_| {
+        Failure::refused(format!("no task of {} failed", job.job), "see how they stand: agentctl jobs JOB")
+    })
 }
 
 /// What the name of a new job is made from. A name that was made has a random part at its end.

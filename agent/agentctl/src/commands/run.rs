@@ -46,14 +46,16 @@ async fn attempt(
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<Option<ExitCode>, Failure> {
-    let (client, job) = submit::place(args.submit.clone(), to, output).await?;
+    let submit::Placed { client, job, is_array } = submit::place(args.submit.clone(), to, output).await?;
     if args.detach {
         how_to_go_on(&job, output);
         output.print(&format!("{job}\n"))?;
         return Ok(Some(ExitCode::SUCCESS));
     }
     output.note(&format!("job:  {job}"));
-    let wants = Wants { log: Some(Stream::Job), story: true, tail: 0, attempt: 0, rank: 0 };
+    // An array has no log of its own.
+    let log = (!is_array).then_some(Stream::Job);
+    let wants = Wants { log, story: !is_array, tail: 0, attempt: 0, rank: 0 };
     match follow(&client, &job, wants, output).await {
         Ok(Ended::Detached) => {
             output.note("detached; the job goes on");
@@ -69,6 +71,10 @@ async fn attempt(
         Ok(Ended::Job(job)) if !last && is_for_want_of_code(&job) => {
             output.note("the store lost part of what the job reads; it is sent again, with a new job");
             Ok(None)
+        }
+        Ok(ended) if is_array => {
+            ended.tell(output);
+            Ok(Some(ended.exit_code()))
         }
         Ok(Ended::Job(job)) => {
             sum_up(&client, &job, output).await?;

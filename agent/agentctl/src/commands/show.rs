@@ -75,6 +75,8 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
         some(&map.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join("\n"))
     };
     add("now", some(&job.detail));
+    add("array", spec.array.as_ref().map(ToString::to_string));
+    add("tasks", job.tasks.as_ref().map(|tasks| tasks.lines()));
     add("description", some(spec.description.trim()));
     add("experiment", some(&job.experiment));
     add("tags", pairs(&spec.tags));
@@ -101,7 +103,7 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     add("used", job.usage().map(used));
     let alone = job.replicas.first().filter(|_| job.ranks() == 1);
     let node = alone.map(|replica| format!(" on {}", replica.node)).unwrap_or_default();
-    add("attempt", (job.attempt > 0).then(|| format!("{}{node}", job.attempt)));
+    add("attempt", (job.attempt > 0 && job.tasks.is_none()).then(|| format!("{}{node}", job.attempt)));
     add("ranks", ranks(job));
     let stored =
         |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), size::decimal(a.bytes));

@@ -28,7 +28,7 @@ pub(super) async fn submit(
     if args.dry_run {
         return dry_run(args, to, output).await;
     }
-    let (_, job) = place(args, to, output).await?;
+    let Placed { job, .. } = place(args, to, output).await?;
     output.print(&format!("{job}\n"))
 }
 
@@ -58,12 +58,21 @@ async fn predecessors(client: &Client, args: &SubmitArgs) -> Result<Vec<Predeces
     Ok(predecessors)
 }
 
-/// Submits; returns the client of the daemon and the job's name.
+/// A job that was submitted.
+pub(super) struct Placed {
+    /// Of the daemon that has it.
+    pub(super) client: Client,
+    /// Its name.
+    pub(super) job: String,
+    pub(super) is_array: bool,
+}
+
+/// Submits.
 pub(super) async fn place(
     args: SubmitArgs,
     to: Option<&Target>,
     output: &mut Output,
-) -> Result<(Client, String), Failure> {
+) -> Result<Placed, Failure> {
     let mut plan = plan(&args)?;
     if !args.yes {
         plan.refuse_homes(variable("HOME").map(PathBuf::from).as_deref())?;
@@ -71,6 +80,10 @@ pub(super) async fn place(
     plan.warnings.iter().for_each(|warning| output.warn(&warning.to_string()));
     let client = Client::find_or_start(to, output).await?;
     plan.draft.predecessors = predecessors(&client, &args).await?;
+    if let Some(array) = args.array() {
+        plan.draft.array = Some(array);
+    }
+    let is_array = plan.draft.array.is_some();
     let care = if args.rehash { Care::Rehash } else { Care::Light };
     let hint = plan.hint.clone();
     let never = client.own_directories().await?;
@@ -90,7 +103,7 @@ pub(super) async fn place(
         enqueued => enqueued?,
     };
     output.rest();
-    Ok((client, job))
+    Ok(Placed { client, job, is_array })
 }
 
 /// Puts the job into the queue. The request has an id, so that a repeated request submits only once.

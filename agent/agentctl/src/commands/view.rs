@@ -11,6 +11,7 @@ use agent_proto::v1;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::arrays::TasksView;
 use super::preempt::PreemptionView;
 use crate::client::person;
 use crate::output::Paper;
@@ -38,6 +39,10 @@ pub(crate) struct JobView {
     pub(crate) fault: Option<FaultView>,
     pub(crate) artifacts: Option<ArtifactsView>,
     pub(crate) replicas: Vec<ReplicaView>,
+    /// Of an array: how its tasks stand.
+    pub(crate) tasks: Option<TasksView>,
+    /// Of a task of an array: its index.
+    pub(crate) index: Option<u32>,
     #[serde(skip)]
     pub(crate) spec: JobSpec,
     #[serde(skip)]
@@ -91,7 +96,11 @@ impl TryFrom<v1::Job> for JobView {
             fault.fix = fault.fix.take().map(|fix| for_this_job(&fix, &wire.job));
         }
         let artifacts = outcome.as_ref().and_then(|outcome| outcome.artifacts);
+        let total = spec.array.as_ref().map_or(0, |array| array.indices().len());
+        let index = spec.environment_variables.get("AGENTD_ARRAY_INDEX").and_then(|index| index.parse().ok());
         Ok(JobView {
+            tasks: wire.tasks.map(|tasks| TasksView::read(&tasks, total)).transpose()?,
+            index,
             job: wire.job,
             state: wire.state,
             title: spec.display_name.clone(),
@@ -290,6 +299,7 @@ impl JobView {
             },
             "distribution": spec.distribution,
             "predecessors": spec.predecessors,
+            "array": spec.array,
             "resume": if spec.resume_outputs { "outputs" } else { "never" },
             "resumes": spec.resumes,
             "limits": {

@@ -3,8 +3,10 @@
 //! A submission is answered when it is on disk. A watcher gets the present state of the job, then its changes: a slow
 //! one may miss some in between, never the last.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 
+use agent_model::job::MAX_TASKS;
 use agent_model::{Code, Digest, Fault, JobId, JobSpec};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, stream};
@@ -15,11 +17,14 @@ use super::inside::SessionStream;
 use super::{Caller, Refusal, Services, ended, invalid, to_wire, to_wire_for_others};
 use crate::pins;
 use crate::queue::{JobView, Submission};
+use crate::store::{Among, JobRecord};
 
 /// Jobs in a page by default.
 const PAGE: u32 = 50;
 /// The most jobs in a page.
 const LARGEST_PAGE: u32 = 1000;
+/// Tasks of an array that are removed at a time.
+const REMOVALS: usize = 64;
 /// Names tried before a collision is called a bug.
 const NAME_TRIES: usize = 8;
 
@@ -37,6 +42,12 @@ impl Services {
         let spec = spec.owned_by(Some(owner.clone()));
         if let Some(job) = self.store.submitted(&request.request_id).await? {
             return Ok((job.id, None));
+        }
+        if let Some(name) = spec.name.as_ref().filter(|name| name.as_task().is_some()) {
+            return Err(Fault::new(Code::JobInvalid, format!("`{name}` cannot be the name of a job"))
+                .why("names that end in `--` and a number are those of the tasks of arrays")
+                .fix("give the job another `name`, or none")
+                .into());
         }
         let spec = self.with_assets(spec, owner)?;
         self.require_room()?;
@@ -61,7 +72,7 @@ impl Services {
                 owner: owner.clone(),
                 after: known.as_ref().map(|job| job.epoch).unwrap_or_default(),
             };
-            let taken = known.is_some_and(|job| !job.is_removed());
+            let taken = known.is_some_and(|job| !job.is_removed()) || self.has_tasks(&id, &spec).await?;
             let accepted = if taken { None } else { self.queue.submit(new).await? };
             match accepted {
                 Some(id) => {
@@ -79,6 +90,11 @@ impl Services {
             }
         }
         Err(Fault::new(Code::Bug, "no free job name was found").into())
+    }
+
+    /// There are jobs with the names of the tasks that an array of this name would have.
+    async fn has_tasks(&self, id: &JobId, spec: &JobSpec) -> Result<bool, Refusal> {
+        Ok(spec.array.is_some() && !self.store.page(Among::TasksOf(id), None, 1).await?.is_empty())
     }
 
     /// The last room on the disk is for the jobs that were accepted before.
@@ -133,16 +149,23 @@ impl Services {
             "" => None,
             name => Some(self.view(&name.parse()?).await?.job.seq),
         };
+        let array = Some(request.array.as_str()).filter(|array| !array.is_empty());
+        let array = array.map(str::parse::<JobId>).transpose()?;
+        if let Some(array) = &array {
+            self.readable(array, caller).await?;
+        }
+        let among = array.as_ref().map_or(Among::Jobs, Among::TasksOf);
         let mut live = self.queue.jobs().await?;
         live.retain(|view| before.is_none_or(|before| view.job.seq < before));
+        live.retain(|view| view.job.task().map(|(array, _)| array) == array);
         live.sort_by_key(|view| std::cmp::Reverse(view.job.seq));
         let mut views = if request.active {
             live
         } else {
             self.queue.flush().await?;
-            let stored = self.store.page(before, limit + 1).await?;
-            let shown = |id: &JobId| live.iter().find(|view| view.job.id == *id).cloned();
-            stored.into_iter().map(|job| shown(&job.id).unwrap_or_else(|| ended(job))).collect()
+            let stored = self.store.page(among, before, limit + 1).await?;
+            let mut live: HashMap<_, _> = live.into_iter().map(|view| (view.job.id.clone(), view)).collect();
+            stored.into_iter().map(|job| live.remove(&job.id).unwrap_or_else(|| ended(job))).collect()
         };
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let more = views.len() > limit;
@@ -199,17 +222,33 @@ impl Services {
         Ok(v1::RemoveJobResponse { output_bytes: self.take_off_record(id).await? })
     }
 
-    /// Removes an ended job; returns the size of the outputs that it left, in bytes. Its logs are removed first: if that
-    /// is interrupted, the job can be removed again.
+    /// Removes an ended job, of an array its tasks first: if that is interrupted, it can be removed again. Returns the
+    /// size of the outputs that it left, in bytes.
     pub(crate) async fn take_off_record(&self, id: &JobId) -> Result<u64, Refusal> {
-        self.archive.remove(id).await?;
-        // The job on disk: its end may have been written after it was looked up.
+        // The jobs on disk: an end may have been written after a job was looked up.
         self.queue.flush().await?;
         let job = self.on_record(id).await?;
+        let tasks = match job.tasks {
+            Some(_) => self.store.page(Among::TasksOf(id), None, MAX_TASKS).await?,
+            None => Vec::new(),
+        };
+        // Many at a time, for they share commits.
+        let mut removals = stream::iter(tasks).map(|task| self.take_off(task)).buffer_unordered(REMOVALS);
+        let mut output_bytes = 0;
+        while let Some(left) = removals.next().await {
+            output_bytes += left?;
+        }
+        Ok(output_bytes + self.take_off(job).await?)
+    }
+
+    /// Removes one job from the record, its logs first; returns the size of its outputs in bytes.
+    async fn take_off(&self, job: JobRecord) -> Result<u64, Refusal> {
+        let id = job.id.clone();
+        self.archive.remove(&id).await?;
         let left = job.outcome.as_ref().and_then(|outcome| outcome.artifacts);
         match self.queue.remove(job).await? {
             true => Ok(left.map_or(0, |left| left.bytes)),
-            false => Err(has_not_ended(id)),
+            false => Err(has_not_ended(&id)),
         }
     }
 

@@ -372,7 +372,7 @@ async fn test_list_goes_newest_first_in_pages() {
     }
     rig.cancel("b").await;
     let mut page = async |limit, active, after: &str| {
-        let request = v1::ListJobsRequest { limit, active, after: after.into() };
+        let request = v1::ListJobsRequest { limit, active, after: after.into(), ..Default::default() };
         let answer = rig.jobs.list(request).await.unwrap().into_inner();
         (answer.jobs.into_iter().map(|job| job.job).collect::<Vec<_>>().join(""), answer.more)
     };

@@ -12,6 +12,7 @@
 //! Owned by the one task of `queue`; nobody else sees it.
 
 mod adopt;
+mod arrays;
 mod blocked;
 mod environments;
 mod fleet;
@@ -19,6 +20,7 @@ mod gangs;
 mod jobs;
 mod line;
 mod nodes;
+mod placing;
 mod pools;
 mod preemption;
 mod ranks;
@@ -29,13 +31,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lease::Leases;
-use crate::scheduler::{self, Pending, Prospect, UserLimits, Wait};
-use crate::store::{Changes, Document, JobRecord, Loaded, RankEnd, ReplicaRecord};
+use crate::scheduler::{Prospect, UserLimits};
+use crate::store::{ArrayRecord, Changes, Document, JobRecord, Loaded, RankEnd, ReplicaRecord};
 use adopt::Strangers;
 use agent_model::lease::Terms;
 use agent_model::{
     Artifacts, Boot, Code, Epoch, Fault, JobEvent, JobId, JobSpec, JobState, NodeId, Outcome, Principal,
-    ReplicaId, Retry, Timestamp, Verdict,
+    ReplicaId, Timestamp, Verdict,
 };
 use blocked::Predecessors;
 pub(crate) use environments::{Wish, WishState};
@@ -145,11 +147,12 @@ impl Book {
             book.gangs.load(&job, now);
             job.replicas.iter().for_each(|replica| book.fleet.assign(&replica.node, &job.id));
             job.replicas.iter().for_each(|replica| book.fleet.note(replica, &job.spec));
-            if job.state == JobState::Queued {
+            if job.state == JobState::Queued || job.has_waiting_tasks() {
                 book.line.join(&job);
             }
             book.jobs.load(job);
         }
+        book.claim_indices_again();
         book.await_predecessors_again();
         book
     }
@@ -175,11 +178,11 @@ impl Book {
 
     /// Why a job waits, or what its node does for it now.
     pub(crate) fn detail(&self, job: &JobRecord) -> String {
-        if job.state == JobState::Queued {
-            return self.line.reason(&job.id);
-        }
         if job.state.is_terminal() {
             return String::new();
+        }
+        if job.state == JobState::Queued || job.tasks.is_some() {
+            return self.line.reason(&self.in_line(job.id.clone()));
         }
         // Of several ranks, the others wait for the one that is furthest behind.
         let open = job.replicas.iter().filter(|replica| replica.end.is_none());
@@ -213,30 +216,14 @@ impl Book {
         }
         let id = new.id;
         let waits_for = new.spec.predecessors.clone();
+        let tasks = new.spec.array.as_ref().map(|array| Box::new(ArrayRecord::new(array, new.after)));
         let job = self.jobs.add(JobRecord {
-            id: id.clone(),
-            seq: 0,
-            request: new.request,
             owner: Some(new.owner.clone()),
-            spec: new.spec,
-            state: JobState::Queued,
             epoch: new.after,
             uncharged: new.after.0,
-            not_before: None,
-            avoid: None,
-            submitted_at: now.wall,
-            started_at: None,
-            ended_at: None,
-            cancel: None,
-            held: None,
             waits_for,
-            replicas: Vec::new(),
-            outcome: None,
-            removed_at: None,
-            go: None,
-            broken: None,
-            left: None,
-            so_far: None,
+            tasks,
+            ..JobRecord::new(id.clone(), new.request, new.spec, now.wall)
         });
         self.line.join(job);
         self.await_predecessors(&id);
@@ -247,6 +234,7 @@ impl Book {
 
     /// Asks for the end of a job; `None` when it is not active. Asking again changes nothing.
     pub(crate) fn cancel(&mut self, id: &JobId, who: &str, now: Moment) -> Option<()> {
+        self.begin_task(id, now);
         if self.jobs.get(id).is_none() {
             return self.job(id).map(|_| ());
         }
@@ -257,7 +245,9 @@ impl Book {
         self.jobs.tell(id, None, now, reason.clone());
         self.urgent = true;
         self.jobs.edit(id, |job| job.cancel = Some(reason));
-        if self.jobs.state(id) == Some(JobState::Canceled) {
+        let ended = self.jobs.state(id) == Some(JobState::Canceled);
+        self.cancel_tasks(id, who, now);
+        if ended {
             let outcome = without_run(Verdict::Canceled, None, now.wall);
             self.end(id, outcome, now);
         }
@@ -383,96 +373,6 @@ impl Book {
         self.urgent = true;
     }
 
-    /// Places what can be placed, if anything changed since the last time.
-    pub(crate) fn schedule(&mut self, now: Moment) {
-        self.settle_predecessors(now);
-        let come = self.line.come(now.wall);
-        if !std::mem::take(&mut self.replan) && !come {
-            return;
-        }
-        let (pending, waiting) = self.waiting();
-        let (rooms, pythons) = self.rooms(now);
-        let decided = scheduler::place(&pending, rooms, &pythons, self.limits);
-        for (job, nodes) in decided.placed {
-            self.place(&job, &nodes, now);
-        }
-        for (job, reason) in waiting.into_iter().chain(decided.waiting) {
-            if let Some(reason) = self.line.explain(&job, reason) {
-                self.jobs.tell(&job, None, now, format!("waits: {reason}"));
-            }
-        }
-    }
-
-    /// The jobs that need only room, and those that must wait for something else.
-    fn waiting(&self) -> (Vec<Pending>, Vec<(JobId, Wait)>) {
-        let (mut pending, mut waiting) = (Vec::new(), Vec::new());
-        let unheard = self.fleet.unheard();
-        for job in self.line.iter().filter_map(|id| self.jobs.get(id)) {
-            if let Some(nodes) = unheard.clone() {
-                waiting.push((job.id.clone(), Wait::Unheard { nodes }));
-            } else if let Some(wait) = scheduler::blocked(job.held.as_deref(), &job.waits_for) {
-                waiting.push((job.id.clone(), wait));
-            } else if self.line.has_date(&job.id) {
-                waiting.push((job.id.clone(), Wait::Date));
-            } else {
-                pending.push(line::pending(job));
-            }
-        }
-        (pending, waiting)
-    }
-
-    /// A new attempt, with a node for each rank.
-    fn place(&mut self, id: &JobId, nodes: &[NodeId], now: Moment) {
-        if !self.jobs.advance(id, JobEvent::Placed) {
-            return;
-        }
-        let fleet = &mut self.fleet;
-        self.jobs.edit(id, |job| {
-            (job.epoch, job.not_before, job.started_at) = (job.epoch.next(), None, None);
-            let replica = |(rank, node)| ReplicaRecord {
-                rank,
-                ..ReplicaRecord::on(node, fleet.get(node).map_or("", |node| &node.record.boot_id))
-            };
-            job.replicas = (0..).zip(nodes).map(replica).collect();
-            (job.go, job.broken, job.so_far) = (None, None, None);
-        });
-        let Some(job) = self.jobs.get(id) else { return };
-        let attempt = job.epoch;
-        for replica in &job.replicas {
-            let sent = fleet.get(&replica.node).and_then(|node| node.sent);
-            self.leases.grant_run(job, replica.rank, sent, now.boot);
-            fleet.assign(&replica.node, id);
-        }
-        self.line.leave(job);
-        self.urgent = true;
-        let names: Vec<&str> = nodes.iter().map(NodeId::as_str).collect();
-        let only = nodes.first().filter(|_| nodes.len() == 1);
-        self.jobs.tell(id, only, now, format!("placed on {} as attempt {attempt}", names.join(", ")));
-    }
-
-    /// Back in line after a failed or lost attempt.
-    fn requeue(&mut self, id: &JobId, fault: &Fault, node: NodeId, now: Moment) {
-        self.leave_node(id);
-        let Some(job) = self.jobs.get(id) else { return };
-        let next = job.epoch.0 + 1;
-        let counted = u32::try_from(next - job.uncharged).unwrap_or(u32::MAX);
-        let wait = match fault.retry {
-            _ if fault.code == Code::Preempted => Duration::ZERO,
-            Retry::SameNode => Duration::ZERO,
-            Retry::After(at_least) => job.spec.retry.wait_before(counted).max(at_least),
-            Retry::Never | Retry::OtherNode => job.spec.retry.wait_before(counted),
-        };
-        self.jobs.edit(id, |job| {
-            job.avoid = Some(node).filter(|_| fault.retry == Retry::OtherNode);
-            job.not_before = Some(now.wall + wait);
-            job.replicas.clear();
-        });
-        self.jobs.get(id).into_iter().for_each(|job| self.line.join(job));
-        self.replan = true;
-        let when = if wait.is_zero() { "now".to_owned() } else { format!("in {} s", wait.as_secs_f32()) };
-        self.jobs.tell(id, None, now, format!("attempt {next} may start {when}"));
-    }
-
     /// The job reached its terminal state.
     fn end(&mut self, id: &JobId, mut outcome: Outcome, now: Moment) {
         if self.jobs.state(id) == Some(JobState::Failed) && outcome.fault.is_none() {
@@ -487,10 +387,13 @@ impl Book {
             job.outcome = Some(outcome);
             // An outcome that the node of a lost rank still delivers is fenced.
             job.replicas.retain(|replica| !matches!(replica.end, Some(RankEnd::Lost { .. })));
+            job.tasks.iter_mut().for_each(|tasks| tasks.give_up());
         });
         self.predecessors.has_ended(id, self.jobs.verdict(id));
+        self.end_unstarted(id);
         let state = self.jobs.state(id).map_or("", JobState::name);
         self.jobs.tell(id, None, now, format!("ended: {state}"));
+        self.settle_task(id, now);
     }
 
     fn leave_line(&mut self, id: &JobId) {

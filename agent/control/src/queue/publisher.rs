@@ -158,7 +158,8 @@ impl Publisher {
         (before, receiver)
     }
     fn view(&self, id: &JobId) -> Option<JobView> {
-        self.book.job(id).map(|job| show(&self.book, job))
+        let job = self.book.job(id).cloned().or_else(|| self.book.waiting_task(id))?;
+        Some(show(&self.book, &job))
     }
 
     fn watch(&mut self, id: &JobId) -> Option<watch::Receiver<JobView>> {
@@ -219,8 +220,8 @@ impl Publisher {
         self.attend_wishers();
         let book = &self.book;
         self.watchers.retain(|id, watcher| {
-            let Some(job) = book.job(id) else { return false };
-            let view = show(book, job);
+            let Some(job) = book.job(id).cloned().or_else(|| book.waiting_task(id)) else { return false };
+            let view = show(book, &job);
             let over = view.job.state.is_terminal();
             watcher.send_if_modified(|shown| {
                 let changed = !shown.same(&view);

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use tokio::task::JoinSet;
 
 use crate::store::tests::job;
-use crate::store::{self, Changes, Event, Recovery, StoreError};
+use crate::store::{self, Among, Changes, Event, Recovery, StoreError};
 
 /// A store on a disk that can be made to refuse writes.
 #[derive(Debug)]
@@ -35,8 +35,13 @@ impl Store for Moody {
     async fn submitted(&self, request: &str) -> Result<Option<JobRecord>, StoreError> {
         self.inner.submitted(request).await
     }
-    async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
-        self.inner.page(before, limit).await
+    async fn page(
+        &self,
+        among: Among<'_>,
+        before: Option<u64>,
+        limit: u32,
+    ) -> Result<Vec<JobRecord>, StoreError> {
+        self.inner.page(among, before, limit).await
     }
     async fn oldest(&self, after: u64, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
         self.inner.oldest(after, limit).await

@@ -84,6 +84,8 @@ pub(crate) enum Wait {
     Held { by: String },
     /// It comes after these jobs.
     Predecessors { when: String },
+    /// As many tasks of the array run as may run at a time.
+    AtOnce { most: u32 },
     /// Its next attempt has a date.
     Date,
     /// After a loss of records, these nodes must first report what they run.
@@ -135,6 +137,14 @@ impl fmt::Display for Wait {
             Wait::Limit(excess) => excess.fmt(f),
             Wait::Held { by } => write!(f, "{by}; `agentctl release` lets it go"),
             Wait::Predecessors { when } => write!(f, "is to {when}"),
+            Wait::AtOnce { most } => {
+                write!(
+                    f,
+                    "{} of it {} at a time",
+                    count(u64::from(*most), "task"),
+                    if *most == 1 { "runs" } else { "run" }
+                )
+            }
             Wait::Date => f.write_str("waits for the date of its next attempt"),
         }
     }

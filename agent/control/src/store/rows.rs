@@ -72,11 +72,16 @@ pub(super) async fn write_all(to: &mut SqliteConnection, line: &Line) -> Result<
     set(to, "rev", &line.rev.to_string()).await
 }
 
-/// The column `active`: a job has ended (0) or not (1), or was removed (2).
+/// The values of the column `active` of jobs that have not ended.
+pub(super) const ACTIVE: &str = "(1, 4)";
+
+/// The column `active`: a job has ended (0) or not (1), or was removed (2); a task of an array has ended (3) or not (4).
 fn standing(job: &JobRecord) -> i64 {
-    match job.is_removed() {
-        true => 2,
-        false => i64::from(!job.state.is_terminal()),
+    match (job.is_removed(), job.is_task, job.state.is_terminal()) {
+        (true, ..) => 2,
+        (false, false, ended) => i64::from(!ended),
+        (false, true, true) => 3,
+        (false, true, false) => 4,
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use agent_model::job::MAX_TASKS;
 use agent_model::{JobId, failpoint};
 use async_trait::async_trait;
 use sqlx::sqlite::{
@@ -22,7 +23,7 @@ use super::opening::{self, OpenStoreError, Opened};
 use super::redo::{self, Line, Redo};
 use super::rows::{self, RowError, integer, natural};
 use super::salvage::WAL_COPY;
-use super::{Changes, Document, Event, JobRecord, Loaded, Recovery, Store, StoreError};
+use super::{Among, Changes, Document, Event, JobRecord, Loaded, Recovery, Store, StoreError};
 
 const LAST_REV: &str = "SELECT MAX(CAST(value AS INTEGER)) FROM meta WHERE name = 'rev'";
 const LAST_EVENT: &str = "SELECT MAX(number) FROM events";
@@ -96,11 +97,12 @@ impl Sqlite {
     async fn copy_lines(&self) -> Result<Vec<Line>, StoreError> {
         let rev = self.rev.load(Ordering::Relaxed);
         let ended = format!(
-            "SELECT {} FROM jobs WHERE active <> 1 ORDER BY seq DESC LIMIT {}",
+            "SELECT {} FROM jobs WHERE active NOT IN {} ORDER BY seq DESC LIMIT {}",
             rows::JOB,
+            rows::ACTIVE,
             redo::ENDED
         );
-        let active = format!("SELECT {} FROM jobs WHERE active = 1 ORDER BY seq", rows::JOB);
+        let active = format!("SELECT {} FROM jobs WHERE active IN {} ORDER BY seq", rows::JOB, rows::ACTIVE);
         let head = Line { incarnation: Some(self.incarnation.clone()), rev, ..Line::default() };
         let mut lines = vec![head];
         for query in [ended, active] {
@@ -152,10 +154,32 @@ impl Sqlite {
         written
     }
 
-    /// Up to `limit` jobs of a condition about the place `than`, in its order.
-    async fn jobs(&self, condition: &str, than: i64, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
-        let query = format!("SELECT {} FROM jobs WHERE {condition} LIMIT ?", rows::JOB);
-        let found = sqlx::query(AssertSqlSafe(query)).bind(than).bind(limit).fetch_all(&self.reader).await;
+    /// Takes in the tasks of an array that have ended: its own record may be older than theirs.
+    async fn recount(&self, job: &mut JobRecord) -> Result<(), StoreError> {
+        let id = job.id.clone();
+        let Some(tasks) = &mut job.tasks else { return Ok(()) };
+        for task in self.page(Among::TasksOf(&id), None, MAX_TASKS).await? {
+            let (index, verdict) = (task.id.as_task().map(|(_, index)| index), task.state.verdict());
+            if let (Some(index), Some(verdict)) = (index, verdict) {
+                tasks.begin(index);
+                tasks.settle(index, verdict, task.outcome.and_then(|outcome| outcome.exit));
+            }
+        }
+        Ok(())
+    }
+
+    /// Up to `limit` jobs of a condition about the place `than` and the name of an array, in its order.
+    async fn jobs(
+        &self,
+        condition: &str,
+        than: i64,
+        limit: u32,
+        array: &str,
+    ) -> Result<Vec<JobRecord>, StoreError> {
+        let query = format!("SELECT {} FROM jobs WHERE {condition} LIMIT ?2", rows::JOB);
+        let query = sqlx::query(AssertSqlSafe(query)).bind(than).bind(limit);
+        let query = if array.is_empty() { query } else { query.bind(array) };
+        let found = query.fetch_all(&self.reader).await;
         let found = found.map_err(|source| StoreError::Read { what: "the jobs", source })?;
         let read = |row: &SqliteRow| rows::job(row).map(|(_, job)| job).map_err(|e| e.reading("the jobs"));
         found.iter().map(read).collect()
@@ -250,11 +274,17 @@ async fn number(from: &SqlitePool, query: &'static str) -> Result<u64, sqlx::Err
 #[async_trait]
 impl Store for Sqlite {
     async fn load(&self) -> Result<Loaded, StoreError> {
-        let active = format!("SELECT {} FROM jobs WHERE active = 1 ORDER BY seq", rows::JOB);
+        let active = format!("SELECT {} FROM jobs WHERE active IN {} ORDER BY seq", rows::JOB, rows::ACTIVE);
         let jobs = self.all(active, "the jobs", rows::job).await?;
+        let mut jobs: Vec<JobRecord> = jobs.into_iter().map(|(_, job)| job).collect();
+        if self.mended {
+            for job in &mut jobs {
+                self.recount(job).await?;
+            }
+        }
         let last_seq = number(&self.reader, "SELECT MAX(seq) FROM jobs").await;
         Ok(Loaded {
-            jobs: jobs.into_iter().map(|(_, job)| job).collect(),
+            jobs,
             documents: self.documents().await?,
             last_seq: last_seq.map_err(|source| StoreError::Read { what: "the jobs", source })?,
             mended: self.mended,
@@ -290,12 +320,27 @@ impl Store for Sqlite {
         self.one_job(format!("SELECT {} FROM jobs WHERE request = ?", rows::JOB), request).await
     }
 
-    async fn page(&self, before: Option<u64>, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
-        self.jobs("seq < ? AND active < 2 ORDER BY seq DESC", before.map_or(i64::MAX, integer), limit).await
+    async fn page(
+        &self,
+        among: Among<'_>,
+        before: Option<u64>,
+        limit: u32,
+    ) -> Result<Vec<JobRecord>, StoreError> {
+        // An array and its tasks are found by the index of the names: `-` and digits come before `:`.
+        let (such, array) = match among {
+            Among::All => ("active <> 2", ""),
+            Among::Jobs => ("active < 2", ""),
+            Among::TasksOf(array) => (
+                "active <> 2 AND id >= ?3 || '--0' AND id < ?3 || '--:' AND id NOT GLOB ?3 || '--*[^0-9]*'",
+                array.as_str(),
+            ),
+        };
+        let condition = format!("seq < ?1 AND {such} ORDER BY seq DESC");
+        self.jobs(&condition, before.map_or(i64::MAX, integer), limit, array).await
     }
 
     async fn oldest(&self, after: u64, limit: u32) -> Result<Vec<JobRecord>, StoreError> {
-        self.jobs("seq > ? AND active < 2 ORDER BY seq", integer(after), limit).await
+        self.jobs("seq > ?1 AND active < 2 ORDER BY seq", integer(after), limit, "").await
     }
 
     async fn history(&self, id: &JobId) -> Result<Vec<Event>, StoreError> {

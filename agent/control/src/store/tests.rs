@@ -5,31 +5,10 @@ use agent_model::{Code, Digest, Fault, Verdict};
 
 /// A job that waits.
 pub(crate) fn job(name: &str, seq: u64) -> JobRecord {
-    JobRecord {
-        id: name.parse().unwrap(),
-        seq,
-        request: format!("request-{name}"),
-        owner: Some(Principal::Local { uid: 1 }),
-        spec: JobDraft { command: "true".into(), ..JobDraft::default() }.validate().unwrap(),
-        state: JobState::Queued,
-        epoch: Epoch(0),
-        uncharged: 0,
-        not_before: None,
-        avoid: None,
-        submitted_at: Timestamp(seq),
-        started_at: None,
-        ended_at: None,
-        cancel: None,
-        held: None,
-        waits_for: Vec::new(),
-        replicas: Vec::new(),
-        outcome: None,
-        removed_at: None,
-        go: None,
-        broken: None,
-        left: None,
-        so_far: None,
-    }
+    let spec = JobDraft { command: "true".into(), ..JobDraft::default() }.validate().unwrap();
+    let (id, request) = (name.parse().unwrap(), format!("request-{name}"));
+    let owner = Some(Principal::Local { uid: 1 });
+    JobRecord { seq, owner, ..JobRecord::new(id, request, spec, Timestamp(seq)) }
 }
 
 fn event(job: &str, text: &str) -> Event {
@@ -125,8 +104,8 @@ async fn test_everything_committed_is_there_after_reopen() {
     assert_eq!(store.job(&"c".parse().unwrap()).await.unwrap(), None);
     assert_eq!(store.oldest(0, 9).await.unwrap(), [a.clone(), b.clone()]);
     assert_eq!(store.oldest(1, 9).await.unwrap(), std::slice::from_ref(&b));
-    assert_eq!(store.page(None, 9).await.unwrap(), [b, a.clone()]);
-    assert_eq!(store.page(Some(2), 9).await.unwrap(), std::slice::from_ref(&a));
+    assert_eq!(store.page(Among::Jobs, None, 9).await.unwrap(), [b, a.clone()]);
+    assert_eq!(store.page(Among::Jobs, Some(2), 9).await.unwrap(), std::slice::from_ref(&a));
     let texts: Vec<String> = store.history(&a.id).await.unwrap().into_iter().map(|e| e.text).collect();
     assert_eq!(texts, ["one", "two"]);
 
@@ -139,7 +118,7 @@ async fn test_everything_committed_is_there_after_reopen() {
 async fn assert_removed(store: &Sqlite, removed: &JobRecord) {
     let kept = store.job(&removed.id).await.unwrap().unwrap();
     assert_eq!((kept.is_removed(), kept.epoch, kept.outcome), (true, removed.epoch, None));
-    assert!(!store.page(None, 9).await.unwrap().iter().any(|job| job.id == removed.id));
+    assert!(!store.page(Among::Jobs, None, 9).await.unwrap().iter().any(|job| job.id == removed.id));
     assert_eq!(store.history(&removed.id).await.unwrap(), []);
 }
 
@@ -171,7 +150,7 @@ async fn test_a_removed_job_leaves_its_name_and_another_may_have_it() {
     let again = JobRecord { request: "again".into(), ..job("b", 3) };
     let jobs = vec![Arc::new(removed_too), Arc::new(again.clone())];
     store.commit(&Changes { jobs, events: vec![event("b", "new")], ..Changes::default() }).await.unwrap();
-    assert_eq!(store.page(None, 9).await.unwrap(), std::slice::from_ref(&again));
+    assert_eq!(store.page(Among::Jobs, None, 9).await.unwrap(), std::slice::from_ref(&again));
     assert_eq!(store.history(&again.id).await.unwrap().len(), 1);
     store.close().await;
     assert_eq!(open(dir.path()).await.unwrap().load().await.unwrap().jobs, [again]);
@@ -342,7 +321,7 @@ async fn survives_damage(file: &str, pristine: &std::path::Path, jobs: &[JobReco
             Err(OpenStoreError::Newer { .. }) => continue, // the version itself was hit
             Err(error) => panic!("{what}: {error:?}"),
         };
-        let found = store.page(None, 1000).await.unwrap();
+        let found = store.page(Among::Jobs, None, 1000).await.unwrap();
         let missing: Vec<_> =
             jobs.iter().filter(|job| !found.contains(job)).map(|job| job.id.as_str()).collect();
         assert!(missing.is_empty(), "{what}: {missing:?} are lost: {:?}", store.recovery());
@@ -391,7 +370,7 @@ async fn test_log_that_breaks_at_its_beginning_loses_no_job() {
         damage(&copy.path().join("db-wal"), 2, 32 + frame * (24 + 4096) + 100);
         std::fs::create_dir(copy.path().join("archive")).unwrap();
         let mended = open(copy.path()).await.unwrap();
-        let found = mended.page(None, 1000).await.unwrap();
+        let found = mended.page(Among::Jobs, None, 1000).await.unwrap();
         let missing = jobs.iter().filter(|job| !found.contains(job)).count();
         assert_eq!(missing, 0, "frame {frame}: {:?}", mended.recovery());
         mended.close().await;

@@ -13,7 +13,8 @@ use crate::container::{ArgumentError, Options};
 use crate::data::{DataUriError, NoSnapshot, SnapshotRef};
 use crate::expr::{self, Reference};
 use crate::job::{
-    INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources, RetryPolicy,
+    Array, ArrayError, INSTANCE_TYPE, Input, JobDraft, Limits, OnDisconnect, Output, Priority, Resources,
+    RetryPolicy,
 };
 use crate::yaml::{self, Key, Node, Place, Value};
 use crate::{DataInput, DataUri, Digest, EnvSpec};
@@ -89,6 +90,7 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
         environment_variables: wrong.note(top.texts("environment_variables")),
         secrets: wrong.note(top.texts("secrets")),
         compute,
+        array: wrong.note(read_array(&mut top)),
         resources,
         distribution,
         services,
@@ -185,6 +187,14 @@ fn read_name(top: &mut Section) -> Result<Option<crate::JobId>, Rejection> {
         Rejection::invalid(node.place, format!("`name`: {error}"))
             .fix("leave `name` out and set `display_name`: the job then gets a name made from it")
     };
+    text.parse().map(Some).map_err(refuse)
+}
+
+fn read_array(top: &mut Section) -> Result<Option<Array>, Rejection> {
+    let Some(node) = top.node("array") else { return Ok(None) };
+    let text = node.text().map_err(|at| within("array", at))?;
+    let refuse =
+        |error: ArrayError| Rejection::invalid(node.place, format!("`array`: {error}")).fix(ArrayError::FORM);
     text.parse().map(Some).map_err(refuse)
 }
 

@@ -67,6 +67,7 @@ fn document(draft: &JobDraft) -> Item {
         inputs,
         outputs,
         compute,
+        array,
         resources,
         distribution,
         limits,
@@ -90,6 +91,7 @@ fn document(draft: &JobDraft) -> Item {
     job.named("inputs", inputs, of_input);
     job.named("outputs", outputs, of_output);
     job.text("compute", compute.as_deref().unwrap_or_default());
+    job.0.extend(array.as_ref().map(|array| ("array".to_owned(), Item::Text(array.to_string()))));
     let mut resources = resources.clone();
     if compute.is_some() {
         resources.labels.remove(POOL); // where the job goes next, its pool may not be
@@ -546,6 +548,7 @@ retry:
             distribution: flags[2].then_some(Distribution::PyTorch { processes: 2 }),
             priority: if flags[3] { Priority::High } else { Priority::Medium },
             visible_to_all: needs.3,
+            array: flags[1].then(|| format!("0-{}:2%3", times.3).parse().unwrap()),
             services,
             ..JobDraft::default()
         })

@@ -124,30 +124,14 @@ impl Book {
     /// Adds a job that is not on record, and that continues as if it always had been.
     fn take_over(&mut self, report: &Report, held: &Held, spec: &JobSpec, now: Moment) {
         let (id, node) = (&held.replica.job, &report.node);
+        let request = format!("taken over: {}", held.replica);
         let job = JobRecord {
-            id: id.clone(),
-            seq: 0,
-            request: format!("taken over: {}", held.replica),
-            owner: None,
-            spec: spec.clone(),
             state: JobState::Preparing,
             epoch: held.replica.epoch,
-            uncharged: 0,
-            not_before: None,
-            avoid: None,
-            submitted_at: held.started_at.unwrap_or(now.wall),
             started_at: held.started_at,
-            ended_at: None,
-            cancel: None,
-            held: None,
-            waits_for: Vec::new(),
             replicas: vec![replica_of(report, held)],
-            outcome: None,
-            removed_at: None,
-            go: None,
-            broken: None,
-            left: None,
-            so_far: None,
+            is_task: id.as_task().is_some_and(|(array, index)| self.claim_index(&array, index)),
+            ..JobRecord::new(id.clone(), request, spec.clone(), held.started_at.unwrap_or(now.wall))
         };
         self.leases.grant(self.jobs.add(job), Some(report.sent), now.boot);
         self.fleet.assign(node, id);

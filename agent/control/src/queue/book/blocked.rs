@@ -7,6 +7,7 @@
 //! only after a loss of records, or when its end crossed the submission.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use agent_model::job::WantedEnd;
 use agent_model::{JobEvent, JobId, JobState, Verdict};
@@ -37,7 +38,8 @@ impl Predecessors {
 impl Book {
     /// Holds a job that waits, or releases it; false when it does not wait. Asking again changes nothing.
     pub(crate) fn hold(&mut self, id: &JobId, held: bool, who: &str, now: Moment) -> bool {
-        let Some(job) = self.jobs.get(id).filter(|job| job.state == JobState::Queued) else { return false };
+        let waits = |job: &&Arc<JobRecord>| job.state == JobState::Queued || job.has_waiting_tasks();
+        let Some(job) = self.jobs.get(id).filter(waits) else { return false };
         if job.held.is_some() == held {
             return true;
         }
@@ -57,7 +59,10 @@ impl Book {
         for wanted in &job.waits_for {
             let known = &mut self.predecessors;
             known.followers.entry(wanted.job.clone()).or_default().insert(id.clone());
-            match self.jobs.find(&wanted.job).map(|job| job.state) {
+            let of_array = wanted.job.as_task().and_then(|(array, index)| {
+                self.jobs.get(&array)?.tasks.as_ref()?.waiting.contains(index).then_some(JobState::Queued)
+            });
+            match self.jobs.find(&wanted.job).map(|job| job.state).or(of_array) {
                 None => drop(known.unknown.insert(wanted.job.clone())),
                 // Its end crossed the submission.
                 Some(state) if state.is_terminal() => {

@@ -76,7 +76,7 @@ impl Gangs {
 }
 
 fn is_gang(job: &JobRecord) -> bool {
-    job.spec.resources.nodes > 1
+    job.spec.resources.nodes > 1 && job.tasks.is_none()
 }
 
 /// How far an attempt is from starting.

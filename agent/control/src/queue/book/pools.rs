@@ -44,12 +44,12 @@ impl Book {
         self.replan |= prospects != self.prospects;
         self.prospects = prospects;
         let nodes = self.fleet.iter().cloned().collect();
-        let (pending, _) = self.waiting();
+        let (mut rooms, pythons) = self.rooms(now);
+        let (pending, _) = self.waiting(super::arrays::most(&rooms));
         let known = self.fleet.unheard().is_none();
         if pending.is_empty() || !known {
             return Outlook { nodes, used: BTreeMap::new(), known };
         }
-        let (mut rooms, pythons) = self.rooms(now);
         for (room, node) in rooms.iter_mut().zip(self.fleet.iter()) {
             // One that is about to connect again needs no other in its place.
             if node.is_expected() {

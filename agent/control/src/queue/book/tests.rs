@@ -4,7 +4,7 @@ use super::*;
 use agent_model::job::{Priority, Resources, RetryPolicy};
 use agent_model::node::{Inventory, Load};
 use agent_model::protocol::orders::Obeyed;
-use agent_model::{ExitStatus, JobDraft, ReplicaStep};
+use agent_model::{ExitStatus, JobDraft, ReplicaStep, Retry};
 use proptest::prelude::*;
 
 use crate::lease;
@@ -48,7 +48,7 @@ pub(super) fn report(slots: u32, boot: &str, replicas: Vec<Held>) -> Report {
 }
 
 /// A node reports, and once more when it has heard the orders that answer the first report.
-fn hear(book: &mut Book, mut report: Report, now: Moment) {
+pub(super) fn hear(book: &mut Book, mut report: Report, now: Moment) {
     book.report(&report, now);
     let orders = book.orders(&report.node);
     report.obeyed = Some(Obeyed { controller_epoch: orders.controller_epoch, answers: orders.answers });

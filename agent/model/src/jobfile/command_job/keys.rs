@@ -19,6 +19,8 @@ pub(crate) static JOB: Keys = Keys::exact(&[
     read("visibility", ValueKind::Word(&["owner", "all"])),
     read("resume", ValueKind::Word(&["never", "outputs"])),
     read("compute", ValueKind::Text).about("the pool that is to run it; `local` for any machine"),
+    read("array", ValueKind::Text)
+        .about("run once for each of these indices, `%` so many at a time: `0-199%8`"),
     read("inputs", ValueKind::Named(&ValueKind::Either(&[ValueKind::Text, ValueKind::Mapping(&INPUT)]))),
     read("outputs", ValueKind::Named(&ValueKind::Mapping(&OUTPUT))),
     read("resources", ValueKind::Mapping(&RESOURCES)),

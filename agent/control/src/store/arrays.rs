@@ -1,0 +1,131 @@
+//! The record of how the tasks of an array stand.
+//!
+//! Owns the sets of indices. Invariants: an index is in at most one of them, and one that is in none of them has
+//! completed; it is moved, never copied, so it is neither lost nor started twice; what has ended stays as it is.
+
+use std::num::NonZeroU32;
+
+use agent_model::job::{Array, Indices};
+use agent_model::{Epoch, ExitStatus, Verdict};
+use serde::{Deserialize, Serialize};
+
+/// See the module.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ArrayRecord {
+    /// The last attempt of an earlier job of the array's name. The attempts of its tasks come after it.
+    pub(crate) after: Epoch,
+    /// They have not been started, and have no records of their own.
+    pub(crate) waiting: Indices,
+    /// They have records, and have not ended.
+    pub(crate) active: Indices,
+    pub(crate) failed: Indices,
+    pub(crate) canceled: Indices,
+    /// How the command of the task that failed first ended, if it ran.
+    pub(crate) exit: Option<ExitStatus>,
+}
+
+impl ArrayRecord {
+    pub(crate) fn new(array: &Array, after: Epoch) -> ArrayRecord {
+        ArrayRecord { after, waiting: array.indices().clone(), ..ArrayRecord::default() }
+    }
+
+    /// The indices that may be started now, at most `room` of them.
+    pub(crate) fn startable(&self, at_once: Option<NonZeroU32>, room: usize) -> impl Iterator<Item = u32> {
+        let most = at_once.map_or(u32::MAX, NonZeroU32::get).saturating_sub(self.active.len());
+        self.waiting.iter().take(room.min(most as usize))
+    }
+
+    /// An index that waits gets a record of its own; false when it does not wait.
+    pub(crate) fn begin(&mut self, index: u32) -> bool {
+        self.waiting.remove(index) && self.active.insert(index)
+    }
+
+    /// The task of an index has ended; false when it had before.
+    pub(crate) fn settle(&mut self, index: u32, verdict: Verdict, exit: Option<ExitStatus>) -> bool {
+        if !self.active.remove(index) {
+            return false;
+        }
+        match verdict {
+            Verdict::Completed => {}
+            Verdict::Canceled => drop(self.canceled.insert(index)),
+            Verdict::Failed => {
+                if self.failed.is_empty() {
+                    self.exit = exit;
+                }
+                self.failed.insert(index);
+            }
+        }
+        true
+    }
+
+    /// Nothing more is started.
+    pub(crate) fn give_up(&mut self) {
+        for index in std::mem::take(&mut self.waiting).iter() {
+            self.canceled.insert(index);
+        }
+    }
+
+    /// Every task has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.waiting.is_empty() && self.active.is_empty()
+    }
+
+    /// How the array as a whole ends: failed if one task did, and completed only if all were.
+    pub(crate) fn verdict(&self) -> Verdict {
+        match (self.failed.is_empty(), self.canceled.is_empty()) {
+            (false, _) => Verdict::Failed,
+            (true, false) => Verdict::Canceled,
+            (true, true) => Verdict::Completed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(array: &str) -> ArrayRecord {
+        ArrayRecord::new(&array.parse().unwrap(), Epoch(0))
+    }
+
+    fn startable(record: &ArrayRecord, at_once: u32, room: usize) -> Vec<u32> {
+        record.startable(NonZeroU32::new(at_once), room).collect()
+    }
+
+    #[test]
+    fn test_no_more_may_start_than_there_is_room_for_and_than_may_run_at_a_time() {
+        let mut tasks = record("3-9");
+        assert_eq!(startable(&tasks, 0, 2), [3, 4]);
+        assert_eq!(startable(&tasks, 3, 9), [3, 4, 5]);
+        assert!(tasks.begin(3) && tasks.begin(4));
+        assert!(!tasks.begin(3) && !tasks.begin(10), "it does not wait");
+        assert_eq!(startable(&tasks, 3, 9), [5]);
+        assert!(tasks.settle(3, Verdict::Completed, None));
+        assert_eq!(startable(&tasks, 3, 9), [5, 6]);
+        assert_eq!(startable(&tasks, 1, 9), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn test_one_true_result_of_many() {
+        let ends = |ends: &[Verdict]| {
+            let mut tasks = record(&format!("0-{}", ends.len() - 1));
+            for (index, verdict) in (0..).zip(ends) {
+                assert!(!tasks.is_over());
+                assert!(
+                    tasks.begin(index) && tasks.settle(index, *verdict, Some(ExitStatus::Code(index as i32)))
+                );
+                assert!(!tasks.settle(index, Verdict::Failed, None), "an end counts once");
+            }
+            assert!(tasks.is_over());
+            (tasks.verdict(), tasks.exit)
+        };
+        use Verdict::{Canceled, Completed, Failed};
+        assert_eq!(ends(&[Completed; 3]), (Completed, None));
+        assert_eq!(ends(&[Completed, Failed, Canceled, Failed]), (Failed, Some(ExitStatus::Code(1))));
+        assert_eq!(ends(&[Completed, Canceled]), (Canceled, None));
+        let mut tasks = record("0-3");
+        tasks.begin(0);
+        tasks.give_up();
+        assert_eq!((tasks.canceled.to_string(), tasks.is_over()), ("1-3".to_owned(), false));
+    }
+}
