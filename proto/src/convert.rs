@@ -194,10 +194,7 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             owner: optional(wire.owner).and_then(|owner| owner.parse().ok()),
             distribution: wire.distribution.map(TryInto::try_into).transpose()?,
             compute: Some(wire.compute).filter(|name| !name.is_empty()),
-            array: match wire.array.as_str() {
-                "" => None,
-                text => Some(text.parse().map_err(|_| value("array", text))?),
-            },
+            array: optional(wire.array).map(|a| a.parse().map_err(|_| value("array", &a))).transpose()?,
             visible_to_all: wire.visible_to_all,
             predecessors: wire.predecessors.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
             services: wire

@@ -41,7 +41,8 @@ fn failed(job: &JobView) -> Result<Array, Failure> {
     };
     let at_once = job.spec.array.as_ref().and_then(Array::at_once);
     Array::new(tasks.failed.clone(), at_once).map_err(|_| {
-        Failure::refused(format!("no task of {} failed", job.job), "see how they stand: agentctl jobs JOB")
+        let fix = format!("see how they stand: agentctl jobs {}", job.job);
+        Failure::refused(format!("no task of {} failed", job.job), fix)
     })
 }
 
