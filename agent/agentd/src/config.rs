@@ -16,6 +16,7 @@ mod people;
 mod pools;
 mod preemption;
 mod read;
+mod sharing;
 mod values;
 
 use std::collections::BTreeMap;
@@ -28,6 +29,7 @@ use agent_identity::Proxy;
 use agent_model::clock::WrongClock;
 use agent_model::paths::Places;
 use agent_model::{Address, Clock, NodeId, SystemClock};
+use agent_node::Sharing;
 
 use crate::cli::Flags;
 pub(crate) use data::DataSettings;
@@ -61,6 +63,9 @@ const KEYS: &[Key] = &[
     Key { name: "blob_store", default: "" },
     Key { name: "node_name", default: "" },
     Key { name: "slots", default: "2" },
+    Key { name: "job_cpus", default: "1" },
+    Key { name: "reserved_cpus", default: "0" },
+    Key { name: "reserved_memory", default: "512MiB" },
     Key { name: "log", default: "info" },
     Key { name: "tracking_port", default: "0" },
     Key { name: "keep_jobs", default: "0s" },
@@ -330,8 +335,8 @@ pub(crate) struct Config {
     pub(crate) blob_store: Option<FarStore>,
     /// The node's name.
     pub(crate) node_name: NodeId,
-    /// How many jobs run at a time.
-    pub(crate) slots: u32,
+    /// How the machine is divided among jobs.
+    pub(crate) sharing: Sharing,
     /// What is logged, for example `info,agentd=debug`.
     pub(crate) log: String,
     /// The loopback port of the tracking endpoint; 0 means any.
@@ -398,11 +403,12 @@ impl Config {
         let (node_name, roles_said) = (member.name(&layers)?, member.roles(&layers));
         let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
         let controller = controller_socket(&layers, &member, roles, &socket)?;
-        let [slots, log, disk_reserve, listen] = layers.all(["slots", "log", "disk_reserve", "listen"]);
+        let [log, disk_reserve, listen] = layers.all(["log", "disk_reserve", "listen"]);
         let [tracking_port, keep_jobs, blob_store] = layers.all(["tracking_port", "keep_jobs", "blob_store"]);
         let [store_size, log_quota, archive_quota] = layers.all(["store_size", "log_quota", "archive_quota"]);
         let [keep_records] = layers.all(["keep_records"]);
         let [lease, socket_group, operator_group] = layers.all(["lease", "socket_group", "operator_group"]);
+        let (sharing, of_sharing) = sharing::resolve(&layers)?;
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
         let (pools, of_pools) = PoolSettings::resolve(flags, variables, &layers)?;
@@ -426,7 +432,7 @@ impl Config {
             clock_ahead: clock_ahead(variables),
             blob_store: blob_store.parse(BLOB_STORE, values::far_store)?,
             node_name: node_name.parse("letters, digits, `-` and `_`", |text| text.parse().ok())?,
-            slots: slots.parse("a whole number from 1 to 1000", values::slots)?,
+            sharing,
             log: log.parse("a level such as `info`, or `info,agentd=debug`", values::log)?,
             tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
             keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
@@ -455,7 +461,6 @@ impl Config {
                 listen,
                 blob_store,
                 node_name,
-                slots,
                 log,
                 tracking_port,
                 keep_jobs,
@@ -469,7 +474,7 @@ impl Config {
                 operator_group,
             ],
         };
-        let rest = [of_jobs, said, of_data, of_pools, of_devices, of_gangs, of_preemption];
+        let rest = [of_sharing, of_jobs, said, of_data, of_pools, of_devices, of_gangs, of_preemption];
         config.settings.extend(rest.concat());
         Ok(config)
     }

@@ -422,7 +422,7 @@ async fn start_node(
     let looked_after = gpus.clone();
     supervisor.spawn_again(TaskKind::Upkeep, "gpus", move || looked_after.clone().run());
     let outbox = Outbox::new(controller.clone(), config.node_name.clone());
-    info!(node = %config.node_name, slots = config.slots, shim = %shim.display(), "running jobs");
+    info!(node = %config.node_name, sharing = ?config.sharing, shim = %shim.display(), "running jobs");
     let docker = Docker::at(&config.devices.docker_socket);
     let containers = Containers::new(docker, shim.clone(), config.state_dir.display().to_string());
     let executor = Arc::new(Local::new(shim, containers.clone()));
@@ -580,7 +580,7 @@ async fn survey(
 pub(crate) fn probe_config(config: &Config, views: &Views) -> ProbeConfig {
     ProbeConfig {
         state_dir: config.state_dir.clone(),
-        slots: config.slots,
+        sharing: config.sharing,
         path: config.host.path.clone(),
         disk_reserve: config.disk_reserve,
         engine: environments::engine(),

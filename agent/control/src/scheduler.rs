@@ -7,6 +7,8 @@
 //! for a large job, and small jobs never starve it. Of the nodes with room those come first that have the job's
 //! environment, then those with more free slots, then those that have its snapshots ([`locality`]).
 //!
+//! On a node with `slots: auto` a job that names no processors counts for some all the same ([`Room::counts`]).
+//!
 //! Invariants, held by property tests: a node never gets more than its slots and [`Size`], and a user never more than
 //! the limits; a job gets all the nodes
 //! it asks for, each once, or none; it is never placed where its Python is known to be missing, or where a label has
@@ -25,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_model::job::{INSTANCE_TYPE, Priority, Resources};
-use agent_model::node::Interpreter;
+use agent_model::node::{Interpreter, Inventory};
 use agent_model::{EnvSpec, JobId, NodeId};
 
 use limits::Ledger;
@@ -66,7 +68,7 @@ pub(crate) fn python_of(environment: &EnvSpec) -> Option<&str> {
     }
 }
 
-/// The counted resources: those of a node, or those that a job takes beside a slot.
+/// The counted resources: those of a node that jobs can be given, or those that a job asks for beside a slot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Size {
     pub(crate) gpus: u32,
@@ -78,6 +80,29 @@ pub(crate) struct Size {
 impl Size {
     pub(crate) fn of(wants: &Resources) -> Size {
         Size { gpus: wants.gpus, cpus: wants.cpus, memory: wants.memory }
+    }
+
+    /// What a node can give jobs.
+    pub(crate) fn given_by(inventory: &Inventory) -> Size {
+        let gpus = inventory.gpus.iter().filter(|gpu| gpu.counts()).count();
+        Size {
+            gpus: u32::try_from(gpus).unwrap_or(u32::MAX),
+            cpus: inventory.cpus.saturating_sub(inventory.reserved_cpus),
+            memory: inventory.memory.saturating_sub(inventory.reserved_memory),
+        }
+    }
+
+    /// What a job that asks for this counts for on a node that can give `all`: what it does not name is `job_cpus`
+    /// processors, and of the memory the same part as of the processors. With 0 it counts for what it names alone.
+    pub(crate) fn counted(self, all: Size, job_cpus: u32) -> Size {
+        if job_cpus == 0 {
+            return self;
+        }
+        let cpus = if self.cpus == 0 { job_cpus } else { self.cpus };
+        let share = all.memory / u64::from(all.cpus.max(1));
+        let memory =
+            if self.memory == 0 { share.saturating_mul(cpus.min(all.cpus).into()) } else { self.memory };
+        Size { cpus, memory, ..self }
     }
 
     fn and(self, other: Size) -> Size {
@@ -120,6 +145,7 @@ pub(crate) struct Prospect {
 pub(crate) struct Taken {
     pub(crate) job: JobId,
     pub(crate) owner: Option<String>,
+    /// What it asked for.
     pub(crate) size: Size,
     /// The longest time from now until it ends; `None` when unknown.
     pub(crate) ends: Option<Duration>,
@@ -160,8 +186,10 @@ pub(crate) struct Room {
     /// Why it takes no work at all now, as text for users: `does not answer`.
     pub(crate) closed: Option<Cow<'static, str>>,
     pub(crate) slots: u32,
-    /// Of its GPUs only those that it hands out.
+    /// What it can give jobs; of its GPUs only those that it hands out.
     pub(crate) size: Size,
+    /// See [`Inventory::job_cpus`].
+    pub(crate) job_cpus: u32,
     /// Which of its GPUs it does not hand out, and why, as text for users; empty when there is none.
     pub(crate) unfit: String,
     /// Set by its operators.
@@ -175,7 +203,12 @@ pub(crate) struct Room {
 
 impl Room {
     fn could_hold(&self, wants: &Resources) -> bool {
-        self.slots > 0 && Size::of(wants).fits_into(self.size)
+        self.slots > 0 && self.counts(Size::of(wants)).fits_into(self.size)
+    }
+
+    /// What a job counts for here that asks for `asked`.
+    fn counts(&self, asked: Size) -> Size {
+        asked.counted(self.size, self.job_cpus)
     }
 
     /// The label that a job asks for and this node does not have; case is ignored. A node without an instance type
@@ -193,11 +226,11 @@ impl Room {
     }
 
     fn free(&self) -> Size {
-        self.size.without(self.taken.iter().map(|taken| taken.size).sum())
+        self.size.without(self.taken.iter().map(|taken| self.counts(taken.size)).sum())
     }
 
     fn holds_now(&self, wants: &Resources) -> bool {
-        self.free_slots() > 0 && Size::of(wants).fits_into(self.free())
+        self.free_slots() > 0 && self.counts(Size::of(wants)).fits_into(self.free())
     }
 }
 

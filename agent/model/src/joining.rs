@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use serde::{Deserialize, Serialize};
 
 use crate::NodeId;
+use crate::node::Slots;
 
 /// Where the agentd of a new machine comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -82,7 +83,7 @@ pub struct Joining<'a> {
     /// What the node is called; otherwise as its machine calls itself.
     pub name: Option<&'a NodeId>,
     /// How many jobs it runs at a time; otherwise what its configuration says.
-    pub slots: Option<u32>,
+    pub slots: Option<Slots>,
 }
 
 impl std::fmt::Debug for Joining<'_> {
@@ -106,7 +107,7 @@ open(path, 'wb').write(body)
 ";
 
 /// Says to systemd how many jobs run at a time.
-fn drop_in(slots: u32) -> String {
+fn drop_in(slots: Slots) -> String {
     format!(
         "mkdir -p /etc/systemd/system/agentd.service.d\n\
          printf '[Service]\\nEnvironment=AGENTD_SLOTS={slots}\\n' >/etc/systemd/system/agentd.service.d/slots.conf\n\
@@ -247,7 +248,7 @@ mod tests {
             controller: "https://c.lab:7443",
             token: "agentd-join-secret",
             name,
-            slots: name.map(|_| 3),
+            slots: name.map(|_| Slots::Number(3)),
         }
     }
 

@@ -28,8 +28,15 @@ pub struct Inventory {
     pub gpu_driver: String,
     /// The newest CUDA that it can serve, for example `12.4`; empty when unknown.
     pub cuda: String,
-    /// How many replicas run at a time.
+    /// How many replicas run at a time, at the most.
     pub slots: u32,
+    /// Of its processors, those that are not given to jobs.
+    pub reserved_cpus: u32,
+    /// Of its memory, the bytes that are not given to jobs.
+    pub reserved_memory: u64,
+    /// The processors that a job counts for if it names none; 0 where jobs count only for what they name and `slots`
+    /// says how many run at a time.
+    pub job_cpus: u32,
     /// Labels that its operators set, so that jobs can ask for them.
     pub labels: BTreeMap<String, String>,
     /// It can run one rank of a job beside the ranks on other nodes.
@@ -40,6 +47,70 @@ pub struct Inventory {
     pub interpreters: Vec<Interpreter>,
     /// The environments that are kept, in the order of their keys.
     pub environments: Vec<CachedEnvironment>,
+}
+
+/// How an operator says how many jobs a node runs at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slots {
+    /// This many, whatever their size, while what they name fits.
+    Number(u32),
+    /// As many as fit by what they name, or else count for.
+    Auto,
+}
+
+impl Slots {
+    /// The most that can be set.
+    pub const MOST: u32 = 1000;
+    /// What a valid text is.
+    pub const EXPECTED: &str = "a number of jobs from 1 to 1000, or `auto`";
+}
+
+impl std::str::FromStr for Slots {
+    type Err = ();
+    fn from_str(text: &str) -> Result<Slots, ()> {
+        match text {
+            "auto" => Ok(Slots::Auto),
+            number => match number.parse() {
+                Ok(number) if (1..=Slots::MOST).contains(&number) => Ok(Slots::Number(number)),
+                _ => Err(()),
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for Slots {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Slots::Number(number) => number.fmt(f),
+            Slots::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+/// As a number, or the word `auto`.
+impl Serialize for Slots {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Slots::Number(number) => number.serialize(to),
+            Slots::Auto => to.serialize_str("auto"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Slots {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Slots, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Said {
+            Number(u32),
+            Word(String),
+        }
+        let text = match Said::deserialize(from)? {
+            Said::Number(number) => number.to_string(),
+            Said::Word(word) => word,
+        };
+        text.parse().map_err(|()| serde::de::Error::custom(format!("expected {}", Slots::EXPECTED)))
+    }
 }
 
 /// An interpreter of a machine.

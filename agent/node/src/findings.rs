@@ -612,7 +612,7 @@ mod tests {
         let (root, machine) = machine(&[]);
         let config = ProbeConfig {
             state_dir: root.path().to_owned(),
-            slots: 1,
+            sharing: crate::Sharing::Slots(1),
             path: String::new(),
             disk_reserve: 0,
             engine: root.path().join("agent-env"),

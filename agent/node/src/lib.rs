@@ -28,7 +28,7 @@ pub struct ProbeConfig {
     /// The state directory of the daemon, whose disk is looked at; it need not exist yet.
     pub state_dir: PathBuf,
     /// How many replicas run at a time.
-    pub slots: u32,
+    pub sharing: Sharing,
     /// Where interpreters are looked for, as in `PATH`.
     pub path: String,
     /// Free bytes of the disk below which no job may be started.
@@ -41,6 +41,38 @@ pub struct ProbeConfig {
     pub jobs: JobsRunAs,
     /// The labels that its operators gave it.
     pub labels: BTreeMap<String, String>,
+}
+
+/// How its operators divide the machine among jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Among this many jobs, whatever their size.
+    Slots(u32),
+    /// By size.
+    Size {
+        /// The processors that a job counts for if it names none.
+        job_cpus: u32,
+        /// Processors that are kept from jobs.
+        reserved_cpus: u32,
+        /// Bytes of memory that are kept from jobs.
+        reserved_memory: u64,
+    },
+}
+
+impl Sharing {
+    /// Tells it in an inventory, which has the processors and the memory already. At least one processor is for jobs.
+    fn tell(self, inventory: &mut Inventory) {
+        match self {
+            Sharing::Slots(slots) => inventory.slots = slots,
+            Sharing::Size { job_cpus, reserved_cpus, reserved_memory } => {
+                inventory.reserved_cpus = reserved_cpus.min(inventory.cpus.saturating_sub(1));
+                inventory.reserved_memory = reserved_memory.min(inventory.memory);
+                // Each job counts for a processor at least.
+                inventory.slots = inventory.cpus - inventory.reserved_cpus;
+                inventory.job_cpus = job_cpus.clamp(1, inventory.slots.max(1));
+            }
+        }
+    }
 }
 
 /// The users that the jobs of a daemon run as.
@@ -64,7 +96,7 @@ pub fn probe(config: &ProbeConfig) -> Inventory {
     let machine = Machine::here();
     let uname = rustix::system::uname();
     let text = |value: &std::ffi::CStr| value.to_string_lossy().into_owned();
-    Inventory {
+    let mut inventory = Inventory {
         hostname: text(uname.nodename()),
         os: machine.os_name(),
         kernel: text(uname.release()),
@@ -73,12 +105,13 @@ pub fn probe(config: &ProbeConfig) -> Inventory {
         memory: memory().total,
         disk: disk(&config.state_dir).map_or(0, |disk| disk.size),
         gpus: Vec::new(),
-        slots: config.slots,
         labels: config.labels.clone(),
         gangs: true,
         findings: findings::all(&machine, config),
         ..Inventory::default()
-    }
+    };
+    config.sharing.tell(&mut inventory);
+    inventory
 }
 
 /// The findings that may change at any moment: they are checked again and again, so this costs next to nothing.
@@ -211,7 +244,7 @@ mod tests {
     fn config(dir: &Path) -> ProbeConfig {
         ProbeConfig {
             state_dir: dir.to_owned(),
-            slots: 3,
+            sharing: Sharing::Slots(3),
             path: "/usr/local/bin:/usr/bin:/bin".to_owned(),
             disk_reserve: 0,
             engine: PathBuf::from("/nowhere"),
@@ -232,6 +265,18 @@ mod tests {
             assert!(!finding.found.is_empty() && !finding.means.is_empty(), "{finding:?}");
             assert!(finding.grade != Grade::Bad || finding.fix.is_some(), "{finding:?}");
         }
+    }
+
+    #[test]
+    fn test_reserve_is_kept_from_jobs_and_never_takes_all() {
+        let told = |cpus, memory, job_cpus, reserved_cpus, reserved_memory| {
+            let mut inventory = Inventory { cpus, memory, ..Inventory::default() };
+            Sharing::Size { job_cpus, reserved_cpus, reserved_memory }.tell(&mut inventory);
+            let Inventory { slots, job_cpus, reserved_cpus, reserved_memory, .. } = inventory;
+            (slots, job_cpus, reserved_cpus, reserved_memory)
+        };
+        assert_eq!(told(8, 100, 2, 1, 5), (7, 2, 1, 5));
+        assert_eq!(told(1, 100, 4, 1, 500), (1, 1, 0, 100));
     }
 
     #[test]

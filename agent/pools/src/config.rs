@@ -9,6 +9,7 @@ use std::time::Duration;
 use agent_model::NodeId;
 use agent_model::jobfile::size;
 use agent_model::joining::Package;
+use agent_model::node::Slots;
 use agent_model::yaml::{At, Entries, Node, Value as Yaml};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -41,7 +42,7 @@ const SHORTEST: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct NodeShape {
     /// How many jobs it runs at a time.
-    pub slots: Option<u32>,
+    pub slots: Option<Slots>,
     /// Its processors.
     pub cpus: Option<u32>,
     /// Its memory in bytes.
@@ -127,7 +128,7 @@ fn read_shape(node: Node) -> Result<NodeShape, At> {
         entries.take(key).map(read).transpose()
     };
     let shape = NodeShape {
-        slots: number("slots", 1000, "a number of jobs from 1 to 1000")?,
+        slots: None,
         cpus: number("cpus", 65_536, "a number of processors from 1 to 65536")?,
         gpus: number("gpus", 1024, "a number of GPUs up to 1024")?,
         memory: None,
@@ -136,7 +137,8 @@ fn read_shape(node: Node) -> Result<NodeShape, At> {
         Some(bytes @ 1..) => Ok(bytes),
         _ => Err(node.fault(format!("expected a size such as `8gb`, found `{}`", node.text()?))),
     });
-    let shape = NodeShape { memory: memory.transpose()?, ..shape };
+    let slots = entries.take("slots").map(|node| node.parsed::<Slots>(Slots::EXPECTED)).transpose()?;
+    let shape = NodeShape { slots, memory: memory.transpose()?, ..shape };
     nothing_else(entries, "slots, cpus, memory and gpus")?;
     Ok(shape)
 }
@@ -224,7 +226,8 @@ mod tests {
         .unwrap();
         let lab = &all["lab"];
         assert_eq!(lab.program, "docker");
-        let shape = NodeShape { slots: Some(2), cpus: Some(4), memory: Some(8 << 30), gpus: None };
+        let shape =
+            NodeShape { slots: Some(Slots::Number(2)), cpus: Some(4), memory: Some(8 << 30), gpus: None };
         assert_eq!((lab.node, lab.deadlines), (shape, Deadlines::default()));
         assert_eq!(
             Value::Object(lab.settings.clone()),

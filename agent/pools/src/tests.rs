@@ -26,7 +26,7 @@ impl Bed {
         let program = concat!(env!("CARGO_MANIFEST_DIR"), "/src/liar.py");
         let config = ProviderConfig {
             program: program.to_owned(),
-            node: NodeShape { slots: Some(2), ..NodeShape::default() },
+            node: NodeShape { slots: Some(agent_model::node::Slots::Number(2)), ..NodeShape::default() },
             package: joining::Package::InImage,
             deadlines: Deadlines { create: deadline, list: ENOUGH, delete: ENOUGH, join: ENOUGH },
             environment: BTreeMap::from([("AZURE_CONFIG_DIR".to_owned(), "/etc/az".to_owned())]),

@@ -3881,6 +3881,11 @@ pub struct Node {
     /// It will be taken away; nothing is placed there any more.
     #[prost(message, optional, tag = "10")]
     pub preemption: ::core::option::Option<Preemption>,
+    /// What the replicas on it count for: what their jobs name, or else the node's usual.
+    #[prost(uint32, tag = "11")]
+    pub cpus_used: u32,
+    #[prost(uint64, tag = "12")]
+    pub memory_used_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Preemption {
@@ -3942,6 +3947,15 @@ pub struct Inventory {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
+    /// Of cpus and memory_bytes, what is not given to jobs.
+    #[prost(uint32, tag = "17")]
+    pub reserved_cpus: u32,
+    #[prost(uint64, tag = "18")]
+    pub reserved_memory_bytes: u64,
+    /// What a job counts for that names no processors, and the same part of the memory; 0 where slots alone limit the
+    /// jobs.
+    #[prost(uint32, tag = "19")]
+    pub job_cpus: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Interpreter {

@@ -71,7 +71,10 @@ pub(super) fn table(nodes: &[NodeView], now: Timestamp, paper: Paper) -> String 
         table.row([
             Cell::from(&node.node),
             Cell::new(node.tone(), node.condition()),
-            Cell::from(format!("{}/{}", node.slots_used, inventory.slots)),
+            Cell::from(match inventory.job_cpus {
+                0 => format!("{}/{}", node.slots_used, inventory.slots),
+                _ => format!("{}/auto", node.slots_used),
+            }),
             Cell::from(inventory.cpus.to_string()),
             Cell::from(gpus::fit(inventory)),
             Cell::from(size::decimal(inventory.memory)),
@@ -107,6 +110,8 @@ pub(super) mod tests {
             eligibility: "open".into(),
             last_seen_ms: 1_000_000,
             slots_used: 1,
+            cpus_used: 0,
+            memory_used_bytes: 0,
             disk_free_bytes: 120_000_000_000,
             memory_free_bytes: 8_000_000_000,
             tunnel: None,

@@ -155,16 +155,36 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     text
 }
 
+/// What jobs take of a machine: `1 of 2 slots used`, or how much of it where they share it by size.
+fn use_of(node: &NodeView) -> String {
+    let NodeView { inventory, slots_used, .. } = node;
+    if inventory.job_cpus == 0 {
+        return format!("{slots_used} of {} used", count(inventory.slots.into(), "slot"));
+    }
+    let reserved = match (inventory.reserved_cpus, inventory.reserved_memory) {
+        (0, 0) => String::new(),
+        (0, memory) => format!(" ({} reserved)", size::decimal(memory)),
+        (cpus, memory) => format!(" ({} and {} reserved)", count(cpus.into(), "CPU"), size::decimal(memory)),
+    };
+    format!(
+        "{} with {} of {} and {} of {}{reserved}",
+        count((*slots_used).into(), "job"),
+        node.cpus_used,
+        count(inventory.cpus.saturating_sub(inventory.reserved_cpus).into(), "CPU"),
+        size::decimal(node.memory_used_bytes),
+        size::decimal(inventory.memory.saturating_sub(inventory.reserved_memory))
+    )
+}
+
 fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
     let inventory = &node.inventory;
     let name = clean(&node.node);
     let mut text = format!(
-        "{} {}, seen {} ago, {} of {} used\n",
+        "{} {}, seen {} ago, {}\n",
         paper.ink.paint(Tone::Strong, &name),
         paper.ink.paint(node.tone(), node.condition()),
         age(Timestamp(node.last_seen_ms), now),
-        node.slots_used,
-        count(inventory.slots.into(), "slot")
+        use_of(node)
     );
     let hardware = format!(
         "{}, {}, {}, {}",

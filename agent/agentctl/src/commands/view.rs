@@ -351,6 +351,8 @@ pub(crate) struct NodeView {
     pub(crate) eligibility: String,
     pub(crate) last_seen_ms: u64,
     pub(crate) slots_used: u32,
+    pub(crate) cpus_used: u32,
+    pub(crate) memory_used_bytes: u64,
     pub(crate) disk_free_bytes: u64,
     pub(crate) memory_free_bytes: u64,
     /// The SSH connection of the controller by which it reaches the controller, if there is one.
@@ -436,6 +438,8 @@ impl TryFrom<v1::Node> for NodeView {
             eligibility: wire.eligibility,
             last_seen_ms: wire.last_seen_ms,
             slots_used: wire.slots_used,
+            cpus_used: wire.cpus_used,
+            memory_used_bytes: wire.memory_used_bytes,
             disk_free_bytes: load.disk_free,
             memory_free_bytes: load.memory_free,
             tunnel: wire.tunnel.map(TunnelView::from),

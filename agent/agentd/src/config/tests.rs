@@ -27,7 +27,7 @@ fn test_flag_beats_variable_beats_file_beats_default() {
     let env = variables(&[("AGENTD_SLOTS", "4"), ("AGENTD_LOG", "debug")]);
     flags.slots = Some("5".into());
     let config = Config::resolve(&flags, &env).unwrap();
-    assert_eq!((config.slots, config.log.as_str()), (5, "debug"));
+    assert_eq!((config.sharing, config.log.as_str()), (Sharing::Slots(5), "debug"));
     assert_eq!((config.keep_jobs, config.tracking_port), (Duration::from_secs(300), 0));
     assert_eq!(origin(&config, "slots"), "flag --slots");
     assert_eq!(origin(&config, "log"), "environment variable AGENTD_LOG");
@@ -47,8 +47,10 @@ fn test_unknown_key_is_refused_with_its_place() {
 #[test]
 fn test_bad_value_is_refused_with_its_place() {
     for (text, problem) in [
-        ("slots: many", "slots: expected a whole number from 1 to 1000, found `many`"),
-        ("slots: 0", "slots: expected a whole number"),
+        ("slots: many", "slots: expected a number of jobs from 1 to 1000, or `auto`, found `many`"),
+        ("slots: 0", "slots: expected a number of jobs"),
+        ("slots: 1001", "slots: expected a number of jobs"),
+        ("job_cpus: 0", "job_cpus: expected a number of processors from 1 on"),
         ("keep_jobs: 3 weeks", "keep_jobs: expected a duration"),
         ("keep_records: 90s", "keep_records: expected `forever`, or a duration of an hour or more"),
         ("lease: 1s", "lease: expected a duration from `2s` to `1h`"),

@@ -65,10 +65,6 @@ pub(super) fn roles(text: &str) -> Option<Roles> {
     Some(roles)
 }
 
-pub(super) fn slots(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|slots| (1..=1000).contains(slots))
-}
-
 /// Directives, each a level or `target=level`; `Targets` would take any other word for a target.
 pub(super) fn log(text: &str) -> Option<String> {
     let level = |directive: &str| directive.trim().parse::<LevelFilter>().is_ok();

@@ -13,7 +13,7 @@ use agent_cas::blocking;
 use agent_model::disk::Pressure;
 use agent_model::failpoint;
 use agent_model::node::{Finding, Inventory};
-use agent_node::ProbeConfig;
+use agent_node::{ProbeConfig, Sharing};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -182,7 +182,16 @@ mod tests {
         let [engine, docker] = ["/nowhere"; 2].map(std::path::PathBuf::from);
         let jobs = agent_node::JobsRunAs::default();
         let (path, labels) = (String::new(), Default::default());
-        let probe = ProbeConfig { state_dir, slots: 1, path, disk_reserve: 0, engine, docker, jobs, labels };
+        let probe = ProbeConfig {
+            state_dir,
+            sharing: Sharing::Slots(1),
+            path,
+            disk_reserve: 0,
+            engine,
+            docker,
+            jobs,
+            labels,
+        };
         let inventory = agent_node::probe(&probe);
         let grade = |inventory: &Inventory| {
             inventory.findings.iter().find(|finding| finding.topic == "disk").unwrap().grade
@@ -230,8 +239,16 @@ mod tests {
         let [state_dir, docker, nowhere] = ["state", "docker.sock", "gone"].map(|name| dir.path().join(name));
         let (path, disk_reserve, jobs) = (String::new(), 0, agent_node::JobsRunAs::default());
         let labels = Default::default();
-        let probe =
-            ProbeConfig { state_dir, slots: 1, path, disk_reserve, engine: nowhere, docker, jobs, labels };
+        let probe = ProbeConfig {
+            state_dir,
+            sharing: Sharing::Slots(1),
+            path,
+            disk_reserve,
+            engine: nowhere,
+            docker,
+            jobs,
+            labels,
+        };
         let came = watch::Sender::new(0);
         let lives = engine(&probe.docker, &came);
         let mut lives = Box::pin(lives);

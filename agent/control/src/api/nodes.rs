@@ -18,7 +18,8 @@ use tonic::{Request, Response, Status};
 
 use super::sessions::{Twice, describe};
 use super::{Caller, Refusal, Services, invalid};
-use crate::queue::{DeclaredLost, NodeState, Wish, WishState};
+use crate::queue::{DeclaredLost, JobView, NodeState, Wish, WishState};
+use crate::scheduler::Size;
 use crate::store::Recovery;
 
 /// How long a node may take to do something with one of its environments.
@@ -42,7 +43,7 @@ impl Services {
         let queued = jobs.iter().filter(|view| view.job.state == JobState::Queued).count();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         Ok(v1::ListNodesResponse {
-            nodes: nodes.into_iter().map(|node| self.node_to_wire(node)).collect(),
+            nodes: nodes.into_iter().map(|node| self.node_with_use(node, &jobs)).collect(),
             controller: Some(v1::Controller {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 started_ms: self.about.started_at.0,
@@ -113,6 +114,16 @@ impl Services {
         let said = (!request.withdraw).then_some((after, reason));
         let node = self.queue.preempt(&id, said, who).await?.ok_or_else(|| unknown_node(&id))?;
         Ok(self.node_to_wire(node))
+    }
+
+    /// A node for the wire, with what its jobs count for.
+    fn node_with_use(&self, node: NodeState, jobs: &[JobView]) -> v1::Node {
+        let inventory = &node.record.inventory;
+        let (all, job_cpus) = (Size::given_by(inventory), inventory.job_cpus);
+        let here = jobs.iter().filter(|view| node.jobs.contains(&view.job.id));
+        let Size { cpus, memory, .. } =
+            here.map(|view| Size::of(&view.job.spec.resources).counted(all, job_cpus)).sum();
+        v1::Node { cpus_used: cpus, memory_used_bytes: memory, ..self.node_to_wire(node) }
     }
 
     /// A node for the wire, with the labels of its token and the error of its clock.
@@ -297,6 +308,8 @@ fn to_wire(node: NodeState) -> v1::Node {
         last_seen_ms: node.record.last_seen.0,
         inventory: Some(node.record.inventory.into()),
         load: Some(node.load.into()),
+        cpus_used: 0,
+        memory_used_bytes: 0,
         slots_used: u32::try_from(node.jobs.len()).unwrap_or(u32::MAX),
         preemption: node
             .record

@@ -27,6 +27,7 @@ use super::plan::{self, Failing, MachineView, NodeView, PoolStep, PoolView};
 use super::{Ask, KeeperInbox};
 use crate::api::{Refusal, Services};
 use crate::queue::{NodeState, Outlook, Retirement};
+use crate::scheduler::Size;
 use crate::store::{Document, MachineRecord, MachineStep, PoolRecord, SeenMachine, TokenRecord};
 use prospects::labels_of;
 
@@ -306,11 +307,13 @@ impl Keeper {
             return Ok(());
         };
         let inventory = &node.record.inventory;
+        let given = Size::given_by(inventory);
         let seen = Some(Box::new(SeenMachine {
             slots: inventory.slots,
+            job_cpus: inventory.job_cpus,
             gpus: u32::try_from(inventory.gpus.len()).unwrap_or(u32::MAX),
-            cpus: inventory.cpus,
-            memory: inventory.memory,
+            cpus: given.cpus,
+            memory: given.memory,
             labels: inventory.labels.clone(),
             gangs: inventory.gangs,
             interpreters: inventory.interpreters.clone(),

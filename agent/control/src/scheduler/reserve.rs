@@ -39,8 +39,9 @@ impl Promises {
                 let stays = node.taken.iter().filter(|taken| taken.ends.is_none_or(|ends| ends > *within));
                 let promised = promised.iter().map(|(size, _)| *size);
                 let all = stays.map(|taken| taken.size).chain(promised).chain([Size::of(&job.wants)]);
-                let (slots, size) =
-                    all.fold((0_u32, Size::default()), |(slots, all), size| (slots + 1, all.and(size)));
+                let (slots, size) = all
+                    .map(|asked| node.counts(asked))
+                    .fold((0_u32, Size::default()), |(slots, all), size| (slots + 1, all.and(size)));
                 slots <= node.slots && size.fits_into(node.size)
             }
             (None, _) => false,
@@ -84,7 +85,7 @@ fn when(node: &Room, promised: &[(Size, Option<Duration>)], wants: Size) -> (Opt
     let mut uses: Vec<_> = taken.chain(before).collect();
     uses.sort_by_key(|(ends, _)| std::cmp::Reverse((ends.is_none(), *ends))); // the first to end is last
     let fits = |uses: &[(Option<Duration>, Size)]| {
-        let all = uses.iter().map(|(_, size)| *size).sum::<Size>().and(wants);
+        let all = uses.iter().map(|(_, size)| node.counts(*size)).sum::<Size>().and(node.counts(wants));
         uses.len() < node.slots as usize && all.fits_into(node.size)
     };
     let (mut within, mut ends) = (Some(Duration::ZERO), 0);

@@ -56,6 +56,7 @@ fn room(name: &str, slots: u32) -> Room {
         closed: None,
         slots,
         size,
+        job_cpus: 0,
         unfit,
         labels,
         gangs: true,
@@ -84,6 +85,40 @@ fn test_reason_names_who_is_ahead_and_who_runs() {
     let decided = place(&[job("c", 0, 0), job("d", 0, 0)], vec![node]);
     assert_eq!(reason(&decided, "c"), "next in line, both slots of box busy: train-a, train-b");
     assert_eq!(reason(&decided, "d"), "1 job ahead, both slots of box busy: train-a, train-b");
+}
+
+#[test]
+fn test_jobs_share_a_node_by_size() {
+    let gib = 1 << 30;
+    let size = Size { gpus: 0, cpus: 4, memory: 8 * gib };
+    let node = Room { size, job_cpus: 1, ..room("box", 4) };
+    let sized = |name: &str, cpus, memory| {
+        let mut job = job(name, 0, memory);
+        job.wants.cpus = cpus;
+        job
+    };
+    // One that says nothing counts for a processor and a quarter of the memory.
+    let decided = place(&[sized("a", 2, 0), sized("b", 0, 3 * gib), sized("c", 0, 0)], vec![node.clone()]);
+    assert_eq!(names(&decided), ["a", "b"]);
+    assert_eq!(
+        reason(&decided, "c"),
+        "next in line, box has 1 of 4 CPUs, 1 GiB of 8 GiB of memory free, and it takes 1 CPU and 2 GiB there: a, b"
+    );
+    let all: Vec<Pending> = ["a", "b", "c", "d", "e"].map(|name| job(name, 0, 0)).into();
+    assert_eq!(names(&place(&all, vec![node.clone()])), ["a", "b", "c", "d"]);
+    let large = place(&[sized("large", 5, 0)], vec![node.clone()]);
+    assert_eq!(
+        reason(&large, "large"),
+        "no node is large enough for 5 CPUs, 0 GPUs: box has for jobs 4 CPUs, 0 GPUs and 8 GiB of memory"
+    );
+    // What a job counts for there is also what is kept free for it.
+    let mut busy = node;
+    busy.taken = vec![runs("now", 0, Some(60)), runs("long", 0, None)];
+    let mut short = sized("short", 2, 0);
+    short.longest = minutes(30);
+    let decided = place(&[sized("wide", 3, 0), sized("narrow", 1, 0), short], vec![busy]);
+    assert_eq!(names(&decided), ["short"]);
+    assert!(reason(&decided, "wide").contains("starts in 60 min at the latest"), "{decided:?}");
 }
 
 #[test]

@@ -33,6 +33,23 @@ impl Room {
             more => format!(" and {more} more"),
         };
         let busy = match (self.free_slots(), self.slots) {
+            _ if self.job_cpus > 0 => {
+                let (free, counts) = (self.free(), self.counts(wants));
+                let gpus = match self.size.gpus {
+                    0 => String::new(),
+                    gpus => format!("{} of {}, ", free.gpus, count(gpus.into(), "GPU")),
+                };
+                format!(
+                    "{} has {} of {}, {gpus}{} of {} of memory free, and it takes {} and {} there",
+                    self.node,
+                    free.cpus,
+                    count(self.size.cpus.into(), "CPU"),
+                    size::binary(free.memory),
+                    size::binary(self.size.memory),
+                    count(counts.cpus.into(), "CPU"),
+                    size::binary(counts.memory)
+                )
+            }
             (0, 1) => format!("the slot of {} busy", self.node),
             (0, 2) => format!("both slots of {} busy", self.node),
             (0, slots) => format!("all {slots} slots of {} busy", self.node),
@@ -277,8 +294,11 @@ fn too_large(wants: &Resources, nodes: &[Room]) -> Wait {
     let size = |node: &&Room| (node.size.gpus, node.size.memory, node.size.cpus);
     let largest = nodes.iter().max_by_key(size).map(|node| {
         let has = needs(node.size);
-        let slots = count(node.slots.into(), "slot");
-        format!("{} has {slots}, {has}{}", node.node, node.without(wants.gpus > 0))
+        let slots = match node.job_cpus {
+            0 => count(node.slots.into(), "slot") + ", ",
+            _ => "for jobs ".to_owned(), // less what is reserved
+        };
+        format!("{} has {slots}{has}{}", node.node, node.without(wants.gpus > 0))
     });
     Wait::TooLarge { wants: needs(Size::of(wants)), largest: largest.unwrap_or_default() }
 }

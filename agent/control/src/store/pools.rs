@@ -34,8 +34,11 @@ pub(crate) struct PoolRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SeenMachine {
     pub(crate) slots: u32,
+    #[serde(default)]
+    pub(crate) job_cpus: u32,
     pub(crate) gpus: u32,
     pub(crate) cpus: u32,
+    /// Of these and the processors, what jobs can be given.
     pub(crate) memory: u64,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) gangs: bool,

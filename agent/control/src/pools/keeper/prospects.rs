@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use agent_model::NodeId;
 use agent_model::job::POOL;
+use agent_model::node::Slots;
 
 use super::{EXPECTED, Keeper};
 use crate::pools::plan::Failing;
@@ -55,12 +56,19 @@ impl Keeper {
         let failing = self.known_pools.get(&pool.name).and_then(|known| known.failing.as_ref());
         let closed =
             failing.map_or_else(|| "makes another machine".to_owned(), |failing| cannot(pool, failing));
+        let (slots, job_cpus) = match (seen, shape.slots) {
+            (Some(seen), _) => (seen.slots, seen.job_cpus),
+            (None, Some(Slots::Number(slots))) => (slots, 0),
+            (None, Some(Slots::Auto)) => (size.cpus, 1),
+            (None, None) => (1, 0),
+        };
         Room {
             node: NodeId::from(&pool.name),
             presence: Presence::Possible,
             closed: Some(closed.into()),
-            slots: seen.map_or(shape.slots.unwrap_or(1), |seen| seen.slots),
+            slots,
             size,
+            job_cpus,
             unfit: String::new(),
             labels,
             gangs: seen.is_none_or(|seen| seen.gangs),

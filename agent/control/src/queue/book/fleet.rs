@@ -176,12 +176,8 @@ impl NodeState {
             presence: Presence::There,
             closed: self.closed(),
             slots: inventory.slots,
-            size: Size {
-                gpus: u32::try_from(inventory.gpus.iter().filter(|gpu| gpu.counts()).count())
-                    .unwrap_or(u32::MAX),
-                cpus: inventory.cpus,
-                memory: inventory.memory,
-            },
+            size: Size::given_by(inventory),
+            job_cpus: inventory.job_cpus,
             unfit: unfit(inventory),
             labels: inventory.labels.clone(),
             gangs: inventory.gangs,
