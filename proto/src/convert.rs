@@ -431,6 +431,7 @@ impl TryFrom<v1::Fault> for Fault {
 
 impl From<Inventory> for v1::Inventory {
     fn from(inventory: Inventory) -> v1::Inventory {
+        let python = |python: Interpreter| v1::Interpreter { name: python.name, version: python.version };
         v1::Inventory {
             hostname: inventory.hostname,
             os: inventory.os,
@@ -449,11 +450,7 @@ impl From<Inventory> for v1::Inventory {
             gangs: inventory.gangs,
             labels: inventory.labels.into_iter().collect(),
             findings: inventory.findings.into_iter().map(v1::Finding::from).collect(),
-            interpreters: inventory
-                .interpreters
-                .into_iter()
-                .map(|python| v1::Interpreter { name: python.name, version: python.version })
-                .collect(),
+            interpreters: inventory.interpreters.into_iter().map(python).collect(),
             environments: inventory.environments.into_iter().map(Into::into).collect(),
         }
     }

@@ -16,6 +16,7 @@ mod faults;
 mod fleet;
 mod gc;
 mod inside;
+mod instance;
 mod metrics;
 mod named_data;
 mod one_job;

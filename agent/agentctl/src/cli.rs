@@ -28,7 +28,7 @@ pub(crate) use data::{DataCreateArgs, DataVerb, DataVersionArgs};
 pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use inside::{ExecArgs, ForwardArgs, InsideVerb, OpenArgs, Ports};
 pub(crate) use metrics::MetricsArgs;
-pub(crate) use node::{DrainArgs, MachineVerb, NodeArgs, NodeVerb};
+pub(crate) use node::{DrainArgs, KeepAwakeArgs, MachineVerb, NodeArgs, NodeVerb};
 pub(crate) use pool::{PoolSettings, PoolVerb};
 pub(crate) use preempt::PreemptArgs;
 use submit::pair;

@@ -7,6 +7,7 @@
 mod arrays;
 mod as_job;
 mod attach;
+mod awake;
 mod cancel;
 mod check;
 mod completions;
@@ -140,6 +141,7 @@ async fn act_on_machine(
         MachineVerb::Drain(args) => return drain::drain(&args, to, output).await,
         MachineVerb::Undrain(args) => drain::set(&args, "uncordon", to, output).await?,
         MachineVerb::Cordon(args) => drain::set(&args, "cordon", to, output).await?,
+        MachineVerb::KeepAwake(args) => awake::keep_awake(&args, to, output).await?,
         MachineVerb::Preempt(args) => preempt::preempt(&args, to, output).await?,
         MachineVerb::Node(NodeVerb::Lost { node, yes, json }) => {
             lost::lost(&node, yes, json, to, output).await?

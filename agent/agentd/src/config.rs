@@ -17,6 +17,7 @@ mod pools;
 mod preemption;
 mod read;
 mod sharing;
+mod shutdown;
 mod values;
 
 use std::collections::BTreeMap;
@@ -42,6 +43,7 @@ pub(crate) use people::{Group, JobUser};
 pub(crate) use pools::PoolSettings;
 pub(crate) use preemption::{PreemptionSettings, Provider};
 use read::Layers;
+pub(crate) use shutdown::ShutdownSettings;
 pub(crate) use values::{FarStore, Share};
 
 /// The file of a daemon installed on the machine.
@@ -66,6 +68,9 @@ const KEYS: &[Key] = &[
     Key { name: "job_cpus", default: "1" },
     Key { name: "reserved_cpus", default: "0" },
     Key { name: "reserved_memory", default: "512MiB" },
+    Key { name: "idle_after", default: "off" },
+    Key { name: "stop_at", default: "" },
+    Key { name: "shutdown_run", default: "" },
     Key { name: "log", default: "info" },
     Key { name: "tracking_port", default: "0" },
     Key { name: "keep_jobs", default: "0s" },
@@ -337,6 +342,8 @@ pub(crate) struct Config {
     pub(crate) node_name: NodeId,
     /// How the machine is divided among jobs.
     pub(crate) sharing: Sharing,
+    /// When the machine is shut down.
+    pub(crate) shutdown: ShutdownSettings,
     /// What is logged, for example `info,agentd=debug`.
     pub(crate) log: String,
     /// The loopback port of the tracking endpoint; 0 means any.
@@ -409,6 +416,7 @@ impl Config {
         let [keep_records] = layers.all(["keep_records"]);
         let [lease, socket_group, operator_group] = layers.all(["lease", "socket_group", "operator_group"]);
         let (sharing, of_sharing) = sharing::resolve(&layers)?;
+        let (shutdown, of_shutdown) = ShutdownSettings::resolve(roles, variables, &layers)?;
         let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
         let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
         let (pools, of_pools) = PoolSettings::resolve(flags, variables, &layers)?;
@@ -433,6 +441,7 @@ impl Config {
             blob_store: blob_store.parse(BLOB_STORE, values::far_store)?,
             node_name: node_name.parse("letters, digits, `-` and `_`", |text| text.parse().ok())?,
             sharing,
+            shutdown,
             log: log.parse("a level such as `info`, or `info,agentd=debug`", values::log)?,
             tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
             keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
@@ -474,7 +483,8 @@ impl Config {
                 operator_group,
             ],
         };
-        let rest = [of_sharing, of_jobs, said, of_data, of_pools, of_devices, of_gangs, of_preemption];
+        let rest =
+            [of_sharing, of_shutdown, of_jobs, said, of_data, of_pools, of_devices, of_gangs, of_preemption];
         config.settings.extend(rest.concat());
         Ok(config)
     }

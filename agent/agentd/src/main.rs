@@ -24,6 +24,7 @@ mod membership;
 mod notify;
 mod reload;
 mod roles;
+mod shutdown;
 mod supervisor;
 mod tunnels;
 mod worker;

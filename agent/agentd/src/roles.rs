@@ -47,7 +47,6 @@ use crate::listener;
 use crate::membership::{self, Uplink};
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
-use crate::tunnels;
 use crate::worker::data::Data;
 use crate::worker::environments::{Keeper, eviction, room};
 use crate::worker::gpus::{Gpus, Looker};
@@ -64,6 +63,7 @@ use crate::worker::upkeep::Upkeep;
 use crate::worker::users::Users;
 use crate::worker::views::Views;
 use crate::worker::{Worker, containers, environments, jobs_dir, pins, recover};
+use crate::{shutdown, tunnels};
 
 /// How often a silent connection is pinged, and how long the answer may take: a link that drops all packets is
 /// noticed after the sum of both.
@@ -311,6 +311,7 @@ async fn start_controller(
         .await
         .map_err(StartError::Controller)?;
     let (routes, rounds) = (controller.routes(), controller.rounds());
+    shutdown::look_after(config, controller.standby(), clock, supervisor);
     let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
     supervisor
         .spawn_again(TaskKind::Upkeep, "controller pulse", move || follow(rounds.clone(), pulse.clone()));

@@ -46,6 +46,7 @@ use crate::fanout::Fanout;
 use crate::pools::Pools;
 use crate::queue::{AskError, JobView, Queue};
 use crate::secrets::Secrets;
+use crate::standby::Board;
 use crate::store::{JobRecord, RankEnd, ReplicaRecord, Store, StoreError};
 use crate::tunnels::Tunnels;
 
@@ -73,6 +74,8 @@ pub(crate) struct Services {
     pub(crate) identity: Option<IdentityConfig>,
     /// Whoever keeps the connections to hosts that cannot connect to this one.
     pub(crate) tunnels: Option<Tunnels>,
+    /// When the machine is shut down, if anything does that.
+    pub(crate) board: Board,
     pub(crate) about: About,
 }
 

@@ -41,6 +41,7 @@ mod scheduler;
 mod secrets;
 #[cfg(test)]
 mod sim;
+mod standby;
 mod store;
 mod tunnels;
 
@@ -59,6 +60,7 @@ use agent_pools::Provider;
 
 pub use api::{IdentityConfig, Operators, Peer};
 pub use scheduler::UserLimits;
+pub use standby::{ControllerStops, ShutdownPlan, Standby, Work};
 use store::{Loaded, Store};
 pub use store::{OpenStoreError, StoreError};
 pub use tunnels::{KeptTunnel, TunnelDesk, TunnelRequest, Tunnels};
@@ -186,6 +188,7 @@ impl Controller {
             sessions: api::Sessions::default(),
             audit: audit::Audit::new(&home.join("audit.jsonl")),
             clock: Arc::clone(&clock),
+            transfers: standby::Transfers::default(),
         };
         let services = api::Services {
             gate,
@@ -202,6 +205,7 @@ impl Controller {
             offers: api::Offers::default(),
             pools,
             fanout: Arc::default(),
+            board: standby::Board::open(&home),
             about: api::About::new(&config.state_dir, &*clock),
         };
         let keeper = pools::Keeper::new(inbox, services.clone());
@@ -218,6 +222,12 @@ impl Controller {
     /// Shows whether the main loop is running, for a watchdog.
     pub fn rounds(&self) -> Rounds {
         Rounds(self.services.queue.clone())
+    }
+
+    /// For whoever shuts the machine down.
+    pub fn standby(&self) -> Standby {
+        let api::Services { queue, board, gate, .. } = &self.services;
+        Standby { queue: queue.clone(), board: board.clone(), transfers: gate.transfers.clone() }
     }
 
     /// Works until `shutdown`, then writes all unwritten changes and ends all streams.

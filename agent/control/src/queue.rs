@@ -27,6 +27,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::lease::Orders;
 use crate::scheduler::{Prospect, UserLimits};
+use crate::standby::Work;
 use crate::store::{Document, JobRecord, Loaded, Store};
 pub(crate) use book::{
     Book, DeclaredLost, Held, Moment, NodeState, Outlook, RemovedNode, Report, Retirement, Standing,
@@ -125,6 +126,9 @@ enum Request {
     NoteSoFar { replica: ReplicaId, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
     OutputsStored { job: Box<JobRecord>, node: NodeId, artifacts: Artifacts, reply: Reply<()> },
     Remove { job: Box<JobRecord>, reply: Reply<bool> },
+    KeptUpBy(Work, Reply<Option<String>>),
+    Close { why: String, work: Option<Work>, reply: Reply<Option<String>> },
+    Open(Reply<()>),
 }
 
 /// An environment as its node reported it before a wish, and the state of the wish from then on.
@@ -325,6 +329,21 @@ impl Queue {
     /// Marks a job that ended as removed; false when it, or another job of its name, has not ended.
     pub(crate) async fn remove(&self, job: JobRecord) -> Result<bool, AskError> {
         self.ask(|reply| Request::Remove { job: Box::new(job), reply }).await
+    }
+
+    /// What keeps the machine up; `None` when nothing does.
+    pub(crate) async fn kept_up_by(&self, work: Work) -> Result<Option<String>, AskError> {
+        self.ask(|reply| Request::KeptUpBy(work, reply)).await
+    }
+
+    /// Places nothing after the answer, for this reason, unless `work` keeps the machine up: then that is returned.
+    pub(crate) async fn close(&self, why: &str, work: Option<Work>) -> Result<Option<String>, AskError> {
+        self.ask(|reply| Request::Close { why: why.to_owned(), work, reply }).await
+    }
+
+    /// Places again what can be placed.
+    pub(crate) async fn open(&self) -> Result<(), AskError> {
+        self.ask(Request::Open).await
     }
 
     /// Writes all unwritten changes, so that the store has everything that was published so far.

@@ -3842,6 +3842,40 @@ pub struct Controller {
     pub store_bytes: u64,
     #[prost(uint64, tag = "10")]
     pub store_limit_bytes: u64,
+    /// When its machine is shut down; absent where nothing does that.
+    #[prost(message, optional, tag = "11")]
+    pub shutdown: ::core::option::Option<Shutdown>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KeepAwakeRequest {
+    /// 0: no longer.
+    #[prost(uint64, tag = "1")]
+    pub for_ms: u64,
+}
+/// How the configuration of the controller's machine shuts it down.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Shutdown {
+    /// Since when nothing has kept it up; 0 while something does.
+    #[prost(uint64, tag = "1")]
+    pub idle_since_ms: u64,
+    /// When it is shut down; 0 while that is not known.
+    #[prost(uint64, tag = "2")]
+    pub due_ms: u64,
+    /// For people: `idle for 30 min`; empty where nothing shuts it down.
+    #[prost(string, tag = "3")]
+    pub rule: ::prost::alloc::string::String,
+    /// What keeps it up, for people; empty when nothing does.
+    #[prost(string, tag = "4")]
+    pub kept_up_by: ::prost::alloc::string::String,
+    /// Until when users want it up; 0 when nobody does.
+    #[prost(uint64, tag = "5")]
+    pub awake_until_ms: u64,
+    /// The command that shuts it down has been started.
+    #[prost(bool, tag = "6")]
+    pub running: bool,
+    /// Why that failed the last time, for people; empty when it did not.
+    #[prost(string, tag = "7")]
+    pub failed: ::prost::alloc::string::String,
 }
 /// Something an operator should know, and what to do about it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -4179,6 +4213,25 @@ pub mod nodes_client {
             req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "Preempt"));
             self.inner.unary(req, path, codec).await
         }
+        /// Keeps the controller's machine up for a while, where its configuration shuts it down. Answered when it is on disk.
+        pub async fn keep_awake(
+            &mut self,
+            request: impl tonic::IntoRequest<super::KeepAwakeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Shutdown>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/agent.v1.Nodes/KeepAwake");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("agent.v1.Nodes", "KeepAwake"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Takes the word of an operator that a silent node is gone for good: nothing it ran runs any more. Its jobs
         /// end or start anew elsewhere. Refused for a node that answers.
         pub async fn declare_lost(
@@ -4415,6 +4468,11 @@ pub mod nodes_server {
             &self,
             request: tonic::Request<super::PreemptRequest>,
         ) -> std::result::Result<tonic::Response<super::Node>, tonic::Status>;
+        /// Keeps the controller's machine up for a while, where its configuration shuts it down. Answered when it is on disk.
+        async fn keep_awake(
+            &self,
+            request: tonic::Request<super::KeepAwakeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Shutdown>, tonic::Status>;
         /// Takes the word of an operator that a silent node is gone for good: nothing it ran runs any more. Its jobs
         /// end or start anew elsewhere. Refused for a node that answers.
         async fn declare_lost(
@@ -4688,6 +4746,49 @@ pub mod nodes_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PreemptSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/agent.v1.Nodes/KeepAwake" => {
+                    #[allow(non_camel_case_types)]
+                    struct KeepAwakeSvc<T: Nodes>(pub Arc<T>);
+                    impl<T: Nodes> tonic::server::UnaryService<super::KeepAwakeRequest>
+                    for KeepAwakeSvc<T> {
+                        type Response = super::Shutdown;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::KeepAwakeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Nodes>::keep_awake(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = KeepAwakeSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

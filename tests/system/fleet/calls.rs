@@ -110,6 +110,7 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         "Jobs/Submit",
         "Jobs/List",
         "Nodes/List",
+        "Nodes/KeepAwake",
         "Identity/Renew",
         "Secrets/Set",
         "Secrets/List",

@@ -1,8 +1,10 @@
 //! The verbs about one machine.
 
+use std::time::Duration;
+
 use clap::{Args, Subcommand};
 
-use super::{JobJsonArgs, PreemptArgs};
+use super::{JobJsonArgs, PreemptArgs, lasting};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MachineVerb {
@@ -15,9 +17,24 @@ pub(crate) enum MachineVerb {
     Cordon(NodeArgs),
     /// Say that a machine will be taken away: its jobs store what they have, and start again elsewhere.
     Preempt(PreemptArgs),
+    /// Keep a machine up that shuts itself down when it is idle or at set times.
+    KeepAwake(KeepAwakeArgs),
     /// Act on one machine.
     #[command(subcommand)]
     Node(NodeVerb),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeepAwakeArgs {
+    /// For how long, at most 7d.
+    #[arg(value_name = "TIME", value_parser = lasting, default_value = "8h")]
+    pub(crate) length: Duration,
+    /// No longer: it shuts down as configured.
+    #[arg(long, conflicts_with = "length")]
+    pub(crate) off: bool,
+    /// As JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

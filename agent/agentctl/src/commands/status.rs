@@ -136,6 +136,9 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
     let running = glance.jobs.iter().filter(|job| job.state != "Queued").count();
     let waiting = glance.jobs.len() - running;
     let _ = writeln!(text, "  jobs    {running} in work, {waiting} waiting");
+    if let Some(shutdown) = &controller.shutdown {
+        let _ = writeln!(text, "  power   {}", wrap(&shutdown.describe(now), paper.width, 10));
+    }
     for node in &glance.nodes {
         let _ = write!(text, "\n{}", machine(node, now, paper));
     }
@@ -317,6 +320,7 @@ mod tests {
             incarnation: "x".into(),
             store_bytes: 1_200_000_000,
             store_limit_bytes: 25_000_000_000,
+            shutdown: None,
             notices: Vec::new(),
         };
         let whom = Whom { socket: "/home/ada/agentd/agentd.sock".into(), user: "ada".into(), context: None };

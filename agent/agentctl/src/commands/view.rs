@@ -12,6 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::arrays::TasksView;
+use super::awake::ShutdownView;
 use super::preempt::PreemptionView;
 use crate::client::person;
 use crate::output::Paper;
@@ -491,6 +492,8 @@ pub(crate) struct ControllerView {
     pub(crate) store_bytes: u64,
     pub(crate) store_limit_bytes: u64,
     pub(crate) notices: Vec<NoticeView>,
+    /// How its machine is shut down, if anything does that.
+    pub(crate) shutdown: Option<ShutdownView>,
 }
 
 /// A problem that the controller reports.
@@ -513,6 +516,7 @@ impl From<v1::Controller> for ControllerView {
             store_bytes: wire.store_bytes,
             store_limit_bytes: wire.store_limit_bytes,
             notices: wire.notices.into_iter().map(|n| NoticeView { what: n.what, fix: n.fix }).collect(),
+            shutdown: wire.shutdown.map(ShutdownView::from),
         }
     }
 }

@@ -50,6 +50,13 @@ fn test_bad_value_is_refused_with_its_place() {
         ("slots: many", "slots: expected a number of jobs from 1 to 1000, or `auto`, found `many`"),
         ("slots: 0", "slots: expected a number of jobs"),
         ("slots: 1001", "slots: expected a number of jobs"),
+        ("idle_after: 30", "idle_after: nothing says how: set `shutdown_run`"),
+        ("stop_at: 19:00 mon-fri", "stop_at: nothing says how"),
+        ("stop_at: 7 pm\nshutdown_run: x", "stop_at: expected times and days"),
+        (
+            "idle_after: 30m\nshutdown_run: x\nroles: controller",
+            "idle_after: only a machine that is its own controller",
+        ),
         ("job_cpus: 0", "job_cpus: expected a number of processors from 1 on"),
         ("keep_jobs: 3 weeks", "keep_jobs: expected a duration"),
         ("keep_records: 90s", "keep_records: expected `forever`, or a duration of an hour or more"),

@@ -13,7 +13,7 @@ use agent_cas::blocking;
 use agent_model::disk::Pressure;
 use agent_model::failpoint;
 use agent_model::node::{Finding, Inventory};
-use agent_node::{ProbeConfig, Sharing};
+use agent_node::ProbeConfig;
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -184,7 +184,7 @@ mod tests {
         let (path, labels) = (String::new(), Default::default());
         let probe = ProbeConfig {
             state_dir,
-            sharing: Sharing::Slots(1),
+            sharing: agent_node::Sharing::Slots(1),
             path,
             disk_reserve: 0,
             engine,
@@ -241,7 +241,7 @@ mod tests {
         let labels = Default::default();
         let probe = ProbeConfig {
             state_dir,
-            sharing: Sharing::Slots(1),
+            sharing: agent_node::Sharing::Slots(1),
             path,
             disk_reserve,
             engine: nowhere,

@@ -26,6 +26,7 @@ use super::{Refusal, Services};
 use crate::audit::{Audit, AuditEntry};
 use crate::queue::JobView;
 use crate::registry::Registry;
+use crate::standby::Transfers;
 use crate::store::JobRecord;
 
 /// What the transport knows about the other end of a connection; every connection to the controller has one.
@@ -139,6 +140,7 @@ const NODES: &[(&str, Rule)] = &[
     ("DeclareLost", Rule::Operator),
     ("ManageEnvironment", Rule::Operator),
     ("StoreOutputs", Rule::Owner),
+    ("KeepAwake", Rule::User),
     ("CollectBlobs", Rule::Operator),
     ("CheckBlobs", Rule::Operator),
     ("GetTunnelKey", Rule::Admin),
@@ -234,9 +236,12 @@ pub(super) fn rule(path: &str) -> Option<Rule> {
 
 /// Whether a call that was allowed goes into the audit log.
 fn is_audited(path: &str) -> bool {
-    let is_blob =
-        BLOBS.iter().any(|service| path.strip_prefix('/').is_some_and(|path| path.starts_with(service)));
-    !is_blob && !UNAUDITED.contains(&path)
+    !is_of(&BLOBS, path) && !UNAUDITED.contains(&path)
+}
+
+/// Whether a call is one of these services.
+fn is_of(services: &[&str], path: &str) -> bool {
+    services.iter().any(|service| path.strip_prefix('/').is_some_and(|path| path.starts_with(service)))
 }
 
 /// Everything the rules are checked with. Cheap to clone.
@@ -247,6 +252,8 @@ pub(crate) struct Gate {
     pub(crate) sessions: Sessions,
     pub(crate) audit: Audit,
     pub(crate) clock: Arc<dyn Clock>,
+    /// The calls about blobs that are going on.
+    pub(crate) transfers: Transfers,
 }
 
 /// The caller of a call that its rule allows.
@@ -369,6 +376,8 @@ pub(super) async fn guard(State(gate): State<Gate>, mut request: Request, next: 
     let path = request.uri().path().to_owned();
     let about = Arc::new(Mutex::new(String::new()));
     let session = session_of(&request);
+    // Of a call that sends blobs all is over when it is answered.
+    let _going_on = is_of(&BLOBS[1..], &path).then(|| gate.transfers.begin());
     let admitted = gate.admit(&peer, &path, &session, &about).await;
     let response = match admitted {
         Ok(caller) => {

@@ -9,7 +9,7 @@ use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
 use agent_model::node::{Finding, Grade};
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::words::count;
-use agent_model::{Code, Fault, JobState, NodeId};
+use agent_model::{Code, Fault, JobState, NodeId, Timestamp};
 use agent_proto::v1;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
@@ -55,8 +55,43 @@ impl Services {
                 notices: self.notices(),
                 store_bytes: self.collector.room().await.taken,
                 store_limit_bytes: self.collector.limits().size,
+                shutdown: self.shutdown(),
             }),
         })
+    }
+
+    /// When the machine is shut down; `None` where nothing does that.
+    fn shutdown(&self) -> Option<v1::Shutdown> {
+        let (plan, awake_until) = self.board.look()?;
+        let now = self.gate.clock.now();
+        let at = |at: Option<Timestamp>| at.map_or(0, |at| at.0);
+        Some(v1::Shutdown {
+            idle_since_ms: at(plan.idle_since),
+            due_ms: at(plan.due),
+            rule: plan.rule,
+            kept_up_by: plan.kept_up_by,
+            awake_until_ms: at(awake_until.filter(|until| *until > now)),
+            running: plan.running,
+            failed: plan.failed,
+        })
+    }
+
+    /// Keeps the machine up for so long, or with 0 no longer.
+    async fn keep_awake_for(&self, length: Duration, who: &str) -> Result<v1::Shutdown, Refusal> {
+        if length > LONGEST_NOTICE {
+            return Err(invalid("a machine can be kept up for seven days, no longer").into());
+        }
+        if self.board.look().is_none() {
+            return Ok(v1::Shutdown::default()); // it stays up anyway
+        }
+        let until = (!length.is_zero()).then(|| self.gate.clock.now() + length);
+        let board = self.board.clone();
+        let written = tokio::task::spawn_blocking(move || board.keep_awake(until)).await;
+        written.map_err(std::io::Error::other).flatten().map_err(|error| {
+            Fault::new(Code::ControllerStore, "the controller could not store the change").because(&error)
+        })?;
+        tracing::info!(who, ?length, "asked to keep the machine up");
+        Ok(self.shutdown().unwrap_or_default())
     }
 
     /// The problems of the controller itself.
@@ -79,6 +114,12 @@ impl Services {
                 fix: "check the disk and the memory of this machine; jobs that lack a file say so".to_owned(),
             });
         }
+        notices.extend(self.board.look().filter(|(plan, _)| !plan.failed.is_empty()).map(|(plan, _)| {
+            v1::Notice {
+                what: format!("the machine could not be shut down: {}", plan.failed),
+                fix: "it is tried again; try the command of `shutdown_run` as the daemon's user".to_owned(),
+            }
+        }));
         notices.extend(self.tunnels_down());
         notices.extend(self.store.recovery().map(mended));
         notices.extend(self.gate.sessions.twice().iter().map(lives_twice));
@@ -326,6 +367,15 @@ impl v1::nodes_server::Nodes for Services {
         _: Request<v1::ListNodesRequest>,
     ) -> Result<Response<v1::ListNodesResponse>, Status> {
         Ok(Response::new(self.list_nodes().await?))
+    }
+
+    async fn keep_awake(
+        &self,
+        request: Request<v1::KeepAwakeRequest>,
+    ) -> Result<Response<v1::Shutdown>, Status> {
+        let who = Caller::of(&request)?.to_string();
+        let length = Duration::from_millis(request.into_inner().for_ms);
+        Ok(Response::new(self.keep_awake_for(length, &who).await?))
     }
 
     async fn preempt(&self, request: Request<v1::PreemptRequest>) -> Result<Response<v1::Node>, Status> {

@@ -3,8 +3,7 @@
 //! Pure: the input is messages and the time; the output is changed records, history and waiting reasons, through
 //! [`Book::changes`]. Each part owns its state and the changes to it that are not on disk yet: the records of
 //! [`jobs`], the waiting [`line`], the [`fleet`] of nodes, the [`replicas`] that are over and that their nodes may
-//! still hold or start, the unknown jobs of [`adopt`]. Here and in [`nodes`] are the rules that touch several of
-//! them.
+//! still hold or start, the unknown jobs of [`adopt`]. Here and in [`nodes`] are the rules that touch several.
 //!
 //! Invariants: every placed job has the epoch of its replicas; an outcome counts once; a terminal job is never
 //! touched again and leaves the book when it is written ([`Book::retire`]).
@@ -14,6 +13,7 @@
 mod adopt;
 mod arrays;
 mod blocked;
+mod closing;
 mod environments;
 mod fleet;
 mod gangs;
@@ -102,6 +102,8 @@ pub(crate) struct Book {
     wishes: environments::Wishes,
     /// Documents that are only written to the disk, and not used here.
     passing: Changes,
+    /// Why nothing is placed now: the machine is about to be shut down.
+    closed: Option<Arc<str>>,
     /// There is a decision that must be on disk before it is reported.
     urgent: bool,
     /// Something changed that decides where jobs are placed.
@@ -135,6 +137,7 @@ impl Book {
             prospects: Vec::new(),
             wishes: environments::Wishes::new(),
             passing: Changes::default(),
+            closed: None,
             urgent: false,
             replan: true,
         };

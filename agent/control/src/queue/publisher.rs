@@ -123,6 +123,12 @@ impl Publisher {
                 reply.hold(())
             }
             Request::Remove { job, reply } => reply.hold(book.remove(*job, now)),
+            Request::KeptUpBy(work, reply) => reply.hold(book.kept_up_by(work)),
+            Request::Close { why, work, reply } => reply.hold(book.close(&why, work)),
+            Request::Open(reply) => {
+                book.open();
+                reply.hold(())
+            }
         }
     }
 

@@ -57,6 +57,8 @@ impl Book {
                 waiting.push((job.id.clone(), wait));
             } else if self.line.has_date(&job.id) {
                 waiting.push((job.id.clone(), Wait::Date));
+            } else if let Some(why) = self.closed.clone() {
+                waiting.push((job.id.clone(), Wait::Closed { why }));
             } else if let Some(tasks) = &job.tasks {
                 match arrays::offered(job, tasks, room) {
                     Ok(offered) => pending.extend(offered),

@@ -8,6 +8,7 @@ use agent_model::{ExitStatus, JobDraft, ReplicaStep, Retry};
 use proptest::prelude::*;
 
 use crate::lease;
+use crate::standby::Work;
 
 /// When the controller of these tests was started.
 pub(super) const START: Boot = Boot(Duration::from_secs(1000));
@@ -97,6 +98,42 @@ fn test_priority_goes_first_then_the_order_of_submission() {
         book.retire();
     }
     assert_eq!(ran, ["c", "d", "b", "a"]);
+}
+
+#[test]
+fn test_machine_that_is_about_to_go_starts_no_job_and_keeps_those_that_come() {
+    let mut book = book(1, START);
+    let now = moment(1, START);
+    assert_eq!(book.close("it goes", Some(Work::Any)), None);
+    let late = book.submit(submission("late", Priority::Medium, 1), now).unwrap();
+    book.schedule(now);
+    let job = book.job(&late).unwrap().clone();
+    assert_eq!(
+        (job.state, book.detail(&job).as_str()),
+        (JobState::Queued, "no node takes work now: it goes")
+    );
+    assert_eq!(book.close("it goes", Some(Work::Placed)), None, "one that waits runs another day");
+    book.open();
+    book.schedule(now);
+    assert_eq!(book.job(&late).unwrap().state, JobState::Preparing);
+    assert_eq!(book.kept_up_by(Work::Placed).as_deref(), Some("late runs"));
+
+    let next = book.submit(submission("next", Priority::Medium, 1), now).unwrap();
+    book.settle(
+        &book.job(&late).unwrap().replica(0),
+        &"box".parse().unwrap(),
+        ended(Verdict::Completed, None),
+        now,
+    );
+    book.retire();
+    assert_eq!(book.kept_up_by(Work::Placed), None);
+    assert_eq!(book.close("it goes", Some(Work::Any)).as_deref(), Some("next waits"));
+    book.hold(&next, true, "ada", now);
+    assert_eq!(book.kept_up_by(Work::Any), None, "nothing starts it by itself");
+    book.hold(&next, false, "ada", now);
+    book.schedule(now);
+    assert_eq!(book.job(&next).unwrap().state, JobState::Preparing, "it was not closed");
+    assert_eq!(book.close("it goes", None), None);
 }
 
 #[test]
