@@ -32,6 +32,28 @@ fn test_a_type_name_stands_in_at_most_two_crates() {
     none("names of types", complaints);
 }
 
+/// What `doctor` finds wanting comes with a remedy: the constructors of a finding ask for one, a literal does not.
+#[test]
+fn test_a_finding_is_made_by_its_constructors() {
+    let mut complaints = Vec::new();
+    for path in files_below("agent", &[".rs"]) {
+        let name = path.to_string_lossy().into_owned();
+        if name == "agent/model/src/node.rs" || name.contains("/tests") {
+            continue;
+        }
+        let text = read(&path);
+        let production = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (index, line) in production.lines().enumerate() {
+            // Types, patterns and copies may name it.
+            let others = ["-> Finding {", "struct Finding {", "let Finding {", ".. }", "..finding"];
+            if line.contains("Finding {") && !others.iter().any(|other| line.contains(other)) {
+                complaints.push(format!("{name}, line {}: `Finding::limited` and its like", index + 1));
+            }
+        }
+    }
+    none("findings", complaints);
+}
+
 /// A table may say which test holds one of its rows; who renames the test must hear of it before a long run does.
 #[test]
 fn test_a_test_that_is_named_exists() {

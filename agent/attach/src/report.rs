@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use agent_model::node::{Finding, Grade};
+use agent_model::node::Finding;
 use agent_model::size;
 
 /// The answers of the script on the host; a key may occur more than once.
@@ -185,20 +185,6 @@ pub(crate) fn findings(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> V
     found
 }
 
-fn finding(topic: &str, grade: Grade, found: impl Into<String>, means: &str, fix: Option<&str>) -> Finding {
-    Finding {
-        topic: topic.to_owned(),
-        grade,
-        found: found.into(),
-        means: means.to_owned(),
-        fix: fix.map(str::to_owned),
-    }
-}
-
-fn good(topic: &str, found: impl Into<String>, means: &str) -> Finding {
-    finding(topic, Grade::Good, found, means, None)
-}
-
 fn version(text: &str) -> (u32, u32) {
     let mut parts = text.split('.').map(|part| part.parse().unwrap_or(0));
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
@@ -213,26 +199,35 @@ fn os(facts: &Facts) -> Finding {
         "debian" => (11, 0),
         _ => {
             let means = "a node is Ubuntu 20.04 or later, or Debian 11 or later: nothing else is tested";
-            return finding("os", Grade::Bad, name, means, Some("take a machine with one of these"));
+            return Finding::bad(
+                "os",
+                name,
+                means,
+                "take a machine with one of these: `cat /etc/os-release` there says what it is",
+            );
         }
     };
     // Debian testing has no version number.
     if version(said) < least && !said.is_empty() {
         let means = "it is too old: a node is Ubuntu 20.04 or later, or Debian 11 or later";
-        return finding("os", Grade::Bad, name, means, Some("upgrade the machine's system"));
+        return Finding::bad(
+            "os",
+            name,
+            means,
+            "upgrade the machine's system, there: `sudo do-release-upgrade`",
+        );
     }
-    good("os", name, "it is supported")
+    Finding::good("os", name, "it is supported")
 }
 
 fn architecture(facts: &Facts) -> Finding {
     match facts.get("arch").unwrap_or("unknown") {
-        "x86_64" => good("architecture", "amd64", "the programs are made for it"),
-        other => finding(
+        "x86_64" => Finding::good("architecture", "amd64", "the programs are made for it"),
+        other => Finding::bad(
             "architecture",
-            Grade::Bad,
             other,
             "the programs are made for amd64 alone",
-            Some("take a machine with an x86-64 processor"),
+            "take a machine where `uname -m` says x86_64",
         ),
     }
 }
@@ -240,11 +235,13 @@ fn architecture(facts: &Facts) -> Finding {
 fn glibc(facts: &Facts, needs: &Needs<'_>) -> Finding {
     let (major, minor) = needs.glibc;
     match facts.get("glibc") {
-        Some(there) if version(there) >= needs.glibc => good("glibc", there, "the programs run with it"),
+        Some(there) if version(there) >= needs.glibc => {
+            Finding::good("glibc", there, "the programs run with it")
+        }
         there => {
             let found = format!("{}, and the programs need {major}.{minor}", there.unwrap_or("none"));
-            let fix = "use the package of a release, which is made for old systems: --package FILE";
-            finding("glibc", Grade::Bad, found, "the programs would not start", Some(fix))
+            let fix = "use the package of a release, which is made for old systems: `agentctl attach --package FILE`";
+            Finding::bad("glibc", found, "the programs would not start", fix)
         }
     }
 }
@@ -258,28 +255,28 @@ fn rights(facts: &Facts, plan: InstallPlan) -> Finding {
         Sudo::None => "no sudo",
     };
     if plan.mode == Mode::System {
-        return good("rights", found, "it is installed for the machine");
+        return Finding::good("rights", found, "it is installed for the machine");
     }
     let means = "it is installed for this user alone, and jobs run as him";
     if facts.get("home_writable") == Some("yes") {
-        let fix = Some("for a node of the machine log in as somebody who may use sudo");
-        return finding("rights", Grade::Limited, found, means, fix);
+        let fix =
+            "for a node of the machine log in as somebody who may use sudo: `agentctl attach USER@HOST`";
+        return Finding::limited("rights", found, means, fix);
     }
     let home = facts.get("home").unwrap_or("the home");
-    finding(
+    Finding::bad(
         "rights",
-        Grade::Bad,
         format!("{found}, and {home} is read-only"),
         "there is no place where it could be installed",
-        Some("log in as somebody who may use sudo, or who has a home"),
+        "log in as somebody who may use sudo, or who has a home: `agentctl attach USER@HOST`",
     )
 }
 
 fn tools(facts: &Facts) -> Option<Finding> {
     let lacking = facts.all("lacks").join(", ");
     let means = "installing needs it";
-    let fix = format!("there: apt-get install tar gzip coreutils util-linux; it lacks {lacking}");
-    (!lacking.is_empty()).then(|| finding("tools", Grade::Bad, format!("no {lacking}"), means, Some(&fix)))
+    let fix = format!("it lacks {lacking}; there: `sudo apt-get install tar gzip coreutils util-linux`");
+    (!lacking.is_empty()).then(|| Finding::bad("tools", format!("no {lacking}"), means, &fix))
 }
 
 fn disk(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
@@ -304,39 +301,49 @@ fn disk(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
     ];
     let short: Vec<String> = short.into_iter().flatten().collect();
     if short.is_empty() {
-        return good("disk", format!("{} free", size::decimal(places[1].1)), "there is room");
+        return Finding::good("disk", format!("{} free", size::decimal(places[1].1)), "there is room");
     }
-    finding("disk", Grade::Bad, short.join("; "), "there is no room for it", Some("make room there"))
+    Finding::bad(
+        "disk",
+        short.join("; "),
+        "there is no room for it",
+        "make room there; `df -h /usr/local /var/lib /var/tmp ~` says where",
+    )
 }
 
 fn memory(facts: &Facts) -> Finding {
     let bytes = facts.number("memory_kb").unwrap_or(0) * 1024;
     if bytes >= LITTLE_MEMORY {
-        return good("memory", size::decimal(bytes), "the daemon itself needs little");
+        return Finding::good("memory", size::decimal(bytes), "the daemon itself needs little");
     }
-    finding("memory", Grade::Limited, size::decimal(bytes), "few jobs will find room", None)
+    Finding::limited(
+        "memory",
+        size::decimal(bytes),
+        "few jobs will find room",
+        "take a machine with more; `free -h` there says what it has",
+    )
 }
 
 fn clock(facts: &Facts, needs: &Needs<'_>) -> Finding {
     let apart = facts.number("now").unwrap_or(0).abs_diff(needs.now);
     let found = format!("{apart} s from this machine's");
-    let fix = Some("there: timedatectl set-ntp true");
+    let fix = "there: `sudo timedatectl set-ntp true`";
     match apart {
-        _ if apart <= SKEW.0 => good("clock", found, "times of logs are right"),
-        _ if apart <= SKEW.1 => finding("clock", Grade::Limited, found, "times of logs are off by that", fix),
-        _ => finding("clock", Grade::Bad, found, "a certificate would not be good there", fix),
+        _ if apart <= SKEW.0 => Finding::good("clock", found, "times of logs are right"),
+        _ if apart <= SKEW.1 => Finding::limited("clock", found, "times of logs are off by that", fix),
+        _ => Finding::bad("clock", found, "a certificate would not be good there", fix),
     }
 }
 
 fn controller(facts: &Facts, needs: &Needs<'_>) -> Finding {
     let no_tunnel = |found: &str, fix: &str| {
-        finding("controller", Grade::Bad, found, "there is no tunnel to the controller", Some(fix))
+        Finding::bad("controller", found, "there is no tunnel to the controller", fix)
     };
     match needs.way {
         ControllerWay::Direct => {}
         ControllerWay::Tunnel(port) => {
             let found = format!("port {port} of its loopback");
-            return good("controller", found, "it reaches the controller by a tunnel");
+            return Finding::good("controller", found, "it reaches the controller by a tunnel");
         }
         ControllerWay::NoPort => {
             return no_tunnel(
@@ -347,34 +354,30 @@ fn controller(facts: &Facts, needs: &Needs<'_>) -> Finding {
         ControllerWay::Behind => {
             return no_tunnel(
                 "it is reached through other hosts",
-                "run this on the controller's host, from which a tunnel must reach it without --jump",
+                "run this on the controller's host, from which a tunnel must reach it without `--jump`",
             );
         }
     }
     match facts.get("reach") {
-        Some("yes") => good("controller", needs.controller, "it can be reached from there"),
-        Some(why) => finding(
+        Some("yes") => Finding::good("controller", needs.controller, "it can be reached from there"),
+        Some(why) => Finding::bad(
             "controller",
-            Grade::Bad,
             format!("{}: {why}", needs.controller),
             "the node could not reach it",
-            Some(
-                "open its port for this host; name the controller as the host knows it: --controller https://HOST:7443; or \
-                 have the controller keep an SSH connection to the host: --tunnel",
-            ),
+            "open its port for this host; name the controller as the host knows it: `--controller https://HOST:7443`; or \
+                 have the controller keep an SSH connection to the host: `--tunnel`",
         ),
-        None => finding(
+        None => Finding::limited(
             "controller",
-            Grade::Limited,
             "not tried: neither bash nor python3 is there",
             "joining will tell",
-            None,
+            "there: `sudo apt-get install python3`",
         ),
     }
 }
 
 fn agent(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
-    let bad = |found: String, means: &str, fix: &str| finding("agent", Grade::Bad, found, means, Some(fix));
+    let bad = |found: String, means: &str, fix: &str| Finding::bad("agent", found, means, fix);
     let joined = facts.get("joined").map(str::to_owned);
     if let Some(there) = installed(facts) {
         // The address of a tunnel is the same whatever controller it leads to.
@@ -383,24 +386,24 @@ fn agent(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
             _ => there.controller,
         };
         if of != needs.controller {
-            let fix = format!("let go of it there first: agentctl detach, of a user of {of}");
+            let fix = format!("let go of it there first: `agentctl detach`, of a user of {of}");
             return bad(format!("a node of {of}"), "it belongs to another controller", &fix);
         }
         if there.mode != plan.mode {
             return bad(
                 "attached before, with other rights".to_owned(),
                 "two daemons would run there",
-                "detach it as the one who attached it",
+                "detach it as the one who attached it: `agentctl detach USER@HOST`",
             );
         }
-        return good("agent", "attached before", "what is missing is done");
+        return Finding::good("agent", "attached before", "what is missing is done");
     }
     if let Some(of) = joined {
         let fix = "let go of it there: stop agentd, then `agentd leave`";
         return bad(format!("a node of {of}, which attach did not install"), "it would be torn in two", fix);
     }
     if facts.has("packaged") {
-        let fix = "there: sudo agentd join, with a token of `agentctl token create`, and sudo systemctl start agentd";
+        let fix = "there: `sudo agentd join`, with a token of `agentctl token create`, and `sudo systemctl start agentd`";
         return bad("the package agentd is installed".to_owned(), "it needs no second one", fix);
     }
     let state = match plan.mode {
@@ -411,57 +414,59 @@ fn agent(facts: &Facts, plan: InstallPlan, needs: &Needs<'_>) -> Finding {
         return bad(
             "a state directory that attach did not make".to_owned(),
             "a daemon keeps jobs there, or did",
-            "there: move /var/lib/agentd, or ~/.local/share/agentd, away, or join with the daemon that is there",
+            "there: move it away, as by `sudo mv /var/lib/agentd /var/lib/agentd.old` or the same in ~/.local/share; or join with the daemon that is there",
         );
     }
-    good("agent", "none", "it is installed anew")
+    Finding::good("agent", "none", "it is installed anew")
 }
 
 fn service(facts: &Facts, plan: InstallPlan) -> Finding {
     match plan.service {
-        Service::Systemd => good("service", "systemd", "it starts with the machine"),
+        Service::Systemd => Finding::good("service", "systemd", "it starts with the machine"),
         Service::UserUnit => {
-            good("service", "systemd of the user", "it starts with the machine, as its user")
+            Finding::good("service", "systemd of the user", "it starts with the machine, as its user")
         }
         Service::Plain => {
             let found = if facts.has("systemd") { "systemd, but none of this user" } else { "no systemd" };
             let means = "it runs until the machine is restarted; attach it again then";
-            finding("service", Grade::Limited, found, means, None)
+            Finding::limited("service", found, means, "after a restart: `agentctl attach USER@HOST` again")
         }
     }
 }
 
 fn python(facts: &Facts) -> Finding {
-    let fix = Some("there: apt-get install python3-venv");
+    let fix = "there: `sudo apt-get install python3-venv`";
     match (facts.get("python"), facts.has("venv") && facts.get("venv").is_some()) {
-        (Some(version), true) => good("python", version, "jobs may use it and its packages"),
+        (Some(version), true) => Finding::good("python", version, "jobs may use it and its packages"),
         (Some(version), false) => {
-            finding("python", Grade::Limited, format!("{version} without venv"), "no packages of pip", fix)
+            Finding::limited("python", format!("{version} without venv"), "no packages of pip", fix)
         }
-        (None, _) => finding("python", Grade::Limited, "none", "jobs need conda or a container", fix),
+        (None, _) => Finding::limited("python", "none", "jobs need conda or a container", fix),
     }
 }
 
 fn docker(facts: &Facts) -> Finding {
     if facts.has("docker") {
-        return good("docker", "there", "jobs may run in containers");
+        return Finding::good("docker", "there", "jobs may run in containers");
     }
-    let fix = Some("there: apt-get install docker.io");
-    finding("docker", Grade::Limited, "none", "no jobs in containers", fix)
+    let fix = "there: `sudo apt-get install docker.io`";
+    Finding::limited("docker", "none", "no jobs in containers", fix)
 }
 
 fn gpu(facts: &Facts) -> Option<Finding> {
     match facts.get("gpu")? {
         "none" => {
-            let fix = Some("there: install the driver of NVIDIA, for example nvidia-driver-535-server");
-            Some(finding("gpu", Grade::Limited, "a card without a driver", "jobs cannot use it", fix))
+            let fix = "there: install the driver of NVIDIA, for example `sudo apt-get install nvidia-driver-535-server`";
+            Some(Finding::limited("gpu", "a card without a driver", "jobs cannot use it", fix))
         }
-        version => Some(good("gpu", format!("driver {version}"), "jobs may use GPUs")),
+        version => Some(Finding::good("gpu", format!("driver {version}"), "jobs may use GPUs")),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use agent_model::node::Grade;
+
     use super::*;
 
     const BARE: &str = "Welcome!\nagentd-attach os_id ubuntu\nagentd-attach os_version 22.04\n\
@@ -487,6 +492,8 @@ mod tests {
     fn found(lines: &str, is_root: bool) -> Vec<(String, Grade, String)> {
         let facts = Facts::parse(&format!("{BARE}{lines}"));
         let found = findings(&facts, plan(&facts, is_root), &needs());
+        let mute: Vec<_> = found.iter().filter(|finding| !finding.ends_in_a_command()).collect();
+        assert!(mute.is_empty(), "{mute:?}");
         found.into_iter().map(|f| (f.topic, f.grade, f.found)).collect()
     }
 
@@ -525,6 +532,8 @@ mod tests {
             ("system_manifest yes\nagentd-attach system_controller https://d:7443", true, "agent", Bad),
             ("user_manifest yes\nagentd-attach user_controller https://c:7443", true, "agent", Bad),
             ("venv ", true, "python", Limited),
+            ("python ", true, "python", Limited),
+            ("reach ", true, "controller", Limited),
             ("gpu none", true, "gpu", Limited),
         ];
         for (line, is_root, topic, grade) in rows {
@@ -544,6 +553,7 @@ mod tests {
         assert_eq!(installed(&facts).and_then(|there| there.tunnel), Some(17443));
         let graded = |way, controller, topic: &str| {
             let found = findings(&facts, plan(&facts, true), &Needs { way, controller, ..needs() });
+            assert!(found.iter().all(Finding::ends_in_a_command), "{found:?}");
             found.into_iter().find(|finding| finding.topic == topic).map(|finding| finding.grade)
         };
         let ours = "https://c:7443";
@@ -576,6 +586,18 @@ mod tests {
                 all.iter().any(|(found, grade, _)| found == topic && *grade == Grade::Good),
                 "{line}: {all:?}"
             );
+        }
+    }
+
+    #[test]
+    fn test_what_is_not_there_is_told_with_the_command_that_brings_it() {
+        let lines: Vec<&str> =
+            BARE.lines().filter(|line| !line.contains("docker") && !line.contains("systemd")).collect();
+        let facts = Facts::parse(&lines.join("\n"));
+        let found = findings(&facts, plan(&facts, true), &needs());
+        for topic in ["docker", "service"] {
+            let one = found.iter().find(|finding| finding.topic == topic).unwrap();
+            assert!(one.grade == Grade::Limited && one.ends_in_a_command(), "{one:?}");
         }
     }
 

@@ -189,8 +189,46 @@ pub struct Finding {
     pub found: String,
     /// What that means for the jobs on this machine.
     pub means: String,
-    /// What to do about it, when something can be done.
+    /// What to do about it, of every finding that is not good: a command, or one step.
     pub fix: Option<String>,
+}
+
+/// A finding is made by these alone, so that none that is not good lacks its remedy.
+impl Finding {
+    /// All is well.
+    pub fn good(topic: &str, found: impl Into<String>, means: impl Into<String>) -> Finding {
+        let (topic, found, means) = (topic.to_owned(), found.into(), means.into());
+        Finding { topic, grade: Grade::Good, found, means, fix: None }
+    }
+
+    /// Some jobs lack something.
+    pub fn limited(
+        topic: &str,
+        found: impl Into<String>,
+        means: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Finding {
+        let (grade, fix) = (Grade::Limited, Some(fix.into()));
+        Finding { grade, fix, ..Finding::good(topic, found, means) }
+    }
+
+    /// No job can run.
+    pub fn bad(
+        topic: &str,
+        found: impl Into<String>,
+        means: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Finding {
+        Finding { grade: Grade::Bad, ..Finding::limited(topic, found, means, fix) }
+    }
+
+    /// It is well, or ends in a command that mends it.
+    pub fn ends_in_a_command(&self) -> bool {
+        match &self.fix {
+            None => self.grade == Grade::Good,
+            Some(fix) => fix.matches('`').count() >= 2,
+        }
+    }
 }
 
 /// How good a finding is.

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use agent_model::gpu::{Driver, Look, Seen};
-use agent_model::node::{Finding, Grade};
+use agent_model::node::Finding;
 use agent_model::size;
 use agent_model::words::count;
 
@@ -41,71 +41,55 @@ pub(crate) fn engine(machine: &Machine, config: &ProbeConfig) -> Finding {
     docker_of(docker::ask(&config.docker), gpus_of(machine))
 }
 
-fn finding(topic: &str, grade: Grade, found: impl Into<String>, means: &str) -> Finding {
-    Finding { topic: topic.to_owned(), grade, found: found.into(), means: means.to_owned(), fix: None }
-}
-
-trait Fix {
-    fn fix(self, fix: &str) -> Finding;
-}
-
-impl Fix for Finding {
-    fn fix(mut self, fix: &str) -> Finding {
-        self.fix = Some(fix.to_owned());
-        self
-    }
-}
-
 fn kernel(release: &str) -> Finding {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version < OLDEST_KERNEL {
-        return finding("kernel", Grade::Bad, release, "code cannot be laid out safely, so no job runs")
-            .fix("use a kernel of version 5.6 or later");
+        return Finding::bad(
+            "kernel",
+            release,
+            "code cannot be laid out safely, so no job runs",
+            "install a kernel of version 5.6 or later and start into it: on Ubuntu 20.04 `sudo apt install linux-generic-hwe-20.04`, then `sudo reboot`",
+        );
     }
-    finding("kernel", Grade::Good, release, "code is laid out so that no path can leave its directory")
+    Finding::good("kernel", release, "code is laid out so that no path can leave its directory")
 }
 
 fn init(machine: &Machine) -> Finding {
     if machine.at("run/systemd/system").is_dir() {
-        return finding("init", Grade::Good, "systemd", "agentd can be a service; jobs outlive its restarts");
+        return Finding::good("init", "systemd", "agentd can be a service; jobs outlive its restarts");
     }
     let first = machine.read("proc/1/comm");
     let found = first.as_deref().map_or("unknown", str::trim);
-    finding(
+    Finding::limited(
         "init",
-        Grade::Limited,
         format!("{found}, not systemd"),
         "nothing starts agentd again after a reboot; jobs outlive its restarts all the same",
+        "let your own supervisor keep `agentd run` going, or write `@reboot agentd run --user` into `crontab -e`",
     )
-    .fix("let your own supervisor keep `agentd` running, or start it with `agentctl run`")
 }
 
 fn privileges(root: bool, jobs: JobsRunAs) -> Finding {
     const TOPIC: &str = "privileges";
     match (root, jobs) {
-        (true, JobsRunAs::Daemon) => finding(
+        (true, JobsRunAs::Daemon) => Finding::limited(
             TOPIC,
-            Grade::Limited,
             "agentd runs as root, and its jobs too",
             "a job has the rights of root",
-        )
-        .fix("name who else may submit (`socket_group`), then jobs run as their users; or a `job_user`"),
-        (true, _) => finding(
+            "name who else may submit (`socket_group`), then jobs run as their users; or a `job_user`; then `sudo systemctl restart agentd`",
+        ),
+        (true, _) => Finding::good(
             TOPIC,
-            Grade::Good,
             "agentd runs as root, and its jobs do not",
             "a job has the rights of its user, and can gain no others",
         ),
-        (false, JobsRunAs::One | JobsRunAs::Users) => finding(
+        (false, JobsRunAs::One | JobsRunAs::Users) => Finding::good(
             TOPIC,
-            Grade::Good,
             "agentd runs as an ordinary user, and its jobs as others",
             "a job has the rights of its user, and can gain no others",
         ),
-        (false, JobsRunAs::Daemon | JobsRunAs::KeptOut) => finding(
+        (false, JobsRunAs::Daemon | JobsRunAs::KeptOut) => Finding::good(
             TOPIC,
-            Grade::Good,
             "agentd runs as an ordinary user",
             "a job has the rights of that user, and can gain no others",
         ),
@@ -114,33 +98,29 @@ fn privileges(root: bool, jobs: JobsRunAs) -> Finding {
 
 fn python_of(found: Option<python::Python>) -> Finding {
     let Some(python) = found else {
-        return finding(
+        return Finding::limited(
             "python",
-            Grade::Limited,
             "no python3 in the search path",
             "only jobs that bring or name their own interpreter run",
-        )
-        .fix("install it: `apt install python3 python3-venv`");
+            "install it: `sudo apt install python3 python3-venv`",
+        );
     };
     let version = python.version.as_deref().unwrap_or("of unknown version");
     let found = format!("{} ({version})", python.path.display());
     match python.venv {
-        Some(true) => finding(
+        Some(true) => Finding::good(
             "python",
-            Grade::Good,
             found,
             "jobs with pip requirements get their own environment (judged by its files; it was not run)",
         ),
-        Some(false) => finding(
+        Some(false) => Finding::limited(
             "python",
-            Grade::Limited,
             found,
             "jobs run with the packages it has; environments for pip requirements cannot be made",
-        )
-        .fix(&format!("install what is missing: `apt install python{version}-venv`")),
-        None => finding(
+            format!("install what is missing: `sudo apt install python{version}-venv`"),
+        ),
+        None => Finding::good(
             "python",
-            Grade::Good,
             found,
             "whether it can make environments shows at the first job with pip requirements",
         ),
@@ -153,71 +133,81 @@ fn conda(engine: &Path) -> Finding {
         found.is_file() && std::os::unix::fs::PermissionsExt::mode(&found.permissions()) & 0o111 != 0
     });
     if program {
-        return finding(
+        return Finding::good(
             "conda",
-            Grade::Good,
             engine.display().to_string(),
             "jobs with a conda file get their environment; no conda needs to be installed",
         );
     }
-    finding(
+    Finding::limited(
         "conda",
-        Grade::Limited,
         format!("no {}", engine.display()),
         "jobs with a conda file, or a curated environment, are refused (ENV-105); all others run",
+        "install `agent-env` beside `agentd`; from the sources: `cargo build --release -p agent-env --features engine`",
     )
-    .fix("install `agent-env` beside `agentd`; from the sources: cargo build --release -p agent-env --features engine")
 }
 
 /// The disk of the state directory, of which `reserve` bytes must stay free.
 pub(crate) fn disk_of(state_dir: &Path, reserve: u64) -> Finding {
     match disk(state_dir) {
         Some(disk) => judge_disk(&disk, state_dir, reserve),
-        None => finding("disk", Grade::Limited, "unknown", "a full disk shows only when a job fails"),
+        None => Finding::limited(
+            "disk",
+            "unknown",
+            "a full disk shows only when a job fails",
+            format!("see what the system says of it: `df {}`", state_dir.display()),
+        ),
     }
 }
 
 fn judge_disk(disk: &Disk, state_dir: &Path, reserve: u64) -> Finding {
     let place = state_dir.display();
-    let bad = |found: String, means: &str| finding("disk", Grade::Bad, found, means);
+    let bad = |found: String, means: &str, fix: &str| Finding::bad("disk", found, means, fix);
     let found = format!("{} of {} free for {place}", size::binary(disk.free), size::binary(disk.size));
     match disk {
-        Disk { read_only: true, .. } => {
-            bad(format!("{place} can only be read"), "nothing can be written, so no job starts (NODE-101)")
-                .fix("look into `dmesg` for what is wrong with the disk, and mount it for writing")
-        }
-        Disk { free, .. } if *free < reserve => {
-            bad(found, "that is less than `disk_reserve`, so no job starts (NODE-101); jobs wait")
-                .fix("make room, lower `disk_reserve`, or set `state_dir` to a larger disk")
-        }
+        Disk { read_only: true, .. } => bad(
+            format!("{place} can only be read"),
+            "nothing can be written, so no job starts (NODE-101)",
+            "look into `dmesg` for what is wrong with the disk, then mount it for writing: `mount -o remount,rw`",
+        ),
+        Disk { free, .. } if *free < reserve => bad(
+            found,
+            "that is less than `disk_reserve`, so no job starts (NODE-101); jobs wait",
+            "make room: `agentctl gc --all`; or lower `disk_reserve`, or set `state_dir` to a larger disk",
+        ),
         Disk { files: Some(files), .. } if *files < FILES_LOW => {
             let found = format!("{} can still be made in {place}", count(*files, "file"));
-            bad(found, "there is no room for more files, so no job starts (NODE-101); jobs wait")
-                .fix("remove files that nobody needs, or set `state_dir` to a larger disk")
+            bad(
+                found,
+                "there is no room for more files, so no job starts (NODE-101); jobs wait",
+                "remove files that nobody needs: `agentctl gc --all`; or set `state_dir` to a larger disk",
+            )
         }
-        Disk { free, .. } if *free < DISK_LOW => finding(
+        Disk { free, .. } if *free < DISK_LOW => Finding::limited(
             "disk",
-            Grade::Limited,
             found,
             "small jobs run; large environments and outputs do not fit, and below `disk_reserve` no job starts",
-        )
-        .fix("make room, or set `state_dir` to a larger disk"),
-        Disk { .. } => finding("disk", Grade::Good, found, "there is room for code, environments and outputs"),
+            "make room: `agentctl gc --all`; or set `state_dir` to a larger disk",
+        ),
+        Disk { .. } => Finding::good("disk", found, "there is room for code, environments and outputs"),
     }
 }
 
 #[allow(clippy::cast_precision_loss, reason = "shown with one digit after the point")]
 fn clean_kill(machine: &Machine) -> Finding {
     if machine.at("proc/self/stat").exists() {
-        return finding(
+        return Finding::good(
             "clean kill",
-            Grade::Good,
             "every descendant of a job is found through its supervisor",
             "when a job ends, nothing it started stays behind, not even what detached itself",
         );
     }
-    finding("clean kill", Grade::Bad, "/proc is not mounted", "the processes of a job cannot be found")
-        .fix("mount procfs at /proc")
+    Finding::bad(
+        "clean kill",
+        "/proc is not mounted",
+        "the processes of a job cannot be found",
+        "mount it: `sudo mount -t proc proc /proc`",
+    )
 }
 
 /// Which control groups are mounted, and what the groups the agent may make in them do for a job.
@@ -229,37 +219,46 @@ fn cgroups(machine: &Machine) -> Finding {
         (true, false) => "v1",
         (true, true) => "v1 and v2 mixed",
         (false, false) => {
-            return finding("cgroups", Grade::Limited, "none mounted", UNLIMITED)
-                .fix("mount them at /sys/fs/cgroup, as every init system does");
+            return Finding::limited(
+                "cgroups",
+                "none mounted",
+                UNLIMITED,
+                "mount them: `sudo mount -t cgroup2 none /sys/fs/cgroup`",
+            );
         }
     };
     let systemd = machine.at("run/systemd/system").is_dir();
     let limits = ["memory", "pids"].map(|name| can_limit(machine, &mounts, name, systemd));
-    let by = if systemd { format!("{version}, through systemd") } else { version.to_owned() };
+    limits_of(&if systemd { format!("{version}, through systemd") } else { version.to_owned() }, limits)
+}
+
+/// What the groups do for a job if they limit its memory and its processes, or not.
+fn limits_of(by: &str, limits: [bool; 2]) -> Finding {
     match limits {
-        [true, true] => finding(
+        [true, true] => Finding::good(
             "cgroups",
-            Grade::Good,
             by,
             "a job gets the memory it asked for and no more, and its processes are limited and killed together",
         ),
-        [true, false] => finding(
+        [true, false] => Finding::limited(
             "cgroups",
-            Grade::Limited,
             format!("{by}, memory only"),
             "a job gets the memory it asked for and no more, but may start processes until the machine has no numbers left",
+            PASS_ON,
         ),
-        [false, true] => finding(
+        [false, true] => Finding::limited(
             "cgroups",
-            Grade::Limited,
             format!("{by}, processes only"),
             "the processes of a job are limited and killed together, but it may take all memory of the machine",
+            PASS_ON,
         ),
-        [false, false] => finding("cgroups", Grade::Limited, format!("{by}, without limits"), UNLIMITED)
-            .fix("run agentd as root or under systemd, or give it a group of its own to write to"),
+        [false, false] => Finding::limited("cgroups", format!("{by}, without limits"), UNLIMITED, PASS_ON),
     }
 }
 
+/// How agentd gets the controllers with which it limits jobs.
+const PASS_ON: &str = "run agentd as root or under systemd, or pass the controllers on to its group: `echo +memory +pids | sudo tee \
+                       /sys/fs/cgroup/cgroup.subtree_control`";
 const UNLIMITED: &str = "a job may take all memory and process numbers of the machine; it still ends cleanly, as a tree of processes";
 
 /// Whether a group that limits `controller` can be made where this process is.
@@ -305,34 +304,31 @@ fn is_writable(path: &Path) -> bool {
 fn isolation(jobs: JobsRunAs) -> Finding {
     const TOPIC: &str = "isolation";
     match jobs {
-        JobsRunAs::Users => finding(
+        JobsRunAs::Users => Finding::good(
             TOPIC,
-            Grade::Good,
             "jobs of different users are apart; one network",
             "a job reaches files and processes of its user alone, and ports of everybody",
         ),
-        JobsRunAs::One => finding(
+        JobsRunAs::One => Finding::limited(
             TOPIC,
-            Grade::Limited,
             "all jobs run as one user, one network",
             "jobs see each other's files and processes: share it only among people who trust each other",
-        )
-        .fix("set `job_user: owner` or `per-run`"),
-        JobsRunAs::KeptOut => finding(
+            "set `job_user: owner` or `per-run`, then `sudo systemctl restart agentd`",
+        ),
+        JobsRunAs::KeptOut => Finding::limited(
             TOPIC,
-            Grade::Limited,
             "jobs run as the user of the daemon, without access to its state; one network",
             "a job can change your other files, and reach your other processes and ports: run here only what you \
              would run yourself",
+            "for jobs of others install it for the machine: `sudo apt install ./agentd_*.deb ./agentctl_*.deb`",
         ),
-        JobsRunAs::Daemon => finding(
+        JobsRunAs::Daemon => Finding::limited(
             TOPIC,
-            Grade::Limited,
             "jobs run as the user of the daemon; one file system, one network",
             "a job can change files of other jobs, shared environments and what the daemon keeps, and may leave \
              processes behind: run here only what you would run yourself",
-        )
-        .fix("let users make user namespaces; the daemon's log says what refuses it (`jobs cannot be kept from its files`)"),
+            "let users make user namespaces, on Ubuntu `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`; the daemon's log says what refuses it (`jobs cannot be kept from its files`)",
+        ),
     }
 }
 
@@ -340,14 +336,14 @@ fn isolation(jobs: JobsRunAs) -> Finding {
 fn gpu(machine: &Machine) -> Finding {
     match gpus_of(machine) {
         0 if machine.at("dev/nvidiactl").exists() => {
-            finding("gpu", Grade::Good, "a driver, but no GPU behind it", PROCESSORS_ONLY)
+            Finding::good("gpu", "a driver, but no GPU behind it", PROCESSORS_ONLY)
         }
-        0 => finding("gpu", Grade::Good, "none", PROCESSORS_ONLY),
-        count => finding(
+        0 => Finding::good("gpu", "none", PROCESSORS_ONLY),
+        count => Finding::limited(
             "gpu",
-            Grade::Limited,
             format!("{count} behind the driver, which was not asked yet"),
             "jobs that ask for GPUs wait until the daemon has asked it",
+            "give it a minute, then `agentctl doctor` again; `nvidia-smi` asks it now",
         ),
     }
 }
@@ -362,20 +358,23 @@ fn gpus_of(machine: &Machine) -> usize {
 
 /// What the driver reported about the GPUs.
 pub(crate) fn gpus(look: &Look) -> Finding {
-    let limited = |found: String| finding("gpu", Grade::Limited, found, GPUS_WAIT);
+    let limited = |found: String, fix: &str| Finding::limited("gpu", found, GPUS_WAIT, fix);
     match &look.driver {
-        Driver::Absent => finding("gpu", Grade::Good, "none", PROCESSORS_ONLY),
-        Driver::NotLoaded => limited("the driver is installed, its kernel module is not loaded".to_owned())
-            .fix(
-                "if there is a GPU: `modprobe nvidia`, or restart the machine; if there is none, all is well",
-            ),
-        Driver::Mismatch { detail } => {
-            limited(detail.clone()).fix("restart the machine: the driver was upgraded while it ran")
-        }
-        Driver::Failed { detail } => limited(format!("the driver does not work: {detail}")).fix(
-            "see what `nvidia-smi` and `dmesg` say; a restart of the machine or a fresh driver may help",
+        Driver::Absent => Finding::good("gpu", "none", PROCESSORS_ONLY),
+        Driver::NotLoaded => limited(
+            "the driver is installed, its kernel module is not loaded".to_owned(),
+            "if there is a GPU: `modprobe nvidia`, or restart the machine; if there is none, all is well",
         ),
-        Driver::Hung { after_s } => limited(format!("the driver did not answer for {after_s} s")).fix(
+        Driver::Mismatch { detail } => limited(
+            detail.clone(),
+            "the driver was upgraded while it ran; restart the machine: `sudo reboot`",
+        ),
+        Driver::Failed { detail } => limited(
+            format!("the driver does not work: {detail}"),
+            "see what `nvidia-smi` and `dmesg` say; then `sudo reboot`, or install the driver again",
+        ),
+        Driver::Hung { after_s } => limited(
+            format!("the driver did not answer for {after_s} s"),
             "look into `dmesg` for lines with `Xid` and reset the GPU they name, or restart the machine; \
              it is asked again by itself",
         ),
@@ -389,7 +388,7 @@ fn works(gpus: &[Seen], version: &str, cuda: &str) -> Finding {
         driver += &format!(", CUDA {cuda}");
     }
     if gpus.is_empty() {
-        return finding("gpu", Grade::Good, format!("{driver}, but no GPU behind it"), PROCESSORS_ONLY);
+        return Finding::good("gpu", format!("{driver}, but no GPU behind it"), PROCESSORS_ONLY);
     }
     let mut models: Vec<(&str, usize)> = Vec::new();
     for gpu in gpus {
@@ -413,9 +412,9 @@ fn works(gpus: &[Seen], version: &str, cuda: &str) -> Finding {
         found += &format!("; GPU {} cannot be used: {why}{logged}", gpu.index);
     }
     match broken.len() {
-        0 => finding("gpu", Grade::Good, found, "each is given to one job at a time, by its identifier"),
-        all if all == gpus.len() => finding("gpu", Grade::Limited, found, GPUS_WAIT).fix(MEND),
-        _ => finding("gpu", Grade::Limited, found, "jobs are given the others").fix(MEND),
+        0 => Finding::good("gpu", found, "each is given to one job at a time, by its identifier"),
+        all if all == gpus.len() => Finding::limited("gpu", found, GPUS_WAIT, MEND),
+        _ => Finding::limited("gpu", found, "jobs are given the others", MEND),
     }
 }
 
@@ -424,40 +423,40 @@ const MEND: &str = "look into `dmesg` for lines with `Xid`; reset the GPU (`nvid
 
 /// Whether jobs can run in containers; and with GPUs, when there are `gpus`.
 fn docker_of(engine: Engine, gpus: usize) -> Finding {
-    let limited = |found: &str, means: &str| finding("docker", Grade::Limited, found, means);
+    let limited = |found: &str, means: &str, fix: &str| Finding::limited("docker", found, means, fix);
     match engine {
         Engine::Answers { gpus: Some(false) } if gpus > 0 => limited(
             "answers, but cannot give GPUs to containers",
             "jobs that name an image run; those of them that ask for GPUs do not start",
-        )
-        .fix(
-            "install the NVIDIA container toolkit (`apt install nvidia-container-toolkit`), then \
-             `nvidia-ctk runtime configure --runtime=docker` and restart the engine",
+            "install the NVIDIA container toolkit (`sudo apt install nvidia-container-toolkit`), then \
+             `sudo nvidia-ctk runtime configure --runtime=docker` and `sudo systemctl restart docker`",
         ),
         Engine::Answers { .. } => {
-            finding("docker", Grade::Good, "answers", "jobs can name an image, and run in containers")
+            Finding::good("docker", "answers", "jobs can name an image, and run in containers")
         }
-        Engine::Absent => limited("not there", "jobs that name an image wait; all others run")
-            .fix("install Docker 20.10 or later, or say with `docker_socket` where its engine listens"),
+        Engine::Absent => limited(
+            "not there",
+            "jobs that name an image wait; all others run",
+            "install Docker 20.10 or later: `sudo apt install docker.io`; or say with `docker_socket` where its engine listens",
+        ),
         Engine::Denied => limited(
             "there, but not for this user",
             "jobs that name an image wait; all others run",
-        )
-        .fix(
-            "add the user of agentd to the group `docker` and start agentd anew; whoever is in that group can \
+            "add the user of agentd to its group: `sudo usermod -aG docker agentd`, then `sudo systemctl restart agentd`; whoever is in that group can \
              become root on this machine",
         ),
         Engine::Silent => limited(
             "there, but does not answer",
             "jobs that name an image wait until it does; jobs in containers that run already go on",
-        )
-        .fix("see whether `docker ps` answers, and restart the engine if it does not"),
+            "see whether `docker ps` answers, and if it does not: `sudo systemctl restart docker`",
+        ),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use agent_model::gpu::Xid;
+    use agent_model::node::Grade;
 
     use super::*;
 
@@ -605,6 +604,66 @@ mod tests {
         let (_root, empty) = machine(&[]);
         assert_eq!(clean_kill(&empty).grade, Grade::Bad);
         assert_eq!(init(&empty).found, "unknown, not systemd");
+    }
+
+    /// Every state that each topic can be in.
+    fn every_finding() -> Vec<Finding> {
+        let (_root, bare) = machine(&[]);
+        let (_root, asked) = machine(&[("proc/driver/nvidia/gpus/a/power", "")]);
+        let disk = Disk { size: 100 << 30, free: 10 << 30, files: Some(1 << 20), read_only: false };
+        let detail = || "words".to_owned();
+        let broken = Seen { broken: Some("it is lost".to_owned()), ..Seen::default() };
+        let look = |driver, seen| gpus(&Look { driver, gpus: seen });
+        let works = || Driver::Works { version: "550.1".to_owned(), cuda: String::new() };
+        let python = |venv| python::Python { path: "/usr/bin/python3".into(), version: None, venv };
+        let of = |mounts: &str| cgroups(&machine(&[("proc/self/mounts", mounts)]).1);
+        let mut every = vec![
+            kernel("4.19"),
+            init(&bare),
+            python_of(None),
+            python_of(Some(python(Some(false)))),
+            python_of(Some(python(None))),
+            conda(Path::new("/nowhere")),
+            disk_of(Path::new("/nowhere"), 0),
+            clean_kill(&bare),
+            of(""),
+            of("cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n"),
+            limits_of("v1", [true, false]),
+            limits_of("v1", [false, true]),
+            gpu(&bare),
+            gpu(&asked),
+            look(Driver::NotLoaded, vec![]),
+            look(Driver::Mismatch { detail: detail() }, vec![]),
+            look(Driver::Failed { detail: detail() }, vec![]),
+            look(Driver::Hung { after_s: 10 }, vec![]),
+            look(works(), vec![broken.clone()]),
+            look(works(), vec![broken, Seen::default()]),
+            docker_of(Engine::Answers { gpus: Some(false) }, 1),
+            docker_of(Engine::Absent, 0),
+            docker_of(Engine::Denied, 0),
+            docker_of(Engine::Silent, 0),
+        ];
+        every.extend(
+            [
+                Disk { read_only: true, ..disk },
+                Disk { files: Some(7), ..disk },
+                disk,
+                Disk { free: 4 << 30, ..disk },
+            ]
+            .map(|disk| judge_disk(&disk, Path::new("/s"), 1 << 30)),
+        );
+        every.push(judge_disk(&disk, Path::new("/s"), u64::MAX));
+        for jobs in [JobsRunAs::Daemon, JobsRunAs::KeptOut, JobsRunAs::One, JobsRunAs::Users] {
+            every.extend([privileges(true, jobs), privileges(false, jobs), isolation(jobs)]);
+        }
+        every
+    }
+
+    #[test]
+    fn test_every_finding_that_is_not_good_ends_in_a_command() {
+        let every = every_finding();
+        let mute: Vec<_> = every.iter().filter(|finding| !finding.ends_in_a_command()).collect();
+        assert!(mute.is_empty(), "{mute:#?}");
     }
 
     #[test]

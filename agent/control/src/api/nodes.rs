@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
-use agent_model::node::{Finding, Grade};
+use agent_model::node::Finding;
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::words::count;
 use agent_model::{Code, Fault, JobState, NodeId, Timestamp};
@@ -304,13 +304,12 @@ fn clock_off(ahead: i64) -> Finding {
     let by = (ahead.unsigned_abs() + 500) / 1000;
     let by = if by < 180 { format!("{by} s") } else { format!("{} min", (by + 30) / 60) };
     let side = if ahead > 0 { "ahead of" } else { "behind" };
-    Finding {
-        topic: "clock".to_owned(),
-        grade: Grade::Limited,
-        found: format!("{by} {side} the controller's"),
-        means: "times in logs do not match; more than an hour, and the machine cannot join again".to_owned(),
-        fix: Some("set the clocks of both by NTP: `timedatectl set-ntp true`".to_owned()),
-    }
+    Finding::limited(
+        "clock",
+        format!("{by} {side} the controller's"),
+        "times in logs do not match; more than an hour, and the machine cannot join again",
+        "set the clocks of both by NTP: `sudo timedatectl set-ntp true`",
+    )
 }
 
 fn lives_twice(twice: &Twice) -> v1::Notice {

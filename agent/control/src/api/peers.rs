@@ -1,7 +1,7 @@
 //! The calls by which nodes become sources of blobs for each other, and what is told of that.
 
 use agent_identity::Subject;
-use agent_model::node::{Finding, Grade};
+use agent_model::node::Finding;
 use agent_model::protocol::peers::PeerFailure;
 use agent_model::{Code, Digest, Fault, NodeId, Principal};
 use agent_proto::v1;
@@ -54,16 +54,11 @@ impl Services {
             .collect();
         let fix = match worst {
             PeerFailure::Lies => "check the disk and the memory of this machine: `agentctl gc --check`",
-            PeerFailure::Stalls => "look at the load and the network of this machine",
+            PeerFailure::Stalls => "look at the load and the network of this machine: `uptime`, `ip -s link`",
             _ => "open its `peer_port` to the other nodes, or set `peer_port: off` on it",
         };
-        Some(Finding {
-            topic: "peers".to_owned(),
-            grade: Grade::Limited,
-            found: told.join("; "),
-            means: "other nodes do not get blobs from it, but from others or the controller".to_owned(),
-            fix: Some(fix.to_owned()),
-        })
+        let means = "other nodes do not get blobs from it, but from others or the controller";
+        Some(Finding::limited("peers", told.join("; "), means, fix))
     }
 }
 

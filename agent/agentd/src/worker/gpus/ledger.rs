@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use agent_model::gpu::{Driver, GpuProcess, Look, Seen};
-use agent_model::node::{Finding, Gpu, Grade};
+use agent_model::node::{Finding, Gpu};
 use agent_model::{ReplicaId, size};
 
 use super::assign::{Wait, assign};
@@ -287,16 +287,16 @@ impl Ledger {
         let unfit: Vec<String> = gpus.iter().filter_map(unfit).collect();
         if !unfit.is_empty() && self.look.driver == Driver::Absent {
             // On a machine that never had a driver this would be normal.
-            let (found, means) = (condition(&self.look.driver), "jobs that ask for GPUs wait".to_owned());
-            let fix = Some("install the GPU driver again".to_owned());
-            return Some(Finding { grade: Grade::Limited, found, means, fix, ..told });
+            let fix = "install the GPU driver again: `sudo ubuntu-drivers install`, then `sudo reboot`";
+            let means = "jobs that ask for GPUs wait";
+            return Some(Finding::limited(&told.topic, condition(&self.look.driver), means, fix));
         }
         if unfit.is_empty() || !self.works() {
             return Some(told);
         }
         let means = format!("{} of {} not handed out: {}", unfit.len(), gpus.len(), unfit.join("; "));
-        let fix = told.fix.or_else(|| Some(FREE.to_owned()));
-        Some(Finding { grade: Grade::Limited, means, fix, ..told })
+        let fix = told.fix.unwrap_or_else(|| FREE.to_owned());
+        Some(Finding::limited(&told.topic, told.found, means, fix))
     }
 }
 

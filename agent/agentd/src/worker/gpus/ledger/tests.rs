@@ -1,4 +1,5 @@
 use agent_model::gpu::{Part, Xid};
+use agent_model::node::Grade;
 use proptest::prelude::*;
 
 use super::*;
