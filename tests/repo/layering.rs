@@ -88,6 +88,7 @@ const WIRE: &[&str] = &[
     "agent/control/src/api",
     "agent/control/tests/",
     "agent/agentd/src/membership.rs",
+    "agent/agentd/src/node_api",
     "agent/agentd/src/worker/reconcile",
     "agent/agentd/src/worker/rendezvous",
     "agent/agentd/src/worker/peers",
@@ -115,7 +116,10 @@ const WORKER: &[(&str, &[&str])] = &[
     ("pins", &["journal"]),
     ("preemption", &["backoff"]),
     ("recover", &["retention", "journal", "launch"]),
-    ("reconcile", &["backoff", "environments", "journal", "late", "recover", "report", "runner", WHOLE]),
+    (
+        "reconcile",
+        &["backoff", "environments", "journal", "late", "recover", "report", "runner", "standing", WHOLE],
+    ),
     ("report", &["backoff"]),
     (
         "runner",
@@ -140,6 +144,7 @@ const WORKER: &[(&str, &[&str])] = &[
         ],
     ),
     ("sessions", &["backoff"]),
+    ("standing", &["runner"]),
     ("telemetry", &["backoff"]),
     ("upkeep", &["gpus"]),
     ("users", &["journal"]),

@@ -231,6 +231,59 @@ fn test_a_fleet_from_nothing() {
     assert!(audit.iter().any(|line| line["about"] == format!("job {job}")), "{audit:?}");
 }
 
+/// A machine that is only a node tells of itself, to whoever is on it, whether its controller answers or not.
+#[test]
+fn test_a_node_tells_of_itself_on_its_own_machine() {
+    let mut site = Site::new();
+    site.add_user("ada", "submit");
+    site.add_node("n0", "127.0.0.1");
+    let socket = site.nodes[0].socket().display().to_string();
+    let here = |site: &Site, arguments: &[&str]| site.by("op", &[&["--socket", &socket], arguments].concat());
+    let status = |site: &Site| here(site, &["status", "--json"]).ok().json();
+    let project = site.project("ada", "display_name: a secret\ncommand: 'echo begun; sleep 600'\n");
+    let job = site.by("ada", &["submit", &project]).ok().stdout.trim().to_owned();
+    let running =
+        || status(&site)["jobs"].as_array()?.iter().find(|known| known["state"] == "Running").cloned();
+    let known = eventually("the node tells of the job", SOON, running);
+    assert_eq!((&known["job"], &known["replicas"][0]["step"]), (&job.as_str().into(), &"Running".into()));
+    assert_eq!(known["title"], "a secret", "root is an operator of the machine");
+
+    let told = status(&site);
+    let uplink = &told["uplink"];
+    assert_eq!((&uplink["up"], &uplink["controller"]), (&true.into(), &site.address("127.0.0.1").into()));
+    let node = &told["nodes"][0];
+    assert_eq!((&node["node"], &node["slots_used"]), (&"n0".into(), &1.into()), "{told}");
+    assert!(here(&site, &["status"]).ok().stdout.contains("role    node of https://"), "{told}");
+    assert!(here(&site, &["doctor", "--json"]).json()["nodes"][0]["findings"][0]["topic"].is_string());
+
+    // What only the controller does is refused with its address.
+    let refused = here(&site, &["cancel", &job]);
+    assert!(refused.code != 0 && refused.stderr.contains("agentctl login https://"), "{refused:?}");
+
+    // What the controller decides is known here, and it is known when the controller went away.
+    site.ctl(&["drain", "n0", "--timeout", "1"]);
+    eventually("the node knows it", SOON, || {
+        (status(&site)["nodes"][0]["eligibility"] == "draining").then_some(())
+    });
+    site.controller.kill();
+    let told = eventually("the node knows it", SOON, || {
+        let told = status(&site);
+        let refused = told["uplink"]["why"].as_str().is_some_and(|why| why.contains("refused"));
+        (refused && told["uplink"]["up"] == false).then_some(told)
+    });
+    assert_eq!(
+        (&told["jobs"][0]["job"], &told["nodes"][0]["liveness"]),
+        (&known["job"], &"not_responding".into())
+    );
+
+    // A daemon that does not run is told by what is on the disk.
+    site.nodes[0].kill();
+    let stopped = site.by("op", &["--socket", &socket, "status"]).code(4);
+    for says in ["node n0 of https://", &format!("{job}.1.0"), "jobs go on without it"] {
+        assert!(stopped.stderr.contains(says), "{says}: {stopped:?}");
+    }
+}
+
 #[test]
 fn test_a_token_is_good_for_what_it_says_and_no_more() {
     let site = Site::new();

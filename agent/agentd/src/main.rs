@@ -21,6 +21,7 @@ mod journal_log;
 mod limits;
 mod listener;
 mod membership;
+mod node_api;
 mod notify;
 mod reload;
 mod roles;

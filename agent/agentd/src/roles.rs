@@ -4,47 +4,45 @@
 //! state directory, lock ─▶ blobs ─▶ controller ─▶ socket ─▶ node: journal, environments, runners
 //! ```
 //!
-//! Invariants: nothing below the state directory is touched without the lock; the socket is bound before the
-//! node dials it; a node calls its controller over the same services, whether it is in this process or not.
+//! Invariants: nothing below the state directory is touched without the lock; the socket of a controller is bound
+//! before the node dials it; a node calls its controller over the same services, whether it is in this process or not.
 
 mod blobs;
 mod providers;
+mod socket;
 mod tracking;
 
 use std::fs::{File, Permissions};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use agent_cas::Store;
-use agent_cas::remote::{self, CONNECTION_WINDOW, FRAME, STREAM_WINDOW};
-use agent_control::{Controller, ControllerConfig, Operators, Rounds, Tunnels};
+use agent_cas::remote;
+use agent_control::{Controller, ControllerConfig, Rounds, Tunnels};
 use agent_model::lease::Terms;
+use agent_model::node::Inventory;
 use agent_model::words::count;
-use agent_model::{Clock, Code, Fault, Principal};
+use agent_model::{Clock, Code, Fault};
 use agent_node::{JobsRunAs, ProbeConfig};
 use agent_proto::transport::{self, Way};
 use agent_runtime::docker::Docker;
 use agent_runtime::env::Environments;
 use agent_runtime::exec::{Containers, Local, find_shim};
-use futures_util::TryStreamExt;
-use tokio::net::UnixListener;
 use tokio::sync::{Mutex, Notify, watch};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::{Channel, Server};
+use tonic::transport::Channel;
 use tracing::info;
 
 use blobs::Blobs;
 
-use crate::authority::AnyAuthority;
 use crate::config::{Config, RunAs};
 use crate::disk::blobs::Unneeded;
 use crate::disk::{DiskKeeper, Lane};
-use crate::limits::Connections;
 use crate::listener;
 use crate::membership::{self, Uplink};
+use crate::node_api::NodeApi;
 use crate::notify::{Notifier, Pulse};
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::data::Data;
@@ -58,6 +56,7 @@ use crate::worker::report::Outbox;
 use crate::worker::retention::Retention;
 use crate::worker::secrets::Secrets;
 use crate::worker::sessions::Sessions;
+use crate::worker::standing::NodeStanding;
 use crate::worker::telemetry::Telemetry;
 use crate::worker::upkeep::Upkeep;
 use crate::worker::users::Users;
@@ -185,7 +184,7 @@ impl Running {
             (Some(socket), adopted) => {
                 format!("serving at {}; took up {}", socket.display(), count(adopted as u64, "job"))
             }
-            (None, adopted) => format!("running jobs; took up {adopted}"),
+            (None, adopted) => format!("running jobs; took up {}", count(adopted as u64, "job")),
         }
     }
 }
@@ -211,16 +210,19 @@ pub(crate) async fn start(
     let path = membership::file(&config.state_dir);
     let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
     let blobs = blobs::start(&config, supervisor, &clock, &uplink).await?;
-    let socket = config.roles.controller.then(|| config.socket.clone());
-    if let Some(socket) = &socket {
-        start_controller(&config, supervisor, notifier, &clock, &blobs, socket).await?;
+    let mut socket = config.roles.controller.then(|| config.socket.clone());
+    if config.roles.controller {
+        start_controller(&config, supervisor, notifier, &clock, &blobs).await?;
     }
     let (mut adopted, mut lane) = (0, Lane::from([Box::new(Unneeded::new(blobs.collector.clone())) as _]));
     if config.roles.node {
         let shared = Shared { clock, blobs, disk: disk.clone(), uplink };
-        let (taken_up, more) = start_node(config, supervisor, notifier, shared).await?;
+        let (taken_up, more, api) = start_node(config.clone(), supervisor, notifier, shared).await?;
         adopted = taken_up;
         lane.extend(more);
+        if socket.is_none() && socket::serve_node(&config, api, supervisor).await {
+            socket = Some(config.socket);
+        }
     }
     reclaim(supervisor, "disk", &disk, lane);
     supervisor.spawn_again(TaskKind::Upkeep, "disk pressure", move || disk.clone().measure());
@@ -291,18 +293,12 @@ async fn start_controller(
     notifier: &Notifier,
     clock: &Arc<dyn Clock>,
     blobs: &Blobs,
-    socket: &Path,
 ) -> Result<(), StartError> {
     let (length, gather, passed) = (config.lease, config.gangs.wait, config.preemption.passed);
     let terms = Terms { length, gather, passed, ..Terms::default() };
     let (archive_quota, keep_records) = (config.archive_quota, config.keep_records);
-    let group = config.operator_group;
-    let operators = Operators::new(rustix::process::geteuid().as_raw(), move |who| match who {
-        Principal::Local { uid } => group.is_some_and(|group| group.has(*uid)),
-        Principal::Node { .. } | Principal::User { .. } => false,
-    });
     let identity = listener::authority(config, clock)?;
-    let usual = ControllerConfig::new(&config.state_dir, operators);
+    let usual = ControllerConfig::new(&config.state_dir, socket::operators(config));
     let limits = config.gangs.limits;
     let tunnels = config.listen.as_ref().map(|place| start_tunnels(place, config, supervisor));
     let usual = ControllerConfig { tunnels, providers: providers::read(config)?, ..usual };
@@ -315,28 +311,14 @@ async fn start_controller(
     let pulse = Arc::new(notifier.pulse("controller", CONTROLLER_COMES_ROUND));
     supervisor
         .spawn_again(TaskKind::Upkeep, "controller pulse", move || follow(rounds.clone(), pulse.clone()));
-    let listener = listen(socket, config)?;
+    let listener = socket::listen(config)?;
     let stop = supervisor.stopping(TaskKind::Controller);
     supervisor.spawn_infallible(TaskKind::Controller, "controller", controller.run(stop.cancelled_owned()));
-    let server = Server::builder()
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .max_frame_size(FRAME)
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
-        .add_routes(routes);
+    let server = socket::server(routes);
     if let Some((place, identity)) = config.listen.as_ref().zip(identity) {
         listener::serve(place, identity, config, clock, supervisor, server.clone()).await?;
     }
-    let stop = supervisor.stopping(TaskKind::Api).cancelled_owned();
-    let taken = Connections::new();
-    // One too many is closed: descriptors are left for the daemon's own files.
-    let connections = UnixListenerStream::new(listener).try_filter_map(move |stream| {
-        std::future::ready(Ok(taken.admit(stream, AnyAuthority::default()).ok()))
-    });
-    let serve = server.serve_with_incoming_shutdown(connections, stop);
-    supervisor.spawn(TaskKind::Api, "api", serve);
-    info!(socket = %socket.display(), "serving");
+    socket::serve(listener, server, config, supervisor);
     Ok(())
 }
 
@@ -360,35 +342,14 @@ async fn follow(rounds: Rounds, pulse: Arc<Pulse>) {
     }
 }
 
-/// Replaces the socket that an earlier daemon left; the lock proves that it has ended.
-fn listen(socket: &Path, config: &Config) -> Result<UnixListener, StartError> {
-    let bind = || -> io::Result<UnixListener> {
-        if let Some(parent) = socket.parent() {
-            std::fs::create_dir_all(parent)?;
-        }
-        match std::fs::remove_file(socket) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(socket)?;
-        let mode = if config.user_mode { 0o600 } else { 0o660 };
-        if let Some(group) = config.socket_group.filter(|_| !config.user_mode) {
-            chown(socket, None, Some(group.id()))?;
-        }
-        std::fs::set_permissions(socket, Permissions::from_mode(mode))?;
-        Ok(listener)
-    };
-    bind().map_err(|source| StartError::Listen { at: socket.display().to_string(), source })
-}
-
-/// Starts the node role; returns how many replicas of an earlier process it adopted, and its reclaimers for a low
-/// disk.
+/// Starts the node role; returns how many replicas of an earlier process it adopted, its reclaimers for a low disk,
+/// and what it tells clients of this machine.
 async fn start_node(
     config: Config,
     supervisor: &Supervisor,
     notifier: &Notifier,
     Shared { clock, blobs, disk, uplink }: Shared,
-) -> Result<(usize, Lane), StartError> {
+) -> Result<(usize, Lane, NodeApi), StartError> {
     let controller = dial(&uplink);
     membership::look_after(supervisor, &uplink, &config, &controller, &clock);
     let Blobs { store, collector } = blobs;
@@ -411,8 +372,7 @@ async fn start_node(
     let (inventory, publisher) = (upkeep.inventory(), upkeep.publisher());
     let (built, (wishes, wished)) = (Arc::new(Notify::new()), watch::channel(Vec::new()));
     let prestaged_trees = prestage(&config, supervisor, &store, &disk);
-    let kept = (environments.clone(), store.clone(), publisher.clone());
-    let keeper = Keeper::new(kept.0, kept.1, kept.2, wished, built.clone());
+    let keeper = Keeper::new(environments.clone(), store.clone(), publisher.clone(), wished, built.clone());
     supervisor.spawn_again(TaskKind::Upkeep, "environments", move || keeper.clone().run());
     let data = Data::open(&config, &shim, &clock).map_err(StartError::Data)?;
     let (lane, slow) = lanes(&config, &prestaged_trees, &retention, &data, &environments, &clock);
@@ -420,8 +380,7 @@ async fn start_node(
     supervisor.spawn_again(TaskKind::Upkeep, "upkeep", move || upkeep.clone().run());
     let held = recover::held_gpus(&found, &jobs_dir(&config.state_dir));
     let gpus = Gpus::new(Looker::new(&config), publisher, gpus_there, held);
-    let looked_after = gpus.clone();
-    supervisor.spawn_again(TaskKind::Upkeep, "gpus", move || looked_after.clone().run());
+    look_after_gpus(supervisor, gpus.clone());
     let outbox = Outbox::new(controller.clone(), config.node_name.clone());
     info!(node = %config.node_name, sharing = ?config.sharing, shim = %shim.display(), "running jobs");
     let docker = Docker::at(&config.devices.docker_socket);
@@ -455,11 +414,13 @@ async fn start_node(
     });
     worker.collector.held_by(pins::USER, pins::all(&worker.journal));
     sweep(supervisor, worker.journal.clone(), containers);
+    let (standing, api) = tell_clients(&worker, inventory.clone());
     let link = ControllerLink {
         controller,
         session: uplink.session,
         inventory,
         wishes,
+        standing,
         pulse: notifier.pulse("sync", SYNC_COMES_ROUND),
     };
     let reconciler = Reconciler::new(worker, supervisor.clone(), link, found);
@@ -467,7 +428,20 @@ async fn start_node(
     supervisor.spawn_infallible(TaskKind::Tracking, "tracking", serve);
     let (intake, stop) = (supervisor.stopping(TaskKind::Intake), supervisor.stopping(TaskKind::Sync));
     supervisor.spawn_infallible(TaskKind::Sync, "sync", reconciler.run(intake, stop));
-    Ok((adopted, lane))
+    Ok((adopted, lane, api))
+}
+
+/// What the node knows of itself, and the services that tell it to clients of this machine.
+fn tell_clients<J>(
+    worker: &Worker<J>,
+    inventory: watch::Receiver<Inventory>,
+) -> (watch::Sender<NodeStanding>, NodeApi) {
+    let (standing, known) = watch::channel(NodeStanding::new(worker.clock.now()));
+    (standing, NodeApi::new(worker, socket::operators(&worker.config), inventory, known))
+}
+
+fn look_after_gpus(supervisor: &Supervisor, gpus: Gpus) {
+    supervisor.spawn_again(TaskKind::Upkeep, "gpus", move || gpus.clone().run());
 }
 
 /// The memory limit of a job that sets none, in bytes. If the memory of the machine is unknown, there is none: 0.
@@ -559,7 +533,7 @@ async fn survey(
     shim: &Path,
     store: Store,
     gpus: watch::Receiver<Option<bool>>,
-) -> Result<(Views, Environments, agent_model::node::Inventory), StartError> {
+) -> Result<(Views, Environments, Inventory), StartError> {
     let (config, shim) = (config.clone(), shim.to_owned());
     let looked = tokio::task::spawn_blocking(move || {
         let views = Views::find(&config, &shim);

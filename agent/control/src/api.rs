@@ -333,10 +333,10 @@ fn address_of(job: &JobRecord, replica: &ReplicaRecord) -> String {
     place.map(|place| format!("{}:{}", place.address, place.first_port)).unwrap_or_default()
 }
 
-/// A job of another user: that it exists, its state and what it needs, and nothing of what it does.
-fn to_wire_for_others(view: &JobView) -> v1::Job {
+/// A job as users see it who may not read it: that it exists, its state and what it needs, and nothing of what it
+/// does.
+pub fn hide_what_it_does(whole: v1::Job) -> v1::Job {
     const PRIVATE: &str = "(private)";
-    let whole = to_wire(view);
     let spec = whole.spec.unwrap_or_default();
     let hidden = v1::JobSpec {
         name: spec.name,
@@ -357,7 +357,7 @@ fn to_wire_for_others(view: &JobView) -> v1::Job {
     };
     v1::Job {
         spec: Some(hidden),
-        detail: if view.job.state == JobState::Queued { whole.detail } else { String::new() },
+        detail: if whole.state == JobState::Queued.name() { whole.detail } else { String::new() },
         replicas: whole.replicas.into_iter().map(replica).collect(),
         outcome: whole.outcome.map(verdict),
         tasks: None,

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use agent_model::job::OnDisconnect;
 use agent_model::lease::Terms;
+use agent_model::machine::Eligibility;
 use agent_model::protocol::gang::Gang;
 use agent_model::protocol::orders::{EnvironmentWant, UNHEARD};
 use agent_model::{Boot, Code, JobId, JobSpec, NodeId, ReplicaId};
@@ -61,6 +62,8 @@ pub(crate) struct Orders {
     pub(crate) running_outputs: Vec<ReplicaId>,
     /// The machine will be taken away, as an operator said: when, by its own clock, and why.
     pub(crate) preemption: Option<(Boot, String)>,
+    /// Whether new work is let onto the node, for people there; `None` for a node that is not on record.
+    pub(crate) eligibility: Option<Eligibility>,
 }
 
 /// Until when each node counts as connected.

@@ -58,7 +58,7 @@ use agent_model::Clock;
 use agent_model::lease::Terms;
 use agent_pools::Provider;
 
-pub use api::{IdentityConfig, Operators, Peer};
+pub use api::{IdentityConfig, Operators, Peer, hide_what_it_does};
 pub use scheduler::UserLimits;
 pub use standby::{ControllerStops, ShutdownPlan, Standby, Work};
 use store::{Loaded, Store};

@@ -386,6 +386,16 @@ pub enum EligibilityEvent {
 }
 
 impl Eligibility {
+    /// Its name on the wire and in documents.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Eligibility::Open => "open",
+            Eligibility::Draining => "draining",
+            Eligibility::Cordoned => "cordoned",
+        }
+    }
+
     /// The eligibility after `event`.
     #[must_use]
     pub fn after(self, event: EligibilityEvent) -> Eligibility {

@@ -3813,8 +3813,30 @@ pub struct ListNodesRequest {}
 pub struct ListNodesResponse {
     #[prost(message, repeated, tag = "1")]
     pub nodes: ::prost::alloc::vec::Vec<Node>,
+    /// The daemon that answers.
     #[prost(message, optional, tag = "2")]
     pub controller: ::core::option::Option<Controller>,
+    /// Only of a daemon that is a node and no controller: it answers on its own machine, for itself alone.
+    #[prost(message, optional, tag = "3")]
+    pub uplink: ::core::option::Option<Uplink>,
+}
+/// How a node stands with its controller, as the node knows it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Uplink {
+    /// The address of the controller.
+    #[prost(string, tag = "1")]
+    pub controller: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub up: bool,
+    /// Since when it is up, or not.
+    #[prost(uint64, tag = "3")]
+    pub since_ms: u64,
+    /// When the latest orders arrived; 0 before the first.
+    #[prost(uint64, tag = "4")]
+    pub heard_ms: u64,
+    /// Why it is not up, for people.
+    #[prost(string, tag = "5")]
+    pub why: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Controller {
@@ -6448,6 +6470,9 @@ pub struct NodeOrders {
     /// What an operator said: the machine will be taken away. Repeated as long as it holds.
     #[prost(message, optional, tag = "9")]
     pub preemption: ::core::option::Option<PreemptionNotice>,
+    /// Whether new work is let onto the node: open, draining or cordoned. For people on the node; it obeys orders alone.
+    #[prost(string, tag = "10")]
+    pub eligibility: ::prost::alloc::string::String,
 }
 /// What is wanted of an environment that the node keeps. Repeated until the node's inventory shows it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,10 +1,13 @@
-//! `status`: this box at a glance.
+//! `status`: this box at a glance. A daemon that is only a node tells of its machine and of its connection.
+
+mod stopped;
+mod uplink;
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use agent_model::node::Grade;
-use agent_model::{Clock, SystemClock, Timestamp, size};
+use agent_model::{Clock, Code, SystemClock, Timestamp, size};
 use agent_proto::v1;
 use serde_json::{Value, json};
 
@@ -16,6 +19,7 @@ use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age, clean, count, duration, wrap};
 use crate::output::{Output, Paper};
+use uplink::UplinkView;
 
 /// Jobs shown at most.
 const SHOWN: usize = 10;
@@ -29,6 +33,8 @@ const LITTLE: f64 = 0.1;
 
 struct Glance {
     controller: ControllerView,
+    /// Of a daemon that is only a node.
+    uplink: Option<UplinkView>,
     nodes: Vec<NodeView>,
     /// Jobs that have not ended.
     jobs: Vec<JobView>,
@@ -45,7 +51,12 @@ pub(super) async fn status(
     to: Option<&Target>,
     output: &mut Output,
 ) -> Result<(), Failure> {
-    let client = Client::find(to).await?;
+    let client = match Client::find(to).await {
+        Err(Failure::Fault(fault)) if fault.code == Code::Unreachable => {
+            return Err(stopped::told(*fault, to).into());
+        }
+        found => found?,
+    };
     if args.watch {
         return jobs::watch(&client, output, async |paper| {
             Ok(render(&Glance::take(&client).await?, SystemClock.now(), paper))
@@ -77,11 +88,12 @@ impl Glance {
             client.whom(),
             client.others(),
         );
-        let v1::ListNodesResponse { nodes, controller } = machines?;
+        let v1::ListNodesResponse { nodes, controller, uplink } = machines?;
         let recent: Vec<JobView> =
             recent?.jobs.into_iter().map(JobView::try_from).collect::<Result<_, _>>()?;
         Ok(Glance {
             controller: controller.unwrap_or_default().into(),
+            uplink: uplink.map(UplinkView::from),
             nodes: nodes.into_iter().map(NodeView::try_from).collect::<Result<_, _>>()?,
             jobs: active?.0,
             failed: latest_failed(recent, SystemClock.now()),
@@ -106,6 +118,7 @@ fn latest_failed(jobs: Vec<JobView>, now: Timestamp) -> Vec<JobView> {
 fn document(glance: &Glance) -> Value {
     json!({
         "controller": glance.controller,
+        "uplink": glance.uplink,
         "socket": glance.whom.socket,
         "user": glance.whom.user,
         "others": glance.others,
@@ -128,14 +141,27 @@ fn render(glance: &Glance, now: Timestamp, paper: Paper) -> String {
         controller.pid
     );
     // Writing to a string cannot fail.
+    if let Some(uplink) = &glance.uplink {
+        let tone = if uplink.up { Tone::Good } else { Tone::Warn };
+        let link = paper.ink.paint(tone, &uplink.describe(now)).into_owned();
+        let _ = writeln!(
+            text,
+            "  role    node of {}\n  link    {}",
+            clean(&uplink.controller),
+            wrap(&link, paper.width, 10)
+        );
+    }
     let _ = writeln!(text, "  state   {}", clean(&controller.state_dir));
     let place = if glance.whom.context.is_some() { "at    " } else { "socket" };
     let _ = writeln!(text, "  {place}  {}", glance.whom.socket.display());
     let (taken, limit) = (size::decimal(controller.store_bytes), size::decimal(controller.store_limit_bytes));
     let _ = writeln!(text, "  store   {taken} of at most {limit}");
     let running = glance.jobs.iter().filter(|job| job.state != "Queued").count();
-    let waiting = glance.jobs.len() - running;
-    let _ = writeln!(text, "  jobs    {running} in work, {waiting} waiting");
+    let waiting = match glance.uplink {
+        None => format!(", {} waiting", glance.jobs.len() - running),
+        Some(_) => " here".to_owned(), // only the controller knows what waits
+    };
+    let _ = writeln!(text, "  jobs    {running} in work{waiting}");
     if let Some(shutdown) = &controller.shutdown {
         let _ = writeln!(text, "  power   {}", wrap(&shutdown.describe(now), paper.width, 10));
     }
@@ -277,17 +303,26 @@ fn hints(glance: &Glance, now: Timestamp) -> Vec<String> {
             let (topic, found) = (clean(&finding.topic), clean(&finding.found));
             hints.push(format!("{} takes no jobs: {topic}: {found}; {}", node.node, clean(fix)));
         }
+        let there = glance.uplink.as_ref().map_or("", |_| ", asked of the controller");
         match node.eligibility.as_str() {
             "draining" => hints.push(format!(
-                "{} is being drained: no new jobs until it is opened again: agentctl undrain {0}",
+                "{} is being drained: no new jobs until it is opened again: agentctl undrain {0}{there}",
                 node.node
             )),
             "cordoned" => {
-                hints.push(format!("{} takes no new jobs: agentctl undrain {0} opens it", node.node))
+                hints.push(format!("{} takes no new jobs: agentctl undrain {0} opens it{there}", node.node))
             }
             _ => {}
         }
-        if matches!(node.liveness.as_str(), "not_responding" | "down") {
+        if let Some((uplink, why)) =
+            glance.uplink.as_ref().and_then(|uplink| Some((uplink, uplink.why.as_ref()?)))
+        {
+            hints.push(format!(
+                "{} does not answer this machine: {}; jobs here go on and are reported when it does; journalctl -u agentd says more",
+                clean(&uplink.controller),
+                clean(why)
+            ));
+        } else if matches!(node.liveness.as_str(), "not_responding" | "down") {
             let seen = duration(now.since(Timestamp(node.last_seen_ms)));
             hints.push(format!(
                 "{} has not answered for {seen}; its jobs go on. If it is gone for good: agentctl node lost {0}",
@@ -324,7 +359,38 @@ mod tests {
             notices: Vec::new(),
         };
         let whom = Whom { socket: "/home/ada/agentd/agentd.sock".into(), user: "ada".into(), context: None };
-        Glance { controller, nodes, jobs, failed: Vec::new(), whom, others: Vec::new() }
+        Glance { controller, uplink: None, nodes, jobs, failed: Vec::new(), whom, others: Vec::new() }
+    }
+
+    #[test]
+    fn test_a_node_tells_of_its_link_and_how_its_controller_opens_it() {
+        let mut node = small();
+        (node.eligibility, node.liveness) = ("draining".into(), "not_responding".into());
+        let mut glance = glance(vec![node], Vec::new());
+        glance.uplink = Some(UplinkView {
+            controller: "https://c:7443".into(),
+            up: false,
+            since_ms: 1_080_000,
+            heard_ms: Some(1_075_000),
+            why: Some("connection refused".into()),
+        });
+        let paper = Paper { ink: Ink::PLAIN, width: 100 };
+        let text = render(&glance, Timestamp(1_200_000), paper);
+        insta::assert_snapshot!(text.lines().take(8).collect::<Vec<_>>().join("\n"), @r"
+            agentd 0.1.0 of ada, up 3 min 20 s, process 7
+              role    node of https://c:7443
+              link    not connected for 2 min, heard 2 min ago: connection refused
+              state   /home/ada/agentd
+              socket  /home/ada/agentd/agentd.sock
+              store   1.2 GB of at most 25 GB
+              jobs    0 in work here
+        ");
+        insta::assert_snapshot!(hints(&glance, Timestamp(1_200_000)).join("\n"), @r"
+            box is being drained: no new jobs until it is opened again: agentctl undrain box, asked of the controller
+            https://c:7443 does not answer this machine: connection refused; jobs here go on and are reported when it does; journalctl -u agentd says more
+        ");
+        let up = UplinkView { up: true, why: None, ..glance.uplink.unwrap() };
+        assert_eq!(up.describe(Timestamp(1_200_000)), "connected for 2 min, heard 2 min ago");
     }
 
     #[test]

@@ -13,15 +13,17 @@
 //! watched [`ReplicaView`]; `changed` wakes this task. Started by `crate::roles`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use agent_model::job::Limits;
 use agent_model::node::Inventory;
 use agent_model::protocol::orders::{Action, Desired, EnvironmentWant, OrderFence, Stamps, Wanted, decide};
-use agent_model::{Boot, Code, Fault, JobSpec, ReplicaId, ReplicaStep, failpoint, ids};
+use agent_model::{Boot, Code, Fault, JobSpec, ReplicaId, ReplicaStep, Timestamp, causes, failpoint, ids};
 use agent_proto::v1::worker_client::WorkerClient;
 use agent_proto::{WireError, v1};
+use agent_shim::JobDir;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::WatchStream;
@@ -35,6 +37,7 @@ use super::environments::Wish;
 use super::journal::{Journal, Record};
 use super::report::OutputsWanted;
 use super::runner::{ReplicaView, Runner};
+use super::standing::{FailedReplica, NodeStanding, StandingReplica};
 use super::{Worker, late, recover};
 use crate::notify::Pulse;
 use crate::supervisor::{Supervisor, TaskKind};
@@ -43,6 +46,8 @@ use crate::supervisor::{Supervisor, TaskKind};
 struct HeldReplica {
     desired: watch::Sender<Desired>,
     spec: JobSpec,
+    /// Since when it is here.
+    since: Timestamp,
     view: watch::Receiver<ReplicaView>,
     /// Its runner ended too early: a bug, which delays this replica.
     dead: bool,
@@ -66,6 +71,22 @@ impl SyncError {
         let refused = matches!(status.code(), tonic::Code::PermissionDenied | tonic::Code::Unauthenticated);
         refused.then(|| agent_proto::fault(status))
     }
+
+    /// The cause in a line, for people on this machine.
+    fn why(&self) -> String {
+        match (self.refusal(), self) {
+            (Some(fault), _) => fault.to_string(),
+            // The last cause says what happened; those before it say only that something did.
+            (None, SyncError::Ended(status)) => match causes(status).skip(1).last() {
+                None => status.message().to_owned(),
+                Some(cause) => match cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind) {
+                    Some(ErrorKind::UnexpectedEof) => "the connection broke".to_owned(),
+                    _ => cause.to_string(),
+                },
+            },
+            _ => self.to_string(),
+        }
+    }
 }
 
 /// The lease until the controller states one.
@@ -88,6 +109,8 @@ pub(crate) struct ControllerLink {
     pub(crate) inventory: watch::Receiver<Inventory>,
     /// The operators' wishes, for [`super::environments`].
     pub(crate) wishes: watch::Sender<Vec<Wish>>,
+    /// What this node knows of itself, for whoever asks on this machine.
+    pub(crate) standing: watch::Sender<NodeStanding>,
     pub(crate) pulse: Pulse,
 }
 
@@ -161,6 +184,8 @@ impl<J: Journal> Reconciler<J> {
         while !stop.is_cancelled() {
             let Err(error) = self.converse(&mut backoff, &intake, &stop).await else { return };
             self.link.pulse.beat();
+            let now = self.worker.clock.now();
+            self.link.standing.send_modify(|standing| standing.broke(now, error.why()));
             let wait = backoff.next();
             match error.refusal() {
                 Some(fault)
@@ -205,6 +230,8 @@ impl<J: Journal> Reconciler<J> {
                     with.inventory_due = with.inventory_due.saturating_sub(1);
                     with.lease = orders.lease.and_then(|lease| lease.try_into().ok()).unwrap_or(with.lease);
                     backoff.reset();
+                    let now = self.worker.clock.now();
+                    self.link.standing.send_modify(|standing| standing.heard(now, &orders.eligibility));
                     let controller_epoch = self.order_fence.controller_epoch();
                     if !intake.is_cancelled() {
                         self.obey(orders);
@@ -375,6 +402,7 @@ impl<J: Journal> Reconciler<J> {
         // Whether a command that was started before still runs is not known yet.
         let alive = step.is_none_or(|step| !matches!(step, ReplicaStep::Launching | ReplicaStep::Running));
         let started_at = record.started_at;
+        let since = arrived(&self.worker.job_dir(&replica)).unwrap_or_else(|| self.worker.clock.now());
         let preempted = record.preempted.is_some()
             && !matches!(record.step, ReplicaStep::Launching | ReplicaStep::Running);
         let view = ReplicaView {
@@ -385,6 +413,7 @@ impl<J: Journal> Reconciler<J> {
             over: false,
             ready: None,
             preempted,
+            outcome: record.outcome.clone(),
         };
         let (desired, wanted) = watch::channel(desired);
         let (publish, view) = watch::channel(view);
@@ -394,12 +423,36 @@ impl<J: Journal> Reconciler<J> {
             runner.live().await;
             drop(wake);
         });
-        self.held.insert(replica, HeldReplica { desired, spec, view, dead: false });
+        self.held.insert(replica, HeldReplica { desired, spec, since, view, dead: false });
+        self.publish();
+    }
+
+    /// Publishes which replicas are here.
+    fn publish(&self) {
+        let known = |(replica, held): (&ReplicaId, &HeldReplica)| StandingReplica {
+            replica: replica.clone(),
+            spec: held.spec.clone(),
+            since: held.since,
+            view: held.view.clone(),
+        };
+        let held = self.held.iter().map(known).collect();
+        self.link.standing.send_modify(|standing| standing.held = held);
     }
 
     /// Removes replicas that are over, and marks those whose runner ended too early.
     fn sweep(&mut self, intake: &CancellationToken) {
-        self.held.retain(|_, held| !held.view.borrow().over);
+        let over: Vec<_> = self.held.extract_if(.., |_, held| held.view.borrow().over).collect();
+        if !over.is_empty() {
+            self.publish();
+        }
+        for (replica, HeldReplica { spec, view, .. }) in over {
+            let Some(outcome) = view.borrow().outcome.clone().filter(|outcome| outcome.fault.is_some())
+            else {
+                continue;
+            };
+            let failed = FailedReplica { replica, spec, outcome };
+            self.link.standing.send_modify(|standing| standing.fails(failed));
+        }
         for (replica, held) in &mut self.held {
             // At a stop the runners are dropped; that is no error.
             if held.view.has_changed().is_err() && !held.dead && !intake.is_cancelled() {
@@ -424,6 +477,7 @@ impl<J: Journal> Reconciler<J> {
             } else {
                 // Without a record on disk, nothing of it exists; the order is repeated.
                 self.held.remove(&replica);
+                self.publish();
             }
         }
     }
@@ -436,6 +490,13 @@ impl Drop for WakeOnDrop {
     fn drop(&mut self) {
         self.0.notify_one();
     }
+}
+
+/// When the directory of a replica was made; `None` before that, and where the file system does not say.
+fn arrived(dir: &JobDir) -> Option<Timestamp> {
+    let made = std::fs::metadata(dir.path()).ok()?.created().ok()?;
+    let since = made.duration_since(std::time::UNIX_EPOCH).ok()?;
+    Some(Timestamp(u64::try_from(since.as_millis()).ok()?))
 }
 
 fn random_text() -> String {

@@ -36,7 +36,7 @@ use std::sync::Arc;
 use agent_model::machine::ReplicaEvent;
 use agent_model::protocol::gang::Ready;
 use agent_model::protocol::orders::Desired;
-use agent_model::{Fault, Preemption, ReplicaStep, Timestamp};
+use agent_model::{Fault, Outcome, Preemption, ReplicaStep, Timestamp};
 use agent_shim::{ExitRecord, JobDir};
 use tokio::sync::{Notify, watch};
 use tracing::error;
@@ -66,6 +66,8 @@ pub(crate) struct ReplicaView {
     pub(crate) ready: Option<Ready>,
     /// It ends because the machine will be taken away, and nothing changes that any more.
     pub(crate) preempted: bool,
+    /// What came of it, from when that is certain.
+    pub(crate) outcome: Option<Outcome>,
 }
 
 /// Why the command does not run any more, or never will.
@@ -241,6 +243,7 @@ impl<J: Journal> Runner<J> {
             over: false,
             ready: self.ready.clone(),
             preempted: self.is_preempted(),
+            outcome: self.record.outcome.clone(),
         });
         self.changed.notify_one();
     }

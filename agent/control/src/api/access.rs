@@ -52,7 +52,8 @@ pub enum Peer {
 }
 
 impl Peer {
-    fn who(&self) -> Option<Principal> {
+    /// Whom it proved to be.
+    pub fn who(&self) -> Option<Principal> {
         match self {
             Peer::Nobody { .. } => None,
             Peer::Local { uid } => Some(Principal::Local { uid: *uid }),
@@ -86,7 +87,8 @@ impl Operators {
         matches!(who, Principal::Local { uid } if *uid == 0 || *uid == self.own)
     }
 
-    async fn have(&self, who: &Principal) -> bool {
+    /// Whether `who` is one of them.
+    pub async fn have(&self, who: &Principal) -> bool {
         if self.are_own(who) {
             return true;
         }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::inside::SessionStream;
-use super::{Caller, Refusal, Services, ended, invalid, to_wire, to_wire_for_others};
+use super::{Caller, Refusal, Services, ended, hide_what_it_does, invalid, to_wire};
 use crate::pins;
 use crate::queue::{JobView, Submission};
 use crate::store::{Among, JobRecord};
@@ -173,7 +173,7 @@ impl Services {
         let all = caller.is_operator().await;
         let shown = |view: &JobView| match all || caller.owns(&view.job) || view.job.spec.visible_to_all {
             true => to_wire(view),
-            false => to_wire_for_others(view),
+            false => hide_what_it_does(to_wire(view)),
         };
         Ok(v1::ListJobsResponse { jobs: views.iter().map(shown).collect(), more })
     }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use agent_model::machine::{Eligibility, EligibilityEvent, Liveness};
+use agent_model::machine::{EligibilityEvent, Liveness};
 use agent_model::node::Finding;
 use agent_model::protocol::orders::EnvironmentWant;
 use agent_model::words::count;
@@ -57,6 +57,7 @@ impl Services {
                 store_limit_bytes: self.collector.limits().size,
                 shutdown: self.shutdown(),
             }),
+            uplink: None,
         })
     }
 
@@ -339,12 +340,7 @@ fn to_wire(node: NodeState) -> v1::Node {
             Liveness::Removed => "removed",
         }
         .to_owned(),
-        eligibility: match node.record.eligibility {
-            Eligibility::Open => "open",
-            Eligibility::Draining => "draining",
-            Eligibility::Cordoned => "cordoned",
-        }
-        .to_owned(),
+        eligibility: node.record.eligibility.name().to_owned(),
         last_seen_ms: node.record.last_seen.0,
         inventory: Some(node.record.inventory.into()),
         load: Some(node.load.into()),

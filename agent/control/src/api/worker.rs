@@ -7,6 +7,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
+use agent_model::machine::Eligibility;
 use agent_model::protocol::orders::{EnvironmentWant, Obeyed};
 use agent_model::{
     Boot, Clock, Code, Fault, NodeId, Outcome, Preemption, Principal, ReplicaId, ReplicaStep, Retry,
@@ -175,6 +176,7 @@ fn to_wire(orders: &Orders, lease: prost_types::Duration) -> v1::NodeOrders {
             .preemption
             .clone()
             .map(|(until, reason)| v1::PreemptionNotice { until_ms: until.millis(), reason }),
+        eligibility: orders.eligibility.map(Eligibility::name).unwrap_or_default().to_owned(),
     }
 }
 

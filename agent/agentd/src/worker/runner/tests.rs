@@ -159,6 +159,7 @@ fn runner(
         over: false,
         ready: None,
         preempted: false,
+        outcome: None,
     };
     let (publish, view) = watch::channel(view);
     (Runner::new(worker.clone(), record, wanted, publish, Arc::new(Notify::new())), desired, view)

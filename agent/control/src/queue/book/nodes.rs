@@ -275,6 +275,7 @@ impl Book {
                 .collect(),
             environments: self.wishes_for(node),
             preemption: state.and_then(NodeState::asked_preemption),
+            eligibility: state.map(|node| node.record.eligibility),
             outputs: Vec::new(),
             running_outputs: Vec::new(),
         }
