@@ -18,7 +18,8 @@ use tracing_subscriber::layer::Context;
 
 /// Where the journal takes events.
 const SOCKET: &str = "/run/systemd/journal/socket";
-/// The longest text of an event: a datagram is limited, and nobody reads more.
+/// The longest text of an event, in bytes: a datagram is limited, and nobody reads more. With it, no event is so large
+/// that it would have to be passed as a sealed file.
 const LONGEST: usize = 64 * 1024;
 
 /// A layer that writes to the journal.
@@ -198,6 +199,71 @@ mod tests {
             ("train-7", "agentd")
         );
         assert!(!second.contains_key("AGENTD_REPLICA") && !second.contains_key("AGENTD_CODE"));
+    }
+
+    /// A journal, and what writes to it.
+    fn journal(home: &tempfile::TempDir) -> (UnixDatagram, impl Subscriber + use<>) {
+        let journal = UnixDatagram::bind(home.path().join("socket")).unwrap();
+        let layer = JournalLog::open(&home.path().join("socket")).unwrap();
+        (journal, tracing_subscriber::registry().with(layer))
+    }
+
+    fn received(journal: &UnixDatagram) -> Vec<u8> {
+        let mut datagram = vec![0; 1 << 18];
+        let length = journal.recv(&mut datagram).unwrap();
+        datagram.truncate(length);
+        datagram
+    }
+
+    #[test]
+    fn test_the_bytes_are_those_of_the_journals_protocol() {
+        let home = tempfile::tempdir().unwrap();
+        let (journal, subscriber) = journal(&home);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::error!(target: "t", replica = %"train-1.2.0", code = %"NODE-110", "one\ntwo");
+        });
+        // A name, the length of the value as 64 bits with the least first, the value, which may have lines.
+        let expected = [
+            &b"MESSAGE\n\x2c\0\0\0\0\0\0\0t: one\ntwo replica=train-1.2.0 code=NODE-110\n"[..],
+            b"PRIORITY\n\x01\0\0\0\0\0\0\x003\n",
+            b"SYSLOG_IDENTIFIER\n\x06\0\0\0\0\0\0\0agentd\n",
+            b"AGENTD_JOB\n\x07\0\0\0\0\0\0\0train-1\n",
+            b"AGENTD_REPLICA\n\x0b\0\0\0\0\0\0\0train-1.2.0\n",
+            b"AGENTD_CODE\n\x08\0\0\0\0\0\0\0NODE-110\n",
+        ];
+        let datagram = received(&journal);
+        assert_eq!(datagram, expected.concat(), "{}", String::from_utf8_lossy(&datagram));
+    }
+
+    #[test]
+    fn test_a_long_event_is_cut_between_characters_and_is_one_datagram() {
+        let home = tempfile::tempdir().unwrap();
+        let (journal, subscriber) = journal(&home);
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::info!(target: "t", job = %"train-1", "{}", "\u{e4}".repeat(LONGEST));
+        });
+        let fields = read(&received(&journal));
+        // `t: ` is odd, so a character of two bytes would be halved.
+        assert_eq!(fields["MESSAGE"].len(), LONGEST - 1);
+        assert!(fields["MESSAGE"].ends_with('\u{e4}'));
+        assert_eq!(fields["AGENTD_JOB"], "train-1", "the fields are whole");
+    }
+
+    #[test]
+    fn test_a_journal_that_takes_nothing_holds_nobody_up() {
+        let home = tempfile::tempdir().unwrap();
+        let (journal, subscriber) = journal(&home);
+        tracing::subscriber::with_default(subscriber, || {
+            while JournalLog::open(&home.path().join("socket")).unwrap().0.send(b"X=1\n").is_ok() {}
+            tracing::info!("goes to standard error");
+            journal.set_nonblocking(true).unwrap();
+            let mut taken = [0; 64];
+            while journal.recv(&mut taken).is_ok_and(|length| length > 0) {
+                assert!(taken.starts_with(b"X=1\n"), "the event is not in between");
+            }
+            tracing::info!(target: "t", "comes through again");
+        });
+        assert_eq!(read(&received(&journal))["MESSAGE"], "t: comes through again");
     }
 
     #[test]
