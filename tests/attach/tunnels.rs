@@ -112,9 +112,11 @@ fn whole(tally: &mut Tally, scale: &Scale) {
 
 fn others(tally: &mut Tally, _: &Scale) {
     let bare = "rm -rf /usr/bin/sudo /home/ada/.ssh\n";
+    let cut_short = "printf '%s' \"$(cat /root/.ssh/authorized_keys)\" >/root/.ssh/authorized_keys\n";
     let bed = shut_in(&[
         Special { prepare: bare, ..Special::default() },
         Special { sshd: "-o AllowTcpForwarding=no", ..Special::default() },
+        Special { prepare: cut_short, ..Special::default() },
     ]);
     tally.case("a user without sudo and without keys", || {
         let before = bed.machines[0].written();
@@ -131,9 +133,23 @@ fn others(tally: &mut Tally, _: &Scale) {
         let ran = bed.attach(&place("root", 2), &["--accept-new", "--tunnel"]).code(1);
         assert!(ran.stderr.contains("AllowTcpForwarding yes"), "{}", ran.stderr);
     });
-    tally.case("by way of another host", || {
+    tally.case("by way of another host, which is refused before anything is changed", || {
         let gate = place("root", 1);
+        let before = bed.machines[1].written();
         let ran = bed.attach(&place("root", 2), &["--accept-new", "--tunnel", "--jump", &gate]).code(1);
         assert!(ran.stderr.contains("it is reached through other hosts"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("SSH-103") && ran.stderr.contains("without `--jump`"), "{}", ran.stderr);
+        assert_eq!(bed.machines[1].written(), before);
+    });
+    tally.case("a file of keys without an end of its last line has none afterwards", || {
+        let keys = bed.machines[2].file("/root/.ssh/authorized_keys");
+        let before = std::fs::read_to_string(&keys).expect("the file of keys");
+        assert!(!before.ends_with('\n'), "{before}");
+        let root = place("root", 3);
+        bed.attach(&root, &["--accept-new", "--tunnel"]).ok();
+        let with = std::fs::read_to_string(&keys).expect("the file of keys");
+        assert!(with.starts_with(&format!("{before}\n")) && with.contains(" agentd-tunnel"), "{with}");
+        bed.detach(&root, &[]).ok();
+        assert_eq!(std::fs::read_to_string(&keys).expect("the file of keys"), before);
     });
 }

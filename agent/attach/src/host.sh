@@ -334,22 +334,32 @@ authorize() {
     line="command=\"exec sh $(printf '%s' "$LIBRARY/tunnel.sh" | sed 's/[\\"]/\\&/g')\",restrict,port-forwarding"
     line="$line,permitlisten=\"127.0.0.1:$LISTENS\",permitopen=\"127.0.0.1:1\" $KEY"
     if grep -q ' agentd-tunnel' "$KEYS" 2>/dev/null; then without_key; fi
-    # The last line of the file may lack its end.
-    [ ! -s "$KEYS" ] || [ -z "$(tail -c 1 "$KEYS")" ] || echo >>"$KEYS" || fail "cannot write $KEYS"
+    # The last line of the file may lack its end. It gets one, which goes with the key.
+    if [ -s "$KEYS" ] && [ -n "$(tail -c 1 "$KEYS")" ]; then
+        made="$made newline"
+        echo >>"$KEYS" || fail "cannot write $KEYS"
+    fi
     (umask 077 && echo "$line $made" >>"$KEYS") || fail "cannot write $KEYS"
     say 'done'
 }
 
-# The file stays the same one, with its owner and mode.
+# without_key [END]: the file stays the same one, with its owner and mode, and loses END, the end of its last line.
 without_key() {
     left=$(sed '/ agentd-tunnel/d' "$KEYS" && echo x) || fail "cannot read $KEYS"
-    printf '%s' "${left%x}" >"$KEYS" || fail "cannot write $KEYS"
+    left=${left%x}
+    printf '%s' "${left%"${1:-}"}" >"$KEYS" || fail "cannot write $KEYS"
 }
 
 unauthorize() {
     keys
     made=$(sed -n 's/.* agentd-tunnel//p' "$KEYS" 2>/dev/null | tail -n 1)
-    if [ -f "$KEYS" ] && grep -q ' agentd-tunnel' "$KEYS"; then without_key; fi
+    if [ -f "$KEYS" ] && grep -q ' agentd-tunnel' "$KEYS"; then
+        end=
+        # Lines that came later keep the ends of theirs.
+        case $made in *newline*) tail -n 1 "$KEYS" | grep -q ' agentd-tunnel' && end='
+' ;; esac
+        without_key "$end"
+    fi
     case $made in *file*) [ -s "$KEYS" ] || rm -f "$KEYS" ;; esac
     case $made in *directory*) rmdir "$HOME/.ssh" 2>/dev/null ;; esac
     say 'done'
