@@ -4,6 +4,7 @@
 //! Hides russh. Invariant: nothing is sent to a host, in particular no password, before its key was found to be the
 //! known one or the user accepted it. One command runs at a time, because a host may allow no more.
 
+mod greeting;
 mod login;
 mod tunnel;
 
@@ -22,6 +23,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::known_hosts::{KeyVerdict, KnownHosts, Place};
 use crate::target::{Hop, Route};
 use crate::{Desk, HostKey};
+use greeting::TurnedAway;
 pub use tunnel::{TunnelError, TunnelKey, TunnelKeyError, hold};
 
 /// A dead peer is noticed after three of these.
@@ -30,6 +32,8 @@ const KEEPALIVE: Duration = Duration::from_secs(10);
 const HANDSHAKE: Duration = Duration::from_secs(20);
 /// Between tries, at first and at most.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(4));
+/// The same, while each try may make a penalty last longer.
+const PENALTY_PAUSE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 /// The most bytes kept of a command's output; our script prints less.
 const LONGEST_ANSWER: usize = 256 * 1024;
 /// The bytes of a file that are sent at a time.
@@ -48,6 +52,16 @@ pub enum ConnectError {
         /// The error of the last try.
         #[source]
         source: russh::Error,
+    },
+    /// It answers, and turns away whoever comes.
+    #[error("{host} drops connections from here, for {} s now: {why}", waited.as_secs())]
+    TurnedAway {
+        /// Which host.
+        host: String,
+        /// For how long it was tried.
+        waited: Duration,
+        /// The reason of the last time.
+        why: &'static str,
     },
     /// Its key is not the one that is known.
     #[error("{host} shows another key than the one that is known of it: {shown}")]
@@ -286,9 +300,10 @@ async fn connect(
         let shown_key = Arc::clone(&judge.seen);
         let tried = timeout_at(limit, dial(hop, by, config, judge)).await;
         let key = shown_key.lock().ok().and_then(|mut key| key.take());
-        let error = match tried {
-            Ok(Ok(handle)) => return Ok((handle, key)),
-            Ok(Err(ConnectError::Protocol(error))) => error,
+        let miss = match tried {
+            Ok(Ok(Dialed::Greeted(handle))) => return Ok((handle, key)),
+            Ok(Ok(Dialed::TurnedAway(why))) => Miss::TurnedAway(why),
+            Ok(Err(ConnectError::Protocol(error))) => Miss::Silent(error),
             // The user may take longer to answer than the host waits, so the question is asked between two tries.
             Ok(Err(ConnectError::KeyUnknown { host, shown })) => {
                 // A host of which another key was expected is not asked about.
@@ -301,18 +316,47 @@ async fn connect(
                 continue;
             }
             Ok(Err(other)) => return Err(other),
-            Err(_) => russh::Error::ConnectionTimeout,
+            Err(_) => Miss::Silent(russh::Error::ConnectionTimeout),
         };
+        let (least, most) = miss.pauses();
+        pause = pause.max(least);
         if Instant::now() + pause >= end {
-            return Err(ConnectError::Unreachable {
-                host: hop.to_string(),
-                waited: started.elapsed(),
-                source: error,
-            });
+            return Err(miss.after(hop.to_string(), started.elapsed()));
         }
-        desk.waits(&format!("{hop} does not answer yet ({error})"));
+        match &miss {
+            Miss::Silent(error) => desk.waits(&format!("{hop} does not answer yet ({error})")),
+            Miss::TurnedAway(why) => {
+                desk.waits(&format!("{hop} drops connections from here: {}", why.describe()))
+            }
+        }
         sleep(pause).await;
-        pause = (pause * 2).min(PAUSE.1);
+        pause = (pause * 2).min(most);
+    }
+}
+
+/// Why one try gave no connection, while another may.
+enum Miss {
+    /// There is no SSH server.
+    Silent(russh::Error),
+    /// There is one, which turned this connection away.
+    TurnedAway(TurnedAway),
+}
+
+impl Miss {
+    /// The least and the most time until the next try.
+    fn pauses(&self) -> (Duration, Duration) {
+        match self {
+            Miss::TurnedAway(TurnedAway::Penalty) => PENALTY_PAUSE,
+            Miss::TurnedAway(_) | Miss::Silent(_) => PAUSE,
+        }
+    }
+
+    /// The error when there is no time for another try.
+    fn after(self, host: String, waited: Duration) -> ConnectError {
+        match self {
+            Miss::Silent(source) => ConnectError::Unreachable { host, waited, source },
+            Miss::TurnedAway(why) => ConnectError::TurnedAway { host, waited, why: why.describe() },
+        }
     }
 }
 
@@ -321,21 +365,30 @@ fn is_last(target: &Route, hop: &Hop) -> bool {
     target.hops.last().is_some_and(|last| std::ptr::eq(last, hop))
 }
 
+/// The result of a connection to a host.
+enum Dialed {
+    Greeted(Handle<Judge>),
+    TurnedAway(TurnedAway),
+}
+
 async fn dial(
     hop: &Hop,
     by: Option<&Handle<Judge>>,
     config: Arc<Config>,
     judge: Judge,
-) -> Result<Handle<Judge>, ConnectError> {
+) -> Result<Dialed, ConnectError> {
     match by {
         None => {
             let stream = TcpStream::connect((hop.host.as_str(), hop.port)).await.map_err(russh::Error::IO)?;
             let _ = stream.set_nodelay(true);
-            client::connect_stream(config, stream, judge).await
+            if let Some(why) = greeting::awaited(&stream).await.map_err(russh::Error::IO)? {
+                return Ok(Dialed::TurnedAway(why));
+            }
+            client::connect_stream(config, stream, judge).await.map(Dialed::Greeted)
         }
         Some(gate) => {
             let channel = gate.channel_open_direct_tcpip(&hop.host, hop.port.into(), "127.0.0.1", 0).await?;
-            client::connect_stream(config, channel.into_stream(), judge).await
+            client::connect_stream(config, channel.into_stream(), judge).await.map(Dialed::Greeted)
         }
     }
 }

@@ -42,10 +42,11 @@ fn not_connected(error: &ConnectError) -> Fault {
             .fix("name the key (--key FILE), or give a password: --password-stdin"),
         ConnectError::Unreachable { .. } => Fault::new(Code::HostLogin, error.to_string())
             .because(error)
-            .fix(
-                "check its name, port and firewall, and that sshd runs; one that limits connections (MaxStartups, \
-                 PerSourcePenalties) lets you in later: --timeout 5m",
-            ),
+            .fix("check its name, port and firewall, and that sshd runs"),
+        ConnectError::TurnedAway { .. } => Fault::new(Code::HostLogin, error.to_string()).fix(
+            "it lets you in later: --timeout 5m; or there, in sshd_config: a greater `MaxStartups`, or this address in \
+             `PerSourcePenaltyExemptList`",
+        ),
         _ => Fault::new(Code::HostLogin, error.to_string()).because(error).fix("run it again; see also the log of its sshd"),
     }
 }
