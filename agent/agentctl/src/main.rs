@@ -38,7 +38,12 @@ fn main() -> ExitCode {
     };
     let own = if cli.verb.is_about_a_jobs_end() { failure::NOT_THE_JOBS } else { 70 };
     let mut output = Output::new(cli.quiet, cli::variable("NO_COLOR").is_none());
-    let code = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut runtime = match &cli.verb {
+        // Each upload is encrypted by a task of its own: several machines take several processors.
+        cli::Verb::Attach(args) if args.file.is_some() => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let code = match runtime.enable_all().build() {
         Ok(runtime) => {
             let code = runtime.block_on(commands::perform(cli, &mut output));
             runtime.shutdown_background(); // a file that is still being read is not waited for

@@ -8,7 +8,7 @@ mod failed;
 mod inventory;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,7 +17,8 @@ use agent_attach::{Membership, Package, Person, SshHost, SshWish};
 use agent_model::node::Grade;
 use agent_model::{Code, Fault, TunnelSpec};
 use agent_proto::v1;
-use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::doctor;
@@ -34,6 +35,9 @@ use failed::fault;
 /// How long a node may take to appear at the controller after its start.
 const APPEARS: Duration = Duration::from_secs(90);
 const LOOK: Duration = Duration::from_millis(200);
+/// The most machines that are attached at a time: each holds a connection and an upload, and many SSH servers in
+/// between let few log in at once.
+const AT_A_TIME: usize = 16;
 /// The lifetime of a token that is used at once.
 const TOKEN_SECONDS: u64 = 900;
 
@@ -61,20 +65,27 @@ pub(super) async fn attach(
     output: &mut Output,
 ) -> Result<ExitCode, Failure> {
     let client = Client::find(to).await?;
-    let controller = Registrar { address: address(&client, to, args.controller.as_deref()).await?, client };
+    let controller = Registrar {
+        address: address(&client, to, args.controller.as_deref()).await?,
+        client,
+        seen: Mutex::default(),
+    };
     let package = package(args.package.as_deref())?;
     let jobs = match &args.file {
         Some(file) => inventory::read(file, &args)?,
         None => vec![one(&args, output)?],
     };
     let single = jobs.len() == 1 && args.file.is_none();
+    if jobs.len() > AT_A_TIME {
+        output.note(&format!("attaching {} machines, {AT_A_TIME} at a time", jobs.len()));
+    }
     let output = RefCell::new(output);
-    let attached = jobs.iter().map(|job| async {
+    let attached = stream::iter(&jobs).map(async |job| {
         let prefix = if single { String::new() } else { format!("{}: ", job.wish.place) };
         let desk = Terminal::new(&output, prefix, job.accept_new);
         attach_one(job, &controller, &package, &desk).await
     });
-    let attached: Vec<Result<Attached, Fault>> = join_all(attached).await;
+    let attached: Vec<Result<Attached, Fault>> = attached.buffered(AT_A_TIME).collect().await;
     let output = output.into_inner();
     if single {
         let attached =
@@ -160,6 +171,8 @@ fn package(file: Option<&Path>) -> Result<Package, Failure> {
 struct Registrar {
     client: Client,
     address: String,
+    /// The nodes that were ready at the last look, for all that wait for theirs.
+    seen: Mutex<Option<(Instant, BTreeSet<String>)>>,
 }
 
 impl Registrar {
@@ -193,11 +206,22 @@ impl Registrar {
             answer(self.client.nodes().drop_tunnel(v1::DropTunnelRequest { node: node.to_owned() })).await;
     }
 
-    /// Whether a node of this name is ready.
+    /// Whether a node of this name is ready. The controller is asked once for all who want to know at about the same
+    /// time.
     async fn sees(&self, name: &str) -> bool {
-        let nodes = self.client.machines().await.map(|machines| machines.nodes).unwrap_or_default();
-        let mut nodes = nodes.into_iter().filter_map(|node| NodeView::try_from(node).ok());
-        nodes.any(|node| node.node == name && matches!(&*node.liveness, "ready" | "degraded"))
+        let mut seen = self.seen.lock().await;
+        match &*seen {
+            Some((at, ready)) if at.elapsed() < LOOK => ready.contains(name),
+            _ => {
+                let nodes = self.client.machines().await.map(|machines| machines.nodes).unwrap_or_default();
+                let nodes = nodes.into_iter().filter_map(|node| NodeView::try_from(node).ok());
+                let ready = nodes.filter(|node| matches!(&*node.liveness, "ready" | "degraded"));
+                let ready: BTreeSet<String> = ready.map(|node| node.node).collect();
+                let is_there = ready.contains(name);
+                *seen = Some((Instant::now(), ready));
+                is_there
+            }
+        }
     }
 
     /// Waits until there is one, and returns how long that took.
