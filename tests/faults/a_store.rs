@@ -9,9 +9,9 @@ use agent_model::JobDraft;
 use agent_model::job::RetryPolicy;
 use agent_tests::chance::Chance;
 use agent_tests::client::is_over;
+use agent_tests::finish;
 use agent_tests::fleet::{Fleet, Setup};
 use agent_tests::link::Way;
-use agent_tests::finish;
 
 use crate::judge::{broken, contents, instances, whole};
 use crate::look::{PYTHON, command};
@@ -81,7 +81,12 @@ fn reboots(tally: &mut Tally, scale: &Scale) {
 
 /// What was not forced to the disk is gone; how many records of the journal were.
 fn take_back_unforced(state: &Path) -> u32 {
-    finish(command(PYTHON).arg("-c").arg(include_str!("unforced.py")).arg(state)).ok().stdout.trim().parse().expect("a number")
+    finish(command(PYTHON).arg("-c").arg(include_str!("unforced.py")).arg(state))
+        .ok()
+        .stdout
+        .trim()
+        .parse()
+        .expect("a number")
 }
 
 fn rebooted() -> &'static str {

@@ -11,6 +11,7 @@ mod devices;
 mod environments;
 mod gangs;
 mod jobs;
+mod keeping;
 mod member;
 mod people;
 mod pools;
@@ -38,6 +39,7 @@ pub(crate) use devices::DeviceSettings;
 pub(crate) use environments::{EnvironmentSettings, UvChoice};
 pub(crate) use gangs::GangSettings;
 pub(crate) use jobs::{JobSettings, RunAs};
+pub(crate) use keeping::KeepSettings;
 use member::Member;
 pub(crate) use people::{Group, JobUser};
 pub(crate) use pools::PoolSettings;
@@ -348,20 +350,14 @@ pub(crate) struct Config {
     pub(crate) log: String,
     /// The loopback port of the tracking endpoint; 0 means any.
     pub(crate) tracking_port: u16,
-    /// How long the directory of a finished job is kept.
-    pub(crate) keep_jobs: Duration,
+    /// What is kept of jobs.
+    pub(crate) keep: KeepSettings,
     /// Free disk space below which no job is started, in bytes.
     pub(crate) disk_reserve: u64,
     /// How much of the disk the store of blobs may take.
     pub(crate) store_size: Share,
     /// How long a blob is kept after it was sent, read or asked for.
     pub(crate) blob_lease: Duration,
-    /// How much of the disk the log of a job may take until the controller has it, in bytes; its metrics, a quarter.
-    pub(crate) log_quota: u64,
-    /// How much the controller keeps of each log of a job, in bytes; of its metrics, a quarter.
-    pub(crate) archive_quota: u64,
-    /// Of the controller: how long ended jobs are on record; `None` is until somebody removes them.
-    pub(crate) keep_records: Option<Duration>,
     /// How long a node without contact to the controller may go on with a job that may be replaced.
     pub(crate) lease: Duration,
     /// Which users jobs run as, and how jobs are isolated.
@@ -411,19 +407,20 @@ impl Config {
         let roles = roles_said.parse("`controller`, `node` or both", values::roles)?;
         let controller = controller_socket(&layers, &member, roles, &socket)?;
         let [log, disk_reserve, listen] = layers.all(["log", "disk_reserve", "listen"]);
-        let [tracking_port, keep_jobs, blob_store] = layers.all(["tracking_port", "keep_jobs", "blob_store"]);
-        let [store_size, log_quota, archive_quota] = layers.all(["store_size", "log_quota", "archive_quota"]);
-        let [keep_records] = layers.all(["keep_records"]);
+        let [tracking_port, blob_store, store_size] =
+            layers.all(["tracking_port", "blob_store", "store_size"]);
         let [lease, socket_group, operator_group] = layers.all(["lease", "socket_group", "operator_group"]);
-        let (sharing, of_sharing) = sharing::resolve(&layers)?;
-        let (shutdown, of_shutdown) = ShutdownSettings::resolve(roles, variables, &layers)?;
-        let (environments, said) = EnvironmentSettings::resolve(flags, variables, &layers)?;
-        let (data, of_data) = DataSettings::resolve(flags, variables, &layers)?;
-        let (pools, of_pools) = PoolSettings::resolve(flags, variables, &layers)?;
-        let (devices, of_devices) = DeviceSettings::resolve(&layers)?;
-        let (jobs, of_jobs) = JobSettings::resolve(&layers, flags.user)?;
-        let (gangs, of_gangs) = GangSettings::resolve(&layers)?;
-        let (preemption, of_preemption) = PreemptionSettings::resolve(variables, &layers)?;
+        let mut parts = Vec::new();
+        let sharing = take(sharing::resolve(&layers)?, &mut parts);
+        let keep = take(KeepSettings::resolve(&layers)?, &mut parts);
+        let shutdown = take(ShutdownSettings::resolve(roles, variables, &layers)?, &mut parts);
+        let environments = take(EnvironmentSettings::resolve(flags, variables, &layers)?, &mut parts);
+        let data = take(DataSettings::resolve(flags, variables, &layers)?, &mut parts);
+        let pools = take(PoolSettings::resolve(flags, variables, &layers)?, &mut parts);
+        let devices = take(DeviceSettings::resolve(&layers)?, &mut parts);
+        let jobs = take(JobSettings::resolve(&layers, flags.user)?, &mut parts);
+        let gangs = take(GangSettings::resolve(&layers)?, &mut parts);
+        let preemption = take(PreemptionSettings::resolve(variables, &layers)?, &mut parts);
         let mut config = Config {
             host: HostVariables::select(variables).and_of_pip(&environments.pip),
             state_dir: directory,
@@ -444,13 +441,10 @@ impl Config {
             shutdown,
             log: log.parse("a level such as `info`, or `info,agentd=debug`", values::log)?,
             tracking_port: tracking_port.parse("a port, or 0 for any", |text| text.parse().ok())?,
-            keep_jobs: keep_jobs.parse("a duration such as `30s`, `10m`, `2h` or `7d`", values::duration)?,
-            keep_records: keep_records.parse("`forever`, or a duration of an hour or more", values::keep_records)?,
+            keep,
             disk_reserve: disk_reserve.parse("a size such as `500MiB` or `2GB`", values::size)?,
             store_size: store_size.parse("a size such as `50GiB`, or a part such as `25%`", values::share)?,
             blob_lease: blob_lease(variables),
-            log_quota: log_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
-            archive_quota: archive_quota.parse("a size such as `500MiB` or `2GB`", values::size)?,
             lease: lease.parse("a duration from `2s` to `1h`", values::lease)?,
             jobs,
             socket_group: socket_group.parse("a group of this machine", people::group)?,
@@ -472,20 +466,14 @@ impl Config {
                 node_name,
                 log,
                 tracking_port,
-                keep_jobs,
                 disk_reserve,
                 store_size,
                 lease,
-                log_quota,
-                archive_quota,
-                keep_records,
                 socket_group,
                 operator_group,
             ],
         };
-        let rest =
-            [of_sharing, of_shutdown, of_jobs, said, of_data, of_pools, of_devices, of_gangs, of_preemption];
-        config.settings.extend(rest.concat());
+        config.settings.extend(parts);
         Ok(config)
     }
 
@@ -520,6 +508,12 @@ impl Config {
         self.jobs.helper.is_some()
             || (self.jobs.user != RunAs::Daemon && (self.keeps_jobs_out() || self.is_shared()))
     }
+}
+
+/// The values of a part; its settings join the others.
+fn take<T>((values, settings): (T, Vec<Setting>), all: &mut Vec<Setting>) -> T {
+    all.extend(settings);
+    values
 }
 
 /// Long enough for all steps between a snapshot and its submission. Tests of a debug build may set less.

@@ -122,6 +122,8 @@ impl NodeApi {
 
     fn node(&self, standing: &NodeStanding, jobs: u32) -> v1::Node {
         let inventory = self.0.inventory.borrow().clone();
+        let held = standing.held.iter().map(|held| &held.spec.resources);
+        let (cpus_used, memory_used_bytes) = agent_control::used_by(&inventory, held);
         let healthy = inventory.findings.iter().all(|finding| finding.grade != Grade::Bad);
         let (now, boot) = (self.0.clock.now(), self.0.clock.boot());
         let preemption = self.0.preemptions.notice().map(|notice| v1::Preemption {
@@ -145,6 +147,8 @@ impl NodeApi {
             last_seen_ms: now.0,
             load: Some(agent_node::load(&self.0.config.state_dir).into()),
             slots_used: jobs,
+            cpus_used,
+            memory_used_bytes,
             inventory: Some(inventory.into()),
             labels: Default::default(),
             tunnel: None,

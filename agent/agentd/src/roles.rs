@@ -296,13 +296,14 @@ async fn start_controller(
 ) -> Result<(), StartError> {
     let (length, gather, passed) = (config.lease, config.gangs.wait, config.preemption.passed);
     let terms = Terms { length, gather, passed, ..Terms::default() };
-    let (archive_quota, keep_records) = (config.archive_quota, config.keep_records);
+    let (archive_quota, keep_records) = (config.keep.archive_quota, config.keep.records);
     let identity = listener::authority(config, clock)?;
     let usual = ControllerConfig::new(&config.state_dir, socket::operators(config));
     let limits = config.gangs.limits;
     let tunnels = config.listen.as_ref().map(|place| start_tunnels(place, config, supervisor));
     let usual = ControllerConfig { tunnels, providers: providers::read(config)?, ..usual };
-    let settings = ControllerConfig { terms, limits, archive_quota, keep_records, identity: identity.clone(), ..usual };
+    let settings =
+        ControllerConfig { terms, limits, archive_quota, keep_records, identity: identity.clone(), ..usual };
     let controller = Controller::open(settings, clock.clone(), blobs.store.clone(), blobs.collector.clone())
         .await
         .map_err(StartError::Controller)?;

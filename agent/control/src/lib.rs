@@ -59,7 +59,7 @@ use agent_model::lease::Terms;
 use agent_pools::Provider;
 
 pub use api::{IdentityConfig, Operators, Peer, hide_what_it_does};
-pub use scheduler::UserLimits;
+pub use scheduler::{UserLimits, used_by};
 pub use standby::{ControllerStops, ShutdownPlan, Standby, Work};
 use store::{Loaded, Store};
 pub use store::{OpenStoreError, StoreError};

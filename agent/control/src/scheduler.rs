@@ -126,6 +126,13 @@ impl Size {
     }
 }
 
+/// What jobs that ask for this count for on a node, in processors and bytes of memory.
+pub fn used_by<'a>(inventory: &Inventory, asked: impl Iterator<Item = &'a Resources>) -> (u32, u64) {
+    let (all, job_cpus) = (Size::given_by(inventory), inventory.job_cpus);
+    let Size { cpus, memory, .. } = asked.map(|asked| Size::of(asked).counted(all, job_cpus)).sum();
+    (cpus, memory)
+}
+
 impl std::iter::Sum for Size {
     fn sum<I: Iterator<Item = Size>>(sizes: I) -> Size {
         sizes.fold(Size::default(), Size::and)

@@ -28,7 +28,7 @@ fn test_flag_beats_variable_beats_file_beats_default() {
     flags.slots = Some("5".into());
     let config = Config::resolve(&flags, &env).unwrap();
     assert_eq!((config.sharing, config.log.as_str()), (Sharing::Slots(5), "debug"));
-    assert_eq!((config.keep_jobs, config.tracking_port), (Duration::from_secs(300), 0));
+    assert_eq!((config.keep.jobs, config.tracking_port), (Duration::from_secs(300), 0));
     assert_eq!(origin(&config, "slots"), "flag --slots");
     assert_eq!(origin(&config, "log"), "environment variable AGENTD_LOG");
     assert!(origin(&config, "keep_jobs").ends_with("agentd.yaml, line 3, column 12"));

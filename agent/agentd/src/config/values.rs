@@ -88,14 +88,6 @@ pub(super) fn duration(text: &str) -> Option<Duration> {
     measured(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86400)]).map(Duration::from_secs)
 }
 
-/// For how long; `Some(None)` is without an end. A slip of the unit must not remove everything.
-pub(super) fn keep_records(text: &str) -> Option<Option<Duration>> {
-    match text {
-        "forever" => Some(None),
-        text => duration(text).filter(|keep| *keep >= Duration::from_secs(3600)).map(Some),
-    }
-}
-
 /// A lease is longer than the error of rounding and timers, and short enough for a job to be moved.
 pub(super) fn lease(text: &str) -> Option<Duration> {
     duration(text).filter(|lease| (Duration::from_secs(2)..=Duration::from_secs(3600)).contains(lease))

@@ -187,7 +187,7 @@ struct Writer {
 impl Writer {
     /// The connection, whose commits are forced to the disk or not. One that is not is in the write-ahead log, with its
     /// checksum, when it returns: a power cut may take it and those that follow, and nothing else.
-    async fn to_commit(&mut self, forced: bool) -> Result<&mut SqliteConnection, sqlx::Error> {
+    async fn committing(&mut self, forced: bool) -> Result<&mut SqliteConnection, sqlx::Error> {
         if self.forced != forced {
             let how = if forced { "PRAGMA synchronous = FULL" } else { "PRAGMA synchronous = NORMAL" };
             sqlx::raw_sql(how).execute(&mut self.connection).await?;
@@ -313,7 +313,7 @@ impl Journal for Sqlite {
         let failed = |source| JournalError::write(&record.replica, source);
         let text = serde_json::to_string(record).unwrap_or_default(); // plain data always serialises
         let mut writer = self.writer.lock().await;
-        let connection = writer.to_commit(record.is_for_another_boot()).await.map_err(failed)?;
+        let connection = writer.committing(record.is_for_another_boot()).await.map_err(failed)?;
         sqlx::query("INSERT OR REPLACE INTO replica (id, step, record, sum) VALUES (?, ?, ?, ?)")
             .bind(record.replica.to_string())
             .bind(record.step.to_string())
@@ -330,7 +330,7 @@ impl Journal for Sqlite {
         failpoint::hit("node.journal.done").map_err(disk)?;
         let failed = |source| JournalError::write(replica, source);
         let mut writer = self.writer.lock().await;
-        let connection = writer.to_commit(false).await.map_err(failed)?;
+        let connection = writer.committing(false).await.map_err(failed)?;
         let delete = sqlx::query("DELETE FROM replica WHERE id = ?").bind(replica.to_string());
         delete.execute(connection).await.map(drop).map_err(failed)
     }

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 use super::sessions::{Twice, describe};
 use super::{Caller, Refusal, Services, invalid};
 use crate::queue::{DeclaredLost, JobView, NodeState, Wish, WishState};
-use crate::scheduler::Size;
+use crate::scheduler::used_by;
 use crate::store::Recovery;
 
 /// How long a node may take to do something with one of its environments.
@@ -160,12 +160,10 @@ impl Services {
 
     /// A node for the wire, with what its jobs count for.
     fn node_with_use(&self, node: NodeState, jobs: &[JobView]) -> v1::Node {
-        let inventory = &node.record.inventory;
-        let (all, job_cpus) = (Size::given_by(inventory), inventory.job_cpus);
         let here = jobs.iter().filter(|view| node.jobs.contains(&view.job.id));
-        let Size { cpus, memory, .. } =
-            here.map(|view| Size::of(&view.job.spec.resources).counted(all, job_cpus)).sum();
-        v1::Node { cpus_used: cpus, memory_used_bytes: memory, ..self.node_to_wire(node) }
+        let asked = here.map(|view| &view.job.spec.resources);
+        let (cpus_used, memory_used_bytes) = used_by(&node.record.inventory, asked);
+        v1::Node { cpus_used, memory_used_bytes, ..self.node_to_wire(node) }
     }
 
     /// A node for the wire, with the labels of its token and the error of its clock.

@@ -102,7 +102,7 @@ impl<J: Journal> Runner<J> {
             host: &self.worker.config.host,
             user,
             image: container_spec.map(|container_spec| &container_spec.image),
-            log_quota: self.worker.config.log_quota,
+            log_quota: self.worker.config.keep.log_quota,
             path_entries: environment.path_entries(),
             environment: environment.vars(),
             tracking_uri: &self.worker.tracking.uri(),

@@ -313,7 +313,7 @@ impl<J: Journal> Runner<J> {
             return;
         }
         let stay =
-            if self.record.precious { Stay::Original } else { Stay::Copy(self.worker.config.keep_jobs) };
+            if self.record.precious { Stay::Original } else { Stay::Copy(self.worker.config.keep.jobs) };
         if let Err(error) = self.put_away(stay).await {
             // Its record is kept, so that the next process of the daemon tries again.
             warn!(dir = %self.dir.path().display(), %error, "cannot retire job directory");

@@ -60,7 +60,8 @@ async fn test_jobs_that_ended_long_ago_are_removed_and_no_others() {
 
     let controller = super::rig::open(dir.path(), ControllerConfig::DEFAULT_LEASE).await.unwrap();
     let services = controller.services.clone();
-    let works = tokio::spawn(controller.run(std::future::pending()));
+    let mut works = JoinSet::new();
+    works.spawn(controller.run(std::future::pending()));
     let hour = Duration::from_secs(3600);
     assert_eq!(crate::aging::sweep(&services, hour).await.unwrap(), 0, "it ended just now");
     assert_eq!(crate::aging::sweep(&services, Duration::ZERO).await.unwrap(), 1);
@@ -68,5 +69,4 @@ async fn test_jobs_that_ended_long_ago_are_removed_and_no_others() {
     let left = services.store.page(crate::store::Among::Jobs, None, 9).await.unwrap();
     assert_eq!(left.iter().map(|job| job.id.as_str()).collect::<Vec<_>>(), ["b"]);
     assert!(!dir.path().join("controller/archive/a").exists());
-    works.abort();
 }
