@@ -459,6 +459,7 @@ impl From<Inventory> for v1::Inventory {
 impl TryFrom<v1::Inventory> for Inventory {
     type Error = WireError;
     fn try_from(wire: v1::Inventory) -> Result<Inventory, WireError> {
+        let python = |python: v1::Interpreter| Interpreter { name: python.name, version: python.version };
         Ok(Inventory {
             hostname: wire.hostname,
             os: wire.os,
@@ -477,11 +478,7 @@ impl TryFrom<v1::Inventory> for Inventory {
             gangs: wire.gangs,
             labels: wire.labels.into_iter().collect(),
             findings: wire.findings.into_iter().map(Finding::try_from).collect::<Result<_, _>>()?,
-            interpreters: wire
-                .interpreters
-                .into_iter()
-                .map(|python| Interpreter { name: python.name, version: python.version })
-                .collect(),
+            interpreters: wire.interpreters.into_iter().map(python).collect(),
             environments: wire.environments.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
         })
     }

@@ -1,6 +1,8 @@
 //! `nodes`: the machines, one line each, and below them their GPUs.
 
 use agent_model::{Clock, SystemClock, Timestamp, size};
+use agent_proto::v1;
+use serde::Serialize;
 use serde_json::json;
 
 use super::gpus;
@@ -11,6 +13,29 @@ use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
 use crate::output::text::{Tone, age, clean};
 use crate::output::{Output, Paper};
+
+/// How the controller makes itself reachable for a machine.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct TunnelView {
+    pub(crate) through: String,
+    pub(crate) up: bool,
+    /// Why it is not up.
+    pub(crate) why: Option<String>,
+}
+
+impl TunnelView {
+    /// `root@gpu-1, up`
+    pub(crate) fn describe(&self) -> String {
+        let state = self.why.as_ref().map_or_else(|| "up".to_owned(), |why| format!("down: {why}"));
+        clean(&format!("{}, {state}", self.through)).into_owned()
+    }
+}
+
+impl From<v1::Tunnel> for TunnelView {
+    fn from(wire: v1::Tunnel) -> TunnelView {
+        TunnelView { through: wire.through, up: wire.up, why: (!wire.up).then_some(wire.why) }
+    }
+}
 
 /// Lists the machines.
 pub(super) async fn nodes(args: &JsonArgs, to: Option<&Target>, output: &mut Output) -> Result<(), Failure> {

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::arrays::TasksView;
 use super::awake::ShutdownView;
+use super::nodes::TunnelView;
 use super::preempt::PreemptionView;
 use crate::client::person;
 use crate::output::Paper;
@@ -362,29 +363,6 @@ pub(crate) struct NodeView {
     pub(crate) preemption: Option<PreemptionView>,
     #[serde(serialize_with = "inventory_json")]
     pub(crate) inventory: Inventory,
-}
-
-/// A tunnel.
-#[derive(Debug, Clone, Serialize)]
-pub(crate) struct TunnelView {
-    pub(crate) through: String,
-    pub(crate) up: bool,
-    /// Why it is not up.
-    pub(crate) why: Option<String>,
-}
-
-impl TunnelView {
-    /// `root@gpu-1, up`
-    pub(crate) fn describe(&self) -> String {
-        let state = self.why.as_ref().map_or_else(|| "up".to_owned(), |why| format!("down: {why}"));
-        clean(&format!("{}, {state}", self.through)).into_owned()
-    }
-}
-
-impl From<v1::Tunnel> for TunnelView {
-    fn from(wire: v1::Tunnel) -> TunnelView {
-        TunnelView { through: wire.through, up: wire.up, why: (!wire.up).then_some(wire.why) }
-    }
 }
 
 /// An inventory whose environments have the same form as everywhere else.

@@ -175,16 +175,16 @@ pub(crate) trait Journal: Send + Sync + 'static {
 
 /// The journal of a running daemon.
 pub(crate) struct Sqlite {
-    writer: Mutex<Writer>,
+    writer: Mutex<Committer>,
 }
 
-struct Writer {
+struct Committer {
     connection: SqliteConnection,
     /// Whether its commits are forced to the disk now.
     forced: bool,
 }
 
-impl Writer {
+impl Committer {
     /// The connection, whose commits are forced to the disk or not. One that is not is in the write-ahead log, with its
     /// checksum, when it returns: a power cut may take it and those that follow, and nothing else.
     async fn committing(&mut self, forced: bool) -> Result<&mut SqliteConnection, sqlx::Error> {
@@ -228,7 +228,7 @@ impl Sqlite {
     }
 
     fn of(connection: SqliteConnection) -> Sqlite {
-        Sqlite { writer: Mutex::new(Writer { connection, forced: true }) }
+        Sqlite { writer: Mutex::new(Committer { connection, forced: true }) }
     }
 }
 
