@@ -1,6 +1,7 @@
 //! Group P: pools that grow and shrink with what waits.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -108,11 +109,14 @@ fn job(command: &str, nodes: u32) -> JobDraft {
 
 /// A bed whose provider starts daemons of this machine.
 fn farm(more: &str) -> Bed {
-    Bed::with(|home| {
-        let (home, agentd) = (home.display(), binaries().join("agentd").display().to_string());
-        let program = root().join("tests/pools/farm.py").display().to_string();
-        format!("lab: {{use: {program}, home: {home}, agentd: {agentd}, {more}}}\n")
-    })
+    Bed::with(|home| format!("lab: {}\n", farm_at(home, more)))
+}
+
+/// What a file of providers says of the farm in this directory.
+fn farm_at(home: &Path, more: &str) -> String {
+    let (home, agentd) = (home.display(), binaries().join("agentd").display().to_string());
+    let program = root().join("tests/pools/farm.py").display().to_string();
+    format!("{{use: {program}, home: {home}, agentd: {agentd}, {more}}}")
 }
 
 fn set_mood(bed: &Bed, mood: &str) {
@@ -273,7 +277,10 @@ fn moods(tally: &mut Tally, _: &Scale) {
             pool.orphans.iter().any(|orphan| orphan.starts_with("second-"))
         });
         eventually("only the second one is left", SOON, || (bed.machines() == 1).then_some(()));
-        fs::remove_dir_all(bed.path("machines")).expect("its owner removes it");
+        let second = fs::read_dir(bed.path("machines")).expect("machines").flatten().next();
+        let second = second.expect("the second one").file_name().into_string().expect("a name");
+        let owner = bed.provider(&farm_at(&bed.path(""), "node: {slots: 1}"));
+        owner.delete(&second).expect("its owner removes it");
     });
     calm(tally, "a list that forgets: a machine that answers stays", &|| {
         let id = bed.client.submit(&job("sleep 12; echo done", 1));
