@@ -466,6 +466,7 @@ fn watch_provider(
     let preemptions = Preemptions::new(&config.preemption, Arc::clone(clock));
     let (watched, settings) = (preemptions.clone(), config.preemption.clone());
     let (file, boot_id) = (config.state_dir.join("preemption.json"), boot_id.to_owned());
+    preemptions.recall(&file, &boot_id, settings.passed);
     supervisor.spawn_again(TaskKind::Upkeep, "preemption", move || {
         watched.clone().watch(settings.clone(), file.clone(), boot_id.clone())
     });

@@ -13,7 +13,7 @@ mod http;
 mod services;
 
 use std::io::{self, ErrorKind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ struct Notices {
 
 /// The provider's notice as it is kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct KeptNotice {
+pub(crate) struct KeptNotice {
     /// The boot in which its time counts.
     boot_id: String,
     /// The provider's name of it.
@@ -102,9 +102,12 @@ impl Preemptions {
 
     /// Asks the provider of this machine, for as long as the daemon runs. `boot_id` is of this boot.
     pub(crate) async fn watch(self, settings: PreemptionSettings, file: PathBuf, boot_id: String) {
-        let Some(mut service) = MetadataService::find(&settings) else { return std::future::pending().await };
-        info!(?service, "watching for notices of the provider");
         let mut seen = self.recall(&file, &boot_id, settings.passed);
+        let Some(mut service) = MetadataService::find(&settings) else {
+            self.publish(None, settings.passed); // of a provider that is not asked any more
+            return std::future::pending().await;
+        };
+        info!(?service, "watching for notices of the provider");
         let (mut backoff, mut failing) = (Backoff::default(), false);
         loop {
             let pause = match service.look().await {
@@ -125,8 +128,9 @@ impl Preemptions {
         }
     }
 
-    /// The notice that an earlier process of the daemon knew in this boot.
-    fn recall(&self, file: &PathBuf, boot_id: &str, passed: Duration) -> Option<KeptNotice> {
+    /// The notice that an earlier process of the daemon knew in this boot, which counts from now on. Called before the
+    /// first report too: one without it would say that the notice was withdrawn.
+    pub(crate) fn recall(&self, file: &Path, boot_id: &str, passed: Duration) -> Option<KeptNotice> {
         let text = match std::fs::read(file) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return None,
