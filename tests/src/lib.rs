@@ -375,9 +375,14 @@ impl Host {
         status.code().unwrap_or(-1)
     }
 
+    /// Runs a verb of the daemon's program on the same state, to its end.
+    pub fn agentd(&self, verb: &[&str]) -> Ran {
+        finish(self.command("agentd").args(verb).arg("--user"))
+    }
+
     /// Starts another daemon on the same state and waits for it to give up.
     pub fn second_daemon(&self) -> Ran {
-        finish(self.command("agentd").args(["run", "--user"]))
+        self.agentd(&["run"])
     }
 
     /// The process id of the running daemon.

@@ -113,3 +113,22 @@ fn test_command_that_fails_is_told_and_not_repeated_at_once() {
     let plan = host.ctl(&["status", "--json"]).ok().json()["controller"]["shutdown"].clone();
     assert!(plan["failed"].as_str().unwrap().contains("exit status: 3"), "{plan}");
 }
+
+#[test]
+fn test_a_box_with_jobs_of_its_own_joins_nobody_before_they_have_ended() {
+    let mut host = Host::new();
+    host.start();
+    let job = host.submit("sleep 600");
+    host.wait_for(&job, &["Running"]);
+    let join = |host: &Host, more: &[&str]| {
+        host.agentd(&[&["join", "https://127.0.0.1:1", "--token", "x"], more].concat())
+    };
+    host.kill();
+    join(&host, &[]).code(1).says("1 job of its own").says(&job).says("--lose-jobs");
+    // The token is only looked at after that.
+    join(&host, &["--lose-jobs"]).code(1).says("token");
+    host.start();
+    host.ctl(&["cancel", "--wait", &job]).ok();
+    host.kill();
+    join(&host, &[]).code(1).says("token");
+}

@@ -54,6 +54,9 @@ pub(crate) struct JoinArgs {
     /// The token itself; everybody on this machine can read it here while the command runs
     #[arg(long, value_name = "TOKEN")]
     pub(crate) token: Option<String>,
+    /// Join although the machine has jobs of its own that have not ended; those that wait are not run
+    #[arg(long)]
+    pub(crate) lose_jobs: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]

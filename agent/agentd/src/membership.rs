@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use agent_identity::{Certified, Credentials, Dialer, PrivateKey, ShownIdentity, Token, TokenKind, Trust};
+use agent_model::words::count;
 use agent_model::{Address, Clock, Code, Fault, Principal};
 use agent_proto::transport::{self, Way};
 use agent_proto::v1;
@@ -211,6 +212,9 @@ pub(crate) async fn join(
             name_of(&certified)
         ));
     }
+    if !args.lose_jobs {
+        require_no_jobs(config).await?;
+    }
     let token = read_token(args, token)?;
     let ours = |known: &Credentials| {
         known
@@ -276,6 +280,22 @@ fn require_node(config: &Config, args: &JoinArgs) -> Result<(), Fault> {
         return Err(against("controller", "belongs to another controller"));
     }
     Ok(())
+}
+
+/// Fails if the machine's own controller has jobs that have not ended: as a node it has no controller of its own, and
+/// nobody would run those that wait.
+async fn require_no_jobs(config: &Config) -> Result<(), Fault> {
+    let all_the_same = "or join all the same, with `--lose-jobs`: then those that wait are not run";
+    let jobs = agent_control::unfinished_jobs(&config.state_dir).await.map_err(|error| {
+        Fault::new(Code::StateUnusable, "cannot tell whether this machine has jobs of its own")
+            .because(&error)
+            .fix(all_the_same)
+    })?;
+    let Some(first) = jobs.first() else { return Ok(()) };
+    let what = format!("this machine has {} of its own that have not ended", count(jobs.len() as u64, "job"));
+    Err(Fault::new(Code::JobActive, what)
+        .why(format!("the oldest is {first}"))
+        .fix(format!("let them end, or end them: agentctl cancel --wait {first}; {all_the_same}")))
 }
 
 /// Renews with the existing identity. If it is refused, the machine must join again; any other failure is returned.

@@ -136,6 +136,12 @@ pub enum OpenError {
     Chance(#[source] io::Error),
 }
 
+/// The jobs of the controller in this state directory that have not ended, oldest first. It may be running or not, and
+/// there may never have been one.
+pub async fn unfinished_jobs(state_dir: &std::path::Path) -> Result<Vec<String>, StoreError> {
+    store::unfinished(&state_dir.join("controller/db")).await
+}
+
 /// A controller. Serve [`Controller::routes`] while [`Controller::run`] works.
 pub struct Controller {
     services: api::Services,

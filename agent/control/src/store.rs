@@ -445,6 +445,14 @@ impl Loaded {
     }
 }
 
+/// The names of the jobs in a database that have not ended, oldest first; none where there is no database.
+pub(crate) async fn unfinished(path: &Path) -> Result<Vec<String>, StoreError> {
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    sqlite::unfinished(path).await.map_err(|source| StoreError::Read { what: "the jobs", source })
+}
+
 /// What was repaired in a damaged or old database.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recovery {

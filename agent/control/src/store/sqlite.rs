@@ -220,6 +220,15 @@ pub(super) async fn connect(options: SqliteConnectOptions) -> Result<SqlitePool,
         .await
 }
 
+/// The names of the jobs that have not ended, oldest first. Changes nothing.
+pub(super) async fn unfinished(path: &Path) -> Result<Vec<String>, sqlx::Error> {
+    let reader = connect(options(path).read_only(true)).await?;
+    let query = format!("SELECT id FROM jobs WHERE active IN {} ORDER BY seq", rows::ACTIVE);
+    let names = sqlx::query_scalar(AssertSqlSafe(query)).fetch_all(&reader).await;
+    reader.close().await;
+    names
+}
+
 /// SQLite's own message, without the prefix of the library.
 pub(super) fn words(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
