@@ -148,10 +148,10 @@ fn one_of_state(file: &str, what: &str, down: bool) {
     fleet.client.reached(&job, &["Running"]);
     eventually("its command runs", SOON, || (!fleet.witness.of(&job).is_empty()).then_some(()));
     let (path, kept) = (fleet.controller.state().join(file), fleet.home().join("kept"));
+    let is_file = eventually("it is there", SOON, || fs::symlink_metadata(&path).ok()).is_file();
     if down {
         fleet.controller.kill();
     }
-    let is_file = fs::symlink_metadata(&path).expect("it is there").is_file();
     if is_file {
         fs::copy(&path, &kept).expect("a copy");
     }
