@@ -196,7 +196,7 @@ async fn test_node_and_controller_as_two_processes() {
     node.kill();
     node.spawn();
     assert_whole(&controller, &job).await;
-    assert!(!node.socket().exists(), "a node alone serves nobody");
+    assert_eq!(node.nodes().await.unwrap()[0].node, "far", "a node tells of itself");
 }
 
 /// A controller and a node of its own.
