@@ -87,7 +87,7 @@ fn test_no_more_tasks_run_at_a_time_than_may_and_those_that_failed_run_again() {
     let after = after.to_str().unwrap();
     let any = host.ctl(&["submit", after, "--after-any", "sweep"]).ok().stdout.trim().to_owned();
     let good = host.ctl(&["submit", after, "--after", "sweep"]).ok().stdout.trim().to_owned();
-    host.ctl(&["wait", "sweep"]).code(1).says("1 task of 5 failed").says("indices 7").says("JOB-110");
+    host.ctl(&["wait", "sweep"]).code(1).says("1 task of 5 failed").says("index 7").says("JOB-110");
     host.wait_for(&any, &["Completed"]);
     host.wait_for(&good, &["Failed"]);
     for index in [1, 3, 5, 7, 9] {

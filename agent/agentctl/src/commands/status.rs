@@ -17,7 +17,7 @@ use crate::cli::StatusArgs;
 use crate::client::{Client, Target, Whom, answer};
 use crate::failure::Failure;
 use crate::output::table::{Cell, Table};
-use crate::output::text::{Tone, age, clean, count, duration, wrap};
+use crate::output::text::{Tone, age, ago, clean, count, duration, wrap};
 use crate::output::{Output, Paper};
 use uplink::UplinkView;
 
@@ -209,10 +209,10 @@ fn machine(node: &NodeView, now: Timestamp, paper: Paper) -> String {
     let inventory = &node.inventory;
     let name = clean(&node.node);
     let mut text = format!(
-        "{} {}, seen {} ago, {}\n",
+        "{} {}, seen {}, {}\n",
         paper.ink.paint(Tone::Strong, &name),
         paper.ink.paint(node.tone(), node.condition()),
-        age(Timestamp(node.last_seen_ms), now),
+        ago(Timestamp(node.last_seen_ms), now),
         use_of(node)
     );
     let hardware = format!(

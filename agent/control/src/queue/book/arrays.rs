@@ -229,7 +229,8 @@ fn failed(job: &JobRecord, tasks: &ArrayRecord) -> Option<Fault> {
         failed.push_str(", …");
     }
     let what = format!("{} of {all} failed", count(tasks.failed.len().into(), "task"));
-    let fault = Fault::new(Code::TasksFailed, what).why(format!("indices {failed}"));
+    let indices = if tasks.failed.len() == 1 { "index" } else { "indices" };
+    let fault = Fault::new(Code::TasksFailed, what).why(format!("{indices} {failed}"));
     let fault = match tasks.canceled.len() {
         0 => fault,
         canceled => fault.why(format!("{canceled} more were canceled")),

@@ -61,7 +61,7 @@ fn test_tasks_get_records_as_they_are_placed_and_the_array_has_one_result() {
     assert_eq!(job.state, JobState::Failed);
     let fault = outcome.fault.unwrap();
     assert_eq!((fault.code, fault.what.as_str()), (Code::TasksFailed, "1 task of 5 failed"));
-    assert_eq!(fault.why, ["indices 0"]);
+    assert_eq!(fault.why, ["index 0"]);
     book.retire();
     assert_eq!(book.jobs().count(), 0);
 }
