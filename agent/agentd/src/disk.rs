@@ -164,14 +164,19 @@ impl DiskKeeper {
     /// Measures the disk; returns after how long to do so again.
     fn look(&self) -> Duration {
         self.ballast.balance(self.free());
-        let pressure = self.measured();
+        let free = self.free(); // the ballast may have changed it
+        let pressure = self.pressure_with(free);
         self.pressure.send_if_modified(|known| std::mem::replace(known, pressure) != pressure);
-        until_next_look(self.spare())
+        until_next_look(free.saturating_sub(self.marks.ample()))
     }
 
     /// A shortage of files is as bad as one of bytes.
+    fn pressure_with(&self, free: u64) -> Pressure {
+        if self.is_short_of_files() { Pressure::Low } else { self.marks.pressure(free) }
+    }
+
     fn measured(&self) -> Pressure {
-        if self.is_short_of_files() { Pressure::Low } else { self.marks.pressure(self.free()) }
+        self.pressure_with(self.free())
     }
 
     fn is_short_of_files(&self) -> bool {

@@ -50,14 +50,8 @@ impl TasksView {
 
     /// `3 of 200 completed, 1 failed, 8 active, 188 waiting`
     pub(crate) fn counts(&self) -> String {
-        let counts = [
-            (&self.failed, "failed"),
-            (&self.canceled, "canceled"),
-            (&self.active, "active"),
-            (&self.waiting, "waiting"),
-        ];
         let mut text = format!("{} of {} completed", self.completed, self.total);
-        for (indices, word) in counts.into_iter().filter(|(indices, _)| !indices.is_empty()) {
+        for (indices, word) in self.sets() {
             text.push_str(&format!(", {} {word}", indices.len()));
         }
         text
@@ -65,15 +59,19 @@ impl TasksView {
 
     /// The same in lines, with the indices.
     pub(crate) fn lines(&self) -> String {
+        let sets = self.sets().map(|(indices, word)| format!("\n{word}: {indices}"));
+        format!("{}{}", self.counts(), sets.collect::<String>())
+    }
+
+    /// Those of the sets that are not empty, with their words.
+    fn sets(&self) -> impl Iterator<Item = (&Indices, &'static str)> {
         let sets = [
             (&self.failed, "failed"),
             (&self.canceled, "canceled"),
             (&self.active, "active"),
             (&self.waiting, "waiting"),
         ];
-        let sets = sets.into_iter().filter(|(indices, _)| !indices.is_empty());
-        let sets = sets.map(|(indices, word)| format!("\n{word}: {indices}"));
-        format!("{}{}", self.counts(), sets.collect::<String>())
+        sets.into_iter().filter(|(indices, _)| !indices.is_empty())
     }
 }
 

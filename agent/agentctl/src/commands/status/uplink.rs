@@ -4,7 +4,7 @@ use agent_model::Timestamp;
 use agent_proto::v1;
 use serde::Serialize;
 
-use crate::output::text::{age, clean, duration};
+use crate::output::text::{ago, clean, duration};
 
 /// See the module.
 #[derive(Debug, Clone, Serialize)]
@@ -37,7 +37,7 @@ impl UplinkView {
         let since = duration(now.since(Timestamp(self.since_ms)));
         let heard = self.heard_ms.map_or_else(
             || "never heard by this daemon".to_owned(),
-            |at| format!("heard {} ago", age(Timestamp(at), now)),
+            |at| format!("heard {}", ago(Timestamp(at), now)),
         );
         match &self.why {
             None => format!("connected for {since}, {heard}"),
