@@ -78,11 +78,7 @@ impl Fanout {
         now: Timestamp,
         is_connected: impl Fn(&NodeId) -> bool,
     ) -> Option<(NodeId, String)> {
-        for (node, failure) in asker.failed {
-            if let Some(failure) = failure {
-                self.take_failure(asker.node, node, *failure, tree, now);
-            }
-        }
+        self.take_failures(asker, tree, now);
         self.make_room();
         let holders = self.trees.entry(tree).or_default();
         holders.asked = now;
@@ -97,9 +93,11 @@ impl Fanout {
         from
     }
 
-    /// A node has a tree, or gave it up.
-    pub(crate) fn over(&mut self, node: &NodeId, tree: Digest) {
-        if let Some(holder) = self.trees.get_mut(&tree).and_then(|holders| holders.nodes.get_mut(node)) {
+    /// The asker has a tree, or gave it up.
+    pub(crate) fn over(&mut self, asker: &Asker<'_>, tree: Digest, now: Timestamp) {
+        self.take_failures(asker, tree, now);
+        let holders = self.trees.get_mut(&tree);
+        if let Some(holder) = holders.and_then(|holders| holders.nodes.get_mut(asker.node)) {
             holder.fetch = None;
         }
     }
@@ -116,6 +114,14 @@ impl Fanout {
         self.faults.remove(node);
         for holders in self.trees.values_mut() {
             holders.nodes.remove(node);
+        }
+    }
+
+    fn take_failures(&mut self, asker: &Asker<'_>, tree: Digest, now: Timestamp) {
+        for (node, failure) in asker.failed {
+            if let Some(failure) = failure {
+                self.take_failure(asker.node, node, *failure, tree, now);
+            }
         }
     }
 
@@ -227,12 +233,19 @@ mod tests {
         Some(number)
     }
 
+    /// The node has the first tree, and tells what others did meanwhile.
+    fn over(fanout: &mut Fanout, number: usize, failed: &[(usize, PeerFailure)]) {
+        let failed: Vec<_> = failed.iter().map(|(number, what)| (node(*number), Some(*what))).collect();
+        let asker = Asker { node: &node(number), address: "", failed: &failed };
+        fanout.over(&asker, tree(1), NOW);
+    }
+
     #[test]
     fn test_nodes_that_begin_together_form_a_chain() {
         let mut fanout = Fanout::default();
         let from: Vec<_> = (0..8).map(|number| ask(&mut fanout, number, &[])).collect();
         assert_eq!(from, [None, Some(0), Some(1), Some(2), Some(3), Some(4), Some(5), Some(6)]);
-        fanout.over(&node(0), tree(1));
+        over(&mut fanout, 0, &[]);
         assert_eq!(ask(&mut fanout, 8, &[]), Some(7), "the first is busy with one");
     }
 
@@ -260,9 +273,9 @@ mod tests {
     fn test_who_has_the_tree_serves_before_those_who_get_it() {
         let mut fanout = Fanout::default();
         assert_eq!(ask(&mut fanout, 0, &[]), None);
-        fanout.over(&node(0), tree(1));
+        over(&mut fanout, 0, &[]);
         assert_eq!(ask(&mut fanout, 1, &[]), Some(0));
-        fanout.over(&node(1), tree(1));
+        over(&mut fanout, 1, &[]);
         assert_eq!(ask(&mut fanout, 2, &[]), Some(0));
         assert_eq!(ask(&mut fanout, 3, &[]), Some(1), "each of them serves one");
     }
@@ -285,7 +298,7 @@ mod tests {
     fn test_who_lacks_the_tree_is_not_named_again_and_is_no_fault() {
         let mut fanout = Fanout::default();
         ask(&mut fanout, 0, &[]);
-        fanout.over(&node(0), tree(1));
+        over(&mut fanout, 0, &[]);
         assert_eq!(ask(&mut fanout, 1, &[]), Some(0));
         assert_eq!(ask(&mut fanout, 1, &[(0, Some(PeerFailure::Lacks))]), None);
         assert_eq!(ask(&mut fanout, 2, &[]), Some(1));
@@ -296,13 +309,15 @@ mod tests {
     fn test_what_one_cannot_use_others_may_and_it_is_told_for_a_while() {
         let mut fanout = Fanout::default();
         ask(&mut fanout, 0, &[]);
-        fanout.over(&node(0), tree(1));
+        over(&mut fanout, 0, &[]);
         let lies = Some(PeerFailure::Lies);
         assert_eq!(ask(&mut fanout, 1, &[(0, lies)]), None);
         assert_eq!(ask(&mut fanout, 1, &[(0, lies), (9, lies)]), None);
         assert_eq!(fanout.faults(&node(0), NOW), [(PeerFailure::Lies, node(1), 2)]);
         assert!(fanout.faults(&node(9), NOW).is_empty(), "nobody knows it");
         assert_eq!(ask(&mut fanout, 2, &[]), Some(0));
+        over(&mut fanout, 2, &[(0, PeerFailure::Stalls)]);
+        assert_eq!(fanout.faults(&node(0), NOW)[0], (PeerFailure::Stalls, node(2), 1), "told at the end");
         assert!(fanout.faults(&node(0), NOW + TOLD).is_empty());
     }
 

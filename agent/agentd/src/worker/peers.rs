@@ -75,9 +75,15 @@ struct Shared {
     fetching: Mutex<HashMap<String, usize>>,
     /// Until when a node is not asked.
     avoided: Mutex<BTreeMap<NodeId, Instant>>,
-    /// Trees that are here, or were given up.
-    over: mpsc::UnboundedSender<Digest>,
+    /// Trees that are here, or were given up, and what was not told before about those asked for them.
+    over: mpsc::UnboundedSender<(Digest, Failed)>,
 }
+
+/// Nodes that are not wanted, and what they did, unless the controller knows it.
+type Failed = BTreeMap<NodeId, Option<PeerFailure>>;
+
+/// The controller gave no answer: what it was told is perhaps not known there.
+struct Unanswered;
 
 impl fmt::Debug for NodePeers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,10 +115,10 @@ impl NodePeers {
         }));
         let shared = Arc::downgrade(&peers.0);
         supervisor.spawn_infallible(TaskKind::Api, "fetched trees", async move {
-            while let Some(root) = trees.recv().await {
+            while let Some((root, failed)) = trees.recv().await {
                 let Some(shared) = shared.upgrade() else { return };
                 // If it is lost, the controller knows of one source less.
-                let _ = shared.ask(root, &BTreeMap::new(), true).await;
+                let _ = shared.ask(root, &failed, true).await;
             }
         });
         peers
@@ -181,9 +187,9 @@ impl Shared {
     async fn ask(
         &self,
         root: Digest,
-        failed: &BTreeMap<NodeId, Option<PeerFailure>>,
+        failed: &Failed,
         over: bool,
-    ) -> Option<(NodeId, SocketAddr)> {
+    ) -> Result<Option<(NodeId, SocketAddr)>, Unanswered> {
         let failed = failed.iter().map(|(node, what)| v1::FailedPeer {
             node: node.to_string(),
             what: what.map(|what| what.name().to_owned()).unwrap_or_default(),
@@ -200,11 +206,11 @@ impl Shared {
             Ok(Ok(answer)) => answer.into_inner(),
             Ok(Err(status)) => {
                 debug!(%status, "the controller names no peer");
-                return None;
+                return Err(Unanswered);
             }
-            Err(_) => return None,
+            Err(_) => return Err(Unanswered),
         };
-        Some((answer.node.parse().ok()?, answer.address.parse().ok()?))
+        Ok(answer.node.parse().ok().zip(answer.address.parse().ok()))
     }
 
     fn connect(&self, node: NodeId, at: SocketAddr, root: Digest) -> Option<Arc<Peer>> {
@@ -220,7 +226,7 @@ impl Shared {
     }
 
     /// Those that failed lately.
-    fn avoided(&self) -> BTreeMap<NodeId, Option<PeerFailure>> {
+    fn avoided(&self) -> Failed {
         let mut avoided = self.avoided.lock();
         avoided.retain(|_, until| *until > Instant::now());
         avoided.keys().map(|node| (node.clone(), None)).collect()
@@ -257,7 +263,7 @@ struct FetchState {
     bytes: u64,
     is_asked: bool,
     source: Option<(NodeId, Arc<Peer>)>,
-    failed: BTreeMap<NodeId, Option<PeerFailure>>,
+    failed: Failed,
     failures: usize,
 }
 
@@ -273,9 +279,11 @@ impl TreeFetch {
         let mut failed = self.shared.avoided();
         failed.append(&mut state.failed.clone());
         let named = self.shared.ask(self.root, &failed, false).await;
-        // What was told once is not told again.
-        state.failed.values_mut().for_each(|what| *what = None);
-        state.source = named.and_then(|(node, at)| {
+        if named.is_ok() {
+            // What was told once is not told again.
+            state.failed.values_mut().for_each(|what| *what = None);
+        }
+        state.source = named.unwrap_or_default().and_then(|(node, at)| {
             debug!(root = %self.root, %node, %at, "fetching tree from another node");
             Some((node.clone(), self.shared.connect(node, at, self.root)?))
         });
@@ -328,8 +336,10 @@ impl Drop for TreeFetch {
                 fetching.remove(&self.root.hex());
             }
         }
-        if self.state.get_mut().is_asked {
-            let _ = self.shared.over.send(self.root); // nobody listens when the daemon stops
+        let state = self.state.get_mut();
+        if state.is_asked {
+            let failed = std::mem::take(&mut state.failed);
+            let _ = self.shared.over.send((self.root, failed)); // nobody listens when the daemon stops
         }
     }
 }

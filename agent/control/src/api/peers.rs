@@ -16,10 +16,6 @@ impl Services {
     pub(super) fn find_source(&self, request: &v1::FindPeerRequest) -> Result<v1::FindPeerResponse, Refusal> {
         let (node, tree): (NodeId, Digest) = (request.node.parse()?, request.tree.parse()?);
         let mut fanout = self.fanout.lock();
-        if request.over {
-            fanout.over(&node, tree);
-            return Ok(v1::FindPeerResponse::default());
-        }
         let failed: Result<Vec<_>, Refusal> = request.failed.iter().take(FAILED).map(failed).collect();
         let failed = failed?;
         for (peer, what) in &failed {
@@ -28,8 +24,13 @@ impl Services {
             }
         }
         let asker = Asker { node: &node, address: &request.address, failed: &failed };
+        let now = self.gate.clock.now();
+        if request.over {
+            fanout.over(&asker, tree, now);
+            return Ok(v1::FindPeerResponse::default());
+        }
         let is_connected = |node: &NodeId| self.gate.sessions.is_live(node);
-        let named = fanout.find(&asker, tree, self.gate.clock.now(), is_connected);
+        let named = fanout.find(&asker, tree, now, is_connected);
         let (node, address) = named.map(|(node, at)| (node.to_string(), at)).unwrap_or_default();
         Ok(v1::FindPeerResponse { node, address })
     }
