@@ -21,7 +21,11 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 const MOST: usize = 16;
 
 /// The shortest time between two progress events to one watcher.
-const PACE: Duration = Duration::from_millis(10);
+const PACE: Duration = Duration::from_millis(2);
+
+/// How long the end of a line is waited for before its beginning is told: many programs write the line feed by itself,
+/// and whoever reads lines would get each of them a [`PACE`] later.
+const REST_OF_LINE: Duration = Duration::from_millis(1);
 
 /// How long the last event may take to be sent.
 const FAREWELL: Duration = Duration::from_secs(1);
@@ -34,6 +38,8 @@ pub(crate) struct Clients {
     file: (u64, u64),
     instance: String,
     clients: Vec<Client>,
+    /// Since when the log ends within a line.
+    line_since: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -55,7 +61,7 @@ impl Clients {
     /// Listens at `path`, in place of a shim that is gone.
     pub(crate) fn listen(path: &Path, instance: String) -> io::Result<Clients> {
         let (listener, file) = bind(path)?;
-        Ok(Clients { listener, file, instance, clients: Vec::new() })
+        Ok(Clients { listener, file, instance, clients: Vec::new(), line_since: None })
     }
 
     /// Listens there again if nobody could connect any more: somebody removed the socket, or took our rights from it.
@@ -129,16 +135,20 @@ impl Clients {
 
     /// Removes closed connections, and sends progress to each watcher that does not have it, or returns when that
     /// may be done. The first change after the first event is sent at once: it may be the line somebody waits for.
-    pub(crate) fn publish(&mut self, progress: Progress, now: Instant) -> Option<Instant> {
+    /// `in_line`: the log ends within a line.
+    pub(crate) fn publish(&mut self, progress: Progress, in_line: bool, now: Instant) -> Option<Instant> {
         self.clients.retain(|client| !client.closed);
+        self.line_since = in_line.then(|| self.line_since.unwrap_or(now));
+        let line_told_at = self.line_since.map(|since| since + REST_OF_LINE);
         let mut later: Option<Instant> = None;
         for client in &mut self.clients {
             let Some(watch) = &mut client.watch else { continue };
             if watch.sent == Some(progress) || !client.output.is_empty() {
                 continue; // one that has not read yet wakes us when it has
             }
-            if now < watch.next_at {
-                later = Some(later.map_or(watch.next_at, |other| other.min(watch.next_at)));
+            let due = line_told_at.map_or(watch.next_at, |told_at| told_at.max(watch.next_at));
+            if now < due {
+                later = Some(later.map_or(due, |other| other.min(due)));
                 continue;
             }
             let first = watch.sent.replace(progress).is_none();
@@ -245,5 +255,35 @@ impl Client {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_a_line_is_told_with_its_end_or_its_beginning_a_moment_later() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("socket");
+        let mut clients = Clients::listen(&path, "one".to_owned()).unwrap();
+        let _reader = UnixStream::connect(&path).unwrap();
+        clients.serve(&[true], false);
+        let begun = Instant::now();
+        clients.watch(0, begun);
+        // When to look again, in microseconds; `None`: it was told.
+        let mut publish = |log_bytes, in_line, at| {
+            let progress = Progress { log_bytes, tracking_bytes: 0 };
+            let later = clients.publish(progress, in_line, begun + Duration::from_micros(at));
+            later.map(|later| (later - begun).as_micros())
+        };
+        assert_eq!(publish(0, false, 0), None);
+        assert_eq!(publish(9, true, 5_000), Some(6_000), "its end may follow");
+        assert_eq!(publish(10, false, 5_060), None, "the end came");
+        assert_eq!(publish(20, false, 5_100), Some(7_060), "another line, too soon after the last");
+        assert_eq!(publish(20, false, 7_060), None);
+        assert_eq!(publish(21, true, 20_000), Some(21_000));
+        assert_eq!(publish(22, true, 21_000), None, "no end came");
+        assert_eq!(publish(23, true, 25_000), None, "of the same line nothing waits any more");
     }
 }

@@ -80,6 +80,11 @@ impl JobLog {
         self.writer.len()
     }
 
+    /// It ends within a line.
+    pub(crate) fn is_in_line(&self) -> bool {
+        !self.writer.is_at_line_start()
+    }
+
     /// What was dropped.
     pub(crate) fn gaps(&self) -> Gaps {
         self.writer.gaps()

@@ -148,7 +148,7 @@ impl Supervisor<'_> {
             if let Phase::Over { end } = &self.life.phase {
                 break end.clone();
             }
-            publish_at = self.clients.publish(self.progress(), Instant::now());
+            publish_at = self.clients.publish(self.progress(), self.log.is_in_line(), Instant::now());
         };
         self.finish(end);
         Ok(())
