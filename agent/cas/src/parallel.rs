@@ -3,6 +3,7 @@
 //!
 //! Where no more threads can be started, the work is slower, not wrong.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
@@ -160,9 +161,10 @@ fn on_threads<R: Send>(threads: usize, run: impl Fn() -> R + Sync) -> Vec<R> {
     })
 }
 
-/// As many threads as the machine runs at once.
+/// As many threads as the machine ran at once when this was first asked: to find it out takes a dozen system calls.
 pub(crate) fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Runs `work` where it may block. A panic in it continues here; when the runtime shuts down this does not return.

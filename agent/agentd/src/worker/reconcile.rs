@@ -18,7 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use agent_model::job::Limits;
-use agent_model::node::Inventory;
+use agent_model::node::{Inventory, Load};
 use agent_model::protocol::orders::{Action, Desired, EnvironmentWant, OrderFence, Stamps, Wanted, decide};
 use agent_model::{Boot, Code, Fault, JobSpec, ReplicaId, ReplicaStep, Timestamp, causes, failpoint, ids};
 use agent_proto::v1::worker_client::WorkerClient;
@@ -95,6 +95,8 @@ const FIRST_LEASE: Duration = Duration::from_secs(15);
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 /// A controller that is silent for this long is unreachable, however long the lease: it answers each report.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// For how long a measurement of the machine is reported.
+const LOAD_KEPT: Duration = Duration::from_secs(1);
 /// How often an unchanged refusal is logged.
 const TOLD: Duration = Duration::from_secs(600);
 /// The longest iteration of the task, whatever the controller does: it waits for no answer longer than
@@ -128,6 +130,8 @@ pub(crate) struct Reconciler<J> {
     kept: BTreeMap<ReplicaId, Instant>,
     order_fence: OrderFence,
     stamps: Stamps,
+    /// How full the machine is, and when that was measured.
+    load: Option<(Instant, Load)>,
     changed: Arc<Notify>,
 }
 
@@ -167,9 +171,20 @@ impl<J: Journal> Reconciler<J> {
         let (changed, held) = (Arc::new(Notify::new()), BTreeMap::new());
         let order_fence = OrderFence::new(worker.clock.boot());
         let (asked, saving, stamps) = (BTreeSet::new(), BTreeMap::new(), Stamps::default());
-        let kept = BTreeMap::new();
-        let mut reconciler =
-            Reconciler { worker, supervisor, link, held, asked, saving, kept, order_fence, stamps, changed };
+        let (kept, load) = (BTreeMap::new(), None);
+        let mut reconciler = Reconciler {
+            worker,
+            supervisor,
+            link,
+            held,
+            asked,
+            saving,
+            kept,
+            order_fence,
+            stamps,
+            load,
+            changed,
+        };
         for record in found {
             info!(replica = %record.replica, step = %record.step, "going on with a replica");
             let step = Some(record.step);
@@ -277,13 +292,14 @@ impl<J: Journal> Reconciler<J> {
         Ok(Conversation { reports, orders, lease: FIRST_LEASE, heard: now, reported: now, inventory_due })
     }
 
-    fn tell(&self, with: &mut Conversation) {
+    fn tell(&mut self, with: &mut Conversation) {
         with.reports.send_replace(self.report(with.inventory_due > 0));
         with.reported = Instant::now();
     }
 
     /// The report of this node and its replicas.
-    fn report(&self, whole: bool) -> v1::NodeReport {
+    fn report(&mut self, whole: bool) -> v1::NodeReport {
+        let load = self.load();
         let held = self.held.iter().filter_map(|(replica, held)| {
             let spec = self.asked.contains(replica).then(|| held.spec.clone().into());
             Some(v1::HeldReplica { spec, ..to_wire(replica, &held.view.borrow(), !held.dead)? })
@@ -298,12 +314,21 @@ impl<J: Journal> Reconciler<J> {
             obeyed_ms: obeyed.map_or(0, |latest| latest.answers.millis()),
             obeyed_controller_epoch: self.order_fence.controller_epoch(),
             inventory: whole.then(|| self.link.inventory.borrow().clone().into()),
-            load: Some(agent_node::load(&self.worker.config.state_dir).into()),
+            load: Some(load.into()),
             replicas: held.collect(),
             preemption: self.worker.preemptions.found().map(|notice| v1::PreemptionNotice {
                 until_ms: notice.until.millis(),
                 reason: notice.reason,
             }),
+        }
+    }
+
+    /// How full the machine is, or was a moment ago: a job is reported many times a second, and to look takes twenty
+    /// system calls.
+    fn load(&mut self) -> Load {
+        match self.load {
+            Some((at, load)) if at.elapsed() < LOAD_KEPT => load,
+            _ => self.load.insert((Instant::now(), agent_node::load(&self.worker.config.state_dir))).1,
         }
     }
 
