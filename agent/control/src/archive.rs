@@ -398,6 +398,14 @@ impl LogFile {
         Ok(data)
     }
 
+    /// As [`read`](Self::read), if all of that is in memory; does not block.
+    pub(crate) fn read_cached(&self, offset: u64, most: usize) -> Option<Vec<u8>> {
+        let there = self.len().saturating_sub(offset);
+        let file = self.file()?;
+        let mut data = vec![0; usize::try_from(there).unwrap_or(usize::MAX).min(most)];
+        agent_fs::read_cached(&file, &mut data, offset).then_some(data)
+    }
+
     /// Where the last `lines` lines begin. Blocks.
     pub(crate) fn tail(&self, lines: u64) -> Result<u64, ArchiveError> {
         const BLOCK: u64 = 64 * 1024;

@@ -13,14 +13,24 @@
 mod beneath;
 
 use std::fs::{self, File, TryLockError};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IoSliceMut, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::io::{ReadWriteFlags, preadv2};
+
 pub use beneath::{
     Links, append_plain, open_beneath, open_directory, open_file_beneath, open_plain, read_plain,
 };
+
+/// Fills `buffer` from `offset` on if all of that is in memory, without waiting for a disk. `false`: it has to be read
+/// where that may wait.
+pub fn read_cached(file: &File, buffer: &mut [u8], offset: u64) -> bool {
+    let wanted = buffer.len();
+    let read = preadv2(file, &mut [IoSliceMut::new(buffer)], offset, ReadWriteFlags::NOWAIT);
+    read.is_ok_and(|read| read == wanted)
+}
 
 /// How long [`lock_soon`] waits, and the pause between its tries.
 const SOON: Duration = Duration::from_secs(2);

@@ -296,7 +296,10 @@ impl LogReader {
         let mut most = CHUNK;
         while self.log_file.len() > self.offset {
             let (log_file, offset) = (Arc::clone(&self.log_file), self.offset);
-            let mut data = Archive::blocking(move || log_file.read(offset, most)).await?;
+            let mut data = match log_file.read_cached(offset, most) {
+                Some(data) => data,
+                None => Archive::blocking(move || log_file.read(offset, most)).await?,
+            };
             if self.channel == Channel::Tracking {
                 match data.iter().rposition(|byte| *byte == b'\n') {
                     Some(end) => data.truncate(end + 1),

@@ -108,6 +108,12 @@ impl Reader {
         Ok(done)
     }
 
+    /// As [`read_at`](Self::read_at), if the whole part is in memory; never waits for a disk.
+    pub fn read_cached(&self, offset: u64, buffer: &mut [u8]) -> bool {
+        let segment = self.open.as_ref().filter(|(start, _)| *start <= offset);
+        segment.is_some_and(|(start, file)| agent_fs::read_cached(file, buffer, offset - start))
+    }
+
     /// Removes every segment that holds nothing at or above `offset`, but never the last one. Returns how many
     /// were removed.
     pub fn trim_below(&mut self, offset: u64) -> io::Result<usize> {

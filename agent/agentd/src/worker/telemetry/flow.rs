@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use agent_model::protocol::log::unsent;
-use agent_model::{ReplicaId, size};
+use agent_model::{ReplicaId, failpoint, size};
 use agent_runtime::exec::is_lack;
 use agent_shim::JobDir;
 use agent_shim::segments::Reader;
@@ -26,6 +26,8 @@ const SHORT: u64 = 4096;
 const TRIM_EVERY: u64 = 1 << 20;
 /// and by this much when there is nothing left to ship.
 const TRIM_IDLE: u64 = 4096;
+/// No more than this is read between other work, in bytes.
+const LINES: usize = 64 << 10;
 /// The pause of a file after the controller could not store it.
 const REST: Duration = Duration::from_secs(1);
 
@@ -131,8 +133,16 @@ impl Feed {
         })
     }
 
+    /// The part if it is small, and in memory: a line that somebody waits for takes no way over another thread.
+    fn read_cached(&self, offset: u64, length: u64) -> Option<Vec<u8>> {
+        let length = usize::try_from(length).ok().filter(|length| *length <= LINES)?;
+        let reader = self.reader.try_lock()?;
+        let mut data = vec![0; length];
+        reader.as_ref()?.read_cached(offset, &mut data).then_some(data)
+    }
+
     fn trim(&self, stored: u64) -> io::Result<()> {
-        agent_model::failpoint::hit("node.log.trim")?;
+        failpoint::hit("node.log.trim")?;
         self.with_reader(|reader| reader.trim_below(stored)).map(drop)
     }
 }
@@ -328,11 +338,17 @@ impl Flow {
     /// A part of the file; `None` when it cannot be read now, or is missing, and then the file is given up.
     pub(super) async fn read(&mut self, offset: u64, length: u64) -> Option<Vec<u8>> {
         let feed = self.feed.clone();
-        let reading = tokio::task::spawn_blocking(move || {
-            agent_model::failpoint::hit("node.log.read")?;
-            feed.read(offset, length)
-        });
-        let why = match reading.await.map_err(io::Error::other).flatten() {
+        let read = match failpoint::hit("node.log.read") {
+            Err(error) => Err(error),
+            Ok(()) => match feed.read_cached(offset, length) {
+                Some(data) => return Some(data),
+                None => {
+                    let reading = tokio::task::spawn_blocking(move || feed.read(offset, length));
+                    reading.await.map_err(io::Error::other).flatten()
+                }
+            },
+        };
+        let why = match read {
             Ok(Read::Data(data)) if !data.is_empty() => return Some(data),
             Ok(Read::Data(_)) => format!("the node has no more than {}", size::binary(offset)),
             Ok(Read::Trimmed(start)) => {
