@@ -118,6 +118,7 @@ impl From<JobSpec> for v1::JobSpec {
             predecessors: draft.predecessors.into_iter().map(Into::into).collect(),
             services: draft.services.into_iter().map(|(name, service)| (name, service.into())).collect(),
             resume_outputs: draft.resume_outputs,
+            azureml_stand_in: draft.azureml_stand_in,
             resumes: draft.resumes.map(Into::into),
         }
     }
@@ -203,6 +204,7 @@ impl TryFrom<v1::JobSpec> for JobSpec {
                 .map(|(name, service)| Ok((name, service.try_into()?)))
                 .collect::<Result<_, WireError>>()?,
             resume_outputs: wire.resume_outputs,
+            azureml_stand_in: wire.azureml_stand_in,
             resumes: wire.resumes.map(TryInto::try_into).transpose()?,
         };
         Ok(draft.validate()?)
@@ -645,6 +647,7 @@ mod tests {
                 .map(|end| job::Predecessor { job: "train-0".parse().unwrap(), end })
                 .into(),
             resume_outputs: true,
+            azureml_stand_in: true,
             resumes: Some(job::LeftOutputs {
                 attempt: agent_model::Epoch(2),
                 artifacts: Artifacts { root: Digest::EMPTY, files: 3, bytes: 7 },

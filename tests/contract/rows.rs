@@ -181,6 +181,8 @@ pub(crate) const ROWS: [Row; 64] = [
         &[
             "test_mlflow_clients_of_two_generations",
             "test_a_script_in_a_local_target_keeps_its_forty_metrics_and_twenty_models",
+            "test_a_script_of_the_sdk_v1_keeps_its_forty_metrics_and_twenty_models",
+            "test_the_stand_in_records_all_that_a_run_of_the_sdk_v1_can_log",
         ],
     ),
     tests(62, "the longest time of a job", &["test_outputs_are_kept_after_failure_cancel_and_time_limit"]),

@@ -29,5 +29,6 @@ mod resume;
 mod retry;
 mod rootless;
 mod runconfig;
+mod sdk;
 mod service;
 mod survive;

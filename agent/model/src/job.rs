@@ -83,7 +83,10 @@ pub struct JobDraft {
     /// An attempt finds in `./outputs` what the one before left there.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub resume_outputs: bool,
-    /// What that is, as set by the controller. A value from a client is ignored.
+    /// Python in it finds a stand-in for `azureml.core` where that is not installed.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub azureml_stand_in: bool,
+    /// What an earlier attempt left, as set by the controller. A value from a client is ignored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumes: Option<LeftOutputs>,
 }
@@ -115,6 +118,7 @@ impl Default for JobDraft {
             array: None,
             services: BTreeMap::new(),
             resume_outputs: false,
+            azureml_stand_in: false,
             resumes: None,
         }
     }

@@ -186,6 +186,11 @@ impl JobDir {
         self.data.join("python")
     }
 
+    /// Where it finds the stand-in for `azureml.core`, if it asked for that.
+    pub fn stand_in(&self) -> PathBuf {
+        self.data.join("azureml")
+    }
+
     /// The home of its user, where that has none: in a container.
     pub fn home(&self) -> PathBuf {
         self.data.join("home")

@@ -1562,6 +1562,9 @@ pub struct JobSpec {
     /// It runs once for each of these indices, each time as a task of its own: `0-199`, `1,3,5-9:2%4`; empty for once.
     #[prost(string, tag = "25")]
     pub array: ::prost::alloc::string::String,
+    /// Python in it finds a stand-in for azureml.core where that is not installed.
+    #[prost(bool, tag = "26")]
+    pub azureml_stand_in: bool,
 }
 /// What an attempt left, for the one after it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -21,6 +21,7 @@ use rustix::fs::{Mode, XattrFlags};
 use rustix::io::Errno;
 
 use super::data::Supply;
+use super::stand_in;
 use crate::config::JobUser;
 
 /// Why a job's files could not be laid out.
@@ -122,6 +123,10 @@ pub(crate) async fn lay_out(
             let may_link = !input.is_own_copy && may_link(&job.environment, user);
             lay_out_data(name, input, supply, dir, owner, may_link).await?;
         }
+    }
+    if job.azureml_stand_in {
+        let dir = dir.clone();
+        blocking(&dir.stand_in(), move || stand_in::lay_out(&dir)).await?;
     }
     let (dir, user) = (dir.clone(), user.cloned());
     let path = dir.path().to_owned();

@@ -16,6 +16,7 @@ use agent_shim::{JobDir, Launch, Limits, LogPolicy, User, VERSION};
 
 use self::gang::Seating;
 use super::fetch::{self, given_path};
+use super::stand_in;
 use crate::config::{HostVariables, JobUser};
 
 /// Everything that a launch order is made of.
@@ -188,6 +189,10 @@ impl Facts<'_> {
         variables
             .extend(self.seating.map(|seating| seating.variables(self.spec, self.dir)).unwrap_or_default());
         variables.extend(self.spec.environment_variables.clone());
+        if self.spec.azureml_stand_in {
+            let path = stand_in::python_path(self.dir, variables.get("PYTHONPATH"));
+            variables.insert("PYTHONPATH".to_owned(), path);
+        }
         // The job may not choose its visible GPUs: the others belong to other jobs.
         variables.extend(self.visible_gpus());
         variables
@@ -423,6 +428,14 @@ mod tests {
         let job = JobDraft { environment_variables: said.into(), ..draft("true") };
         let env = launch(job, &host(&[]), None).env;
         assert_eq!((env["PYTHONUNBUFFERED"].as_str(), env["MINE"].as_str()), ("0", "1"));
+    }
+
+    #[test]
+    fn test_only_who_asks_has_the_stand_in_and_behind_its_own_path() {
+        assert!(!launch(draft("true"), &host(&[]), None).env.contains_key("PYTHONPATH"));
+        let said = [("PYTHONPATH".to_owned(), "src".to_owned())];
+        let job = JobDraft { azureml_stand_in: true, environment_variables: said.into(), ..draft("true") };
+        assert_eq!(launch(job, &host(&[]), None).env["PYTHONPATH"], "src:/j/train.3.0/job/azureml");
     }
 
     #[test]

@@ -99,6 +99,7 @@ fn read(node: Node, given: &[(String, String)]) -> Result<JobFile, Refused> {
         priority: wrong.note(read_priority(&mut top, &mut warnings)),
         visible_to_all: wrong.note(top.word("visibility")) == Some("all"),
         resume_outputs: wrong.note(top.word("resume")) == Some("outputs"),
+        azureml_stand_in: wrong.note(top.word("azureml_core")) == Some("stand_in"),
         ..JobDraft::default()
     };
     warn_of_no_replacement(limits_at, &draft, &mut warnings);

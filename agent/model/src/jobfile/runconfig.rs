@@ -80,6 +80,8 @@ fn read(node: Node, given: &[String], folder: &str) -> Result<Runconfig, Refused
         compute: Some(target).filter(|name| !name.is_empty() && !HERE.contains(&name.as_str())),
         environment_variables,
         inputs: data.ready,
+        // A file of the SDK v1 starts scripts of the SDK v1.
+        azureml_stand_in: true,
         resources,
         distribution: launch.distribution,
         limits: Limits { timeout: wrong.note(read_limit(&mut top)), ..Limits::default() },

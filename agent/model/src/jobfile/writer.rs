@@ -76,6 +76,7 @@ fn document(draft: &JobDraft) -> Item {
         secrets,
         visible_to_all,
         resume_outputs,
+        azureml_stand_in,
         services,
     } = draft;
     let mut job = Mapping::default();
@@ -108,6 +109,9 @@ fn document(draft: &JobDraft) -> Item {
     }
     if *resume_outputs {
         job.add("resume", "outputs".into());
+    }
+    if *azureml_stand_in {
+        job.add("azureml_core", "stand_in".into());
     }
     job.named("services", services, of_service);
     Item::Map(job.0)
@@ -548,6 +552,7 @@ retry:
             distribution: flags[2].then_some(Distribution::PyTorch { processes: 2 }),
             priority: if flags[3] { Priority::High } else { Priority::Medium },
             visible_to_all: needs.3,
+            azureml_stand_in: needs.3,
             array: flags[1].then(|| format!("0-{}:2%3", times.3).parse().unwrap()),
             services,
             ..JobDraft::default()

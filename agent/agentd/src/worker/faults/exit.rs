@@ -253,6 +253,11 @@ pub(super) fn returned(code: i32, tail: Vec<String>, has_code: bool) -> Fault {
         _ => fault,
     };
     fault.fix(match absent {
+        Some(module) if module == "azureml" || module.starts_with("azureml.core") => {
+            "the environment lacks `azureml.core`: add `azureml_core: stand_in` to the job file, and the script records \
+             here (agent/docs/mlflow.md); or add the package azureml-core to the environment"
+                .to_owned()
+        }
         Some(module) => format!(
             "the environment lacks `{module}`: add the package that has it to the requirements or the conda file of the \
              job; if it is a file of yours, it must be in the code directory"

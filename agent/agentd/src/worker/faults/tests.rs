@@ -153,6 +153,10 @@ fn test_advice_fits_what_is_missing() {
     let lacks = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'sklearn.svm'\n";
     let said = fix(1, lacks, true);
     assert!(said.contains("`sklearn.svm`") && said.contains("requirements"), "{said}");
+    for module in ["azureml", "azureml.core"] {
+        let lacks = format!("ModuleNotFoundError: No module named '{module}'\n");
+        assert!(fix(1, &lacks, true).contains("`azureml_core: stand_in`"));
+    }
     assert!(fix(1, "ValueError: no", true).contains("agentctl logs"));
 }
 

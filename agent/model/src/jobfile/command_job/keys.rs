@@ -18,6 +18,8 @@ pub(crate) static JOB: Keys = Keys::exact(&[
     read("secrets", ValueKind::Texts),
     read("visibility", ValueKind::Word(&["owner", "all"])),
     read("resume", ValueKind::Word(&["never", "outputs"])),
+    read("azureml_core", ValueKind::Word(&["installed", "stand_in"]))
+        .about("`stand_in`: a script of the SDK v1 finds a `Run` that records here, unless azureml-core is installed"),
     read("compute", ValueKind::Text).about("the pool that is to run it; `local` for any machine"),
     read("array", ValueKind::Text)
         .about("run once for each of these indices, `%` so many at a time: `0-199%8`"),

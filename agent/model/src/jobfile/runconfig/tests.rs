@@ -29,6 +29,7 @@ fn messages(job: &JobFile) -> Vec<String> {
 fn test_the_smallest_file_in_json() {
     let job = of(&examples()[0]);
     assert_eq!(job.draft.command, "python code/fit.py");
+    assert!(job.draft.azureml_stand_in, "its script is one of the SDK v1");
     let EnvironmentRef::Spec(EnvSpec::Image { image, conda: Some(document) }) = &job.environment else {
         panic!("{:?}", job.environment)
     };
