@@ -31,6 +31,7 @@ const ELSEWHERE: &[(&str, &str, &str)] = &[
     ("agentctl exec ", "tests/system/inside.rs", r#"["exec", &job, "--"]"#),
     ("agentctl forward ", "tests/system/inside.rs", r#"["forward", &job, "#),
     ("agentctl open ", "tests/system/inside.rs", r#"["open", &job, "tensorboard"]"#),
+    ("agentctl mlflow ui ", "tests/system/mlflow.rs", r#"["mlflow", "ui", &job, "--to""#),
     ("agentctl pool create ", "tests/pools/grow.rs", r#"["pool", "create", "gpu", "--provider", "lab""#),
     ("agentctl detach ", "tests/attach/nodes.rs", "bed.detach(&root, &[])"),
     ("sudo chown -R agentd: /var/lib/agentd", "tests/bed/split.py", r#""chown", "-R", "agentd:""#),

@@ -18,6 +18,7 @@ mod gc;
 mod inside;
 mod instance;
 mod metrics;
+mod mlflow;
 mod named_data;
 mod one_job;
 mod outputs;

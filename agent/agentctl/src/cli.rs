@@ -7,6 +7,7 @@ mod data;
 mod files;
 mod inside;
 mod metrics;
+mod mlflow;
 mod node;
 mod pool;
 mod preempt;
@@ -28,6 +29,7 @@ pub(crate) use data::{DataCreateArgs, DataVerb, DataVersionArgs};
 pub(crate) use files::{CheckArgs, InitArgs, SchemaOf};
 pub(crate) use inside::{ExecArgs, ForwardArgs, InsideVerb, OpenArgs, Ports};
 pub(crate) use metrics::MetricsArgs;
+pub(crate) use mlflow::{ExportArgs, MlflowVerb, UiArgs};
 pub(crate) use node::{DrainArgs, KeepAwakeArgs, MachineVerb, NodeArgs, NodeVerb};
 pub(crate) use pool::{PoolSettings, PoolVerb};
 pub(crate) use preempt::PreemptArgs;
@@ -98,6 +100,9 @@ pub(crate) enum Verb {
     Logs(LogsArgs),
     /// Show what jobs recorded: metrics, parameters and tags; with --history every point.
     Metrics(MetricsArgs),
+    /// What jobs recorded, for MLflow: export it, or show it in MLflow's pages.
+    #[command(subcommand)]
+    Mlflow(MlflowVerb),
     /// Wait until jobs have ended; the exit code is that of the first that did not complete.
     #[command(after_help = format!("Example:\n  agentctl wait train-a train-b && agentctl run report\n\n{JOB_CODES}"))]
     Wait(WaitArgs),

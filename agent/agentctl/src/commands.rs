@@ -29,6 +29,7 @@ mod login;
 mod logs;
 mod lost;
 mod metrics;
+mod mlflow;
 mod nodes;
 mod outputs;
 mod people;
@@ -101,6 +102,7 @@ async fn dispatch(cli: Cli, output: &mut Output) -> Result<ExitCode, Failure> {
         Verb::Logs(args) => return logs::logs(args, to, output).await,
         Verb::Wait(args) => return wait::wait(&args, to, output).await,
         Verb::Metrics(args) => metrics::metrics(&args, to, output).await?,
+        Verb::Mlflow(verb) => return Box::pin(mlflow::mlflow(verb, to, output)).await,
         Verb::Cancel(args) => cancel::cancel(&args, to, output).await?,
         Verb::Hold(choice) => hold::hold(&choice, true, to, output).await?,
         Verb::Release(choice) => hold::hold(&choice, false, to, output).await?,

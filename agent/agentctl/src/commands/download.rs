@@ -34,11 +34,11 @@ const SHOWN_EVERY: Duration = Duration::from_millis(200);
 const LOGS: &str = "user_logs";
 
 /// What there is to fetch.
-struct Stored {
+pub(super) struct Stored {
     /// Each tree with its folder in the download: none for the first rank.
-    trees: Vec<(String, Digest)>,
+    pub(super) trees: Vec<(String, Digest)>,
     /// What could not be copied of a job that runs, each path with the reason.
-    left_out: Vec<String>,
+    pub(super) left_out: Vec<String>,
     /// The tasks of an array, each with its folder; otherwise the job itself, without one.
     logs: Vec<(String, JobView)>,
 }
@@ -59,12 +59,7 @@ pub(super) async fn download(
         ));
     }
     let (name, state, has_ended) = (job.job.clone(), job.state.clone(), job.has_ended());
-    let is_array = job.tasks.is_some();
-    let stored = match has_ended {
-        _ if is_array => of_tasks(&client, job).await?,
-        true => Stored { trees: trees_of(&job), left_out: Vec::new(), logs: vec![(String::new(), job)] },
-        false => so_far(&client, job, output).await?,
-    };
+    let stored = stored(&client, job, output).await?;
     if stored.trees.is_empty() && !args.logs {
         let none = if has_ended { "left no outputs" } else { "has no outputs yet" };
         output.note(&format!("{name} {none}; --logs fetches its logs"));
@@ -79,11 +74,7 @@ pub(super) async fn download(
         let to = tree.join(folder);
         fs::create_dir_all(to.parent().unwrap_or(&tree)).map_err(unwritable)?;
         let of_rank = fetch_tree(&client, *root, &parts, &to, &dest, output).await;
-        let of_rank = of_rank.map_err(|error| {
-            // The machine that ran the job may still have them.
-            let directory = "where its machine still keeps the job's directory";
-            unlaid(&name, &dest, &error, format!("{directory}: agentctl node outputs {name}"))
-        })?;
+        let of_rank = of_rank.map_err(|error| unlaid(&name, &dest, &error, lost_outputs(&name)))?;
         laid = Laid { files: laid.files + of_rank.files, bytes: laid.bytes + of_rank.bytes };
     }
     if args.logs {
@@ -106,6 +97,20 @@ pub(super) async fn download(
         output.note(&format!("{name} is {state}: these are its outputs so far"));
     }
     Ok(())
+}
+
+/// What a job left, or has written so far.
+pub(super) async fn stored(client: &Client, job: JobView, output: &mut Output) -> Result<Stored, Failure> {
+    match job.has_ended() {
+        _ if job.tasks.is_some() => of_tasks(client, job).await,
+        true => Ok(Stored { trees: trees_of(&job), left_out: Vec::new(), logs: vec![(String::new(), job)] }),
+        false => so_far(client, job, output).await,
+    }
+}
+
+/// What to do if the store lost part of what a job left: the machine that ran it may still have it.
+pub(super) fn lost_outputs(job: &str) -> String {
+    format!("where its machine still keeps the job's directory: agentctl node outputs {job}")
 }
 
 /// The outputs of a job that has ended.
