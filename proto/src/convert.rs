@@ -3,6 +3,7 @@
 mod assets;
 mod gang;
 mod left;
+mod predecessor;
 mod service;
 
 use std::time::Duration;
@@ -121,20 +122,6 @@ impl From<JobSpec> for v1::JobSpec {
             azureml_stand_in: draft.azureml_stand_in,
             resumes: draft.resumes.map(Into::into),
         }
-    }
-}
-
-impl From<job::Predecessor> for v1::Predecessor {
-    fn from(predecessor: job::Predecessor) -> v1::Predecessor {
-        v1::Predecessor { job: predecessor.job.into(), end: predecessor.end.name().to_owned() }
-    }
-}
-
-impl TryFrom<v1::Predecessor> for job::Predecessor {
-    type Error = WireError;
-    fn try_from(wire: v1::Predecessor) -> Result<job::Predecessor, WireError> {
-        let end = job::WantedEnd::parse(&wire.end).ok_or_else(|| value("end", &wire.end))?;
-        Ok(job::Predecessor { job: wire.job.parse()?, end })
     }
 }
 
