@@ -102,7 +102,7 @@ fn test_clients_of_two_generations_read_what_was_exported() {
     for (client, job) in CLIENTS.iter().zip(jobs) {
         let script = format!("import sys\nprint('python ' + sys.executable)\n{SCRIPT}");
         let file = format!(
-            "name: {job}\nexperiment_name: birds\ncode: .\ncommand: python t.py\n\
+            "name: {job}\ndisplay_name: python t.py\nexperiment_name: birds\ncode: .\ncommand: python t.py\n\
              environment: {{python: python3, requirements: requirements.txt}}\n"
         );
         let requirements = format!("{client}\n");
