@@ -12,8 +12,8 @@
 //! DIR/models/NAME/…                             registered models
 //! ```
 //!
-//! Invariants: a directory of a run or model is made beside the store, and has its place when it is complete, so whoever
-//! reads meanwhile finds the old one or the new one. What is written depends on the job alone, so the same job written
+//! Invariants: a directory of a run or model is made beside the store, and has its place when it is complete, so
+//! whoever reads meanwhile finds the old one or the new one. What is written depends on the job alone, so the same job written
 //! again changes nothing. A value is written with as many digits as it takes to read the same number.
 
 use std::collections::BTreeMap;
@@ -87,8 +87,8 @@ impl FileStore {
         Ok(FileStore { root, room })
     }
 
-    /// Writes a job with all its runs and models. `artifacts` has its files, which are moved away; without them those stay
-    /// that were written before. Returns how many runs there are.
+    /// Writes a job with all its runs and models. `artifacts` has its files, which are moved away; without them those
+    /// stay that were written before. Returns how many runs there are.
     pub(super) fn write(
         &self,
         facts: &JobFacts,

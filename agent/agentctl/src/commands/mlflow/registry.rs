@@ -1,7 +1,7 @@
 //! The registry of a job in the file store of MLflow.
 //!
-//! Each job has a registry of its own, whose versions begin with 1; a store has one. So a name belongs to the job that was
-//! written first with it, and the models of other jobs have the name of the job behind theirs.
+//! Each job has a registry of its own, whose versions begin with 1; a store has one. So a name belongs to the job that
+//! was written first with it, and the models of other jobs have the name of the job behind theirs.
 
 use std::collections::BTreeMap;
 use std::{fs, io};

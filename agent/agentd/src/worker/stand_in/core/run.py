@@ -1,7 +1,7 @@
 """The run of a job, for scripts that use the Azure ML SDK v1.
 
-Metrics and tags are lines of the file that AGENTD_METRICS names, so they are recorded also while the daemon restarts. What
-is no number is a file below ./outputs/azureml. Child runs, uploads and models are calls of the job's tracking endpoint.
+Metrics and tags are lines of the file that AGENTD_METRICS names, so they are recorded also while the daemon restarts.
+What is no number is a file below ./outputs/azureml. Child runs, uploads and models are calls of the job's tracking endpoint.
 """
 import json
 import numbers
