@@ -12,7 +12,7 @@ use agent_model::job::{self, JobDraft};
 use agent_model::node::{CachedEnvironment, Finding, Gpu, Grade, Interpreter, Inventory, Load};
 use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
 use agent_model::{
-    Blame, Code, DataInput, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict,
+    Blame, Code, DataInput, DataOutput, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict,
 };
 
 use crate::v1;
@@ -86,11 +86,7 @@ impl From<JobSpec> for v1::JobSpec {
             environment: Some(draft.environment.into()),
             environment_variables: draft.environment_variables.into_iter().collect(),
             inputs: draft.inputs.into_iter().map(|(name, input)| (name, input.into())).collect(),
-            outputs: draft
-                .outputs
-                .into_iter()
-                .map(|(name, output)| (name, v1::Output { is_file: output == job::Output::File }))
-                .collect(),
+            outputs: draft.outputs.into_iter().map(|(name, output)| (name, output.into())).collect(),
             resources: Some(v1::Resources {
                 nodes: draft.resources.nodes,
                 gpus: draft.resources.gpus,
@@ -150,8 +146,8 @@ impl TryFrom<v1::JobSpec> for JobSpec {
             outputs: wire
                 .outputs
                 .into_iter()
-                .map(|(name, o)| (name, if o.is_file { job::Output::File } else { job::Output::Folder }))
-                .collect(),
+                .map(|(name, output)| Ok((name, output.try_into()?)))
+                .collect::<Result<_, WireError>>()?,
             resources: job::Resources {
                 nodes: resources.nodes.max(1),
                 gpus: resources.gpus,
@@ -271,6 +267,28 @@ impl TryFrom<v1::Input> for job::Input {
                 is_file: data.is_file,
                 is_own_copy: data.is_own_copy,
             }),
+        })
+    }
+}
+
+impl From<job::Output> for v1::Output {
+    fn from(output: job::Output) -> v1::Output {
+        let uri = output.data().map(|data| data.uri.to_string()).unwrap_or_default();
+        v1::Output { is_file: output.is_file(), uri }
+    }
+}
+
+impl TryFrom<v1::Output> for job::Output {
+    type Error = WireError;
+    fn try_from(v1::Output { is_file, uri }: v1::Output) -> Result<job::Output, WireError> {
+        Ok(match (uri.is_empty(), is_file) {
+            (true, false) => job::Output::Folder,
+            (true, true) => job::Output::File,
+            (false, _) => {
+                let uri =
+                    uri.parse().map_err(|_| WireError::Value { field: "output.uri", value: uri.clone() })?;
+                job::Output::Data(DataOutput { uri, is_file })
+            }
         })
     }
 }
@@ -611,7 +629,17 @@ mod tests {
                 ),
             ]
             .into(),
-            outputs: [("m".into(), job::Output::File)].into(),
+            outputs: [
+                ("m".into(), job::Output::File),
+                (
+                    "s".into(),
+                    job::Output::Data(DataOutput {
+                        uri: "azureml://datastores/blob/paths/${{name}}".parse().unwrap(),
+                        is_file: false,
+                    }),
+                ),
+            ]
+            .into(),
             limits: job::Limits {
                 timeout: Some(Duration::from_millis(1500)),
                 grace: None,

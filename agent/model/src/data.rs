@@ -1,11 +1,14 @@
-//! Where data lies that a job reads and nobody sends: the forms of an address, read in one place.
+//! Where data lies that a job reads and nobody sends, or is to lie that a job makes: the forms of an address, read in
+//! one place.
 //!
-//! Owns [`DataUri`], every form that a job file may use, [`DataInput`], an input with such an address, and
-//! [`SnapshotRef`], the name of files that were sent before. Hides how the forms differ: `azureml:` has a short form, a
-//! long one, and one for names.
+//! Owns [`DataUri`], every form that a job file may use, [`DataInput`] and [`DataOutput`], an input and an output with
+//! such an address, and [`SnapshotRef`], the name of files that were sent before. Hides how the forms differ:
+//! `azureml:` has a short form, a long one, and one for names.
 //!
 //! Invariants: an address holds no credentials, because it is kept in records and printed; its path never leads out
 //! of what it is below (`..`).
+
+mod output;
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,6 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Digest;
 use crate::asset::AssetRef;
+
+pub use output::{DataOutput, DataOutputError, Output};
 
 /// An input of a job that its node fetches, or finds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

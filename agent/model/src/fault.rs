@@ -100,6 +100,8 @@ codes! {
     DataNode "DAT-107" Node Retry::OtherNode, "the node cannot get data";
     AssetUnknown "DAT-108" User Retry::Never, "there is no data of that name";
     AssetInvalid "DAT-109" User Retry::Never, "the name of data cannot be given";
+    OutputRefused "DAT-110" User Retry::OtherNode, "the data store takes no outputs";
+    OutputUnsent "DAT-111" Node Retry::Never, "an output did not get to its data store";
     PythonMissing "ENV-101" User Retry::OtherNode, "the node has no such Python";
     PythonIncomplete "ENV-102" Node Retry::OtherNode, "the node's Python cannot make environments";
     EnvUnsatisfied "ENV-103" User Retry::Never, "no package satisfies the requirements";

@@ -19,6 +19,8 @@ use crate::container::{ArgumentError, Options};
 use crate::expr::{self, Reference};
 use crate::fault::{Code, Fault};
 use crate::{Artifacts, DataInput, Digest, EnvSpec, Epoch, JobId, JobState, PoolName, Principal, Verdict};
+
+pub use crate::data::Output;
 pub use array::{Array, ArrayError, Indices, MAX_TASKS};
 pub use distribution::{Distribution, MAX_PROCESSES};
 pub use service::{JobService, ServiceKind};
@@ -256,16 +258,6 @@ pub enum Input {
     },
     /// Data that is not sent: the node fetches it, or has it.
     Data(DataInput),
-}
-
-/// A named output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Output {
-    /// The command is given the path of an empty directory.
-    Folder,
-    /// The command is given the path of a file to write.
-    File,
 }
 
 /// The label with the kind of a machine, as its provider names it.

@@ -47,7 +47,7 @@ pub use access::{Principal, Role};
 pub use address::Address;
 pub use causes::causes;
 pub use clock::{Boot, Clock, ManualClock, SystemClock, Timestamp};
-pub use data::{DataInput, DataUri, SnapshotRef};
+pub use data::{DataInput, DataOutput, DataUri, SnapshotRef};
 pub use env::EnvSpec;
 pub use fault::{Blame, Code, Fault, Retry};
 pub use ids::{Digest, Epoch, JobId, NodeId, PoolName, ReplicaId, Stream, UserName};

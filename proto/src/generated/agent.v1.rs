@@ -1756,10 +1756,13 @@ pub struct FileInput {
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Output {
     #[prost(bool, tag = "1")]
     pub is_file: bool,
+    /// Where it is sent when the command has ended, never with credentials; empty if it is not sent.
+    #[prost(string, tag = "2")]
+    pub uri: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Resources {

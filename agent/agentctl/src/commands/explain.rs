@@ -84,6 +84,8 @@ fn page(code: Code) -> &'static str {
         Code::DataNode => page!("DAT-107"),
         Code::AssetUnknown => page!("DAT-108"),
         Code::AssetInvalid => page!("DAT-109"),
+        Code::OutputRefused => page!("DAT-110"),
+        Code::OutputUnsent => page!("DAT-111"),
         Code::PythonMissing => page!("ENV-101"),
         Code::PythonIncomplete => page!("ENV-102"),
         Code::EnvUnsatisfied => page!("ENV-103"),

@@ -108,6 +108,8 @@ fn facts(job: &JobView, now: Timestamp) -> Vec<(&'static str, String)> {
     let stored =
         |a: &super::view::ArtifactsView| format!("{}, {}", count(a.files, "file"), size::decimal(a.bytes));
     add("outputs", job.artifacts.as_ref().map(stored));
+    let sent: Vec<String> = job.sent_to().map(|(name, uri)| format!("{name} to {uri}")).collect();
+    add("sends", some(&sent.join("\n")));
     facts
 }
 

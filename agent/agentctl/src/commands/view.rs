@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use agent_model::job::{Input, Output as JobOutput};
+use agent_model::job::Input;
 use agent_model::node::{CachedEnvironment, Inventory, Load};
 use agent_model::outcome::{Outcome, Usage};
 use agent_model::{Blame, Clock, Code, EnvSpec, Fault, JobSpec, ReplicaStep, Retry, SystemClock, Timestamp};
@@ -271,6 +271,16 @@ impl JobView {
         }
     }
 
+    /// Where each output goes that is sent to a data store.
+    pub(crate) fn sent_to(&self) -> impl Iterator<Item = (&str, String)> {
+        let job = self.job.parse().ok();
+        self.spec.outputs.iter().filter_map(move |(name, output)| {
+            let output = output.data()?;
+            let uri = job.as_ref().map_or_else(|| output.uri.clone(), |job| output.uri_of(job));
+            Some((name.as_str(), uri.to_string()))
+        })
+    }
+
     /// What was asked for, as JSON.
     pub(crate) fn spec_json(&self) -> Value {
         let spec = &self.spec;
@@ -279,7 +289,7 @@ impl JobView {
         let outputs: BTreeMap<_, _> = spec
             .outputs
             .iter()
-            .map(|(name, output)| (name, if *output == JobOutput::File { "uri_file" } else { "uri_folder" }))
+            .map(|(name, output)| (name, if output.is_file() { "uri_file" } else { "uri_folder" }))
             .collect();
         json!({
             "description": spec.description,
@@ -290,6 +300,7 @@ impl JobView {
             "environment_variables": spec.environment_variables,
             "inputs": inputs,
             "outputs": outputs,
+            "sent_to": self.sent_to().collect::<BTreeMap<_, _>>(),
             "compute": spec.compute,
             "resources": {
                 "nodes": spec.resources.nodes,

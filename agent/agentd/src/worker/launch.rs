@@ -78,11 +78,9 @@ const IMAGE_SHELL: &str =
     r#"if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi"#;
 
 /// The file of an output of kind `file`, or the folder of one of kind `folder`.
-fn output_path(dir: &JobDir, name: &str, output: Output) -> PathBuf {
-    match output {
-        Output::Folder => dir.out().join(name),
-        Output::File => dir.out().join(name).join(name),
-    }
+fn output_path(dir: &JobDir, name: &str, output: &Output) -> PathBuf {
+    let folder = dir.out().join(name);
+    if output.is_file() { folder.join(name) } else { folder }
 }
 
 /// The path of an input; `None` for a literal.
@@ -155,7 +153,7 @@ impl Facts<'_> {
                 .spec
                 .outputs
                 .get(name)
-                .map(|kind| text(output_path(self.dir, name, *kind)))
+                .map(|kind| text(output_path(self.dir, name, kind)))
                 .unwrap_or_default(),
         }
     }
@@ -260,7 +258,7 @@ impl Facts<'_> {
             }
         }
         for (name, output) in &self.spec.outputs {
-            let path = output_path(self.dir, name, *output);
+            let path = output_path(self.dir, name, output);
             variables.insert(format!("AZURE_ML_OUTPUT_{name}"), text(&path));
         }
         variables

@@ -17,7 +17,7 @@ use crate::job::{
     RetryPolicy,
 };
 use crate::yaml::{self, Key, Node, Place, Value};
-use crate::{DataInput, DataUri, Digest, EnvSpec};
+use crate::{DataInput, DataOutput, DataUri, Digest, EnvSpec};
 
 /// A job file as read: the draft, and the files the document names, which the caller reads.
 #[derive(Debug, Clone, PartialEq)]
@@ -449,11 +449,23 @@ fn read_outputs(top: &mut Section, draft: &mut JobDraft, warnings: &mut Vec<Warn
 }
 
 fn read_output(name: &str, node: Node, warnings: &mut Vec<Warning>) -> Result<Output, Rejection> {
-    let mut section = Section::open(node, &format!("outputs.{name}"), &keys::OUTPUT)?;
-    let kind = section.word("type")?;
-    section.word("mode")?;
+    let key = format!("outputs.{name}");
+    let mut section = Section::open(node, &key, &keys::OUTPUT)?;
+    let is_file = section.word("type")? == Some("uri_file");
+    let (mode_at, mode) = (section.at("mode"), section.word("mode")?);
+    let (path_at, path) = (section.at("path"), section.text("path")?);
     section.finish(warnings);
-    Ok(if kind == Some("uri_file") { Output::File } else { Output::Folder })
+    let Some(path) = path else { return Ok(if is_file { Output::File } else { Output::Folder }) };
+    let output = DataOutput::parse(&path, name, is_file).map_err(|error| {
+        Rejection::unsupported(path_at, format!("`{key}` cannot be sent there: {error}"), error.fix())
+    })?;
+    if mode == Some("direct") {
+        let message = format!(
+            "`{key}.mode: direct`: the command gets a path of this machine, and what it leaves there is sent when it has ended"
+        );
+        warnings.push(Warning { place: mode_at, message });
+    }
+    Ok(Output::Data(output))
 }
 
 /// The last key to be read: remaining keys are unknown, and one may be a misspelt `command`. Its references are

@@ -248,11 +248,12 @@ fn of_input(input: &Input) -> Item {
 }
 
 fn of_output(output: &Output) -> Item {
-    let kind = match output {
-        Output::Folder => "uri_folder",
-        Output::File => "uri_file",
-    };
-    Item::Map(vec![("type".to_owned(), kind.into())])
+    let mut mapping = Mapping::default();
+    mapping.add("type", if output.is_file() { "uri_file" } else { "uri_folder" }.into());
+    if let Some(output) = output.data() {
+        mapping.add("path", Item::Text(output.to_string()));
+    }
+    Item::Map(mapping.0)
 }
 
 fn of_resources(resources: &Resources) -> Mapping {
@@ -338,6 +339,7 @@ mod tests {
 
     use super::super::{EnvironmentRef, JobFile, command_job};
     use super::*;
+    use crate::DataOutput;
     use crate::job::ServiceKind;
 
     /// What a job file says, as a draft.
@@ -518,6 +520,11 @@ retry:
         ]
     }
 
+    fn sent(is_file: bool) -> Output {
+        let text = "azureml://datastores/share/paths/runs/${{name}}";
+        Output::Data(DataOutput::parse(text, "s", is_file).unwrap())
+    }
+
     fn draft() -> impl Strategy<Value = JobDraft> {
         let texts = || btree_map(name(), text(), 0..4);
         let needs = (0..9_u32, 0..u64::MAX >> 8, texts(), any::<bool>());
@@ -541,7 +548,10 @@ retry:
             code: flags[0].then_some(EMPTY),
             compute: flags[0].then(|| "gpu".to_owned()),
             inputs,
-            outputs: BTreeMap::from([("m".to_owned(), if flags[1] { Output::File } else { Output::Folder })]),
+            outputs: BTreeMap::from([
+                ("m".to_owned(), if flags[1] { Output::File } else { Output::Folder }),
+                ("s".to_owned(), sent(flags[2])),
+            ]),
             resources: Resources { gpus: needs.0, memory: needs.1, labels: needs.2, ..Resources::default() },
             limits: Limits {
                 timeout: times.0.map(Duration::from_secs),

@@ -105,13 +105,17 @@ pub(crate) static INPUT: Keys = Keys::exact(&[
     ),
 ]);
 
+/// What to do instead of having an output get a name of its own.
+const REGISTER: &str =
+    "outputs get no name by themselves; give it one later: `agentctl data create NAME ADDRESS`";
+
 pub(crate) static OUTPUT: Keys = Keys::exact(&[
     read("type", ValueKind::Word(&DATA_TYPES)),
     read("mode", ValueKind::Word(&["rw_mount", "mount", "upload", "direct"])),
     ignored("description"),
-    unused("path", &[], "outputs are kept by the agent; get them with `agentctl download`"),
-    unused("name", &[], "outputs are not registered"),
-    unused("version", &[], "outputs are not registered"),
+    read("path", ValueKind::Text),
+    unused("name", &[], REGISTER),
+    unused("version", &[], REGISTER),
 ]);
 
 static RESOURCES: Keys = Keys::exact(&[

@@ -108,6 +108,34 @@ fn test_inputs_and_outputs_are_told_apart() {
 }
 
 #[test]
+fn test_outputs_have_an_address_where_they_are_sent() {
+    let output = |text: &str| {
+        let job = command_job(&format!("command: x\noutputs: {{m: {{{text}}}}}\n"), &[]).expect(text);
+        (job.draft.outputs["m"].clone(), job.warnings.into_iter().map(|warning| warning.message).collect())
+    };
+    let address = "path: 'azureml://datastores/blob/paths/${{name}}/${{output_name}}'";
+    for (mode, warned) in [("upload", 0), ("rw_mount", 0), ("direct", 1)] {
+        let (sent, warnings): (Output, Vec<String>) = output(&format!("mode: {mode}, {address}"));
+        let sent = sent.data().unwrap().clone();
+        assert_eq!(sent.to_string(), "azureml://datastores/blob/paths/${{name}}/m");
+        assert!(!sent.is_file && warnings.len() == warned, "{warnings:?}");
+    }
+    let (sent, warnings): (Output, Vec<String>) = output("type: uri_file, path: 's3://b/m.pkl', name: m");
+    assert!(sent.is_file() && sent.data().is_some());
+    assert!(warnings.len() == 1 && warnings[0].contains("agentctl data create"), "{warnings:?}");
+    for (path, said) in [
+        ("./models", "it is no address of a data store"),
+        ("https://h.example/x", "a web server takes no files"),
+        ("'azureml://datastores/a/paths/${{inputs.a}}'", "means nothing there"),
+    ] {
+        let fault = refused(&format!("command: x\noutputs: {{m: {{path: {path}}}}}\n"));
+        let line = fault.line();
+        assert!(fault.code == Code::JobUnsupported && line.contains(said), "{line}");
+        assert!(line.contains("line 2, column 21") && fault.fix.is_some(), "{line}");
+    }
+}
+
+#[test]
 fn test_addresses_of_data_reach_the_draft_and_are_not_sent() {
     let file = "type: uri_file, path";
     for (input, is_file, is_own_copy) in [
