@@ -60,6 +60,9 @@ pub(crate) fn perform(task: Task, teller: &Arc<Teller>) -> EngineEvent {
         Task::Probe => probe::probe().map(EngineEvent::Probed),
         Task::Build(build) => runtime.block_on(build::build(*build, teller.clone())).map(EngineEvent::Built),
         Task::Fetch(fetch) => runtime.block_on(data::fetch(*fetch, teller.clone())).map(EngineEvent::Fetched),
+        Task::Upload(upload) => {
+            runtime.block_on(data::upload::upload(*upload, teller.clone())).map(EngineEvent::Uploaded)
+        }
         Task::Sweep(sweep) => {
             teller.mark(tell::busy(Phase::Check, "the package cache"));
             sweep::sweep(&sweep).map(|freed| EngineEvent::Swept { freed })

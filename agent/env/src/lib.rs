@@ -1,11 +1,13 @@
-//! The protocol between the daemon and the engine: the program that fetches data and builds conda environments.
+//! The protocol between the daemon and the engine: the program that fetches data, uploads outputs, and builds conda
+//! environments.
 //!
 //! `agent-env` is a program of its own, so that it can be killed: it reads one [`EngineRequest`] from its standard
 //! input, writes each [`EngineEvent`] as a line of JSON to its standard output, and ends. The last event is the
 //! outcome. Its standard error is for people.
 //!
-//! Invariants: a build names the file of its credentials; a fetch holds the credentials of its one store, which are
-//! printed by no [`fmt::Debug`]. After the engine was killed at any moment, the same request can still succeed later.
+//! Invariants: a build names the file of its credentials; a fetch and an upload hold the credentials of their one
+//! store, which are printed by no [`fmt::Debug`]. After the engine was killed at any moment, the same request can still
+//! succeed later.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,6 +39,8 @@ pub enum Task {
     Sweep(Sweep),
     /// Fetch data, unless it is known already. Answered by [`EngineEvent::Fetched`].
     Fetch(Box<Fetch>),
+    /// Send files to a store. Answered by [`EngineEvent::Uploaded`].
+    Upload(Box<StoreUpload>),
 }
 
 /// Data to fetch.
@@ -84,6 +88,58 @@ pub struct Fetched {
     pub files: u64,
     /// Their length together.
     pub bytes: u64,
+}
+
+/// Files to send to a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreUpload {
+    /// A directory of this machine: an absolute path. What is below may have been put there by anybody.
+    pub base: PathBuf,
+    /// The folder with the files, relative to `base`. No link on the way is followed.
+    pub folder: PathBuf,
+    /// This file of the folder alone, which gets exactly the address; otherwise all files, each below the address.
+    pub file: Option<String>,
+    /// Where to.
+    pub to: UploadTarget,
+    /// A file that notes what has arrived: a repetition of the same request goes on from there.
+    pub notes: PathBuf,
+    /// A request without an answer for this long, in seconds, is repeated.
+    pub stall_s: u64,
+}
+
+/// Where files are sent to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum UploadTarget {
+    /// A store of objects.
+    Store {
+        /// An address, without credentials.
+        url: String,
+        /// The path below it, not escaped; empty for the address itself.
+        path: String,
+        /// The settings of the store, credentials among them, by the names that `object_store` gives them.
+        options: Options,
+    },
+    /// A directory of this machine, which may be a share.
+    Folder {
+        /// The directory: an absolute path. No link below it is followed.
+        root: PathBuf,
+        /// The path below it; empty for the directory itself.
+        path: String,
+        /// The user and the group that are to own what is made there, where that is allowed.
+        owner: Option<(u32, u32)>,
+    },
+}
+
+/// Files that were sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Uploaded {
+    /// How many, with those that had arrived before.
+    pub files: u64,
+    /// Their length together.
+    pub bytes: u64,
+    /// What is no file and was left out, with the reason.
+    pub left_out: Vec<String>,
 }
 
 /// An environment to build.
@@ -191,6 +247,8 @@ pub enum EngineEvent {
     },
     /// The data is there.
     Fetched(Fetched),
+    /// The files have arrived.
+    Uploaded(Uploaded),
     /// The task failed.
     Failed(Failure),
 }
@@ -219,6 +277,8 @@ pub enum Phase {
     Image,
     /// Fetching data that a job reads.
     Data,
+    /// Sending what a job left.
+    Upload,
 }
 
 /// How far a build is.
@@ -314,6 +374,7 @@ impl fmt::Display for Phase {
             Phase::Pull => "pulling the image",
             Phase::Image => "building the image",
             Phase::Data => "downloading data",
+            Phase::Upload => "uploading outputs",
         })
     }
 }

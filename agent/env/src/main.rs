@@ -1,4 +1,4 @@
-//! `agent-env`: builds one conda environment, or fetches data, and ends.
+//! `agent-env`: builds one conda environment, or fetches or uploads data, and ends.
 //!
 //! Owns the order of things: read the request, do it, report the outcome. Hides nothing; all knowledge of conda is
 //! below [`engine`].

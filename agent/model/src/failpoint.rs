@@ -87,6 +87,7 @@ pub const NAMES: &[&str] = &[
     "env.data.keep",
     "env.data.remove",
     "env.data.spawn",
+    "env.data.upload",
     "env.image.build",
     "env.image.note",
     "env.image.pull",

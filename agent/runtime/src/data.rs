@@ -1,7 +1,8 @@
-//! Data that jobs read and nobody sends: fetched once, kept, and given to each job as files of its own.
+//! Data that jobs read and nobody sends: fetched once, kept, and given to each job as files of its own. And what jobs
+//! leave, which is sent to stores ([`upload`]).
 //!
 //! Owns one directory: an entry for each address, beside it the unfinished ones and those that are being removed. Hides the
-//! program that fetches, and how an interrupted fetch goes on.
+//! program that fetches and sends, and how an interrupted fetch goes on.
 //!
 //! ```text
 //! data/KEY/entry.json   what it is; written last
@@ -17,6 +18,7 @@
 
 mod entry;
 mod place;
+mod upload;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -24,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use agent_env::{EngineEvent, EngineRequest, Failure, FailureKind, Fetch, Fetched, Options, Task};
+use agent_env::{EngineEvent, EngineRequest, Failure, FailureKind, Fetch, Fetched, Task};
 use agent_model::failpoint;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -33,6 +35,9 @@ use tokio::sync::watch;
 use crate::env::{Builder, Ear, Progress};
 use crate::exec::Command;
 use entry::Entry;
+
+pub use agent_env::{Options, UploadTarget, Uploaded};
+pub use upload::DataUpload;
 
 /// A download without progress for this long is begun again where it stopped.
 const STALL: Duration = Duration::from_secs(30);
@@ -60,7 +65,7 @@ pub struct DataSource {
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// The program that fetches is not installed.
-    #[error("the program that fetches data is missing: {}", looked.display())]
+    #[error("the program that fetches and sends data is missing: {}", looked.display())]
     ProgramMissing {
         /// Where it was looked for.
         looked: PathBuf,
@@ -171,6 +176,16 @@ struct Slot {
     told: watch::Sender<Option<Progress>>,
 }
 
+/// A run of the program.
+struct EngineRun<'a> {
+    task: Task,
+    cwd: &'a Path,
+    /// By which its processes are found; nothing else has this mark.
+    mark: &'a Path,
+    /// The user it runs as, if not the daemon's own.
+    user: Option<&'a Builder>,
+}
+
 /// An entry that is not removed while this is held.
 #[derive(Debug)]
 pub struct HeldData {
@@ -252,10 +267,7 @@ impl DataCache {
         source: &DataSource,
         known: Option<String>,
     ) -> Result<Fetched, DataError> {
-        let DataConfig { root, program, vars, builder, .. } = &self.0.config;
-        if !program.is_file() {
-            return Err(DataError::ProgramMissing { looked: program.clone() });
-        }
+        let DataConfig { root, builder, .. } = &self.0.config;
         let part = root.join(format!("{PART}{}", slot.key));
         let lend = {
             let (part, builder) = (part.clone(), builder.clone());
@@ -274,18 +286,36 @@ impl DataCache {
             known,
             stall_s: STALL.as_secs(),
         };
-        let request = EngineRequest { version: agent_env::VERSION, task: Task::Fetch(Box::new(fetch)) };
+        let run =
+            EngineRun { task: Task::Fetch(Box::new(fetch)), cwd: &part, mark: &part, user: builder.as_ref() };
+        match self.run(run, &slot.told).await? {
+            EngineEvent::Fetched(fetched) => Ok(fetched),
+            other => Err(DataError::Failed(format!("the program answered something else: {other:?}"))),
+        }
+    }
+
+    /// Runs the program; `told` is sent its progress. Dropping the future ends it.
+    async fn run(
+        &self,
+        EngineRun { task, cwd, mark, user }: EngineRun<'_>,
+        told: &watch::Sender<Option<Progress>>,
+    ) -> Result<EngineEvent, DataError> {
+        let DataConfig { program, vars, .. } = &self.0.config;
+        if !program.is_file() {
+            return Err(DataError::ProgramMissing { looked: program.clone() });
+        }
+        let request = EngineRequest { version: agent_env::VERSION, task };
         let request = serde_json::to_vec(&request).map_err(|error| DataError::Failed(error.to_string()))?;
         let command = Command::new(program).envs(vars).envs([("LC_ALL", "C.UTF-8")]).input(request);
-        let command = command.cwd(&part).mark(&part.to_string_lossy()).stall(SILENCE).nice(NICE);
-        let command = match builder {
+        let command = command.cwd(cwd).mark(&mark.to_string_lossy()).stall(SILENCE).nice(NICE);
+        let command = match user {
             Some(builder) => command.run_as(&builder.shim, builder.id),
             None => command,
         };
         let (mut ear, mut complaint) = (Ear::default(), Vec::new());
         let mut hear = |event: Option<EngineEvent>, _: &str| {
             if let Some(EngineEvent::Progress(progress)) = event {
-                slot.told.send_replace(Some(progress));
+                told.send_replace(Some(progress));
             }
         };
         let keep = |bytes: &[u8]| complaint.extend_from_slice(&bytes[..bytes.len().min(4096)]);
@@ -293,12 +323,12 @@ impl DataCache {
         ran.map_err(|error| DataError::Unreachable(agent_model::causes::tell(&error)))?;
         ear.end(&mut hear);
         match ear.last {
-            Some(EngineEvent::Fetched(fetched)) => Ok(fetched),
             Some(EngineEvent::Failed(failure)) => Err(failure.into()),
+            Some(done @ (EngineEvent::Fetched(_) | EngineEvent::Uploaded(_))) => Ok(done),
             other => {
                 let said = String::from_utf8_lossy(&complaint).trim().to_owned();
                 Err(DataError::Failed(format!(
-                    "the program that fetches data ended without a result: {other:?} {said}"
+                    "the program that fetches and sends data ended without a result: {other:?} {said}"
                 )))
             }
         }

@@ -8,6 +8,8 @@
 //! reported.
 
 mod source;
+mod target;
+pub(crate) mod upload;
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -46,16 +48,8 @@ pub(crate) async fn fetch(fetch: Fetch, teller: Arc<Teller>) -> Done<Fetched> {
     }
     let data = prepare(&fetch.to, version.as_deref())?;
     check_room(&objects, &data)?;
-    let download = Download {
-        source,
-        data,
-        is_resumable: version.is_some(),
-        done: AtomicU64::new(0),
-        files: AtomicU64::new(0),
-        total: (files, announced(&objects)),
-        begun: Instant::now(),
-        teller,
-    };
+    let meter = Meter::new(Phase::Data, (files, announced(&objects)), teller);
+    let download = Download { source, data, is_resumable: version.is_some(), meter };
     let work = futures_util::stream::iter(objects).map(|object| download.one(object));
     let bytes = work.buffer_unordered(AT_ONCE).try_fold(0, async |sum, length| Ok(sum + length)).await?;
     Ok(told(true, bytes))
@@ -73,6 +67,15 @@ fn version_of(objects: &[Object]) -> Option<String> {
         hash.update(format!("{name}\n{size:?}\n{}\n", tag.as_ref()?));
     }
     Some(format!("{:x}", hash.finalize()))
+}
+
+/// A name for some texts: other texts have another one.
+fn key_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    for text in texts {
+        hash.update(format!("{}\n{text}", text.len()));
+    }
+    format!("{:x}", hash.finalize())
 }
 
 /// Makes the folder for the data. What is there stays only if it is of the same version.
@@ -136,12 +139,60 @@ struct Download {
     data: PathBuf,
     /// A file that was begun can be gone on with.
     is_resumable: bool,
+    meter: Meter,
+}
+
+/// How much of several files is done.
+struct Meter {
+    phase: Phase,
     done: AtomicU64,
     files: AtomicU64,
     /// The number of files, and their bytes as announced.
     total: (u64, u64),
     begun: Instant,
     teller: Arc<Teller>,
+}
+
+impl Meter {
+    fn new(phase: Phase, total: (u64, u64), teller: Arc<Teller>) -> Meter {
+        let (done, files) = (AtomicU64::new(0), AtomicU64::new(0));
+        Meter { phase, done, files, total, begun: Instant::now(), teller }
+    }
+
+    /// These bytes are done, too.
+    fn add(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// These bytes are to be done again.
+    fn take(&self, bytes: u64) {
+        self.done.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// One file is done.
+    fn file_done(&self) {
+        self.files.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Reports the progress now and then; `name` is the file that is being worked on.
+    fn pass(&self, name: &str) {
+        self.teller.pass(|| self.progress(name));
+    }
+
+    fn progress(&self, name: &str) -> Progress {
+        let bytes = self.done.load(Ordering::Relaxed);
+        let seconds = self.begun.elapsed().as_secs_f64().max(0.001);
+        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let rate = (bytes as f64 / seconds) as u64;
+        Progress {
+            phase: self.phase,
+            done: self.files.load(Ordering::Relaxed),
+            total: if self.total.0 > 1 { self.total.0 } else { 0 },
+            bytes,
+            bytes_total: self.total.1,
+            what: format!("{name}, {}/s", size::decimal(rate)),
+        }
+    }
 }
 
 impl Download {
@@ -158,7 +209,7 @@ impl Download {
                 0
             }
         };
-        self.done.fetch_add(length, Ordering::Relaxed);
+        self.meter.add(length);
         let mut in_vain = 0;
         while object.size != Some(length) || length == 0 {
             let before = length;
@@ -167,14 +218,14 @@ impl Download {
                 && (!self.is_resumable || object.size.is_some_and(|size| length > size))
             {
                 file.set_len(0).map_err(fail)?;
-                self.done.fetch_sub(length, Ordering::Relaxed);
+                self.meter.take(length);
                 length = 0;
             }
             in_vain = if length > before { 1 } else { in_vain + 1 };
             wait_after(trouble, in_vain).await?;
         }
         file.sync_all().map_err(fail)?;
-        self.files.fetch_add(1, Ordering::Relaxed);
+        self.meter.file_done();
         Ok(length)
     }
 
@@ -186,34 +237,19 @@ impl Download {
         let (from, mut pieces) = self.source.read(object, *length).await?;
         if from != *length {
             file.set_len(from).map_err(fail)?;
-            self.done.fetch_sub(*length - from, Ordering::Relaxed);
+            self.meter.take(*length - from);
             *length = from;
         }
         while let Some(piece) = pieces.next().await {
             let piece = piece?;
             file.write_all(&piece).map_err(fail)?;
             *length += piece.len() as u64;
-            self.done.fetch_add(piece.len() as u64, Ordering::Relaxed);
-            self.teller.pass(|| self.progress(&object.name));
+            self.meter.add(piece.len() as u64);
+            self.meter.pass(&object.name);
         }
         match object.size {
             Some(size) if *length != size => Err(Trouble::Passing(short(object, *length, size), None)),
             _ => Ok(()),
-        }
-    }
-
-    fn progress(&self, name: &str) -> Progress {
-        let bytes = self.done.load(Ordering::Relaxed);
-        let seconds = self.begun.elapsed().as_secs_f64().max(0.001);
-        #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let rate = (bytes as f64 / seconds) as u64;
-        Progress {
-            phase: Phase::Data,
-            done: self.files.load(Ordering::Relaxed),
-            total: if self.total.0 > 1 { self.total.0 } else { 0 },
-            bytes,
-            bytes_total: self.total.1,
-            what: format!("{name}, {}/s", size::decimal(rate)),
         }
     }
 }

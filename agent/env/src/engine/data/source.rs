@@ -5,6 +5,7 @@
 //!
 //! Invariants: no error names a credential; a part that is read later belongs to the same version of the file.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use agent_env::{Failure, FailureKind, Fetch};
@@ -60,28 +61,14 @@ pub(super) enum DataSource {
 
 impl DataSource {
     pub(super) fn open(fetch: &Fetch, stall: Duration) -> Done<DataSource> {
-        let unusable =
-            |why: String| failed(FailureKind::Spec, format!("`{}` is no address: {why}", fetch.url));
-        let url: Url =
-            native(&fetch.url).parse().map_err(|error: url::ParseError| unusable(error.to_string()))?;
-        if net::names_metadata(&url) {
-            return Err(unusable("it is the cloud's service for this machine, which has no data".to_owned()));
-        }
+        let url = address(&fetch.url)?;
         // Also makes the cryptography of the whole process known.
         let client = net::plain(stall);
         let is_store = !matches!(url.scheme(), "http" | "https") || !fetch.options.0.is_empty();
         if !is_store {
             return Ok(DataSource::Web { client, url });
         }
-        let mut options = fetch.options.0.clone();
-        if options.is_empty() {
-            // Without it, the machine's own identity would be used.
-            options.insert("skip_signature".to_owned(), "true".to_owned());
-        }
-        check_options(&url, &options)?;
-        let (store, root) =
-            object_store::parse_url_opts(&url, options).map_err(|error| unusable(causes::tell(&error)))?;
-        let host = url.host_str().unwrap_or_default().to_owned();
+        let OpenedStore { store, root, host } = open_store(&url, fetch.options.0.clone(), None)?;
         Ok(DataSource::Store { store, root, host })
     }
 
@@ -136,6 +123,46 @@ impl DataSource {
     }
 }
 
+/// A store of objects, the place in it that an address names, and its name for people.
+pub(super) struct OpenedStore {
+    pub(super) store: Box<dyn ObjectStore>,
+    pub(super) root: Location,
+    pub(super) host: String,
+}
+
+/// Reads an address.
+pub(super) fn address(text: &str) -> Done<Url> {
+    let url: Url =
+        native(text).parse().map_err(|error: url::ParseError| unusable(text, &error.to_string()))?;
+    match net::names_metadata(&url) {
+        true => Err(unusable(text, "it is the cloud's service for this machine, which has no data")),
+        false => Ok(url),
+    }
+}
+
+/// Opens the store at an address. A request may take so long, unless the settings say otherwise.
+pub(super) fn open_store(
+    url: &Url,
+    mut options: BTreeMap<String, String>,
+    request: Option<Duration>,
+) -> Done<OpenedStore> {
+    if options.is_empty() {
+        // Without it, the machine's own identity would be used.
+        options.insert("skip_signature".to_owned(), "true".to_owned());
+    }
+    if let Some(request) = request {
+        options.entry("timeout".to_owned()).or_insert_with(|| format!("{}s", request.as_secs()));
+    }
+    check_options(url, &options)?;
+    let opened = object_store::parse_url_opts(url, options);
+    let (store, root) = opened.map_err(|error| unusable(&shown(url), &causes::tell(&error)))?;
+    Ok(OpenedStore { store, root, host: url.host_str().unwrap_or_default().to_owned() })
+}
+
+fn unusable(address: &str, why: &str) -> Failure {
+    failed(FailureKind::Spec, format!("`{address}` is no address: {why}"))
+}
+
 /// The form of an address that the libraries know.
 fn native(url: &str) -> String {
     match url.split_once("://") {
@@ -145,7 +172,7 @@ fn native(url: &str) -> String {
 }
 
 /// The library would ignore a misspelt setting.
-fn check_options(url: &Url, options: &std::collections::BTreeMap<String, String>) -> Done<()> {
+fn check_options(url: &Url, options: &BTreeMap<String, String>) -> Done<()> {
     let scheme = ObjectStoreScheme::parse(url).map(|(scheme, _)| scheme);
     let is_known = |key: &String| match &scheme {
         Ok(ObjectStoreScheme::AmazonS3) => key.parse::<object_store::aws::AmazonS3ConfigKey>().is_ok(),
@@ -292,7 +319,7 @@ fn tag_of(meta: &object_store::ObjectMeta) -> Option<String> {
     Some(meta.e_tag.clone().unwrap_or_else(|| meta.last_modified.to_rfc3339()))
 }
 
-fn of_store(host: &str, location: &Location, error: &object_store::Error) -> Trouble {
+pub(super) fn of_store(host: &str, location: &Location, error: &object_store::Error) -> Trouble {
     use object_store::Error as E;
     let said = |what: &str| format!("{host} {what} `{location}`");
     match error {
