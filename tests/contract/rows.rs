@@ -165,7 +165,15 @@ pub(crate) const ROWS: [Row; 64] = [
     ),
     tests(49, "prepare an environment before", &["test_environments_are_listed_shown_pinned_and_removed"]),
     no(50, "settings of Spark", "the section is read and has no effect, which is warned of"),
-    tests(51, "data of a store", &["test_stores_and_mapped_addresses_are_where_the_operator_says"]),
+    tests(
+        51,
+        "data of a store",
+        &[
+            "test_stores_and_mapped_addresses_are_where_the_operator_says",
+            "test_outputs_go_to_a_share_below_the_name_of_the_job",
+            "test_outputs_go_to_a_store_of_objects_with_its_credentials_which_go_nowhere",
+        ],
+    ),
     tests(52, "estimators", &["test_framework_and_communicator_say_together_how_a_script_is_started"]),
     no(53, "pipelines", LATER),
     no(54, "sweeps on every target", LATER),

@@ -12,7 +12,7 @@ use agent_tests::{Host, Ran, SOON, eventually};
 use self::server::{LENGTH, Manner, Server, content};
 
 /// A box, the program that fetches, and the file of data stores of the box.
-fn host(stores: &str) -> Host {
+pub(crate) fn host(stores: &str) -> Host {
     agent_tests::engine();
     let mut host = Host::new();
     let file = host.home().join("data.yaml");
@@ -33,12 +33,12 @@ fn file(url: &str) -> String {
     format!("type: uri_file, path: '{url}'")
 }
 
-fn run(host: &Host, name: &str, text: &str) -> Ran {
+pub(crate) fn run(host: &Host, name: &str, text: &str) -> Ran {
     let dir = host.project(name, &[("job.yml", text)]);
     host.ctl(&["run", dir.to_str().unwrap()])
 }
 
-fn submit(host: &Host, name: &str, text: &str) -> String {
+pub(crate) fn submit(host: &Host, name: &str, text: &str) -> String {
     let dir = host.project(name, &[("job.yml", text)]);
     host.ctl(&["submit", dir.to_str().unwrap()]).ok().stdout.trim().to_owned()
 }
@@ -189,7 +189,7 @@ fn test_stores_and_mapped_addresses_are_where_the_operator_says() {
 
 /// The text is in no file below the directory, except for this one.
 #[track_caller]
-fn assert_nowhere(dir: &Path, secret: &str, except: &Path) {
+pub(crate) fn assert_nowhere(dir: &Path, secret: &str, except: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         match entry.file_type().unwrap() {

@@ -31,5 +31,6 @@ mod retry;
 mod rootless;
 mod runconfig;
 mod sdk;
+mod sent_outputs;
 mod service;
 mod survive;

@@ -1,7 +1,8 @@
 //! A web server and a store of objects that misbehave on request: they cut answers off, lie about lengths, are slow,
-//! refuse, and change what they serve. All that is asked of them is written down.
+//! refuse, and change what they serve. All that is asked of them is written down, and all that is sent to them is kept.
 
-use std::io::{BufRead, BufReader, Write};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -28,6 +29,8 @@ pub(crate) enum Manner {
     Busy,
     /// It gives nothing to those without the key `ada`.
     Locked,
+    /// It takes one file, and does not answer when it is sent another one.
+    TakesOne,
 }
 
 /// The server. It ends with the test's process.
@@ -41,6 +44,8 @@ struct Shared {
     /// What the file has, and its tag.
     version: AtomicU64,
     asked: Mutex<Vec<String>>,
+    /// What was sent to it: by path, and by the number of the part if it is not whole.
+    taken: Mutex<BTreeMap<(String, u64), Vec<u8>>>,
 }
 
 impl Server {
@@ -51,6 +56,7 @@ impl Server {
             manner: Mutex::new(manner),
             version: AtomicU64::new(1),
             asked: Mutex::default(),
+            taken: Mutex::default(),
         });
         let served = shared.clone();
         std::thread::spawn(move || {
@@ -84,6 +90,18 @@ impl Server {
         self.shared.asked.lock().unwrap().iter().filter(|line| line.starts_with(begin)).count()
     }
 
+    /// All requests so far, each with its first byte or its length.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.shared.asked.lock().unwrap().clone()
+    }
+
+    /// The whole files that were sent to it: their path as it was written in the request, and what is in them.
+    pub(crate) fn taken(&self) -> BTreeMap<String, Vec<u8>> {
+        let taken = self.shared.taken.lock().unwrap();
+        let whole = taken.iter().filter(|((_, part), _)| *part == 0);
+        whole.map(|((path, _), bytes)| (path.clone(), bytes.clone())).collect()
+    }
+
     /// The first bytes that parts of files were asked for from.
     pub(crate) fn resumed(&self) -> Vec<u64> {
         let asked = self.shared.asked.lock().unwrap();
@@ -103,10 +121,69 @@ impl Shared {
     fn serve(&self, connection: TcpStream) {
         let mut reader = BufReader::new(connection.try_clone().unwrap());
         while let Some((method, path, headers)) = request(&mut reader) {
-            if !self.answer(&connection, &method, &path, &headers) {
+            let goes_on = match method.as_str() {
+                "PUT" | "POST" => {
+                    let length = headers.iter().find(|(key, _)| key == "content-length");
+                    let mut body = vec![0; length.and_then(|(_, text)| text.parse().ok()).unwrap_or(0)];
+                    reader.read_exact(&mut body).is_ok()
+                        && self.take(&connection, &method, &path, &headers, body)
+                }
+                _ => self.answer(&connection, &method, &path, &headers),
+            };
+            if !goes_on {
                 return;
             }
         }
+    }
+
+    /// Takes a file, or a part of one in the way of S3; `false` when the connection is to end.
+    fn take(
+        &self,
+        mut to: &TcpStream,
+        method: &str,
+        path: &str,
+        headers: &[(String, String)],
+        body: Vec<u8>,
+    ) -> bool {
+        let manner = *self.manner.lock().unwrap();
+        self.asked.lock().unwrap().push(format!("{method} {path} {}", body.len()));
+        let known =
+            headers.iter().any(|(key, text)| key == "authorization" && text.contains("Credential=ada/"));
+        let (name, query) = path.split_once('?').unwrap_or((path, ""));
+        let mut taken = self.taken.lock().unwrap();
+        let (status, said) = match (manner, method) {
+            (Manner::Locked, _) if !known => ("403 Forbidden", ""),
+            (Manner::Busy, _) => ("503 Service Unavailable", ""),
+            (Manner::Empty, _) => ("404 Not Found", ""),
+            (Manner::Stalls | Manner::TakesOne, _) if manner == Manner::Stalls || !taken.is_empty() => {
+                drop(taken);
+                std::thread::sleep(Duration::from_secs(600));
+                return false;
+            }
+            (_, "POST") if query.starts_with("uploads") => {
+                let begun =
+                    "<InitiateMultipartUploadResult><UploadId>one</UploadId></InitiateMultipartUploadResult>";
+                ("200 OK", begun)
+            }
+            (_, "POST") => {
+                let is_part = |(path, part): &(String, u64)| path == name && *part > 0;
+                let parts: Vec<_> = taken.keys().filter(|key| is_part(key)).cloned().collect();
+                let whole = parts.iter().filter_map(|key| taken.remove(key)).flatten().collect();
+                taken.insert((name.to_owned(), 0), whole);
+                ("200 OK", "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+            }
+            _ => {
+                let part = query.split('&').find_map(|pair| pair.strip_prefix("partNumber=")?.parse().ok());
+                taken.insert((name.to_owned(), part.unwrap_or(0)), body);
+                ("200 OK", "")
+            }
+        };
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Length: {}\r\nETag: \"x\"\r\n\
+             Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT\r\n\r\n{said}",
+            said.len()
+        );
+        to.write_all(head.as_bytes()).is_ok()
     }
 
     /// Answers one request; `false` when the connection is to end.

@@ -1,10 +1,11 @@
-//! Brings the data that jobs name by an address: finds out where it is, and fetches what is not on this machine.
+//! Brings the data that jobs name by an address, and sends their outputs: finds out where it is, fetches what is not on
+//! this machine, and sends what is to lie elsewhere.
 //!
 //! Owns the use of the file of data stores ([`stores`]), which is read at each use, so that a change counts at once;
-//! and how much of the disk fetched data takes. Hides `agent_runtime::data`, which fetches and keeps it.
+//! and how much of the disk fetched data takes. Hides `agent_runtime::data`, which fetches, keeps and sends it.
 //!
-//! Invariants: credentials go from that file to the program that fetches, and nowhere else; what a job is just being
-//! given is not removed.
+//! Invariants: credentials go from that file to the program that fetches and sends, and nowhere else; what a job is
+//! just being given is not removed.
 
 pub(crate) mod stores;
 
@@ -14,9 +15,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use agent_cas::blocking;
-use agent_model::{Clock, DataInput, size};
-use agent_runtime::data::{DataCache, DataConfig, DataError, DataSource, HeldData};
+use agent_model::{Clock, DataInput, DataOutput, JobId, ReplicaId, size};
+use agent_runtime::data::{
+    DataCache, DataConfig, DataError, DataSource, DataUpload, HeldData, UploadTarget, Uploaded,
+};
 use agent_runtime::env::{Builder, Progress};
+use agent_shim::JobDir;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::watch;
@@ -31,6 +35,24 @@ use stores::{DataPlace, Stores, StoresError};
 
 /// How often what is too much is removed.
 const TIDY_EVERY: Duration = Duration::from_secs(60);
+
+/// Where in the directory of a job is noted what of its outputs has arrived.
+const NOTES: &str = "sent";
+
+/// An output of a replica that is sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SendingOutput<'a> {
+    /// The name of the output.
+    pub(crate) name: &'a str,
+    /// Where it goes.
+    pub(crate) output: &'a DataOutput,
+    /// Whose it is. The first rank's goes to the address itself, that of another one to `rank-N` below it.
+    pub(crate) replica: &'a ReplicaId,
+    /// The directory of the replica.
+    pub(crate) dir: &'a JobDir,
+    /// The user and the group of the job.
+    pub(crate) owner: Option<(u32, u32)>,
+}
 
 /// Data for one input of a job.
 #[derive(Debug)]
@@ -129,6 +151,41 @@ impl Data {
                 Ok(Supply::Fetched(self.cache.obtain(&source, told).await?))
             }
         }
+    }
+
+    /// Where an output of this job is sent; what is made in a directory is to belong to `owner`.
+    pub(crate) async fn target(
+        &self,
+        output: &DataOutput,
+        job: &JobId,
+        owner: Option<(u32, u32)>,
+    ) -> Result<UploadTarget, SupplyError> {
+        let (file, uri) = (self.stores.clone(), output.uri_of(job));
+        blocking(move || Ok(Stores::read(&file)?.target(&uri, owner, &file)?)).await
+    }
+
+    /// Sends what a rank left in one of its outputs, and has not arrived yet; `told` is sent the progress.
+    pub(crate) async fn send(
+        &self,
+        sending: &SendingOutput<'_>,
+        told: &watch::Sender<Option<Progress>>,
+    ) -> Result<Uploaded, SupplyError> {
+        let SendingOutput { name, output, replica, dir, owner } = *sending;
+        let mut to = self.target(output, &replica.job, owner).await?;
+        if replica.rank > 0 {
+            let (UploadTarget::Store { path, .. } | UploadTarget::Folder { path, .. }) = &mut to;
+            let below = format!("{path}/rank-{}", replica.rank);
+            below.trim_start_matches('/').clone_into(path);
+        }
+        let folder = dir.out().join(name);
+        let upload = DataUpload {
+            base: dir.data().to_owned(),
+            folder: folder.strip_prefix(dir.data()).unwrap_or(&folder).to_owned(),
+            file: output.is_file.then(|| name.to_owned()),
+            to,
+            notes: dir.path().join(NOTES).join(name),
+        };
+        Ok(self.cache.upload(&upload, told).await?)
     }
 
     /// Removes what is above the limit, and more until `wanted` bytes are freed.

@@ -23,7 +23,7 @@ use agent_runtime::exec::{self, LaunchError, Lost};
 use serde::{Deserialize, Serialize};
 use tonic::Status;
 
-pub(crate) use self::data::data;
+pub(crate) use self::data::{Unsent, data, unsent};
 use self::exit::node_out_of_memory;
 pub(crate) use self::exit::{
     LEASE_OVER, is_from_elsewhere, judge, lease_over, may_be_of_the_machine, unstored,

@@ -23,6 +23,7 @@ mod gang;
 mod launch;
 mod notice;
 mod prepare;
+mod send;
 mod settle;
 mod shipping;
 mod supply;

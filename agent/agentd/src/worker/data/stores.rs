@@ -1,9 +1,11 @@
-//! The file of data stores: what an operator says about where data is.
+//! The file of data stores: what an operator says about where data is, and where outputs may be sent.
 //!
-//! Owns its form and the choice of the place of an address; pure, except for reading the file and the files of credentials
-//! that it names. Hides which entry wins: the longest prefix.
+//! Owns its form, the choice of the place of an address ([`Stores::place`]) and of the target of an output
+//! ([`Stores::target`]); pure, except for reading the file and the files of credentials that it names. Hides which
+//! entry wins: the longest prefix.
 //!
-//! Invariants: an error never quotes the value of a setting; a file with settings is not readable for everybody.
+//! Invariants: an error never quotes the value of a setting; a file with settings is not readable for everybody; a
+//! store takes outputs only if the file says so.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
@@ -12,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 use agent_model::DataUri;
 use agent_model::yaml::{self, At, Node};
+use agent_runtime::data::{Options, UploadTarget};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
 /// What the file says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -32,6 +36,8 @@ enum Root {
 struct DataStore {
     root: Root,
     settings: BTreeMap<String, Hidden>,
+    /// Outputs of jobs may be sent to it.
+    is_writable: bool,
 }
 
 /// A value that is not printed.
@@ -76,6 +82,22 @@ pub(crate) enum StoresError {
     UnknownName {
         /// The name.
         name: String,
+        /// The file.
+        file: PathBuf,
+    },
+    /// The store takes no outputs.
+    #[error("{} does not say that the data store `{name}` is `writable`", file.display())]
+    ReadOnly {
+        /// Its name.
+        name: String,
+        /// The file.
+        file: PathBuf,
+    },
+    /// No store that takes outputs is at the address.
+    #[error("{} has no data store for {url} that is `writable`", file.display())]
+    NoStore {
+        /// The address.
+        url: String,
         /// The file.
         file: PathBuf,
     },
@@ -134,24 +156,78 @@ impl Stores {
                 Some(Root::Url(url)) => self.of_url(url),
                 None => Err(StoresError::UnknownName { name: uri.to_string(), file: file.to_owned() }),
             },
+            DataUri::Stored { store: name, path } => match &self.store(name, file)?.root {
+                Root::Path(root) => Ok(DataPlace::Here(below(root, path))),
+                Root::Url(root) => self.of_url(&joined(root, &escaped(path))),
+            },
+        }
+    }
+
+    fn store(&self, name: &str, file: &Path) -> Result<&DataStore, StoresError> {
+        self.stores.get(name).ok_or_else(|| StoresError::Unknown {
+            name: name.to_owned(),
+            known: self.stores.keys().cloned().collect(),
+            file: file.to_owned(),
+        })
+    }
+
+    /// Where an output is sent that is to lie at an address. What is made in a directory is to belong to `owner`.
+    pub(crate) fn target(
+        &self,
+        uri: &DataUri,
+        owner: Option<(u32, u32)>,
+        file: &Path,
+    ) -> Result<UploadTarget, StoresError> {
+        let no_store = || StoresError::NoStore { url: uri.to_string(), file: file.to_owned() };
+        match uri {
             DataUri::Stored { store: name, path } => {
-                let unknown = || StoresError::Unknown {
-                    name: name.clone(),
-                    known: self.stores.keys().cloned().collect(),
-                    file: file.to_owned(),
-                };
-                match &self.stores.get(name).ok_or_else(unknown)?.root {
-                    Root::Path(root) => Ok(DataPlace::Here(below(root, path))),
-                    Root::Url(root) => self.of_url(&joined(root, path)),
+                let store = self.store(name, file)?;
+                match (&store.root, store.is_writable) {
+                    (_, false) => Err(StoresError::ReadOnly { name: name.clone(), file: file.to_owned() }),
+                    (Root::Path(root), true) => {
+                        Ok(UploadTarget::Folder { root: root.clone(), path: path.clone(), owner })
+                    }
+                    (Root::Url(url), true) => store.takes(url, path),
                 }
             }
+            DataUri::Url(url) => {
+                let place = self.mapped(url);
+                let (store, path) = self.writable_at(&place).ok_or_else(no_store)?;
+                match &store.root {
+                    Root::Path(root) => Ok(UploadTarget::Folder { root: root.clone(), path, owner }),
+                    // What is below the store is escaped here, so the address stays one.
+                    Root::Url(_) => store.takes(&place, ""),
+                }
+            }
+            DataUri::Asset(_) => Err(no_store()),
         }
+    }
+
+    /// The path or the address that an address stands for.
+    fn mapped(&self, url: &str) -> String {
+        match longest(self.map.iter().map(|(prefix, root)| (prefix.as_str(), root)), url) {
+            Some((Root::Path(root), rest)) => below(root, &plain(rest)).display().to_string(),
+            Some((Root::Url(root), rest)) => joined(root, rest),
+            None => url.to_owned(),
+        }
+    }
+
+    /// The store that is nearest to a path or an address, if it is writable; and the path in it.
+    fn writable_at(&self, place: &str) -> Option<(&DataStore, String)> {
+        let roots = self.stores.values().filter_map(|store| match &store.root {
+            Root::Path(root) => Some((root.to_str()?, store)),
+            Root::Url(root) => Some((root.as_str(), store)),
+        });
+        let (store, path) = longest(roots, place)?;
+        store.is_writable.then(|| (store, path.to_owned()))
     }
 
     fn of_url(&self, url: &str) -> Result<DataPlace, StoresError> {
         let mapped = longest(self.map.iter().map(|(prefix, root)| (prefix.as_str(), root)), url);
         let url = match mapped {
-            Some((Root::Path(root), rest)) => return Ok(DataPlace::Here(below(root, without_query(rest)))),
+            Some((Root::Path(root), rest)) => {
+                return Ok(DataPlace::Here(below(root, &plain(without_query(rest)))));
+            }
             Some((Root::Url(root), rest)) => joined(root, rest),
             None => url.to_owned(),
         };
@@ -177,6 +253,20 @@ fn longest<'a, T>(entries: impl Iterator<Item = (&'a str, T)>, text: &'a str) ->
 
 fn without_query(path: &str) -> &str {
     path.split(['?', '#']).next().unwrap_or_default()
+}
+
+/// What means something else in an address than in a path.
+const SPECIAL: &AsciiSet =
+    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'<').add(b'>').add(b'?').add(b'\\');
+
+/// A path as a part of an address.
+fn escaped(path: &str) -> String {
+    utf8_percent_encode(path, SPECIAL).to_string()
+}
+
+/// The path that a part of an address stands for.
+fn plain(part: &str) -> String {
+    percent_decode_str(part).decode_utf8_lossy().into_owned()
 }
 
 fn below(root: &Path, path: &str) -> PathBuf {
@@ -231,6 +321,14 @@ fn parse(text: &str) -> Result<Stores, At> {
     Ok(stores)
 }
 
+impl DataStore {
+    /// This store as a target: the path below an address, with its settings.
+    fn takes(&self, url: &str, path: &str) -> Result<UploadTarget, StoresError> {
+        let options = Options(filled(&self.settings)?);
+        Ok(UploadTarget::Store { url: url.to_owned(), path: path.to_owned(), options })
+    }
+}
+
 fn data_store(node: Node) -> Result<DataStore, At> {
     let place = node.place;
     let mut entries = node.map()?;
@@ -238,11 +336,18 @@ fn data_store(node: Node) -> Result<DataStore, At> {
         (Some(node), None) | (None, Some(node)) => root(&node)?,
         _ => return Err(At { place, message: "a data store has a `path` or a `url`".to_owned() }),
     };
+    let is_writable = entries.take("writable").map(|node| node.flag()).transpose()?.unwrap_or(false);
     let setting = |(key, node): (yaml::Key, Node)| Ok((key.text, Hidden(node.text()?.to_owned())));
     let settings = entries.rest().into_iter().map(setting).collect::<Result<BTreeMap<_, _>, At>>()?;
     match (&where_it_is, settings.keys().next()) {
         (Root::Path(_), Some(key)) => Err(At { place, message: format!("a `path` has no setting `{key}`") }),
-        _ => Ok(DataStore { root: where_it_is, settings }),
+        // Otherwise the library might write as the machine itself.
+        (Root::Url(_), None) if is_writable => {
+            let message =
+                "a `url` that is `writable` needs settings with credentials; a web server takes no files";
+            Err(At { place, message: message.to_owned() })
+        }
+        _ => Ok(DataStore { root: where_it_is, settings, is_writable }),
     }
 }
 
@@ -290,6 +395,8 @@ data_map:
             ("azureml://datastores/share", "/mnt/share"),
             ("azureml:iris@latest", "/srv/iris.csv"),
             ("wasbs://data@acc.blob.core.windows.net/iris.csv", "/srv/data/iris.csv"),
+            ("wasbs://data@acc.blob.core.windows.net/a%20b/%C3%A4+.csv", "/srv/data/a b/ä+.csv"),
+            ("azureml://datastores/share/paths/ü b/ä%41+.csv", "/mnt/share/ü b/ä%41+.csv"),
         ] {
             assert_eq!(place(uri), DataPlace::Here(path.into()), "{uri}");
         }
@@ -298,6 +405,10 @@ data_map:
             ("https://h.example/data/old/a?x=1", "https://mirror.example/x/a?x=1"),
             ("azureml://datastores/web/paths/old/a", "https://mirror.example/x/a"),
             ("azureml:iris:1", "https://mirror.example/x/iris.csv"),
+            (
+                "azureml://datastores/web/paths/ü b/ä%41+?.csv",
+                "https://h.example/data/%C3%BC%20b/%C3%A4%2541+%3F.csv",
+            ),
             ("https://h.example/data/older/a", "https://h.example/data/older/a"),
             ("wasbs://data@other.blob.core.windows.net/a", "wasbs://data@other.blob.core.windows.net/a"),
         ] {
@@ -310,7 +421,7 @@ data_map:
         let page = include_str!("../../../../docs/data.md");
         let shown = page.split("```yaml\n").find(|block| block.starts_with("datastores:")).unwrap();
         let stores = parse(shown.split("```").next().unwrap()).unwrap();
-        assert_eq!((stores.stores.len(), stores.map.len()), (5, 3));
+        assert_eq!((stores.stores.len(), stores.map.len()), (6, 3));
         let uri = "azureml:iris:1".parse().unwrap();
         assert_eq!(stores.place(&uri, Path::new("/x")).unwrap(), there("https://example.org/iris.csv"));
     }
@@ -328,6 +439,54 @@ data_map:
         assert!(!format!("{:?}", parse(FILE).unwrap()).contains("hidden"));
     }
 
+    const WRITABLE: &str = "
+datastores:
+  share: {path: /mnt/share, writable: true}
+  read: {path: /mnt/read}
+  s3: {url: 's3://bucket/base', secret_access_key: hidden, writable: true}
+  inner: {url: 's3://bucket/base/kept', secret_access_key: other}
+data_map:
+  wasbs://data@acc.blob.core.windows.net/: /mnt/share/cloud
+  s3://moved: s3://bucket/base
+";
+
+    fn target(uri: &str) -> Result<UploadTarget, StoresError> {
+        let file = Path::new("/etc/data.yaml");
+        parse(WRITABLE).unwrap().target(&uri.parse().unwrap(), Some((7, 8)), file)
+    }
+
+    #[test]
+    fn test_outputs_are_sent_to_stores_that_are_writable_alone() {
+        let folder = |path: &str| UploadTarget::Folder {
+            root: "/mnt/share".into(),
+            path: path.to_owned(),
+            owner: Some((7, 8)),
+        };
+        assert_eq!(target("azureml://datastores/share/paths/ä b/%41").unwrap(), folder("ä b/%41"));
+        let mapped = target("wasbs://data@acc.blob.core.windows.net/runs/1").unwrap();
+        assert_eq!(mapped, folder("cloud/runs/1"));
+        let options = || Options([("secret_access_key".to_owned(), "hidden".to_owned())].into());
+        let store = |url: &str, path: &str| UploadTarget::Store {
+            url: url.to_owned(),
+            path: path.to_owned(),
+            options: options(),
+        };
+        assert_eq!(target("azureml://datastores/s3/paths/a?b").unwrap(), store("s3://bucket/base", "a?b"));
+        for uri in ["s3://bucket/base/a", "s3://moved/a"] {
+            assert_eq!(target(uri).unwrap(), store("s3://bucket/base/a", ""), "{uri}");
+        }
+        for (uri, said) in [
+            ("azureml://datastores/read/paths/a", "`read` is `writable`"),
+            ("azureml://datastores/other/paths/a", "no data store `other`"),
+            ("s3://bucket/base/kept/a", "no data store for s3://bucket/base/kept/a"),
+            ("s3://bucket/elsewhere", "no data store for"),
+            ("azureml:iris:1", "no data store for azureml:iris:1"),
+        ] {
+            let error = target(uri).unwrap_err().to_string();
+            assert!(error.contains(said), "{uri}: {error}");
+        }
+    }
+
     #[test]
     fn test_unknown_stores_are_told_with_those_that_are_known() {
         let uri = "azureml://datastores/blob/paths/a".parse().unwrap();
@@ -342,6 +501,8 @@ data_map:
             ("datastores:\n  a: {}\n", "line 2, column 6: a data store has a `path` or a `url`"),
             ("datastores: {a: {path: x}}\n", "expected an absolute path or an address"),
             ("datastores: {a: {path: /x, key: y}}\n", "a `path` has no setting `key`"),
+            ("datastores: {a: {path: /x, writable: maybe}}\n", "line 1, column 35"),
+            ("datastores: {a: {url: 'https://h/a', writable: true}}\n", "needs settings with credentials"),
             ("datastores: {a: {url: 'https://u:p@h'}}\n", "it holds credentials"),
             ("data_map: {iris: /x}\n", "is neither the beginning of an address"),
             ("data_map: {'https://h': 'azureml://datastores/a'}\n", "cannot stand for another"),

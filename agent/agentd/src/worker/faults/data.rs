@@ -1,6 +1,6 @@
-//! What kept data from a job that named it by its address.
+//! What kept data from a job that named it by its address, and outputs from the store that the job named.
 
-use agent_model::{Code, DataInput, Fault};
+use agent_model::{Code, DataInput, DataUri, Fault, Retry};
 use agent_runtime::data::DataError;
 
 use super::super::data::SupplyError;
@@ -57,9 +57,65 @@ pub(crate) fn data(name: &str, input: &DataInput, error: &SupplyError) -> Fault 
     }
 }
 
+/// Why an output is not in the data store that the job names.
+#[derive(Debug)]
+pub(crate) enum Unsent {
+    /// The job was canceled while it was sent.
+    Canceled,
+    /// The machine will be taken away, so nothing is waited for.
+    Leaving,
+    /// It cannot be sent.
+    Failed(SupplyError),
+}
+
+/// The fault for an output that is not, or would not get, at its address.
+pub(crate) fn unsent(name: &str, uri: &DataUri, unsent: &Unsent) -> Fault {
+    use DataError as E;
+    let fault = |code| Fault::new(code, format!("`outputs.{name}` was not sent to {uri}"));
+    let error = match unsent {
+        Unsent::Canceled => {
+            return fault(Code::OutputUnsent).why("the job was canceled meanwhile").fix(LATER);
+        }
+        Unsent::Leaving => {
+            let fault = fault(Code::OutputUnsent).why("the machine is taken away before that").fix(LATER);
+            return fault.with_retry(Retry::OtherNode);
+        }
+        Unsent::Failed(error) => error,
+    };
+    let because = |code| fault(code).because(error);
+    match error {
+        SupplyError::Stores(StoresError::Unknown { file, .. }) => because(Code::DataUnknown).fix(format!(
+            "name one of these, or let the operator add the store to {} on the node, under `datastores`",
+            file.display()
+        )),
+        SupplyError::Stores(StoresError::ReadOnly { file, .. } | StoresError::NoStore { file, .. }) => {
+            because(Code::OutputRefused).fix(format!(
+                "name a store that takes outputs, or let the operator write `writable: true` to the store in {} on the \
+                 node; without `path`, `agentctl download` fetches the output",
+                file.display()
+            ))
+        }
+        SupplyError::Stores(StoresError::Open { file }) => {
+            because(Code::DataNode).fix(format!("on the node: `chmod 640 {}`", file.display()))
+        }
+        SupplyError::Stores(_) => because(Code::DataNode)
+            .fix("let the operator correct the file that `data_stores` names in the node's configuration"),
+        SupplyError::Fetch(E::ProgramMissing { .. }) => because(Code::DataNode)
+            .fix("install `agent-env` beside `agentd` on the node; `agentctl doctor` says whether it is there"),
+        SupplyError::Fetch(E::Denied(_)) => because(Code::OutputUnsent).fix(format!(
+            "let the operator give the node credentials that may write there, in the file that `data_stores` names; {LATER}"
+        )),
+        _ => because(Code::OutputUnsent).fix(LATER),
+    }
+}
+
+/// What to do with an output that is not where it is to be.
+const LATER: &str =
+    "the output is not lost: `agentctl download` fetches it; put it there by hand, or run the job again";
+
 #[cfg(test)]
 mod tests {
-    use agent_model::{Blame, Retry};
+    use agent_model::Blame;
 
     use super::*;
 
@@ -83,6 +139,30 @@ mod tests {
             assert_eq!((fault.code, fault.blame), (code, blame), "{error}");
             assert!(fault.what.contains("`inputs.iris`") && fault.fix.is_some());
             assert_eq!(fault.retry == Retry::Never, blame == Blame::User, "{error}");
+        }
+    }
+
+    #[test]
+    fn test_an_output_that_is_not_sent_is_not_lost() {
+        let uri = "azureml://datastores/share/paths/a".parse().unwrap();
+        let (said, file) = (|| "the store said so".to_owned(), || "/etc/x".into());
+        let read_only = StoresError::ReadOnly { name: "share".into(), file: file() };
+        let unknown = StoresError::Unknown { name: "share".into(), known: Vec::new(), file: file() };
+        for (why, code, fix) in [
+            (Unsent::Canceled, Code::OutputUnsent, "agentctl download"),
+            (Unsent::Failed(E::Denied(said()).into()), Code::OutputUnsent, "credentials"),
+            (Unsent::Failed(E::Unreachable(said()).into()), Code::OutputUnsent, "agentctl download"),
+            (Unsent::Failed(read_only.into()), Code::OutputRefused, "writable: true"),
+            (Unsent::Failed(unknown.into()), Code::DataUnknown, "datastores"),
+        ] {
+            let fault = unsent("model", &uri, &why);
+            assert_eq!(fault.code, code, "{why:?}");
+            assert!(
+                fault.what.contains("`outputs.model`") && fault.what.contains("paths/a"),
+                "{}",
+                fault.what
+            );
+            assert!(fault.fix.as_ref().is_some_and(|text| text.contains(fix)), "{:?}", fault.fix);
         }
     }
 

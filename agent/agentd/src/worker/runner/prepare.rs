@@ -59,6 +59,7 @@ impl<J: Journal> Runner<J> {
         self.enter(ReplicaEvent::StepDone, "").await?;
         self.admit().await?;
         let user = self.user(containers::is_sure(&self.record.spec.environment));
+        self.check_destinations().await?;
         let data = self.supply().await?;
         let laid = self.unless_stopped(self.lay_out(user.as_ref(), &data)).await?;
         let laid = or_end(laid.map_err(|error| faults::fetch(&error, self.worker.store.is_elsewhere())))?;

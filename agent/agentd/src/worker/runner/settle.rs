@@ -137,8 +137,9 @@ impl<J: Journal> Runner<J> {
         if self.record.outcome.is_some() {
             return;
         }
-        let (Shipped { streams, tracking_bytes, missing }, artifacts) =
-            tokio::join!(self.ship_rest(), self.collect());
+        let kept_and_sent = async { (self.collect().await, self.send_outputs(ending).await) };
+        let (Shipped { streams, tracking_bytes, missing }, (artifacts, unsent)) =
+            tokio::join!(self.ship_rest(), kept_and_sent);
         let mut outcome = Outcome {
             verdict: ending.verdict,
             exit: ending.exit,
@@ -166,6 +167,16 @@ impl<J: Journal> Runner<J> {
                 let fault = faults::outputs(&error, self.dir.data(), &self.record.replica.job);
                 self.keep_outputs(&mut outcome, fault);
             }
+        }
+        if let Some(unsent) = unsent {
+            // They are with the controller, but not where the job wants them.
+            if outcome.verdict == Verdict::Completed {
+                outcome.verdict = Verdict::Failed;
+            }
+            outcome.fault = Some(match outcome.fault.take() {
+                Some(first) => first.also(unsent.line(), unsent.fix.as_deref()),
+                None => unsent,
+            });
         }
         self.record.outcome = Some(outcome);
         self.enter_anyway(ReplicaEvent::StepDone, "").await;
