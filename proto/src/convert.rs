@@ -1,6 +1,7 @@
 //! Wire ↔ model. One block per message, in the order of the `.proto` files.
 
 mod assets;
+mod data;
 mod gang;
 mod left;
 mod predecessor;
@@ -11,9 +12,7 @@ use std::time::Duration;
 use agent_model::job::{self, JobDraft};
 use agent_model::node::{CachedEnvironment, Finding, Gpu, Grade, Interpreter, Inventory, Load};
 use agent_model::outcome::{Artifacts, ExitStatus, Outcome, StreamEnd, Usage};
-use agent_model::{
-    Blame, Code, DataInput, DataOutput, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict,
-};
+use agent_model::{Blame, Code, Digest, EnvSpec, Fault, JobSpec, Retry, Stream, Timestamp, Verdict};
 
 use crate::v1;
 
@@ -232,63 +231,6 @@ impl TryFrom<v1::Environment> for EnvSpec {
                 EnvSpec::Build { context: build.context.parse()?, dockerfile: build.dockerfile }
             }
             Kind::Named(named) => EnvSpec::Named { reference: named.reference },
-        })
-    }
-}
-
-impl From<job::Input> for v1::Input {
-    fn from(input: job::Input) -> v1::Input {
-        use v1::input::Kind;
-        let kind = match input {
-            job::Input::Literal(text) => Kind::Literal(text),
-            job::Input::Folder(root) => Kind::Folder(root.into()),
-            job::Input::File { root, name } => Kind::File(v1::FileInput { root: root.into(), name }),
-            job::Input::Data(DataInput { uri, is_file, is_own_copy }) => {
-                Kind::Data(v1::DataInput { uri: uri.into(), is_file, is_own_copy })
-            }
-        };
-        v1::Input { kind: Some(kind) }
-    }
-}
-
-impl TryFrom<v1::Input> for job::Input {
-    type Error = WireError;
-    fn try_from(wire: v1::Input) -> Result<job::Input, WireError> {
-        use v1::input::Kind;
-        Ok(match wire.kind.ok_or(WireError::Missing("input.kind"))? {
-            Kind::Literal(text) => job::Input::Literal(text),
-            Kind::Folder(root) => job::Input::Folder(root.parse()?),
-            Kind::File(file) => job::Input::File { root: file.root.parse()?, name: file.name },
-            Kind::Data(data) => job::Input::Data(DataInput {
-                uri: data
-                    .uri
-                    .parse()
-                    .map_err(|_| WireError::Value { field: "input.data.uri", value: data.uri })?,
-                is_file: data.is_file,
-                is_own_copy: data.is_own_copy,
-            }),
-        })
-    }
-}
-
-impl From<job::Output> for v1::Output {
-    fn from(output: job::Output) -> v1::Output {
-        let uri = output.data().map(|data| data.uri.to_string()).unwrap_or_default();
-        v1::Output { is_file: output.is_file(), uri }
-    }
-}
-
-impl TryFrom<v1::Output> for job::Output {
-    type Error = WireError;
-    fn try_from(v1::Output { is_file, uri }: v1::Output) -> Result<job::Output, WireError> {
-        Ok(match (uri.is_empty(), is_file) {
-            (true, false) => job::Output::Folder,
-            (true, true) => job::Output::File,
-            (false, _) => {
-                let uri =
-                    uri.parse().map_err(|_| WireError::Value { field: "output.uri", value: uri.clone() })?;
-                job::Output::Data(DataOutput { uri, is_file })
-            }
         })
     }
 }
@@ -606,6 +548,8 @@ impl From<v1::Load> for Load {
 
 #[cfg(test)]
 mod tests {
+    use agent_model::{DataInput, DataOutput};
+
     use super::*;
 
     fn full_job() -> JobSpec {
