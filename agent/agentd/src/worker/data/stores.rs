@@ -501,7 +501,7 @@ data_map:
             ("datastores:\n  a: {}\n", "line 2, column 6: a data store has a `path` or a `url`"),
             ("datastores: {a: {path: x}}\n", "expected an absolute path or an address"),
             ("datastores: {a: {path: /x, key: y}}\n", "a `path` has no setting `key`"),
-            ("datastores: {a: {path: /x, writable: maybe}}\n", "line 1, column 35"),
+            ("datastores: {a: {path: /x, writable: maybe}}\n", "line 1, column 38"),
             ("datastores: {a: {url: 'https://h/a', writable: true}}\n", "needs settings with credentials"),
             ("datastores: {a: {url: 'https://u:p@h'}}\n", "it holds credentials"),
             ("data_map: {iris: /x}\n", "is neither the beginning of an address"),
