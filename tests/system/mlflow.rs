@@ -122,6 +122,7 @@ fn test_clients_of_two_generations_read_what_was_exported() {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "it is what reads the export")]
 fn read(host: &Host, python: &str, store: &Path, job: &str) {
     let script = host.home().join("reading.py");
     // Models beside runs are of MLflow 3.
