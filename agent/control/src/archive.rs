@@ -386,8 +386,7 @@ impl LogFile {
 
     /// Up to `most` bytes from `offset` on. Blocks.
     pub(crate) fn read(&self, offset: u64, most: usize) -> Result<Vec<u8>, ArchiveError> {
-        let there = self.len().saturating_sub(offset);
-        let size = usize::try_from(there).unwrap_or(usize::MAX).min(most);
+        let size = self.part(offset, most);
         let Some(file) = self.file().filter(|_| size > 0) else { return Ok(Vec::new()) };
         let mut data = vec![0; size];
         file.read_exact_at(&mut data, offset).map_err(|source| ArchiveError::Read {
@@ -400,10 +399,15 @@ impl LogFile {
 
     /// As [`read`](Self::read), if all of that is in memory; does not block.
     pub(crate) fn read_cached(&self, offset: u64, most: usize) -> Option<Vec<u8>> {
-        let there = self.len().saturating_sub(offset);
         let file = self.file()?;
-        let mut data = vec![0; usize::try_from(there).unwrap_or(usize::MAX).min(most)];
+        let mut data = vec![0; self.part(offset, most)];
         agent_fs::read_cached(&file, &mut data, offset).then_some(data)
+    }
+
+    /// How many bytes there are from `offset` on, up to `most`.
+    fn part(&self, offset: u64, most: usize) -> usize {
+        let there = self.len().saturating_sub(offset);
+        usize::try_from(there).unwrap_or(usize::MAX).min(most)
     }
 
     /// Where the last `lines` lines begin. Blocks.

@@ -47,26 +47,29 @@ pub(super) async fn mlflow(
 
 /// Exports the jobs that are named.
 async fn export(client: &Client, args: &ExportArgs, output: &mut Output) -> Result<(), Failure> {
-    let mut meant = Vec::new();
-    for job in &args.jobs {
-        meant.push(JobView::try_from(client.job(job).await?)?);
-    }
+    let meant = named(client, &args.jobs).await?;
     write(client, meant, &args.to, !args.no_artifacts, output).await?;
     let dir = args.to.display();
     output.note(&format!("see them: {ALLOW}=true mlflow ui --backend-store-uri {dir}"));
     Ok(())
 }
 
+/// The jobs of these names.
+async fn named(client: &Client, names: &[String]) -> Result<Vec<JobView>, Failure> {
+    let mut jobs = Vec::new();
+    for name in names {
+        jobs.push(JobView::try_from(client.job(name).await?)?);
+    }
+    Ok(jobs)
+}
+
 /// Exports jobs, and lets MLflow show them. This process becomes MLflow's.
 async fn ui(client: &Client, args: UiArgs, output: &mut Output) -> Result<ExitCode, Failure> {
-    let mut meant = Vec::new();
-    for job in &args.jobs {
-        meant.push(JobView::try_from(client.job(job).await?)?);
-    }
-    if args.jobs.is_empty() {
-        let own = person(&client.own());
-        meant = jobs::list(client, LATEST, false, |job| job.owner == own).await?.0;
-    }
+    let own = person(&client.own());
+    let meant = match args.jobs.is_empty() {
+        true => jobs::list(client, LATEST, false, |job| job.owner == own).await?.0,
+        false => named(client, &args.jobs).await?,
+    };
     let dir = match args.to {
         Some(dir) => dir,
         None => {

@@ -224,8 +224,8 @@ impl ExportedJob<'_> {
 
     fn meta(&self, label: &str, id: &str, run: &RecordedRun) -> Value {
         let facts = self.facts;
-        let (is_own, own_name) =
-            (label.is_empty(), if label.is_empty() { Some(facts.title.as_str()) } else { None });
+        let is_own = label.is_empty();
+        let own_name = is_own.then_some(facts.title.as_str());
         let name = run.tag("mlflow.runName").or(own_name).or(run.tag("agentd.run")).unwrap_or(label);
         // A run that its script did not end has ended with the job.
         let told = run.tag("agentd.status").filter(|_| !is_own).and_then(RunStatus::parse);
@@ -323,9 +323,7 @@ impl ExportedJob<'_> {
         let own = &recording.runs[""];
         for model in own.documents("model") {
             let info = &model["info"];
-            let Some(id) = info["model_id"].as_str().filter(|id| !id.contains('/') && *id != "..") else {
-                continue;
-            };
+            let Some(id) = model_id(info) else { continue };
             let made = self.store.fresh()?;
             describe(&made, &self.meta_of_model(id, info))?;
             let mut lines: BTreeMap<String, String> = BTreeMap::new();
@@ -385,11 +383,14 @@ impl ExportedJob<'_> {
     }
 }
 
+/// The id of a model, if it can be the name of a folder.
+fn model_id(model: &Value) -> Option<&str> {
+    model["model_id"].as_str().filter(|id| !id.contains('/') && *id != "..")
+}
+
 /// The link between a run and a model.
 fn link_model(folder: &Path, model: &Value, kinds: [&str; 2], step: Option<i64>) -> io::Result<()> {
-    let Some(id) = model["model_id"].as_str().filter(|id| !id.contains('/') && *id != "..") else {
-        return Ok(());
-    };
+    let Some(id) = model_id(model) else { return Ok(()) };
     let link = folder.join(id);
     fs::create_dir_all(&link)?;
     let mut meta = json!({

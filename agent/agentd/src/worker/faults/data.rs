@@ -14,19 +14,11 @@ pub(crate) fn data(name: &str, input: &DataInput, error: &SupplyError) -> Fault 
     match error {
         _ if error.is_no_room() => fault(Code::DiskFull)
             .fix("free space on the node's disk; `agentctl doctor` shows how much there is"),
-        SupplyError::Stores(StoresError::Unknown { file, .. }) => fault(Code::DataUnknown).fix(format!(
-            "name one of these, or let the operator add the store to {} on the node, under `datastores`",
-            file.display()
-        )),
         SupplyError::Stores(StoresError::UnknownName { file, .. }) => fault(Code::DataUnknown).fix(format!(
             "write the address itself, or let the operator add the name to {} on the node, under `data_map`",
             file.display()
         )),
-        SupplyError::Stores(StoresError::Open { file }) => {
-            fault(Code::DataNode).fix(format!("on the node: `chmod 640 {}`", file.display()))
-        }
-        SupplyError::Stores(_) => fault(Code::DataNode)
-            .fix("let the operator correct the file that `data_stores` names in the node's configuration"),
+        SupplyError::Stores(error) => of_stores(fault, error),
         SupplyError::Nothing { .. } => fault(Code::DataAbsent)
             .fix("correct the path, or let the operator look whether the store is mounted on the node"),
         SupplyError::OtherKind { is_file: true, .. } => {
@@ -47,8 +39,7 @@ pub(crate) fn data(name: &str, input: &DataInput, error: &SupplyError) -> Fault 
         SupplyError::Fetch(E::Damaged(_)) => {
             fault(Code::DataDamaged).fix("submit it again; if it stays so, look at the server")
         }
-        SupplyError::Fetch(E::ProgramMissing { .. }) => fault(Code::DataNode)
-            .fix("install `agent-env` beside `agentd` on the node; `agentctl doctor` says whether it is there"),
+        SupplyError::Fetch(E::ProgramMissing { .. }) => fault(Code::DataNode).fix(INSTALL),
         SupplyError::Fetch(E::Unreachable(_) | E::NoRoom(_)) => fault(Code::DataUnreachable)
             .fix("check the node's network and proxy variables, or name a mirror under `data_map` on the node"),
         SupplyError::Fetch(E::File { .. } | E::Failed(_)) => {
@@ -56,6 +47,25 @@ pub(crate) fn data(name: &str, input: &DataInput, error: &SupplyError) -> Fault 
         }
     }
 }
+
+/// The fault for what the file of data stores says, or does not say, of inputs and outputs alike.
+fn of_stores(fault: impl Fn(Code) -> Fault, error: &StoresError) -> Fault {
+    match error {
+        StoresError::Unknown { file, .. } => fault(Code::DataUnknown).fix(format!(
+            "name one of these, or let the operator add the store to {} on the node, under `datastores`",
+            file.display()
+        )),
+        StoresError::Open { file } => {
+            fault(Code::DataNode).fix(format!("on the node: `chmod 640 {}`", file.display()))
+        }
+        _ => fault(Code::DataNode)
+            .fix("let the operator correct the file that `data_stores` names in the node's configuration"),
+    }
+}
+
+/// What to do where the program that fetches and sends is missing.
+const INSTALL: &str =
+    "install `agent-env` beside `agentd` on the node; `agentctl doctor` says whether it is there";
 
 /// Why an output is not in the data store that the job names.
 #[derive(Debug)]
@@ -84,10 +94,6 @@ pub(crate) fn unsent(name: &str, uri: &DataUri, unsent: &Unsent) -> Fault {
     };
     let because = |code| fault(code).because(error);
     match error {
-        SupplyError::Stores(StoresError::Unknown { file, .. }) => because(Code::DataUnknown).fix(format!(
-            "name one of these, or let the operator add the store to {} on the node, under `datastores`",
-            file.display()
-        )),
         SupplyError::Stores(StoresError::ReadOnly { file, .. } | StoresError::NoStore { file, .. }) => {
             because(Code::OutputRefused).fix(format!(
                 "name a store that takes outputs, or let the operator write `writable: true` to the store in {} on the \
@@ -95,13 +101,8 @@ pub(crate) fn unsent(name: &str, uri: &DataUri, unsent: &Unsent) -> Fault {
                 file.display()
             ))
         }
-        SupplyError::Stores(StoresError::Open { file }) => {
-            because(Code::DataNode).fix(format!("on the node: `chmod 640 {}`", file.display()))
-        }
-        SupplyError::Stores(_) => because(Code::DataNode)
-            .fix("let the operator correct the file that `data_stores` names in the node's configuration"),
-        SupplyError::Fetch(E::ProgramMissing { .. }) => because(Code::DataNode)
-            .fix("install `agent-env` beside `agentd` on the node; `agentctl doctor` says whether it is there"),
+        SupplyError::Stores(error) => of_stores(because, error),
+        SupplyError::Fetch(E::ProgramMissing { .. }) => because(Code::DataNode).fix(INSTALL),
         SupplyError::Fetch(E::Denied(_)) => because(Code::OutputUnsent).fix(format!(
             "let the operator give the node credentials that may write there, in the file that `data_stores` names; {LATER}"
         )),

@@ -174,11 +174,8 @@ class Model(_StandIn):
         self.tags, self.properties = dict(tags or {}), dict(properties or {})
 
 
-class DataPath(str, metaclass=_OfClass):
+class DataPath(_StandIn, str):
     """The path of an input or output."""
-
-    def __getattr__(self, name):
-        raise AttributeError(name) if name.startswith("_") else _lacks(self, name)
 
 
 def _paths(prefix):
