@@ -202,8 +202,9 @@ fn one(provider: Provider, kind: Kind, step: Step) -> String {
             eventually("the machine is put back", SOON, || bed.notice().is_none().then_some(()));
         }
         Kind::GoesEarly => {
+            // One whose command has ended is not told.
             eventually("the job is told", SOON, || {
-                bed.told("ends, because n0 will be taken away").then_some(())
+                (step == Step::Storing || bed.told("ends, because n0 will be taken away")).then_some(())
             });
             bed.cut_power();
         }

@@ -2,21 +2,22 @@
 //!
 //! A node has a notice from its provider, which it reports, or from an operator, whose word is sent to it. Nothing more
 //! is placed there. The node ends what it has by itself, and reports each replica from when that cannot be taken back;
-//! so once it is silent and the deadline is over, those have ended. An attempt that ends because of a notice does not
+//! so once it is silent and the deadline is over, those have ended. So have those whose command had ended by its last
+//! word: what they had not stored by then is lost with the machine. An attempt that ends because of a notice does not
 //! count against the limit of attempts, and the job is queued again at once.
 //!
 //! Invariants: a machine that answers is put back when its notice is withdrawn, or some time after the deadline; a
-//! replica whose node did not report that it ends is never taken from a silent node because of a notice alone.
+//! replica whose command may run is never taken from a silent node because of a notice alone.
 
 use std::time::Duration;
 
 use agent_model::lease::Terms;
 use agent_model::preemption::{self, same_deadline};
-use agent_model::{Boot, Code, Fault, JobId, NodeId, ReplicaId};
+use agent_model::{Boot, Code, Fault, JobId, NodeId, ReplicaId, ReplicaStep};
 
 use super::fleet::Fleet;
 use super::{Book, Held, Moment, NodeState, Report};
-use crate::store::{JobRecord, NodePreemption, Notice, RankEnd};
+use crate::store::{JobRecord, NodePreemption, Notice, RankEnd, ReplicaRecord};
 
 impl Notice {
     /// As text for users: `will be taken away at 08:00:00 UTC: maintenance`.
@@ -170,7 +171,7 @@ impl Book {
         for node in self.fleet.gone(now.boot) {
             let jobs = self.fleet.get(&node).map(|state| state.jobs.clone()).unwrap_or_default();
             for job in jobs.iter().filter_map(|id| self.jobs.get(id).cloned()).collect::<Vec<_>>() {
-                let over = |rank: &&crate::store::ReplicaRecord| rank.node == node && rank.preempted;
+                let over = |rank: &&ReplicaRecord| rank.node == node && rank.ends_with_its_machine();
                 for rank in job.replicas.iter().filter(over) {
                     self.lose(&job.replica(rank.rank), taken_away(&node), now);
                 }
@@ -225,6 +226,14 @@ impl Book {
         if fault.is_some_and(|fault| fault.code == Code::Preempted) {
             self.jobs.edit(id, |job| job.uncharged += 1);
         }
+    }
+}
+
+impl ReplicaRecord {
+    /// Whether nothing of it can run on a machine whose deadline is over: it was told to end before that, or its command
+    /// had ended already.
+    fn ends_with_its_machine(&self) -> bool {
+        self.preempted || matches!(self.step, Some(ReplicaStep::Uploading | ReplicaStep::Reported))
     }
 }
 

@@ -3,7 +3,7 @@ use std::time::Duration;
 use agent_model::job::{Priority, Resources};
 use agent_model::node::Inventory;
 use agent_model::protocol::orders::Obeyed;
-use agent_model::{JobDraft, JobState, Preemption, ReplicaStep, Timestamp, Verdict};
+use agent_model::{JobDraft, JobState, Preemption, Timestamp, Verdict};
 
 use super::super::tests::{START, ended, held, moment, report, submission};
 use super::*;
@@ -160,6 +160,18 @@ fn test_a_machine_that_goes_without_another_word_has_the_same_reason() {
     let replica = bed.job(&id).replica(0);
     let late = bed.book.settle(&replica, &BOX.parse().unwrap(), ended(Verdict::Completed, None), bed.now());
     assert_ne!(late, super::super::Standing::Open);
+}
+
+#[test]
+fn test_a_machine_that_goes_while_outputs_are_stored_takes_them_with_it() {
+    let mut bed = Bed::new(&[BOX]);
+    let id = bed.submit("a", 1, 1);
+    let stores = Held { step: ReplicaStep::Uploading, ..bed.running(&id) };
+    bed.hear(BOX, vec![stores], Some(60));
+    bed.seconds += 24 * 3600;
+    bed.book.expire(bed.now());
+    assert_eq!((bed.job(&id).state, bed.job(&id).uncharged), (JobState::Queued, 1));
+    assert!(!bed.job(&id).replicas.iter().any(|rank| rank.preempted), "nobody said that it was told to end");
 }
 
 #[test]
