@@ -170,10 +170,12 @@ impl Book {
     pub(super) fn expire_preemptions(&mut self, now: Moment) {
         for node in self.fleet.gone(now.boot) {
             let jobs = self.fleet.get(&node).map(|state| state.jobs.clone()).unwrap_or_default();
+            let notice = self.fleet.get(&node).and_then(|state| state.record.preemption.notice());
+            let fault = notice.map_or_else(|| taken_away(&node), |notice| notice.fault(&node));
             for job in jobs.iter().filter_map(|id| self.jobs.get(id).cloned()).collect::<Vec<_>>() {
                 let over = |rank: &&ReplicaRecord| rank.node == node && rank.ends_with_its_machine();
                 for rank in job.replicas.iter().filter(over) {
-                    self.lose(&job.replica(rank.rank), taken_away(&node), now);
+                    self.lose(&job.replica(rank.rank), fault.clone(), now);
                 }
             }
         }
