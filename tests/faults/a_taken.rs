@@ -210,6 +210,7 @@ fn one(provider: Provider, kind: Kind, step: Step) -> String {
         }
         Kind::Goes | Kind::Restarted => {
             if kind == Kind::Restarted {
+                bed.fleet.nodes[0].set("AGENTD_FAILPOINTS", ""); // what was being stored has been held up enough
                 bed.fleet.nodes[0].bounce();
             }
             let left = notice.deadline_ms.saturating_sub(now());

@@ -290,7 +290,9 @@ impl JobDir {
     /// Takes the lock of the shim; `None` when another one has it. Held until the place is dropped, which
     /// the kernel does however the process ends.
     pub fn take_place(&self) -> io::Result<Option<ShimPlace>> {
-        let log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.shim_log())?;
+        let mut options = OpenOptions::new();
+        let log =
+            options.append(true).create(true).mode(0o600).custom_flags(NO_WAIT).open(self.shim_log())?;
         match fcntl(&log, FcntlArg::F_OFD_SETLK(&whole_file())) {
             Ok(_) => {}
             Err(Errno::EAGAIN | Errno::EACCES) => return Ok(None),
@@ -319,7 +321,8 @@ impl JobDir {
             return Ok(true);
         }
         // Shims of earlier releases lock their log alone.
-        let file = match File::open(self.shim_log()) {
+        let log = OpenOptions::new().read(true).custom_flags(NO_WAIT).open(self.shim_log());
+        let file = match log {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(error),
@@ -353,6 +356,9 @@ impl JobDir {
         Ok((dir, path))
     }
 }
+
+/// Opens whatever stands in the place of a file without waiting: a pipe that nobody has open would be waited for.
+const NO_WAIT: libc::c_int = libc::O_NONBLOCK;
 
 /// The lock of a shim, for as long as it runs.
 #[derive(Debug)]
@@ -434,6 +440,10 @@ mod tests {
         assert!(dir.take_place().unwrap().is_none(), "nor is a new one a place");
         drop(place);
         assert!(!dir.has_shim().unwrap());
+        fs::remove_file(dir.shim_log()).unwrap();
+        nix::unistd::mkfifo(&dir.shim_log(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(!dir.has_shim().unwrap(), "a pipe is not waited for");
+        assert!(dir.take_place().is_err(), "nor are messages written to one that nobody reads");
     }
 
     #[test]
@@ -465,6 +475,7 @@ mod tests {
         fs::write(&other, "{}").unwrap();
         std::os::unix::fs::symlink(&other, dir.exit()).unwrap();
         assert!(matches!(dir.read_exit(), Err(RecordError::Read { .. })));
+        fs::remove_file(dir.shim_log()).unwrap();
         nix::unistd::mkfifo(&dir.hello(), nix::sys::stat::Mode::S_IRWXU).unwrap();
         assert!(matches!(dir.read_hello(), Err(RecordError::Read { .. })));
     }
