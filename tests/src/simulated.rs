@@ -64,6 +64,7 @@ impl Simulated {
             secret: token.secret(),
             request: key.request().map_err(|error| odd(&error))?,
             clock_ms: clock_ms(),
+            jobs: Vec::new(),
         };
         let channel = transport::dial(transport::endpoint(), Way::Tls(dialer));
         let joined = IdentityClient::new(channel).join(request).await?.into_inner();

@@ -237,6 +237,7 @@ pub(crate) async fn join(
         secret: token.secret(),
         request: key.request().map_err(|error| unusable(&error))?,
         clock_ms: clock.now().0,
+        jobs: Vec::new(),
     };
     let channel = transport::dial(transport::endpoint(), Way::Tls(dialer));
     let answer = within(IdentityClient::new(channel).join(request)).await?;

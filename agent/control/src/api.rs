@@ -11,6 +11,7 @@ mod cas;
 mod identity;
 mod inside;
 mod jobs;
+mod moving;
 mod nodes;
 mod outputs;
 mod peers;

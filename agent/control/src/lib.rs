@@ -33,6 +33,7 @@ mod assets;
 mod audit;
 mod fanout;
 mod lease;
+mod moving;
 mod pins;
 mod pools;
 mod queue;
@@ -59,6 +60,7 @@ use agent_model::lease::Terms;
 use agent_pools::Provider;
 
 pub use api::{IdentityConfig, Operators, Peer, hide_what_it_does};
+pub use moving::{OwnJob, OwnJobs, OwnJobsError, OwnLog};
 pub use scheduler::{UserLimits, used_by};
 pub use standby::{ControllerStops, ShutdownPlan, Standby, Work};
 use store::{Loaded, Store};

@@ -39,7 +39,8 @@ pub(crate) fn of_outputs(artifacts: Artifacts) -> Pin {
     Pin::tree(artifacts.root, Holder::Outputs)
 }
 
-fn of_job(job: &JobRecord) -> Vec<Pin> {
+/// Everything that a job needs or left.
+pub(crate) fn of_job(job: &JobRecord) -> Vec<Pin> {
     let reads = if job.state.is_terminal() { Vec::new() } else { of_spec(&job.spec) };
     let told = job.replicas.iter().filter_map(|replica| match &replica.end {
         Some(RankEnd::Told(outcome)) => Some(outcome),

@@ -100,6 +100,7 @@ impl<T> fmt::Debug for Reply<T> {
 #[derive(Debug)]
 enum Request {
     Submit(Submission, Reply<Option<JobId>>),
+    MoveIn { jobs: Vec<JobRecord>, node: NodeId, reply: Reply<Option<JobId>> },
     Cancel { job: JobId, who: String, reply: Reply<Option<JobView>> },
     Hold { job: JobId, held: bool, who: String, reply: Reply<Option<JobView>> },
     Job(JobId, Reply<Option<JobView>>),
@@ -203,6 +204,16 @@ impl Queue {
     /// Puts a job in line; `None` when its name is taken.
     pub(crate) async fn submit(&self, new: Submission) -> Result<Option<JobId>, AskError> {
         self.ask(|reply| Request::Submit(new, reply)).await
+    }
+
+    /// Takes in jobs that a machine brings: all, or none when the name of one is taken, which is returned.
+    pub(crate) async fn move_in(
+        &self,
+        jobs: Vec<JobRecord>,
+        node: &NodeId,
+    ) -> Result<Option<JobId>, AskError> {
+        let node = node.clone();
+        self.ask(|reply| Request::MoveIn { jobs, node, reply }).await
     }
 
     /// Asks for the end of a job; `None` when it is not active.

@@ -119,38 +119,75 @@ impl Registry {
         self.known.read().tokens.values().cloned().collect()
     }
 
-    /// Makes a machine a node with this key; the same key again is the same node, and spends no use of the token.
+    /// Makes a machine a node with this key; the same key again is the same node, and spends no use of the token unless
+    /// the machine may now bring jobs of others than before. `brings`: it has jobs, which the token takes.
     pub(crate) async fn join(
         &self,
         secret: &str,
         node: &NodeId,
         key: &str,
+        brings: bool,
         now: Timestamp,
     ) -> Result<Subject, TokenRefused> {
         let _one = self.changing.lock().await;
-        let mut token = self.find(secret, now)?;
-        if token.user.is_some() {
-            return Err(TokenRefused::Kind);
-        }
+        let mut token = self.join_token(secret, now)?;
         if token.node.as_ref().is_some_and(|only| only != node) {
             return Err(TokenRefused::Node);
         }
         let who = Principal::Node { name: node.clone() };
+        let jobs_of = if brings { token.jobs_of.clone() } else { BTreeMap::new() };
         let old = self.known.read().members.get(node).cloned();
-        match old {
-            Some(old) if old.key == key => {
+        let enrollment = match old {
+            Some(old) if old.key != key => return Err(TokenRefused::NameTaken),
+            Some(old) if !brings || old.jobs_of == jobs_of => {
                 return Subject::new(who, old.enrollment).ok_or(TokenRefused::Chance);
             }
-            Some(_) => return Err(TokenRefused::NameTaken),
-            None => {}
-        }
+            Some(old) => old.enrollment,
+            None => agent_identity::random_name().map_err(|_| TokenRefused::Chance)?,
+        };
         token.uses_left = token.uses_left.checked_sub(1).ok_or(TokenRefused::Used)?;
-        let enrollment = agent_identity::random_name().map_err(|_| TokenRefused::Chance)?;
-        let (key, labels) = (key.to_owned(), token.labels.clone());
-        let member =
-            MemberRecord { node: node.clone(), enrollment: enrollment.clone(), key, labels, joined_at: now };
+        let member = MemberRecord {
+            node: node.clone(),
+            enrollment: enrollment.clone(),
+            key: key.to_owned(),
+            labels: token.labels.clone(),
+            jobs_of,
+            joined_at: now,
+        };
         self.add(vec![Document::Member(member), Document::Token(token)]).await?;
         Subject::new(who, enrollment).ok_or(TokenRefused::Chance)
+    }
+
+    /// Whose jobs a token takes.
+    pub(crate) fn token_takes(
+        &self,
+        secret: &str,
+        now: Timestamp,
+    ) -> Result<BTreeMap<String, UserName>, TokenRefused> {
+        Ok(self.join_token(secret, now)?.jobs_of)
+    }
+
+    /// Whose jobs a machine may bring now.
+    pub(crate) fn takes_jobs_of(&self, node: &NodeId) -> BTreeMap<String, UserName> {
+        self.known.read().members.get(node).map(|member| member.jobs_of.clone()).unwrap_or_default()
+    }
+
+    /// A machine works as a node: it brings no more jobs.
+    pub(crate) async fn settled_in(&self, node: &NodeId) -> Result<(), AskError> {
+        if self.takes_jobs_of(node).is_empty() {
+            return Ok(());
+        }
+        let _one = self.changing.lock().await;
+        let member = self.known.read().members.get(node).cloned();
+        let Some(member) = member else { return Ok(()) };
+        let member = Document::Member(MemberRecord { jobs_of: BTreeMap::new(), ..member });
+        self.known.write().put(member.clone()); // a withdrawal, which takes effect at once
+        self.queue.write(vec![member], Vec::new()).await
+    }
+
+    fn join_token(&self, secret: &str, now: Timestamp) -> Result<TokenRecord, TokenRefused> {
+        let token = self.find(secret, now)?;
+        if token.user.is_some() { Err(TokenRefused::Kind) } else { Ok(token) }
     }
 
     /// The user whose code this is; one use of it is spent.

@@ -311,6 +311,9 @@ pub(crate) struct MemberRecord {
     pub(crate) key: String,
     #[serde(default)]
     pub(crate) labels: BTreeMap<String, String>,
+    /// Whose jobs it may bring, until its first report: names of its own users, and the users here who own them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) jobs_of: BTreeMap<String, UserName>,
     pub(crate) joined_at: Timestamp,
 }
 
@@ -335,6 +338,9 @@ pub(crate) struct TokenRecord {
     /// The only node that it admits; any, if it names none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) node: Option<NodeId>,
+    /// Whose jobs a machine may bring that joins with it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) jobs_of: BTreeMap<String, UserName>,
     pub(crate) uses_left: u32,
     pub(crate) until: Timestamp,
     /// Who made it.

@@ -177,7 +177,8 @@ struct Registrar {
 
 impl Registrar {
     async fn token(&self, labels: HashMap<String, String>) -> Result<v1::CreateTokenResponse, Fault> {
-        let request = v1::CreateTokenRequest { labels, uses: 1, seconds: TOKEN_SECONDS };
+        let request =
+            v1::CreateTokenRequest { labels, uses: 1, seconds: TOKEN_SECONDS, ..Default::default() };
         answer(self.client.identity().create_token(request)).await.map_err(told)
     }
 
@@ -252,7 +253,7 @@ async fn address(client: &Client, to: Option<&Target>, said: Option<&str>) -> Re
         (Some(said), _) => said.trim_end_matches('/').to_owned(),
         (None, Some(Target::Context(context))) => context.credentials.controller.clone(),
         _ => {
-            let request = v1::CreateTokenRequest { labels: HashMap::new(), uses: 1, seconds: 1 };
+            let request = v1::CreateTokenRequest { uses: 1, seconds: 1, ..Default::default() };
             let made = answer(client.identity().create_token(request)).await?;
             answer(client.identity().revoke_token(v1::RevokeTokenRequest { id: made.id })).await?;
             made.address

@@ -161,6 +161,7 @@ const WORKER: &[(&str, Rule)] = &[
     ("FindPeer", Rule::Node),
     ("AdmitPeer", Rule::Node),
     ("ServeSession", Rule::Node),
+    ("MoveJobs", Rule::Node),
 ];
 
 /// Each concerns only the caller's own secrets.

@@ -82,9 +82,15 @@ impl Services {
         let (node, now): (NodeId, _) = (asked.node.parse()?, self.gate.clock.now());
         require_time(asked.clock_ms, now)?;
         let request = read(&asked.request)?;
-        let subject = self.gate.registry.join(&asked.secret, &node, &request.key(), now).await;
-        let subject = subject.map_err(|refused| not_taken(refused, Some(&node)))?;
-        tracing::info!(%node, "joined");
+        let refused = |refused| not_taken(refused, Some(&node));
+        let brings = !asked.jobs.is_empty();
+        if brings {
+            let takes = self.gate.registry.token_takes(&asked.secret, now).map_err(refused)?;
+            self.require_movable(&takes, &asked.jobs).await?;
+        }
+        let subject = self.gate.registry.join(&asked.secret, &node, &request.key(), brings, now).await;
+        let subject = subject.map_err(refused)?;
+        tracing::info!(%node, jobs = asked.jobs.len(), "joined");
         self.sign(&request, &subject)
     }
 
@@ -136,11 +142,18 @@ impl Services {
     ) -> Result<v1::CreateTokenResponse, Refusal> {
         let labels = asked.labels.into_iter().collect();
         check_labels(&labels)?;
+        let jobs_of = self.users_named(asked.jobs_of)?;
+        if !jobs_of.is_empty() && asked.uses > 1 {
+            return Err(Fault::new(Code::RequestInvalid, "a token that takes jobs is for one machine")
+                .fix("make one for each machine")
+                .into());
+        }
         let token = TokenRecord {
             hash: String::new(),
             user: None,
             labels,
             node: None,
+            jobs_of,
             uses_left: asked.uses.max(1),
             until: self.gate.clock.now() + life(asked.seconds),
             by: by.to_string(),
@@ -168,6 +181,7 @@ impl Services {
             user: Some(name),
             labels: Default::default(),
             node: None,
+            jobs_of: BTreeMap::new(),
             uses_left: 1,
             until: now + life(asked.seconds),
             by: by.to_string(),
@@ -339,6 +353,7 @@ impl v1::identity_server::Identity for Services {
             until_ms: token.until.0,
             by: token.by,
             labels: token.labels.into_iter().collect(),
+            jobs_of: token.jobs_of.into_iter().map(|(local, user)| (local, user.into())).collect(),
             user: token.user.map(String::from).unwrap_or_default(),
         };
         let tokens = self.gate.registry.tokens().into_iter().map(info).collect();

@@ -46,10 +46,18 @@ impl Services {
 
     /// Every secret that a job names must exist for its owner before the job counts as submitted.
     pub(super) async fn require_secrets(&self, spec: &JobSpec, owner: &Principal) -> Result<(), Refusal> {
-        let (spec, owner) = (spec.clone(), owner.clone());
-        let look = move |secrets: &Secrets| {
-            spec.secrets.values().try_for_each(|name| secrets.read(&owner, name).map(drop))
-        };
+        self.require_secret_names(spec.secrets.values().cloned().collect(), owner).await
+    }
+
+    /// The same for the names of some.
+    pub(super) async fn require_secret_names(
+        &self,
+        names: Vec<String>,
+        owner: &Principal,
+    ) -> Result<(), Refusal> {
+        let owner = owner.clone();
+        let look =
+            move |secrets: &Secrets| names.iter().try_for_each(|name| secrets.read(&owner, name).map(drop));
         self.with_secrets(look).await
     }
 

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use agent_model::{Code, Epoch, Fault, JobId, ReplicaId};
+use agent_model::{Code, Epoch, Fault, JobId, Principal, ReplicaId};
 use agent_proto::v1;
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
@@ -109,6 +109,14 @@ impl Intake {
         }
     }
 
+    /// The caller is a machine that may bring jobs.
+    fn brings_jobs(&self) -> bool {
+        match self.caller.who() {
+            Principal::Node { name } => !self.services.gate.registry.takes_jobs_of(name).is_empty(),
+            Principal::User { .. } | Principal::Local { .. } => false,
+        }
+    }
+
     async fn log_file(&mut self, replica: &str, channel: &str) -> Result<(Arc<LogFile>, bool), Refusal> {
         let key = (replica.to_owned(), channel.to_owned());
         if let Some(open) = self.log_files.get(&key) {
@@ -122,13 +130,13 @@ impl Intake {
             Standing::Settled => false,
             Standing::Fenced => return Err(no_attempt(&replica).into()),
             Standing::Ahead => return Err(Refusal::Unheard),
-            Standing::Unknown => {
-                let job = self.services.store.job(&replica.job).await?.ok_or(Refusal::Unheard)?;
-                if replica.epoch > job.epoch {
-                    return Err(no_attempt(&replica).into());
-                }
-                false
-            }
+            Standing::Unknown => match self.services.store.job(&replica.job).await? {
+                // A machine that joins with its jobs sends their logs first.
+                None if self.brings_jobs() => true,
+                None => return Err(Refusal::Unheard),
+                Some(job) if replica.epoch > job.epoch => return Err(no_attempt(&replica).into()),
+                Some(_) => false,
+            },
         };
         let log_file = self.services.archive.log_file(&replica, channel).await?;
         if self.log_files.len() >= OPEN_LOG_FILES {

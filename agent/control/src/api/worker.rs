@@ -84,6 +84,7 @@ impl Session {
             // The kernel identifies processes of this machine: there is no copy among them.
             self.speaker = Some(match self.caller.who() {
                 Principal::Node { .. } => {
+                    self.registry.settled_in(&report.node).await.map_err(Refusal::from)?;
                     self.sessions.speak(&report.node, process).await.map_err(Refusal::from)?
                 }
                 Principal::Local { .. } | Principal::User { .. } => self.sessions.take(&report.node, process),
@@ -351,6 +352,17 @@ impl v1::worker_server::Worker for Services {
     ) -> Result<Response<v1::ReadSecretsResponse>, Status> {
         Caller::speaking(&request, &request.get_ref().node)?;
         Ok(Response::new(self.secrets_of(request.into_inner()).await?))
+    }
+
+    async fn move_jobs(
+        &self,
+        request: Request<v1::MoveJobsRequest>,
+    ) -> Result<Response<v1::MoveJobsResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        Caller::speaking(&request, &request.get_ref().node)?;
+        caller.concerns(format!("jobs of node {}", request.get_ref().node));
+        self.take_moved(request.into_inner()).await?;
+        Ok(Response::new(v1::MoveJobsResponse {}))
     }
 
     async fn find_peer(

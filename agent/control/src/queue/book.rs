@@ -19,6 +19,7 @@ mod fleet;
 mod gangs;
 mod jobs;
 mod line;
+mod moving;
 mod nodes;
 mod placing;
 mod pools;
@@ -148,16 +149,21 @@ impl Book {
             #[cfg(test)]
             let job = if broken!(GoNotRecorded) { JobRecord { go: None, ..job } } else { job };
             book.gangs.load(&job, now);
-            job.replicas.iter().for_each(|replica| book.fleet.assign(&replica.node, &job.id));
-            job.replicas.iter().for_each(|replica| book.fleet.note(replica, &job.spec));
-            if job.state == JobState::Queued || job.has_waiting_tasks() {
-                book.line.join(&job);
-            }
+            book.take_place(&job);
             book.jobs.load(job);
         }
         book.claim_indices_again();
         book.await_predecessors_again();
         book
+    }
+
+    /// A job as it is on record takes its place: on its nodes, and in the line.
+    fn take_place(&mut self, job: &JobRecord) {
+        job.replicas.iter().for_each(|replica| self.fleet.assign(&replica.node, &job.id));
+        job.replicas.iter().for_each(|replica| self.fleet.note(replica, &job.spec));
+        if job.state == JobState::Queued || job.has_waiting_tasks() {
+            self.line.join(job);
+        }
     }
 
     /// The same with limits for each user.

@@ -60,6 +60,7 @@ impl Publisher {
         let book = &mut self.book;
         match request {
             Request::Submit(new, reply) => reply.hold(book.submit(new, now)),
+            Request::MoveIn { jobs, node, reply } => reply.hold(book.move_in(jobs, &node, now)),
             Request::Cancel { job, who, reply } => {
                 let known = book.cancel(&job, &who, now);
                 reply.hold(known.and_then(|()| self.view(&job)))

@@ -311,6 +311,16 @@ impl Fleet {
         self.get(id).map_or(self.controller_epoch, |node| node.controller_epoch)
     }
 
+    /// Adds a node that is on its way, and may have jobs before it was ever heard.
+    pub(super) fn expect(&mut self, id: &NodeId, now: Moment) {
+        let epoch = self.controller_epoch;
+        let expected = || {
+            self.unwritten.insert(id.clone());
+            NodeState::unknown(id, epoch, now)
+        };
+        self.nodes.entry(id.clone()).or_insert_with(expected);
+    }
+
     /// Takes in a node's report about itself; `None` when a later report overtook this one.
     pub(super) fn hear(&mut self, report: &Report, now: Moment) -> Option<Heard> {
         let (id, controller_epoch) = (&report.node, self.controller_epoch);
