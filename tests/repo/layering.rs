@@ -87,7 +87,7 @@ const WIRE: &[&str] = &[
     "proto/",
     "agent/control/src/api",
     "agent/control/tests/",
-    "agent/agentd/src/membership.rs",
+    "agent/agentd/src/membership",
     "agent/agentd/src/node_api",
     "agent/agentd/src/worker/reconcile",
     "agent/agentd/src/worker/rendezvous",

@@ -2,6 +2,7 @@
 
 mod calls;
 mod far;
+mod joining;
 mod limits;
 mod networks;
 

@@ -9,7 +9,7 @@
 //! | 1 | joining or leaving was refused; the message says by whom and what to do |
 //! | 64 | the command line is wrong |
 //! | 70 | a bug |
-//! | 74 | the state directory cannot be read or written now; starting again later may help |
+//! | 74 | the state directory cannot be used now, or its jobs cannot be moved; starting again later may help |
 //! | 75 | the state directory is in use |
 //! | 78 | the configuration, or what it points to, cannot be used |
 

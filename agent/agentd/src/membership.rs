@@ -6,6 +6,8 @@
 //! Invariants: the key of a join is on the disk before it is used, so that a lost answer can be requested again; an
 //! identity is removed only when the machine leaves, or replaced by the next one of the same controller.
 
+mod moving;
+
 use std::io::{self, BufRead, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +28,8 @@ use crate::cli::JoinArgs;
 use crate::config::Config;
 use crate::supervisor::{Supervisor, TaskKind};
 use crate::worker::peers::PeerIdentity;
+use moving::Moving;
+pub(crate) use moving::finish as finish_move;
 
 /// The longest a controller may take to answer.
 const CALL: Duration = Duration::from_secs(20);
@@ -206,15 +210,21 @@ pub(crate) async fn join(
         && let Ok(certified) = known.certified()
         && still_member(config, known, &certified, &place, &clock).await?
     {
-        return Ok(format!(
-            "this machine is a node of {} already, as {}",
-            address(&place),
-            name_of(&certified)
-        ));
+        let node =
+            format!("this machine is a node of {} already, as {}", address(&place), name_of(&certified));
+        return Ok(match moving::is_pending(&config.state_dir) {
+            true => format!("{node}; {}", moving::resume(config, known, &clock).await?),
+            false => node,
+        });
     }
-    if !args.lose_jobs {
-        require_no_jobs(config).await?;
-    }
+    let moving = match args.move_jobs || moving::is_pending(&config.state_dir) {
+        true => Some(Moving::plan(config).await?),
+        false if args.lose_jobs => None,
+        false => {
+            require_no_jobs(config).await?;
+            None
+        }
+    };
     let token = read_token(args, token)?;
     let ours = |known: &Credentials| {
         known
@@ -237,19 +247,47 @@ pub(crate) async fn join(
         secret: token.secret(),
         request: key.request().map_err(|error| unusable(&error))?,
         clock_ms: clock.now().0,
-        jobs: Vec::new(),
+        jobs: moving.as_ref().map(Moving::announced).unwrap_or_default(),
     };
     let channel = transport::dial(transport::endpoint(), Way::Tls(dialer));
     let answer = within(IdentityClient::new(channel).join(request)).await?;
     let credentials = Credentials::new(&address(&place), &authority, &answer.certificate, &key);
-    credentials.write(&path).map_err(|error| unusable(&error))?;
-    let _ = std::fs::remove_file(pending(&config.state_dir)); // it is in the identity now
-    Ok(format!("joined {} as {}; from now on `agentd run` is its node", address(&place), answer.name))
+    let moved = become_node(config, &credentials, moving, &clock).await?;
+    let joined = format!("joined {} as {}", address(&place), answer.name);
+    let moved = moved.map(|moved| format!("; {moved}")).unwrap_or_default();
+    Ok(format!("{joined}{moved}; from now on `agentd run` is its node"))
+}
+
+/// Writes the identity, and moves the jobs that the machine brings.
+async fn become_node(
+    config: &Config,
+    credentials: &Credentials,
+    moving: Option<Moving>,
+    clock: &Arc<dyn Clock>,
+) -> Result<Option<moving::Moved>, Fault> {
+    let write = || {
+        let path = file(&config.state_dir);
+        credentials.write(&path).map_err(|error| {
+            Fault::new(Code::StateUnusable, format!("cannot write {}", path.display())).because(&error)
+        })?;
+        let _ = std::fs::remove_file(pending(&config.state_dir)); // it is in the identity now
+        Ok(())
+    };
+    match moving {
+        Some(moving) => moving.carry_out(config, credentials, write, clock).await.map(Some),
+        None => {
+            moving::forget(&config.state_dir)?;
+            write().map(|()| None)
+        }
+    }
 }
 
 /// Forgets the controller; the data of jobs stays on this machine.
 pub(crate) fn leave(config: &Config) -> Result<String, Fault> {
     let path = file(&config.state_dir);
+    if moving::is_pending(&config.state_dir) {
+        return Err(moving::unfinished(&config.state_dir));
+    }
     match std::fs::remove_file(&path) {
         Ok(()) => {
             let _ = std::fs::remove_file(pending(&config.state_dir));
@@ -286,7 +324,7 @@ fn require_node(config: &Config, args: &JoinArgs) -> Result<(), Fault> {
 /// Fails if the machine's own controller has jobs that have not ended: as a node it has no controller of its own, and
 /// nobody would run those that wait.
 async fn require_no_jobs(config: &Config) -> Result<(), Fault> {
-    let all_the_same = "or join all the same, with `--lose-jobs`: then those that wait are not run";
+    let all_the_same = "or join with them: `--move-jobs`; or without those that wait: `--lose-jobs`";
     let jobs = agent_control::unfinished_jobs(&config.state_dir).await.map_err(|error| {
         Fault::new(Code::StateUnusable, "cannot tell whether this machine has jobs of its own")
             .because(&error)

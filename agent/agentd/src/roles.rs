@@ -134,6 +134,9 @@ pub(crate) enum StartError {
     Boot(#[source] agent_node::BootIdError),
     #[error("cannot remember jobs")]
     Journal(#[source] crate::worker::journal::JournalError),
+    /// The machine joined with its jobs, and they are not all at the controller yet.
+    #[error("cannot move the jobs of this machine to its controller: {0}")]
+    Move(Fault),
     #[error("cannot take up the jobs of an earlier run")]
     Recover(#[source] recover::RecoverError),
 }
@@ -146,6 +149,7 @@ impl StartError {
         let fault = Fault::new(code, "agentd cannot start").because(self);
         match self {
             StartError::InUse { .. } => fault.fix("use that daemon, stop it, or give another --state-dir"),
+            StartError::Move(cause) => cause.clone(),
             StartError::Shim(_) => fault.fix("install `agent-shim` beside `agentd`"),
             StartError::State { .. } | StartError::Listen { .. } => {
                 fault.fix("check its owner and permissions, or configure another place; `agentd show-config` says where it comes from")
@@ -207,6 +211,7 @@ pub(crate) async fn start(
     let lock = take_state(&config).await?;
     let disk = DiskKeeper::open(&config.state_dir, config.disk_reserve);
     let clock = config.clock();
+    membership::finish_move(&config, &clock).await.map_err(StartError::Move)?;
     let path = membership::file(&config.state_dir);
     let uplink = Uplink::new(&config, &clock).map_err(|source| StartError::State { path, source })?;
     let blobs = blobs::start(&config, supervisor, &clock, &uplink).await?;

@@ -74,6 +74,17 @@ fn call(channel: &Channel, path: &str, job: &str) -> Result<(), Status> {
     })
 }
 
+/// What a node of this identity is told that brings a job.
+pub(super) fn bring(site: &Site, identity: &Path, node: &str) -> Status {
+    let place = site.controller.state().join("controller/authority.json");
+    let authority = Authority::open(&place, SystemClock.now()).unwrap();
+    let held = Credentials::read(identity).unwrap().unwrap();
+    let mut worker = v1::worker_client::WorkerClient::new(channel(site, &authority, Some(&held)));
+    let job = v1::MovedJob { owner: "root".into(), record: b"{}".to_vec() };
+    let request = v1::MoveJobsRequest { node: node.into(), jobs: vec![job] };
+    runtime().block_on(worker.move_jobs(request)).unwrap_err()
+}
+
 /// The controller said no, or did not even shake hands.
 fn is_refused(called: &Result<(), Status>) -> bool {
     called.as_ref().is_err_and(|status| {
@@ -148,7 +159,9 @@ fn try_members(site: &Site, authority: &Authority, held: &[Credentials; 3], job:
         }
         tried += 3;
     }
-    for name in ["ReportOutcome", "ReportOutputs", "ReadSecrets", "FindPeer", "AdmitPeer", "ServeSession"] {
+    for name in
+        ["ReportOutcome", "ReportOutputs", "ReadSecrets", "FindPeer", "AdmitPeer", "ServeSession", "MoveJobs"]
+    {
         let as_another = call(&node, &format!("/agent.v1.Worker/{name}"), "n1");
         assert!(denied(&as_another), "{name} by a node that speaks for another: {as_another:?}");
         tried += 1;
