@@ -13,7 +13,6 @@ description: |
   lines
 experiment_name: diabetes
 tags: {team: vision, year: 2024}
-properties: {a: b}
 command: >-
   python train.py --lr ${{inputs.lr}} --data ${{inputs.data}}
   --flag ${{ inputs.flag }} --out ${{outputs.model}}
@@ -181,6 +180,19 @@ fn test_what_has_no_effect_is_a_warning_with_its_place() {
             "line 5, column 1: `foo` is not known and has no effect",
         ]
     );
+}
+
+#[test]
+fn test_what_a_script_could_count_on_is_a_warning_that_says_why_it_has_no_effect() {
+    for (key, why) in [
+        ("properties: {a: b}", "`properties` has no effect: only `tags` are kept"),
+        ("parent_job_name: other", "`parent_job_name` has no effect: a job is never part of another"),
+        ("identity: {type: user_identity}", "`identity` has no effect: a job has no identity of the cloud"),
+        ("inputs: {d: {path: d, path_on_compute: /d}}", "`inputs.d.path_on_compute` has no effect: its path"),
+    ] {
+        let warnings = command_job(&format!("command: x\n{key}\n"), &[]).unwrap().warnings;
+        assert!(matches!(&*warnings, [warning] if warning.message.starts_with(why)), "{key}: {warnings:?}");
+    }
 }
 
 #[test]
