@@ -585,9 +585,12 @@ fn or_none(text: &str) -> &str {
     if text.is_empty() { "none" } else { text }
 }
 
+/// Without quotes, because the words may be only a part of what these enclose.
 fn first_words(command: &str) -> String {
     let words: Vec<&str> = command.split_whitespace().take(2).collect();
-    words.join(" ").chars().take(60).collect()
+    let plain = words.join(" ").replace(['"', '\''], "");
+    let title = if plain.trim().is_empty() { words.join(" ") } else { plain };
+    title.chars().take(60).collect()
 }
 
 #[cfg(test)]

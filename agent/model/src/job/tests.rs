@@ -25,6 +25,13 @@ fn test_defaults_are_filled_in() {
 }
 
 #[test]
+fn test_a_title_of_words_has_no_half_of_a_quoted_text() {
+    for (command, title) in [("echo \"hello world\"", "echo hello"), ("'a b' c", "a b"), ("''", "''")] {
+        assert_eq!(draft(command).validate().unwrap().display_name, title);
+    }
+}
+
+#[test]
 fn test_command_that_no_shell_can_run_is_refused() {
     for command in ["", " \n\t", "a\0b", &"x".repeat(MAX_COMMAND + 1)] {
         refused(draft(command));
