@@ -117,7 +117,7 @@ fn starter(
 /// An argument as a word of a shell's line that becomes the same argument, with its variables replaced.
 fn quote(word: &str, data: &Data, place: Place) -> Result<String, Rejection> {
     let Some(name) = word.strip_prefix(DATA_ARGUMENT) else { return Ok(shell_word(word)) };
-    match data.knows(name) {
+    match data.names(name) {
         true => Ok(format!("\"${{{{inputs.{name}}}}}\"")),
         false => {
             Err(Rejection::invalid(place, format!("an argument is `{word}`, and `data` has no `{name}`"))

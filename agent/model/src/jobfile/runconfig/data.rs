@@ -1,6 +1,6 @@
 //! The data of a run configuration: `data`, and the older `dataReferences`. Both become inputs of the job.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::job::Input;
 use crate::jobfile::command_job::{InputRef, ReadInput, read_path};
@@ -15,6 +15,8 @@ pub(super) struct Data {
     pub(super) ready: BTreeMap<String, Input>,
     /// Variables, each with the input whose path it holds.
     pub(super) variables: Vec<(String, String)>,
+    /// All that the file has under `data`, also what cannot be used.
+    named: BTreeSet<String>,
 }
 
 /// Reads both sections.
@@ -23,6 +25,7 @@ pub(super) fn data(top: &mut Section, warnings: &mut Vec<Warning>, wrong: &mut M
     for (kind, read) in [("data", read_data as Read), ("dataReferences", read_reference)] {
         let entries = wrong.note(top.section(kind)).map(Section::into_entries).unwrap_or_default();
         for (key, node) in entries {
+            data.named.insert(key.text.clone());
             wrong.note(read(key, node, &mut data, warnings));
         }
     }
@@ -136,8 +139,13 @@ impl Data {
         Ok(())
     }
 
-    /// Whether there is data of this name.
-    pub(super) fn knows(&self, name: &str) -> bool {
+    /// Whether the file has data of this name; what is wrong with it is told where it stands.
+    pub(super) fn names(&self, name: &str) -> bool {
+        self.named.contains(name)
+    }
+
+    /// Whether there is data of this name that can be used.
+    fn knows(&self, name: &str) -> bool {
         self.ready.contains_key(name) || self.inputs.iter().any(|input| input.name == name)
     }
 

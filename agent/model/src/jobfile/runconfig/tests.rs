@@ -73,6 +73,9 @@ fn test_data_reaches_the_script_as_an_argument_and_as_variables() {
     assert_eq!(job.draft.distribution, None);
     let text = "script: t.py\narguments: ['DatasetConsumptionConfig:x']\nenvironment: {name: e}\n";
     assert!(refused(text).what.contains("`data` has no `x`"));
+    let by_id = format!("{text}data: {{x: {{dataLocation: {{dataset: {{id: 1}}}}}}}}\n");
+    let fault = refused(&by_id);
+    assert!(fault.what.contains("by its id") && fault.why.is_empty(), "{fault:?}");
     let url = "script: t.py\nenvironment: {name: e}\ndata: {d: {mechanism: direct, dataLocation: {uri: {path: 'https://h/x'}}}}\n";
     assert_eq!(of(url).draft.inputs["d"], Input::Literal("https://h/x".into()));
 }
